@@ -76,7 +76,11 @@ def run(name, method, start, seed, root):
         if start == "coded" and method == "Cyclic":
             settings = expand.load(path, words).settings({"method": method, "seed": str(seed)})
             rounds = turns(SITES[name], settings.rounds, seed)
-            words += [f"rounds={rounds}", f"data.partition.only=[{FIRST[name]}]", "cohort={fraction: 1, draw: uniform}"]
+            words += [
+                f"rounds={rounds}",
+                f"data.partition.only=[{FIRST[name]}]",
+                "cohort={fraction: 1, sampling: uniform}",
+            ]
         asked = expand.load(path, words)
         settings = asked.settings({"method": method, "seed": str(seed)})
         made = build.experiment(settings, build_data.partitioned(settings), torch.device("cpu"))

@@ -1,6 +1,6 @@
 """Measure the cost of a client in runs with many clients and small models.   python benchmarks/small.py
 
-fedmpi trains clients one by one, and with compute.pack: auto.
+fedmpi trains clients one by one, and with compute.clients_per_pass: auto.
 
 1,000 clients with 30 samples of 28x28 pixels, 100 per round, batches of 10, one local epoch (3 steps), SGD; softmax
 regression and a multilayer perceptron. The loop by hand, for each client: copy w into the model, read all samples at
@@ -37,7 +37,7 @@ def settings(model, rounds):
             "train": {"batch_size": BATCH, "lr": LR, "momentum": 0.0},
             "cohort": {"fraction": COHORT / CLIENTS},
             "evaluate": {"protocol": ["global"], "every": 10**6},
-            "compute": {"pack": "auto"},
+            "compute": {"clients_per_pass": "auto"},
         }
     )
 

@@ -3,10 +3,11 @@
     python benchmarks/states.py [--clients 10000] [--cohort 500] [--rounds 12] [--cap 0.05]
 
 Softmax regression on 28x28 pixels (7,850 parameters, 31 kB of state per client), 2 samples per client, one step. Each
-side is a process of its own: a complete `fedmpi.run` with state.memory: --cap (GiB), which writes a checkpoint per
-round; the same without a limit; and a loop by hand with the clients' rows in one memory-mapped file, which writes no
-checkpoint and cannot be resumed after a crash. Seconds are medians of a round. Memory is the increase of the process's
-peak (VmHWM) since before it had model and data (63 MB); pages of the mapped file count while they are in memory.
+side is a process of its own: a complete `fedmpi.run` with client_state.max_gib: --cap (GiB), which writes a checkpoint
+per round; the same without a limit; and a loop by hand with the clients' rows in one memory-mapped file, which writes
+no checkpoint and cannot be resumed after a crash. Seconds are medians of a round. Memory is the increase of the
+process's peak (VmHWM) since before it had model and data (63 MB); pages of the mapped file count while they are in
+memory.
 """
 
 import argparse
@@ -58,7 +59,7 @@ def by_fedmpi(asked, folder, cap):
         "train": {"batch_size": "full", "lr": LR, "momentum": 0.0},
         "cohort": {"fraction": asked.cohort / asked.clients},
         "evaluate": {"every": 10**6},
-        "state": {"memory": cap},
+        "client_state": {"max_gib": cap},
     }
     fedmpi.run(Settings.model_validate(tree))
     rows = (folder / "run" / "metrics.jsonl").read_text().splitlines()

@@ -74,7 +74,7 @@ Autograd is enabled in every hook, also on the server. Arguments do not require 
 `client.frozen`, `client.mean_loss`, `client.passes` and the function that `predict` returns compute no gradient. In
 `loss` and `regularizer`, client.w is a leaf that requires one, so terms of the weights contribute to the step.
 
-Hooks of clients may be called under `torch.vmap` for several clients at once (`compute.pack`):
+Hooks of clients may be called under `torch.vmap` for several clients at once (`compute.clients_per_pass`):
 [packing.md](packing.md)."""
 ORDER = {
     "Once": ("prepare", "travels"),
@@ -93,7 +93,7 @@ FILES = (
     (
         "`state/000003.000012.safetensors`",
         "`row` of client 3 after round 12, flat: its own parts of w and b, if some are not sent; then the slots "
-        "of client_state in the order of their declaration; then the state of `train.keep_optim`",
+        "of client_state in the order of their declaration; then the state of `train.persist_optimizer`",
     ),
     (
         "`partition.npz`",

@@ -25,10 +25,10 @@ from fedmpi.runtime.execute import set_numerics
 
 
 def wire(form):
-    return {"comm": {"wire": form}}
+    return {"comm": {"compression": form}}
 
 
-ADAMW = {"optim": "adamw", "momentum": None, "lr": 0.003, "steps": 3, "clip_norm": 1.0, "keep_optim": True}
+ADAMW = {"optim": "adamw", "momentum": None, "lr": 0.003, "steps": 3, "clip_norm": 1.0, "persist_optimizer": True}
 DILOCO = {"train": ADAMW, "server": {"optim": "momentum", "nesterov": True, "lr": 0.7}}
 PERSONAL = "fedatom_personal"
 TABLE_4 = ROOT / "configs/papers/fedsol_table4.py"
@@ -46,15 +46,15 @@ VARIANTS = {
     "fedproto with weights": ("fedproto", "norm", {"options": {"share_weights": True}}),
     "fedavg, adam": ("fedavg", "mlp", {"server": {"optim": "adam", "lr": 0.01}}),
     "fedavg, adamw kept, then nesterov": ("fedavg", "norm", DILOCO),
-    "fedavg, sgd kept": ("fedavg", "mlp", {"train": {"keep_optim": True}}),
+    "fedavg, sgd kept": ("fedavg", "mlp", {"train": {"persist_optimizer": True}}),
     "fedrep, adamw kept": ("fedrep", "mlp", {"train": {**ADAMW, "steps": None, "epochs": 1}}),
     "fedavg, the best model": ("fedavg", "norm", BEST),
     "fedper, the best model": ("fedper", "norm", BEST),
     "scaffold, pinned": ("scaffold", "mlp", {"cohort": {"placement": "pinned"}}),
     "scaffold, more ranks than clients in a round": ("scaffold", "mlp", {"cohort": {"fraction": 0.2}}),
     "fedavg, statistics over all batches": ("fedavg", "norm", {"model": {"name": "helpers:cumulative_net"}}),
-    "ditto, rank 0 trains": ("ditto", "norm", {"server": {"trains": True}}),
-    "fedpac, rank 0 trains": ("fedpac", "mlp", {"server": {"trains": True}, "train": {"batch_size": "full"}}),
+    "ditto, rank 0 trains": ("ditto", "norm", {"server": {"trains_clients": True}}),
+    "fedpac, rank 0 trains": ("fedpac", "mlp", {"server": {"trains_clients": True}, "train": {"batch_size": "full"}}),
     "fedgh, hierarchical": ("fedgh", "norm", {"options": {"variant": "hierarchical"}}),
     "perfedavg, exact": ("perfedavg", "norm", {"options": {"variant": "exact"}, "train": {"batch_size": 4}}),
     "fedbabu, fine-tuned": ("fedbabu", "norm", {"evaluate": {"protocol": ["personal", "ft(1)"]}}),

@@ -27,7 +27,7 @@ CONFIG = {
 PARTIAL = CONFIG | {  # a part of the clients per round, some with their state on disk
     "data": {"source": "digits", "partition": {"scheme": "dirichlet", "clients": 6, "alpha": 0.3}},
     "cohort": {"fraction": 0.5},
-    "state": {"memory": 0.0005},  # two or three of the six rows
+    "client_state": {"max_gib": 0.0005},  # two or three of the six rows
 }
 
 

@@ -87,7 +87,7 @@ def what_users_start(device: str, folder: Path) -> Iterator[Part]:
     fedavg = "method={name: fedavg}"
     yield run("bf16", "compute.precision=bf16")
     yield run("lstm", *write_texts(folder), "model={name: char_lstm}", fedavg, "train.epochs=null", "train.steps=10")
-    yield run("pack", "compute.pack=4", fedavg)
+    yield run("pack", "compute.clients_per_pass=4", fedavg)
     every = "losses, drift, knowledge, contribution, features, orthogonality, layers"
     yield run("analysis", f"analysis=[{every}]")
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--max-restarts", "0")

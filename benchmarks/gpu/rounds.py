@@ -5,8 +5,8 @@ cnn       100 clients of 600 grey 28x28 images, 10 per round, the 1.66 M-paramet
 cifar10   pfl-research's configuration (its benchmarks/image_classification/configs/baseline.yaml): 1,000 users of 50
           colour 32x32 images, cohort 50, two 3x3 convolutions, pooling, dropout, 128 units, 1.63 M parameters, batch
           10, one local epoch, SGD without momentum, uniform weights; no evaluation
-packed    1,000 clients of 30 images, 100 per round, softmax regression, batches of 10: fedmpi with compute.pack: 32
-          compared with fedmpi training one client after another
+packed    1,000 clients of 30 images, 100 per round, softmax regression, batches of 10: fedmpi with
+          compute.clients_per_pass: 32 compared with fedmpi training one client after another
 profile   only if named: ten steps of one client of the CNN by operation, and how often the host waited for the device
 The loop by hand, for each client: copy w into the model, make the steps with torch's fused kernel on the model's own
 parameters, add the difference to a sum. All images are on the device. Both run in turn in one process; results are
@@ -170,7 +170,7 @@ def packed(device, rounds, share):
     data = split(Dataset(x, y, x[:100], y[:100], classes=10), "iid", clients, 0, "global")
     for pack in (32, 1):
         tree = settings(rounds + 1, True, "logistic", clients).model_dump(mode="json")
-        tree["compute"]["pack"], tree["train"]["batch_size"], tree["train"]["momentum"] = pack, 10, 0.0
+        tree["compute"]["clients_per_pass"], tree["train"]["batch_size"], tree["train"]["momentum"] = pack, 10, 0.0
         made = build.experiment(Settings.model_validate(tree), data, device)
         fed, t = build.federation(made, Solo(device), lambda: False), count()
         sides[pack] = partial(lambda fed, t: (one_round(fed, next(t)), wait(device))[1], fed, t)

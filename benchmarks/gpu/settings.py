@@ -41,8 +41,8 @@ GRAPHS, ONE_BY_ONE = {"compute": {"graphs": True}}, {"compute": {"graphs": False
 SETTINGS = {
     "graphs, mlp": Setting("mlp", (1, 28, 28), 300, 10, GRAPHS, ONE_BY_ONE),
     "graphs, mcmahan_cnn": Setting("mcmahan_cnn", (1, 28, 28), 300, 10, GRAPHS, ONE_BY_ONE),
-    "pack, mlp": Setting("mlp", (1, 28, 28), 300, 10, {"compute": {"pack": 10}}),
-    "pack, lenet5": Setting("lenet5", (3, 32, 32), 300, 10, {"compute": {"pack": 10}}),
+    "pack, mlp": Setting("mlp", (1, 28, 28), 300, 10, {"compute": {"clients_per_pass": 10}}),
+    "pack, lenet5": Setting("lenet5", (3, 32, 32), 300, 10, {"compute": {"clients_per_pass": 10}}),
     "tf32, mlp": Setting("mlp", (1, 28, 28), 300, 10, {"compute": {"tf32": True}}),
     "tf32, resnet18": Setting("resnet18", (3, 32, 32), 500, 50, {"compute": {"tf32": True}}),
     "cudnn_benchmark, resnet18": Setting("resnet18", (3, 32, 32), 500, 50, {"compute": {"cudnn_benchmark": True}}),

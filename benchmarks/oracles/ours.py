@@ -59,7 +59,7 @@ def settings(changes: dict[str, Any]) -> Settings:
         "train": {"batch_size": 10, "epochs": 2, "lr": 0.1, "momentum": 0.0},
         "cohort": {"fraction": 0.6},
         "evaluate": {"every": 10**6},
-        "compute": {"pack": 1},
+        "compute": {"clients_per_pass": 1},
     }
     for key, value in changes.items():
         *path, last = key.split(".")

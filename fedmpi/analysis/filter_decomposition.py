@@ -220,7 +220,7 @@ def measure_virtual(made: Experiment, say: Callable[[str], None] = lambda text: 
         raise UserError("data.silos: there is no global test set to judge the models by; `virtual` needs one")
     fed = build.federation(made, Solo(made.model.w.device), lambda: False)
     t = next((t for t in range(s.rounds, 2 * s.rounds + 1) if COEF in made.messages.groups(t)), s.rounds)
-    members = scheduler.draw_cohort(s.seed, t, made.data.clients, s.cohort.fraction, s.cohort.draw, s.cohort.size)
+    members = scheduler.draw_cohort(s.seed, t, made.data.clients, s.cohort.fraction, s.cohort.sampling, s.cohort.size)
     say(f"round {t}: {len(members)} clients train, then {len(members) ** 2 + 1} models are evaluated")
     local = local_models(fed, trainer, members, t)
     w, b = linear.combine(local.w, local.p), linear.combine(local.b, local.p)

@@ -26,6 +26,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.registry import is_file
 from fedmpi.common.text import control_character, shorten, show, suggest_key
 from fedmpi.common.type_descriptions import describe_value, not_allowed
+from fedmpi.config import renamed
 from fedmpi.config.field_types import OpenSection, ShortSection
 from fedmpi.config.schema import Settings, section
 from fedmpi.config.yaml_source import Document, read, read_value
@@ -82,11 +83,16 @@ def settings(layers: Sequence[Document], path: Path) -> Settings:
         result = Settings.model_validate_json(json.dumps(document.data), strict=True)
     except ValidationError as error:
         document.problems += complaints(error, document, str(path))
-    if document.problems:
-        lines = list(dict.fromkeys(document.problems))  # a base file that is named twice would repeat its mistakes
-        raise UserError("\n  ".join([f"{len(lines)} mistakes in the config", *lines] if len(lines) > 1 else lines))
+    check_problems(document)
     result._origins.update(document.origins)
     return result
+
+
+def check_problems(document: Document) -> None:
+    """Raise UserError with all problems of a document, if there are any."""
+    lines = list(dict.fromkeys(document.problems))  # a base file that is named twice would repeat its mistakes
+    if lines:
+        raise UserError("\n  ".join([f"{len(lines)} mistakes in the config", *lines] if len(lines) > 1 else lines))
 
 
 def files(path: Path, moved: Mapping[str, str] | None = None, around: tuple[str, ...] = ()) -> Document:
@@ -100,6 +106,7 @@ def files(path: Path, moved: Mapping[str, str] | None = None, around: tuple[str,
     if place in around:
         raise UserError(f"base files form a circle: {' -> '.join([*around[around.index(place) :], place])}")
     own = read(path)
+    renamed.use_new_names(own)
     bases, origin = own.data.pop("base", []), own.origins.pop("base", "")
     own.data = _map_texts(own.data, lambda text: moved.get(text, text)) if moved else own.data
     _anchor_document(own, path.parent)
@@ -170,7 +177,9 @@ def _override(key: str, value: str, origin: str) -> Document:
         quoted = f"; a text can be put in quotes: '{key}={json.dumps(value)}'" if value[:1] not in "[{" else ""
         return Document(problems=[f"{error}{quoted}"])
     above = nested(key, tree, origin)
-    return replace(one, data=above.data, origins=above.origins | one.origins)
+    override = replace(one, data=above.data, origins=above.origins | one.origins)
+    renamed.use_new_names(override)
+    return override
 
 
 def merge(low: Document, high: Document) -> Document:

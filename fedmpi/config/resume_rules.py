@@ -15,7 +15,7 @@ MAY_CHANGE = (
     "checkpoint.",
     "evaluate.best.patience",
     "faults.on_lost_rank",
-    "state.",
+    "client_state.",
     "comm.backend",
     "comm.start_timeout_s",
     "comm.round_timeout_s",
@@ -26,10 +26,11 @@ MAY_CHANGE = (
     "track",
     "callbacks",
     "server.placement",
-    "server.trains",
+    "server.trains_clients",
     "compute.device",
 )
-IN_GROUPS = ("state.memory", "cohort.placement", "server.trains")  # influence which clients are trained at once
+# Keys that influence which clients are trained at once.
+IN_GROUPS = ("client_state.max_gib", "cohort.placement", "server.trains_clients")
 
 
 def depends_on_rounds(settings: Settings) -> str:
@@ -42,11 +43,11 @@ def depends_on_rounds(settings: Settings) -> str:
 def may_change(key: str, settings: Settings) -> bool:
     """Return whether a setting may change when a run is resumed.
 
-    If compute.pack is not 1, keys that influence which clients are trained at once may not change.
+    If compute.clients_per_pass is not 1, keys that influence which clients are trained at once may not change.
     """
     if key == "rounds" and depends_on_rounds(settings):
         return False
-    return key.startswith(MAY_CHANGE) and not (settings.compute.pack != 1 and key in IN_GROUPS)
+    return key.startswith(MAY_CHANGE) and not (settings.compute.clients_per_pass != 1 and key in IN_GROUPS)
 
 
 PLACE = re.compile(r"""(['"])/(?:.*/)?([^/]+)\1""")  # a path of a file in identity.json

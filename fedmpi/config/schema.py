@@ -49,7 +49,7 @@ class CommSettings(Section):
     interface: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)] | None = None
     start_timeout_s: Seconds = 300  # how long ranks wait for all ranks to connect
     round_timeout_s: Seconds = 1800  # how long a rank waits for a message during a round
-    wire: Literal["fp32", "bf16", "fp16", "int8"] = "fp32"  # number format of uploads (docs/wire.md)
+    compression: Literal["fp32", "bf16", "fp16", "int8"] = "fp32"  # number format of uploads (docs/compression.md)
 
 
 class FaultSettings(Section):
@@ -86,7 +86,7 @@ class ComputeSettings(Section):
     deterministic: bool = False  # on GPUs: use deterministic kernels only
     # number of clients that a rank trains at once, if method and model support it; auto: the fastest number. It changes
     # the last bits of uploads (docs/packing.md)
-    pack: Annotated[int, Field(ge=1, le=100_000)] | Literal["auto"] = 1
+    clients_per_pass: Annotated[int, Field(ge=1, le=100_000)] | Literal["auto"] = 1
     threads: Count = 1  # of each rank, at most the number of cores; they change the last bits of sums
 
 
@@ -104,9 +104,9 @@ class RecordSettings(Section):
     updates: Literal[False, "norms", "gram"] = "norms"
 
 
-class StateSettings(Section):
+class ClientStateSettings(Section):
     # GiB of client state that a rank holds in memory; the rest is in files; null: all in memory
-    memory: Annotated[float, Field(gt=0)] | None = None
+    max_gib: Annotated[float, Field(gt=0)] | None = None
 
 
 class Settings(Section):
@@ -137,7 +137,7 @@ class Settings(Section):
     compute: ComputeSettings = ComputeSettings()  # devices, precision, speed
     faults: FaultSettings = FaultSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()  # checkpoints and resuming
-    state: StateSettings = StateSettings()  # storage of client state
+    client_state: ClientStateSettings = ClientStateSettings()  # storage of client state
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
     _began_in: str = PrivateAttr("")  # the working directory in which the run began

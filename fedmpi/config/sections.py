@@ -157,7 +157,8 @@ class TrainSettings(EitherSection):
     decay: Annotated[float, Field(gt=0, le=1)] | None = None
     warmup_rounds: Rounds = 0  # number of rounds in which lr rises linearly from 0
     drop_last: bool = False  # leave out the last batch of an epoch if it is smaller
-    keep_optim: bool = False  # store the optimiser's state (velocities, moments) of each client between its rounds
+    # store the optimiser's state (velocities, moments) of each client between its rounds
+    persist_optimizer: bool = False
 
     @model_validator(mode="before")
     @classmethod
@@ -173,9 +174,9 @@ class TrainSettings(EitherSection):
     def _check(self) -> TrainSettings:
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov: true needs momentum > 0; set nesterov to false, or momentum")
-        if self.keep_optim and self.optim == "sgd" and not self.momentum:
+        if self.persist_optimizer and self.optim == "sgd" and not self.momentum:
             raise ValueError(
-                "keep_optim: true has no effect with sgd and momentum: 0, which keep nothing; leave it out"
+                "persist_optimizer: true has no effect with sgd and momentum: 0, which keep nothing; leave it out"
             )
         return self
 
@@ -185,9 +186,9 @@ class CohortSettings(EitherSection):
     # share of the clients that is drawn each round, rounded down, at least one; null if `size` is given
     fraction: Annotated[float, Field(gt=0, le=1)] | None = 1.0
     size: Count | None = None  # number of clients that are drawn each round, in place of fraction
-    # how clients are drawn. cycles: every client once before one is drawn again; with fraction 1 / N the model passes
+    # how clients are drawn. cyclic: every client once before one is drawn again; with fraction 1 / N the model passes
     # from client to client
-    draw: Literal["uniform", "cycles"] = "uniform"
+    sampling: Literal["uniform", "cyclic"] = "uniform"
     placement: Literal["balanced", "pinned"] = "balanced"  # ranks of the clients; balanced: by measured time
     weighting: Literal["samples", "uniform"] = "samples"  # weights p_k in the aggregate: by training samples, or equal
 
@@ -224,7 +225,7 @@ class ServerSettings(Section):
     eps: Annotated[float, Field(gt=0, le=1)] = (
         1e-3  # of adam, yogi and adagrad: added to the square root (tau in Reddi et al. 2021)
     )
-    trains: bool = False  # whether rank 0 trains clients, too
+    trains_clients: bool = False  # whether rank 0 trains clients, too
     placement: Literal["root", "sharded"] = "root"  # uploads are held by rank 0, or each rank holds some columns
     # for methods that use only means of uploads: rank 0 adds up all rows, or each rank first those of its clients (with
     # the same bits for any number of ranks)

@@ -80,7 +80,7 @@ def _memory(experiment: build.Experiment, ranks: int) -> dict[str, dict[str, Par
         {(place, "model"): needs["a training rank"] - trainer_rows - state, (carried, "rows"): trainer_rows}
     )
     trainer += Counter({(place, "state"): state, (place, "step"): 2 * experiment.net.activation_bytes() * batch})
-    if ranks == 1 or s.server.trains:  # rank 0 trains, too
+    if ranks == 1 or s.server.trains_clients:  # rank 0 trains, too
         root += trainer
     by_rank = {"rank 0": both + root} | ({} if ranks == 1 else {"a training rank": both + trainer})
     sums: dict[str, dict[str, Parts]] = {}

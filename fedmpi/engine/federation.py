@@ -3,8 +3,8 @@
     for t in 0 .. T-1
         S_t = cohort(seed, t)                               the same on every rank, without a message
         rank 0 broadcasts  command, w, declared server state
-        rank r             trains its clients of S_t (several at once if compute.pack says so), and contributes
-                           their uploads: as rows, or as sums of rows (transport/gather.py)
+        rank r             trains its clients of S_t (several at once if compute.clients_per_pass says so), and
+                           contributes their uploads: as rows, or as sums of rows (transport/gather.py)
         rank 0             w <- server_optim(w, direction(uploads))
 
 Round t - 1 is reported at the beginning of round t: rank 0 alone evaluates the global model while the others train. If
@@ -186,7 +186,7 @@ class Federation:
     def train_clients(
         self, clients: Sequence[int], t: int, downloads: Mapping[int, Tensor], gather: UploadGather
     ) -> None:
-        """Train clients of this rank, several at once if compute.pack says so, and send their uploads."""
+        """Train clients of this rank, several at once if compute.clients_per_pass says so, and send their uploads."""
         span, alone = self.timeline.span, len(clients) == 1
         for client in clients if self.states.keeps_undo else ():
             self.states.remember(client)

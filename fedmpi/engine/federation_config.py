@@ -21,7 +21,7 @@ class FederationConfig:
     learning_rate: Callable[[int], float]  # of clients: round -> eta_t
     fraction: float | None = 1.0  # share of the clients in a cohort
     members: int | None = None  # number of clients in a cohort, in place of fraction
-    sampling: str = "uniform"  # uniform | cycles: how cohorts are drawn
+    sampling: str = "uniform"  # uniform | cyclic: how cohorts are drawn
     placement: str = "balanced"  # balanced | pinned: how clients are assigned to ranks
     measures_speed: bool = True  # balance clients by measured seconds; otherwise by their numbers of samples
     weighting: str = "samples"  # samples | uniform: weights of clients in the aggregate

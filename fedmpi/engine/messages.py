@@ -7,7 +7,7 @@
 
 Entries have the model's type. The names of the engine's own fields begin with an underscore. The layout groups of w and
 of the buffers that a message contains depend on the round (`Method.travels`): each set of groups has its own layout.
-With comm.wire, the large slots of an upload, which are as wide as the model or one of its groups, are encoded in
+With comm.compression, the large slots of an upload, which are as wide as the model or one of its groups, are encoded in
 another format (flat/formats.py).
 """
 

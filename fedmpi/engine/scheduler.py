@@ -149,12 +149,12 @@ def draw_cohort(
     Args:
         clients: the number N of clients.
         fraction: the cohort has m = max(floor(fraction N), 1) clients.
-        draw: uniform: each round is drawn independently; cycles: each cycle of rounds contains every client once, m per
+        draw: uniform: each round is drawn independently; cyclic: each cycle of rounds contains every client once, m per
             round, the last round the rest (with m = 1 and the mean: cyclic weight transfer, Chang et al. 2018).
         members: m, in place of fraction.
     """
     m = cohort_size(clients, fraction, members)
-    if draw == "cycles":
+    if draw == "cyclic":
         cycle, at = divmod(t, -(-clients // m))
         drawn = seeds.numpy_rng(seed, "cycle", cycle).permutation(clients)[at * m : (at + 1) * m]
     else:

@@ -25,7 +25,7 @@ from fedmpi.method.slots import SHARED, Slots, Travel
 # Requirements that a method may have of an experiment. They are checked before training.
 
 PLAIN_SGD = "plain SGD"  # SGD_STEPS without momentum
-SGD_STEPS = "steps of SGD (train.optim: sgd; without train.clip_norm, train.keep_optim)"
+SGD_STEPS = "steps of SGD (train.optim: sgd; without train.clip_norm, train.persist_optimizer)"
 FEATURES = "a model with features and a last linear layer"
 LAST_LAYER = "a model with a last linear layer"  # whose inputs the method does not read
 CLASSES = "a classification task"

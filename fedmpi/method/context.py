@@ -238,7 +238,7 @@ class Client(Protocol):
         plain: bool = False,
         bare: bool = False,
     ) -> Fitted:
-        """Train with the optimiser train.optim, which is new unless train.keep_optim has stored its state.
+        """Train with the optimiser train.optim, which is new unless train.persist_optimizer has stored its state.
 
         Args:
             epochs: passes over the training rows; default train.epochs, or enough for train.steps.

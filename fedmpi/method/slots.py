@@ -48,8 +48,8 @@ class Slot:
     `f(self, shape, generator) -> tensor`, which is called once with a random generator on the CPU (for networks of the
     server's own, or several different global models).
 
-    change: whether the server adds the value to what it has, as it does with dw. `comm.wire: int8` applies to such
-    slots.
+    change: whether the server adds the value to what it has, as it does with dw. `comm.compression: int8` applies to
+    such slots.
     """
 
     dims: tuple[str | int, ...] = ()

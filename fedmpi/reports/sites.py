@@ -25,7 +25,7 @@ PROTOCOLS = {  # evaluation protocols for the results of a site; the first one t
 METHOD = "local"  # the method with which each site trains alone
 SAME = (  # prefixes of settings that must be equal in a fair baseline
     *("data.", "model.", "task.", "train.", "init.", "seed", "rounds"),
-    *("cohort.fraction", "cohort.size", "cohort.draw"),
+    *("cohort.fraction", "cohort.size", "cohort.sampling"),
 )
 # Settings among them that do not influence metrics.
 PLACES = ("data.root", "data.download", "data.audit", "data.stream", "data.share_ranks")
@@ -143,7 +143,7 @@ def audit_path(site: Site) -> Path | None:
     host.
     """
     config, size = site.run.config, len(site.run.environment.get("ranks") or ())
-    first = 0 if size == 1 or config.get("server.trains") else 1
+    first = 0 if size == 1 or config.get("server.trains_clients") else 1
     rank = first + site.client % (size - first) if size > first else 0
     has_audit = config.get("data.silos") and config.get("data.audit") is not False
     return Path("audit") / f"rank-{rank}.jsonl" if has_audit and rank else None

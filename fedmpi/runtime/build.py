@@ -81,8 +81,8 @@ class Experiment:
 
     @property
     def max_states_in_memory(self) -> int | None:
-        """The largest number of client states that a rank keeps in memory (state.memory), 1 or more; None: no limit."""
-        limit, row = self.settings.state.memory, self.itemsize * self.messages.client_state.size
+        """The largest number of client states that a rank keeps in memory (client_state.max_gib); None: no limit."""
+        limit, row = self.settings.client_state.max_gib, self.itemsize * self.messages.client_state.size
         return None if limit is None or not row else max(int(limit * 2**30) // row, 1)
 
     @property
@@ -103,11 +103,11 @@ class Experiment:
         """Return whether rank 0 of a job of `ranks` ranks can add up uploads as they arrive, and need not store them.
 
         This is for methods that use only means of uploads. Rank 0 stores all rows if the config names an aggregation
-        rule, a wire format (comm.wire) or record.updates: gram, if uploads may be left out, or if rank 0 also trains
-        in a job of several ranks, as it cannot receive during that time.
+        rule, a wire format (comm.compression) or record.updates: gram, if uploads may be left out, or if rank 0 also
+        trains in a job of several ranks, as it cannot receive during that time.
         """
         reads_rows = self.rule is not None or self.settings.record.updates == "gram" or self.messages.wire is not None
-        return not self.drops_uploads and not reads_rows and (ranks == 1 or not self.settings.server.trains)
+        return not self.drops_uploads and not reads_rows and (ranks == 1 or not self.settings.server.trains_clients)
 
 
 def make_method(
@@ -217,7 +217,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     compatibility.check_evaluation(settings, method, task, net, data, messages)
     rule = make_rule(settings)
     built = Experiment(settings, data, method, task, net, model, messages, local_training, rule, start, best)
-    built = replace(built, pack=1 if settings.compute.pack == 1 else clients_at_once(built))
+    built = replace(built, pack=1 if settings.compute.clients_per_pass == 1 else clients_at_once(built))
     if settings.compute.compile:  # last, so that contradictory settings are reported also on machines without compiler
         resources.compiler(gpu=device.type == "cuda")
         module.compile()  # once for all clients of a rank
@@ -239,14 +239,14 @@ def make_messages(settings: Settings, method: Method, model: FlatModel, net: Net
     """Make the layouts and formats of all messages between server and clients, and of the state of clients and server.
 
     Raises:
-        UserError: comm.wire names a format, but the parameters of the model are neither float32 nor float64.
+        UserError: comm.compression names a format, but the parameters of the model are neither float32 nor float64.
     """
-    wire, dtype = settings.comm.wire, model.w.dtype
+    wire, dtype = settings.comm.compression, model.w.dtype
     if wire != "fp32" and dtype not in (torch.float32, torch.float64):
         raise UserError(
-            f"comm.wire: {wire}: the parameters of model {settings.model.name} are "
+            f"comm.compression: {wire}: the parameters of model {settings.model.name} are "
             f"{str(dtype).removeprefix('torch.')}, and only float32 and float64 travel in another format than their "
-            "own; leave comm.wire out"
+            "own; leave comm.compression out"
         )
     form: Format | None = None if wire == "fp32" else Int8() if wire == "int8" else Half(wire)
     sizes = (data.classes, net.feature_dim or 0, data.clients, settings.rounds)
@@ -262,19 +262,19 @@ def make_local_training(settings: Settings) -> LocalTrainingConfig:
     options |= {"eps": train.eps} if train.eps is not None else {}
     options |= {"betas": tuple(train.betas)} if train.betas else {}
     batch_size = None if train.batch_size == "full" else train.batch_size
-    return LocalTrainingConfig(batch_size=batch_size, keep=train.keep_optim, **options)
+    return LocalTrainingConfig(batch_size=batch_size, keep=train.persist_optimizer, **options)
 
 
 def clients_at_once(experiment: Experiment) -> int:
-    """Return how many clients a rank trains at once in one vectorised pass (compute.pack).
+    """Return how many clients a rank trains at once in one vectorised pass (compute.clients_per_pass).
 
     If the experiment does not support it the result is 1, with a warning.
 
     Raises:
-        UserError: compute.pack is a number, but clients cannot be trained at once.
+        UserError: compute.clients_per_pass is a number, but clients cannot be trained at once.
     """
     s, data, train = experiment.settings, experiment.data, experiment.local_training
-    pack, bf16 = s.compute.pack, s.compute.precision == "bf16"
+    pack, bf16 = s.compute.clients_per_pass, s.compute.precision == "bf16"
     weigh = getattr(type(experiment.task), "weigh", Task.weigh)
     balanced = s.task.options.get("weights") == "balanced"
     uses_counts = balanced if weigh is Classification.weigh else weigh is not Task.weigh
@@ -292,8 +292,10 @@ def clients_at_once(experiment: Experiment) -> int:
         samples = 0 if full else (train.epochs or 0) * int(data.train_sizes.max(initial=0))
         return packed_rounds.clients_at_once(pack, experiment.model, samples)
     if pack != "auto":
-        raise UserError(f"compute.pack: {pack}: clients cannot be trained together: {reason}; {packed_rounds.REMEDY}")
-    warnings.warn(f"compute.pack: auto: {reason}; clients are trained one by one", stacklevel=3)
+        raise UserError(
+            f"compute.clients_per_pass: {pack}: clients cannot be trained together: {reason}; {packed_rounds.REMEDY}"
+        )
+    warnings.warn(f"compute.clients_per_pass: auto: {reason}; clients are trained one by one", stacklevel=3)
     return 1
 
 
@@ -316,7 +318,7 @@ def make_trainer(experiment: Experiment, stop: Callable[[], bool]) -> ClientTrai
         drops_bad_updates=s.faults.on_bad_update != "abort",
         drops_failed_clients=s.faults.on_client_error == "drop",
         pack=experiment.pack,
-        strict=s.compute.pack != "auto",
+        strict=s.compute.clients_per_pass != "auto",
         graphs=experiment.model.w.is_cuda and not s.compute.compile and s.compute.graphs,
         stop=stop,
     )
@@ -347,12 +349,12 @@ def federation(
         ),
         fraction=s.cohort.fraction,
         members=s.cohort.size,
-        sampling=s.cohort.draw,
+        sampling=s.cohort.sampling,
         placement="pinned" if s.data.silos else s.cohort.placement,
         # A client's last bits depend on the clients it is trained with, so measured times must not decide that.
         measures_speed=experiment.pack == 1,
         weighting=s.cohort.weighting,
-        server_trains=s.server.trains,
+        server_trains=s.server.trains_clients,
         gather=way,
         evaluate_every=s.evaluate.every,
         protocol=s.evaluate.protocol,

@@ -39,11 +39,12 @@ Targets = tuple[Tensor, Tensor | None]  # targets of some rows, and the number o
 
 
 def training_ranks(settings: Settings, size: int) -> list[int]:
-    """Return the ranks that train clients: all except rank 0, which trains only if it is alone or server.trains is set.
+    """Return the ranks that train clients: all except rank 0, which trains only if it is alone or server.trains_clients
+    is set.
 
     size: number of ranks.
     """
-    return list(range(0 if size == 1 or settings.server.trains else 1, size))
+    return list(range(0 if size == 1 or settings.server.trains_clients else 1, size))
 
 
 def open_source(settings: Settings) -> partial[Any]:
@@ -204,7 +205,8 @@ def site_ranks(settings: Settings, size: int) -> dict[int, int]:
     owner = scheduler.pinned(range(len(names)), ranks)
     if len(names) > len(ranks) and size > 1 and not settings.data.share_ranks:
         both = ", ".join(names[k] for k in owner if owner[k] == ranks[0])
-        needed = f"{len(names)} ranks" if settings.server.trains else f"{len(names) + 1} ranks (rank 0 is the server)"
+        trains = settings.server.trains_clients
+        needed = f"{len(names)} ranks" if trains else f"{len(names) + 1} ranks (rank 0 is the server)"
         raise UserError(
             f"data.silos: {len(names)} sites, but {count(len(ranks), 'rank')} to train: rank {ranks[0]} would open the "
             f"files of {both}. Start {needed}, or let sites share a rank: data.share_ranks=true"

@@ -38,7 +38,7 @@ FAULTS = ("on_bad_update", "on_client_error", "on_lost_rank")
 REMEDIES = {  # config key -> value that meets the requirement of a method
     "train.optim": "sgd",
     "train.clip_norm": "null",
-    "train.keep_optim": "false",
+    "train.persist_optimizer": "false",
     "train.momentum": "0",
     "data.share_label_counts": "true",
     "data.validation": "0.1, say",
@@ -200,7 +200,7 @@ def check_uploads(settings: Settings, data: Federated, messages: Messages) -> No
     Raises UserError if one of them cannot be used with these uploads.
     """
     rule, name, sends, form = settings.server.rule, settings.method.name, messages.method.sends, messages.wire
-    model, wire_name, first = settings.model.name, settings.comm.wire, messages.travel(0)
+    model, wire_name, first = settings.model.name, settings.comm.compression, messages.travel(0)
     uploads = [messages.upload(t) for t in range(max(settings.rounds, 1))]
     large = [key for key, slot in sends.items() if messages.large(slot)]
     no_changes = form is not None and form.changes_only and large and not any(is_change(k, sends[k]) for k in large)
@@ -208,10 +208,10 @@ def check_uploads(settings: Settings, data: Federated, messages: Messages) -> No
         settings.server.reduce == "local" and _no_sums_reason(settings, messages),
         settings.server.placement == "sharded"
         and form is not None
-        and f"comm.wire: {wire_name} is for uploads to one rank, and server.placement: sharded shares them out; use "
-        "server.placement: root, or leave comm.wire out",
+        and f"comm.compression: {wire_name} is for uploads to one rank, and server.placement: sharded shares them out; "
+        "use server.placement: root, or leave comm.compression out",
         no_changes
-        and f"comm.wire: {wire_name} is for changes; method {name} sends none, but "
+        and f"comm.compression: {wire_name} is for changes; method {name} sends none, but "
         f"{', '.join(large)}; use bf16 or fp16 (Slot(..., change=True) in a method says that what a slot holds is "
         "added to what the server has)",
         rule.name != "auto"
@@ -252,7 +252,7 @@ def _no_sums_reason(settings: Settings, messages: Messages) -> str:
         settings.data.silos and "data.silos are for rank 0 alone, and sums come up through other ranks",
         faults.replay is not None and "faults.replay may leave some out",
         settings.record.updates == "gram" and "record.updates: gram compares them",
-        messages.wire is not None and f"comm.wire: {settings.comm.wire} is for single uploads",
+        messages.wire is not None and f"comm.compression: {settings.comm.compression} is for single uploads",
     ]
     reason = next(filter(None, reasons), "")
     return f"server.reduce: local sends each rank's sum alone, but {reason}; use server.reduce: root" if reason else ""

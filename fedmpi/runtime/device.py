@@ -29,9 +29,10 @@ def pick_device(settings: Settings, job: Job) -> torch.device:
         device = torch.device("cuda", job.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
         return device
-    trains = job.size == 1 or job.rank > 0 or settings.server.trains  # a rank that is only the server needs no GPU
+    # A rank that is only the server needs no GPU.
+    trains = job.size == 1 or job.rank > 0 or settings.server.trains_clients
     if wanted == "cuda" and trains:
-        remedy = "use auto or cpu" if job.rank or job.size == 1 else "use auto or cpu, or server.trains: false"
+        remedy = "use auto or cpu" if job.rank or job.size == 1 else "use auto or cpu, or server.trains_clients: false"
         raise UserError(f"compute.device is cuda, but {why_no_gpu(job.host)}; {remedy}")
     return torch.device("cpu")
 

@@ -145,6 +145,6 @@ def check(ranks: Mapping[int, Mapping[str, Any]], trains: Collection[int], gathe
             raise UserError(
                 f"memory: {' and '.join(named)} on {f'GPU {gpu} of ' if gpu else ''}host {host} "
                 f"need{'s' * (len(those) == 1)} about {size_text(needed)}, but {size_text(has)} are free. Use fewer "
-                "clients a round (cohort.size), more hosts or GPUs, or a smaller model; or let state.memory (GiB) "
+                "clients a round (cohort.size), more hosts or GPUs, or a smaller model; or let client_state.max_gib "
                 "leave the state of most clients on disk"
             )

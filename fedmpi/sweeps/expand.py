@@ -196,8 +196,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     rest = [text for text in overrides if text not in asked]
     document = loading.merge(loading.files(path), loading.command_line(asked))
     given = {key: document.data.pop(key) for key in SWEEP if key in document.data}
-    if document.problems:
-        loading.settings([document], path)  # raises an error that lists all problems
+    loading.check_problems(document)
     unknown = next((key for key in document.data if key not in Settings.model_fields), None)
     if "over" not in given and unknown is not None:
         where = document.origins.get(unknown, path)

@@ -10,7 +10,7 @@ from helpers import ROOT, clean_env
 from fedmpi.runtime import introspection
 
 
-@pytest.mark.parametrize("train", ["train.optim=sgd", "train={optim: adamw, momentum: null, keep_optim: true}"])
+@pytest.mark.parametrize("train", ["train.optim=sgd", "train={optim: adamw, momentum: null, persist_optimizer: true}"])
 def test_a_run_imports_nothing_that_it_does_not_need(tmp_path, train):
     """The page at its end needs matplotlib, and is left out here."""
     words = ["rounds=1", "report=false", "checkpoint.every=1", f"output={tmp_path}", train]

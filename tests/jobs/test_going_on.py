@@ -96,7 +96,7 @@ def test_a_request_to_stop_is_gone_on_with(start, kind, size, number, every):
     ("words", "said"),
     [
         (["train.lr=0.5"], r"cannot go on as this experiment: train.lr is 0.5, was 0.01"),
-        (["comm.wire=bf16"], "cannot go on as this experiment: comm.wire is 'bf16', was 'fp32'"),
+        (["comm.compression=bf16"], "cannot go on as this experiment: comm.compression is 'bf16', was 'fp32'"),
         (["seed=3"], "seed is 3, was 0"),
         (["data.partition.alpha=5"], "data.partition.alpha is 5, was 0.3; partition changed"),
     ],

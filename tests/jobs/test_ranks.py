@@ -90,7 +90,7 @@ def test_alone(alone):
         ("mpirun", 2, ["comm.backend=gloo"]),
         pytest.param("mpirun", 5, ["comm.backend=mpi"], marks=pytest.mark.smoke),
         pytest.param("torchrun", 3, [], marks=pytest.mark.smoke),
-        ("torchrun", 2, ["cohort.placement=pinned", "server.trains=true"]),
+        ("torchrun", 2, ["cohort.placement=pinned", "server.trains_clients=true"]),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, list) else str(value),
 )
@@ -154,7 +154,7 @@ def test_a_rank_opens_two_sites_files_only_if_allowed(tmp_path):
     refused = "data.silos: 2 sites, but 1 rank to train: rank 1 would open the files of north.npz, south.npz. Start 3"
     assert f"error: {refused} ranks (rank 0 is the server), or let sites share a rank: " in done.stderr
     assert not (tmp_path / "silos").exists()
-    for more in ("data.share_ranks=true", "server.trains=true"):
+    for more in ("data.share_ranks=true", "server.trains_clients=true"):
         succeed(*words, more, "rounds=1", kind="mpirun", size=2)
 
 

@@ -41,7 +41,7 @@ def place(tmp_path_factory):
         "evaluate": {"every": 100},
     }
     (path / "run.yaml").write_text(yaml.safe_dump(config))
-    for more in (["name=one"], ["name=packed", "compute.pack=5"]):
+    for more in (["name=one"], ["name=packed", "compute.clients_per_pass=5"]):
         start(path, "run", path / "run.yaml", *more)
     return path
 
@@ -70,7 +70,7 @@ def test_a_packed_run_has_the_same_bits_again(place):
     """Whose clients are trained together is a matter of placement, which is therefore none of time."""
     share = trained(place / "packed", 2)
     assert {share[t] for t in range(ROUNDS)} == {6}
-    start(place, "run", place / "run.yaml", "name=again", "compute.pack=5", slow="none")
+    start(place, "run", place / "run.yaml", "name=again", "compute.clients_per_pass=5", slow="none")
     assert hashes(place / "again") == hashes(place / "packed")
 
 

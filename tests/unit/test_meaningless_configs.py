@@ -111,12 +111,12 @@ def test_a_task_that_weighs_by_each_clients_own_counts_trains_them_one_by_one():
     share = small_settings("fedavg", **more).data.model_copy(update={"share_label_counts": False})
 
     def run(pack):
-        config = small_settings("fedavg", **more, compute={"pack": pack})
+        config = small_settings("fedavg", **more, compute={"clients_per_pass": pack})
         return play(config.model_copy(update={"data": share}), data)
 
-    with pytest.raises(UserError, match=r"compute\.pack: 3.*each client's own counts"):
+    with pytest.raises(UserError, match=r"compute\.clients_per_pass: 3.*each client's own counts"):
         run(3)
-    with pytest.warns(UserWarning, match=r"compute\.pack: auto.*each client's own counts"):
+    with pytest.warns(UserWarning, match=r"compute\.clients_per_pass: auto.*each client's own counts"):
         auto = run("auto")
     assert auto.hashes == run(1).hashes
 

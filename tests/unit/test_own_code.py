@@ -95,7 +95,9 @@ def facts(directory):
     return [[row[key] for key in ("sha256", "loss", "drawn")] for row in rows], parts.tolist(), data
 
 
-@pytest.mark.parametrize("more", [("server.rule={own}:rule",), ("compute.pack=3", "method.name={own}:Alike")])
+@pytest.mark.parametrize(
+    "more", [("server.rule={own}:rule",), ("compute.clients_per_pass=3", "method.name={own}:Alike")]
+)
 def test_what_own_code_draws_is_of_the_seed_alone(made, tmp_path, more):
     """Twice in one process, whatever was drawn before; another seed, other numbers."""
     words = [word.format(own=tmp_path / "own.py") for word in more]

@@ -83,7 +83,8 @@ def _why_not_nccl(cards: Sequence[Card]) -> str:
         if first != rank:
             return (
                 f"ranks {first} and {rank} share GPU {card['card']} of {card['host']} (or slices, MIG), which NCCL "
-                "refuses.\nStart one rank fewer and let rank 0 train (server.trains=true), or use comm.backend=gloo."
+                "refuses.\nStart one rank fewer and let rank 0 train (server.trains_clients=true), or use "
+                "comm.backend=gloo."
             )
     return ""
 

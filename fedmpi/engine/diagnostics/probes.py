@@ -75,7 +75,8 @@ class Probes:
                 self._steps[client] = steps.row()
             self._mine[client] = Model(model.w.clone(), model.b.clone())
             if MOVED & {*self.names}:
-                self._moved[client] = model.w - k.w0  # k.w0 may differ from the global model: `receive`, comm.wire
+                # k.w0 may differ from the global model: `receive`, comm.compression
+                self._moved[client] = model.w - k.w0
 
     def measure(self, t: int, members: Sequence[int], where: Mapping[int, int]) -> None:
         """Measure round t after its end; append {"round": t, "clients": [...], name: {...}} to analysis.jsonl."""

@@ -89,7 +89,7 @@ class ClientContext(Client):
         self.passed = True  # whether the current step has made the pass that updates batch statistics
         self.cut_short = True  # whether a stop request ends training; the upload then has a flag
         self.watch: Watch | None = None
-        self.optim: OptimizerState | None = None  # only while training with train.keep_optim
+        self.optim: OptimizerState | None = None  # only while training with train.persist_optimizer
         self._frozen: dict[int | None, tuple[Tensor | None, Net]] = {}
 
     @property

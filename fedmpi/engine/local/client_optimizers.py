@@ -9,7 +9,7 @@ second on every rank. t counts the steps of a parameter; moments begin at 0.
               w -= lr (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps)                  Kingma, Ba 2015
     adamw     w -= lr weight_decay w;  then adam without weight decay              Loshchilov, Hutter 2019
 
-With train.keep_optim a client keeps the state of its optimiser between rounds, in its state row:
+With train.persist_optimizer a client keeps the state of its optimiser between rounds, in its state row:
     _optim (slots, d)      velocities or moments of each entry of w
     _optim_steps (tensors) the number of steps of each parameter
 """
@@ -82,7 +82,7 @@ class LocalOptimizer:
 
 
 def state_shapes(config: LocalTrainingConfig, layout: Layout) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the optimiser's slots in a client's state row; {} without train.keep_optim."""
+    """Return the shapes of the optimiser's slots in a client's state row; {} without train.persist_optimizer."""
     return {ROWS: (slots_of(config), layout.size), STEPS: (len(layout.segments),)} if config.keep else {}
 
 

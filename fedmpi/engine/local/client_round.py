@@ -93,7 +93,8 @@ def store_result(
     copy of the upload complete.
 
     Args:
-        here: the upload without loss, seconds and flag. It is rounded to the formats of comm.wire and copied to `row`.
+        here: the upload without loss, seconds and flag. It is rounded to the formats of comm.compression and copied to
+        `row`.
         loss: mean over the steps, or None without steps.
         began: `time.perf_counter` at the start of the client's round.
 

@@ -32,7 +32,7 @@ class LocalTrainingConfig:
         reasons = {
             f"train.optim is {self.optim}": self.optim != "sgd",
             f"train.clip_norm is {self.clip_norm}": self.clip_norm is not None,
-            "train.keep_optim is true": self.keep,
+            "train.persist_optimizer is true": self.keep,
         }
         return next((reason for reason, holds in reasons.items() if holds), "")
 

@@ -1,1 +1,1 @@
-"""Training of several clients of a rank at once (`compute.pack`), with operations that are batched over clients."""
+"""Training of several clients of a rank at once (`compute.clients_per_pass`), with operations batched over clients."""

@@ -31,7 +31,7 @@ from fedmpi.method.context import State
 # smaller than the overhead of vmap.
 IN_CHAINS, UNDER_VMAP, FEWEST, MOST = 1 << 22, 1 << 19, 16, 64
 Drawn = seeds.State | None
-REMEDY = "set compute.pack: 1 (one by one), or auto, which does so where it must"
+REMEDY = "set compute.clients_per_pass: 1 (one by one), or auto, which does so where it must"
 
 
 def unsupported_reason(
@@ -59,7 +59,7 @@ def clients_at_once(pack: int | str, model: FlatModel, samples: int = 0) -> int:
     """Return how many clients are trained at once.
 
     Args:
-        pack: the setting compute.pack.
+        pack: the setting compute.clients_per_pass.
         samples: number of samples that a client sees in a round, if plain SGD trains a chain of layers (chain.py);
             otherwise 0.
     """
@@ -200,11 +200,11 @@ def _stop_packing(trainer: ClientTrainer, error: Exception) -> None:
     """Warn that clients cannot be trained together, and train them one by one from now on.
 
     Raises:
-        UserError: compute.pack requires that they are trained together.
+        UserError: compute.clients_per_pass requires that they are trained together.
     """
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     text = f"clients of method {type(trainer.method).__name__} cannot be trained together: {reason}"
     if trainer.strict:
-        raise UserError(f"compute.pack: {trainer.pack}: {text}; {REMEDY}")
+        raise UserError(f"compute.clients_per_pass: {trainer.pack}: {text}; {REMEDY}")
     trainer.pack = 1
-    warnings.warn(RankWarning(f"compute.pack: auto: {text}; they are trained one by one"), stacklevel=2)
+    warnings.warn(RankWarning(f"compute.clients_per_pass: auto: {text}; they are trained one by one"), stacklevel=2)

@@ -156,8 +156,8 @@ class TrafficCounter:
     """Counts the numbers that clients upload and download, given what each client has received before.
 
     The count is per client, as in papers, and does not depend on ranks: a client does not download again what it has.
-    The engine's own numbers are not counted. With comm.wire, bytes are counted and converted to numbers of the model's
-    type.
+    The engine's own numbers are not counted. With comm.compression, bytes are counted and converted to numbers of the
+    model's type.
     """
 
     def __init__(self, messages: Messages) -> None:

@@ -43,7 +43,13 @@ from fedmpi.runtime.record.run_dir import BEST, INITIAL, MODEL, RunDirectory
 from fedmpi.runtime.record.saved_model import facts_of, input_of, load_initial_weights, personal_notice, read_model
 
 # Overrides of the run's settings for one process that trains no clients.
-RESTORED = ("compute.compile=false", "compute.device=cpu", "compute.pack=1", "analysis=[]", "checkpoint.resume=never")
+RESTORED = (
+    "compute.compile=false",
+    "compute.device=cpu",
+    "compute.clients_per_pass=1",
+    "analysis=[]",
+    "checkpoint.resume=never",
+)
 
 
 class _NoTask:

@@ -313,7 +313,7 @@ def _reasons_for_other_bits(run: Path, settings: Settings, changes: dict[str, An
     if settings.compute.device != "cpu" and not (settings.compute.deterministic and ranks == 1):
         reasons += ["GPUs give the same bits to one process with compute.deterministic"] if is_available() else []
     reasons += RunDirectory(run).accepted_changes()
-    if settings.compute.pack != 1 and ranks > 1:
-        pack = settings.compute.pack
-        reasons.append(f"{count(ranks, 'rank')} trained clients in other groups (compute.pack: {pack})")
+    if settings.compute.clients_per_pass != 1 and ranks > 1:
+        pack = settings.compute.clients_per_pass
+        reasons.append(f"{count(ranks, 'rank')} trained clients in other groups (compute.clients_per_pass: {pack})")
     return reasons

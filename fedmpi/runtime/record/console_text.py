@@ -84,7 +84,7 @@ def describe_traffic(messages: Messages, rounds: int, itemsize: int) -> str:
     up = [messages.upload(t).size * itemsize for t in range(max(rounds, 1))]
     receives = size_text((messages.announcement().packing.size + messages.per_client.size) * itemsize)
     mean = f" ({size_text(int(fmean(up)))} on average)" if min(up) < max(up) else ""
-    formats = f"; wire: up {messages.wire.name}" if messages.wire else ""
+    formats = f"; uploads in {messages.wire.name}" if messages.wire else ""
     return f"a client sends {size_text(max(up))}{mean} and receives {receives} a round{formats}"
 
 

@@ -175,7 +175,7 @@ def waits_of_a_pack():
     def counted(self):
         waits.append(count(fit, self).get("sync", 0))
 
-    config = settings("scaffold", rounds=1, cohort={"fraction": 1.0}, compute={"pack": 7})
+    config = settings("scaffold", rounds=1, cohort={"fraction": 1.0}, compute={"clients_per_pass": 7})
     PackedFit.__call__ = counted
     for device in (GPU, torch.device("cpu")):
         it = prepare(config, federated(seed=1), device=device)
@@ -236,7 +236,7 @@ def waits_for_uploads_of_a_pack():
     """How often the host waits while all clients of a round are trained together and written, and with which result;
     with messages on the CPU, and on the GPU."""
     found, train = {}, Federation.train_clients
-    config = small_settings("fedavg", rounds=1, compute={"pack": 7}, train={"momentum": 0.0})
+    config = small_settings("fedavg", rounds=1, compute={"clients_per_pass": 7}, train={"momentum": 0.0})
     for messages in ("cpu", "cuda"):
         it = prepare(config, comm=Solo(torch.device(messages)), device=GPU)
         counts = []

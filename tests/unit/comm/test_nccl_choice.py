@@ -29,7 +29,10 @@ def cards(*changes, backend="auto"):
     [
         (({}, {}, {}), ""),
         (({}, NO_GPU, {}), r"rank 1 on a computes without a GPU"),
-        (({}, {}, FIRST), r"ranks 0 and 2 share GPU 0000:0:00 of a \(or slices, MIG\).*server.trains=true.*=gloo"),
+        (
+            ({}, {}, FIRST),
+            r"ranks 0 and 2 share GPU 0000:0:00 of a \(or slices, MIG\).*server.trains_clients=true.*=gloo",
+        ),
         (({}, {}, FIRST | {"host": "b"}), ""),
         (({}, {"nccl": False}), r"rank 1 on a has a PyTorch that was built without NCCL"),
     ],

@@ -84,15 +84,15 @@ def test_another_method_does_not_inherit_the_options_of_the_first(load):
 
 
 def test_sections_in_short(load):
-    """A server rule by its name, to which options may be added; `comm.wire: int8` is what clients send."""
+    """A server rule by its name, to which options may be added; `comm.compression: int8` is what clients send."""
     assert load("server.rule=krum").origin("server.rule.name") == "command line: server.rule=krum"
     rule = load("server.rule=krum", "server.rule.byzantine=1").server.rule
     assert (rule.name, rule.options) == ("krum", {"byzantine": 1})
-    assert load("comm.wire=int8").comm.wire == "int8"
+    assert load("comm.compression=int8").comm.compression == "int8"
 
 
 def test_resolved_loads_to_the_same_settings(load, tmp_path):
-    settings = load("evaluate.protocol=[global, personal]", "method.bound=.inf", "comm.wire=int8")
+    settings = load("evaluate.protocol=[global, personal]", "method.bound=.inf", "comm.compression=int8")
     again = config.load(write(tmp_path, yaml.safe_dump(settings.model_dump(mode="json")), "again.yaml"))
     assert again.model_dump(mode="json") == settings.model_dump(mode="json")
     assert again.method.options["bound"] == float("inf")
@@ -125,7 +125,7 @@ def test_data_root(load, monkeypatch):
 EDITS = [
     (
         "cohort: {fractoin: 1}",
-        "{path}:7: cohort.fractoin: unknown key; did you mean 'fraction'? allowed: draw, fraction, placement",
+        "{path}:7: cohort.fractoin: unknown key; did you mean 'fraction'? allowed: fraction, placement, sampling",
     ),
     ("rounds: many", "{path}:7: rounds: 'many' is not allowed; must be: whole number"),
     ("name: no", "{path}:7: name: False is not allowed; must be: text"),

@@ -53,6 +53,6 @@ def test_clients_trained_at_once_see_what_they_see_alone(train, monkeypatch):
     sizes, call = [], PackedFit.__call__
     monkeypatch.setattr(PackedFit, "__call__", lambda self: (sizes.append(len(self.clients)), call(self))[1])
     one = config(train={"epochs": 2, "lr": 0.05, **train}, cohort={"fraction": 1.0})
-    several = one.model_copy(update={"compute": one.compute.model_copy(update={"pack": 7})})
+    several = one.model_copy(update={"compute": one.compute.model_copy(update={"clients_per_pass": 7})})
     assert apart(play(one, federation()), play(several, federation())) < 2 * TOLERANCE
     assert sizes == [7, 7]

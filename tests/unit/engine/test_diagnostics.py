@@ -79,7 +79,7 @@ def test_a_run_has_the_bits_that_it_has_without(method):
     assert record(watched(config.model_copy(update={"analysis": analysis}))) == record(play(config))
 
 
-@pytest.mark.parametrize("server", [{}, {"trains": True}, {"placement": "sharded"}])
+@pytest.mark.parametrize("server", [{}, {"trains_clients": True}, {"placement": "sharded"}])
 def test_ranks_say_the_same_as_one_process(server):
     config = settings("scaffold", rounds=3, analysis=ALL, evaluate={"every": 2}, server=server)
     alone = watched(config)

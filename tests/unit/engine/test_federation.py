@@ -22,7 +22,7 @@ def naive(config, data):
     state = {name: value.clone() for name, value in module.state_dict().items()}
     states, losses = [], []
     for t in range(config.rounds):
-        members = scheduler.draw_cohort(config.seed, t, data.clients, config.cohort.fraction, config.cohort.draw)
+        members = scheduler.draw_cohort(config.seed, t, data.clients, config.cohort.fraction, config.cohort.sampling)
         ends, means = [], []
         for k in members:
             module.load_state_dict(state)

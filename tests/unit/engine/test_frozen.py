@@ -46,7 +46,7 @@ def test_every_method_leaves_it_alone(method):
 
 def test_clients_are_trained_together_above_a_backbone():
     tree = {"rounds": 2, "model": {"name": f"{HERE}:on_backbone", "width": 64}}
-    together, alone = (play(settings(compute={"pack": pack}, **tree)) for pack in (3, 1))
+    together, alone = (play(settings(compute={"clients_per_pass": pack}, **tree)) for pack in (3, 1))
     torch.testing.assert_close(together.w, alone.w, rtol=1e-4, atol=1e-6)
 
 

@@ -23,8 +23,8 @@ TRAIN = {
     "adamw": ADAMW,
     "clip_norm": {"clip_norm": 0.5},
     "clip_norm, adamw": {"clip_norm": 0.1, **ADAMW},
-    "adamw, kept": {"keep_optim": True, "steps": 4, **ADAMW},
-    "sgd, kept": {"keep_optim": True},
+    "adamw, kept": {"persist_optimizer": True, "steps": 4, **ADAMW},
+    "sgd, kept": {"persist_optimizer": True},
 }
 
 
@@ -67,7 +67,7 @@ def naive(config, data):
             module.load_state_dict(state)
             x, y = data.train[k].x[data.train[k].index], data.train[k].y[data.train[k].index]
             step = optimiser(module, train)
-            if train.keep_optim and k in kept:
+            if train.persist_optimizer and k in kept:
                 step.load_state_dict(kept[k])
             for rows in batches(len(x), train, seeds.generator(config.seed, "batches", t, k, 0)):
                 step.zero_grad()
@@ -131,7 +131,7 @@ def test_clipping_looks_at_what_is_trained():
 
 def test_evaluation_leaves_what_is_kept_alone():
     """Fine-tuning before evaluation has an optimiser of its own; phases and parts of a round share what is kept."""
-    train = {**ADAMW, "keep_optim": True}
+    train = {**ADAMW, "persist_optimizer": True}
     plain = play(settings("fedrep", "mlp", train=train, evaluate={"protocol": ["personal"]}))
     tuned = play(settings("fedrep", "mlp", train=train, evaluate={"protocol": ["personal", "ft(1)"]}))
     assert plain.hashes == tuned.hashes

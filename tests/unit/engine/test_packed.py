@@ -1,4 +1,5 @@
-"""Clients that are trained at once (compute.pack): what they send is what they send one by one, to rounding.
+"""Clients that are trained at once (compute.clients_per_pass): what they send is what they send one by one, to
+rounding.
 
 Tolerance: of an upload's length, TOLERANCE a round; measured over methods and nets it is at most 3e-6 in one round.
 Other batches, another order of them, a step too many or too few move uploads by more than a hundredth of their length.
@@ -62,7 +63,7 @@ def both(method="fedavg", net="mlp", pack=3, data=None, **changes):
     """One by one, and `pack` at once."""
     changes = {"rounds": 2, "evaluate": {"protocol": ["global"], "every": 5}, **changes}
     config = small_settings(method, net, **changes)
-    at_once = config.model_copy(update={"compute": config.compute.model_copy(update={"pack": pack})})
+    at_once = config.model_copy(update={"compute": config.compute.model_copy(update={"clients_per_pass": pack})})
     return play(config, data), play(at_once, data)
 
 
@@ -78,12 +79,18 @@ def test_a_method_packs_without_a_change_of_its_code(method, packed):
 def test_the_others_say_why_not(method, packed):
     """A number is an error before a result; auto says it once and changes no bit."""
     one = small_settings(method, rounds=1)
-    with pytest.raises(UserError, match=rf"compute\.pack: 3: clients .*{WHY_NOT[method]}.*set compute\.pack: 1"):
-        play(small_settings(method, rounds=1, compute={"pack": 3}))
+    with pytest.raises(
+        UserError, match=rf"compute\.clients_per_pass: 3: clients .*{WHY_NOT[method]}.*set compute\.clients_per_pass: 1"
+    ):
+        play(small_settings(method, rounds=1, compute={"clients_per_pass": 3}))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        auto = play(small_settings(method, rounds=1, compute={"pack": "auto"}))
-    assert [str(w.message).count("compute.pack: auto") for w in told if "compute.pack" in str(w.message)] == [1]
+        auto = play(small_settings(method, rounds=1, compute={"clients_per_pass": "auto"}))
+    assert [
+        str(w.message).count("compute.clients_per_pass: auto")
+        for w in told
+        if "compute.clients_per_pass" in str(w.message)
+    ] == [1]
     assert auto.hashes == play(one).hashes
     assert not packed
 
@@ -165,15 +172,15 @@ def test_hooks_see_what_they_would_see_one_by_one(packed):
     [
         ({"net": "norm"}, "buffers"),
         ({"model": {"name": "test_packed:with_dropout"}}, "dropout"),
-        ({"compute": {"pack": 4, "precision": "bf16"}}, "bf16"),
-        ({"compute": {"pack": 4, "compile": True}}, "compile"),
+        ({"compute": {"clients_per_pass": 4, "precision": "bf16"}}, "bf16"),
+        ({"compute": {"clients_per_pass": 4, "compile": True}}, "compile"),
     ],
 )
 def test_settings_that_do_not_go_together(changes, said, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")  # the message is the same with and without a compiler
     net = changes.pop("net", "mlp")
-    with pytest.raises(UserError, match=rf"compute\.pack: 4: .*{said}.*set compute\.pack: 1"):
-        prepare(small_settings("fedavg", net, **{"compute": {"pack": 4}, **changes}))
+    with pytest.raises(UserError, match=rf"compute\.clients_per_pass: 4: .*{said}.*set compute\.clients_per_pass: 1"):
+        prepare(small_settings("fedavg", net, **{"compute": {"clients_per_pass": 4}, **changes}))
 
 
 def with_dropout(input_shape, classes):

@@ -92,8 +92,8 @@ def test_every_method_trains_on_several_tensors_as_on_one(method):
 
 
 def test_several_tensors_are_not_packed_and_told():
-    with pytest.raises(UserError, match=r"compute\.pack: 2: .*a sample is several tensors"):
-        prepare(settings(model=model_of("fedavg"), compute={"pack": 2}), cut_federated())
+    with pytest.raises(UserError, match=r"compute\.clients_per_pass: 2: .*a sample is several tensors"):
+        prepare(settings(model=model_of("fedavg"), compute={"clients_per_pass": 2}), cut_federated())
 
 
 # ---- symbols, and a class at each place ----

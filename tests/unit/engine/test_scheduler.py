@@ -40,7 +40,7 @@ def test_a_cohort_is_a_function_of_seed_and_round():
 @pytest.mark.parametrize(("clients", "fraction", "rounds"), [(4, 0.25, 4), (7, 0.3, 4), (6, 1.0, 1), (5, 0.4, 3)])
 def test_cycles_have_each_client_once(clients, fraction, rounds):
     """In an order of its own each cycle; the last round of a cycle takes the rest."""
-    drawn = [draw_cohort(3, t, clients, fraction, "cycles") for t in range(40 * rounds)]
+    drawn = [draw_cohort(3, t, clients, fraction, "cyclic") for t in range(40 * rounds)]
     cycles = [drawn[at : at + rounds] for at in range(0, len(drawn), rounds)]
     for cycle in cycles:
         assert sorted(k for members in cycle for k in members) == list(range(clients))
@@ -50,13 +50,13 @@ def test_cycles_have_each_client_once(clients, fraction, rounds):
 
 
 @pytest.mark.parametrize(("clients", "fraction", "m"), [(7, 0.01, 1), (10, 0.3, 3), (10, 1.0, 10), (100, 0.29, 29)])
-@pytest.mark.parametrize("draw", ["uniform", "cycles"])
+@pytest.mark.parametrize("draw", ["uniform", "cyclic"])
 def test_size_of_a_cohort(clients, fraction, m, draw):
     """max(floor(fraction N), 1), the same as `cohort.size: m`; 0.29 * 100 is 29 and not 28 in floating point."""
     for t in range(5):
         one = draw_cohort(3, t, clients, fraction, draw)
         assert draw_cohort(3, t, clients, None, draw, m) == one
-        assert draw == "cycles" or len(one) == m
+        assert draw == "cyclic" or len(one) == m
 
 
 def loaded(tmp_path, cohort, *overrides):

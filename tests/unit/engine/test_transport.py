@@ -95,7 +95,7 @@ def test_rules_on_shards(rule, monkeypatch, ways):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"server": {"trains": True}},
+        {"server": {"trains_clients": True}},
         {"server": {"optim": "adam", "lr": 0.01}},
         {"faults": {"on_bad_update": "drop", "max_norm": 0.4}},
         {"cohort": {"weighting": "uniform", "fraction": 1.0}},
@@ -182,7 +182,7 @@ def test_the_same_bits_on_any_ranks(method):
         assert record(found[0]) == expected
         sent, received = (sum(getattr(it.fed.comm, way) for it in found.values()) for way in BYTES)
         assert sent == received
-    assert record(on_ranks(local(config, trains=True), 3)[0]) == expected
+    assert record(on_ranks(local(config, trains_clients=True), 3)[0]) == expected
     # Each term is rounded to 2^-50, the mean to its own type: after three rounds nothing else has moved.
     w, w0 = root.fed.server.w, prepare(config).fed.server.w
     assert float((alone.fed.server.w - w).norm()) <= 1e-5 * float((w - w0).norm())
@@ -242,7 +242,7 @@ def test_an_update_that_is_not_finite_ends_the_run_as_ever(size):
         ({"faults": {"on_client_error": "drop"}}, "faults.on_client_error: drop"),
         ({"faults": {"on_lost_rank": "redo"}}, "faults.on_lost_rank: redo"),
         ({"record": {"updates": "gram"}}, "record.updates: gram compares them"),
-        ({"comm": {"wire": "bf16"}}, "comm.wire: bf16 is for single uploads"),
+        ({"comm": {"compression": "bf16"}}, "comm.compression: bf16 is for single uploads"),
     ],
 )
 def test_what_needs_single_uploads_is_refused(changes, said):

@@ -83,7 +83,7 @@ def test_its_gradient_is_added(monkeypatch, way, changes):
 @pytest.mark.parametrize(("net", "momentum"), [("mlp", 0.0), ("mlp", 0.9), ("cnn", 0.9)])
 def test_and_where_clients_train_together(monkeypatch, way, net, momentum):
     one = play(monkeypatch, WAYS[way], net, train={"momentum": momentum})
-    four = play(monkeypatch, WAYS[way], net, train={"momentum": momentum}, compute={"pack": 4})
+    four = play(monkeypatch, WAYS[way], net, train={"momentum": momentum}, compute={"clients_per_pass": 4})
     torch.testing.assert_close(one.w, four.w, rtol=0, atol=1e-5)
 
 
@@ -98,7 +98,7 @@ def detached_loss(self, k, x, y):
 @pytest.mark.parametrize("pack", [1, 4])
 @pytest.mark.parametrize("hooks", [{"regularizer": no_term}, {"loss": detached_loss}])
 def test_no_term_is_fedavg(monkeypatch, hooks, pack):
-    mine, theirs = (play(monkeypatch, each, compute={"pack": pack}) for each in (hooks, {}))
+    mine, theirs = (play(monkeypatch, each, compute={"clients_per_pass": pack}) for each in (hooks, {}))
     torch.testing.assert_close(mine.w, theirs.w, rtol=0, atol=1e-6 if pack > 1 else 0)
 
 
@@ -170,4 +170,4 @@ def test_hessian_of_a_loss_with_such_a_term(monkeypatch, weight):
 )
 def test_what_is_no_term(monkeypatch, term, message, pack):
     with pytest.raises(UserError, match=rf"round 0, client \d: method Mine, {message}"):
-        play(monkeypatch, {"regularizer": term}, compute={"pack": pack})
+        play(monkeypatch, {"regularizer": term}, compute={"clients_per_pass": pack})

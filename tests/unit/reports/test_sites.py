@@ -116,8 +116,8 @@ def test_a_baseline_differs_in_nothing_but_the_method(tmp_path):
     assert read_baseline(run, fair).differs == []
     faster = made(tmp_path / "runs" / "faster", "local", train={"lr": 0.5})
     assert read_baseline(run, faster).differs == ["train.lr"]
-    in_turn = made(tmp_path / "runs" / "in_turn", "local", cohort={"draw": "cycles"})
-    assert read_baseline(run, in_turn).differs == ["cohort.draw"]
+    in_turn = made(tmp_path / "runs" / "in_turn", "local", cohort={"sampling": "cyclic"})
+    assert read_baseline(run, in_turn).differs == ["cohort.sampling"]
     (cut := made(tmp_path / "runs" / "cut", "local")).joinpath("summary.json").unlink()
     assert "how they ended" in read_baseline(run, cut).differs[0]
     assert "train.lr differ" in page_of(run, 0, read_baseline(run, faster))

@@ -31,8 +31,8 @@ BEST = {"data": {"validation": 0.2}, "evaluate": {"best": {"metric": "loss", "pa
 WAYS = {
     "whole model, no state": ("fedavg", {}),
     "state that no evaluation reads": ("scaffold", {}),
-    "kept optimisers": ("fedper", {"train": {"keep_optim": True}}),
-    "int8": ("ditto", {"comm": {"wire": "int8"}}),
+    "kept optimisers": ("fedper", {"train": {"persist_optimizer": True}}),
+    "int8": ("ditto", {"comm": {"compression": "int8"}}),
     "own heads in fast rounds": ("fedatom_personal", {"options": {"period": 2, "pers_head": "local"}}),
     "early stopping": ("fedper", BEST),
     **{method: (method, {}) for method in (*PARTS, *MODELS)},

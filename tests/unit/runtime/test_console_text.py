@@ -38,7 +38,7 @@ def test_formats_and_what_they_cost():
     """Bytes of a message are those of its format."""
 
     def lines(method, wire="fp32"):
-        made = prepare(settings(method, "norm", comm={"wire": wire})).made
+        made = prepare(settings(method, "norm", comm={"compression": wire})).made
         return console_text.describe_traffic(made.messages, 1, made.itemsize), made.model.layout.size
 
     text = size_text
@@ -46,8 +46,8 @@ def test_formats_and_what_they_cost():
     assert traffic == f"a client sends {text(4 * (d + 15))} and receives {text(4 * (d + 13))} a round"
     traffic, _ = lines("fedavg", "bf16")
     assert traffic.startswith(f"a client sends {text(64 + -(-2 * d // 8) * 8)} and receives")
-    assert traffic.endswith("; wire: up bf16")
-    assert lines("fedpac", "int8")[0].endswith("; wire: up int8")
+    assert traffic.endswith("; uploads in bf16")
+    assert lines("fedpac", "int8")[0].endswith("; uploads in int8")
 
 
 def test_how_a_run_trains(tmp_path):
@@ -111,17 +111,17 @@ def test_a_torch_without_cuda_is_named(monkeypatch, broken_driver):
     ("rank", "size", "trains", "refused"),
     [
         (0, 3, False, None),
-        (0, 3, True, r"host here has no usable GPU .*; use auto or cpu, or server.trains: false$"),
+        (0, 3, True, r"host here has no usable GPU .*; use auto or cpu, or server.trains_clients: false$"),
         (1, 3, False, r"host here has no usable GPU .*; use auto or cpu$"),
         (0, 1, False, r"host here has no usable GPU .*; use auto or cpu$"),
     ],
 )
 def test_who_trains_gets_the_gpu_that_the_config_asks_for(broken_driver, rank, size, trains, refused):
     wanted, job = (
-        settings(compute={"device": "cuda"}, server={"trains": trains}),
+        settings(compute={"device": "cuda"}, server={"trains_clients": trains}),
         Job("slurm", rank, size, rank, size, "here"),
     )
-    assert pick_device(settings(server={"trains": trains}), job).type == "cpu"  # auto
+    assert pick_device(settings(server={"trains_clients": trains}), job).type == "cpu"  # auto
     if refused:
         with pytest.raises(UserError, match=refused):
             pick_device(wanted, job)

@@ -107,7 +107,7 @@ def test_the_least_that_one_of_several_has_seen_counts():
 )
 def test_before_ranks_meet_a_host_is_asked_for_its_own(monkeypatch, rank, local_rank, here, trains, asked):
     """As `fedmpi validate`, `doctor` and `plan` ask, in one process."""
-    made = prepare(settings(server={"trains": trains}, compute={"device": "cpu"})).made
+    made = prepare(settings(server={"trains_clients": trains}, compute={"device": "cpu"})).made
     job = Job("mpi", rank, 5, local_rank, here, "here")
     total = sum(memory.memory_needs(made, 5, False)[part] for part in asked)
     monkeypatch.setattr(memory, "available_bytes", lambda: total)

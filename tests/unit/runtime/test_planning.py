@@ -31,7 +31,7 @@ def made(config, size):
         ("fedfomo", {}),  # downloads of single clients
         ("fedbabu", {}),  # parts of the model
         ("fedavg", {"server": {"rule": "median"}}),
-        ("scaffold", {"comm": {"wire": "int8"}}),
+        ("scaffold", {"comm": {"compression": "int8"}}),
         ("scaffold", {"cohort": {"fraction": 0.6}}),
     ],
     ids=str,

@@ -103,7 +103,7 @@ def killed_twice(tmp_path, method, config):
     assert sorted(map(str, found["lines"])) == sorted(map(str, undisturbed["lines"]))
 
 
-KEPT = {"keep_optim": True, "clip_norm": 1.0}
+KEPT = {"persist_optimizer": True, "clip_norm": 1.0}
 LOCAL = {
     "adamw": {"optim": "adamw", "momentum": None, "lr": 0.003, "steps": 4, **KEPT},
     "sgd": {"nesterov": True, **KEPT},
@@ -137,7 +137,9 @@ def test_every_method_goes_on_on_other_numbers_of_ranks(tmp_path, method, coded)
     """Four ranks, killed; two, killed; three to the end: the bits of one process."""
     rng = random.Random(method)
     cohort = {"fraction": 0.6, "placement": rng.choice(["balanced", "pinned"])}
-    config = small_settings(method, "mlp", rounds=6, cohort=cohort, comm={"wire": wire_of(method) if coded else "fp32"})
+    config = small_settings(
+        method, "mlp", rounds=6, cohort=cohort, comm={"compression": wire_of(method) if coded else "fp32"}
+    )
     whole = prepare(config)
     whole.fed.run()
     cuts, hashes = sorted(rng.sample(range(5), 2)), {}
@@ -289,7 +291,7 @@ class StopAt:
 )
 def test_a_stop_leaves_the_last_complete_round_however_rare_checkpoints_are(tmp_path, method, room, wire):
     """In the midst of a round, whose traces in clients' rows are undone."""
-    more = {"checkpoint": {"every": 4}, "evaluate": {"protocol": ["global", "personal"]}, "comm": {"wire": wire}}
+    more = {"checkpoint": {"every": 4}, "evaluate": {"protocol": ["global", "personal"]}, "comm": {"compression": wire}}
     config_ = small_settings(method, "norm", rounds=6, **more)
     it = prepare(config_)
     it.reason = it.fed.run()
@@ -315,8 +317,8 @@ def test_a_stop_leaves_the_last_complete_round_however_rare_checkpoints_are(tmp_
 
 @pytest.mark.parametrize("wire", ["fp32", "int8"])
 def test_a_finished_run_goes_on_with_more_rounds(tmp_path, wire):
-    longer = small_settings("scaffold", "norm", rounds=ROUNDS + 2, comm={"wire": wire})
-    begin(tmp_path, config("scaffold", comm={"wire": wire}))
+    longer = small_settings("scaffold", "norm", rounds=ROUNDS + 2, comm={"compression": wire})
+    begin(tmp_path, config("scaffold", comm={"compression": wire}))
     it, t, _ = begin(tmp_path, longer)
     assert t == ROUNDS - 1
     undisturbed = prepare(longer)

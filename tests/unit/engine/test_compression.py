@@ -1,4 +1,4 @@
-"""comm.wire: what arrives, and how many bytes that takes."""
+"""comm.compression: what arrives, and how many bytes that takes."""
 
 import warnings
 
@@ -15,7 +15,7 @@ each_format = pytest.mark.parametrize("form", ["bf16", "fp16", "int8"])
 
 
 def wired(method="fedavg", net="norm", form="fp32", **more):
-    return small_settings(method, net, comm={"wire": form}, **more)
+    return small_settings(method, net, comm={"compression": form}, **more)
 
 
 def naive(form, x):
@@ -113,13 +113,13 @@ def test_what_is_not_finite_is_refused(monkeypatch, form, value):
 @pytest.mark.parametrize(
     ("method", "form", "more", "says"),
     [
-        ("fedfomo", "int8", {}, r"comm\.wire: int8 is for changes.*sends none, but theta.*bf16 or fp16"),
+        ("fedfomo", "int8", {}, r"comm\.compression: int8 is for changes.*sends none, but theta.*bf16 or fp16"),
         ("fedavg", "bf16", {"server": {"placement": "sharded"}}, r"bf16 is for uploads to one rank.*placement: root"),
         (
             "fedavg",
             "bf16",
-            {"model": {"name": "test_wire:half_net"}},
-            r"comm\.wire: bf16: .*bfloat16, and only float32",
+            {"model": {"name": "test_compression:half_net"}},
+            r"comm\.compression: bf16: .*bfloat16, and only float32",
         ),
     ],
 )

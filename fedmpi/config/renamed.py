@@ -1,0 +1,125 @@
+"""Find keys of configs, of sweep files and of run directories that have new names now; one table lists them.
+
+An old key is an error whose message names the new key. All old keys of a config are reported together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from fedmpi.config.yaml_source import Document
+
+# Old dotted key -> new one.
+KEYS = {
+    "cohort.draw": "cohort.sampling",
+    "comm.wire": "comm.compression",
+    "compute.pack": "compute.clients_per_pass",
+    "server.trains": "server.trains_clients",
+    "state.memory": "client_state.max_gib",
+    "train.keep_optim": "train.persist_optimizer",
+}
+# Key -> {old value: new one}.
+VALUES = {"cohort.sampling": {"cycles": "cyclic"}}
+
+Tree = dict[str, Any]
+
+
+def find_old_keys(keys: Iterable[str]) -> dict[str, str]:
+    """Return {old key: new key} for those of the given dotted keys that were renamed."""
+    return {key: KEYS[key] for key in keys if key in KEYS}
+
+
+def use_new_names(document: Document) -> None:
+    """Replace the old keys and values in a document by the new ones, and add a message on each to its problems.
+
+    With the new names the rest of the document can be checked, so that one message reports all mistakes. The problems
+    keep it from being used.
+    """
+    lines = list(dict.fromkeys(document.origins.values()))
+    messages = [*_rename(document, document.data, "")]
+    for tree, start in _parts_of_sweep(document.data):
+        messages += _rename(document, tree, start)
+    messages.sort(key=lambda message: lines.index(message[0]) if message[0] in lines else -1)
+    document.problems += [f"{where}: {text}" for where, text in messages]
+
+
+def _rename(document: Document, tree: Tree, start: str) -> list[tuple[str, str]]:
+    """Rename the keys and values in one part of a document.
+
+    Args:
+        tree: the part, {key: value}; keys may be dotted, as the names of axes are.
+        start: the dotted key of the part, followed by a dot; "" for the whole document.
+
+    Returns:
+        Where each old name was written, and a message on it.
+    """
+    messages = []
+    for old, new in KEYS.items():
+        holder, last = _holder(tree, old)
+        if holder is None:
+            continue
+        value, where = holder.pop(last), document.origins.get(start + old, "")
+        messages.append((where, f"{old} was renamed to {new}"))
+        _put(tree, [new] if last == old else new.split("."), value)
+        for key in [key for key in document.origins if f"{key}.".startswith(f"{start}{old}.")]:
+            document.origins[start + new + key[len(start + old) :]] = document.origins.pop(key)
+        first = old.partition(".")[0]
+        if first != new.partition(".")[0] and tree.get(first) == {}:  # the section has no other keys
+            del tree[first]
+    for key, values in VALUES.items():
+        holder, last = _holder(tree, key)
+        given = holder[last] if holder is not None else None
+        for value in given if isinstance(given, list) else [given]:
+            if isinstance(value, str) and value in values:
+                where = document.origins.get(start + key, "")
+                messages.append((where, f"{key}: {value} was renamed to {values[value]}"))
+        if holder is not None and isinstance(given, str):
+            holder[last] = values.get(given, given)
+    return messages
+
+
+def _parts_of_sweep(data: Tree) -> Iterator[tuple[Tree, str]]:
+    """Yield the parts of a sweep file that contain keys of settings, with their dotted keys as `_rename` takes them."""
+    tune = data.get("best")
+    tune = tune if isinstance(tune, dict) else {}
+    for start, axes in (("over.", data.get("over")), ("best.over.", tune.get("over"))):
+        if isinstance(axes, dict):
+            yield axes, start
+            for name, labels in axes.items():
+                for label, tree in labels.items() if isinstance(labels, dict) else ():
+                    if isinstance(tree, dict):
+                        yield tree, f"{start}{name}.{label}."
+    excluded = data.get("leave_out")
+    entries = enumerate(excluded if isinstance(excluded, list) else ())
+    chosen = {"only.": data.get("only"), "best.using.": tune.get("using")}
+    for start, tree in [*chosen.items(), *((f"leave_out.{i}.", entry) for i, entry in entries)]:
+        if isinstance(tree, dict):
+            yield tree, start
+
+
+def _holder(tree: Tree, dotted: str) -> tuple[Tree | None, str]:
+    """Return the mapping that contains a dotted key, or None, and the last part of the key.
+
+    The axes of a sweep have dotted names, so that a whole key may also be one part.
+    """
+    if dotted in tree:
+        return tree, dotted
+    *above, last = dotted.split(".")
+    here: Any = tree
+    for part in above:
+        here = here.get(part) if isinstance(here, dict) else None
+    return (here if isinstance(here, dict) and last in here else None), last
+
+
+def _put(tree: Tree, path: list[str], value: Any) -> None:
+    """Set a key of a tree unless it is set already; mappings are merged. path: the parts of the key."""
+    *above, last = path
+    for part in above:
+        below = tree.setdefault(part, {})
+        if not isinstance(below, dict):
+            return
+        tree = below
+    here = tree.setdefault(last, value)
+    if isinstance(here, dict) and isinstance(value, dict):
+        tree[last] = value | here
