@@ -51,17 +51,20 @@ def test_all_old_keys_are_reported_in_one_message_with_other_mistakes(config):
 def test_new_names_take_the_values_of_the_old_ones(config):
     document = files(config)
     assert document.data["cohort"] == {"size": 2, "sampling": "cyclic"}
-    assert document.data["client_state"] == {"max_gib": 3} and "state" not in document.data
+    assert document.data["client_state"] == {"max_gib": 3}
+    assert "state" not in document.data
 
 
 @pytest.mark.parametrize("old", KEYS)
 def test_the_new_key_exists_and_the_old_one_does_not(old):
     names = {key.name for key in keys()}
-    assert KEYS[old] in names and old not in names
+    assert KEYS[old] in names
+    assert old not in names
     document = nested(old, 1, "here")
     use_new_names(document)
     assert document.problems == [f"here: {old} was renamed to {KEYS[old]}"]
-    assert KEYS[old] in document.origins and old not in document.origins
+    assert KEYS[old] in document.origins
+    assert old not in document.origins
 
 
 def test_no_old_value_is_allowed():
