@@ -24,33 +24,33 @@ class Key(NamedTuple):
 
 METRICS_KEYS = (
     Key("round", "integer", "", "counted from 0; -1: the model before training"),
-    # In an evaluated round the metrics of the task stand beside `loss`.
-    Key("loss", "number", "", "of the global model on the global test set", True),
-    Key("train_loss", "number", "", "mean over the clients while they trained, by their weights", True),
-    Key("cohort", "list", "", "the clients that trained"),
-    Key("refused", "list", "", "uploads that did not count: client and reason of each"),
-    Key("lost", "list", "", "clients that were drawn and were on a lost rank, if there are any"),
-    Key("up_parameters", "integer", "parameters", "sent by all clients"),
-    Key("down_parameters", "integer", "parameters", "received by all clients"),
-    Key("wall_s", "number", "s", "the round on rank 0, until the server's step is done"),
-    Key("train_s", "number", "s", "training on the busiest rank"),
-    Key("wait_s", "number", "s", "how long rank 0 waited for uploads when it had no client to train"),
-    Key("server_s", "number", "s", "checking the uploads, and the server's step"),
+    # In an evaluated round the metrics of the task follow `loss`.
+    Key("loss", "number", "", "loss of the global model on the global test set", True),
+    Key("train_loss", "number", "", "weighted mean of the clients' losses during local training", True),
+    Key("cohort", "list", "", "clients that trained in this round"),
+    Key("refused", "list", "", "rejected uploads: client and reason of each"),
+    Key("lost", "list", "", "clients of the cohort whose rank failed, if there are any"),
+    Key("up_parameters", "integer", "parameters", "parameters that all clients sent"),
+    Key("down_parameters", "integer", "parameters", "parameters that all clients received"),
+    Key("wall_s", "number", "s", "duration of the round on rank 0, up to and including the server's step"),
+    Key("train_s", "number", "s", "training time of the rank that trained longest"),
+    Key("wait_s", "number", "s", "time that rank 0 waited for uploads while it had no client to train"),
+    Key("server_s", "number", "s", "time for checking the uploads and for the server's step"),
     # Metrics that the method reports with `server.figures(...)` stand here.
-    Key("sent_bytes", "integer", "bytes", "sent by rank 0"),
-    Key("received_bytes", "integer", "bytes", "received by rank 0"),
-    Key("sha256", "text", "", "of the global model after the round"),
+    Key("sent_bytes", "integer", "bytes", "bytes that rank 0 sent"),
+    Key("received_bytes", "integer", "bytes", "bytes that rank 0 received"),
+    Key("sha256", "text", "", "hash of the global model after the round"),
     # Metrics of the other evaluation protocols stand here.
-    Key("evaluate_s", "number", "s", "the evaluation of the round"),
-    Key("class_accuracy", "list", "%", "of the test samples of each class, the share that is recognised", True),
-    Key("diverged", "integer", "", "the round since which a loss has been far above its best, if it is"),
+    Key("evaluate_s", "number", "s", "time of the evaluation"),
+    Key("class_accuracy", "list", "%", "accuracy on the test samples of each class", True),
+    Key("diverged", "integer", "", "the round in which training began to diverge, if it has"),
 )
 CLIENTS_KEYS = (
     Key("round", "integer", "", "as in metrics.jsonl"),
     Key("client", "integer", "", "counted from 0"),
-    Key("site", "text", "", "its name, where clients are sites"),
-    Key("protocol", "text", "", "of the evaluation"),
-    Key("samples", "integer", "", "on which the client was evaluated"),
+    Key("site", "text", "", "name of the site, if clients are sites"),
+    Key("protocol", "text", "", "evaluation protocol"),
+    Key("samples", "integer", "", "number of samples on which the client was evaluated"),
     # The loss and the metrics of the task follow.
 )
 
