@@ -24,7 +24,7 @@ SECTIONS = {
     "augmentations": "Items of the list `data.augment`: `[{crop: {padding: 4}}, flip]`.",
     "tasks": "Options stand in the section `task`; see [tasks.md](tasks.md).",
     "rules": "Options stand in the section `server.rule`.",
-    "trackers": "Items of the list `track`: `[tensorboard, {wandb: {project: p}}]`; see [campaigns.md](campaigns.md).",
+    "loggers": "Items of the list `loggers`: `[tensorboard, {wandb: {project: p}}]`; see [campaigns.md](campaigns.md).",
 }
 
 

@@ -65,7 +65,7 @@ def _named(item: Any) -> Any:
 
 
 Name = Annotated[str, Field(min_length=1), AfterValidator(_plain)]
-NameWithOptions = Annotated[Any, AfterValidator(_named)]  # an augmentation, a tracker or a callback
+NameWithOptions = Annotated[Any, AfterValidator(_named)]  # an augmentation, a logger or a callback
 Protocol = Annotated[str, AfterValidator(_protocol)]
 Place = Annotated[Path, AfterValidator(_at_home)]
 DirectoryName = Annotated[str, AfterValidator(_directory_name)]

@@ -17,6 +17,8 @@ KEYS = {
     "compute.pack": "compute.clients_per_pass",
     "server.trains": "server.trains_clients",
     "state.memory": "client_state.max_gib",
+    "timeline": "trace",
+    "track": "loggers",
     "train.keep_optim": "train.persist_optimizer",
 }
 # Key -> {old value: new one}.

@@ -118,10 +118,10 @@ class Settings(Section):
     )
     rounds: Rounds = 20  # 0: only evaluate the initial model
     output: Place = Path("runs")  # folder of the run directories
-    timeline: bool = True  # each rank records the times of its work (fedmpi analyse timeline)
+    trace: bool = True  # each rank records the times of its work (fedmpi analyse timeline)
     record: RecordSettings = RecordSettings()  # what is recorded about updates
     report: bool = True  # rank 0 writes report.html at the end (fedmpi report)
-    track: tuple[NameWithOptions, ...] = ()  # trackers that get the metrics of each round (`fedmpi list trackers`)
+    loggers: tuple[NameWithOptions, ...] = ()  # loggers that get the metrics of each round (`fedmpi list loggers`)
     callbacks: tuple[NameWithOptions, ...] = ()  # file.py:Class: code of yours that gets them (docs/campaigns.md)
     data: DataSettings  # source, partition and preparation of the samples
     model: ModelSettings  # the architecture

@@ -20,7 +20,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.engine.tracing import WAITS
 from fedmpi.reports.page import Figure, Value
 from fedmpi.reports.run_groups import thinned
-from fedmpi.runtime.record.run_dir import TIMELINE, read_timelines
+from fedmpi.runtime.record.run_dir import TRACE, read_timelines
 
 LAPS, RANKS = 6, 24  # laps with their own colour, and ranks in a drawing, at most
 Job = dict[str, Any]
@@ -47,10 +47,10 @@ def last_job(run: Path) -> Job:
     try:
         jobs: list[Job] = [job for job in read_timelines(run) if any(r["rounds"] for r in job["ranks"].values())]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{run / TIMELINE} is damaged: a line is not as fedmpi writes it ({error})") from error
+        raise UserError(f"{run / TRACE} is damaged: a line is not as fedmpi writes it ({error})") from error
     if not jobs:
-        why = "written by `fedmpi run` unless the config has timeline: false"
-        raise UserError(f"{run} holds no {TIMELINE}/rank-*.jsonl with a round in it: {why}")
+        why = "written by `fedmpi run` unless the config has trace: false"
+        raise UserError(f"{run} holds no {TRACE}/rank-*.jsonl with a round in it: {why}")
     return jobs[-1]
 
 

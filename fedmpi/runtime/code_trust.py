@@ -36,7 +36,7 @@ from fedmpi.runtime.inspection.run_files import json_of, no_run
 if TYPE_CHECKING:
     from fedmpi.runtime.record.run_dir import RunDirectory
 
-NO_LOGGERS = ("track=[]", "callbacks=[]")  # reading a finished run must not notify trackers and callbacks
+NO_LOGGERS = ("loggers=[]", "callbacks=[]")  # reading a finished run must not notify loggers and callbacks
 NAMED = {  # config keys that can name code, with the kind of component
     ("data", "source"): "datasets",
     ("data", "partition", "scheme"): "partitions",

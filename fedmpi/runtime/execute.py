@@ -38,10 +38,10 @@ from fedmpi.runtime.checkpoints import Checkpoints, Rows
 from fedmpi.runtime.device import pick_device, set_numerics
 from fedmpi.runtime.record import atomic_files, console_text
 from fedmpi.runtime.record.data_files import write_own_preprocessing
+from fedmpi.runtime.record.loggers import make_loggers
 from fedmpi.runtime.record.metadata import describe_environment, resolve
 from fedmpi.runtime.record.recorder import RankRecorder, Recorder
 from fedmpi.runtime.record.run_dir import TimelineFile
-from fedmpi.runtime.record.tracking import make_loggers
 
 OUTCOME = "FEDMPI_OUTCOME"  # variable with the path of a file for rank 0's exit code and the number of rounds done
 Summary = dict[str, Any]
@@ -154,7 +154,7 @@ def _run(
     no_regroup = next((each["no_regroup"] for each in ranks if each["no_regroup"]), "")
     is_resumed, changes, identity, environment = False, list[str](), written.identity() | digests, Summary()
     if isinstance(recorder, Recorder):  # rank 0
-        loggers = make_loggers(settings) if settings.track or settings.callbacks else None
+        loggers = make_loggers(settings) if settings.loggers or settings.callbacks else None
         directory, is_resumed, changes = checkpoints.open_directory(settings, identity, until_end)
         backend = type(comm).__name__.lower()
         environment = describe_environment(job.launcher, backend, ranks, settings.compute.threads)
@@ -227,7 +227,7 @@ def _restore(experiment: Experiment, fed: Federation, recorder: RankRecorder, is
         comm.audit.open(path / "audit" / f"rank-{comm.rank}.jsonl")
     if silos:
         write_own_preprocessing(path, settings, experiment.data)
-    if settings.timeline and path.is_dir():
+    if settings.trace and path.is_dir():
         head = {"job": start["job"], "rank": comm.rank, "of": comm.size, "host": socket.gethostname()}
         file = TimelineFile(path, head)
         # A rank other than 0 waits for the next broadcast, and has time to write its lines before that.

@@ -25,7 +25,7 @@ KINDS = {
     "augmentations": "fedmpi.data.transforms",
     "tasks": "fedmpi.tasks",
     "rules": "fedmpi.aggregation.rules",
-    "trackers": "fedmpi.runtime.record.tracking",
+    "loggers": "fedmpi.runtime.record.loggers",
 }
 _ROOT = Path(__file__).parents[1]
 

@@ -19,7 +19,7 @@ from fedmpi.data.federated import Federated
 from fedmpi.runtime import build, build_data, memory
 from fedmpi.runtime.device import set_numerics
 from fedmpi.runtime.record import console_text
-from fedmpi.runtime.record.tracking import make_loggers
+from fedmpi.runtime.record.loggers import make_loggers
 from fedmpi.tasks.base import Task
 from fedmpi.tasks.survival import Survival
 

@@ -10,7 +10,7 @@ from helpers import fedmpi
 
 WORDS = (
     *("configs/quickstart.yaml", "method.name=fedavg", "model={name: mlp, hidden: [8]}", "rounds=3"),
-    *("timeline=false", "report=false"),
+    *("trace=false", "report=false"),
 )
 
 

@@ -21,7 +21,7 @@ OUTSIDE = {  # the modules, or packages of them, that alone may import a library
     "torchvision": {"common.torchvision_compat"},
     "mpi4py": {"comm.backends.mpi"},
     "typer": {"cli"},
-    "wandb": {"runtime.record.tracking"},
+    "wandb": {"runtime.record.loggers"},
     "rich": {"data.download.fetch"},
     "yaml": {"config.yaml_source", "reports.run_groups"},
     "sklearn": {"data.sources.flamby"},  # besides, the digits are read from its file

@@ -111,7 +111,7 @@ def replay_rounds(
     Yields the run directory, and whether its last round was not evaluated. Raises KeyboardInterrupt after a signal.
     """
     with tempfile.TemporaryDirectory(prefix="fedmpi-verify-") as place:
-        own = [f"output={json.dumps(place)}", "name=again", "timeline=false", "report=false"]
+        own = [f"output={json.dumps(place)}", "name=again", "trace=false", "report=false"]
         own += ["checkpoint.every=1000000"]
         own += ["checkpoint.resume=must", "checkpoint.changes=accept"] if start >= 0 else []
         settings = code_trust.replay_settings(run, trusted, overrides, own)

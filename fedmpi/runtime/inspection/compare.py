@@ -20,7 +20,7 @@ from fedmpi.runtime.inspection import run_files
 
 MISSING = object()
 HASH, MODEL = "sha256", "model.safetensors"
-NAMES = ("name", "timeline", "report")  # settings without influence on results
+NAMES = ("name", "trace", "report")  # settings without influence on results
 # Names of digests of data in identity.json end with one of these.
 DATA = ("partition", "training data", "test data", "layout", "initial weights")
 GROUPS = ("settings", "data", "code", "environment")

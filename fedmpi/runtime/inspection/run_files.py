@@ -12,7 +12,7 @@ from fedmpi.common.jsonl import read_jsonl
 
 OF_A_RUN = ("identity.json", "metrics.jsonl")
 SWEEP_LIST = "sweep.json"  # in the directory of a sweep: the request, the runs and their labels
-OF_EACH_RANK = ("state", "audit", "timeline")  # folders to which ranks other than 0 write, each on its own host
+OF_EACH_RANK = ("state", "audit", "trace")  # folders to which ranks other than 0 write, each on its own host
 TAIL = 1 << 20  # bytes that `tail` reads
 Row = dict[str, Any]
 

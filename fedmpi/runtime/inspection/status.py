@@ -88,7 +88,7 @@ def brief(run: Path, lines: JsonLines | None = None, now: float | None = None) -
     done = lines.rows[-1]["round"] + 1 if lines.rows else 0
     identity, summary = run_files.json_of(run / "identity.json") or {}, run_files.json_of(run / "summary.json") or {}
     rounds, round_s = _rounds(identity), _round_s(lines.rows)
-    written = run_files.changed([run / "metrics.jsonl", run / "log.txt", *run.glob("timeline/rank-*.jsonl")])
+    written = run_files.changed([run / "metrics.jsonl", run / "log.txt", *run.glob("trace/rank-*.jsonl")])
     is_late = written is None or now - written >= LATELY_S + TIMES * (round_s or 0.0)
     is_locked, who = lock.inspect(run)
     reason = str(summary.get("exit_reason", ""))

@@ -24,11 +24,11 @@ from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.checkpoints import Checkpoints
 from fedmpi.runtime.record import console_text
 from fedmpi.runtime.record.data_files import write_partition, write_preprocessing
+from fedmpi.runtime.record.loggers import LoggerCollection
 from fedmpi.runtime.record.metadata import resolve
 from fedmpi.runtime.record.run_dir import BEST, INITIAL, SEAL, RunDirectory, seal
 from fedmpi.runtime.record.saved_model import best_model, personal_facts
 from fedmpi.runtime.record.summary import metric_names, summary
-from fedmpi.runtime.record.tracking import LoggerCollection
 
 CLIENTS_TAIL = 1 << 16  # bytes read from the end of clients.jsonl: rows of more clients than are shown
 
@@ -70,7 +70,7 @@ class RankRecorder(RunCallbacks):
 
 
 class Recorder(RankRecorder):
-    """The recorder of rank 0: it sends results of a run to the run directory, the console, trackers and callbacks.
+    """The recorder of rank 0: it sends results of a run to the run directory, the console, loggers and callbacks.
 
     It is created before the ranks connect, so that a run can be closed whenever it fails. `open` is called later, when
     the run directory is known.
@@ -89,7 +89,7 @@ class Recorder(RankRecorder):
         """Start to record: set run directory and loggers, print `lines`, and write earlier log lines.
 
         Args:
-            loggers: Trackers and callbacks; None: the config names none.
+            loggers: Loggers and callbacks; None: the config names none.
         """
         settings, task = experiment.settings, experiment.task
         self.directory, self.experiment, self.stop, self.loggers = directory, experiment, stop, loggers

@@ -1,6 +1,6 @@
 """Write the run directory: all files that are needed to read, plot and repeat a run. docs/runs.md lists them.
 
-Rank 0 writes all files, except that each rank writes its own files of timeline, state and audit. A file that is written
+Rank 0 writes all files, except that each rank writes its own files of trace, state and audit. A file that is written
 once is written completely or not at all; lines are appended and flushed one by one. As JSON has no NaN, numbers that
 are not finite are written as null. Secrets are hidden (common/redaction.py). The directory of a run that was killed has
 no summary.json, but all its other files can be read.
@@ -35,7 +35,7 @@ SEALED = (  # files with checksums in seal.json, besides plugins/; no files of o
 )
 SYNCED = ("faults.jsonl", "accepted.jsonl")  # synchronised to disk, as a resumed run depends on every line
 END_S = 5.0  # seconds to wait for a write in progress when a run fails
-TIMELINE, FLUSH_S, MOST_LINES = "timeline", 5.0, 1000
+TRACE, FLUSH_S, MOST_LINES = "trace", 5.0, 1000
 
 
 class RunDirectory:
@@ -211,7 +211,7 @@ def seal_digest(facts: Mapping[str, Any]) -> str:
 
 # ---- timelines ----
 class TimelineFile:
-    """The timeline of one rank (durations of the parts of its rounds), as a file such as timeline/rank-0003.jsonl.
+    """The timeline of one rank (durations of the parts of its rounds), as a file such as trace/rank-0003.jsonl.
 
     Each job of a run begins with a line `head`: {"job": seconds since 1970, equal on all ranks, "rank": 3, "of": 8,
     "host": "node5"}. engine/tracing.py describes the other lines. They are written when the last write is more than
@@ -220,7 +220,7 @@ class TimelineFile:
     """
 
     def __init__(self, run: Path, head: Mapping[str, Any]) -> None:
-        self.path = run / TIMELINE / f"rank-{head['rank']:04}.jsonl"
+        self.path = run / TRACE / f"rank-{head['rank']:04}.jsonl"
         cut_line = [""] if self.path.exists() else []  # a line break, as a kill may have cut the last line
         self.waiting, self.is_writable = [*cut_line, json.dumps(head)], True
         self.flush()
@@ -241,8 +241,8 @@ class TimelineFile:
                 file.write("".join(f"{line}\n" for line in lines))
         except OSError as error:
             self.is_writable = False
-            message = f"timeline: cannot write {self.path}: {error.strerror or error}; this rank keeps none"
-            warnings.warn(RankWarning(f"{message} (timeline: false)"), stacklevel=2)
+            message = f"trace: cannot write {self.path}: {error.strerror or error}; this rank keeps none"
+            warnings.warn(RankWarning(f"{message} (trace: false)"), stacklevel=2)
 
 
 def read_timelines(run: Path) -> list[dict[str, Any]]:
@@ -251,7 +251,7 @@ def read_timelines(run: Path) -> list[dict[str, Any]]:
     Each is {"job": start time, "ranks": {rank: {"host": ..., "rounds": [lines]}}}. Damaged lines are left out.
     """
     jobs: dict[float, dict[str, Any]] = {}
-    for path in sorted((run / TIMELINE).glob("rank-*.jsonl")):
+    for path in sorted((run / TRACE).glob("rank-*.jsonl")):
         rounds: list[dict[str, Any]] | None = None
         for line in read_jsonl(path).rows:
             if "job" in line:

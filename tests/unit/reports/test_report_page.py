@@ -108,7 +108,7 @@ def large(path, rounds=ROUNDS, clients=CLIENTS, ranks=RANKS):
         each += [["uploads", 200.0, 5.0]]
         spans = [{"round": t, "at": 1e9 + t * 0.3, "s": 0.25, "spans": each} for t in range(rounds)]
         head = {"job": 1.0, "rank": rank, "of": ranks, "host": "h"}
-        lines(path / "timeline" / f"rank-{rank:04}.jsonl", [head, *spans])
+        lines(path / "trace" / f"rank-{rank:04}.jsonl", [head, *spans])
     return path
 
 
@@ -218,7 +218,7 @@ def test_names_and_texts_of_others_stay_text(tmp_path, monkeypatch):
     (run / "environment.json").write_text(json.dumps({"command": NASTY, "packages": {NASTY: NASTY}, "git": None}))
     head = {"job": 1.0, "rank": 0, "of": 1, "host": NASTY}
     spans = {"round": 0, "at": 1.0, "s": 1.0, "spans": [[NASTY, 0.0, 900.0]]}
-    lines(run / "timeline" / "rank-0000.jsonl", [head, spans])
+    lines(run / "trace" / "rank-0000.jsonl", [head, spans])
     content = made(run)
     page = offline(content)
     assert [tag for tag, _ in page.tags].count("script") == 1
@@ -241,7 +241,7 @@ def test_names_and_texts_of_others_stay_text(tmp_path, monkeypatch):
         ({"partition.json": "[]"}, "partition.json is damaged: no JSON object"),
         ({"config.yaml": "a: [1"}, "not valid YAML"),
         ({"config.yaml": "name: ${env:PATH}"}, "refers to environment variables"),
-        ({"timeline/rank-0000.jsonl": '{"job": 1}\n'}, "timeline is damaged"),
+        ({"trace/rank-0000.jsonl": '{"job": 1}\n'}, "trace is damaged"),
         ({"summary.json": '{"exit_reason": "failed: rank 2 is dead", "diverged": 1}'}, "failed: rank 2 is dead"),
     ],
 )

@@ -365,13 +365,13 @@ def test_a_run_goes_on_where_pictures_are_rounded_otherwise(tmp_path, monkeypatc
 def test_the_directory_of_a_host_without_rank_0_says_where_the_run_is(tmp_path):
     """There a site's rank has written its own state and audit alone."""
     place = tmp_path / "study"
-    for name in ("state/north", "audit", "timeline"):
+    for name in ("state/north", "audit", "trace"):
         (place / name).mkdir(parents=True)
     (tmp_path / "new.csv").touch()
     commands = (["predict", place, tmp_path / "new.csv", "--client", "north"], ["report", place, "--sites"])
     for command in (*commands, ["status", place], ["verify", place], ["compare", place, place], ["resume", place]):
         done = fedmpi(*command)
         assert (done.returncode, done.stdout) == (2, "")
-        assert "what the ranks of this host wrote (state/, audit/, timeline/)" in done.stderr
+        assert "what the ranks of this host wrote (state/, audit/, trace/)" in done.stderr
         assert "on the host of rank 0" in done.stderr
     assert "checkpoint.resume=must" in done.stderr

@@ -1,4 +1,4 @@
-"""Trackers and callbacks: what they are told, also when a run goes on; what goes wrong in them ends nothing."""
+"""Loggers and callbacks: what they are told, also when a run goes on; what goes wrong in them ends nothing."""
 
 import json
 import sys
@@ -114,11 +114,11 @@ def test_each_round_is_told_and_the_run_is_as_without_them(made, tmp_path, monke
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("track=[tensorbord]", "unknown tracker 'tensorbord'; did you mean 'tensorboard'"),
-        ("track=[{wandb: 3}]", r"track\.0\.wandb: 3 is not allowed; it takes options by their names"),
-        ("track=[{wandb: {projekt: x}}]", r"track\.0\.wandb\.projekt: unknown key; did you mean 'project'"),
-        ("track=[wandb]", r"track\.0: wandb needs a package: .*wandb.*; pip install 'fedmpi\[wandb\]'"),
-        ("track=tensorboard", "track: 'tensorboard' is not allowed; must be: list of"),
+        ("loggers=[tensorbord]", "unknown logger 'tensorbord'; did you mean 'tensorboard'"),
+        ("loggers=[{wandb: 3}]", r"loggers\.0\.wandb: 3 is not allowed; it takes options by their names"),
+        ("loggers=[{wandb: {projekt: x}}]", r"loggers\.0\.wandb\.projekt: unknown key; did you mean 'project'"),
+        ("loggers=[wandb]", r"loggers\.0: wandb needs a package: .*wandb.*; pip install 'fedmpi\[wandb\]'"),
+        ("loggers=tensorboard", "loggers: 'tensorboard' is not allowed; must be: list of"),
         ("callbacks=[3]", r"callbacks\.0: 3 is not allowed; a name, or {name: its options}, is needed"),
         ("callbacks=[none.py:A]", r"none\.py:A.*: there is no such file: .*none\.py"),
         ("callbacks=[mine.py:Nothing]", "mine.py' has no 'Nothing'"),
@@ -138,8 +138,8 @@ def test_mistakes_are_told_before_training(made, tmp_path, monkeypatch, given, w
 def test_tensorboard_reads_what_is_written(made, tmp_path):
     """By its own reader, over a run that goes on: a value a round, as in metrics.jsonl."""
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    execute(made(2, "track=[tensorboard]"))
-    execute(made(4, "track=[tensorboard]", "checkpoint.resume=must"))
+    execute(made(2, "loggers=[tensorboard]"))
+    execute(made(4, "loggers=[tensorboard]", "checkpoint.resume=must"))
     found = reader.EventAccumulator(str(tmp_path / "one" / "tensorboard"))
     found.Reload()
     for name in ("accuracy", "loss", "wall_s"):
@@ -166,8 +166,8 @@ def test_what_wandb_is_told(made, tmp_path, monkeypatch):
     module = Recorder("wandb")
     monkeypatch.setattr(Recorder, "said", said := [])
     monkeypatch.setitem(sys.modules, "wandb", module)
-    execute(made(2, "track=[{wandb: {project: mine}}]"))
-    execute(made(3, "track=[{wandb: {project: mine}}]", "checkpoint.resume=must"))
+    execute(made(2, "loggers=[{wandb: {project: mine}}]"))
+    execute(made(3, "loggers=[{wandb: {project: mine}}]", "checkpoint.resume=must"))
     calls = [each for each, _, _ in said if each != "Settings"]
     assert calls == ["init", "log", "log", "finish", "init", "log", "log", "finish"]
     begun = [named for each, _, named in said if each == "init"]

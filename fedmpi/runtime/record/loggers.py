@@ -1,6 +1,6 @@
-"""Pass the results of a run to trackers (such as TensorBoard) and to callbacks, which are classes of the user.
+"""Pass the results of a run to loggers (such as TensorBoard) and to callbacks, which are classes of the user.
 
-track: [tensorboard, {wandb: {project: mine}}]        `fedmpi list trackers`
+loggers: [tensorboard, {wandb: {project: mine}}]        `fedmpi list loggers`
 callbacks: [mine.py:Watch, {mine.py:Watch: {every: 5}}]
 
 Rank 0 calls them with copies of its data. An error in one of them does not end the run: a warning is given, and the
@@ -12,8 +12,8 @@ are the arguments of its __init__:
     round(row)      row: the row of metrics.jsonl, as a dict
     end(summary)    summary: the content of summary.json, as a dict; not called if the run fails
 
-A resumed run passes rounds that it trains again for a second time. The step of a tracker is the number of completed
-rounds. The file heard.json has the id of the run in trackers.
+A resumed run passes rounds that it trains again for a second time. The step of a logger is the number of completed
+rounds. The file logger_state.json has the id of the run in loggers.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from fedmpi.runtime.inspection.run_files import json_of
 from fedmpi.runtime.record.run_dir import RunDirectory
 
 registry: dict[str, str] = {
-    "tensorboard": "fedmpi.runtime.record.tracking:TensorBoard",
-    "wandb": "fedmpi.runtime.record.tracking:WandB",
+    "tensorboard": "fedmpi.runtime.record.loggers:TensorBoard",
+    "wandb": "fedmpi.runtime.record.loggers:WandB",
 }
-KIND = PluginKind("tracker", registry, "track")
-FILE = "heard.json"
+KIND = PluginKind("logger", registry, "loggers")
+FILE = "logger_state.json"
 HOOKS = ("begin", "round", "end")
 
 
 class LoggerCollection:
-    """The trackers and callbacks of a run. loggers: key and name in the config -> the object."""
+    """The loggers and callbacks of a run. loggers: key and name in the config -> the object."""
 
     def __init__(self, loggers: dict[str, Any]) -> None:
         self.loggers = loggers
@@ -82,14 +82,14 @@ class LoggerCollection:
 
 
 def make_loggers(settings: Settings) -> LoggerCollection:
-    """Make the trackers and callbacks of the config (keys `track` and `callbacks`).
+    """Make the loggers and callbacks of the config (keys `loggers` and `callbacks`).
 
     Raises:
         UserError: A name or option is unknown, a package is not installed, a class has none of the hooks, or its
             __init__ raises an error.
     """
     loggers: dict[str, Any] = {}
-    for key, items in (("track", settings.track), ("callbacks", settings.callbacks)):
+    for key, items in (("loggers", settings.loggers), ("callbacks", settings.callbacks)):
         for i, item in enumerate(items):
             name, options = (item, None) if isinstance(item, str) else next(iter(item.items()))
             logger = _make_logger(settings, key, f"{key}.{i}", name, options or {})
@@ -100,7 +100,7 @@ def make_loggers(settings: Settings) -> LoggerCollection:
 def _make_logger(settings: Settings, key: str, where: str, name: str, options: Any) -> Any:
     if not isinstance(options, dict):
         raise UserError(f"{where}.{name}: {options!r} is not allowed; it takes options by their names")
-    label, known = (KIND.label, registry) if key == "track" else ("callback", {})
+    label, known = (KIND.label, registry) if key == "loggers" else ("callback", {})
     kind = PluginKind(label, known, f"{where}.{name}")
     construct = make(kind, Selection(name, options), settings.origins(f"{where}.{name}"))
     try:
@@ -132,7 +132,7 @@ def _preserve_process_state() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-# ---- trackers ----
+# ---- loggers ----
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
     """Return a dict of all numbers in a row of metrics.jsonl; numbers in nested objects have dotted names."""
     values = flat(dict(row), "")
