@@ -74,15 +74,15 @@ def run(name, method, start, seed, root):
         if start == "coded" and name == "brca":
             words += [f"task.name={Path(__file__).resolve()}:TheirCox"]
         if start == "coded" and method == "Cyclic":
-            settings = expand.load(path, words).settings({"method": method, "seed": str(seed)})
+            settings = expand.load_sweep(path, words).run_settings({"method": method, "seed": str(seed)})
             rounds = turns(SITES[name], settings.rounds, seed)
             words += [
                 f"rounds={rounds}",
                 f"data.partition.only=[{FIRST[name]}]",
                 "cohort={fraction: 1, sampling: uniform}",
             ]
-        asked = expand.load(path, words)
-        settings = asked.settings({"method": method, "seed": str(seed)})
+        asked = expand.load_sweep(path, words)
+        settings = asked.run_settings({"method": method, "seed": str(seed)})
         made = build.experiment(settings, build_data.partitioned(settings), torch.device("cpu"))
     rows = []
     build.federation(made, Solo(torch.device("cpu")), lambda: False, RunCallbacks(rows.append)).run()
@@ -91,7 +91,7 @@ def run(name, method, start, seed, root):
 
 def outside(name, found):
     """Yield a line for each cell whose mean, for any kind of initial weights, is beyond two published deviations."""
-    for at, each in enumerate(expand.load(CONFIGS / f"flamby_{name}.yaml").published):
+    for at, each in enumerate(expand.load_sweep(CONFIGS / f"flamby_{name}.yaml").published):
         for (method,), (mean, std) in each.values.items():
             ours = {}
             for (where, what, start, _), figures in found.items():
@@ -124,7 +124,7 @@ def main():
         if not there:
             writer.writerow(COLUMNS)
         for name in arguments.sets or LAYER:
-            methods = [key for (key,) in expand.load(CONFIGS / f"flamby_{name}.yaml").published[0].values]
+            methods = [key for (key,) in expand.load_sweep(CONFIGS / f"flamby_{name}.yaml").published[0].values]
             methods = [method for method in methods if method in (arguments.methods or methods)]
             cases = [(name, m, s, seed) for m in methods for s in ("ours", "theirs") for seed in arguments.seeds]
             coded = [method for method in methods if name == "brca" or method == "Cyclic"]

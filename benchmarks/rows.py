@@ -19,19 +19,19 @@ from fedmpi.sweeps import expand, progress
 def row(labels, settings, figures, of):
     """Return [label, ..., metric, ..., hash] of a run; None if the run is not finished."""
     state = progress.read_state(settings)
-    if state.what != progress.DONE:
+    if state.status != progress.DONE:
         return None
-    other = replace(state, summary=progress.diagnostics(settings))
+    other = replace(state, summary=progress.summarize_diagnostics(settings))
     looks = ["", *(f"{protocol}_" for protocol in settings.evaluate.protocol)]  # prefixes of the run's protocols
 
     def value(name):
         if progress.is_diagnostic(name):
             return other.figure(of, name)
-        found = (state.figure(of, look + name) for look in looks)
+        found = (state.get_metric(of, look + name) for look in looks)
         return next((each for each in found if each == each), float("nan"))
 
     values = map(value, figures)
-    return [*labels.values(), *(f"{value:.6g}" for value in values), progress.last_row(settings)["sha256"][:16]]
+    return [*labels.values(), *(f"{value:.6g}" for value in values), progress.read_last_row(settings)["sha256"][:16]]
 
 
 def main():
@@ -41,10 +41,10 @@ def main():
     parser.add_argument("--figures", nargs="+", default=["accuracy"])
     parser.add_argument("--of", choices=["last", "mean_last_10"], default="last")
     given = parser.parse_intermixed_args()
-    asked = expand.load(given.sweep, given.settings)
+    asked = expand.load_sweep(given.sweep, given.settings)
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow([*(axis.name for axis in asked.axes), *given.figures, "sha256"])
-    writer.writerows(filter(None, (row(*each, given.figures, given.of) for each in asked.runs())))
+    writer.writerows(filter(None, (row(*each, given.figures, given.of) for each in asked.first_stage_runs())))
 
 
 if __name__ == "__main__":

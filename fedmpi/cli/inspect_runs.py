@@ -36,9 +36,9 @@ def status(
     For a sweep, show which runs are finished, and which have failed and why. The exit code is 0 if the run is running
     or finished; 75 if it was stopped or killed and can be resumed; 1 if it has failed or cannot be resumed. For a
     sweep it is the worst of the runs' exit codes."""
-    from fedmpi.sweeps.sweep_status import look
+    from fedmpi.sweeps.sweep_status import read_status
 
-    facts, lines, code = look(where)
+    facts, lines, code = read_status(where)
     typer.echo(json.dumps(facts, allow_nan=False, indent=2) if as_json else "\n".join(lines))
     raise typer.Exit(code)
 
@@ -168,14 +168,14 @@ def reproduce(
     from fedmpi.sweeps import expand, reproduce
 
     if name is None or "=" in name:
-        return table(list(reproduce.overview([*([name] if name else []), *(overrides or ())])))
+        return table(list(reproduce.describe_tables([*([name] if name else []), *(overrides or ())])))
     path = reproduce.find_table(name)
-    asked = expand.load(path, overrides or ())
-    apply_machine_settings(asked.settings(asked.first()[0]))
+    asked = expand.load_sweep(path, overrides or ())
+    apply_machine_settings(asked.run_settings(asked.first_stage_labels()[0]))
     import fedmpi.runtime.execute  # noqa: F401  imported here once, for all child processes
     from fedmpi.sweeps import run_sweep as runs
 
     reproduce.fetch_data(asked, typer.echo)
-    if code := runs.run(asked, jobs, train_child, typer.echo):
+    if code := runs.run_sweep(asked, jobs, train_child, typer.echo):
         raise typer.Exit(code)
-    raise typer.Exit(reproduce.write(asked, to or Path("reproduction") / path.stem, typer.echo))
+    raise typer.Exit(reproduce.write_comparison(asked, to or Path("reproduction") / path.stem, typer.echo))

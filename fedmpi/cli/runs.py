@@ -109,12 +109,12 @@ def validate(config: Config, overrides: Overrides = None) -> None:
     the settings of all runs, and the data, models and methods of enough runs to cover every value in the sweep."""
     from fedmpi.sweeps import expand
 
-    if expand.is_sweep(config):
-        asked = expand.load(config, overrides or ())
-        apply_machine_settings(asked.settings(asked.labels[0]))
+    if expand.is_sweep_file(config):
+        asked = expand.load_sweep(config, overrides or ())
+        apply_machine_settings(asked.run_settings(asked.labels[0]))
         from fedmpi.sweeps import run_sweep as runs
 
-        return runs.validate(asked, typer.echo)
+        return runs.validate_sweep(asked, typer.echo)
     settings = configs.load(config, overrides or ())
     apply_machine_settings(settings)
     from fedmpi.runtime.validate import validate_settings
@@ -132,7 +132,7 @@ def plan(
     """Show the memory and the traffic in bytes that a run of CONFIG would need on N ranks, without training."""
     from fedmpi.sweeps import expand
 
-    if expand.is_sweep(config):
+    if expand.is_sweep_file(config):
         raise UserError(f"{config} asks for many runs; plan one of them: a config without `over`")
     settings = configs.load(config, overrides or ())
     apply_machine_settings(settings, "plan")

@@ -41,8 +41,8 @@ def sweep(
     has the directory output/NAME/RUN, gives the same bits as `fedmpi run`, and resumes if it was stopped before."""
     from fedmpi.sweeps import expand, slurm, sweep_status
 
-    asked = expand.load(file, overrides or ())
-    place = asked.settings(asked.first()[0]).output
+    asked = expand.load_sweep(file, overrides or ())
+    place = asked.run_settings(asked.first_stage_labels()[0]).output
     if is_run(place):
         problem = f"{place} is the directory of a run, in which no runs of a sweep can lie"
         raise UserError(f"{file}: name: {problem}; choose another name")
@@ -52,22 +52,22 @@ def sweep(
         raise UserError(f"--resume: there is no {place}: nothing of {file} was begun here; leave --resume out")
     given = slurm.ArrayOptions(max_running, gpus, ranks, tuple(option or ()))
     if sbatch:
-        raise typer.Exit(slurm.submit(asked, given, dry_run, typer.echo))
+        raise typer.Exit(slurm.submit_sweep(asked, given, dry_run, typer.echo))
     if dry_run or given != slurm.ArrayOptions():
         raise UserError("--dry-run, --max-running, --gpus, --ranks, --option go with --sbatch")
     if status and not check:
-        sweep_status.show(asked, typer.echo)
+        sweep_status.show_status(asked, typer.echo)
         return
-    apply_machine_settings(asked.settings(asked.first()[0]))
+    apply_machine_settings(asked.run_settings(asked.first_stage_labels()[0]))
     from fedmpi.sweeps import run_sweep as runs
 
     if not check:
         import fedmpi.reports.report
         import fedmpi.runtime.execute  # noqa: F401
     if check:
-        return runs.check(asked, typer.echo)
+        return runs.check_complete(asked, typer.echo)
     require_single_process()
-    code = runs.run(asked, jobs, train_child, typer.echo)
+    code = runs.run_sweep(asked, jobs, train_child, typer.echo)
     if not code:
         folder = shlex.quote(str(place))
         typer.echo(f"next: fedmpi table {folder}; fedmpi report {folder}")
@@ -78,8 +78,8 @@ def _one(asked: "Sweep", name: str, process: CommandProcess) -> int:
     """Train one run of a sweep on this rank, under any launcher, unless the run is finished; return the exit code."""
     from fedmpi.sweeps import progress, slurm
 
-    settings = progress.resuming(slurm.find_run(asked, name))
-    if progress.read_state(settings).what == progress.DONE:
+    settings = progress.with_auto_resume(slurm.find_run(asked, name))
+    if progress.read_state(settings).status == progress.DONE:
         return 0
     apply_machine_settings(settings)
     import fedmpi.runtime.execute  # noqa: F401
@@ -106,8 +106,8 @@ def table(
     if file.is_dir():
         file, before = sweep_status.read_sweep_list(file)
         given = [*before, *given]
-    asked = expand.load(file, given)
-    table_formats.show(asked, metric, of, rows, to, typer.echo)
+    asked = expand.load_sweep(file, given)
+    table_formats.show_table(asked, metric, of, rows, to, typer.echo)
 
 
 def train_child(settings: Settings) -> NoReturn:

@@ -16,7 +16,7 @@ from fedmpi.config.field_types import Section
 from fedmpi.config.yaml_source import Document
 
 SEED = "seed"
-OF = ("last", "mean_last_10", "best", "selected")  # parts of summary.json that contain metrics
+SUMMARY_PARTS = ("last", "mean_last_10", "best", "selected")  # parts of summary.json that contain metrics
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Axis:
         plain = re.sub(r"[^A-Za-z0-9.]+", "-", label).strip("-.").lower() or "x"
         return f"{self.name.rpartition('.')[2]}-{plain}" if self.is_key else plain
 
-    def is_set_by(self, key: str) -> bool:
+    def sets_key(self, key: str) -> bool:
         """Return whether a key is the one that this axis varies, or selects a component that the axis varies."""
         if self.is_key:
             return key == self.name
@@ -59,7 +59,9 @@ def read_axis(path: Path, document: Document, name: str, given: Any, below: str 
     if name in ("name", "output", "base"):
         raise UserError(f"{where}: {name} is no axis: runs get their names and places from the labels of the others")
     if isinstance(given, dict) and given:
-        layers = {label: _layer(document, f"{below}.{name}.{label}", tree) for label, tree in given.items()}
+        layers = {
+            label: _read_label_settings(document, f"{below}.{name}.{label}", tree) for label, tree in given.items()
+        }
         return Axis(name, layers, is_key=False)
     if not isinstance(given, list) or not given:
         raise UserError(f"{where}: {show(given)}; a list of values or files, or names with settings, is needed")
@@ -72,13 +74,13 @@ def read_axis(path: Path, document: Document, name: str, given: Any, below: str 
             "{mine: {...}}"
         )
     else:
-        layers = {_label(item): loading.nested(name, item, where) for item in given}
+        layers = {_format_label(item): loading.nested(name, item, where) for item in given}
     if len(layers) < len(given):
         raise UserError(f"{where}: a value stands twice, or two files have one name; each once")
     return Axis(name, layers, is_key)
 
 
-def _label(value: Any) -> str:
+def _format_label(value: Any) -> str:
     """Format a value as in YAML, as the label of an axis.
 
     >>> [_label(x) for x in (0.1, 1, True, None, "iid")]
@@ -89,7 +91,7 @@ def _label(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _layer(document: Document, dotted: str, tree: Any) -> Document:
+def _read_label_settings(document: Document, dotted: str, tree: Any) -> Document:
     """Return the settings of one label, with the lines in which they were written."""
     if not isinstance(tree, dict):
         where = document.origins.get(dotted, "")
@@ -117,7 +119,7 @@ def read_labels(path: Path, axes: Sequence[Axis], key: str, given: dict[str, Any
     for name, labels in given.items():
         if name not in known:
             raise UserError(f"{path}: {key}: unknown axis '{name}'; {nearest(name, known)}")
-        chosen[name] = [_label(label) for label in (labels if isinstance(labels, list) else [labels])]
+        chosen[name] = [_format_label(label) for label in (labels if isinstance(labels, list) else [labels])]
         for label in chosen[name]:
             if label not in known[name].choices:
                 raise UserError(f"{path}: {key}.{name}: unknown label '{label}'; {nearest(label, known[name].choices)}")
@@ -134,7 +136,7 @@ class PublishedSection(Section):
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedResults:
     """Published values of one metric, with which the results of a sweep are compared."""
 
     source: str
@@ -143,17 +145,17 @@ class Published:
     values: dict[tuple[str, ...], tuple[float, float]]  # a label of each axis -> (mean, standard deviation or nan)
 
     @property
-    def figure(self) -> tuple[str, str]:
+    def metric_key(self) -> tuple[str, str]:
         """The part of summary.json (one of OF) and the name of the metric in it."""
         first, _, rest = self.metric.partition(" ")
-        return (first, rest) if first in OF and rest else ("last", self.metric)
+        return (first, rest) if first in SUMMARY_PARTS and rest else ("last", self.metric)
 
-    def value(self, labels: Mapping[str, str]) -> tuple[float, float] | None:
+    def find_cell(self, labels: Mapping[str, str]) -> tuple[float, float] | None:
         """Return the published mean and standard deviation of a cell, {axis: label}; None if there is none."""
         return self.values.get(tuple(labels.get(name, "") for name in self.axes))
 
 
-def read_published(path: Path, axes: Sequence[Axis], section: PublishedSection) -> tuple[Published, ...]:
+def read_published_results(path: Path, axes: Sequence[Axis], section: PublishedSection) -> tuple[PublishedResults, ...]:
     """Read the published values of a sweep file.
 
     Returns:
@@ -168,18 +170,20 @@ def read_published(path: Path, axes: Sequence[Axis], section: PublishedSection) 
         raise UserError(f"{path}: published.axes: {show(names)}; a list of {', '.join(known)} is needed")
     metrics = section.metric if isinstance(section.metric, list) else [section.metric]
     values: dict[str, dict[tuple[str, ...], tuple[float, float]]] = {metric: {} for metric in metrics}
-    for labels, cell in _cells(section.values, [known[name] for name in names], f"{path}: published.values"):
+    for labels, cell in _iterate_cells(section.values, [known[name] for name in names], f"{path}: published.values"):
         where = ".".join([f"{path}: published.values", *labels])
         figures = cell if isinstance(section.metric, list) else [cell]
         if not isinstance(figures, list) or len(figures) != len(metrics):
             raise UserError(f"{where}: {show(cell)}; a list with a figure of each metric is needed: {metrics}")
         for metric, figure in zip(metrics, figures, strict=True):
             if figure is not None:
-                values[metric][labels] = _mean_and_deviation(where, figure)
-    return tuple(Published(section.source, metric, tuple(names), of_metric) for metric, of_metric in values.items())
+                values[metric][labels] = _parse_mean_and_deviation(where, figure)
+    return tuple(
+        PublishedResults(section.source, metric, tuple(names), of_metric) for metric, of_metric in values.items()
+    )
 
 
-def _cells(tree: Any, axes: Sequence[Axis], where: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _iterate_cells(tree: Any, axes: Sequence[Axis], where: str) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield (labels, value) of each cell of nested mappings that have one level per axis."""
     if not axes:
         yield (), tree
@@ -189,11 +193,11 @@ def _cells(tree: Any, axes: Sequence[Axis], where: str) -> Iterator[tuple[tuple[
     for label, below in tree.items():
         if label not in axes[0].choices:
             raise UserError(f"{where}: unknown label '{label}' of {axes[0].name}; {nearest(label, axes[0].choices)}")
-        for labels, cell in _cells(below, axes[1:], f"{where}.{label}"):
+        for labels, cell in _iterate_cells(below, axes[1:], f"{where}.{label}"):
             yield (label, *labels), cell
 
 
-def _mean_and_deviation(where: str, given: Any) -> tuple[float, float]:
+def _parse_mean_and_deviation(where: str, given: Any) -> tuple[float, float]:
     pair = given if isinstance(given, list) else [given, math.nan]
     numbers = len(pair) == 2 and all(type(x) in (int, float) for x in pair)
     if not numbers or not math.isfinite(pair[0]) or pair[1] < 0 or pair[1] == math.inf:

@@ -40,8 +40,8 @@ from fedmpi.config.schema import Settings
 from fedmpi.config.yaml_source import Document
 from fedmpi.runtime.inspection.run_files import SWEEP_LIST
 from fedmpi.sweeps import progress, tuning
-from fedmpi.sweeps.axes import Axis, Published, PublishedSection, read_axis, read_labels, read_published
-from fedmpi.sweeps.tuning import Best, BestSection, Choice
+from fedmpi.sweeps.axes import Axis, PublishedResults, PublishedSection, read_axis, read_labels, read_published_results
+from fedmpi.sweeps.tuning import BestSection, Choice, Tuning
 
 Labels = dict[str, str]  # axis -> label
 
@@ -67,32 +67,32 @@ class Sweep:
     path: Path
     axes: tuple[Axis, ...]
     labels: tuple[Labels, ...]  # of each run, without the labels of a candidate
-    published: tuple[Published, ...]  # one for each metric
+    published: tuple[PublishedResults, ...]  # one for each metric
     base: Document = field(repr=False)  # the settings that all runs share
     overrides: tuple[str, ...] = ()  # of settings
-    best: Best | None = None
-    given: tuple[str, ...] = ()  # all overrides, including those of the keys that only sweep files have
+    tuning: Tuning | None = None
+    all_overrides: tuple[str, ...] = ()  # all overrides, including those of the keys that only sweep files have
 
     @property
     def command(self) -> str:
         """The command line that trains the sweep. Secrets in it are replaced by a mark."""
-        return shlex.join(["fedmpi", "sweep", str(self.path), *map(loading.shown, self.given)])
+        return shlex.join(["fedmpi", "sweep", str(self.path), *map(loading.shown, self.all_overrides)])
 
-    def name(self, labels: Labels) -> str:
+    def run_name(self, labels: Labels) -> str:
         """Return the name of the run with these labels, which consists of a part for each axis."""
         return "_".join(axis.slug(labels[axis.name]) for axis in self._axes_of(labels))
 
     def _axes_of(self, labels: Labels) -> list[Axis]:
-        every = (*self.axes, *(self.best.axes if self.best else ()))
+        every = (*self.axes, *(self.tuning.axes if self.tuning else ()))
         return [axis for axis in every if axis.name in labels]
 
-    def settings(self, labels: Labels) -> Settings:
+    def run_settings(self, labels: Labels) -> Settings:
         """Return the settings of the run with these labels. Its directory is output/SWEEP/RUN.
 
         Raises:
             UserError: if the settings contain mistakes; the message names the labels of the run.
         """
-        layers = [self.best.measured] if self.best else []
+        layers = [self.tuning.evaluation_layer] if self.tuning else []
         layers += [self.base, *(axis.choices[labels[axis.name]] for axis in self._axes_of(labels))]
         layers.append(loading.command_line(self.overrides))
         try:
@@ -100,68 +100,68 @@ class Sweep:
         except UserError as error:
             run = ", ".join(f"{name}: {label}" for name, label in labels.items())
             raise UserError(f"{error}\n  in the run {run}") from error
-        return settings.model_copy(update={"output": settings.output / settings.name, "name": self.name(labels)})
+        return settings.model_copy(update={"output": settings.output / settings.name, "name": self.run_name(labels)})
 
-    def first(self) -> list[Labels]:
+    def first_stage_labels(self) -> list[Labels]:
         """Return the labels of all runs; with `best`, those of the tuning runs, one for each candidate."""
-        if self.best is None:
+        if self.tuning is None:
             return list(self.labels)
-        on = [each for each in self.labels if self.best.tunes(each)]
-        return [labels | candidate for labels in on for candidate in self.best.candidates]
+        on = [each for each in self.labels if self.tuning.is_tuning_run(each)]
+        return [labels | candidate for labels in on for candidate in self.tuning.candidates]
 
-    def covering(self) -> Iterator[Labels]:
+    def covering_labels(self) -> Iterator[Labels]:
         """Yield the labels of a few runs that together contain every label of every axis."""
         seen: set[tuple[str, str]] = set()
-        for labels in self.first():
+        for labels in self.first_stage_labels():
             if not seen.issuperset(labels.items()):
                 seen |= labels.items()
                 yield labels
 
-    def runs(self) -> Iterator[tuple[Labels, Settings]]:
+    def first_stage_runs(self) -> Iterator[tuple[Labels, Settings]]:
         """Yield labels and settings of all runs; with `best`, only those of the tuning runs.
 
         Raises:
             UserError: if two runs have the same settings.
         """
         seen: dict[str, Labels] = {}
-        for labels in self.first():
-            settings = self.settings(labels)
+        for labels in self.first_stage_labels():
+            settings = self.run_settings(labels)
             same = seen.setdefault(settings.model_dump_json(exclude={"name", "output"}), labels)
             if same is not labels:
                 raise UserError(f"{self.path}: over: {same} and {labels} are one run: their settings do not differ")
             yield labels, settings
 
-    def choices(self) -> dict[tuple[str, ...], Choice]:
+    def tuning_choices(self) -> dict[tuple[str, ...], Choice]:
         """Return {cell: choice of `best`} for all cells, including choices that still lack runs; {} without `best`."""
-        return tuning.choose(self.best, self.runs()) if self.best else {}
+        return tuning.choose_candidates(self.tuning, self.first_stage_runs()) if self.tuning else {}
 
     def final_runs(self) -> list[tuple[Labels, Settings | None]]:
         """Return labels and settings of the runs in the table; settings are None if no candidate is chosen yet."""
-        if self.best is None:
-            return list(self.runs())
-        chosen = self.choices()
-        candidates = [chosen[self.best.cell(labels)].chosen for labels in self.labels]
+        if self.tuning is None:
+            return list(self.first_stage_runs())
+        chosen = self.tuning_choices()
+        candidates = [chosen[self.tuning.cell_key(labels)].chosen for labels in self.labels]
         return [
-            (labels, None if candidate is None else self.settings(labels | candidate))
+            (labels, None if candidate is None else self.run_settings(labels | candidate))
             for labels, candidate in zip(self.labels, candidates, strict=True)
         ]
 
     def known_runs(self) -> list[Settings]:
         """Return the settings of all runs that are known so far: tuning runs, and runs with chosen candidates."""
-        runs = [settings for _, settings in (*self.runs(), *(self.final_runs() if self.best else ()))]
+        runs = [settings for _, settings in (*self.first_stage_runs(), *(self.final_runs() if self.tuning else ()))]
         return list({settings.name: settings for settings in runs if settings is not None}.values())
 
-    def is_over(self, settings: Settings) -> bool:
+    def needs_no_training(self, settings: Settings) -> bool:
         """Return whether a run needs no more training because it is done, or is a candidate of `best` that diverged."""
         state = progress.read_state(settings)
-        return state.what == progress.DONE or (self.best is not None and state.diverged)
+        return state.status == progress.DONE or (self.tuning is not None and state.diverged)
 
-    def write_list(self, place: Path, names: Iterable[str]) -> None:
+    def write_run_list(self, place: Path, names: Iterable[str]) -> None:
         """Write sweep.json, which lists the runs, to their directory, for `fedmpi status` and `fedmpi report`."""
-        known, runs = {self.name(labels): labels for labels in self.first()}, list(names)
+        known, runs = {self.run_name(labels): labels for labels in self.first_stage_labels()}, list(names)
         content = {
             "file": str(self.path.resolve()),
-            "overrides": [loading.shown(text) for text in self.given],
+            "overrides": [loading.shown(text) for text in self.all_overrides],
             "runs": runs,
             "labels": {name: known[name] for name in runs if name in known},
         }
@@ -176,12 +176,12 @@ class Sweep:
             raise UserError(f"output: cannot write to {place}: {error.strerror}; choose another output") from error
 
 
-def is_sweep(path: str | Path) -> bool:
+def is_sweep_file(path: str | Path) -> bool:
     """Return whether a config file, or one of its bases, describes a sweep."""
     return any(key in loading.files(Path(path)).data for key in SWEEP)
 
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
+def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     """Load a sweep from a file.
 
     Args:
@@ -209,21 +209,23 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
         raise UserError(f"{path}: over: there are no axes; a sweep needs some: over: {{seed: [0, 1, 2]}}")
     axes = tuple(read_axis(path, document, name, values) for name, values in keys.over.items())
     for text, axis in product(rest, axes):
-        if axis.is_set_by(text.partition("=")[0]):
+        if axis.sets_key(text.partition("=")[0]):
             remedy = f"choose runs by only={{{axis.name}: ...}}, or others by over={{{axis.name}: ...}}"
             raise UserError(f"command line: {loading.shown(text)}: the sweep's axis {axis.name} sets that; {remedy}")
-    labels = tuple(_labels(path, axes, keys.only or {}, keys.leave_out or []))
-    chosen = tuning.read(path, document, axes, labels, keys.best) if keys.best else None
-    reported = read_published(path, axes, keys.published) if keys.published else ()
+    labels = tuple(_expand_labels(path, axes, keys.only or {}, keys.leave_out or []))
+    chosen = tuning.read_tuning(path, document, axes, labels, keys.best) if keys.best else None
+    reported = read_published_results(path, axes, keys.published) if keys.published else ()
     sweep = Sweep(path, axes, labels, reported, document, tuple(rest), chosen, tuple(overrides))
     names: dict[str, Labels] = {}
-    for each in sweep.first():
-        if (first := names.setdefault(sweep.name(each), each)) is not each:
-            raise UserError(f"{path}: over: {first} and {each} have one name, {sweep.name(each)}; rename one")
+    for each in sweep.first_stage_labels():
+        if (first := names.setdefault(sweep.run_name(each), each)) is not each:
+            raise UserError(f"{path}: over: {first} and {each} have one name, {sweep.run_name(each)}; rename one")
     return sweep
 
 
-def _labels(path: Path, axes: Sequence[Axis], only: dict[str, Any], leave_out: list[dict[str, Any]]) -> list[Labels]:
+def _expand_labels(
+    path: Path, axes: Sequence[Axis], only: dict[str, Any], leave_out: list[dict[str, Any]]
+) -> list[Labels]:
     """Return the labels of each run: all combinations of labels that `only` allows, without those in `leave_out`."""
     chosen = read_labels(path, axes, "only", only)
     excluded = [read_labels(path, axes, f"leave_out[{i}]", entry) for i, entry in enumerate(leave_out)]

@@ -28,26 +28,26 @@ from fedmpi.common.errors import RESTART_LATER, UserError
 from fedmpi.config import Settings
 
 PR_SET_PDEATHSIG = 1
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-BYTES_OF_A_RUN = 2 << 30  # free memory that --jobs auto requires for each run that trains at the same time
-Job = Callable[[Settings], NoReturn]  # trains a run and exits with its exit code
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+MIN_FREE_BYTES_PER_RUN = 2 << 30  # free memory that --jobs auto requires for each run that trains at the same time
+TrainFunction = Callable[[Settings], NoReturn]  # trains a run and exits with its exit code
 
 
 @dataclass
-class Running:
+class ActiveRun:
     """A run that is training or has just ended."""
 
     settings: Settings
     process: BaseProcess
     slot: int  # from 0; different for all runs that train at the same time
-    began: float  # time.monotonic()
+    started_at: float  # time.monotonic()
 
     @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.began
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.started_at
 
 
-class Pool:
+class ProcessPool:
     """A pool of child processes, each of which trains one run.
 
     Args:
@@ -57,10 +57,10 @@ class Pool:
         on_end: called with each run that has ended.
     """
 
-    def __init__(self, job: Job, jobs: int, gpus: Sequence[str], on_end: Callable[[Running], None]) -> None:
-        self.job, self.jobs, self.gpus, self.on_end = job, jobs, gpus, on_end
-        self.running: list[Running] = []
-        self.ended = 0
+    def __init__(self, job: TrainFunction, jobs: int, gpus: Sequence[str], on_end: Callable[[ActiveRun], None]) -> None:
+        self.train_run, self.max_active, self.gpus, self.on_end = job, jobs, gpus, on_end
+        self.active_runs: list[ActiveRun] = []
+        self.num_ended = 0
         self.stop_signals = 0
 
     def run(self, todo: Sequence[Settings]) -> bool:
@@ -69,72 +69,74 @@ class Pool:
         Returns:
             False if a signal ended the training early, otherwise True.
         """
-        before = [signal.signal(number, self._stop) for number in SIGNALS]
+        before = [signal.signal(number, self._forward_stop_signal) for number in STOP_SIGNALS]
         waiting = deque(todo)
         try:
-            while self.running or (waiting and not self.stop_signals):
-                while waiting and not self.stop_signals and len(self.running) < self.jobs:
-                    self._start(waiting.popleft())
-                wait([each.process.sentinel for each in self.running])
-                for each in [each for each in self.running if each.process.exitcode is not None]:
-                    self.running.remove(each)
-                    self.ended += 1
+            while self.active_runs or (waiting and not self.stop_signals):
+                while waiting and not self.stop_signals and len(self.active_runs) < self.max_active:
+                    self._start_run(waiting.popleft())
+                wait([each.process.sentinel for each in self.active_runs])
+                for each in [each for each in self.active_runs if each.process.exitcode is not None]:
+                    self.active_runs.remove(each)
+                    self.num_ended += 1
                     self.on_end(each)
         finally:
-            for each in self.running:  # some are left only after an unexpected error
+            for each in self.active_runs:  # some are left only after an unexpected error
                 each.process.kill()
-            for number, handler in zip(SIGNALS, before, strict=True):
+            for number, handler in zip(STOP_SIGNALS, before, strict=True):
                 signal.signal(number, handler)
         return not self.stop_signals
 
-    def _stop(self, number: int, frame: object) -> None:
+    def _forward_stop_signal(self, number: int, frame: object) -> None:
         """Handle a stop signal: ask the child processes to stop; at the third signal, kill them."""
         self.stop_signals += 1
-        for each in self.running:
+        for each in self.active_runs:
             with suppress(ProcessLookupError):  # the process has ended in the meantime
                 os.kill(each.process.pid or 0, signal.SIGTERM if self.stop_signals < 3 else signal.SIGKILL)
 
-    def _start(self, settings: Settings) -> None:
-        slot = min({*range(self.jobs)} - {each.slot for each in self.running})
+    def _start_run(self, settings: Settings) -> None:
+        slot = min({*range(self.max_active)} - {each.slot for each in self.active_runs})
         gpu = self.gpus[slot % len(self.gpus)] if self.gpus else None
         sys.stdout.flush()
         gc.freeze()  # keeps the memory pages of imported modules shared between the child processes
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
             if not self.stop_signals:  # a signal that has already arrived would not be forwarded to this run
                 child = multiprocessing.get_context("fork").Process(
-                    target=_train, args=(self.job, settings, gpu, os.getpid(), blocked)
+                    target=_train_in_child, args=(self.train_run, settings, gpu, os.getpid(), blocked)
                 )
                 child.start()
-                self.running.append(Running(settings, child, slot, time.monotonic()))
+                self.active_runs.append(ActiveRun(settings, child, slot, time.monotonic()))
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
-def _train(job: Job, settings: Settings, gpu: str | None, parent: int, unblocked: set[signal.Signals]) -> None:
+def _train_in_child(
+    job: TrainFunction, settings: Settings, gpu: str | None, parent: int, unblocked: set[signal.Signals]
+) -> None:
     """Train a run in a child process, which writes to a log file and is asked to stop when the sweep's process dies."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os._exit(RESTART_LATER)
     os.setpgid(0, 0)  # Ctrl-C then reaches only the sweep's process, which forwards it once
-    with log(settings).open("ab") as file, open(os.devnull) as nothing:
+    with console_log_path(settings).open("ab") as file, open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-    for number in SIGNALS:
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
     job(settings)
 
 
-def log(settings: Settings) -> Path:
+def console_log_path(settings: Settings) -> Path:
     """Return the path of a run's console log, which is beside the run directory, as that may not exist yet."""
     return settings.output / f"{settings.name}.log"
 
 
-def resources(jobs: str, todo: Sequence[Settings]) -> tuple[int, tuple[str, ...]]:
+def choose_parallelism(jobs: str, todo: Sequence[Settings]) -> tuple[int, tuple[str, ...]]:
     """Return how many runs may train at the same time, and the GPUs that they use.
 
     Args:
@@ -143,18 +145,23 @@ def resources(jobs: str, todo: Sequence[Settings]) -> tuple[int, tuple[str, ...]
     Returns:
         The number of runs, and values for CUDA_VISIBLE_DEVICES; () if all runs train on CPUs or there is no GPU.
     """
-    gpus = _gpus() if any(settings.compute.device != "cpu" for settings in todo) else ()
+    gpus = _list_gpus() if any(settings.compute.device != "cpu" for settings in todo) else ()
     if jobs != "auto":
         if not jobs.isdigit() or int(jobs) < 1:
             raise UserError(f"--jobs: {jobs}; auto, or a number from 1 on, is needed")
         return min(int(jobs), len(todo)), gpus
     cores = host_memory.usable_cores() // max(settings.compute.threads for settings in todo)
     free = host_memory.available_bytes()
-    limits = [len(todo), cores, *([len(gpus)] if gpus else []), *([free // BYTES_OF_A_RUN] if free is not None else [])]
+    limits = [
+        len(todo),
+        cores,
+        *([len(gpus)] if gpus else []),
+        *([free // MIN_FREE_BYTES_PER_RUN] if free is not None else []),
+    ]
     return max(1, min(limits)), gpus
 
 
-def _gpus() -> tuple[str, ...]:
+def _list_gpus() -> tuple[str, ...]:
     """Return the entries of CUDA_VISIBLE_DEVICES, or the numbers of all GPUs, without initialising CUDA."""
     count = torch.cuda.device_count()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

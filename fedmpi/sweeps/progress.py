@@ -16,17 +16,17 @@ from fedmpi.config.schema import Analysis
 from fedmpi.runtime.inspection.run_files import json_of, tail
 from fedmpi.runtime.record.summary import summary
 
-DONE, BEGUN, MISSING = "done", "begun", "missing"
-REMEDY = "give the sweep another name, or move that directory away"
-DIVERGED = re.compile(r"^diverged: |not finite|sent an update of norm")
-TAIL = 1 << 18  # bytes; a line has a few kB
+DONE, STARTED, MISSING = "done", "begun", "missing"
+RENAME_OR_MOVE = "give the sweep another name, or move that directory away"
+DIVERGENCE_REASON = re.compile(r"^diverged: |not finite|sent an update of norm")
+TAIL_BYTES = 1 << 18  # bytes; a line has a few kB
 
 
 @dataclass(frozen=True)
-class State:
+class RunState:
     """The state of a run, as its directory shows it."""
 
-    what: str  # DONE, BEGUN or MISSING
+    status: str  # DONE, BEGUN or MISSING
     rounds: int  # the number of rounds that are done
     summary: dict[str, Any]  # the content of summary.json; {} if there is none
     reason: str  # why the run ended; "" if it has not
@@ -34,9 +34,9 @@ class State:
     @property
     def diverged(self) -> bool:
         """Whether the run ended because it diverged, so that it would end again if it were resumed."""
-        return self.what == BEGUN and DIVERGED.search(self.reason) is not None
+        return self.status == STARTED and DIVERGENCE_REASON.search(self.reason) is not None
 
-    def figure(self, of: str, name: str) -> float:
+    def get_metric(self, of: str, name: str) -> float:
         """Return a metric of summary.json; nan if it is missing, or if the last round has no value of it.
 
         Args:
@@ -48,42 +48,42 @@ class State:
         return math.nan if value is None or not (late or of in ("best", "selected")) else float(value)
 
 
-def directory(settings: Settings) -> Path:
+def run_directory(settings: Settings) -> Path:
     return settings.output / settings.name
 
 
-def identity(settings: Settings) -> dict[str, Any] | None:
+def read_identity(settings: Settings) -> dict[str, Any] | None:
     """Return the content of a run's identity.json; None if the file does not exist (yet)."""
-    return json_of(directory(settings) / "identity.json")
+    return json_of(run_directory(settings) / "identity.json")
 
 
-def read_state(settings: Settings) -> State:
+def read_state(settings: Settings) -> RunState:
     """Read the state of a run from its directory.
 
     Raises:
         UserError: if the directory contains a run with other settings or with more rounds.
     """
-    place = directory(settings)
-    recorded = identity(settings)
+    place = run_directory(settings)
+    recorded = read_identity(settings)
     if recorded is None:
-        return State(BEGUN if place.exists() else MISSING, 0, {}, "")
-    if changed := _changed_settings(settings, comparable(recorded)):
-        raise UserError(f"{place} holds a run with {changed}; {REMEDY}")
-    rounds = rounds_done(settings)
+        return RunState(STARTED if place.exists() else MISSING, 0, {}, "")
+    if changed := _describe_changed_settings(settings, comparable(recorded)):
+        raise UserError(f"{place} holds a run with {changed}; {RENAME_OR_MOVE}")
+    rounds = count_finished_rounds(settings)
     if rounds > settings.rounds:
         raise UserError(
             f"{place} holds a run with {rounds} rounds, and the sweep now asks for {settings.rounds}; ask for "
-            f"rounds={rounds}, {REMEDY}"
+            f"rounds={rounds}, {RENAME_OR_MOVE}"
         )
     summary = json_of(place / "summary.json") or {}
     reason = str(summary.get("exit_reason", ""))
     finished = reason == "finished" and rounds >= settings.rounds
     patience = "evaluate.best.patience"
     enough = reason.startswith("early stopped: ") and recorded.get(patience) == settings.identity()[patience]
-    return State(DONE if finished or enough else BEGUN, rounds, summary, reason)
+    return RunState(DONE if finished or enough else STARTED, rounds, summary, reason)
 
 
-def _changed_settings(settings: Settings, recorded: dict[str, Any]) -> str:
+def _describe_changed_settings(settings: Settings, recorded: dict[str, Any]) -> str:
     """Describe the first setting that differs from the recorded run, and count the others; "" if none differs.
 
     Settings that may change when a run is resumed, such as the number of rounds, are not compared.
@@ -102,20 +102,20 @@ def _changed_settings(settings: Settings, recorded: dict[str, Any]) -> str:
     return f"{changed[0]} and {len(changed) - 1} more" if len(changed) > 1 else "".join(changed)
 
 
-def last_row(settings: Settings) -> dict[str, Any]:
+def read_last_row(settings: Settings) -> dict[str, Any]:
     """Return the row of metrics.jsonl for the last round that is done; {} before the first one.
 
     Only the end of the file is read.
     """
-    return next(reversed(tail(directory(settings) / "metrics.jsonl", TAIL)), {})
+    return next(reversed(tail(run_directory(settings) / "metrics.jsonl", TAIL_BYTES)), {})
 
 
-def rounds_done(settings: Settings) -> int:
+def count_finished_rounds(settings: Settings) -> int:
     """Return the number of rounds of a run that are done."""
-    return int(last_row(settings).get("round", -1)) + 1
+    return int(read_last_row(settings).get("round", -1)) + 1
 
 
-def resuming(settings: Settings) -> Settings:
+def with_auto_resume(settings: Settings) -> Settings:
     """Return a copy of the settings with which the run is resumed if its directory has a checkpoint."""
     return settings.model_copy(update={"checkpoint": settings.checkpoint.model_copy(update={"resume": "auto"})})
 
@@ -130,7 +130,7 @@ def is_diagnostic(metric: str) -> bool:
     return bool(dot) and probe in get_args(Analysis)
 
 
-def diagnostics(settings: Settings) -> dict[str, Any]:
+def summarize_diagnostics(settings: Settings) -> dict[str, Any]:
     """Summarise the numbers in analysis.jsonl as named metrics, in the form of summary.json. Lists are left out.
 
     Returns:
@@ -138,7 +138,7 @@ def diagnostics(settings: Settings) -> dict[str, Any]:
         the run has no diagnostics.
     """
     rows = []
-    for line in read_jsonl(directory(settings) / "analysis.jsonl", rounds=True).rows:
+    for line in read_jsonl(run_directory(settings) / "analysis.jsonl", rounds=True).rows:
         row = {"round": line["round"]}
         for probe, values in line.items():
             numbers = values.items() if isinstance(values, dict) else ()

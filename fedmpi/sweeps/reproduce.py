@@ -25,57 +25,63 @@ from fedmpi.data.download import fetch
 from fedmpi.runtime.record.metadata import installed_version
 from fedmpi.sweeps import expand, progress, results_table, table_formats
 from fedmpi.sweeps.expand import Sweep
-from fedmpi.sweeps.results_table import Cells
+from fedmpi.sweeps.results_table import ResultsTable
 
-Say = Callable[[str], None]
-FOLDERS = ("papers", "benchmarks")
-WORDS = {"=": "within the published spread", "~": "within two", "!": "outside", "?": "without a spread", "": "missing"}
+PrintLine = Callable[[str], None]
+TABLE_FOLDERS = ("papers", "benchmarks")
+VERDICTS = {
+    "=": "within the published spread",
+    "~": "within two",
+    "!": "outside",
+    "?": "without a spread",
+    "": "missing",
+}
 
 
-def places() -> list[Path]:
+def config_folders() -> list[Path]:
     """Return the folders that may contain the configs: beside the sources, of a wheel, and in the working directory."""
     package = Path(__file__).parents[2]
     shared = (place / "share" / "fedmpi" / "configs" for place in (Path(sys.prefix), Path(site.getuserbase())))
     return [package / "configs", *shared, Path("configs").absolute()]
 
 
-def files() -> dict[str, Path]:
+def list_tables() -> dict[str, Path]:
     """Return the config of each published table, {table name: path}; raise UserError if none is installed."""
-    for place in places():
-        tables = {path.stem: path for folder in FOLDERS for path in sorted((place / folder).glob("*.yaml"))}
+    for place in config_folders():
+        tables = {path.stem: path for folder in TABLE_FOLDERS for path in sorted((place / folder).glob("*.yaml"))}
         if tables:
             return {name: path for name, path in tables.items() if "_common" not in name}
-    looked = ", ".join(map(str, places()))
+    looked = ", ".join(map(str, config_folders()))
     raise UserError(f"reproduce: there are no configs/papers and configs/benchmarks in {looked}; get fedmpi's sources")
 
 
 def find_table(name: str) -> Path:
-    known = files()
+    known = list_tables()
     stem = name.removesuffix(".yaml").rpartition("/")[2]
     if stem not in known:
         raise UserError(f"reproduce: unknown table '{name}'; {nearest(stem, known)}")
     return known[stem]
 
 
-def data_sets(sweep: Sweep) -> dict[str, Settings]:
+def find_datasets(sweep: Sweep) -> dict[str, Settings]:
     """Return {data set: settings of one run that uses it}; the sets of MedMNIST have their own names."""
     examples: dict[str, Settings] = {}
-    for settings in map(sweep.settings, sweep.covering()):
+    for settings in map(sweep.run_settings, sweep.covering_labels()):
         source = settings.data.source
         name = str(settings.data.options.get("set", source)) if source == "medmnist" else source
         examples.setdefault(name, settings)
     return examples
 
 
-def overview(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
+def describe_tables(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield (name, description) of each table; the description has the number of runs, the data sets and the source."""
-    for name, path in files().items():
-        sweep = expand.load(path, overrides)
+    for name, path in list_tables().items():
+        sweep = expand.load_sweep(path, overrides)
         published = f", published by {sweep.published[0].source}" if sweep.published else ""
-        yield name, f"{count(len(sweep.labels), 'run')} on {', '.join(data_sets(sweep))}{published}"
+        yield name, f"{count(len(sweep.labels), 'run')} on {', '.join(find_datasets(sweep))}{published}"
 
 
-def fetch_data(sweep: Sweep, say: Say) -> None:
+def fetch_data(sweep: Sweep, say: PrintLine) -> None:
     """Download the data sets of a sweep that are missing.
 
     Raises:
@@ -83,7 +89,7 @@ def fetch_data(sweep: Sweep, say: Say) -> None:
     """
     from fedmpi.runtime import build_data
 
-    for name, settings in data_sets(sweep).items():
+    for name, settings in find_datasets(sweep).items():
         root = settings.data.root
         if name not in fetch.SETS:
             build_data.open_source(settings)(root)
@@ -93,34 +99,38 @@ def fetch_data(sweep: Sweep, say: Say) -> None:
                 say(f"{name} was fetched to {root}")
 
 
-def write(sweep: Sweep, to: Path, say: Say) -> int:
+def write_comparison(sweep: Sweep, to: Path, say: PrintLine) -> int:
     """Show the table of a sweep, and write table.md, table.csv and verdict.json.
 
     Returns:
         The exit code: 1 if a published cell has no result or is outside two standard deviations, otherwise 0.
     """
-    tables = [results_table.collect(sweep, metric, of) for of, metric in (each.figure for each in sweep.published)]
-    tables = tables or [results_table.collect(sweep, None, None)]
-    for line in (line for cells in tables for line in (*table_formats.text(cells), "")):
+    tables = [
+        results_table.collect_results(sweep, metric, of) for of, metric in (each.metric_key for each in sweep.published)
+    ]
+    tables = tables or [results_table.collect_results(sweep, None, None)]
+    for line in (line for cells in tables for line in (*table_formats.format_text(cells), "")):
         say(line)
-    facts = verdicts(tables)
+    facts = build_verdict(tables)
     try:
         to.mkdir(parents=True, exist_ok=True)
-        (to / "table.md").write_text("\n".join(map(table_formats.markdown, tables)), encoding="utf-8")
-        (to / "table.csv").write_text(table_formats.as_csv(facts["cells"]), encoding="utf-8")
+        (to / "table.md").write_text("\n".join(map(table_formats.format_markdown, tables)), encoding="utf-8")
+        (to / "table.csv").write_text(table_formats.format_csv(facts["cells"]), encoding="utf-8")
         (to / "verdict.json").write_text(json.dumps(facts, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"--to: cannot write {to}: {error.strerror}; choose another directory") from error
     counts = ", ".join(f"{number} {word}" for word, number in facts["verdict"].items())
     say(f"verdict: {counts or 'nothing is published of this table'}; written: {to}/verdict.json, table.csv, table.md")
-    return 1 if facts["verdict"].keys() & {WORDS["!"], WORDS[""]} else 0
+    return 1 if facts["verdict"].keys() & {VERDICTS["!"], VERDICTS[""]} else 0
 
 
-def verdicts(tables: Sequence[Cells]) -> dict[str, Any]:
+def build_verdict(tables: Sequence[ResultsTable]) -> dict[str, Any]:
     """Return the content of verdict.json: our value and the published value of each cell, and counts of verdicts."""
     sweep = tables[0].sweep
-    cells = [row | {"verdict": WORDS.get(row["verdict"])} for each in tables for row in table_formats.records(each)]
-    done = [run for _, run in sweep.final_runs() if run and progress.read_state(run).what == progress.DONE]
+    cells = [
+        row | {"verdict": VERDICTS.get(row["verdict"])} for each in tables for row in table_formats.to_records(each)
+    ]
+    done = [run for _, run in sweep.final_runs() if run and progress.read_state(run).status == progress.DONE]
     return {
         "table": sweep.path.stem,
         "sha256": hashlib.sha256(sweep.path.read_bytes()).hexdigest(),
@@ -129,6 +139,6 @@ def verdicts(tables: Sequence[Cells]) -> dict[str, Any]:
         "fedmpi": __version__,
         "torch": installed_version("torch"),
         "verdict": dict(Counter(cell["verdict"] for cell in cells if cell["verdict"] is not None)),
-        "sha256_of_models": {run.name: progress.last_row(run)["sha256"] for run in done},
+        "sha256_of_models": {run.name: progress.read_last_row(run)["sha256"] for run in done},
         "cells": cells,
     }

@@ -22,11 +22,11 @@ from fedmpi.common.text import count, lower_is_better, main_metric, nearest
 from fedmpi.config import Settings
 from fedmpi.runtime.inspection import compare
 from fedmpi.sweeps import progress
-from fedmpi.sweeps.axes import OF, SEED, Axis, Published
+from fedmpi.sweeps.axes import SEED, SUMMARY_PARTS, Axis, PublishedResults
 from fedmpi.sweeps.expand import Sweep
 
-Key = tuple[str, ...]  # a label of each axis except seed
-Done = tuple[dict[str, str], Settings, progress.State]  # labels, settings and state of a run that is done
+CellKey = tuple[str, ...]  # a label of each axis except seed
+FinishedRun = tuple[dict[str, str], Settings, progress.RunState]  # labels, settings and state of a run that is done
 
 
 @dataclass
@@ -40,9 +40,9 @@ class Cell:
         published: mean and standard deviation of a publication.
     """
 
-    asked: list[str] = field(default_factory=list)
+    seeds: list[str] = field(default_factory=list)
     values: dict[str, float] = field(default_factory=dict)
-    bad: list[str] = field(default_factory=list)
+    non_finite_seeds: list[str] = field(default_factory=list)
     published: tuple[float, float] | None = None
 
     @property
@@ -55,14 +55,14 @@ class Cell:
         return stdev(self.values.values()) if len(self.values) > 1 else math.nan
 
     @property
-    def missing(self) -> list[str]:
+    def missing_seeds(self) -> list[str]:
         """The seeds whose run is not done."""
-        done = {*self.values, *self.bad}
-        return [seed for seed in self.asked if (seed not in done if seed else not done)]
+        done = {*self.values, *self.non_finite_seeds}
+        return [seed for seed in self.seeds if (seed not in done if seed else not done)]
 
 
 @dataclass(frozen=True)
-class Cells:
+class ResultsTable:
     """All cells of the table of a sweep, for one metric.
 
     Attributes:
@@ -77,25 +77,25 @@ class Cells:
 
     sweep: Sweep
     metric: str
-    of: str
+    summary_part: str
     axes: tuple[Axis, ...]
-    cells: dict[Key, Cell]
-    options: tuple[str, ...] = ()
+    cells: dict[CellKey, Cell]
+    command_options: tuple[str, ...] = ()
     source: str | None = None
-    falling: bool = False
+    lower_is_better: bool = False
     notes: tuple[str, ...] = ()
 
     @property
-    def rows(self) -> list[Key]:
+    def rows(self) -> list[CellKey]:
         return list(dict.fromkeys(key[:1] for key in self.cells))
 
     @property
-    def columns(self) -> list[Key]:
+    def columns(self) -> list[CellKey]:
         return list(dict.fromkeys(key[1:] for key in self.cells))
 
     @property
-    def seeds(self) -> int:
-        return len({seed for cell in self.cells.values() for seed in cell.asked})
+    def num_seeds(self) -> int:
+        return len({seed for cell in self.cells.values() for seed in cell.seeds})
 
     @property
     def decimals(self) -> int:
@@ -103,14 +103,14 @@ class Cells:
         most = max((abs(v) for cell in self.cells.values() for v in cell.values.values()), default=0.0)
         return 2 if most >= 2 else 3 if most >= 0.1 or not most else 2 - math.floor(math.log10(most))
 
-    def heading(self, column: Key) -> str:
+    def column_heading(self, column: CellKey) -> str:
         """Return the heading of a column, such as `alpha 0.1 MNIST`."""
         named = zip(self.axes[1:], column, strict=True)
         each = [f"{axis.name.rpartition('.')[2]} {label}" if axis.is_key else label for axis, label in named]
         return " ".join(each) or self.metric
 
 
-def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None = None) -> Cells:
+def collect_results(sweep: Sweep, metric: str | None, of: str | None, rows: str | None = None) -> ResultsTable:
     """Collect one metric of all runs of a sweep that are done.
 
     Args:
@@ -129,62 +129,64 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
     if rows is not None and rows not in names:
         raise UserError(f"--rows: unknown axis '{rows}'; {nearest(rows, names)}")
     axes.sort(key=lambda axis: rows is not None and axis.name != rows)
-    done = _done_runs(sweep)
+    done = _find_finished_runs(sweep)
     falling = {name for *_, state in done for name in state.summary.get("falling", ())}
     if metric is not None and progress.is_diagnostic(metric):
-        done = [(labels, run, replace(state, summary=progress.diagnostics(run))) for labels, run, state in done]
+        done = [
+            (labels, run, replace(state, summary=progress.summarize_diagnostics(run))) for labels, run, state in done
+        ]
     known = [state.summary.get(of, {}) for *_, state in done]
     protocols = dict.fromkeys(name for _, run, _ in done for name in run.evaluate.protocol if name != "global")
-    name = _name_in_most(known, metric, list(protocols))
-    cells: dict[Key, Cell] = {}
+    name = _most_common_name(known, metric, list(protocols))
+    cells: dict[CellKey, Cell] = {}
     for labels in sweep.labels:
         cell = cells.setdefault(tuple(labels[axis.name] for axis in axes), Cell())
-        cell.asked.append(labels.get(SEED, ""))
-        cell.published = published.value(labels) if published else None
+        cell.seeds.append(labels.get(SEED, ""))
+        cell.published = published.find_cell(labels) if published else None
     for labels, run, state in done:
         cell = cells[tuple(labels[axis.name] for axis in axes)]
-        seed, value = labels.get(SEED, str(run.seed)), state.figure(of, name)
+        seed, value = labels.get(SEED, str(run.seed)), state.get_metric(of, name)
         if math.isfinite(value):
             cell.values[seed] = value
         else:
-            cell.bad.append(seed)
+            cell.non_finite_seeds.append(seed)
     if not any(cell.values for cell in cells.values()):
         raise UserError(f"--metric: no run has a figure '{name}'; {nearest(name, {n for each in known for n in each})}")
-    notes = _comparability_notes(sweep, [run for _, run, _ in done])
+    notes = _check_comparability(sweep, [run for _, run, _ in done])
     if metric is not None and name != metric:
         notes.insert(0, f"{name} is compared, as most runs have no {metric}")
     source = published.source or "published" if published else None
     less = lower_is_better(name, falling)
-    return Cells(sweep, name, of, tuple(axes), cells, tuple(options), source, less, tuple(notes))
+    return ResultsTable(sweep, name, of, tuple(axes), cells, tuple(options), source, less, tuple(notes))
 
 
-def _done_runs(sweep: Sweep) -> list[Done]:
+def _find_finished_runs(sweep: Sweep) -> list[FinishedRun]:
     runs = []
     for labels, settings in sweep.final_runs():
-        if settings is not None and (state := progress.read_state(settings)).what == progress.DONE:
+        if settings is not None and (state := progress.read_state(settings)).status == progress.DONE:
             runs.append((labels, settings, state))
     if not runs:
         raise UserError(f"none of {count(len(sweep.labels), 'run')} is done; {sweep.command}")
     return runs
 
 
-def _choose_metric(sweep: Sweep, metric: str | None, of: str | None) -> tuple[str | None, str, Published | None]:
+def _choose_metric(sweep: Sweep, metric: str | None, of: str | None) -> tuple[str | None, str, PublishedResults | None]:
     """Return the metric that was requested or published, its part of summary.json, and the published values."""
-    candidates = [each for each in sweep.published if metric in (None, each.figure[1])]
-    published = next((each for each in candidates if of in (None, each.figure[0])), None)
+    candidates = [each for each in sweep.published if metric in (None, each.metric_key[1])]
+    published = next((each for each in candidates if of in (None, each.metric_key[0])), None)
     # A published metric without a round is compared with any round.
-    published = published or next((each for each in candidates if each.metric == each.figure[1]), None)
+    published = published or next((each for each in candidates if each.metric == each.metric_key[1]), None)
     if first := published or next(iter(candidates), None):
-        of, metric = of or first.figure[0], first.figure[1]
+        of, metric = of or first.metric_key[0], first.metric_key[1]
     of = of or "last"
     is_diagnostic = metric is not None and progress.is_diagnostic(metric)
-    allowed = ("last", "mean_last_10") if is_diagnostic else OF  # diagnostics have no best value
+    allowed = ("last", "mean_last_10") if is_diagnostic else SUMMARY_PARTS  # diagnostics have no best value
     if of not in allowed:
         raise UserError(f"--of: {of}; allowed: {', '.join(allowed)}")
     return metric, of, published
 
 
-def _name_in_most(known: Sequence[Mapping[str, Any]], metric: str | None, protocols: Sequence[str]) -> str:
+def _most_common_name(known: Sequence[Mapping[str, Any]], metric: str | None, protocols: Sequence[str]) -> str:
     """Return the name of a metric in the evaluation protocol that most runs have, such as personal_accuracy.
 
     `known` are the metrics of each run; without `metric`, the main metric of the first run is used.
@@ -197,7 +199,7 @@ def _name_in_most(known: Sequence[Mapping[str, Any]], metric: str | None, protoc
     return max(names, key=lambda name: sum(name in each for each in known))
 
 
-def _comparability_notes(sweep: Sweep, shown: Sequence[Settings]) -> list[str]:
+def _check_comparability(sweep: Sweep, shown: Sequence[Settings]) -> list[str]:
     """Check that runs were made with the same data and plug-ins, and return notes on different versions of the code.
 
     Raises:
@@ -205,15 +207,17 @@ def _comparability_notes(sweep: Sweep, shown: Sequence[Settings]) -> list[str]:
             checkpoint.changes=accept.
     """
     runs = {settings.name: settings for settings in shown}
-    if sweep.best is not None:  # the tuning runs must match, too
-        runs |= {settings.name: settings for _, settings in sweep.runs()}
-    identities = [(settings, known) for settings in runs.values() if (known := progress.identity(settings)) is not None]
+    if sweep.tuning is not None:  # the tuning runs must match, too
+        runs |= {settings.name: settings for _, settings in sweep.first_stage_runs()}
+    identities = [
+        (settings, known) for settings in runs.values() if (known := progress.read_identity(settings)) is not None
+    ]
     notes, accepted = list[str](), all(settings.checkpoint.changes == "accept" for settings in runs.values())
     for item, (first, other) in compare.digest_differences(identities).items():
         mismatch = f"{first} and {other} differ in {item[1:-1]}"
         if item not in compare.CODE and not accepted:
             raise UserError(
-                f"{progress.directory(identities[0][0]).parent}: {mismatch}, and a mean would be over both. Move "
+                f"{progress.run_directory(identities[0][0]).parent}: {mismatch}, and a mean would be over both. Move "
                 "those with the old one away and let `fedmpi sweep` train them again, leave some out (only, "
                 "leave_out), or put them together all the same with checkpoint.changes=accept"
             )
@@ -221,7 +225,7 @@ def _comparability_notes(sweep: Sweep, shown: Sequence[Settings]) -> list[str]:
     return notes
 
 
-def verdict(cell: Cell, decimals: int) -> str:
+def compare_with_published(cell: Cell, decimals: int) -> str:
     """Compare our mean with the published one, in units of the published standard deviation.
 
     If none is published, or it is 0, our standard deviation is used.
@@ -245,7 +249,7 @@ def verdict(cell: Cell, decimals: int) -> str:
     return "=" if distance <= spread else "~" if distance <= 2 * spread else "!"
 
 
-def difference(cells: Cells, key: Key) -> tuple[float, float, str] | None:
+def paired_difference(cells: ResultsTable, key: CellKey) -> tuple[float, float, str] | None:
     """Return the paired difference over seeds between a cell and the cell of the first row in the same column.
 
     Returns:
@@ -264,4 +268,4 @@ def difference(cells: Cells, key: Key) -> tuple[float, float, str] | None:
         return mean, error, ""
     if progress.is_diagnostic(cells.metric):
         return mean, error, "lower" if mean < 0 else "higher"
-    return mean, error, "better" if (mean < 0) == cells.falling else "worse"
+    return mean, error, "better" if (mean < 0) == cells.lower_is_better else "worse"

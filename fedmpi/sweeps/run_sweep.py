@@ -22,11 +22,11 @@ from fedmpi.runtime.validate import validate_settings
 from fedmpi.sweeps import pool, progress, sweep_status, tuning
 from fedmpi.sweeps.expand import Sweep
 
-FAILED, ELSEWHERE = "failed", "elsewhere"
-Say = Callable[[str], None]
+FAILED, IN_USE = "failed", "elsewhere"
+PrintLine = Callable[[str], None]
 
 
-def run(sweep: Sweep, jobs: str, job: pool.Job, say: Say) -> int:
+def run_sweep(sweep: Sweep, jobs: str, job: pool.TrainFunction, say: PrintLine) -> int:
     """Train the missing runs of a sweep; with `best` first the tuning runs, then the runs with the chosen candidates.
 
     Args:
@@ -39,41 +39,51 @@ def run(sweep: Sweep, jobs: str, job: pool.Job, say: Say) -> int:
     Raises:
         UserError: if runs failed, after all others have ended.
     """
-    every = [settings for _, settings in sweep.runs()]
-    todo = _missing(sweep, every)  # may raise an error, so nothing is written before
-    sweep.write_list(every[0].output, [settings.name for settings in every])
-    code = _train(sweep, every, todo, jobs, job, say, " to choose by" if sweep.best else "")
-    if code or sweep.best is None:
+    every = [settings for _, settings in sweep.first_stage_runs()]
+    todo = _find_missing_runs(sweep, every)  # may raise an error, so nothing is written before
+    sweep.write_run_list(every[0].output, [settings.name for settings in every])
+    code = _train_runs(sweep, every, todo, jobs, job, say, " to choose by" if sweep.tuning else "")
+    if code or sweep.tuning is None:
         return code
-    for line in choose(sweep):
+    for line in write_choices(sweep):
         say(line)
     known = sweep.known_runs()
-    sweep.write_list(every[0].output, [settings.name for settings in known])
+    sweep.write_run_list(every[0].output, [settings.name for settings in known])
     more = known[len(every) :]
-    return _train(sweep, more, _missing(sweep, more), jobs, job, say, " with what was chosen") if more else 0
+    return (
+        _train_runs(sweep, more, _find_missing_runs(sweep, more), jobs, job, say, " with what was chosen")
+        if more
+        else 0
+    )
 
 
-def _missing(sweep: Sweep, runs: Sequence[Settings]) -> list[Settings]:
-    return [settings for settings in runs if not sweep.is_over(settings)]
+def _find_missing_runs(sweep: Sweep, runs: Sequence[Settings]) -> list[Settings]:
+    return [settings for settings in runs if not sweep.needs_no_training(settings)]
 
 
-def choose(sweep: Sweep) -> list[str]:
+def write_choices(sweep: Sweep) -> list[str]:
     """Write the chosen candidates to best.json, and return a line about each choice.
 
     Raises:
         UserError: if no candidate can be chosen for a cell.
     """
-    assert sweep.best is not None
-    choices, place = sweep.choices(), next(sweep.runs())[1].output
-    content = json.dumps(to_jsonable(tuning.facts(sweep.best, choices)), indent=2) + "\n"
-    atomic_files.write(place / tuning.FILE, content.encode())
+    assert sweep.tuning is not None
+    choices, place = sweep.tuning_choices(), next(sweep.first_stage_runs())[1].output
+    content = json.dumps(to_jsonable(tuning.choices_to_dict(sweep.tuning, choices)), indent=2) + "\n"
+    atomic_files.write(place / tuning.CHOICES_FILE, content.encode())
     if without := [str(each) for each in choices.values() if each.chosen is None]:
-        raise UserError(f"best: {'; '.join(without)}; the candidates are in {place / tuning.FILE}")
-    return [f"chosen by {sweep.best.figure}: {each}" for each in choices.values()]
+        raise UserError(f"best: {'; '.join(without)}; the candidates are in {place / tuning.CHOICES_FILE}")
+    return [f"chosen by {sweep.tuning.metric_name}: {each}" for each in choices.values()]
 
 
-def _train(
-    sweep: Sweep, every: Sequence[Settings], todo: Sequence[Settings], jobs: str, job: pool.Job, say: Say, what: str
+def _train_runs(
+    sweep: Sweep,
+    every: Sequence[Settings],
+    todo: Sequence[Settings],
+    jobs: str,
+    job: pool.TrainFunction,
+    say: PrintLine,
+    what: str,
 ) -> int:
     """Train the runs in `todo`, which are those of `every` that are not done, and return the exit code.
 
@@ -85,62 +95,63 @@ def _train(
         return 0
     failed, elsewhere, began = list[Settings](), list[Settings](), time.monotonic()
 
-    def report_end(ended: pool.Running) -> None:
-        outcome, text = _outcome(sweep, ended)
-        {FAILED: failed, ELSEWHERE: elsewhere}.get(outcome, []).append(ended.settings)
-        rest = len(todo) - workers.ended
-        left = f"; about {duration((time.monotonic() - began) / workers.ended * rest)} left" if rest else ""
-        say(f"[{done + workers.ended}/{len(every)}] {ended.settings.name}: {text} ({ended.seconds:.0f} s){left}")
+    def report_end(ended: pool.ActiveRun) -> None:
+        outcome, text = _describe_outcome(sweep, ended)
+        {FAILED: failed, IN_USE: elsewhere}.get(outcome, []).append(ended.settings)
+        rest = len(todo) - workers.num_ended
+        left = f"; about {duration((time.monotonic() - began) / workers.num_ended * rest)} left" if rest else ""
+        say(f"[{done + workers.num_ended}/{len(every)}] {ended.settings.name}: {text} ({ended.elapsed_s:.0f} s){left}")
 
-    workers = pool.Pool(job, *pool.resources(jobs, todo), report_end)
-    complete = workers.run([progress.resuming(settings) for settings in todo])
+    workers = pool.ProcessPool(job, *pool.choose_parallelism(jobs, todo), report_end)
+    complete = workers.run([progress.with_auto_resume(settings) for settings in todo])
     if failed:
-        logs = "\n  ".join(str(pool.log(each)) for each in failed)
+        logs = "\n  ".join(str(pool.console_log_path(each)) for each in failed)
         raise UserError(f"{len(failed)} of {count(len(every), 'run')} failed; what they said:\n  {logs}")
-    if busy := _missing(sweep, elsewhere):
+    if busy := _find_missing_runs(sweep, elsewhere):
         say(f"{count(len(busy), 'run')} in use by another process; when that has ended: {sweep.command}")
     elif not complete:
         say(f"stopped; go on with: {sweep.command}")
     return RESTART_LATER if busy or not complete else 0
 
 
-def _outcome(sweep: Sweep, ended: pool.Running) -> tuple[str, str]:
+def _describe_outcome(sweep: Sweep, ended: pool.ActiveRun) -> tuple[str, str]:
     """Return the outcome of a run that has ended (FAILED, ELSEWHERE, or "" for all others), and a text about it."""
     settings, code = ended.settings, ended.process.exitcode
     state = progress.read_state(settings)
-    is_locked, who = lock.inspect(progress.directory(settings))
-    if state.what == progress.DONE:
-        pool.log(settings).unlink(missing_ok=True)  # log.txt in the run directory has the same content
-        return "", _main_metric_text(state.summary.get("last", {})) or "done"
+    is_locked, who = lock.inspect(progress.run_directory(settings))
+    if state.status == progress.DONE:
+        pool.console_log_path(settings).unlink(missing_ok=True)  # log.txt in the run directory has the same content
+        return "", _format_main_metric(state.summary.get("last", {})) or "done"
     if is_locked and who.get("pid") not in (None, ended.process.pid):
-        return ELSEWHERE, f"in use by process {who['pid']} on host {who.get('host')}, and left to it"
+        return IN_USE, f"in use by process {who['pid']} on host {who.get('host')}, and left to it"
     if code == RESTART_LATER:
         return "", f"stopped after {count(state.rounds, 'round')}"
-    if sweep.is_over(settings):
+    if sweep.needs_no_training(settings):
         return "", "has diverged, and is not chosen"
-    return FAILED, f"FAILED (exit code {code}): {run_files.last_line(pool.log(settings)) or 'it has written nothing'}"
+    last_line = run_files.last_line(pool.console_log_path(settings))
+    return FAILED, f"FAILED (exit code {code}): {last_line or 'the process printed nothing'}"
 
 
-def _main_metric_text(row: dict[str, Any]) -> str:
+def _format_main_metric(row: dict[str, Any]) -> str:
     """Format the main metric of a row with its name; "" if the row has none."""
     name = main_metric(metric_names([row]))
     return f"{name.replace('_', ' ')} {format_metric(name, row[name], 4)}" if name and row.get(name) is not None else ""
 
 
-def check(sweep: Sweep, say: Say) -> None:
+def check_complete(sweep: Sweep, say: PrintLine) -> None:
     """Show the status of a sweep, and raise UserError unless all runs are done.
 
     With `best`, best.json and the list of runs are written as well.
     """
-    if missing := sweep_status.show(sweep, say):
+    if missing := sweep_status.show_status(sweep, say):
         raise UserError(f"{count(missing, 'run')} missing; go on with: {sweep.command}")
-    if sweep.best is not None:
-        choose(sweep)
+    if sweep.tuning is not None:
+        write_choices(sweep)
         runs = sweep.known_runs()
-        sweep.write_list(runs[0].output, [settings.name for settings in runs])
+        sweep.write_run_list(runs[0].output, [settings.name for settings in runs])
 
 
-def validate(sweep: Sweep, say: Say) -> None:
+def validate_sweep(sweep: Sweep, say: PrintLine) -> None:
     """Check a sweep for `fedmpi validate`: the settings of all runs, and everything else, such as the data, for some.
 
     The latter are a few runs that together contain every label of every axis.
@@ -149,17 +160,17 @@ def validate(sweep: Sweep, say: Say) -> None:
         UserError: if there is a mistake; the message names the run.
         MissingDataError: if data are missing and nothing else is wrong.
     """
-    every = [settings for _, settings in sweep.runs()]
+    every = [settings for _, settings in sweep.first_stage_runs()]
     say(f"{count(len(every), 'run')}, to be written to {every[0].output}")
     for axis in sweep.axes:
         used = [label for label in axis.choices if any(each[axis.name] == label for each in sweep.labels)]
         say(f"  {axis.name}: {', '.join(used)}")
     missing: UserError | None = None
-    for settings in map(sweep.settings, sweep.covering()):
+    for settings in map(sweep.run_settings, sweep.covering_labels()):
         try:
             validate_settings(settings)
         except UserError as error:
-            if not _is_missing(error):
+            if not _is_missing_data(error):
                 raise UserError(f"{error}\n  in the run {settings.name}") from error
             missing = missing or error
             build.make_method(settings)  # names and options can be checked without data
@@ -170,5 +181,5 @@ def validate(sweep: Sweep, say: Say) -> None:
     say("ok")
 
 
-def _is_missing(error: BaseException | None) -> bool:
-    return error is not None and (isinstance(error, MissingDataError) or _is_missing(error.__cause__))
+def _is_missing_data(error: BaseException | None) -> bool:
+    return error is not None and (isinstance(error, MissingDataError) or _is_missing_data(error.__cause__))

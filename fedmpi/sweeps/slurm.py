@@ -21,11 +21,11 @@ from fedmpi.config import Settings
 from fedmpi.runtime.inspection.run_files import tail
 from fedmpi.sweeps.expand import Sweep
 
-FOLDER, SUBMITTED = "slurm", "submitted.jsonl"
-WARN_S = 120  # seconds before the time limit at which Slurm sends the stop signal
-ASK_S = 30.0  # seconds to wait for a command of Slurm
+SLURM_FOLDER, SUBMITTED_FILE = "slurm", "submitted.jsonl"
+SIGNAL_BEFORE_LIMIT_S = 120  # seconds before the time limit at which Slurm sends the stop signal
+COMMAND_TIMEOUT_S = 30.0  # seconds to wait for a command of Slurm
 
-SCRIPT = r"""#!/usr/bin/env bash
+ARRAY_SCRIPT = r"""#!/usr/bin/env bash
 {options}
 set -uo pipefail
 cd {here}
@@ -66,7 +66,7 @@ class ArrayOptions:
     options: tuple[str, ...] = ()  # further options of sbatch
 
 
-def submit(sweep: Sweep, asked: ArrayOptions, dry: bool, say: Callable[[str], None]) -> int:
+def submit_sweep(sweep: Sweep, asked: ArrayOptions, dry: bool, say: Callable[[str], None]) -> int:
     """Submit the runs of a sweep that are missing and not queued, or with `dry` only show the commands.
 
     Raises:
@@ -74,59 +74,59 @@ def submit(sweep: Sweep, asked: ArrayOptions, dry: bool, say: Callable[[str], No
     """
     if wrong := [option for option in asked.options if not option.startswith("-")]:
         raise UserError(f"--option: {wrong[0]!r}; an option of sbatch is needed: --option=--mem=8G")
-    every = [settings for _, settings in sweep.runs()]
+    every = [settings for _, settings in sweep.first_stage_runs()]
     place = every[0].output.absolute()
-    folder, waiting = place / FOLDER, queued(place)
-    missing = [settings.name for settings in every if not sweep.is_over(settings)]
-    arrays = [[name for name in names if name not in waiting] for names in (missing, _later(sweep))]
+    folder, waiting = place / SLURM_FOLDER, list_queued_runs(place)
+    missing = [settings.name for settings in every if not sweep.needs_no_training(settings)]
+    arrays = [[name for name in names if name not in waiting] for names in (missing, _runs_after_tuning(sweep))]
     if not any(arrays):
         say(f"nothing to submit: {count(len(waiting), 'run')} in the queue, the others are done")
         return 0
     if not dry:
-        sweep.write_list(place, [settings.name for settings in every])
+        sweep.write_run_list(place, [settings.name for settings in every])
         folder.mkdir(exist_ok=True)
     threads, jobs = max(settings.compute.threads for settings in every), list[str]()
     for names in filter(None, arrays):  # runs that wait for the choice of `best` start when the tuning runs have ended
         after = [f"--dependency=afterany:{jobs[0]}"] if jobs else []
-        jobs.append(_sbatch(after, script(sweep, asked, names, place, threads), dry, say))
+        jobs.append(_submit_job(after, build_array_script(sweep, asked, names, place, threads), dry, say))
         if not dry:
-            with (folder / SUBMITTED).open("a", encoding="utf-8") as file:
+            with (folder / SUBMITTED_FILE).open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"job": jobs[-1], "names": names}) + "\n")
-    others = {entry["job"] for entry in _submitted(place) if set(entry["names"]) & set(waiting)}
+    others = {entry["job"] for entry in _read_submitted_jobs(place) if set(entry["names"]) & set(waiting)}
     words = [each for each in asked.options if each.startswith(("--partition", "--account"))]
     words += [f"--job-name={place.name}-end", "--ntasks=1", f"--output={folder}/end-%j.log"]
     words += [f"--dependency=afterany:{':'.join([*jobs, *sorted(others)])}"]
-    words += [f"--wrap=cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join([*_fedmpi(sweep), '--check'])}"]
-    end = _sbatch(words, None, dry, say)
+    words += [f"--wrap=cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join([*_sweep_command(sweep), '--check'])}"]
+    end = _submit_job(words, None, dry, say)
     if not dry:
         runs = count(sum(map(len, arrays)), "run")
         say(f"{runs} in job {', '.join(jobs)}; job {end} fails if one is missing at the end")
     return 0
 
 
-def _later(sweep: Sweep) -> list[str]:
+def _runs_after_tuning(sweep: Sweep) -> list[str]:
     """Return the names, without a candidate's labels, of runs that can start only after `best` has chosen."""
-    best, runs = sweep.best, sweep.final_runs() if sweep.best else []
-    waiting = [(labels, run) for labels, run in runs if best and not best.tunes(labels)]
-    return [sweep.name(labels) for labels, run in waiting if run is None or not sweep.is_over(run)]
+    best, runs = sweep.tuning, sweep.final_runs() if sweep.tuning else []
+    waiting = [(labels, run) for labels, run in runs if best and not best.is_tuning_run(labels)]
+    return [sweep.run_name(labels) for labels, run in waiting if run is None or not sweep.needs_no_training(run)]
 
 
-def script(sweep: Sweep, asked: ArrayOptions, names: Sequence[str], place: Path, threads: int) -> str:
+def build_array_script(sweep: Sweep, asked: ArrayOptions, names: Sequence[str], place: Path, threads: int) -> str:
     """Return the batch script of a Slurm job array that trains one run of a sweep per task, with `threads` per rank."""
-    folder = place / FOLDER
+    folder = place / SLURM_FOLDER
     limit = f"%{asked.max_running}" if asked.max_running else ""
     options = [f"--job-name={place.name}", f"--array=0-{len(names) - 1}{limit}", f"--output={folder}/%A_%a.log"]
-    options += ["--open-mode=append", "--requeue", f"--signal=USR1@{WARN_S}"]
+    options += ["--open-mode=append", "--requeue", f"--signal=USR1@{SIGNAL_BEFORE_LIMIT_S}"]
     options += [f"--ntasks={asked.ranks}", f"--cpus-per-task={threads}"]
     # --gpus-per-task would hide the GPU of each task from the others.
     options += ["--nodes=1", f"--gpus-per-node={asked.ranks * asked.gpus}"] if asked.gpus else []
-    return SCRIPT.format(
+    return ARRAY_SCRIPT.format(
         options="\n".join(f"#SBATCH {each}" for each in [*options, *asked.options]),
         here=shlex.quote(str(Path.cwd())),
         names="\n".join(map(shlex.quote, names)),
         folder=shlex.quote(str(folder)),
         threads=threads,
-        command=shlex.join(_fedmpi(sweep)),
+        command=shlex.join(_sweep_command(sweep)),
     )
 
 
@@ -137,9 +137,9 @@ def find_run(sweep: Sweep, name: str) -> Settings:
         UserError: if no run has this name, or the run waits for the choice of `best`.
     """
     for labels, settings in sweep.final_runs():
-        if settings is None and sweep.best is not None and sweep.name(labels) == name:
-            raise UserError(f"--run: {name} waits: best: {sweep.choices()[sweep.best.cell(labels)]}")
-        if settings is not None and sweep.name(labels) == name:
+        if settings is None and sweep.tuning is not None and sweep.run_name(labels) == name:
+            raise UserError(f"--run: {name} waits: best: {sweep.tuning_choices()[sweep.tuning.cell_key(labels)]}")
+        if settings is not None and sweep.run_name(labels) == name:
             return settings
     for settings in sweep.known_runs():
         if settings.name == name:
@@ -147,39 +147,41 @@ def find_run(sweep: Sweep, name: str) -> Settings:
     raise UserError(f"--run: no run of {sweep.path} is named {name}; fedmpi sweep {sweep.path} --status names them")
 
 
-def queued(place: Path) -> dict[str, str]:
+def list_queued_runs(place: Path) -> dict[str, str]:
     """Return the runs that are queued or running in Slurm, {name: `12_3 RUNNING`}."""
-    names = {(entry["job"], str(at)): name for entry in _submitted(place) for at, name in enumerate(entry["names"])}
+    names = {
+        (entry["job"], str(at)): name for entry in _read_submitted_jobs(place) for at, name in enumerate(entry["names"])
+    }
     try:
-        output = _run_slurm("squeue", "--noheader", "--array", "--me", "--format=%F %K %T") if names else ""
+        output = _run_slurm_command("squeue", "--noheader", "--array", "--me", "--format=%F %K %T") if names else ""
     except UserError:
         return {}
     cells = [line.split() for line in output.splitlines()]
     return {names[job, at]: f"{job}_{at} {what}" for job, at, what in cells if (job, at) in names}
 
 
-def _submitted(place: Path) -> list[dict]:
-    rows = tail(place / FOLDER / SUBMITTED)
+def _read_submitted_jobs(place: Path) -> list[dict]:
+    rows = tail(place / SLURM_FOLDER / SUBMITTED_FILE)
     return [row for row in rows if "job" in row and isinstance(row.get("names"), list)]
 
 
-def _fedmpi(sweep: Sweep) -> list[str]:
-    return [sys.executable, "-m", "fedmpi", "sweep", str(sweep.path.absolute()), *sweep.given]
+def _sweep_command(sweep: Sweep) -> list[str]:
+    return [sys.executable, "-m", "fedmpi", "sweep", str(sweep.path.absolute()), *sweep.all_overrides]
 
 
-def _sbatch(words: Sequence[str], text: str | None, dry: bool, say: Callable[[str], None]) -> str:
+def _submit_job(words: Sequence[str], text: str | None, dry: bool, say: Callable[[str], None]) -> str:
     """Submit a job and return its number; with `dry`, only show the command."""
     if dry:
         say(f"sbatch {shlex.join(words)}" + (f" <<'END'\n{text}END" if text else ""))
         return "JOB"
-    return _run_slurm("sbatch", "--parsable", *words, given=text).strip().partition(";")[0]
+    return _run_slurm_command("sbatch", "--parsable", *words, given=text).strip().partition(";")[0]
 
 
-def _run_slurm(*words: str, given: str | None = None) -> str:
+def _run_slurm_command(*words: str, given: str | None = None) -> str:
     """Run a command of Slurm and return its output; raise UserError if there is no such command, or if it fails."""
     try:
         done = subprocess.run(
-            words, input=given, capture_output=True, encoding="utf-8", errors="replace", timeout=ASK_S
+            words, input=given, capture_output=True, encoding="utf-8", errors="replace", timeout=COMMAND_TIMEOUT_S
         )
     except (FileNotFoundError, subprocess.TimeoutExpired) as error:
         raise UserError(f"--sbatch: {error}; submit on a login node of a Slurm cluster") from error

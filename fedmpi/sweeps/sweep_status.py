@@ -16,11 +16,11 @@ from fedmpi.runtime.inspection import status as run_status
 from fedmpi.runtime.inspection.run_files import SWEEP_LIST
 from fedmpi.runtime.inspection.status import DIED, FAILED, FINISHED, NEVER, RUNNING, STOPPED
 from fedmpi.sweeps import slurm
-from fedmpi.sweeps.expand import Sweep, is_sweep, load
+from fedmpi.sweeps.expand import Sweep, is_sweep_file, load_sweep
 
 WAITING = "waiting"
 STATES = (FINISHED, RUNNING, STOPPED, FAILED, DIED, WAITING)
-Facts = dict[str, Any]
+StatusDict = dict[str, Any]
 
 
 def read_sweep_list(place: Path) -> tuple[Path, list[str]]:
@@ -41,38 +41,38 @@ def read_sweep_list(place: Path) -> tuple[Path, list[str]]:
     return Path(file), [*map(str, given), f"output={json.dumps(str(here.parent))}", f"name={json.dumps(here.name)}"]
 
 
-def listed_runs(place: Path) -> list[str]:
+def read_listed_runs(place: Path) -> list[str]:
     names = (run_files.json_of(place / SWEEP_LIST) or {}).get("runs")
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
-def look(where: Path) -> tuple[Facts, list[str], int]:
+def read_status(where: Path) -> tuple[StatusDict, list[str], int]:
     """Return the status of a run or of a sweep: as a dict, as lines of text, and as an exit code.
 
     Args:
         where: a run directory, the directory of a sweep's runs, or a sweep file.
     """
     if where.is_file() and where.suffix in (".yaml", ".yml"):
-        if not is_sweep(where):
+        if not is_sweep_file(where):
             raise UserError(f"{where} asks for one run, which lies in a directory: fedmpi status runs/NAME")
-        facts = status_of_file(load(where))
-    elif run_files.is_run(run_files.folder(where)) or not (listed_runs(where) or run_files.runs_in(where)):
+        facts = read_sweep_status(load_sweep(where))
+    elif run_files.is_run(run_files.folder(where)) or not (read_listed_runs(where) or run_files.runs_in(where)):
         if not run_files.is_run(where) and not (where / "lock").exists() and any(where.iterdir()):
             raise run_files.no_run(where, f"{' or '.join(run_files.OF_A_RUN)}, and no directory that does")
         facts = run_status.status(where)
         return facts, run_status.lines(facts), run_status.code(facts)
     else:
-        facts = status_of_directory(where)
-    return facts, lines(facts), code(facts)
+        facts = read_directory_status(where)
+    return facts, format_status(facts), exit_code(facts)
 
 
-def status_of_directory(place: Path) -> Facts:
+def read_directory_status(place: Path) -> StatusDict:
     """Return the status of all runs that sweep.json lists, and of all further runs in the directory."""
-    names = dict.fromkeys([*listed_runs(place), *(run.name for run in run_files.runs_in(place))])
-    return _facts(place, [_one(place, name) for name in names])
+    names = dict.fromkeys([*read_listed_runs(place), *(run.name for run in run_files.runs_in(place))])
+    return _build_sweep_status(place, [_read_run_status(place, name) for name in names])
 
 
-def status_of_file(sweep: Sweep) -> Facts:
+def read_sweep_status(sweep: Sweep) -> StatusDict:
     """Return the status of all known runs of a sweep, including those with chosen candidates.
 
     Raises:
@@ -80,34 +80,34 @@ def status_of_file(sweep: Sweep) -> Facts:
     """
     every = sweep.known_runs()
     place = every[0].output
-    jobs, runs = slurm.queued(place), []
+    jobs, runs = slurm.list_queued_runs(place), []
     for settings in every:
-        facts = _one(place, settings.name)
-        if sweep.is_over(settings):
+        facts = _read_run_status(place, settings.name)
+        if sweep.needs_no_training(settings):
             facts["state"] = FINISHED
         elif facts["state"] == FINISHED:
             facts |= {"state": STOPPED, "why": f"the sweep asks for {settings.rounds} rounds"}
         runs.append({**facts, "rounds": settings.rounds, "job": jobs.get(settings.name)})
-    return _facts(place, runs)
+    return _build_sweep_status(place, runs)
 
 
-def show(sweep: Sweep, say: Callable[[str], None]) -> int:
+def show_status(sweep: Sweep, say: Callable[[str], None]) -> int:
     """Show the chosen candidates, a line for each run that has begun and is not done, and the runs per state.
 
     Returns:
         The number of runs that are missing.
     """
-    for choice in sweep.choices().values():
-        assert sweep.best is not None
-        say(f"chosen by {sweep.best.figure}: {choice}")
-    facts = status_of_file(sweep)
-    for line in lines(facts):
+    for choice in sweep.tuning_choices().values():
+        assert sweep.tuning is not None
+        say(f"chosen by {sweep.tuning.metric_name}: {choice}")
+    facts = read_sweep_status(sweep)
+    for line in format_status(facts):
         say(line)
     unknown = sum(settings is None for _, settings in sweep.final_runs())
     return len(facts["runs"]) - facts["counts"][FINISHED] + unknown
 
 
-def code(facts: Facts) -> int:
+def exit_code(facts: StatusDict) -> int:
     """Return the exit code: 1 if a run failed or cannot be resumed, 75 if runs are missing and none is active, or 0."""
     if any(run["state"] in (FAILED, NEVER) or (run["state"] == DIED and not run["resume"]) for run in facts["runs"]):
         return run_status.BAD
@@ -115,10 +115,10 @@ def code(facts: Facts) -> int:
     return run_status.GOES_ON if rest and not facts["counts"][RUNNING] else run_status.FINE
 
 
-def _one(place: Path, name: str) -> Facts:
+def _read_run_status(place: Path, name: str) -> StatusDict:
     """Return the status of one run, which its console log shows if the run failed before it made its directory."""
     run, log = place / name, place / f"{name}.log"
-    facts: Facts = {"directory": str(run), "name": name, "state": WAITING, "why": "", "resume": False}
+    facts: StatusDict = {"directory": str(run), "name": name, "state": WAITING, "why": "", "resume": False}
     facts |= dict.fromkeys(("rounds", "round_s", "eta_s", "checkpoint")) | {"rounds_done": 0}
     facts |= run_status.brief(run) if run.is_dir() else {}
     last_line = run_files.last_line(log)
@@ -129,21 +129,21 @@ def _one(place: Path, name: str) -> Facts:
     return facts
 
 
-def _facts(place: Path, runs: list[Facts]) -> Facts:
+def _build_sweep_status(place: Path, runs: list[StatusDict]) -> StatusDict:
     counts = {state: sum(run["state"] == state for run in runs) for state in STATES}
     counts[DIED] += sum(run["state"] == NEVER for run in runs)
     return {"directory": str(place), "runs": runs, "counts": counts}
 
 
-def lines(facts: Facts) -> list[str]:
+def format_status(facts: StatusDict) -> list[str]:
     """Return a line for each run that has begun or is queued and is not done, and a line with the runs per state."""
     runs, counts = facts["runs"], facts["counts"]
-    shown = [_line(run) for run in runs if run["state"] not in (FINISHED, WAITING) or run.get("job")]
+    shown = [_format_run(run) for run in runs if run["state"] not in (FINISHED, WAITING) or run.get("job")]
     states = "".join(f", {counts[state]} {state}" for state in STATES[1:] if counts[state])
     return [*shown, f"{counts[FINISHED]} of {count(len(runs), 'run')} done{states}"]
 
 
-def _line(run: Facts) -> str:
+def _format_run(run: StatusDict) -> str:
     parts = [f"{run['name']}: {run['state']}"]
     parts += [f"{run['rounds_done']} of {run['rounds']} rounds"] if run["rounds"] is not None else []
     parts += [f"job {run['job']}"] if run.get("job") else []

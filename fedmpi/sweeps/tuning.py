@@ -26,7 +26,7 @@ from fedmpi.config.yaml_source import Document
 from fedmpi.sweeps import progress
 from fedmpi.sweeps.axes import SEED, Axis, read_axis, read_labels
 
-FILE = "best.json"
+CHOICES_FILE = "best.json"
 
 
 class BestSection(Section):
@@ -40,18 +40,18 @@ class BestSection(Section):
 
 
 @dataclass(frozen=True)
-class Best:
+class Tuning:
     """The candidates of a sweep, and the rule by which one of them is chosen."""
 
     axes: tuple[Axis, ...]
-    by: str
-    of: str
+    metric: str
+    summary_part: str
     per: tuple[str, ...]
     using: dict[str, list[str]]
 
     @property
-    def figure(self) -> str:
-        return f"validation_{self.by}"
+    def metric_name(self) -> str:
+        return f"validation_{self.metric}"
 
     @property
     def candidates(self) -> list[dict[str, str]]:
@@ -59,22 +59,22 @@ class Best:
         return [dict(zip(names, chosen, strict=True)) for chosen in product(*(axis.choices for axis in self.axes))]
 
     @property
-    def measured(self) -> Document:
+    def evaluation_layer(self) -> Document:
         """The lowest layer of each run's settings, which evaluates the metric on validation rows."""
-        return loading.nested("evaluate.best.metric", self.by, "best.by")
+        return loading.nested("evaluate.best.metric", self.metric, "best.by")
 
-    def tunes(self, labels: Mapping[str, str]) -> bool:
+    def is_tuning_run(self, labels: Mapping[str, str]) -> bool:
         """Return whether the run with these labels is used to compare candidates."""
         return all(labels[name] in chosen for name, chosen in self.using.items())
 
-    def cell(self, labels: Mapping[str, str]) -> tuple[str, ...]:
+    def cell_key(self, labels: Mapping[str, str]) -> tuple[str, ...]:
         """Return the labels on the axes `per`; runs with equal ones share the chosen candidate."""
         return tuple(labels[name] for name in self.per)
 
 
-def read(
+def read_tuning(
     path: Path, document: Document, axes: Sequence[Axis], labels: Sequence[Mapping[str, str]], section: BestSection
-) -> Best:
+) -> Tuning:
     """Check the section `best` of a sweep file and convert it to a `Best`.
 
     Args:
@@ -93,8 +93,10 @@ def read(
     if not {*per} <= {*names}:
         raise UserError(f"{path}: best.per: {show(per)}; a list of {', '.join(names) or 'axes of over'} is needed")
     using = read_labels(path, axes, "best.using", section.using)
-    best = Best(tried, section.by, section.of, tuple(per), using)
-    without = {best.cell(each) for each in labels} - {best.cell(each) for each in labels if best.tunes(each)}
+    best = Tuning(tried, section.by, section.of, tuple(per), using)
+    without = {best.cell_key(each) for each in labels} - {
+        best.cell_key(each) for each in labels if best.is_tuning_run(each)
+    }
     if without:
         raise UserError(f"{path}: best.using: leaves no run by which to choose for {', '.join(min(without)) or 'all'}")
     return best
@@ -105,19 +107,19 @@ class Choice:
     """The choice of a candidate for one cell, that is for the runs that have the same labels on the axes `per`."""
 
     cell: dict[str, str]  # axis -> label
-    values: list[dict[str, float]]  # for each candidate {run: metric}, nan if the run diverged
-    missing: int = 0  # number of runs that are not done
+    candidate_metrics: list[dict[str, float]]  # for each candidate {run: metric}, nan if the run diverged
+    num_missing: int = 0  # number of runs that are not done
     chosen: dict[str, str] | None = None  # labels of the chosen candidate
 
     def __str__(self) -> str:
         """Return the choice as text: `method fedavg: train.lr 0.1`."""
         pairs = ((each or {}).items() for each in (self.cell, self.chosen))
         cell, chosen = (", ".join(f"{name} {label}" for name, label in each) for each in pairs)
-        why = f"{count(self.missing, 'run')} not done" if self.missing else "every candidate has diverged"
+        why = f"{count(self.num_missing, 'run')} not done" if self.num_missing else "every candidate has diverged"
         return f"{cell or 'all'}: {chosen or f'not chosen, {why}'}"
 
 
-def choose(best: Best, runs: Iterable[tuple[dict[str, str], Settings]]) -> dict[tuple[str, ...], Choice]:
+def choose_candidates(best: Tuning, runs: Iterable[tuple[dict[str, str], Settings]]) -> dict[tuple[str, ...], Choice]:
     """Choose a candidate for each cell whose runs are done.
 
     Args:
@@ -133,39 +135,41 @@ def choose(best: Best, runs: Iterable[tuple[dict[str, str], Settings]]) -> dict[
     candidates, lowest, falling = best.candidates, False, set[str]()
     for labels, settings in runs:
         state, cell = progress.read_state(settings), {name: labels[name] for name in best.per}
-        choice = choices.setdefault(best.cell(labels), Choice(cell, [{} for _ in candidates]))
-        if state.what != progress.DONE and not state.diverged:
-            choice.missing += 1
+        choice = choices.setdefault(best.cell_key(labels), Choice(cell, [{} for _ in candidates]))
+        if state.status != progress.DONE and not state.diverged:
+            choice.num_missing += 1
             continue
         at = candidates.index({axis.name: labels[axis.name] for axis in best.axes})
-        choice.values[at][settings.name] = _value(best, state, settings)
-        goal = settings.evaluate.best.goal if settings.evaluate.best.metric == best.by else "auto"
+        choice.candidate_metrics[at][settings.name] = _read_candidate_metric(best, state, settings)
+        goal = settings.evaluate.best.goal if settings.evaluate.best.metric == best.metric else "auto"
         falling.update(state.summary.get("falling", ()))
-        lowest = lower_is_better(best.by, falling) if goal == "auto" else goal == "lowest"
+        lowest = lower_is_better(best.metric, falling) if goal == "auto" else goal == "lowest"
     for choice in choices.values():
-        if not choice.missing:
-            means = [fmean(values.values()) for values in choice.values]
+        if not choice.num_missing:
+            means = [fmean(values.values()) for values in choice.candidate_metrics]
             finite = [at for at, mean in enumerate(means) if math.isfinite(mean)]
             take = min if lowest else max
             choice.chosen = candidates[take(finite, key=means.__getitem__)] if finite else None
     return choices
 
 
-def _value(best: Best, state: progress.State, settings: Settings) -> float:
+def _read_candidate_metric(best: Tuning, state: progress.RunState, settings: Settings) -> float:
     if state.diverged or state.summary.get("diverged") is not None:
         return math.nan
-    if best.figure not in state.summary.get("last", {}):
-        raise UserError(f"best.by: {best.by}: the run {settings.name} has no {best.figure}; set data.validation: 0.1")
-    return state.figure(best.of, best.figure)
+    if best.metric_name not in state.summary.get("last", {}):
+        raise UserError(
+            f"best.by: {best.metric}: the run {settings.name} has no {best.metric_name}; set data.validation: 0.1"
+        )
+    return state.get_metric(best.summary_part, best.metric_name)
 
 
-def facts(best: Best, choices: Mapping[tuple[str, ...], Choice]) -> dict[str, Any]:
+def choices_to_dict(best: Tuning, choices: Mapping[tuple[str, ...], Choice]) -> dict[str, Any]:
     """Return the content of best.json: the chosen candidate of each cell, and the metrics of all candidates."""
     cells = []
     for each in choices.values():
         candidates = [
             {"labels": labels, "mean": fmean(values.values()) if values else None, "runs": values}
-            for labels, values in zip(best.candidates, each.values, strict=True)
+            for labels, values in zip(best.candidates, each.candidate_metrics, strict=True)
         ]
         cells.append({"cell": each.cell, "chosen": each.chosen, "candidates": candidates})
-    return {"by": best.figure, "of": best.of, "cells": cells}
+    return {"by": best.metric_name, "of": best.summary_part, "cells": cells}

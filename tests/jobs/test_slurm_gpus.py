@@ -56,8 +56,8 @@ def test_of_the_documentation(say, line):
 
 def test_of_a_sweep(say, tmp_path):
     (tmp_path / "sweep.yaml").write_text(f"base: [{ROOT}/configs/quickstart.yaml]\nover: {{seed: [0, 1]}}\n")
-    found = expand.load(tmp_path / "sweep.yaml")
-    text = slurm.script(found, slurm.ArrayOptions(ranks=2, gpus=2), ["a"], tmp_path, 1)
+    found = expand.load_sweep(tmp_path / "sweep.yaml")
+    text = slurm.build_array_script(found, slurm.ArrayOptions(ranks=2, gpus=2), ["a"], tmp_path, 1)
     say("sbatch", "--test-only", input=text)
     options = [option for option in re.findall(r"#SBATCH (.*)", text) if re.match("--(nodes|ntasks|gpus)", option)]
     assert seen(say("srun", "--immediate=60", *options, "sh", "-c", SEES)) == ["0,1,2,3"] * 2

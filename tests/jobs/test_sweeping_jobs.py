@@ -60,14 +60,14 @@ def test_stopped_and_gone_on_with(file, tmp_path, number):
 def test_no_run_begins_after_a_signal(file):
     """One that comes between the look for it and the start of the next run; nor does a child that has just ended
     make its handler fail."""
-    (_, settings), *_ = expand.load(file).runs()
-    begun = pool.Pool(lambda settings: os._exit(3), 1, (), lambda ended: None)
+    (_, settings), *_ = expand.load_sweep(file).first_stage_runs()
+    begun = pool.ProcessPool(lambda settings: os._exit(3), 1, (), lambda ended: None)
     begun.stop_signals = 1
     begun._start(settings)
     assert not begun.running
     child = multiprocessing.get_context("fork").Process()
     child.start()
     os.waitpid(child.pid, 0)
-    begun.running.append(pool.Running(settings, child, 0, 0.0))
+    begun.running.append(pool.ActiveRun(settings, child, 0, 0.0))
     begun._stop(signal.SIGTERM, None)
     assert begun.stop_signals == 2

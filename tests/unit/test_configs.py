@@ -61,12 +61,12 @@ def test_config(name):
 def test_the_table_of_the_readme():
     """Five methods with three seeds each; whatever has to do with chance is the same for all."""
     told = []
-    asked = expand.load(CONFIGS / "five_methods.yaml")
-    runs.validate(asked, told.append)
+    asked = expand.load_sweep(CONFIGS / "five_methods.yaml")
+    runs.validate_sweep(asked, told.append)
     assert told[0].startswith("15 runs")
     assert told[-1] == "ok"
-    for settings in (asked.settings(labels) for labels in asked.labels):
-        same = asked.settings({"method": "fedavg", "seed": str(settings.seed)}).model_dump(mode="json")
+    for settings in (asked.run_settings(labels) for labels in asked.labels):
+        same = asked.run_settings({"method": "fedavg", "seed": str(settings.seed)}).model_dump(mode="json")
         assert {**settings.model_dump(mode="json"), "name": "", "method": {}} == {**same, "name": "", "method": {}}
 
 
@@ -102,20 +102,20 @@ def test_data(tmp_path, name):
 @pytest.mark.parametrize("name", ["flamby_brca", "flamby_heart"])
 def test_benchmark(name):
     """Each method of a table, with one of its seeds."""
-    asked = expand.load(CONFIGS / "benchmarks" / f"{name}.yaml", [f"data.root={DATA}"])
+    asked = expand.load_sweep(CONFIGS / "benchmarks" / f"{name}.yaml", [f"data.root={DATA}"])
     assert asked.published
-    for labels in asked.covering():
+    for labels in asked.covering_labels():
         if labels["seed"] == "42":
-            valid(asked.settings(labels))
+            valid(asked.run_settings(labels))
 
 
 @pytest.mark.parametrize("name", names("campaigns"))
 def test_campaign(tmp_path, name):
     """Nothing is wrong with any label of any axis but, for most of them, that data are missing."""
-    asked = expand.load(CONFIGS / "campaigns" / f"{name}.yaml", [f"data.root={tmp_path}"])
+    asked = expand.load_sweep(CONFIGS / "campaigns" / f"{name}.yaml", [f"data.root={tmp_path}"])
     said: list[str] = []
     with contextlib.suppress(MissingDataError):  # in which all that is wrong would be said before
-        runs.validate(asked, said.append)
+        runs.validate_sweep(asked, said.append)
     assert said
 
 
@@ -126,10 +126,10 @@ PAPERS = [f"papers/{name}" for name in names("papers")] + [f"benchmarks/{name}" 
 def test_published(tmp_path, name):
     """Nothing is wrong with any label of any axis but that data are missing; and there is a file in small."""
     path = CONFIGS / f"{name}.yaml"
-    asked = expand.load(path, [f"data.root={tmp_path}"])
+    asked = expand.load_sweep(path, [f"data.root={tmp_path}"])
     with pytest.raises(MissingDataError, match="nothing is wrong but"):
-        runs.validate(asked, lambda _: None)
-    for settings in map(asked.settings, asked.covering()):
+        runs.validate_sweep(asked, lambda _: None)
+    for settings in map(asked.run_settings, asked.covering_labels()):
         look = ImagePipeline(bytes=True, channels=3, operations=tuple(build_data.operations(settings)))
         assert look.steps is not None
         assert look.out((3, 256, 256)) == look.out((3, 256, 256), drawn=True)
@@ -140,8 +140,8 @@ def test_published(tmp_path, name):
 @pytest.mark.parametrize("name", [name for name in PAPERS if name.endswith("_small")])
 def test_published_small(name):
     """A part of the file's runs, whose names and options the test above has seen, on data that are always there."""
-    small = expand.load(CONFIGS / f"{name}.yaml")
-    every = [settings for _, settings in small.runs()]
+    small = expand.load_sweep(CONFIGS / f"{name}.yaml")
+    every = [settings for _, settings in small.first_stage_runs()]
     made = name.startswith("benchmarks/flamby")
     assert {each.data.source.partition(":")[0] for each in every} == {MADE if made else "digits"}
     assert max(each.rounds for each in every) <= (15 if made else 20)

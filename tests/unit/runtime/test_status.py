@@ -152,15 +152,15 @@ def test_a_sweep_by_its_directory(tmp_path):
     made(place / "b", FEW, "failed: no such weights")
     (place / "c.log").write_text("fedmpi: error: data.root: no such directory\n")
     (place / run_files.SWEEP_LIST).write_text(json.dumps({"runs": ["a", "b", "c", "d", "e"]}))
-    found = sweep_status.status_of_directory(place)
+    found = sweep_status.read_directory_status(place)
     assert {run["name"]: run["state"] for run in found["runs"]} == {
         "a": "finished", "b": "failed", "c": "failed", "d": "waiting", "e": "waiting",
     }  # fmt: skip
-    assert sweep_status.lines(found) == [
+    assert sweep_status.format_status(found) == [
         "b: failed, 4 of 10 rounds: no such weights",
         "c: failed: data.root: no such directory",
         "1 of 5 runs done, 2 failed, 2 waiting",
     ]
-    assert sweep_status.code(found) == 1
+    assert sweep_status.exit_code(found) == 1
     done = fedmpi("status", place, "--json")
     assert (done.returncode, json.loads(done.stdout)["counts"]["failed"]) == (1, 2)

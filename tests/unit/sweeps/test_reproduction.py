@@ -9,15 +9,15 @@ from helpers import ROOT, fedmpi
 from fedmpi.common.errors import UserError
 from fedmpi.data.download import fetch
 from fedmpi.sweeps import expand, reproduce
-from fedmpi.sweeps.results_table import Cells
+from fedmpi.sweeps.results_table import ResultsTable
 
 if sys.version_info >= (3, 11):
     import tomllib
 
 
 def test_every_table_says_which_data_it_needs():
-    shown = dict(reproduce.overview([]))
-    there = {path.stem for folder in reproduce.FOLDERS for path in (ROOT / "configs" / folder).glob("*.yaml")}
+    shown = dict(reproduce.describe_tables([]))
+    there = {path.stem for folder in reproduce.TABLE_FOLDERS for path in (ROOT / "configs" / folder).glob("*.yaml")}
     assert shown.keys() == {name for name in there if "_common" not in name}
     assert shown["fedsol_table1"] == "15 runs on cifar10, published by FedSOL, Table 1"
     assert shown["fedld_table3"] == "18 runs on retina, published by FedLD, Table 3"
@@ -38,22 +38,22 @@ def test_tables_are_found_where_a_wheel_puts_them(tmp_path, monkeypatch):
     place = tmp_path / "share" / "fedmpi" / "configs" / "papers"
     place.mkdir(parents=True)
     (place / "mine.yaml").write_text("over: {seed: [0]}")
-    monkeypatch.setattr(reproduce, "places", lambda: [tmp_path / "none", place.parent])
+    monkeypatch.setattr(reproduce, "config_folders", lambda: [tmp_path / "none", place.parent])
     assert reproduce.find_table("configs/papers/mine.yaml") == place / "mine.yaml"
     with pytest.raises(UserError, match="unknown table 'min'; did you mean 'mine'"):
         reproduce.find_table("min")
-    monkeypatch.setattr(reproduce, "places", lambda: [tmp_path / "none"])
+    monkeypatch.setattr(reproduce, "config_folders", lambda: [tmp_path / "none"])
     with pytest.raises(UserError, match=r"there are no configs/papers and configs/benchmarks in .*none; get fedmpi's"):
-        reproduce.files()
+        reproduce.list_tables()
 
 
 def test_missing_data_are_fetched_or_told(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(fetch, "fetch", lambda name, root: asked.append((name, root)))
-    reproduce.fetch_data(expand.load(reproduce.find_table("fedsol_table1"), [f"data.root={tmp_path}"]), print)
+    reproduce.fetch_data(expand.load_sweep(reproduce.find_table("fedsol_table1"), [f"data.root={tmp_path}"]), print)
     assert asked == [("cifar10", tmp_path)]
     with pytest.raises(UserError, match=r"heart_disease: .*correct data\.root"):
-        reproduce.fetch_data(expand.load(reproduce.find_table("flamby_heart"), [f"data.root={tmp_path}"]), print)
+        reproduce.fetch_data(expand.load_sweep(reproduce.find_table("flamby_heart"), [f"data.root={tmp_path}"]), print)
 
 
 def test_the_command_from_nothing_to_a_verdict(tmp_path):
@@ -75,9 +75,9 @@ def test_the_command_from_nothing_to_a_verdict(tmp_path):
 
 
 def test_a_verdict_is_no_place_for_a_secret():
-    asked = expand.load(reproduce.find_table("flamby_heart"), ["model.token=HUSH123"])
+    asked = expand.load_sweep(reproduce.find_table("flamby_heart"), ["model.token=HUSH123"])
     axes = tuple(axis for axis in asked.axes if axis.name != "seed")
-    tables = [Cells(asked, "accuracy", "last", axes, {})]
-    text = json.dumps(reproduce.verdicts(tables))
+    tables = [ResultsTable(asked, "accuracy", "last", axes, {})]
+    text = json.dumps(reproduce.build_verdict(tables))
     assert "HUSH123" not in text
     assert "model.token=<redacted>" in text

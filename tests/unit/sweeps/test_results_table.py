@@ -51,8 +51,8 @@ NO_NUMBERS = "over: {m: {A: {}, B: {train: {lr: 1}}, C: {train: {lr: 2}}}, seed:
 def write_sweep(file, text, give):
     """The sweep, with runs that give(labels) says the summary of; None: it is not done."""
     file.write_text(RUN.replace("OUTPUT", str(file.parent)) + text)
-    sweep = expand.load(file)
-    for labels, settings in sweep.runs():
+    sweep = expand.load_sweep(file)
+    for labels, settings in sweep.first_stage_runs():
         if (facts := give(labels)) is not None:
             write_run(settings, rounds=1, **facts)
     return sweep
@@ -72,7 +72,7 @@ def of(value, at=0):
 
 def existing(sweep):
     """(labels, settings) of the runs that have a directory."""
-    return [each for each in sweep.runs() if (each[1].output / each[1].name).exists()]
+    return [each for each in sweep.first_stage_runs() if (each[1].output / each[1].name).exists()]
 
 
 @pytest.fixture
@@ -87,21 +87,21 @@ def asked(tmp_path):
 
 def test_a_sweeps_directory_tells_what_was_asked_for(tmp_path, asked, monkeypatch):
     """Wherever it lies by now, and with the command line of then; but for secrets, which are not written down."""
-    expand.load(asked.path, ["train.batch_size=7", "output=elsewhere"]).write_list(tmp_path / "t", ["a"])
+    expand.load_sweep(asked.path, ["train.batch_size=7", "output=elsewhere"]).write_run_list(tmp_path / "t", ["a"])
     (tmp_path / "moved").mkdir()
     moved = (tmp_path / "t").rename(tmp_path / "moved" / "t")
     monkeypatch.chdir(tmp_path)
     file, given = sweep_status.read_sweep_list(Path("moved/t"))
-    again = expand.load(file, given)
+    again = expand.load_sweep(file, given)
     assert again.path == asked.path
-    (_, settings), *_ = again.runs()
+    (_, settings), *_ = again.first_stage_runs()
     assert (settings.train.batch_size, settings.output) == (7, moved)
-    expand.load(asked.path, ["model.token=abc"]).write_list(moved, ["a"])
+    expand.load_sweep(asked.path, ["model.token=abc"]).write_run_list(moved, ["a"])
     assert "abc" not in (moved / "sweep.json").read_text()
     with pytest.raises(UserError, match="leaves out a secret"):
         sweep_status.read_sweep_list(moved)
     asked.path.unlink()
-    asked.write_list(moved, ["a"])
+    asked.write_run_list(moved, ["a"])
     with pytest.raises(UserError, match="does not exist"):
         sweep_status.read_sweep_list(moved)
     with pytest.raises(UserError, match=r"holds no sweep.json that names a sweep; give the sweep's YAML file"):
@@ -111,18 +111,20 @@ def test_a_sweeps_directory_tells_what_was_asked_for(tmp_path, asked, monkeypatc
 @pytest.mark.parametrize("without", [{"B_2"}, {"A", "B_2"}])
 def test_a_metric_goes_by_the_name_of_what_most_runs_have(asked, without):
     """FedPer has no accuracy of a global model: where most runs lack it, all show that of their personal models."""
-    base = expand.load(asked.path, ["evaluate.protocol=[global, personal]"])
+    base = expand.load_sweep(asked.path, ["evaluate.protocol=[global, personal]"])
     for labels, settings in existing(base):
         last = {"personal_accuracy": 70.0 + int(labels["seed"])}
         last |= {} if labels["method"] in without else {"accuracy": 50.0}
         write_run(settings, last=last, best=last)
     for given in (None, "accuracy"):
-        cells = results_table.collect(base, given, None)
-        assert table_formats.caption(cells).startswith("personal accuracy, after the last round")
+        cells = results_table.collect_results(base, given, None)
+        assert table_formats.table_caption(cells).startswith("personal accuracy, after the last round")
         assert cells.cells["A", "0.1"].values == {"0": 70.0, "1": 71.0, "2": 72.0}
-        assert table_formats.gaps(cells)[0] == "personal_accuracy is compared, as most runs have no accuracy"
-    alone = expand.load(asked.path, ["evaluate.protocol=[global, personal]", "only={method: A}"])
-    assert results_table.collect(alone, None, None).metric == ("personal_accuracy" if "A" in without else "accuracy")
+        assert table_formats.table_notes(cells)[0] == "personal_accuracy is compared, as most runs have no accuracy"
+    alone = expand.load_sweep(asked.path, ["evaluate.protocol=[global, personal]", "only={method: A}"])
+    assert results_table.collect_results(alone, None, None).metric == (
+        "personal_accuracy" if "A" in without else "accuracy"
+    )
 
 
 @pytest.mark.parametrize("item", ["(training data)", "(test data)", "(partition)"])
@@ -135,22 +137,22 @@ def test_no_mean_is_over_two_codes_or_data(asked, item):
             path.write_text(json.dumps(settings.identity() | same | change(labels)))
 
     digests()
-    assert results_table.collect(asked, None, "last").notes == ()
+    assert results_table.collect_results(asked, None, "last").notes == ()
     one = {"method": "A", "train.lr": "0.5", "seed": "1"}
     digests(lambda labels: {item: "x"} if labels == one else {})
     with pytest.raises(UserError, match=f"{re.escape(item[1:-1])}, and a mean would be over both. Move .*=accept"):
-        results_table.collect(asked, None, "last")
-    rest = expand.load(asked.path, ["leave_out=[{method: A, train.lr: 0.5, seed: 1}]"])
-    assert results_table.collect(rest, None, "last").notes == ()
-    cells = results_table.collect(expand.load(asked.path, ["checkpoint.changes=accept"]), None, "last")
+        results_table.collect_results(asked, None, "last")
+    rest = expand.load_sweep(asked.path, ["leave_out=[{method: A, train.lr: 0.5, seed: 1}]"])
+    assert results_table.collect_results(rest, None, "last").notes == ()
+    cells = results_table.collect_results(expand.load_sweep(asked.path, ["checkpoint.changes=accept"]), None, "last")
     assert re.match(f"mixed: a_lr-0.1_seed-. and .* differ in {re.escape(item[1:-1])}", cells.notes[0])
     digests(lambda labels: {"(training data)": "x"} if labels["seed"] == "2" else {})
     with pytest.raises(UserError, match="differ in training data"):
-        results_table.collect(asked, None, "last")
+        results_table.collect_results(asked, None, "last")
 
 
 def test_by_hand(asked):
-    lines = table_formats.text(results_table.collect(asked, None, "last"))
+    lines = table_formats.format_text(results_table.collect_results(asked, None, "last"))
     assert lines[0].startswith(
         "accuracy, after the last round, mean and sample standard deviation (n - 1) over 3 seeds; in brackets: Somebody"
     )
@@ -164,7 +166,7 @@ def test_by_hand(asked):
     assert "-9.5 +- 20" in lines[-4]
     assert "worse" not in lines[-4]
     assert lines[-2:] == ["missing: B_2 0.5 (seed 2)", f"to train what is missing: fedmpi sweep {asked.path}"]
-    turned = table_formats.text(results_table.collect(asked, None, "last", "train.lr"))
+    turned = table_formats.format_text(results_table.collect_results(asked, None, "last", "train.lr"))
     assert turned[2].split()[0] == "train.lr"
     assert "50.00 +- 10.00 [40.00 =]" in turned[4]
     assert turned[0].endswith(f"fedmpi table {asked.path} --of last --rows train.lr")
@@ -181,12 +183,12 @@ def test_verdicts(theirs, sign):
     ours = results_table.Cell(
         ["0", "1", "2"], {"0": 50.0, "1": 52.0, "2": 54.0}, published=theirs
     )  # 52, with deviation 2
-    assert results_table.verdict(ours, 2) == sign
+    assert results_table.compare_with_published(ours, 2) == sign
 
 
 def test_forms(asked, tmp_path):
     for ending in ("md", "tex", "csv", "txt"):
-        table_formats.show(asked, None, "best", None, tmp_path / f"t.{ending}", lambda line: None)
+        table_formats.show_table(asked, None, "best", None, tmp_path / f"t.{ending}", lambda line: None)
     latex = (tmp_path / "t.tex").read_text()
     assert r"B\_2 & 55.00 $\pm$ 2.65 [60.00 $\pm$ 20.00 =]" in latex
     assert latex.count(r"\\") == 3 + 2
@@ -211,17 +213,17 @@ def test_mistakes(asked, tmp_path):
         ("no run has a figure 'acuracy'; did you mean 'accuracy'", "acuracy", "last", None),
     ):
         with pytest.raises(UserError, match=words):
-            table_formats.show(asked, metric, of_, None, to, print)
+            table_formats.show_table(asked, metric, of_, None, to, print)
     with pytest.raises(UserError, match="none of 12 runs is done; fedmpi sweep"):
-        results_table.collect(expand.load(asked.path, ["name=other"]), None, "last")
+        results_table.collect_results(expand.load_sweep(asked.path, ["name=other"]), None, "last")
 
 
 def test_odd_names_and_one_seed(tmp_path):
     """No seed at all: no deviation, no difference. Each form holds whatever labels hold; LaTeX compiles."""
     odd = write_sweep(tmp_path / "o%d_d.yaml", ODD, lambda labels: of(0.5))
     for ending in ("md", "tex", "csv"):
-        table_formats.show(odd, None, None, None, tmp_path / f"t.{ending}", lambda line: None)
-    assert "+-" not in table_formats.text(results_table.collect(odd, None, None))[3]
+        table_formats.show_table(odd, None, None, None, tmp_path / f"t.{ending}", lambda line: None)
+    assert "+-" not in table_formats.format_text(results_table.collect_results(odd, None, None))[3]
     latex = (tmp_path / "t.tex").read_text()
     assert r"A\_b \& \textbackslash{}c & 0.500 \\" in latex
     assert r"50\% *" in latex
@@ -244,16 +246,16 @@ def test_what_is_no_number_counts_for_nothing_and_is_told(tmp_path):
         "C": [of(99.0, at=-1), {"last": {"accuracy": None}}, {"last": {}}],
     }
     sweep = write_sweep(tmp_path / "t.yaml", NO_NUMBERS, lambda labels: figures[labels["m"]][int(labels["seed"])])
-    cells = results_table.collect(sweep, None, None)
+    cells = results_table.collect_results(sweep, None, None)
     values = {key: cell.values for key, cell in cells.cells.items()}
     assert values == {("A",): {"0": 50.0}, ("B",): {"0": 60.0, "1": 70.0, "2": 80.0}, ("C",): {}}
-    lines = table_formats.text(cells)
+    lines = table_formats.format_text(cells)
     assert lines[3].split() == ["A", "50.00", "(1", "of", "3)"]
     assert lines[5].split() == ["C", "nan"]
     assert "paired" not in " ".join(lines)  # one seed in common says nothing of a spread
     assert "missing: A (seed 2)" in lines
     assert "not a number: A (seed 1); C (seed 0, 1, 2)" in lines
-    assert "not a number: A (seed 1)" in table_formats.latex(cells)
+    assert "not a number: A (seed 1)" in table_formats.format_latex(cells)
 
 
 @pytest.mark.parametrize(("scatter", "word"), [(0.1, "higher"), (1.0, ""), (0.0, "")])
@@ -268,12 +270,12 @@ def test_what_analysis_has_measured(asked, scatter, word):
         rows.append({"round": 1, "losses": {"shift": 0.5 + more, "aggregation": -0.25}})
         text = "".join(json.dumps(row) + "\n" for row in rows)
         (settings.output / settings.name / "analysis.jsonl").write_text(text)
-    cells = results_table.collect(asked, "losses.shift", None)
+    cells = results_table.collect_results(asked, "losses.shift", None)
     assert cells.cells["A", "0.1"].values == {"0": 0.5, "1": 0.5, "2": 0.5}
-    assert table_formats.text(cells)[0].startswith("losses.shift, after the last round")
-    assert results_table.collect(asked, "losses.shift", "mean_last_10").cells["A", "0.5"].values["0"] == 4.75
+    assert table_formats.format_text(cells)[0].startswith("losses.shift, after the last round")
+    assert results_table.collect_results(asked, "losses.shift", "mean_last_10").cells["A", "0.5"].values["0"] == 4.75
     expected = (pytest.approx(1.0 + scatter), pytest.approx(scatter / 3**0.5), word)
-    assert results_table.difference(cells, ("B_2", "0.1")) == expected
+    assert results_table.paired_difference(cells, ("B_2", "0.1")) == expected
 
 
 def test_pictures(asked, tmp_path, monkeypatch):
@@ -282,7 +284,7 @@ def test_pictures(asked, tmp_path, monkeypatch):
     monkeypatch.setattr(charts, "write", lambda chart, to, title: drawn.append(chart))
     for rows in ("train.lr", None):
         with pytest.warns(UserWarning, match=r"left out of the picture, as seeds are missing: (0.5 B_2|B_2 0.5)$"):
-            table_formats.show(asked, None, "last", rows, tmp_path / "t.png", lambda line: None)
+            table_formats.show_table(asked, None, "last", rows, tmp_path / "t.png", lambda line: None)
     numbers, words = drawn
     assert (numbers.x_label, numbers.y_label, numbers.ticks) == ("lr", "accuracy (%)", ["0.1", "0.5"])
     a, b = numbers.series

@@ -36,8 +36,8 @@ over:
   lr: {slow: {train: {lr: 0.01}}, fast: {train: {lr: 0.5, epochs: 3}}}
   seed: [0, 1, 2]
 """
-    found = expand.load(write(tmp_path, text), ["rounds=7"])  # what no axis names can be set for all
-    runs = list(found.runs())
+    found = expand.load_sweep(write(tmp_path, text), ["rounds=7"])  # what no axis names can be set for all
+    runs = list(found.first_stage_runs())
     assert len(runs) == 2 * 2 * 2 * 3
     labels, settings = runs[-1]
     assert labels == {"method": "fedprox", "data.partition.alpha": "1", "lr": "fast", "seed": "2"}
@@ -47,7 +47,7 @@ over:
     assert (str(settings.output), settings.name) == ("runs/sweep", "fedprox_alpha-1_fast_seed-2")
     assert settings.data.partition.clients == 4  # what no axis names is the file's
     assert len({each.name for _, each in runs}) == len(runs)
-    covering = list(found.covering())
+    covering = list(found.covering_labels())
     assert {pair for each in covering for pair in each.items()} == {p for each, _ in runs for p in each.items()}
     assert len(covering) < len(runs) / 3
 
@@ -56,8 +56,8 @@ def test_the_name_of_a_run_that_it_is_based_on_is_not_a_sweeps(tmp_path):
     """It would write into its directory. A sweep's own name holds, and that of a larger sweep that it is a part of."""
 
     def place(file, *given):
-        found = expand.load(file, given)
-        return found.settings(found.first()[0]).output.name
+        found = expand.load_sweep(file, given)
+        return found.run_settings(found.first_stage_labels()[0]).output.name
 
     file = write(tmp_path, "over: {seed: [0, 1]}\n", name="seeds.yaml")
     assert (place(file), place(file, "name=other")) == ("seeds", "other")
@@ -75,7 +75,7 @@ published:
   metric: accuracy
   values: {A: {"0.1": 42.3, "0.5": [73.9, 0.4]}}
 """
-    (found,) = expand.load(write(tmp_path, text)).published
+    (found,) = expand.load_sweep(write(tmp_path, text)).published
     assert (found.source, found.axes) == ("Somebody, table 1", ("method", "data.partition.alpha"))
     assert found.values["A", "0.5"] == (73.9, 0.4)
     assert math.isnan(found.values["A", "0.1"][1])
@@ -144,13 +144,13 @@ def test_a_run_is_told_the_keys_of_a_sweep(tmp_path, text, words):
 )
 def test_mistakes(tmp_path, text, given, words):
     with pytest.raises(UserError, match=words):
-        list(expand.load(write(tmp_path, text), given).runs())
+        list(expand.load_sweep(write(tmp_path, text), given).first_stage_runs())
 
 
 def test_a_plugin_lies_beside_the_sweep(tmp_path):
     (tmp_path / "mine.py").write_text("")
-    found = expand.load(write(tmp_path, "over: {m: {A: {model: {name: mine.py:Net}}}}\n"))
-    assert next(iter(found.runs()))[1].model.name == f"{tmp_path / 'mine.py'}:Net"
+    found = expand.load_sweep(write(tmp_path, "over: {m: {A: {model: {name: mine.py:Net}}}}\n"))
+    assert next(iter(found.first_stage_runs()))[1].model.name == f"{tmp_path / 'mine.py'}:Net"
 
 
 def test_candidates(tmp_path):
@@ -162,14 +162,14 @@ best: {over: {train.lr: [0.1, 0.2], mu: {a: {train: {epochs: 2}}, b: {}}}, by: a
     write(tmp_path, text)
     small = tmp_path / "small.yaml"
     small.write_text("base: [sweep.yaml]\nonly: {method: B}\ndata: {validation: 0.1}\n")
-    found = expand.load(small)
-    runs = list(found.runs())
+    found = expand.load_sweep(small)
+    runs = list(found.first_stage_runs())
     assert len(runs) == 2 * 1 * 4
     labels, first = runs[0]
     assert first.name == "b_alpha-0.1_seed-1_lr-0.1_a"
     assert (first.train.lr, first.train.epochs, first.evaluate.best.metric) == (0.1, 2, "accuracy")
-    assert found.best.cell(labels) == ("B",)
+    assert found.tuning.cell_key(labels) == ("B",)
     with pytest.raises(UserError, match=r"best\.metric: accuracy is measured on validation rows; there are none"):
-        list(expand.load(small, ["data.validation=0"]).runs())
-    assert expand.load(small, ["evaluate.best.metric=loss"]).settings(labels).evaluate.best.metric == "loss"
-    assert len(list(expand.load(small, ["best=null"]).runs())) == 4
+        list(expand.load_sweep(small, ["data.validation=0"]).first_stage_runs())
+    assert expand.load_sweep(small, ["evaluate.best.metric=loss"]).run_settings(labels).evaluate.best.metric == "loss"
+    assert len(list(expand.load_sweep(small, ["best=null"]).first_stage_runs())) == 4

@@ -19,25 +19,25 @@ def test_gpus(monkeypatch, visible, count, gpus):
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(pool.torch.cuda, "device_count", lambda: count)
-    assert pool._gpus() == gpus
+    assert pool._list_gpus() == gpus
 
 
 def test_how_many_at_once(monkeypatch):
     free = [1 << 40]
     monkeypatch.setattr(pool.host_memory, "usable_cores", lambda: 8)
     monkeypatch.setattr(pool.host_memory, "available_bytes", lambda: free[0])
-    monkeypatch.setattr(pool, "_gpus", lambda: ("4", "7"))
+    monkeypatch.setattr(pool, "_list_gpus", lambda: ("4", "7"))
     here, cpu = [settings()] * 20, [settings(compute={"device": "cpu", "threads": 2})] * 20
-    assert pool.resources("auto", here) == (2, ("4", "7"))  # a GPU each
-    assert pool.resources("auto", cpu) == (4, ())
-    assert pool.resources("auto", cpu[:3]) == (3, ())
-    assert pool.resources("5", here) == (5, ("4", "7"))
+    assert pool.choose_parallelism("auto", here) == (2, ("4", "7"))  # a GPU each
+    assert pool.choose_parallelism("auto", cpu) == (4, ())
+    assert pool.choose_parallelism("auto", cpu[:3]) == (3, ())
+    assert pool.choose_parallelism("5", here) == (5, ("4", "7"))
     for bytes_, runs in ((5 << 30, 2), (1 << 30, 1), (None, 4)):
         free[0] = bytes_
-        assert pool.resources("auto", cpu) == (runs, ())
+        assert pool.choose_parallelism("auto", cpu) == (runs, ())
     for wrong in ("0", "-1", "many", ""):
         with pytest.raises(UserError, match=f"--jobs: {wrong}; auto, or a number"):
-            pool.resources(wrong, here)
+            pool.choose_parallelism(wrong, here)
 
 
 def test_each_run_at_once_has_a_gpu_of_its_own(tmp_path):
@@ -50,5 +50,5 @@ def test_each_run_at_once_has_a_gpu_of_its_own(tmp_path):
         os._exit(3)
 
     todo = [settings(output=str(tmp_path)).model_copy(update={"name": name}) for name in "ab"]
-    assert pool.Pool(job, 2, ("4", "7"), lambda one: codes.append(one.process.exitcode)).run(todo)
+    assert pool.ProcessPool(job, 2, ("4", "7"), lambda one: codes.append(one.process.exitcode)).run(todo)
     assert (sorted(seen.read_text().split()), codes) == (["4", "7"], [3, 3])
