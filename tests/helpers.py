@@ -173,7 +173,7 @@ class FinishedRun:
 
     @property
     def updates(self) -> list[dict[str, Any]]:
-        return self.files["updates.jsonl"]
+        return self.files["update_stats.jsonl"]
 
     @property
     def w(self) -> torch.Tensor:

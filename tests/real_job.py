@@ -79,7 +79,7 @@ def assert_same(a, b):
     assert [row["round"] for row in left] == list(range(len(left)))
     lines = [sorted((x / "clients.jsonl").read_text().splitlines()) for x in (a, b)]
     assert lines[0] == lines[1]
-    updates = [(x / "updates.jsonl").read_text() for x in (a, b)]
+    updates = [(x / "update_stats.jsonl").read_text() for x in (a, b)]
     assert updates[0] == updates[1]
     assert len(updates[0].splitlines()) == len(left)
     assert (a / "model.safetensors").read_bytes() == (b / "model.safetensors").read_bytes()

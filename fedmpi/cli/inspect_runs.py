@@ -88,8 +88,8 @@ def verify(
     directory: Annotated[Path, Argument(metavar="RUN_DIR", help="Of `fedmpi run`; or a sweep's directory.")],
     overrides: Overrides = None,
     rounds: Annotated[str, Option(metavar="N", help="How many rounds are replayed, or `all`.")] = "3",
-    tolerance: Annotated[float | None, Option(min=0.0, help="Compare figures within this, not bits.")] = None,
-    seal: Annotated[str | None, Option(metavar="HEX", help="The published seal, 8 digits or more.")] = None,
+    tolerance: Annotated[float | None, Option(min=0.0, help="Compare metrics within this, not bits.")] = None,
+    checksum: Annotated[str | None, Option(metavar="HEX", help="The published checksum, 8 digits or more.")] = None,
     trust: Trust = False,
 ) -> None:
     """Check that no file in RUN_DIR was altered after the run ended and that the files agree with each other; train N
@@ -97,8 +97,8 @@ def verify(
     altered, and 2 if this cannot be decided."""
     if rounds != "all" and not (rounds.isdecimal() and int(rounds)):
         raise UserError(f"--rounds: {rounds}; allowed: a whole number from 1 on, or all")
-    if seal is not None and len(seal) < 8:
-        raise UserError(f"--seal: {seal!r}; needed: its first 8 or more digits")
+    if checksum is not None and len(checksum) < 8:
+        raise UserError(f"--checksum: {checksum!r}; needed: its first 8 or more digits")
     first = next((path.parent for path in sorted(directory.glob("*/config.yaml"))), directory)
     try:
         run_settings(directory if (directory / "config.yaml").is_file() else first, trust, overrides, "verify")
@@ -107,7 +107,7 @@ def verify(
         fix_threads(1)
     from fedmpi.runtime.finished_runs import verify as checks
 
-    options = checks.Options(None if rounds == "all" else int(rounds), trust, overrides or (), tolerance, seal)
+    options = checks.Options(None if rounds == "all" else int(rounds), trust, overrides or (), tolerance, checksum)
     raise typer.Exit(checks.verify_all(directory, typer.echo, options))
 
 

@@ -63,5 +63,5 @@ SUMMED = (
     *(key.name for key in METRICS_KEYS if key.unit in ("bytes", "parameters")),
 )  # summary.json has their sums
 NOT_METRICS = frozenset(key.name for key in METRICS_KEYS if not key.is_metric)
-# Names that metrics of tasks and methods must not have. `updates` is the part of a row that updates.jsonl takes.
+# Names that metrics of tasks and methods must not have. `updates` is the part of a row that update_stats.jsonl takes.
 RESERVED = frozenset((*NAMES, *CLIENT_NAMES, "updates"))

@@ -74,14 +74,14 @@ def format_metric(name: str, value: float, digits: int = 3) -> str:
 LOWER_IS_BETTER = ("loss", "mse", "rmse", "mae", "ece", "perplexity", "std")
 
 
-def lower_is_better(name: str, more: Iterable[str] = ()) -> bool:
+def is_lower_better(name: str, more: Iterable[str] = ()) -> bool:
     """Return whether a lower value of a metric is better, judged by its name.
 
     Args:
         name: the metric, such as train_loss; a suffix `@SITE` is ignored.
         more: names of further metrics whose lower values are better.
 
-    >>> lower_is_better("validation_loss"), lower_is_better("accuracy"), lower_is_better("best_error", ["error"])
+    >>> is_lower_better("validation_loss"), is_lower_better("accuracy"), is_lower_better("best_error", ["error"])
     (True, False, True)
     """
     name = name.partition("@")[0]  # without the name of a site

@@ -98,9 +98,9 @@ class CheckpointSettings(Section):
 
 
 class RecordSettings(Section):
-    # contents of updates.jsonl. norms: the norms of each round's updates, and cosines and spectrum if the server rule
-    # computes their Gram matrix; gram: cosines and spectrum for every rule, for which rank 0 (with server.placement:
-    # sharded, all ranks) holds the rows of all clients
+    # contents of update_stats.jsonl. norms: the norms of each round's updates, and cosines and spectrum if the server
+    # rule computes their Gram matrix; gram: cosines and spectrum for every rule, for which rank 0 (with
+    # server.placement: sharded, all ranks) holds the rows of all clients
     updates: Literal[False, "norms", "gram"] = "norms"
 
 

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from fedmpi.common import seeds
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.common.inputs import call
-from fedmpi.common.text import lower_is_better
+from fedmpi.common.text import is_lower_better
 from fedmpi.common.user_code_errors import attribute_errors, located_error
 from fedmpi.data.batches import Shard, batches, pooled_rows
 from fedmpi.engine.client_states import ClientStates
@@ -268,8 +268,9 @@ class Evaluator:
             return dict.fromkeys(self.names, nan) if bad else pooled(rows, weights)
         figures: Figures = {}
         for name in self.names:
-            falling = lower_is_better(name, getattr(self.trainer.task, "falling", ()))
-            figures |= spread(f"{protocol}_{name}", [nan] if bad else [rows[k][name] for k in sorted(rows)], falling)
+            lower_is_better = is_lower_better(name, getattr(self.trainer.task, "lower_is_better", ()))
+            values = [nan] if bad else [rows[k][name] for k in sorted(rows)]
+            figures |= spread(f"{protocol}_{name}", values, lower_is_better)
         return figures
 
     def _evaluate_clients(

@@ -60,7 +60,7 @@ class RunCallbacks:
             self.on_round(row)
 
     def append(self, file: str, *rows: dict[str, Any]) -> None:
-        """Process rows of another file: clients.jsonl, updates.jsonl or analysis.jsonl."""
+        """Process rows of another file: clients.jsonl, update_stats.jsonl or analysis.jsonl."""
 
     def save_state(self, fed: Any, t: int, memory: dict[str, Any], last: bool) -> None:
         """Save the state after round t.

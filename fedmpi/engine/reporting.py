@@ -63,7 +63,7 @@ class Reporter:
             first = {"round": before, **{n: figures[n] for n in ("loss", *self.trainer.task.names) if n in figures}}
             row = {**first, **line, **figures, "evaluate_s": time.perf_counter() - began}
             if updates := row.pop("updates", None):  # sorted, like rows that were read from a checkpoint
-                self.callbacks.append("updates.jsonl", {"round": before, **dict(sorted(updates.items()))})
+                self.callbacks.append("update_stats.jsonl", {"round": before, **dict(sorted(updates.items()))})
             if due and self.evaluator.class_accuracy:
                 row["class_accuracy"] = self.evaluator.class_accuracy
             since = self.divergence.record(row, last)

@@ -1,4 +1,4 @@
-"""Sections of a report on measurements within rounds, recorded in updates.jsonl and analysis.jsonl."""
+"""Sections of a report on measurements within rounds, recorded in update_stats.jsonl and analysis.jsonl."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def _facts(run: Run, names: Sequence[str]) -> list[Part]:
         values = [None if v is None else format_metric(name, v, 4) for v in (run.last.get(name), mean, best)]
         rows.append([name.replace("_", " "), *values, at])
     table = Table(("what", "value"), [[key, str(value)] for key, value in facts.items() if value not in (None, "")])
-    head = ("figure", "last", "mean of the last ten", "best", "in round")
+    head = ("metric", "last", "mean of the last ten", "best", "in round")
     biased = "The best round is chosen by the test set itself, so it flatters."
     return [table, *([Table(head, rows, note=biased)] if rows else [])]
 
@@ -193,25 +193,25 @@ def _by_client(values: dict[str, float], part: str, label: str, order: str) -> B
     return Lines([Series(part, range(1, len(values) + 1), list(values.values()))], order, label)
 
 
-def over_clients(values: Sequence[float], falling: bool) -> dict[str, float | None]:
+def over_clients(values: Sequence[float], lower_is_better: bool) -> dict[str, float | None]:
     """Return the statistics over clients that SPREAD and FAIRNESS name.
 
     Args:
         values: one value for each client.
-        falling: whether lower values are better.
+        lower_is_better: whether lower values are better.
 
-    >>> list(over_clients([90.0, 70.0, 80.0], falling=False).values())[:4]
+    >>> list(over_clients([90.0, 70.0, 80.0], lower_is_better=False).values())[:4]
     [70.0, 72.0, 80.0, 88.0]
     """
     x = np.sort(np.asarray(values, dtype=np.float64))
     tenth = max(len(x) // 10, 1)
     low, high = float(x[:tenth].mean()), float(x[-tenth:].mean())
-    worst, best = (high, low) if falling else (low, high)
+    worst, best = (high, low) if lower_is_better else (low, high)
     index = None
     if x.min() >= 0 and x.max() > 0:
         scaled = x / x.max()  # prevents overflow of squares of large losses
         index = float(scaled.sum() ** 2 / (len(x) * (scaled**2).sum()))
-    numbers = (x[-1] if falling else x[0], *np.quantile(x, (0.1, 0.5, 0.9)), x.mean(), x.std(), worst, best)
+    numbers = (x[-1] if lower_is_better else x[0], *np.quantile(x, (0.1, 0.5, 0.9)), x.mean(), x.std(), worst, best)
     return dict(zip((*SPREAD, *FAIRNESS), [*map(float, numbers), index], strict=True))
 
 

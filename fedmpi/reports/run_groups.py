@@ -20,7 +20,7 @@ from fedmpi.analysis.charts import Lines, Series
 from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
 from fedmpi.common.metrics_row import NOT_METRICS
-from fedmpi.common.text import count, lower_is_better
+from fedmpi.common.text import count, is_lower_better
 from fedmpi.config import yaml_source
 from fedmpi.config.field_types import flat
 from fedmpi.reports.page import Figure, Value
@@ -62,7 +62,7 @@ class Run:
         )
         self.name, self.seed = str(self.config.get("name", path.name)), str(self.config.get("seed", ""))
         self.state = str(self.summary.get("exit_reason", "")) or "not ended: going on, or killed"
-        self.complete = self.state == "finished" or self.state.startswith("early stopped")
+        self.complete = self.state == "finished" or self.state.startswith("early_stopped")
         self.rounds = [row["round"] for row in self.rows if row["round"] >= 0]
         self.last_hash = next((row["sha256"] for row in reversed(self.rows) if row.get("sha256")), None)
         self.last = {name: number(value) for row in self.rows for name, value in row.items()}
@@ -97,8 +97,8 @@ class Run:
 
     def falls(self, name: str) -> bool:
         """Return whether lower values of a metric are better."""
-        own = self.summary.get("falling")
-        return lower_is_better(name, map(str, own) if isinstance(own, list) else ())
+        own = self.summary.get("lower_is_better")
+        return is_lower_better(name, map(str, own) if isinstance(own, list) else ())
 
     def lines(self, name: str, *, rounds: bool = True) -> list[Row]:
         """Return the rows of a .jsonl file, without damaged lines, whose number is added to `notes`.

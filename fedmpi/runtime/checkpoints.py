@@ -317,7 +317,7 @@ def _proposals(
             continue
         yield facts["round"], tensors, facts["memory"]
     run_dir = checkpoints.folder.parent
-    if str((json_of(run_dir / "summary.json") or {}).get("exit_reason")).startswith(("finished", "early stopped")):
+    if str((json_of(run_dir / "summary.json") or {}).get("exit_reason")).startswith(("finished", "early_stopped")):
         raise UserError(
             f"{run_dir} is a run that has come to its end, and no checkpoint of it is whole: going on would begin at "
             "round 0 and write over its results. A new run (another name) can begin with its model, "

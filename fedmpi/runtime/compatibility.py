@@ -14,7 +14,7 @@ import numpy as np
 from torch import nn
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import lower_is_better, nearest, shorten
+from fedmpi.common.text import is_lower_better, nearest, shorten
 from fedmpi.common.user_code_errors import located_error
 from fedmpi.config.schema import Settings
 from fedmpi.data.batches import samples_of
@@ -188,7 +188,7 @@ def best_model_choice(settings: Settings, task: Any, data: Federated) -> Selecti
             f"evaluate.best.metric: {best.metric} is measured on validation rows, and no client has two samples (or "
             "groups of them), to hold one out"
         )
-    falls = lower_is_better(best.metric, getattr(task, "falling", ()))
+    falls = is_lower_better(best.metric, getattr(task, "lower_is_better", ()))
     lowest = best.goal == "lowest" or (best.goal == "auto" and falls)
     return SelectionCriterion(f"validation_{best.metric}", lowest, best.patience, best.min_delta)
 

@@ -170,7 +170,7 @@ def _run(
             for change in changes:  # before anything else is written, as later rows depend on the change
                 recorder.say(f"accepted: {change}; from round {after + 1} on")
             if changes:
-                recorder.append("accepted.jsonl", {"round": after + 1, "changes": changes})
+                recorder.append("accepted_changes.jsonl", {"round": after + 1, "changes": changes})
             recorder.describe(identity, environment, own_code)
             _resume_records(settings, recorder, fed, after)
         recorder.begin(fed, max(after, 0), is_resumed)

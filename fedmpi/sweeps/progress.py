@@ -79,7 +79,7 @@ def read_state(settings: Settings) -> RunState:
     reason = str(summary.get("exit_reason", ""))
     finished = reason == "finished" and rounds >= settings.rounds
     patience = "evaluate.best.patience"
-    enough = reason.startswith("early stopped: ") and recorded.get(patience) == settings.identity()[patience]
+    enough = reason.startswith("early_stopped: ") and recorded.get(patience) == settings.identity()[patience]
     return RunState(DONE if finished or enough else STARTED, rounds, summary, reason)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from scipy.special import stdtrit
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import count, lower_is_better, main_metric, nearest
+from fedmpi.common.text import count, is_lower_better, main_metric, nearest
 from fedmpi.config import Settings
 from fedmpi.runtime.inspection import compare
 from fedmpi.sweeps import progress
@@ -71,7 +71,7 @@ class ResultsTable:
         cells: the label of each axis -> the cell.
         options: options of the command that makes the table.
         source: the source of the published values.
-        falling: whether lower values of the metric are better.
+        lower_is_better: whether lower values of the metric are better.
         notes: remarks on the metric and on differences between the runs.
     """
 
@@ -130,7 +130,7 @@ def collect_results(sweep: Sweep, metric: str | None, of: str | None, rows: str 
         raise UserError(f"--rows: unknown axis '{rows}'; {nearest(rows, names)}")
     axes.sort(key=lambda axis: rows is not None and axis.name != rows)
     done = _find_finished_runs(sweep)
-    falling = {name for *_, state in done for name in state.summary.get("falling", ())}
+    lower_is_better = {name for *_, state in done for name in state.summary.get("lower_is_better", ())}
     if metric is not None and progress.is_diagnostic(metric):
         done = [
             (labels, run, replace(state, summary=progress.summarize_diagnostics(run))) for labels, run, state in done
@@ -156,7 +156,7 @@ def collect_results(sweep: Sweep, metric: str | None, of: str | None, rows: str 
     if metric is not None and name != metric:
         notes.insert(0, f"{name} is compared, as most runs have no {metric}")
     source = published.source or "published" if published else None
-    less = lower_is_better(name, falling)
+    less = is_lower_better(name, lower_is_better)
     return ResultsTable(sweep, name, of, tuple(axes), cells, tuple(options), source, less, tuple(notes))
 
 

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import count, lower_is_better, show
+from fedmpi.common.text import count, is_lower_better, show
 from fedmpi.config import Settings, loading
 from fedmpi.config.field_types import Section
 from fedmpi.config.yaml_source import Document
@@ -132,7 +132,7 @@ def choose_candidates(best: Tuning, runs: Iterable[tuple[dict[str, str], Setting
         UserError: if a run lacks the metric.
     """
     choices: dict[tuple[str, ...], Choice] = {}
-    candidates, lowest, falling = best.candidates, False, set[str]()
+    candidates, lowest, lower_is_better = best.candidates, False, set[str]()
     for labels, settings in runs:
         state, cell = progress.read_state(settings), {name: labels[name] for name in best.per}
         choice = choices.setdefault(best.cell_key(labels), Choice(cell, [{} for _ in candidates]))
@@ -142,8 +142,8 @@ def choose_candidates(best: Tuning, runs: Iterable[tuple[dict[str, str], Setting
         at = candidates.index({axis.name: labels[axis.name] for axis in best.axes})
         choice.candidate_metrics[at][settings.name] = _read_candidate_metric(best, state, settings)
         goal = settings.evaluate.best.goal if settings.evaluate.best.metric == best.metric else "auto"
-        falling.update(state.summary.get("falling", ()))
-        lowest = lower_is_better(best.metric, falling) if goal == "auto" else goal == "lowest"
+        lower_is_better.update(state.summary.get("lower_is_better", ()))
+        lowest = is_lower_better(best.metric, lower_is_better) if goal == "auto" else goal == "lowest"
     for choice in choices.values():
         if not choice.num_missing:
             means = [fmean(values.values()) for values in choice.candidate_metrics]

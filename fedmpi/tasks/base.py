@@ -31,7 +31,7 @@ class Task(ABC):
     classification = False
     """True if outputs (B, c) are logits over classes and targets (B,) are class numbers. All methods accept such a
     task; methods with `needs = {CLASSES}` accept no other. A task with one class per position is not one of them."""
-    falling: tuple[str, ...] = ()  # metrics for which smaller values are better
+    lower_is_better: tuple[str, ...] = ()  # metrics for which smaller values are better
     capturable = True  # the loss launches the same kernels for all values, so that it can be captured as a CUDA graph
     ignore: float | None = None  # targets of this value are left out of loss and metrics; math.nan for NaN
 

@@ -43,7 +43,7 @@ class Classification(Task):
     """
 
     classification = True
-    falling = ("ece",)
+    lower_is_better = ("ece",)
 
     def __init__(
         self,

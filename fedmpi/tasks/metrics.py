@@ -132,16 +132,16 @@ def concordance(risk: Tensor, event: Tensor, time: Tensor) -> float:
     return (right / pairs).item()
 
 
-def spread(name: str, values: Sequence[float], falling: bool = False) -> Figures:
+def spread(name: str, values: Sequence[float], lower_is_better: bool = False) -> Figures:
     """Return the mean, the population standard deviation and the mean of the worst tenth of values over clients.
 
-    The worst tenth has at least one client; NaN values are left out. falling: smaller values are better.
+    The worst tenth has at least one client; NaN values are left out. lower_is_better: smaller values are better.
 
     >>> spread("accuracy", [90.0, 70.0])
     {'accuracy': 80.0, 'accuracy_std': 10.0, 'accuracy_worst_decile': 70.0}
     """
     x = np.sort(np.array([value for value in values if not np.isnan(value)] or [NAN]))
-    worst = (x[::-1] if falling else x)[: max(len(x) // 10, 1)]
+    worst = (x[::-1] if lower_is_better else x)[: max(len(x) // 10, 1)]
     return {name: float(x.mean()), f"{name}_std": float(x.std()), f"{name}_worst_decile": float(worst.mean())}
 
 

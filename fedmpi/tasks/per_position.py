@@ -49,7 +49,7 @@ class NextSymbol(Task):
     """
 
     names = ("accuracy", "perplexity")
-    falling = ("perplexity",)
+    lower_is_better = ("perplexity",)
     ignore: int
 
     def __init__(self, classes: int, ignore: int = SKIP) -> None:

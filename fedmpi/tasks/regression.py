@@ -25,7 +25,7 @@ class Regression(Task):
     ignore: a target that is left out of loss and metrics: nan, or a number such as -999.
     """
 
-    falling = ("mse", "rmse", "mae")
+    lower_is_better = ("mse", "rmse", "mae")
 
     def __init__(self, classes: int, metrics: tuple[str, ...] | None = None, ignore: Ignored | None = None) -> None:
         super().__init__(classes)

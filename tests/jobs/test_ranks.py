@@ -64,7 +64,7 @@ def main_job(folder, *overrides, **start):
     succeed("run", "configs/quickstart.yaml", "rounds=3", f"output={folder}", *overrides, **start)
     run = folder / "quickstart"
     model = {name: digest(x) for name, x in load_file(run / "model.safetensors").items()}
-    return _facts(run), rows(run, "clients.jsonl"), (run / "updates.jsonl").read_text(), model
+    return _facts(run), rows(run, "clients.jsonl"), (run / "update_stats.jsonl").read_text(), model
 
 
 def _facts(run):

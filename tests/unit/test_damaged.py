@@ -110,8 +110,8 @@ def test_checkpoints_that_are_gone(run):
 
 @pytest.mark.parametrize("text", ["{", '{"files": {}}'])
 def test_a_seal_that_is_none(run, text):
-    """It counted as a seal: rounds that nobody replayed passed for sealed."""
-    (run / "seal.json").write_text(text)
+    """Checksums that cannot be read do not count: rounds that were not replayed would pass as verified."""
+    (run / "checksums.json").write_text(text)
     done = fedmpi("verify", run, "--rounds", "1")
     assert done.returncode == 1, done.stdout
-    assert re.search(r"ALTERED.*seal\.json|seal\.json.*ALTERED", done.stdout, re.DOTALL)
+    assert re.search(r"ALTERED.*checksums\.json|checksums\.json.*ALTERED", done.stdout, re.DOTALL)

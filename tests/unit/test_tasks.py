@@ -7,7 +7,7 @@ import torch
 from sklearn import metrics as sklearn
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import lower_is_better
+from fedmpi.common.text import is_lower_better
 from fedmpi.tasks import metrics
 from fedmpi.tasks.base import Task
 from fedmpi.tasks.classification import Classification, MultiLabel
@@ -149,7 +149,7 @@ def test_classification_metrics(classes, absent, rows):
     figures = Classification(classes, names).metrics(f, y)
     assert tuple(figures) == names
     assert {name: figures[name] for name in expected} == pytest.approx(expected, abs=1e-12)
-    assert [name for name in names if lower_is_better(name, Classification.falling)] == ["ece"]
+    assert [name for name in names if is_lower_better(name, Classification.lower_is_better)] == ["ece"]
 
 
 def test_unknown_metrics():

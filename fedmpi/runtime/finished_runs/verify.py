@@ -1,8 +1,8 @@
 """Check that a run's metrics and models result from its config, data and code (`fedmpi verify`).
 
-Files are first compared with their checksums in seal.json, and with each other. Then some rounds are trained again, and
-their results are compared with those of the run. If code, torch or machine are not those of the run, the last bits of
-numbers may differ for that reason; such a difference is reported as "cannot tell" and not as altered.
+Files are first compared with their checksums in checksums.json, and with each other. Then some rounds are trained
+again, and their results are compared with those of the run. If code, torch or machine are not those of the run, the
+last bits of numbers may differ for that reason; such a difference is reported as "cannot tell" and not as altered.
 """
 
 from __future__ import annotations
@@ -33,7 +33,15 @@ from fedmpi.runtime.inspection.compare import MISSING, RunRecord, differing_rows
 from fedmpi.runtime.inspection.run_files import json_of, no_run
 from fedmpi.runtime.record.atomic_files import CorruptFileError, read_tensors, serialize_tensors
 from fedmpi.runtime.record.data_files import PREPROCESSING
-from fedmpi.runtime.record.run_dir import BEST, MODEL, SEAL, SEALED_BY_ROUND, RunDirectory, seal, seal_digest
+from fedmpi.runtime.record.run_dir import (
+    BEST,
+    CHECKSUMS,
+    MODEL,
+    ROUND_FILES,
+    RunDirectory,
+    compute_checksums,
+    total_checksum,
+)
 from fedmpi.runtime.record.saved_model import best_model, facts_of
 from fedmpi.runtime.record.summary import metric_names, summary
 
@@ -51,7 +59,7 @@ class Options:
     trusted: bool = False  # whether code that the config names, and that is not part of fedmpi, may be executed
     overrides: Sequence[str] = ()  # changes of the run's settings, such as data.root=DIR
     tolerance: float | None = None  # allowed difference of numbers; None: they must be equal to the bit
-    noted: str | None = None  # the seal that was published with the run, or the digits it begins with
+    published: str | None = None  # the checksum that was published with the run, or the digits with which it begins
 
 
 @dataclass
@@ -61,7 +69,7 @@ class Findings:
     Attributes:
         altered: number of findings that show an alteration.
         unsure: number of findings that leave open whether something was altered.
-        suspects: rounds whose lines have changed since seal.json was written.
+        suspects: rounds whose lines have changed since checksums.json was written.
     """
 
     say: Say
@@ -120,7 +128,7 @@ def verify(run: Path, say: Say, options: Options, working_dir: Path) -> int:
     """
     say(f"{run}")
     findings, run, rows, replayed = Findings(say), working_dir / run, list[dict[str, Any]](), set[int]()
-    is_sealed = _check_seal(run, options.noted, findings)
+    has_checksums = _check_checksums(run, options.published, findings)
     try:
         settings = code_trust.run_settings(run, options.trusted, options.overrides).begun_in(working_dir)
     except UserError as error:
@@ -136,32 +144,32 @@ def verify(run: Path, say: Say, options: Options, working_dir: Path) -> int:
     rest = len(rows) - len(replayed)
     if findings.code == VERIFIED and not rows:
         findings.add_unsure("no round of this run was written")
-    elif findings.code == VERIFIED and rest and not is_sealed:
-        why = f"there is no {SEAL}: the run was killed, or has not ended"
+    elif findings.code == VERIFIED and rest and not has_checksums:
+        why = f"there is no {CHECKSUMS}: the run was killed, or has not ended"
         findings.add_unsure(f"{why}; --rounds all replays all rounds")
-    by_seal = f"; the other {rest} by the seal, which is no proof against who rewrites it, too" if rest else ""
+    others = f"; the other {rest} by checksums, which do not reveal a change by someone who rewrites them, too"
     verdicts = {ALTERED: f"ALTERED: {count(findings.altered, 'finding')}", UNKNOWN: "CANNOT TELL"}
-    say(verdicts.get(findings.code, f"verified{by_seal}"))
+    say(verdicts.get(findings.code, f"verified{others if rest else ''}"))
     return findings.code
 
 
 # ---- without training ----
-def _check_seal(run: Path, noted: str | None, findings: Findings) -> bool:
-    """Compare the files, and the lines of each round, with seal.json. Returns whether that file exists.
+def _check_checksums(run: Path, published: str | None, findings: Findings) -> bool:
+    """Compare the files, and the lines of each round, with checksums.json. Returns whether that file exists.
 
-    noted: the seal that was published with the run, or the digits it begins with; None: it was not published.
+    published: the checksum that was published with the run, or the digits with which it begins; None: there is none.
     """
-    if not (run / SEAL).is_file():
-        if noted is not None:
-            findings.add_unsure(f"there is no {SEAL}, which should have the seal {noted}")
+    if not (run / CHECKSUMS).is_file():
+        if published is not None:
+            findings.add_unsure(f"there is no {CHECKSUMS}, which should have the checksum {published}")
         return False
-    sealed, now = json_of(run / SEAL) or {}, seal(run)
-    digest = str(sealed.get("seal"))
-    if digest != seal_digest(sealed):
-        findings.add_altered(f"{SEAL}: its content is not that of the SHA-256 in it")
-    if noted is not None and not digest.startswith(noted.lower()):
-        findings.add_altered(f"{SEAL}: the seal is {digest[: max(len(noted), 12)]}, not {noted}")
-    files, rounds = (dict(sealed.get(key) or {}) for key in ("files", "rounds"))
+    recorded, now = json_of(run / CHECKSUMS) or {}, compute_checksums(run)
+    digest = str(recorded.get("checksum"))
+    if digest != total_checksum(recorded):
+        findings.add_altered(f"{CHECKSUMS}: its content is not that of the SHA-256 in it")
+    if published is not None and not digest.startswith(published.lower()):
+        findings.add_altered(f"{CHECKSUMS}: the checksum is {digest[: max(len(published), 12)]}, not {published}")
+    files, rounds = (dict(recorded.get(key) or {}) for key in ("files", "rounds"))
     for name in {**files, **now["files"]}:
         before, after = files.get(name), now["files"].get(name)
         if before != after:
@@ -172,7 +180,7 @@ def _check_seal(run: Path, noted: str | None, findings: Findings) -> bool:
             how = "is missing" if after is None else "was added" if before is None else "has changed"
             findings.add_altered(f"{name}{where} {how} since the run ended")
     if not findings.altered:
-        findings.say(f"  ok seal {digest[:16]}: {count(len(files), 'file')} as they were when the run ended")
+        findings.say(f"  ok checksum {digest[:16]}: {count(len(files), 'file')} as they were when the run ended")
     return True
 
 
@@ -224,9 +232,9 @@ def _check_summary(run: Path, rows: Rows, settings: Settings, findings: Findings
     """Compute the summary from the rows again and compare it with summary.json."""
     classes = str(facts_of(run / MODEL).get("classes", ""))
     task = registry.make(tasks.KIND, settings.task)(int(classes)) if classes.isdigit() else None
-    lost, falling = _read_rows(run / "faults.jsonl", findings), tuple(getattr(task, "falling", ()))
+    lost, lower_is_better = _read_rows(run / "faults.jsonl", findings), tuple(getattr(task, "lower_is_better", ()))
     try:
-        recomputed = summary(rows, metric_names(rows), "", lost, best_model(run), falling)
+        recomputed = summary(rows, metric_names(rows), "", lost, best_model(run), lower_is_better)
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         return findings.add_altered(f"metrics.jsonl or faults.jsonl: no summary can be made of it ({error})")
     written = json_of(run / "summary.json") or {}
@@ -271,7 +279,7 @@ def _replay(
             else:
                 findings.add_altered(text)
     if done and findings.code == VERIFIED:
-        same = "the same bits and figures" if options.tolerance is None else f"figures within {options.tolerance:g}"
+        same = "the same bits and metrics" if options.tolerance is None else f"metrics within {options.tolerance:g}"
         findings.say(f"  ok {count(len(done), 'round')} replayed: {same}")
     return done
 
@@ -289,7 +297,7 @@ def _row_differences(
     start, last = span
     end = max(replayed.rounds, default=-1) if stopped else None  # the round that was not evaluated
     texts = []
-    for name in SEALED_BY_ROUND:
+    for name in ROUND_FILES:
         left_out = {end if name != "metrics.jsonl" else None, start if name == "analysis.jsonl" else None}
         for (t, client, protocol, *_), differences in differing_rows(record, replayed, name, tolerance, partial=end):
             if t in replayed.rounds and t <= last and t not in left_out:

@@ -136,7 +136,7 @@ def compare(a: Path, b: Path) -> Facts:
         a, b: the directories.
         settings, code, data, environment: differences, as name -> [value in a, value in b].
         rounds: the numbers of rounds, [a, b].
-        hash, figure, client: the first round in which the model's hash, a metric, or a client's line differs, with the
+        hash, metric, client: the first round in which the model's hash, a metric, or a client's line differs, with the
             name and [a, b] of the first different value; None if there is no difference.
         model: SHA-256 of the final models, [a, b]; None if they are equal or one is missing.
         same: whether the results are the same.
@@ -150,11 +150,11 @@ def compare(a: Path, b: Path) -> Facts:
     facts: Facts = {"a": str(a), "b": str(b), **made_with(left, right)}
     facts["rounds"] = [len(left.rounds), len(right.rounds)]
     facts["hash"] = _first((key, [each for each in row if each.key == HASH]) for key, row in rows)
-    facts["figure"] = _first((key, [each for each in row if each.key != HASH]) for key, row in rows)
+    facts["metric"] = _first((key, [each for each in row if each.key != HASH]) for key, row in rows)
     facts["client"] = _first(of_clients)
     models = [record.digest(MODEL) for record in (left, right)]
     facts["model"] = models if None not in models and models[0] != models[1] else None
-    parts = [facts[each] for each in ("hash", "figure", "client", "model")]
+    parts = [facts[each] for each in ("hash", "metric", "client", "model")]
     facts["same"] = parts == [None] * 4 and left.rounds.keys() == right.rounds.keys()
     return facts
 
@@ -171,7 +171,7 @@ def _first(rows: Iterable[tuple[RowKey, list[Difference]]]) -> Facts | None:
 def lines(facts: Facts) -> list[str]:
     """Return the output of `fedmpi compare` as lines: results, then settings, data, code and environment."""
     shown = [f"A  {facts['a']}", f"B  {facts['b']}", verdict(facts)]
-    for one in (facts[key] for key in ("hash", "figure", "client") if facts[key]):
+    for one in (facts[key] for key in ("hash", "metric", "client") if facts[key]):
         who = f"client {one['client']}, " if one["client"] is not None else ""
         shown += [_pair(f"{who}{one['name']}, round {one['round']}", one["values"])]
         shown += [f"  and there {shorten(', '.join(one['others']), LONG)}"] if one["others"] else []
@@ -188,7 +188,7 @@ def verdict(facts: Facts) -> str:
     end = f" (A has {count(a, 'round')}, B {count(b, 'round')})" if a != b else ""
     if one := facts["hash"]:
         return f"the models differ from round {one['round']} on{end}"
-    if one := facts["figure"]:
+    if one := facts["metric"]:
         return f"the same models; {one['name']} differs from round {one['round']} on{end}"
     if one := facts["client"]:
         return f"client {one['client']} differs from round {one['round']} on{end}"

@@ -42,11 +42,11 @@ def status(run: Path, now: float | None = None) -> Facts:
 
     Returns:
         The values of `brief`, and: ranks (their number), lost (lost rank -> round), hosts, launcher, job, started;
-        figures, the metrics of round figures_round; sent_bytes and received_bytes of rank 0; faults (counts); holder,
+        metrics, those of round metrics_round; sent_bytes and received_bytes of rank 0; faults (counts); holder,
         the process that has or had the directory's lock.
     """
     lines = read_jsonl(run / "metrics.jsonl", rounds=True)
-    rows, (figures, figures_round) = lines.rows, _metrics(lines.rows)
+    rows, (metrics, metrics_round) = lines.rows, _metrics(lines.rows)
     about = run_files.json_of(run / "environment.json") or {}
     ranks = [each for each in about.get("ranks") or () if isinstance(each, dict)]
     faults = [row for row in read_jsonl(run / "faults.jsonl", rounds=True).rows if isinstance(row.get("ranks"), dict)]
@@ -59,8 +59,8 @@ def status(run: Path, now: float | None = None) -> Facts:
         "launcher": about.get("launcher"),
         "job": about.get("slurm_job_id"),
         "started": about.get("started"),
-        "figures": figures,
-        "figures_round": figures_round,
+        "metrics": metrics,
+        "metrics_round": metrics_round,
         "sent_bytes": sum(row.get("sent_bytes", 0) for row in rows),
         "received_bytes": sum(row.get("received_bytes", 0) for row in rows),
         "faults": {
@@ -132,7 +132,7 @@ def code(facts: Facts) -> int:
 
 
 def _ended(reason: str) -> tuple[str, str]:
-    if reason.startswith(("finished", "early stopped")):
+    if reason.startswith(("finished", "early_stopped")):
         return FINISHED, reason.partition(": ")[2]
     if reason.startswith(("stopped", "signal ")):
         return STOPPED, reason if reason.startswith("signal") else "on request"
@@ -175,7 +175,7 @@ def lines(facts: Facts) -> list[str]:
     has_holder, is_finished = who and facts["state"] == RUNNING, facts["state"] == FINISHED
     up, down = (size_text(facts[key]) for key in ("received_bytes", "sent_bytes"))
     lost = [f"; rank {rank} lost in round {t}" for rank, t in facts["lost"].items()]
-    metrics = facts["figures"]
+    metrics = facts["metrics"]
     first = [name for name in ("loss", "accuracy", "train_loss") if name in metrics]
     shown = [f"{k} {format_metric(k, metrics[k], 4)}" for k in list(dict.fromkeys([*first, *metrics]))[:SHOWN]]
     rows = {
@@ -197,7 +197,7 @@ def lines(facts: Facts) -> list[str]:
             f", Slurm job {facts['job']}" if facts["job"] else "",
             *lost,
         ],
-        "figures": [", ".join(shown), f" (round {facts['figures_round'] + 1})" if shown else ""],
+        "metrics": [", ".join(shown), f" (round {facts['metrics_round'] + 1})" if shown else ""],
         "bytes": [f"{up} up, {down} down (rank 0's connection)"],
         "faults": ["; ".join(_faults(facts)) or "none"],
         "checkpoint": [

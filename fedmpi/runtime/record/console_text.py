@@ -172,13 +172,13 @@ def result_lines(
     best, up, down = result["best_model"], *(sum(row[f"{way}_parameters"] for row in rows) for way in ("up", "down"))
     texts = [
         headline in result["last"] and _headline(rows, result, headline),
-        result["diverged"] is not None and f"training came apart from round {result['diverged']} on (see the warning)",
+        result["diverged"] is not None and f"training diverged from round {result['diverged']} on (see the warning)",
         result["refused_uploads"]
         and f"{result['refused_uploads']} uploads were refused, {result['client_errors']} of them after an error while "
         "a client trained (`refused` in metrics.jsonl)",
         gone and f"ranks lost on the way: {gone}; faults.jsonl says what that means, `fedmpi replay` checks it",
         best
-        and f"best model: {format_metric(best['figure'], best['value'], 4)} {best['figure']} in round {best['round']} "
+        and f"best model: {format_metric(best['metric'], best['value'], 4)} {best['metric']} in round {best['round']} "
         f"({best['file']})",
         f"clients sent {up:,} and received {down:,} parameters",
         result["exit_reason"] != "finished"

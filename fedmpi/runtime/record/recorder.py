@@ -26,7 +26,7 @@ from fedmpi.runtime.record import console_text
 from fedmpi.runtime.record.data_files import write_partition, write_preprocessing
 from fedmpi.runtime.record.loggers import LoggerCollection
 from fedmpi.runtime.record.metadata import resolve
-from fedmpi.runtime.record.run_dir import BEST, INITIAL, SEAL, RunDirectory, seal
+from fedmpi.runtime.record.run_dir import BEST, CHECKSUMS, INITIAL, RunDirectory, compute_checksums
 from fedmpi.runtime.record.saved_model import best_model, personal_facts
 from fedmpi.runtime.record.summary import metric_names, summary
 
@@ -169,7 +169,7 @@ class Recorder(RankRecorder):
             self.directory.append(file, *rows)
 
     def save_best_model(self, best: BestModel) -> None:
-        about = {**self.model_facts, "figure": best.criterion.figure, "round": best.round, "value": best.value}
+        about = {**self.model_facts, "metric": best.criterion.figure, "round": best.round, "value": best.value}
         self.directory.write_model(self.experiment.model.state_dict(best.w, best.b), about, BEST)
 
     def record_lost_ranks(self, row: dict[str, Any]) -> None:
@@ -191,7 +191,7 @@ class Recorder(RankRecorder):
         elif reason == "diverged":
             ended = f"diverged: {fed.reporter.divergence.message}"
         elif reason == "early_stopped" and best:
-            ended = f"early stopped: {best.why}"
+            ended = f"early_stopped: {best.why}"
         result = self._write_summary(ended)
         if self.loggers is not None:
             self.loggers.end(result)
@@ -221,10 +221,10 @@ class Recorder(RankRecorder):
         return ""
 
     def _write_summary(self, exit_reason: str) -> dict[str, Any]:
-        directory, falling = self.directory, tuple(getattr(self.experiment.task, "falling", ()))
+        directory, lower_is_better = self.directory, tuple(getattr(self.experiment.task, "lower_is_better", ()))
         rows, lost = directory.rows("metrics.jsonl"), directory.rows("faults.jsonl")
         best = best_model(directory.path) if self.experiment.settings.evaluate.best.metric else None
-        result = summary(rows, metric_names(rows, self.metrics), exit_reason, lost, best, falling)
+        result = summary(rows, metric_names(rows, self.metrics), exit_reason, lost, best, lower_is_better)
         directory.write_json("summary.json", result)  # the last file before the checksums of all files are computed
-        directory.write_json(SEAL, seal(directory.path))
+        directory.write_json(CHECKSUMS, compute_checksums(directory.path))
         return result

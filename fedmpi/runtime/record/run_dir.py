@@ -26,14 +26,15 @@ from fedmpi.common.jsonl import parse_jsonl, read_jsonl, to_jsonable
 from fedmpi.runtime.record import atomic_files
 
 MODEL, BEST, INITIAL = "model.safetensors", "model-best.safetensors", "initial.safetensors"
-REPORT, SEAL = "report.html", "seal.json"
-SEALED_BY_ROUND = ("metrics.jsonl", "clients.jsonl", "updates.jsonl", "analysis.jsonl")
-SEALED = (  # files with checksums in seal.json, besides plugins/; no files of other ranks or of later commands
+REPORT, CHECKSUMS = "report.html", "checksums.json"
+ROUND_FILES = ("metrics.jsonl", "clients.jsonl", "update_stats.jsonl", "analysis.jsonl")
+# Files with checksums in checksums.json, besides plugins/. Files of other ranks and of later commands have none.
+CHECKED_FILES = (
     *("config.yaml", "identity.json", "environment.json", "partition.json", "partition.npz", "preprocessing.json"),
-    *(*SEALED_BY_ROUND, "faults.jsonl"),
-    *(INITIAL, "accepted.jsonl", MODEL, BEST, "summary.json"),
+    *(*ROUND_FILES, "faults.jsonl"),
+    *(INITIAL, "accepted_changes.jsonl", MODEL, BEST, "summary.json"),
 )
-SYNCED = ("faults.jsonl", "accepted.jsonl")  # synchronised to disk, as a resumed run depends on every line
+SYNCED = ("faults.jsonl", "accepted_changes.jsonl")  # synchronised to disk, as a resumed run depends on every line
 END_S = 5.0  # seconds to wait for a write in progress when a run fails
 TRACE, FLUSH_S, MOST_LINES = "trace", 5.0, 1000
 
@@ -123,7 +124,7 @@ class RunDirectory:
     # ---- resumed and failed runs ----
     def accepted_changes(self) -> list[str]:
         """Return descriptions of changes that were accepted when the run was resumed (checkpoint.changes=accept)."""
-        rows = self.rows("accepted.jsonl")
+        rows = self.rows("accepted_changes.jsonl")
         return [f"from round {row['round']} on {change}" for row in rows for change in row.get("changes", ())]
 
     def truncate_after(self, t: int, analysed: bool = True) -> int:
@@ -139,13 +140,13 @@ class RunDirectory:
         Returns:
             The number of rows that metrics.jsonl had before.
         """
-        ends = {**dict.fromkeys(SEALED_BY_ROUND, t), "analysis.jsonl": t + analysed}
+        ends = {**dict.fromkeys(ROUND_FILES, t), "analysis.jsonl": t + analysed}
         rows_before = len(read_jsonl(self.path / "metrics.jsonl", rounds=True).rows)
         for name, end in ends.items():
             if (self.path / name).exists():
                 rows = read_jsonl(self.path / name, rounds=True, strict=name in SYNCED).rows
                 self.write_rows(name, [row for row in rows if row["round"] < end])
-        for name in ("summary.json", SEAL, REPORT, MODEL, BEST, *(path.name for path in self.path.glob(".*.tmp"))):
+        for name in ("summary.json", CHECKSUMS, REPORT, MODEL, BEST, *(path.name for path in self.path.glob(".*.tmp"))):
             with self._writing(name) as path:
                 path.unlink(missing_ok=True)
         return rows_before
@@ -182,30 +183,33 @@ def _json(value: Any, indent: int | None = None) -> str:
 
 
 # ---- checksums ----
-def seal(run: Path) -> dict[str, Any]:
-    """Return the content of seal.json: checksums of the run's files, with which `fedmpi verify` detects later changes.
+def compute_checksums(run: Path) -> dict[str, Any]:
+    """Return the content of checksums.json: checksums of the run's files, with which `fedmpi verify` detects later
+    changes.
 
     Returns:
-        files    name -> SHA-256 of each file of SEALED and of plugins/; checkpoints and states contain their own
+        files    name -> SHA-256 of each file of CHECKED_FILES and of plugins/; checkpoints and states contain their own
         rounds   file -> round -> first 16 hex digits of the SHA-256 of its lines; lines that are no row have round "?"
-        seal     SHA-256 of `files` and `rounds`: one checksum of the whole run, which can be noted elsewhere. It is not
+        checksum SHA-256 of `files` and `rounds`: one checksum of the whole run, which can be noted elsewhere. It is not
                  a signature
     """
-    paths = [path for path in (*(run / name for name in SEALED), *sorted(run.glob("plugins/*"))) if path.is_file()]
+    paths = [
+        path for path in (*(run / name for name in CHECKED_FILES), *sorted(run.glob("plugins/*"))) if path.is_file()
+    ]
     files = {str(path.relative_to(run)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
     rounds: dict[str, dict[str, str]] = {}
-    for name in (name for name in SEALED_BY_ROUND if name in files):
+    for name in (name for name in ROUND_FILES if name in files):
         digests: dict[str, Any] = {}
         for line in (run / name).read_bytes().splitlines(keepends=True):
             rows = parse_jsonl(line, rounds=True).rows
             digests.setdefault(str(rows[0]["round"]) if rows else "?", hashlib.sha256()).update(line)
         rounds[name] = {t: digest.hexdigest()[:16] for t, digest in digests.items()}
-    return {"files": files, "rounds": rounds, "seal": seal_digest({"files": files, "rounds": rounds})}
+    return {"files": files, "rounds": rounds, "checksum": total_checksum({"files": files, "rounds": rounds})}
 
 
-def seal_digest(facts: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of the content of seal.json without its key `seal`."""
-    rest = {key: value for key, value in facts.items() if key != "seal"}
+def total_checksum(facts: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of the content of checksums.json without its key `checksum`."""
+    rest = {key: value for key, value in facts.items() if key != "checksum"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 

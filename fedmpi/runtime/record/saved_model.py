@@ -58,9 +58,9 @@ def personal_notice(facts: Mapping[str, Any]) -> str:
 
 
 def best_model(run_dir: Path) -> dict[str, Any] | None:
-    """Return file, metric (`figure`), its value, and round of the best model of a run; None if there is none."""
+    """Return file, metric, its value, and round of the best model of a run; None if there is none."""
     facts = facts_of(run_dir / BEST)
-    return {"file": BEST, **{key: facts.get(key) for key in ("figure", "round", "value")}} if facts else None
+    return {"file": BEST, **{key: facts.get(key) for key in ("metric", "round", "value")}} if facts else None
 
 
 def facts_of(path: Path) -> dict[str, Any]:

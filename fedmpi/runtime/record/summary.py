@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from fedmpi.common.metrics_row import NOT_METRICS, SUMMED
-from fedmpi.common.text import lower_is_better
+from fedmpi.common.text import is_lower_better
 
 
 def summary(
@@ -16,7 +16,7 @@ def summary(
     exit_reason: str,
     losses: Sequence[Mapping[str, Any]] = (),
     best_model: Mapping[str, Any] | None = None,
-    falling: Collection[str] = (),
+    lower_is_better: Collection[str] = (),
 ) -> dict[str, Any]:
     """Return the content of summary.json, computed from the rows of a run.
 
@@ -27,7 +27,7 @@ def summary(
         exit_reason: Why the run ended: "finished", "stopped", "signal 15", "failed: rank 2 is dead: ...".
         losses: The rows of faults.jsonl (rank failures).
         best_model: Facts about model-best.safetensors, if there is one.
-        falling: The metrics of the task for which lower is better.
+        lower_is_better: The metrics of the task for which lower is better.
 
     Returns:
         rounds       number of completed rounds
@@ -35,8 +35,8 @@ def summary(
         mean_last_10 mean over the last ten evaluated rounds (or fewer), without values that are not finite
         best         best value of each metric; its round is in best_round. Selected on test samples, so it is biased
         selected     metrics of the round that was selected on validation samples, if best_model is given
-        best_model   result of evaluate.best: file, figure (the metric), its value, round; None if none was selected
-        falling      metrics of the task for which lower is better, other than well-known ones; absent if there are none
+        best_model   result of evaluate.best: file, metric, its value, round; None if none was selected
+        lower_is_better   metrics of the task for which lower is better, except well-known ones; may be absent
         diverged     round from which a loss was far above its best value (engine/faults/divergence.py), or None
         refused_uploads   number of uploads left out (faults.on_bad_update, faults.on_client_error: drop)
         client_errors     number of those that were left out after an error while the client trained
@@ -54,15 +54,15 @@ def summary(
         facts["last"][name], facts["last_round"][name] = values[-1]
         if numbers := [value for value, t in values if t >= evaluated[-10:][0][1]]:
             facts["mean_last_10"][name] = fmean(numbers)
-        sign = 1 if lower_is_better(name, falling) else -1
+        sign = 1 if is_lower_better(name, lower_is_better) else -1
         facts["best"][name], facts["best_round"][name] = min(values, key=lambda pair: sign * pair[0])
     facts["best_model"] = dict(best_model) if best_model else None
     if best_model:
         row = next((row for row in rows if row["round"] == best_model["round"]), {})
         chosen = {name: row[name] for name in names if isinstance(row.get(name), (int, float))}
         facts["selected"] = {name: value for name, value in chosen.items() if value == value}
-    if own := sorted(name for name in falling if not lower_is_better(name)):
-        facts["falling"] = own
+    if own := sorted(name for name in lower_is_better if not is_lower_better(name)):
+        facts["lower_is_better"] = own
     facts["diverged"] = next((row["diverged"] for row in rows if "diverged" in row), None)
     facts["refused_uploads"] = sum(len(row.get("refused") or ()) for row in rows)
     facts["client_errors"] = sum("error" in each for row in rows for each in row.get("refused") or ())

@@ -123,9 +123,9 @@ def test_what_a_run_that_ends_early_leaves(run):
     rows = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
     values = [row["validation_accuracy"] for row in rows]
     t = values.index(min(values))
-    expected = {"file": "model-best.safetensors", "figure": "validation_accuracy", "round": t, "value": values[t]}
+    expected = {"file": "model-best.safetensors", "metric": "validation_accuracy", "round": t, "value": values[t]}
     assert told["best_model"] == expected
-    assert told["exit_reason"].startswith("early stopped: validation_accuracy has not become lower in ")
+    assert told["exit_reason"].startswith("early_stopped: validation_accuracy has not become lower in ")
     assert len(rows) == told["rounds"] < 30
     assert f"stopped early ({told['exit_reason']}): {len(rows)} of 30 rounds are complete" in done.stdout
     assert f"best model: {values[t]:.2f} validation_accuracy in round {t} (model-best.safetensors)" in done.stdout

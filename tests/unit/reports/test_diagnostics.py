@@ -1,4 +1,4 @@
-"""Sections on what was measured inside the rounds, as updates.jsonl and analysis.jsonl have it."""
+"""Sections on what was measured inside the rounds, as update_stats.jsonl and analysis.jsonl have it."""
 
 import json
 

@@ -94,7 +94,7 @@ def test_parameters_are_summed_up_to_each_measured_round_and_averaged_beside_the
 # ---- fairness ----
 def test_jain_against_its_definition():
     def jain(x):
-        return results.over_clients(x, falling=False)["Jain's index"]
+        return results.over_clients(x, lower_is_better=False)["Jain's index"]
 
     x = [90.0, 80.0, 20.0, 70.0]
     assert jain(x) == pytest.approx(sum(x) ** 2 / (4 * sum(v * v for v in x)))
@@ -106,10 +106,10 @@ def test_jain_against_its_definition():
 
 def test_worst_and_best_tenths():
     x = [float(v) for v in range(25)]
-    found = results.over_clients(x[::-1], falling=False)
+    found = results.over_clients(x[::-1], lower_is_better=False)
     assert (found["worst"], found["mean"], found["std"]) == (0, 12, pytest.approx(np.std(x)))
     assert (found["worst 10 %"], found["best 10 %"]) == (0.5, 23.5)
-    found = results.over_clients(x, falling=True)
+    found = results.over_clients(x, lower_is_better=True)
     assert (found["worst"], found["worst 10 %"], found["best 10 %"]) == (24, 23.5, 0.5)
 
 

@@ -46,7 +46,7 @@ def made(path, method="fedavg", accuracy=(80.0, 70.0, 60.0), **changes):
     ]
     write_lines(path / "clients.jsonl", lines)
     updates = [{"round": t, "clients": m, "norms": [k + 1.0 for k in m], "direction": 1} for t, m in enumerate(COHORTS)]
-    write_lines(path / "updates.jsonl", updates)
+    write_lines(path / "update_stats.jsonl", updates)
     (path / "partition.json").write_text(json.dumps({"sizes": SIZES, "label_counts": [[30, 30], [30, 0], [3, 7]]}))
     ranks = [{"rank": rank} for rank in range(4)]
     (path / "environment.json").write_text(json.dumps({"ranks": ranks, "packages": {"fedmpi": "1"}}))

@@ -58,7 +58,7 @@ def test_another_setting(runs):
     facts = json.loads(done.stdout)
     assert done.returncode == 1
     assert facts["settings"] == {"train.lr": ["0.01", "0.02"]}
-    assert facts["hash"]["round"] == facts["figure"]["round"] == facts["client"]["round"] == 0
+    assert facts["hash"]["round"] == facts["metric"]["round"] == facts["client"]["round"] == 0
     assert facts["data"] == {}
     assert facts["model"]
 
@@ -67,10 +67,10 @@ def test_another_setting(runs):
     ("new", "key", "verdict"),
     [
         ({"sha256": "0" * 64}, "hash", "the models differ from round 2 on"),
-        ({"loss": 0.5}, "figure", "the same models; loss differs from round 2 on"),
-        ({"accuracy": None}, "figure", "the same models; accuracy differs from round 2 on"),
-        ({"cohort": [0]}, "figure", "the same models; cohort differs from round 2 on"),
-        ({"extra": 1}, "figure", "the same models; extra differs from round 2 on"),
+        ({"loss": 0.5}, "metric", "the same models; loss differs from round 2 on"),
+        ({"accuracy": None}, "metric", "the same models; accuracy differs from round 2 on"),
+        ({"cohort": [0]}, "metric", "the same models; cohort differs from round 2 on"),
+        ({"extra": 1}, "metric", "the same models; extra differs from round 2 on"),
         (
             {"wall_s": 77.0, "sent_bytes": 1},
             None,

@@ -95,7 +95,7 @@ def killed_twice(tmp_path, method, config):
         lines |= {(line["round"], line["client"], line["protocol"]): line for line in it.lines}
         updates |= {row["round"]: row for row in it.updates}
     it.rows = [rows[t] for t in sorted(rows)]
-    it.files |= {"updates.jsonl": [updates[t] for t in sorted(updates)], "clients.jsonl": list(lines.values())}
+    it.files |= {"update_stats.jsonl": [updates[t] for t in sorted(updates)], "clients.jsonl": list(lines.values())}
     found = whole(it)
     assert {name: found[name] for name in found if name != "lines"} == {
         name: undisturbed[name] for name in undisturbed if name != "lines"

@@ -161,16 +161,16 @@ LOW_IS_GOOD += ["mae_worst_decile", "ece", "personal_perplexity"]
 
 
 @pytest.mark.parametrize(
-    ("name", "falling", "best"),
+    ("name", "lower_is_better", "best"),
     [
         *((name, (), 1) for name in LOW_IS_GOOD),
         ("personal_mean_gap", (), 0),  # a metric of a task of the user's own, which may say that less is better
         ("personal_mean_gap", ("mean_gap",), 1),
     ],
 )
-def test_summary_knows_of_which_metrics_less_is_better(name, falling, best):
+def test_summary_knows_of_which_metrics_less_is_better(name, lower_is_better, best):
     rows = [{"round": t, name: value} for t, value in enumerate((3.0, 1.0, 2.0))]
-    assert summary(rows, (name,), "finished", falling=falling)["best_round"] == {name: best}
+    assert summary(rows, (name,), "finished", lower_is_better=lower_is_better)["best_round"] == {name: best}
 
 
 ROWS = [

@@ -39,7 +39,7 @@ FEW = [row(t) for t in range(4)]
     ("summary", "rows", "checkpoint", "state", "why", "code"),
     [
         ("finished", [row(t) for t in range(10)], 9, status.FINISHED, "", 0),
-        ("early stopped: accuracy did not rise for 3 rounds", FEW, 3, status.FINISHED, "accuracy did not rise", 0),
+        ("early_stopped: accuracy did not rise for 3 rounds", FEW, 3, status.FINISHED, "accuracy did not rise", 0),
         ("signal 15", FEW, 3, status.STOPPED, "signal 15", 75),
         ("stopped", FEW, None, status.STOPPED, "on request", 1),  # nothing to go on from
         ("failed: rank 2 on node5 is dead", FEW, 3, status.FAILED, "rank 2 on node5 is dead", 1),
@@ -108,7 +108,7 @@ def test_figures_bytes_faults_and_ranks(tmp_path):
     run = made(tmp_path / "run", rows, **named)
     with lock.hold(run):
         found = status.status(run)
-    assert (found["figures"], found["figures_round"]) == ({"train_loss": 1.9, "loss": 1.5, "accuracy": 50.0}, 1)
+    assert (found["metrics"], found["metrics_round"]) == ({"train_loss": 1.9, "loss": 1.5, "accuracy": 50.0}, 1)
     assert (found["sent_bytes"], found["received_bytes"]) == (400, 200)
     assert (found["ranks"], found["lost"]) == (3, {"2": 2})
     text = "\n".join(status.lines(found))

@@ -16,7 +16,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.metrics_row import VARIES_WITH_RANKS
 from fedmpi.runtime.execute import execute
 from fedmpi.runtime.finished_runs import replay, verify
-from fedmpi.runtime.record.run_dir import SEAL, seal
+from fedmpi.runtime.record.run_dir import CHECKSUMS, compute_checksums
 
 CONFIG = """\
 rounds: 6
@@ -81,9 +81,9 @@ def check(path, **options):
     return code, "\n".join(said)
 
 
-def seal_anew(path):
+def compute_checksums_again(path):
     """What somebody does who knows how it is made."""
-    (path / SEAL).write_text(json.dumps(seal(path)))
+    (path / CHECKSUMS).write_text(json.dumps(compute_checksums(path)))
 
 
 def change(path, line, key, value):
@@ -109,7 +109,7 @@ def nudged(value):
 def test_all_rounds_are_verified_from_the_start_and_from_every_checkpoint(copy):
     code, said = check(copy, number=None)
     assert code == 0, said
-    assert "ok 6 rounds replayed: the same bits and figures\nverified" in said
+    assert "ok 6 rounds replayed: the same bits and metrics\nverified" in said
     assert [line.split("round ")[1] for line in said.splitlines() if "replaying" in line] == [
         "1, from the start",
         "3, after checkpoint 1",
@@ -126,7 +126,7 @@ def test_without_trust_nothing_is_run(copy):
 def test_one_byte_of_any_file(copy, monkeypatch):
     """Wherever it stands; what rounds would say is left out."""
     monkeypatch.setattr(verify, "_replay", lambda *_: set())
-    files = [copy / name for name in (*seal(copy)["files"], SEAL)]
+    files = [copy / name for name in (*compute_checksums(copy)["files"], CHECKSUMS)]
     files += [*copy.glob("checkpoints/*"), *copy.glob("state/**/*.safetensors")]
     assert len(files) > 15
     draw = random.Random(0)
@@ -150,9 +150,9 @@ def test_a_missing_and_an_additional_file_are_found(copy):
     assert "ALTERED faults.jsonl was added since the run ended" in said
 
 
-# ---- by somebody who makes the seal anew ----
+# ---- by somebody who computes the checksums again ----
 def test_every_figure_of_a_round_is_recomputed(run, tmp_path, once):
-    """The seal is made anew each time, so that only the replay can tell; and it names the key and the right value."""
+    """The checksums are computed again, so that only the replay can tell; it names the key and the right value."""
     altered = tmp_path / "copy"
     before = (run / "metrics.jsonl").read_text()
     row = json.loads(before.splitlines()[LAST])
@@ -162,7 +162,7 @@ def test_every_figure_of_a_round_is_recomputed(run, tmp_path, once):
     for key in recomputed:
         (altered / "metrics.jsonl").write_text(before)
         change(altered / "metrics.jsonl", LAST, key, nudged(row[key]))
-        seal_anew(altered)
+        compute_checksums_again(altered)
         code, said = check(altered, number=1)
         assert code == 1, (key, said)
         was, now = verify._short(nudged(row[key])), verify._short(row[key])
@@ -170,7 +170,7 @@ def test_every_figure_of_a_round_is_recomputed(run, tmp_path, once):
 
 
 def test_a_round_that_was_altered_is_replayed_whatever_is_drawn(copy, monkeypatch, once):
-    """Of a row whose digits differ from the seal the replay says which figure is wrong, and what it should be."""
+    """Of a row whose digits differ from its checksum the replay says which figure is wrong, and what it should be."""
     monkeypatch.setattr(replay.SystemRandom, "sample", lambda self, items, n: items[:n])
     right = json.loads((copy / "metrics.jsonl").read_text().splitlines()[3])["accuracy"]
     change(copy / "metrics.jsonl", 3, "accuracy", 99.5)
@@ -223,7 +223,7 @@ ALTERED = {
 def test_what_was_altered_is_found_although_the_seal_was_made_anew(copy, what, once):
     alter, message = ALTERED[what]
     more = alter(copy) or ""
-    seal_anew(copy)
+    compute_checksums_again(copy)
     code, said = check(copy, number=None if "safetensors" in what else 1)
     assert code == 1
     assert message + more in said
@@ -232,7 +232,7 @@ def test_what_was_altered_is_found_although_the_seal_was_made_anew(copy, what, o
 def test_a_setting_that_was_changed_is_found(copy):
     text = (copy / "config.yaml").read_text()
     (copy / "config.yaml").write_text(text.replace("lr: 0.01", "lr: 0.02"))
-    seal_anew(copy)
+    compute_checksums_again(copy)
     code, said = check(copy, number=1)
     assert code == 1
     assert "config.yaml or identity.json: train.lr is 0.02 in the one, 0.01 in the other" in said
@@ -241,34 +241,34 @@ def test_a_setting_that_was_changed_is_found(copy):
 
 # ---- what cannot be told ----
 def test_without_a_seal_only_all_rounds_prove_something(copy, once):
-    (copy / SEAL).unlink()
+    (copy / CHECKSUMS).unlink()
     code, said = check(copy, number=1)
     assert code == 2
-    assert "there is no seal.json" in said
+    assert "there is no checksums.json" in said
     assert check(copy, number=None)[0] == 0
 
 
-# ---- the seal itself ----
-def test_a_seal_that_was_noted(copy, once):
-    noted = json.loads((copy / SEAL).read_text())["seal"]
-    code, said = check(copy, number=1, noted=noted[:16].upper())
+# ---- the checksum of the run ----
+def test_a_published_checksum_is_compared(copy, once):
+    noted = json.loads((copy / CHECKSUMS).read_text())["checksum"]
+    code, said = check(copy, number=1, published=noted[:16].upper())
     assert code == 0
-    assert said.endswith("by the seal, which is no proof against who rewrites it, too")
+    assert said.endswith("by checksums, which do not reveal a change by someone who rewrites them, too")
     change(copy / "metrics.jsonl", 2, "wall_s", 0.001)
-    seal_anew(copy)
+    compute_checksums_again(copy)
     assert check(copy, number=1)[0] == 0 or "summary.json: wall_s" in check(copy, number=1)[1]
-    code, said = check(copy, number=1, noted=noted[:16])
+    code, said = check(copy, number=1, published=noted[:16])
     assert code == 1
     assert f"not {noted[:16]}" in said
 
 
 def test_going_on_breaks_the_seal_and_makes_it_anew(copy):
-    noted = json.loads((copy / SEAL).read_text())["seal"]
+    noted = json.loads((copy / CHECKSUMS).read_text())["checksum"]
     more = config.load(
         copy / "config.yaml", [f"output={copy.parent}", "name=copy", "checkpoint.resume=must", "rounds=8"]
     )
     execute(more)
-    assert json.loads((copy / SEAL).read_text())["seal"] != noted
+    assert json.loads((copy / CHECKSUMS).read_text())["checksum"] != noted
     assert check(copy, number=2)[0] == 0
 
 
@@ -286,7 +286,7 @@ def test_a_sweeps_directory(run, tmp_path):
     [
         (["--rounds", "0"], "--rounds: 0; allowed: a whole number from 1 on, or all"),
         (["--tolerance", "-1"], "Invalid value for '--tolerance'"),
-        (["--seal", ""], "--seal: ''; needed: its first 8 or more digits"),
+        (["--checksum", ""], "--checksum: ''; needed: its first 8 or more digits"),
         (["--rounds", "1"], "is no run directory"),
     ],
 )

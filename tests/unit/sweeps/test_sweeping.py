@@ -74,7 +74,7 @@ def test_a_run_that_ends_early_is_done(run, tmp_path):
     best = "evaluate.best={metric: accuracy, goal: lowest, patience: %d}"  # the first model is the worst, and stays it
     run("sweep", *more, best % 1)
     done = tmp_path / "runs" / "few" / "fedavg_seed-0"
-    assert json.loads((done / "summary.json").read_text())["exit_reason"].startswith("early stopped: ")
+    assert json.loads((done / "summary.json").read_text())["exit_reason"].startswith("early_stopped: ")
     rounds = len(hashes(done))
     assert rounds < 10
     assert "1 of them done" in run("sweep", *more, best % 1)
