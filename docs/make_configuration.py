@@ -1,6 +1,6 @@
-"""docs/configuration.md from the schema and the sources.   python docs/make_configuration.py > docs/configuration.md
+"""Write docs/configuration.md from the sources.   python docs/make_configuration.py > docs/configuration.md
 
-`fedmpi show KEY` and `fedmpi list NAME` show the same, one thing at a time.
+`fedmpi show KEY` and `fedmpi list NAME` show the same for one key or one component.
 """
 
 import sys
@@ -10,20 +10,20 @@ from fedmpi.runtime.introspection import KINDS, description, summaries
 
 HEAD = """# Config keys
 
-Made by `python docs/make_configuration.py > docs/configuration.md` from the sources; a test compares.
+This page is generated from the sources by `python docs/make_configuration.py > docs/configuration.md`.
 `fedmpi show train.schedule` explains one key, `fedmpi list dirichlet` the options of one component.
 
 `;` separates the types that a key accepts. A section that names a component, such as `model: {name: mlp, hidden:
 [64]}`, also accepts the options of that component, which are listed by kind below."""
 
 SECTIONS = {
-    "methods": "Options stand in the section `method`; formulas and costs are in [methods.md](methods.md).",
-    "models": "Options stand in the section `model`.",
-    "datasets": "Options stand in the section `data`; layouts of files are in [data.md](data.md).",
-    "partitions": "Options stand in the section `data.partition`.",
+    "methods": "Options belong to the section `method`; formulas and costs are in [methods.md](methods.md).",
+    "models": "Options belong to the section `model`.",
+    "datasets": "Options belong to the section `data`; layouts of files are in [data.md](data.md).",
+    "partitions": "Options belong to the section `data.partition`.",
     "augmentations": "Items of the list `data.augment`: `[{crop: {padding: 4}}, flip]`.",
-    "tasks": "Options stand in the section `task`; see [tasks.md](tasks.md).",
-    "rules": "Options stand in the section `server.rule`.",
+    "tasks": "Options belong to the section `task`; see [tasks.md](tasks.md).",
+    "rules": "Options belong to the section `server.rule`.",
     "loggers": "Items of the list `loggers`: `[tensorboard, {wandb: {project: p}}]`; see [campaigns.md](campaigns.md).",
 }
 
@@ -37,7 +37,7 @@ def code(text):
 
 
 def config():
-    lines = ["", "## The whole", "", "| key | type, bounds | default | meaning |", "| --- | --- | --- | --- |"]
+    lines = ["", "## All keys", "", "| key | type, bounds | default | meaning |", "| --- | --- | --- | --- |"]
     top = [key for key in keys() if "." not in key.name]
     lines += [row(code(key.name), key.kind, code(key.default), key.meaning) for key in top]
     for section in (key for key in top if key.section):

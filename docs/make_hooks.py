@@ -1,6 +1,6 @@
-"""docs/hooks.md from fedmpi/method.   python docs/make_hooks.py > docs/hooks.md
+"""Write docs/hooks.md from fedmpi/method.   python docs/make_hooks.py > docs/hooks.md
 
-Meanings are docstrings, and comments beside what is declared; signatures and defaults are those of the code.
+Descriptions come from docstrings and from the comments beside declarations, and signatures and defaults from the code.
 """
 
 import ast
@@ -17,16 +17,17 @@ from fedmpi.method.base import DECLARATIONS, HOOKS
 
 PUBLIC = {name for name, value in vars(method).items() if name[0] != "_" and not inspect.ismodule(value)}
 WIDTH = 150
-HEAD = """Made by `python docs/make_hooks.py > docs/hooks.md` from the sources; a test compares.
+HEAD = """This page is generated from the sources by `python docs/make_hooks.py > docs/hooks.md`.
 
 A method is a frozen dataclass with declarations and hooks. The defaults of all hooks together are FedAvg;
 [write_a_method.md](write_a_method.md) shows three methods. All names are in `fedmpi.method`. This page describes what a
 class may declare, its hooks in the order in which a round calls them, their arguments (`client`, `server`, `updates`),
-slots, what a method cannot do, and how to read a checkpoint.
+slots, the limits of what a method can do, and how to read a checkpoint.
 
-The letters of shapes are those of [slots](#slots): (d,) is a vector like the parameters. The arguments of hooks belong
-to the engine. Hooks read them and return new tensors; a hook that writes to an argument ends the run with an error that
-names the hook. Exceptions: `gradient` may write to its g, and hooks of a client to `client.scratch`."""
+The symbols in shapes are those of [slots](#slots); for example, (d,) is a vector with one entry per parameter. The
+arguments of hooks belong to the engine. Hooks read them and return new tensors. If a hook writes to an argument, the
+run ends with an error that names the hook. There are two exceptions: `gradient` may write to its argument g, and
+hooks of a client may write to `client.scratch`."""
 ROUND = (
     ("when", "where", "hooks, in this order", "round", "state that they see"),
     ("the run starts", "every rank", "`prepare`, `travels`", "", ""),
@@ -67,12 +68,13 @@ ROUND = (
     ),
 )
 AROUND = """With `rounds: 0` the evaluation has t = 0 and the initial state. For a client that was not in the cohort of
-round t, `client.state` is that of the last round in which it took part.
+round t, `client.state` is the state after the last round in which it took part.
 
-Autograd is enabled in every hook, also on the server. Arguments do not require a gradient: a server that learns takes
-`x = server.state.x.clone().requires_grad_()`, and `torch.autograd.grad` of its loss. Results of hooks are detached.
+Autograd is enabled in every hook, also on the server. Arguments do not require a gradient; a server that trains
+something uses `x = server.state.x.clone().requires_grad_()` and `torch.autograd.grad`. Results of hooks are detached.
 `client.frozen`, `client.mean_loss`, `client.passes` and the function that `predict` returns compute no gradient. In
-`loss` and `regularizer`, client.w is a leaf that requires one, so terms of the weights contribute to the step.
+`loss` and `regularizer`, client.w is a leaf that requires a gradient, so that terms in the weights contribute to the
+step.
 
 Hooks of clients may be called under `torch.vmap` for several clients at once (`compute.clients_per_pass`):
 [packing.md](packing.md)."""
@@ -92,17 +94,18 @@ FILES = (
     ),
     (
         "`state/000003.000012.safetensors`",
-        "`row` of client 3 after round 12, flat: its own parts of w and b, if some are not sent; then the slots "
-        "of client_state in the order of their declaration; then the state of `train.persist_optimizer`",
+        "`row` of client 3 after round 12, flat: the parts of w and b that are not sent, if there are any; then the "
+        "slots of client_state in the order of their declaration; then the state of `train.persist_optimizer`",
     ),
     (
         "`partition.npz`",
         "`indices` of all clients in order, and `offsets`: client k trains on the rows "
-        "`indices[offsets[k]:offsets[k + 1]]` of the training set; `validation_indices`, `validation_offsets` likewise",
+        "`indices[offsets[k]:offsets[k + 1]]` of the training set; "
+        "`validation_indices` and `validation_offsets` have the same structure",
     ),
 )
 CHECKPOINT = """A client that has not trained yet has no file. A slot of shape (n, d) is stored as n consecutive rows of
-length d. By default a run keeps its last two checkpoints (`checkpoint: {every: 1, keep: 2}`). `Slots.bind(sizes)`
+length d. By default a run keeps the last two checkpoints (`checkpoint: {every: 1, keep: 2}`). `Slots.bind(sizes)`
 returns an object that finds slots by name. For the third method of
 [write_a_method.md](write_a_method.md#third-example-server-state-and-downloads-for-single-clients):"""
 CODE = """```python

@@ -1,7 +1,7 @@
-"""docs/methods.md from the methods' own sources.   python docs/make_methods.py > docs/methods.md
+"""Write docs/methods.md from the sources of the methods.   python docs/make_methods.py > docs/methods.md
 
-Formulas are the modules' docstrings, options the dataclasses' fields. What a round costs is not written down anywhere:
-it is read from the packings of the messages and counted while one client trains.
+Formulas come from the docstrings of the modules, and options from the fields of the dataclasses. The cost of a round is
+measured: message sizes are those of the packings, and passes are counted while one client trains.
 """
 
 import csv
@@ -22,34 +22,36 @@ from fedmpi.runtime import build, build_data
 
 HEAD = """# Methods
 
-Made by `python docs/make_methods.py > docs/methods.md` from the sources; a test compares.
+This page is generated from the sources by `python docs/make_methods.py > docs/methods.md`.
 
-Numbers are those of the defaults. Messages and state are in multiples of d, the number of parameters (mcmahan_cnn on
-8x8 images, 188,810; ten classes). Passes are forward and backward passes through the body per optimiser step of one
-local epoch, statistics before and after training included; FedAvg has 1 and 1.
-"""
+Costs are those with the default options. Messages and state are in multiples of d, the number of parameters
+(mcmahan_cnn on 8x8 images, 188,810; ten classes). Passes are forward and backward passes through the body of the
+network per optimiser step of one local epoch, including those for statistics before and after training; FedAvg has 1
+and 1."""
 
 MOVED = Path(__file__).parents[1] / "benchmarks" / "results" / "moved.csv"
-CHANGED = """## What an audit against the papers changed
+CHANGED = """## Results that changed after a comparison with the papers
 
-Accuracy on the task of the digits table in docs/results.md (ten clients, Dirichlet(0.1), 20 rounds of two epochs, lr
-0.05, momentum 0.5, with `prox` none), mean of the last ten rounds, over seeds 0 to 2 (benchmarks/results/moved.csv);
-kNN-Per's is the clients' own accuracy.
+Some methods were corrected after a comparison with their papers. The table shows the accuracy before and after, on
+the digits task of docs/results.md (ten clients, Dirichlet(0.1), 20 rounds of two epochs, lr 0.05, momentum 0.5,
+`prox: none`): the mean of the last ten rounds over seeds 0 to 2, and in brackets the range
+(benchmarks/results/moved.csv). For kNN-Per it is the accuracy of the clients' personal models.
 
-| method | what changed | before | after |
+| method | change | before | after |
 | --- | --- | --- | --- |
 """
 WHY = {
     "{name: fedavg}": "nothing",
-    "{name: fedld}": "the weighted sum of the projections gets the update's length, not each one; ties stay together",
-    "{name: fedsol}": "one norm in Lambda a layer, weight and bias together (7)",
-    "{name: fedsol, adaptive: false}": "at w = w0 the gradient of the proximal term is zero, not rounding noise",
-    "{name: gradproj}": "the same; along the L2 distance, too; equal weights in its config",
-    "{name: fedsol, prox: {name: fedsol_table4.py:ScaffoldTerm}}": "c_i is the mean gradient: it grew without bound",
-    "{name: fedsol, prox: {name: fedsol_table4.py:FedDynTerm}}": "g_k likewise",
-    "{name: ccvr}": "features are drawn by the symmetric root of the covariance, the same on every processor",
-    "{name: knnper, similarity: paper}": "new: exp(-d), as printed; before, and still by default, the code's exp(-d^2)",
-    "{name: fedsol_table10.py:Objective, objective: A4}": "eps without Lambda, as printed",
+    "{name: fedld}": "the weighted sum of the projections is scaled to the length of the update, "
+    "instead of each projection; directions with equal eigenvalues are treated as one",
+    "{name: fedsol}": "Lambda uses one norm per layer, of weight and bias together (7)",
+    "{name: fedsol, adaptive: false}": "at w = w0 the gradient of the proximal term is exactly zero",
+    "{name: gradproj}": "the same, also for the L2 distance; its config has equal weights",
+    "{name: fedsol, prox: {name: fedsol_table4.py:ScaffoldTerm}}": "c_i is the mean gradient; it grew without bound",
+    "{name: fedsol, prox: {name: fedsol_table4.py:FedDynTerm}}": "the same for g_k",
+    "{name: ccvr}": "features are drawn with the symmetric root of the covariance, equal on every processor",
+    "{name: knnper, similarity: paper}": "new option: exp(-d), as in the paper; the default is the code's exp(-d^2)",
+    "{name: fedsol_table10.py:Objective, objective: A4}": "eps without Lambda, as in the paper",
 }
 
 
@@ -66,7 +68,7 @@ def changed():
 
 
 class Passes:
-    """Counts passes through a module's first layer with parameters."""
+    """Counts forward and backward passes through the first layer with parameters of a module."""
 
     def __init__(self, module):
         self.forward, self.backward = 0, 0
@@ -79,23 +81,25 @@ class Passes:
 
 
 def cost(name):
-    """(up, down, client state, server state) in multiples of d; (forward, backward) passes a step."""
+    """Return (up, down, client state, server state) in multiples of d, and (forward, backward) passes per step."""
     overrides = [f"method={{name: {name}}}", "train.epochs=1", "train.momentum=0.0"]
     if VALIDATION in load(name, methods.registry, "method").needs:
         overrides.append("data.validation=0.1")
     settings = config.load("configs/quickstart.yaml", overrides)
     made = build.experiment(settings, build_data.partitioned(settings), torch.device("cpu"))
     fed = build.federation(made, Solo(torch.device("cpu")), lambda: False)
-    modules = [fed.trainer.twin(i)[1].module for i in range(2)]  # before any hook: a twin would copy it
+    modules = [
+        fed.trainer.twin(i)[1].module for i in range(2)
+    ]  # before hooks are registered, since a copy of the module would include them
     counts = [Passes(module) for module in (made.net.module, *modules)]
     messages = made.messages
     fed.transport.broadcast(TRAIN, fed.server)
-    # round 1: methods that warm up in round 0 are past it
+    # in round 1, because some methods do less in round 0
     client = fed.states.view(0, 1, fed.config.learning_rate(1), fed.transport.inbox, fed.transport.no_download)
     up = messages.upload(1).packing.size
     client.run_round(torch.zeros(up))
     plain = build.make_module(settings, made.data.input_shape, made.data.classes)
-    d = sum(p.numel() for p in plain.parameters())  # before the method has prepared it
+    d = sum(p.numel() for p in plain.parameters())  # of the model without the changes by the method
     down = messages.announcement().packing.size + messages.per_client.size
     sizes = (up, down, messages.client_state.size, messages.server_state.size)
     steps = max(client.steps, 1)
@@ -113,8 +117,8 @@ def section(name, target):
         lines.append("")
     (up, down, client, server), (forward, backward) = cost(name)
     lines += [
-        f"Up {up:.2f} d, down {down:.2f} d; state {client:.2f} d a client, {server:.2f} d on the server; "
-        f"{forward:.1f} forward and {backward:.1f} backward passes a step.",
+        f"Up {up:.2f} d, down {down:.2f} d; state {client:.2f} d per client, {server:.2f} d on the server; "
+        f"{forward:.1f} forward and {backward:.1f} backward passes per step.",
         "",
     ]
     return "\n".join(lines)

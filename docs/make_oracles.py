@@ -1,6 +1,6 @@
-"""The tables of docs/oracles.md from benchmarks/results/oracles.csv.   python docs/make_oracles.py
+"""Write the table of docs/oracles.md from benchmarks/results/oracles.csv.   python docs/make_oracles.py
 
-What stands between <!-- table --> and <!-- end --> is written anew; the rest of the page is written by hand.
+The text between <!-- table --> and <!-- end --> is replaced; the rest of the page is written by hand.
 """
 
 import csv
@@ -18,11 +18,11 @@ NAMES = {
     "pfllib": "PFLlib",
     "flgo": "flgo",
 }
-SAID = {
+VERDICTS = {
     "agrees": "agree",
-    "explained": "differ by an equation that is known",
+    "explained": "differ by a known equation",
     "differs": "differ",
-    "does not run": "cannot run",
+    "does not run": "cannot be run",
 }
 WHAT = ("loss, round 1", "loss, round 3", "model, round 1", "model, round 3", "own models, round 3")
 
@@ -33,21 +33,21 @@ def rows():
 
 
 def cell(row):
-    """The relative difference; where there is one, also what is left of it with the other program's equation."""
+    """Return the relative difference, and the one that remains with the other program's equation, if it was run."""
     if row is None:
         return ""
     return f"{row['relative']} → {row['with_reading']}" if row["with_reading"] else row["relative"]
 
 
 def verdict(of_method):
-    said = {row["verdict"] for row in of_method}
+    verdicts = {row["verdict"] for row in of_method}
     why = {row["why"] for row in of_method} - {""}
-    word = next(word for word in reversed(SAID) if word in said)
+    word = next(word for word in reversed(VERDICTS) if word in verdicts)
     return f"[{word}](#{why.pop()})" if why else word
 
 
 def tables(found):
-    """Markdown: a count, then a line a program and method."""
+    """Return Markdown: the number of methods by verdict, then a row for each program and method."""
     methods = {}
     for row in found:
         methods.setdefault((row["peer"], row["version"], row["method"]), []).append(row)
@@ -55,7 +55,7 @@ def tables(found):
     of_numbers = Counter(row["verdict"] for row in found)
     counted = [
         f"Of {sum(counts.values())} {what} "
-        + ", ".join(f"{counts[word]} {SAID[word]}" for word in SAID if counts[word])
+        + ", ".join(f"{counts[word]} {VERDICTS[word]}" for word in VERDICTS if counts[word])
         for what, counts in (("methods", of_methods), ("numbers", of_numbers))
     ]
     out = [". ".join(counted) + ".", "", f"| program | method | {' | '.join(WHAT)} | verdict |", "| --- " * 8 + "|"]
@@ -67,7 +67,7 @@ def tables(found):
 
 
 def page(text, found):
-    """The page with its table made anew."""
+    """Return the page with a new table."""
     before, rest = text.split(BEGIN)
     return before + BEGIN + tables(found) + END + rest.split(END, 1)[1]
 

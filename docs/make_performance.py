@@ -1,7 +1,7 @@
-"""docs/performance.md from what the benchmarks have printed.   python docs/make_performance.py > docs/performance.md
+"""Write docs/performance.md from the recorded benchmarks.   python docs/make_performance.py > docs/performance.md
 
-Reads benchmarks/results/PART.json as benchmarks/suite.py has left them, and draws docs/figures/performance_*.png
-(--no-figures: only the page). What was not measured is said to be so.
+Reads the files benchmarks/results/PART.json, which benchmarks/suite.py writes, and draws docs/figures/performance_*.png
+(--no-figures: only the page). Parts without a file are listed as not measured.
 """
 
 import argparse
@@ -19,24 +19,24 @@ from suite import PARTS, RESULTS  # noqa: E402
 FIGURES = ROOT / "docs" / "figures"
 HEAD = """# Performance
 
-Made by `python docs/make_performance.py > docs/performance.md` from benchmarks/results; a test compares. `make bench`
-measures all of it anew, `python benchmarks/suite.py PART` a part, `python benchmarks/PART.py --help` tells what a part
-is and which sizes it takes.
+This page is generated from benchmarks/results by `python docs/make_performance.py > docs/performance.md`. `make bench`
+repeats all measurements, and `python benchmarks/suite.py PART` those of one part. `python benchmarks/PART.py --help`
+describes a part and its options.
 
-Ratios are fedmpi's seconds over the seconds of the same work by other means, mostly written by hand in PyTorch and kept
-in the suite: below 1 fedmpi is faster. Both sides take turns in one run; figures are medians. Seconds are this
-machine's, ratios less so.
+A ratio is fedmpi's time divided by the time of a reference implementation of the same work, mostly handwritten PyTorch
+in the suite; below 1, fedmpi is faster. Both sides are run in turns, and the numbers are medians. Times hold for the
+named machine only; ratios depend less on the machine.
 """
 
 
 def results(folder=RESULTS):
-    """{part: what suite.py has kept}, in the suite's order."""
+    """Return {part: content of its file}, in the order of the suite."""
     files = {name: folder / f"{name}.json" for name in PARTS}
     return {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
 
 
 def elsewhere(name, folder=RESULTS):
-    """What the part gave on other machines: benchmarks/results/MACHINE/PART.json, by `suite.py --results`."""
+    """Return the results of a part on other machines: benchmarks/results/MACHINE/PART.json (`suite.py --results`)."""
     return [json.loads(file.read_text()) for file in sorted(folder.glob(f"*/{name}.json"))]
 
 
@@ -62,33 +62,33 @@ def measured(found):
         f"{key} {machine[key]}" for key in ("python", "torch", "mpi4py", "openmpi") if machine.get(key)
     )
     lines = [
-        f"{machine['date']}, {machine['commit']}: {machine['processor']}, {machine['memory_gib']} GiB, load before "
-        f"{machine['load_before']}; {versions}.",
+        f"{machine['date']}, {machine['commit']}: {machine['processor']}, {machine['memory_gib']} GiB, load "
+        f"average {machine['load_before']} before the run; {versions}.",
         "",
     ]
     for command in found["commands"]:
-        said = [(text, rows(text)) for text in command["lines"] if text.strip()]
+        parsed = [(text, rows(text)) for text in command["lines"] if text.strip()]
         lines += [f"`{command['command']}`, {command['seconds']} s", ""]
-        tabled = [row for _, several in said for row in several]
+        tabled = [row for _, several in parsed for row in several]
         if tabled:
             lines += ["| what | | | ratio | |", "| --- | --- | --- | --- | --- |"]
             for row in tabled:
                 sides = [f"{row[side][0]} {number(row[side])} {row['unit']}" for side in ("ours", "theirs")]
                 lines.append(f"| {row['what']} | {' | '.join(sides)} | {row['ratio']:.2f} | {row['note']} |")
             lines.append("")
-        rest = [text for text, several in said if not several]
+        rest = [text for text, several in parsed if not several]
         if rest:
             lines += ["```text", *rest, "```", ""]
     return lines
 
 
 def points(found):
-    """Lines of the scaling part that tell a number of ranks: (kind, d, ranks, seconds, training, extrapolated)."""
+    """Yield (kind, d, ranks, seconds, training, extrapolated) for each line about scaling."""
     for text in found["commands"][0]["lines"] if found else ():
         row = read(text)
-        told = row and re.match(r"(strong|weak), (\d+) ranks, \d+ clients, d=([\d,]+)$", row["what"])
-        if told:
-            kind, ranks, d = told.groups()
+        match = row and re.match(r"(strong|weak), (\d+) ranks, \d+ clients, d=([\d,]+)$", row["what"])
+        if match:
+            kind, ranks, d = match.groups()
             yield kind, d, int(ranks), row["ours"][1], row["theirs"][1], row["ours"][0] == "fit"
 
 
@@ -105,14 +105,14 @@ def draw_scaling(found, path):
         for i, d in enumerate(dict.fromkeys(point[1] for point in all_points)):
             mine = sorted(point for point in all_points if point[:2] == (kind, d))
             style = {"color": COLOURS[i], "marker": MARKERS[i], "markersize": 4}
-            measured, fitted = ([point for point in mine if point[5] == told] for told in (False, True))
+            measured, fitted = ([point for point in mine if point[5] == is_fit] for is_fit in (False, True))
             axes.plot([p[2] for p in measured], [p[3] for p in measured], "-", label=f"d = {d}", **style)
             if fitted:
                 style["markerfacecolor"] = "white"
                 axes.plot([p[2] for p in fitted], [p[3] for p in fitted], "--", label=f"d = {d}, by the fit", **style)
         alone = sorted({(point[2], point[4]) for point in all_points if point[0] == kind})
         axes.plot([p[0] for p in alone], [p[1] for p in alone], ":", color="0.4", label="training alone")
-        axes.set(xscale="log", yscale="log", xlabel="ranks", ylabel="seconds a round", title=f"{kind} scaling")
+        axes.set(xscale="log", yscale="log", xlabel="ranks", ylabel="seconds per round", title=f"{kind} scaling")
         axes.set_xticks(sorted({point[2] for point in all_points if point[0] == kind}), minor=False)
         axes.xaxis.set_major_formatter("{x:.0f}")
         axes.minorticks_off()
@@ -122,7 +122,7 @@ def draw_scaling(found, path):
 
 
 def draw_ratios(found, path):
-    """All ratios to work by hand, bars by part."""
+    """Draw the ratios of all parts to their reference implementations, as bars."""
     from matplotlib.figure import Figure
 
     from fedmpi.analysis.charts import BLACK, COLOURS, save
@@ -142,7 +142,7 @@ def draw_ratios(found, path):
     axes.axvline(1, color=BLACK, linewidth=1)
     axes.set(
         xscale="log",
-        xlabel="fedmpi over the other side (left of 1: less)",
+        xlabel="fedmpi's time divided by that of the reference (below 1: fedmpi is faster)",
         ylim=(len(bars), -1),
     )
     axes.set_xlim(0.5 * min(ratios, default=1), 2 * max(ratios, default=1))
@@ -168,7 +168,7 @@ def main():
     for name in PARTS:
         page += section(name, found.get(name))
         if name == "scaling" and name in found:
-            page += ["![seconds a round by ranks](figures/performance_scaling.png)", ""]
+            page += ["![seconds per round by number of ranks](figures/performance_scaling.png)", ""]
             if not asked.no_figures:
                 draw_scaling(found[name], asked.figures / "performance_scaling.png")
     print("\n".join(page).rstrip())

@@ -1,6 +1,6 @@
-"""docs/reproduced.md and its picture from verdicts.   python docs/make_reproduction.py > docs/reproduced.md
+"""Write docs/reproduced.md from recorded verdicts.   python docs/make_reproduction.py > docs/reproduced.md
 
-Reads benchmarks/results/reproduction/TABLE.json, which is the verdict.json that `fedmpi reproduce TABLE` writes, and
+Reads benchmarks/results/reproduction/TABLE.json, the verdict.json that `fedmpi reproduce TABLE` writes, and
 draws docs/figures/reproduction.png (--no-figure: only the page).
 """
 
@@ -14,13 +14,13 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "reproduction"
 FIGURE = ROOT / "docs" / "figures" / "reproduction.png"
 WORDS = {"within the published spread": "=", "within two": "~", "outside": "!"}
-HEAD = """# Reproduced cells
+HEAD = """# Reproduced results
 
-Made by `python docs/make_reproduction.py > docs/reproduced.md` from benchmarks/results/reproduction; a test compares.
-Each table is what its command made: our mean ± sample standard deviation over seeds, and in brackets the published ones
-with a verdict: `=` within the published standard deviation, `~` within two, **`!`** beyond. Where they give no
-deviation, or 0, ours counts. Why cells are beyond: [reproduction.md](reproduction.md).
-"""
+This page is generated from benchmarks/results/reproduction by `python docs/make_reproduction.py >
+docs/reproduced.md`. Each cell shows our mean ± sample standard deviation over seeds, and in brackets the published
+values with a verdict: `=` if the means differ by at most the published standard deviation, `~` if by at most two, and
+**`!`** otherwise. If no deviation is published, or 0, ours is used. [reproduction.md](reproduction.md) explains cells
+with `!`."""
 
 
 def results(folder=RESULTS):
@@ -28,37 +28,38 @@ def results(folder=RESULTS):
     return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
 
 
-def judged(found):
+def compared_cells(found):
     return [cell for cell in found["cells"] if cell["verdict"] in WORDS]
 
 
 def counts(found):
-    """How many cells have which verdict, in words."""
-    told = [cell["verdict"] for cell in judged(found)]
-    parts = [f"{told.count(word)} {word}" for word in WORDS if word in told]
-    inside = sum(word != "outside" for word in told)
-    return f"{len(told)} cells: {', '.join(parts)}; {100 * inside / len(told):.0f} % within two published deviations"
+    """Return a sentence with the number of cells for each verdict."""
+    verdicts = [cell["verdict"] for cell in compared_cells(found)]
+    parts = [f"{verdicts.count(word)} {word}" for word in WORDS if word in verdicts]
+    inside = sum(word != "outside" for word in verdicts)
+    share = 100 * inside / len(verdicts)
+    return f"{len(verdicts)} cells: {', '.join(parts)}; {share:.0f} % within two published deviations"
 
 
-def figure(mean, std, digits):
+def format_mean(mean, std, digits):
     return f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if std is not None else "")
 
 
-def side(cell):
-    """(row, column) of a cell: the first label; the other ones and the metric."""
+def position(cell):
+    """Return (row, column) of a cell: its first label; its other labels and the metric."""
     first, *others = cell["labels"].values()
     return first, " ".join([*others, cell["metric"].replace("_", " ")])
 
 
 def section(name, found):
-    cells = {side(cell): cell for cell in judged(found)}
+    cells = {position(cell): cell for cell in compared_cells(found)}
     rows, columns = (list(dict.fromkeys(key[at] for key in cells)) for at in (0, 1))
     digits = 1 if max(abs(cell["published"]) for cell in cells.values()) >= 2 else 3
     digits += digits == 1 and min(cell["published_std"] or 1 for cell in cells.values()) < 0.1
     seeds = "-".join(map(str, sorted({cell["seeds"] for cell in cells.values()})))
     source = found["published"]
     words = shlex.join(["fedmpi", "reproduce", name, *found["overrides"]])
-    yield f"## {name}\n\n{source}. {counts(found)}; seeds a cell: {seeds}.\n"
+    yield f"## {name}\n\n{source}. {counts(found)}; seeds per cell: {seeds}.\n"
     yield f"`{words}`, fedmpi {found['fedmpi']}, torch {found['torch']}\n"
     yield "| | " + " | ".join(columns) + " |"
     yield "| --- |" + " --- |" * len(columns)
@@ -70,14 +71,14 @@ def section(name, found):
                 shown.append("")
                 continue
             sign = WORDS[cell["verdict"]].replace("!", "**!**")
-            theirs = figure(cell["published"], cell["published_std"], digits)
-            shown.append(f"{figure(cell['mean'], cell['std'], digits)} [{theirs} {sign}]")
+            theirs = format_mean(cell["published"], cell["published_std"], digits)
+            shown.append(f"{format_mean(cell['mean'], cell['std'], digits)} [{theirs} {sign}]")
         yield f"| {row} | " + " | ".join(shown) + " |"
     yield ""
 
 
 def draw(tables, path):
-    """A panel a table: published on x, ours on y, a cross of both deviations, by verdict."""
+    """Draw a panel for each table: published means on x, ours on y, with error bars, coloured by verdict."""
     from matplotlib.figure import Figure
 
     from fedmpi.analysis.charts import BLUE, GREEN, RED, save
@@ -85,16 +86,16 @@ def draw(tables, path):
     styles = {"within the published spread": (BLUE, "o"), "within two": (GREEN, "s"), "outside": (RED, "^")}
     across = min(len(tables), 3)
     down = math.ceil(len(tables) / across)
-    whole = Figure(figsize=(4.6 * across, 5 * down), layout="constrained")
-    panels = list(whole.subplots(down, across, squeeze=False).flat)
+    canvas = Figure(figsize=(4.6 * across, 5 * down), layout="constrained")
+    panels = list(canvas.subplots(down, across, squeeze=False).flat)
     for axes in panels:
         axes.set_visible(False)
     for axes, (name, found) in zip(panels, tables.items(), strict=False):
         axes.set_visible(True)
-        cells = judged(found)
+        cells = compared_cells(found)
         ends = [value for cell in cells for value in (cell["published"], cell["mean"])]
-        room = 0.04 * (max(ends) - min(ends)) or 1.0
-        limits = min(ends) - room, max(ends) + room
+        margin = 0.04 * (max(ends) - min(ends)) or 1.0
+        limits = min(ends) - margin, max(ends) + margin
         axes.plot(limits, limits, "-", color="0.6", linewidth=1)
         for word, (colour, marker) in styles.items():
             mine = [cell for cell in cells if cell["verdict"] == word]
@@ -117,7 +118,7 @@ def draw(tables, path):
         axes.set_box_aspect(1)
         axes.legend(frameon=False, fontsize="small", loc="upper left")
         axes.grid(alpha=0.3)
-    save(whole, path)
+    save(canvas, path)
 
 
 def main():
