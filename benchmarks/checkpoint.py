@@ -19,7 +19,7 @@ from engine import images, settings
 from fedmpi.comm.base import Solo
 from fedmpi.data.federated import split
 from fedmpi.runtime import build
-from fedmpi.runtime.checkpoints import Checkpoints, Rows
+from fedmpi.runtime.checkpoints import Checkpoints, ClientStateFiles
 
 
 def main():
@@ -33,11 +33,11 @@ def main():
     config = settings(2 * asked.pairs + 2, False)
     config = type(config).model_validate({**config.model_dump(mode="json"), "method": {"name": asked.method}})
     data = split(images(100, asked.samples, 10_000 * asked.samples // 600), "iid", 100, 0, "global")
-    made = build.experiment(config, data, torch.device("cpu"))
-    fed = build.federation(made, Solo(torch.device("cpu")), lambda: False)
+    made = build.make_experiment(config, data, torch.device("cpu"))
+    fed = build.make_federation(made, Solo(torch.device("cpu")), lambda: False)
     with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
         (Path(folder) / "checkpoints").mkdir()
-        kept = Checkpoints(Path(folder) / "checkpoints", Rows(Path(folder) / "state"), 1, 2)
+        kept = Checkpoints(Path(folder) / "checkpoints", ClientStateFiles(Path(folder) / "state"), 1, 2)
         seconds, stamps = {True: [], False: []}, []
 
         def keep(fed, t, memory, last):

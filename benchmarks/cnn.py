@@ -189,7 +189,7 @@ def compare(a):
     torch.set_num_threads(a.threads)
     s = settings(a.rounds, a.precision)
     data = split(images(a.samples, a.test), "iid", CLIENTS, 0, "global")
-    made = build.experiment(s, data, torch.device("cpu"))
+    made = build.make_experiment(s, data, torch.device("cpu"))
     if comm.rank == 0:
         hand = Hands([])
     ours, theirs, waits = [], [], []
@@ -197,7 +197,7 @@ def compare(a):
         if comm.rank == 0:
             theirs.append(hand.block())
         comm.allgather_bytes(b"", 600)  # meanwhile the other ranks sleep
-        fed, lines = build.federation(made, comm, lambda: False), []
+        fed, lines = build.make_federation(made, comm, lambda: False), []
         fed.timeline.to = lines.append
         ours.append(timed(fed.run))
         waits += [waiting(line) for line in lines if block and 0 < line["round"] < a.rounds]

@@ -80,12 +80,12 @@ def bare(module, data, members, channels_last):
 def compare(rounds, channels_last, samples=600, test=10_000):
     s = settings(rounds, channels_last)
     data = split(images(100, samples, test), "iid", 100, 0)
-    made = build.experiment(s, data, torch.device("cpu"))
+    made = build.make_experiment(s, data, torch.device("cpu"))
     module = build.make_module(s, data.input_shape, data.classes)
     if channels_last:
         module = module.to(memory_format=torch.channels_last)
     ours, theirs = [], []
-    fed = build.federation(made, Solo(torch.device("cpu")), lambda: False)
+    fed = build.make_federation(made, Solo(torch.device("cpu")), lambda: False)
     members = range(10)
 
     def between(_):

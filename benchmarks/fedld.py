@@ -20,7 +20,7 @@ from fedmpi import config
 from fedmpi.comm.base import Solo
 from fedmpi.engine.federation_config import RunCallbacks
 from fedmpi.runtime import build, build_data
-from fedmpi.runtime.record.summary import summary
+from fedmpi.runtime.record.summary import summarize_run
 
 READINGS = {
     "fedavg": ["method={name: fedavg}"],
@@ -61,10 +61,10 @@ def run(name, alpha, clients, weighting, seed, reading, root):
         "evaluate={protocol: [global]}",
     ]
     settings = config.load("configs/quickstart.yaml", overrides)
-    made = build.experiment(settings, build_data.partitioned(settings), torch.device("cpu"))
+    made = build.make_experiment(settings, build_data.build_partitioned_data(settings), torch.device("cpu"))
     rows = []
-    build.federation(made, Solo(torch.device("cpu")), lambda: False, RunCallbacks(rows.append)).run()
-    found = summary(rows, ["accuracy"], "finished")
+    build.make_federation(made, Solo(torch.device("cpu")), lambda: False, RunCallbacks(rows.append)).run()
+    found = summarize_run(rows, ["accuracy"], "finished")
     return found["mean_last_10"]["accuracy"], found["last"]["accuracy"]
 
 

@@ -83,9 +83,9 @@ def run(name, method, start, seed, root):
             ]
         asked = expand.load_sweep(path, words)
         settings = asked.run_settings({"method": method, "seed": str(seed)})
-        made = build.experiment(settings, build_data.partitioned(settings), torch.device("cpu"))
+        made = build.make_experiment(settings, build_data.build_partitioned_data(settings), torch.device("cpu"))
     rows = []
-    build.federation(made, Solo(torch.device("cpu")), lambda: False, RunCallbacks(rows.append)).run()
+    build.make_federation(made, Solo(torch.device("cpu")), lambda: False, RunCallbacks(rows.append)).run()
     return [rows[-1][each.metric] for each in asked.published]
 
 

@@ -71,9 +71,9 @@ def run(name, rounds):
     if PLAIN_SGD in needs:
         chosen.append("train.momentum=0")
     settings = config.load("configs/quickstart.yaml", chosen)
-    made = build.experiment(settings, build_data.partitioned(settings), torch.device("cpu"))
+    made = build.make_experiment(settings, build_data.build_partitioned_data(settings), torch.device("cpu"))
     comm, lines = Solo(torch.device("cpu")), []
-    fed = build.federation(made, comm, lambda: False, RunCallbacks(lines.append))
+    fed = build.make_federation(made, comm, lambda: False, RunCallbacks(lines.append))
     began = time.perf_counter()
     fed.run()
     seconds = time.perf_counter() - began
@@ -110,10 +110,10 @@ def processor_seconds(name, samples):
             "evaluate": {"every": 1000},
         }
     )
-    made = build.experiment(settings, build_data.partitioned(settings), torch.device("cpu"))
+    made = build.make_experiment(settings, build_data.build_partitioned_data(settings), torch.device("cpu"))
     marks = []
     callbacks = RunCallbacks(lambda line: marks.append(time.thread_time()))
-    build.federation(made, Solo(torch.device("cpu")), lambda: False, callbacks).run()
+    build.make_federation(made, Solo(torch.device("cpu")), lambda: False, callbacks).run()
     return [marks[2] - marks[1], marks[3] - marks[2]]
 
 

@@ -84,9 +84,9 @@ def compare(model, rounds):
     y = torch.randint(10, (len(x),), generator=g)
     n = CLIENTS * SAMPLES
     data = split(Dataset(x[:n], y[:n], x[n:], y[n:], classes=10), "iid", CLIENTS, 0, "global")
-    made = build.experiment(s, data, torch.device("cpu"))
+    made = build.make_experiment(s, data, torch.device("cpu"))
     hand = ByHand(build.make_module(s, data.input_shape, data.classes), made.data)
-    fed = build.federation(made, Solo(torch.device("cpu")), lambda: False)
+    fed = build.make_federation(made, Solo(torch.device("cpu")), lambda: False)
     times, mark = {"one": [], "packed": [], "hand": []}, [time.process_time()]
 
     def between(line):

@@ -81,7 +81,7 @@ def federation(d, rounds, comm, clients=CLIENTS, device="cpu", seconds=0.0, epoc
     )
     x, y = torch.zeros(clients, 1), torch.zeros(clients)
     data = split(Dataset(x, y, x[:1], y[:1], classes=1), "iid", clients, 0, "global")
-    return build.federation(build.experiment(s, data, torch.device(device)), comm, lambda: False)
+    return build.make_federation(build.make_experiment(s, data, torch.device(device)), comm, lambda: False)
 
 
 def one_round(fed, t):

@@ -6,7 +6,7 @@
 import sys
 
 from fedmpi.config.reference import keys
-from fedmpi.runtime.introspection import KINDS, description, summaries
+from fedmpi.runtime.introspection import KIND_MODULES, describe_component, list_summaries
 
 HEAD = """# Config keys
 
@@ -56,15 +56,15 @@ def config():
 def things(kind):
     lines = ["", f"## Options of {kind}", "", SECTIONS[kind], ""]
     lines += ["| name | option | type, bounds | default | meaning |", "| --- | --- | --- | --- | --- |"]
-    for name, summary in summaries(kind).items():
+    for name, summary in list_summaries(kind).items():
         lines.append(row(f"**{name}**", "", "", "", summary))
-        options = description(kind, name).options
+        options = describe_component(kind, name).options
         lines += [row("", code(each.name), each.type, code(each.default), each.meaning) for each in options]
     return lines
 
 
 def main():
-    lines = [HEAD, *config(), *(line for kind in KINDS for line in things(kind))]
+    lines = [HEAD, *config(), *(line for kind in KIND_MODULES for line in things(kind))]
     sys.stdout.write("\n".join(lines) + "\n")
 
 

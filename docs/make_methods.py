@@ -86,8 +86,8 @@ def cost(name):
     if VALIDATION in load(name, methods.registry, "method").needs:
         overrides.append("data.validation=0.1")
     settings = config.load("configs/quickstart.yaml", overrides)
-    made = build.experiment(settings, build_data.partitioned(settings), torch.device("cpu"))
-    fed = build.federation(made, Solo(torch.device("cpu")), lambda: False)
+    made = build.make_experiment(settings, build_data.build_partitioned_data(settings), torch.device("cpu"))
+    fed = build.make_federation(made, Solo(torch.device("cpu")), lambda: False)
     modules = [
         fed.trainer.twin(i)[1].module for i in range(2)
     ]  # before hooks are registered, since a copy of the module would include them

@@ -12,7 +12,7 @@ from torch import nn
 from fedmpi import config
 from fedmpi.common.errors import UserError
 from fedmpi.reports import after_run
-from fedmpi.runtime.execute import execute
+from fedmpi.runtime.execute import execute_run
 from fedmpi.runtime.finished_runs.models import RunModel
 from fedmpi.runtime.finished_runs.predict import Predictor
 
@@ -42,7 +42,7 @@ def run(settings: str | Path | config.Settings, overrides: Sequence[str] = ()) -
         settings = config.load(settings, overrides)
     elif overrides:
         raise UserError("fedmpi.run: these settings are made; give the overrides to fedmpi.config.load")
-    return Summary(execute(settings, after=after_run)[0])
+    return Summary(execute_run(settings, after=after_run)[0])
 
 
 def load(

@@ -210,13 +210,13 @@ def prepare(
     torch.set_num_threads(1)
     data = data or federated()
     data = data if data.validation else hold_out(data, config.data.validation, config.seed)
-    made = build.experiment(config, data, device)
+    made = build.make_experiment(config, data, device)
     w0, b0 = made.model.w.detach().clone(), made.model.b.clone()
     rows: list[dict[str, Any]] = []
     files: dict[str, list[dict[str, Any]]] = defaultdict(list)
     callbacks = RunCallbacks()
     callbacks.round, callbacks.append = rows.append, lambda file, *more: files[file].extend(more)
-    fed = build.federation(made, comm or Solo(device), stop, callbacks)
+    fed = build.make_federation(made, comm or Solo(device), stop, callbacks)
     return FinishedRun(fed, made, rows, files, "", w0, b0)
 
 

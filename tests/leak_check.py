@@ -15,7 +15,7 @@ import torch
 import torch._dynamo  # imported here, because torch.optim does so at its first step, which ccvr makes in the last round
 from helpers import small_settings
 
-from fedmpi.runtime.execute import execute
+from fedmpi.runtime.execute import execute_run
 from fedmpi.runtime.record.recorder import Recorder
 from fedmpi.runtime.record.run_dir import RunDirectory
 
@@ -47,7 +47,7 @@ def main(folder: Path, names: list[str]) -> dict[str, list[dict[str, int]]]:
         data = {"source": "npz", "path": "a.npz", "root": str(folder), "client_test": "global"}
         partition = {"scheme": "iid", "clients": 3}
         more = {"rounds": LATE, "output": str(folder), "evaluate": {"every": 10}, "name": name}
-        execute(small_settings(name, "mlp", data={**data, "partition": partition}, **more))
+        execute_run(small_settings(name, "mlp", data={**data, "partition": partition}, **more))
     return found
 
 

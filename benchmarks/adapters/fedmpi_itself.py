@@ -31,8 +31,8 @@ def main():
     }
     settings = Settings.model_validate(tree)
     data = split(Dataset(x, y, x[:10], y[:10], classes=10), "iid", task["clients"], 0, "global")
-    made = build.experiment(settings, data, torch.device("cpu"))
-    fed = build.federation(made, Solo(torch.device("cpu")), lambda: False)
+    made = build.make_experiment(settings, data, torch.device("cpu"))
+    fed = build.make_federation(made, Solo(torch.device("cpu")), lambda: False)
     stamps = [time.perf_counter()]
     fed.reporter.callbacks.round = lambda row: stamps.append(time.perf_counter())
     fed.run()

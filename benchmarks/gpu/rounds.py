@@ -134,10 +134,10 @@ def wait(device):
 
 def compare(name, device, rounds, share):
     s, data = {"cnn": cnn, "cifar10": cifar10}[name](rounds + 1, share)
-    made = build.experiment(s, data, device)
+    made = build.make_experiment(s, data, device)
     module = build.make_module(s, data.input_shape, data.classes).to(device, memory_format=torch.channels_last)
     hand = ByHand(s, module, made.data, evaluates=s.evaluate.every == 1)
-    fed = build.federation(made, Solo(device), lambda: False)
+    fed = build.make_federation(made, Solo(device), lambda: False)
     ours, theirs, peaks, mark = [], [], [], [time.perf_counter()]
 
     def between(row):
@@ -171,16 +171,18 @@ def packed(device, rounds, share):
     for pack in (32, 1):
         tree = settings(rounds + 1, True, "logistic", clients).model_dump(mode="json")
         tree["compute"]["clients_per_pass"], tree["train"]["batch_size"], tree["train"]["momentum"] = pack, 10, 0.0
-        made = build.experiment(Settings.model_validate(tree), data, device)
-        fed, t = build.federation(made, Solo(device), lambda: False), count()
+        made = build.make_experiment(Settings.model_validate(tree), data, device)
+        fed, t = build.make_federation(made, Solo(device), lambda: False), count()
         sides[pack] = partial(lambda fed, t: (one_round(fed, next(t)), wait(device))[1], fed, t)
     seconds = turns(sides, rounds + 1)
     line(f"packed, {clients} clients, {clients // 10} a round", ("32 at once", seconds[32]), ("one by one", seconds[1]))
 
 
 def profile(device):
-    made = build.experiment(settings(2, True, clients=1, fraction=1.0), split(images(1, 500, 100), "iid", 1, 0), device)
-    fed = build.federation(made, Solo(device), lambda: False)
+    made = build.make_experiment(
+        settings(2, True, clients=1, fraction=1.0), split(images(1, 500, 100), "iid", 1, 0), device
+    )
+    fed = build.make_federation(made, Solo(device), lambda: False)
     one_round(fed, 0)
     wait(device)
     with torch.profiler.profile() as found:

@@ -25,7 +25,7 @@ from fedmpi.config import Settings
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
 from fedmpi.runtime import build
-from fedmpi.runtime.device import set_numerics
+from fedmpi.runtime.device import configure_numerics
 
 
 class Setting(NamedTuple):
@@ -69,11 +69,11 @@ def make_round(setting, change, device, rounds, share):
     }
     s = Settings.model_validate(tree)
     data = split(Dataset(x[:-100], y[:-100], x[-100:], y[-100:], classes=10), "iid", CLIENTS, 0, "global")
-    set_numerics(s)
-    fed = build.federation(build.experiment(s, data, device), Solo(device), lambda: False)
+    configure_numerics(s)
+    fed = build.make_federation(build.make_experiment(s, data, device), Solo(device), lambda: False)
 
     def make_next(fed, numbers):
-        set_numerics(s)
+        configure_numerics(s)
         one_round(fed, next(numbers))
         wait(device)
 

@@ -94,9 +94,9 @@ def run(changes: dict[str, Any], folder: Path | None = None, options: dict[str, 
     torch.set_default_dtype(torch.float64)
     batches.order = watched
     try:
-        made = build.experiment(asked, data, torch.device("cpu"))
+        made = build.make_experiment(asked, data, torch.device("cpu"))
         lines: list[dict[str, Any]] = []
-        fed = build.federation(made, Solo(torch.device("cpu")), lambda: False, RunCallbacks(lines.append))
+        fed = build.make_federation(made, Solo(torch.device("cpu")), lambda: False, RunCallbacks(lines.append))
         w0, w, trained, weights, step = fed.server.w.clone(), [], [], [], fed.server.step
 
         def stepping(t: int, lr: float, up: Any, *rest: Any) -> Any:

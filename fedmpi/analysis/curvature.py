@@ -26,9 +26,9 @@ from fedmpi.config.schema import Settings
 from fedmpi.data.batches import Shard, batches, pooled_rows, samples_of
 from fedmpi.models.recurrent import differentiable
 from fedmpi.runtime.build import Experiment
-from fedmpi.runtime.finished_runs.models import rebuild_model
+from fedmpi.runtime.finished_runs.models import load_global_model
 from fedmpi.runtime.record.run_dir import MODEL
-from fedmpi.runtime.record.saved_model import facts_of, personal_notice
+from fedmpi.runtime.record.saved_model import format_personal_notice, read_model_metadata
 from fedmpi.tasks import validation
 
 TOLERANCE = 1e-3  # relative error of an eigenvalue
@@ -45,8 +45,8 @@ class CurvatureOptions:
 
 def analyse(run: Path, settings: Settings, options: CurvatureOptions, to: Path, say: Callable[[str], None]) -> None:
     """Measure the curvature of a run's final model, print and write the results (`fedmpi analyse curvature`)."""
-    to, module = output.folder(to), rebuild_model(run, settings)
-    if notice := personal_notice(facts_of(run / MODEL)):
+    to, module = output.folder(to), load_global_model(run, settings)
+    if notice := format_personal_notice(read_model_metadata(run / MODEL)):
         say(notice)
     made = experiment(settings)
     made.model.module.load_state_dict(module.state_dict())

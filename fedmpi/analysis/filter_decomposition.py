@@ -56,7 +56,7 @@ from fedmpi.flat.layout import ATOM, COEF
 from fedmpi.models.filter_atoms import AtomConv2d
 from fedmpi.runtime import build
 from fedmpi.runtime.build import Experiment
-from fedmpi.runtime.finished_runs.models import rebuild_model
+from fedmpi.runtime.finished_runs.models import load_global_model
 from fedmpi.tasks.metrics import Figures
 
 Row = dict[str, Any]
@@ -164,7 +164,7 @@ def measure_variance(
         final = line["sha256"]
         at(line["round"] + 1)  # at this time the global model is the one from which the next round starts
 
-    fed = build.federation(made, Solo(made.model.w.device), lambda: False, RunCallbacks(on_round))
+    fed = build.make_federation(made, Solo(made.model.w.device), lambda: False, RunCallbacks(on_round))
     at(0)
     fed.run()
     return {"config": redacted(s.model_dump(mode="json")), "replicates": replicates, "sha256": final, "rounds": rows}
@@ -196,7 +196,7 @@ def one_round(made: Experiment, fed: Federation, t: int, replicates: int) -> Row
 # ---- virtual clients ----
 def analyse_virtual(run: Path, settings: Settings, to: Path, say: Callable[[str], None]) -> None:
     """Evaluate the virtual clients of a run, print a table and write virtual.json (`fedmpi analyse virtual`)."""
-    to, module = output.folder(to), rebuild_model(run, settings)
+    to, module = output.folder(to), load_global_model(run, settings)
     options = f" {describe_value(redacted(settings.data.options))}" if settings.data.options else ""
     say(f"data: {settings.data.source}{options}, files below {settings.data.root}")
     made = experiment(settings)
@@ -218,7 +218,7 @@ def measure_virtual(made: Experiment, say: Callable[[str], None] = lambda text: 
     test, s, trainer = made.data.global_test, made.settings, build.make_trainer(made, lambda: False)
     if test is None:
         raise UserError("data.silos: there is no global test set to judge the models by; `virtual` needs one")
-    fed = build.federation(made, Solo(made.model.w.device), lambda: False)
+    fed = build.make_federation(made, Solo(made.model.w.device), lambda: False)
     t = next((t for t in range(s.rounds, 2 * s.rounds + 1) if COEF in made.messages.groups(t)), s.rounds)
     members = scheduler.draw_cohort(s.seed, t, made.data.clients, s.cohort.fraction, s.cohort.sampling, s.cohort.size)
     say(f"round {t}: {len(members)} clients train, then {len(members) ** 2 + 1} models are evaluated")

@@ -82,8 +82,8 @@ def measure(settings: Settings, data: Federated, device: torch.device, client: i
     Raises:
         UserError: the client makes fewer than two steps.
     """
-    made = build.experiment(settings, data, device)
-    fed = build.federation(made, Solo(device), lambda: False)
+    made = build.make_experiment(settings, data, device)
+    fed = build.make_federation(made, Solo(device), lambda: False)
     counter, steps, start = Counter(), list[tuple[int, Tensor]](), torch.zeros(len(KINDS), dtype=torch.int64)
 
     def watch(_: ClientContext) -> Watch:

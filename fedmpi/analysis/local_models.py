@@ -18,20 +18,24 @@ from fedmpi.engine.federation import Federation
 from fedmpi.engine.local.client_context import ClientContext, Watch
 from fedmpi.runtime import build, build_data
 from fedmpi.runtime.build import Experiment
-from fedmpi.runtime.device import pick_device, set_numerics
+from fedmpi.runtime.device import choose_device, configure_numerics
 
 
 def data_of(settings: Settings) -> tuple[Federated, torch.device]:
     """Load the data of all clients into this process; return them and the device to train on."""
-    set_numerics(settings)
-    device = pick_device(settings, detect({}))
-    data = build_data.siloed(settings, Solo(device)) if settings.data.silos else build_data.partitioned(settings)
+    configure_numerics(settings)
+    device = choose_device(settings, detect({}))
+    data = (
+        build_data.build_silo_data(settings, Solo(device))
+        if settings.data.silos
+        else build_data.build_partitioned_data(settings)
+    )
     return data, device
 
 
 def experiment(settings: Settings) -> Experiment:
     """Build the experiment with all clients in this process."""
-    return build.experiment(settings, *data_of(settings))
+    return build.make_experiment(settings, *data_of(settings))
 
 
 def worker_with_seed(made: Experiment, seed: int) -> ClientTrainer:

@@ -41,7 +41,7 @@ def analyse(settings: Settings, write: Path | None, draw: Path | None, say: Call
             raise UserError(f"{option}: {path}: a name that ends in {', '.join(endings)} is needed")
         if path is not None:
             output.folder(path.parent, option)
-    data = build_data.partitioned(settings)
+    data = build_data.build_partitioned_data(settings)
     for line in lines(data):
         say(line)
     try:

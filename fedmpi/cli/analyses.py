@@ -49,9 +49,9 @@ def virtual(run: RunDir, overrides: Overrides = None, to: To = Path("analysis"),
     coefficients with another client's atoms, for all pairs of clients."""
     settings = run_settings(run, trust, overrides, "analyse")
     from fedmpi.analysis import filter_decomposition
-    from fedmpi.runtime.code_trust import guard
+    from fedmpi.runtime.code_trust import forbid_external_code
 
-    with guard(trust):
+    with forbid_external_code(trust):
         filter_decomposition.analyse_virtual(run, settings, to, typer.echo)
 
 
@@ -110,7 +110,7 @@ def curvature(
     iteration on exact Hessian-vector products, and the loss along the first two eigenvectors."""
     settings = run_settings(run, trust, overrides, "analyse")
     from fedmpi.analysis import curvature
-    from fedmpi.runtime.code_trust import guard
+    from fedmpi.runtime.code_trust import forbid_external_code
 
-    with guard(trust):
+    with forbid_external_code(trust):
         curvature.analyse(run, settings, curvature.CurvatureOptions(samples, top, grid, span), to, typer.echo)

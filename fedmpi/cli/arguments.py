@@ -86,7 +86,7 @@ def run_settings(run: Path, trust: bool, overrides: Sequence[str] | None, comman
     from fedmpi.runtime import code_trust as trusting
 
     require_single_process(command)
-    settings = trusting.run_settings(run, trust, overrides or ())
+    settings = trusting.load_run_settings(run, trust, overrides or ())
     fix_threads(min(settings.compute.threads, usable_cores()))  # the run may be from a machine with more cores
     return settings
 

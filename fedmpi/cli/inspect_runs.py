@@ -52,8 +52,8 @@ def compare(
     """Show the differences between two runs in settings, data, code, versions and machines, and the first round in
     which their results differ. The exit code is 0 if the results are equal; 1 if they differ or one run has more
     rounds."""
-    facts = comparing.compare(a, b)
-    typer.echo(json.dumps(facts, indent=2) if as_json else "\n".join(comparing.lines(facts)))
+    facts = comparing.compare_runs(a, b)
+    typer.echo(json.dumps(facts, indent=2) if as_json else "\n".join(comparing.format_comparison(facts)))
     raise typer.Exit(0 if facts["same"] else 1)
 
 
@@ -107,7 +107,9 @@ def verify(
         fix_threads(1)
     from fedmpi.runtime.finished_runs import verify as checks
 
-    options = checks.Options(None if rounds == "all" else int(rounds), trust, overrides or (), tolerance, checksum)
+    options = checks.VerifyOptions(
+        None if rounds == "all" else int(rounds), trust, overrides or (), tolerance, checksum
+    )
     raise typer.Exit(checks.verify_all(directory, typer.echo, options))
 
 
@@ -127,7 +129,7 @@ def export(
     run_settings(directory, trust, overrides, "export")
     from fedmpi.runtime.finished_runs import export, models
 
-    export.export(models.RunModel(directory, trust, overrides or (), best, client), to, typer.echo, out)
+    export.export_model(models.RunModel(directory, trust, overrides or (), best, client), to, typer.echo, out)
 
 
 @app.command(short_help="Predict new rows with a run's model.")
@@ -149,7 +151,7 @@ def predict(
     from fedmpi.runtime.finished_runs import models, predict
 
     which = models.RunModel(directory, trust, overrides or (), best, client)
-    predict.predict(which, file, typer.echo, out=to, site=site, ids=ids or ())
+    predict.predict_file(which, file, typer.echo, out=to, site=site, ids=ids or ())
 
 
 @app.command(short_help="Make a published table anew.")

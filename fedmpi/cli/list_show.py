@@ -12,25 +12,26 @@ from fedmpi.cli.runs import app
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
 from fedmpi.config.reference import Key, keys
-from fedmpi.runtime.introspection import KINDS, described, registry, summaries
+from fedmpi.runtime.introspection import KIND_MODULES, find_descriptions, list_summaries, read_registry
 
 
 @app.command("list", short_help="Show what a config may name.")
 def list_(
     name: Annotated[
-        str | None, Argument(metavar="[KIND | NAME]", help=f"One of {', '.join(KINDS)}; or what one of them shows.")
+        str | None,
+        Argument(metavar="[KIND | NAME]", help=f"One of {', '.join(KIND_MODULES)}; or what one of them shows."),
     ] = None,
 ) -> None:
     """List the methods, models, datasets, partitions, augmentations, tasks and rules that a config may name, or
     describe one of them with its options."""
-    if name is None or name in KINDS:
-        for kind in [name] if name else KINDS:
+    if name is None or name in KIND_MODULES:
+        for kind in [name] if name else KIND_MODULES:
             typer.echo(f"{kind}:")
-            table([(f"  {name}", summary) for name, summary in summaries(kind).items()])
+            table([(f"  {name}", summary) for name, summary in list_summaries(kind).items()])
         return
-    descriptions = described(name)
+    descriptions = find_descriptions(name)
     if not descriptions:
-        names = [*KINDS, *(each for kind in KINDS for each in registry(kind))]
+        names = [*KIND_MODULES, *(each for kind in KIND_MODULES for each in read_registry(kind))]
         raise UserError(f"list: unknown kind or name '{name}'; {nearest(name, names)}")
     for each in descriptions:
         typer.echo(f"{each.kind}: {each.name}\n\n{each.text}\n")

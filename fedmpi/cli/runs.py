@@ -53,31 +53,31 @@ def _train(settings: Settings, process: CommandProcess) -> NoReturn:
 
 def train(settings: Settings, process: CommandProcess) -> int:
     """Train, write the report page of the run, and return the exit code (runtime/execute.py)."""
-    from fedmpi.runtime.execute import execute
+    from fedmpi.runtime.execute import execute_run
 
     def after(settings: Settings, result: dict[str, Any]) -> None:
         written = after_run(settings, result)
         if written is not None:
             typer.echo(f"report: {written}")
 
-    return execute(settings, process, after)[1]
+    return execute_run(settings, process, after)[1]
 
 
 @app.command(short_help="Go on with a run.")
 def resume(context: typer.Context, directory: RunDir, overrides: Overrides = None) -> None:
     """Resume the run in RUN_DIR from its last checkpoint, on any number of ranks. The override rounds=N extends the
     run. Code, data and settings must be the same as at the start of the run, unless checkpoint.changes=accept."""
-    from fedmpi.runtime.code_trust import resumed_settings
-    from fedmpi.runtime.inspection.run_files import no_run
+    from fedmpi.runtime.code_trust import load_resume_settings
+    from fedmpi.runtime.inspection.run_files import not_a_run_error
 
     here = directory.resolve()
     if not (here / "config.yaml").is_file():
-        raise no_run(directory)
+        raise not_a_run_error(directory)
     _refuse_other_place(directory, overrides or ())
     place = [f"output={json.dumps(str(here.parent))}", f"name={json.dumps(here.name)}", "checkpoint.resume=must"]
     copy = here / "initial.safetensors"  # a copy of the weights that the run started from
     start = [f"init.from={json.dumps(str(copy))}"] if copy.is_file() else []
-    _train(resumed_settings(here, [*start, *(overrides or ()), *place]), context.obj)
+    _train(load_resume_settings(here, [*start, *(overrides or ()), *place]), context.obj)
 
 
 def _refuse_other_place(directory: Path, overrides: Sequence[str]) -> None:
@@ -93,12 +93,12 @@ def replay(context: typer.Context, directory: RunDir, overrides: Overrides = Non
     """Repeat the run in RUN_DIR on any number of ranks, and compare the model of every round with the original, bit by
     bit. No rank is made to fail; clients that were lost in a round are left out of that round again. The results are
     written to NAME-replay beside RUN_DIR."""
-    from fedmpi.runtime.code_trust import replay_settings
+    from fedmpi.runtime.code_trust import load_replay_settings
 
     _refuse_other_place(directory, overrides or ())
-    settings = replay_settings(directory.resolve(), trust, overrides or ())
+    settings = load_replay_settings(directory.resolve(), trust, overrides or ())
     apply_machine_settings(settings)
-    from fedmpi.runtime.finished_runs.replay import replay as replay_run
+    from fedmpi.runtime.finished_runs.replay import replay_run as replay_run
 
     raise typer.Exit(replay_run(directory, settings, trust, typer.echo, context.obj))
 

@@ -12,7 +12,7 @@ from fedmpi.cli.runs import app, train
 from fedmpi.common.errors import UserError
 from fedmpi.common.signals import CommandProcess
 from fedmpi.config import Settings
-from fedmpi.runtime.inspection.run_files import is_run
+from fedmpi.runtime.inspection.run_files import is_run_dir
 
 if TYPE_CHECKING:
     from fedmpi.sweeps.expand import Sweep
@@ -43,7 +43,7 @@ def sweep(
 
     asked = expand.load_sweep(file, overrides or ())
     place = asked.run_settings(asked.first_stage_labels()[0]).output
-    if is_run(place):
+    if is_run_dir(place):
         problem = f"{place} is the directory of a run, in which no runs of a sweep can lie"
         raise UserError(f"{file}: name: {problem}; choose another name")
     if run is not None:

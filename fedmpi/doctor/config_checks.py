@@ -52,7 +52,7 @@ def ranks(settings: configs.Settings, job: Job) -> Row:
     from fedmpi.runtime import build_data
 
     if settings.data.silos:
-        build_data.site_ranks(settings, job.size)
+        build_data.assign_sites_to_ranks(settings, job.size)
     if job.size == 1:
         return Row("ranks", "one process, which is server and all clients; mpirun, srun or torchrun start more")
     started = f"{job.size} ({job.launcher}), {job.local_size} of them on this host"
@@ -69,11 +69,11 @@ def device(settings: configs.Settings, job: Job) -> Row:
     """Report the device that a rank of this host would train on."""
     import torch
 
-    from fedmpi.runtime.device import pick_device
+    from fedmpi.runtime.device import choose_device
 
     # Report the device of a rank of this host that trains, since rank 0, the server, may use another device.
     trainer = job if job.local_size == 1 or job.rank else replace(job, rank=1, local_rank=1)
-    picked = pick_device(settings, trainer)
+    picked = choose_device(settings, trainer)
     return Row("device", f"{picked}, {torch.cuda.get_device_name(picked)}" if picked.type == "cuda" else "cpu")
 
 
@@ -98,12 +98,12 @@ def _chosen_backend(settings: configs.Settings, job: Job) -> str:
     import torch
 
     from fedmpi.comm.backends import choice
-    from fedmpi.runtime.device import pick_device
+    from fedmpi.runtime.device import choose_device
 
     cards = []
     for rank in range(job.local_size):
         try:
-            where = pick_device(settings, replace(job, rank=rank, local_rank=rank))
+            where = choose_device(settings, replace(job, rank=rank, local_rank=rank))
         except UserError:  # reported in the row about the device
             where = torch.device("cpu")
         cards.append(choice.describe(settings.comm.backend, job.host, where))

@@ -35,13 +35,13 @@ OF_A_RANK = ("OMPI_COMM_WORLD_", "OMPI_MCA_mpi_ft", "PMIX_", "PMI_", "PRTE_", "M
 # ---- software ----
 def software() -> Iterator[Row]:
     """Report the versions of fedmpi, Python and the packages that fedmpi uses."""
-    from fedmpi.runtime.record.metadata import git_commit, installed_version
+    from fedmpi.runtime.record.metadata import find_git_commit, find_installed_version
 
-    at = git_commit(Path(__file__).parent)
+    at = find_git_commit(Path(__file__).parent)
     commit = f"commit {at['commit'][:12]}{' with changes' * at['modified']}" if at else ""
     yield Row("fedmpi", joined([__version__, commit]))
     yield Row("python", joined([platform.python_version(), platform.platform()]))
-    yield Row("packages", joined(f"{name} {installed_version(name) or 'missing'}" for name in PACKAGES))
+    yield Row("packages", joined(f"{name} {find_installed_version(name) or 'missing'}" for name in PACKAGES))
 
 
 def torch() -> Iterator[Row]:

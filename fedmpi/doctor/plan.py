@@ -25,7 +25,7 @@ from fedmpi.common.host_memory import size_text
 from fedmpi.common.text import count
 from fedmpi.config import Settings
 from fedmpi.runtime import build, build_data, memory
-from fedmpi.runtime.device import pick_device, set_numerics
+from fedmpi.runtime.device import choose_device, configure_numerics
 
 Facts = dict[str, Any]
 Parts = dict[str, int]  # name -> bytes
@@ -39,18 +39,22 @@ def plan(settings: Settings, ranks: int) -> Facts:
             memory of this machine.
     """
     try:
-        device = pick_device(settings, detect({}))
+        device = choose_device(settings, detect({}))
     except UserError:
         if settings.compute.device != "cuda":
             raise
         device = torch.device("cpu")
-    set_numerics(settings)
+    configure_numerics(settings)
     silos = bool(settings.data.silos)
     if silos:
-        build_data.site_ranks(settings, ranks)
-    data = build_data.siloed(settings, Solo(torch.device("cpu"))) if silos else build_data.partitioned(settings)
-    experiment = build.experiment(settings, data, device)
-    memory.check_job(experiment, Job("single" if ranks == 1 else "mpi", 0, ranks, 0, min(ranks, 2), "here"))
+        build_data.assign_sites_to_ranks(settings, ranks)
+    data = (
+        build_data.build_silo_data(settings, Solo(torch.device("cpu")))
+        if silos
+        else build_data.build_partitioned_data(settings)
+    )
+    experiment = build.make_experiment(settings, data, device)
+    memory.check_host_memory(experiment, Job("single" if ranks == 1 else "mpi", 0, ranks, 0, min(ranks, 2), "here"))
     facts: Facts = {"config": settings.name, "ranks": ranks, "device": str(device.type), "rounds": settings.rounds}
     facts["cuda"] = settings.compute.device == "cuda"
     return {**facts, **_memory(experiment, ranks), "bytes": _bytes(experiment, ranks)}
@@ -64,8 +68,11 @@ def _memory(experiment: build.Experiment, ranks: int) -> dict[str, dict[str, Par
     """
     s, on_gpu = experiment.settings, experiment.model.w.is_cuda
     gathers_on_gpu = on_gpu and (ranks == 1 or s.comm.backend in ("auto", "nccl"))
-    needs = memory.memory_needs(experiment, ranks, gathers_on_gpu)
-    row, row_counts = experiment.itemsize * experiment.messages.largest_upload(), memory.upload_rows(experiment, ranks)
+    needs = memory.estimate_memory(experiment, ranks, gathers_on_gpu)
+    row, row_counts = (
+        experiment.itemsize * experiment.messages.largest_upload(),
+        memory.count_upload_rows(experiment, ranks),
+    )
     state, root_rows, trainer_rows = needs["of which client state"], int(row * row_counts[0]), int(row * row_counts[1])
     optimiser = {"sgd": 0, "momentum": 1}.get(s.server.optim, 2) * experiment.itemsize * experiment.model.layout.size
     most = int(experiment.data.train_sizes.max(initial=0))
@@ -104,7 +111,7 @@ def _bytes(experiment: build.Experiment, ranks: int) -> Facts:
         "up" (bytes that rank 0 receives) and "down" (bytes that it sends).
     """
     s, messages, members = experiment.settings, experiment.messages, experiment.cohort_size
-    way, trainers = memory.upload_way(experiment, ranks), len(build_data.training_ranks(s, ranks))
+    way, trainers = memory.choose_gather_mode(experiment, ranks), len(build_data.training_ranks(s, ranks))
     # reduced: each rank that trains sends one 64-bit sum; sharded: rank 0 receives only its share of the columns.
     rows = {"reduced": trainers * 8 / experiment.itemsize, "sharded": members / ranks}.get(way, members)
     up, down = [0], [0]

@@ -27,7 +27,7 @@ def after_run(settings: Settings, result: Mapping[str, Any]) -> Path | None:
 
         page = report.html(run_groups.read([settings.working_dir / directory]))
         to = directory / report.REPORT
-        atomic_files.write(settings.working_dir / to, page.encode())
+        atomic_files.write_atomically(settings.working_dir / to, page.encode())
         return to
     except Exception as error:
         text = f"report: {directory}/report.html was not written ({error!r}); the run is complete without it"

@@ -97,7 +97,7 @@ def analyse(paths: Sequence[Path], to: Path | None, figures: Path | None, say: C
                         charts.write(part.chart, figures / f"{part.name}.{suffix}", part.title)
                     (figures / f"{part.name}.csv").write_text(as_csv(part), encoding="utf-8")
             say(f"written: {figures}/*.svg, .png, .csv")
-        atomic_files.write(to, html(runs).encode())
+        atomic_files.write_atomically(to, html(runs).encode())
     except OSError as error:
         raise UserError(f"{error.filename or to}: {error.strerror}; choose another place (--to, --figures)") from error
     say(f"written: {to}")

@@ -26,7 +26,7 @@ from fedmpi.reports.run_groups import (
     thinned,
 )
 from fedmpi.runtime.inspection import compare
-from fedmpi.runtime.record.data_files import MANY
+from fedmpi.runtime.record.data_files import MAX_CLIENTS_IN_JSON
 
 BAND = "A line with a band is the mean of runs that differ in their seeds alone, and one sample standard deviation."
 COLUMNS = 4  # metrics in the table that compares runs, at most
@@ -74,7 +74,7 @@ def _warnings(runs: Runs) -> list[str]:
         warnings.append(f"{who}: figures are of the rounds so far.")
     different = dict[str, None]()
     for group in runs.groups:
-        known = [compare.shared_digests(run.identity) for run in group.runs]
+        known = [compare.seed_independent_digests(run.identity) for run in group.runs]
         different |= {name[1:-1]: None for each in known for name in each if len({k.get(name) for k in known}) > 1}
     if different:
         warnings.append(f"Runs differ in {', '.join(different)}, though the settings say the same.")
@@ -245,7 +245,7 @@ def partition(runs: Runs) -> list[Part | None]:
         return []
     sizes, counts = run.by_client
     drawn = thinned(range(len(sizes)), CLIENTS)
-    listed = range(len(sizes)) if len(sizes) <= MANY else drawn  # clients in the CSV data of the figures
+    listed = range(len(sizes)) if len(sizes) <= MAX_CLIENTS_IN_JSON else drawn  # clients in the CSV data of the figures
     names, parts = [run.client_names.get(k, str(k)) for k in range(len(sizes))], list[Part | None]()
     if any(each.partition != run.partition for each in runs.all):
         parts.append(Text(f"Runs have other partitions, by seed or setting; that of {runs.labels[run.path]} is shown."))

@@ -24,7 +24,7 @@ from fedmpi.common.text import count, is_lower_better
 from fedmpi.config import yaml_source
 from fedmpi.config.field_types import flat
 from fedmpi.reports.page import Figure, Value
-from fedmpi.runtime.inspection.run_files import SWEEP_LIST, json_of, no_run
+from fedmpi.runtime.inspection.run_files import SWEEP_FILE, not_a_run_error, read_json_object
 from fedmpi.runtime.record import data_files
 
 Row = dict[str, Any]
@@ -79,7 +79,7 @@ class Run:
     def by_client(self) -> tuple[Any, Any]:
         """The training samples (N,) by client, and (N, C) by client and class; None if not recorded."""
         try:
-            return data_files.by_client(self.path, self.partition)
+            return data_files.read_client_sizes(self.path, self.partition)
         except ValueError as error:
             self.notes.append(str(error))
             return None, None
@@ -126,7 +126,7 @@ class Run:
         return {}
 
     def _object(self, name: str) -> Row:
-        value = json_of(self.path / name)
+        value = read_json_object(self.path / name)
         if value is None and (self.path / name).exists():
             self.notes.append(f"{name} is damaged: no JSON object")
         return value or {}
@@ -234,11 +234,13 @@ def read(paths: Sequence[Path]) -> Runs:
         if not path.is_dir():
             raise UserError(f"{path} is no directory; name one that `fedmpi run` or `fedmpi sweep` has written")
         inside = [path] if is_run(path) else [each for each in path.iterdir() if is_run(each)]
-        names = (json_of(path / SWEEP_LIST) or {}).get("runs")  # runs in the order of the sweep; others come last
+        names = (read_json_object(path / SWEEP_FILE) or {}).get(
+            "runs"
+        )  # runs in the order of the sweep; others come last
         order = {name: i for i, name in enumerate(map(str, names))} if isinstance(names, list) else {}
         inside.sort(key=lambda each: (order.get(each.name, len(order)), each))
         if not inside:
-            raise no_run(path, f"{', '.join(MARKS)}, and no directory that does")
+            raise not_a_run_error(path, f"{', '.join(MARKS)}, and no directory that does")
         runs |= {each.resolve(): Run(each) for each in inside}
     return Runs(list(runs.values()))
 
@@ -256,7 +258,7 @@ def names_by_sweep(runs: Sequence[Run]) -> list[str] | None:
     """Return names for runs, made of their labels in the sweep; None if labels do not distinguish the runs."""
     labels = list[dict[str, str]]()
     for place in (run.path.resolve() for run in runs):
-        known = (json_of(place.parent / SWEEP_LIST) or {}).get("labels")
+        known = (read_json_object(place.parent / SWEEP_FILE) or {}).get("labels")
         own = known.get(place.name) if isinstance(known, dict) else None
         pairs = own.items() if isinstance(own, dict) else ()
         labels.append({str(axis): str(label) for axis, label in pairs if axis != "seed"})

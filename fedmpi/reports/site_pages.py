@@ -82,7 +82,7 @@ def analyse(directory: Path, alone: Path | None, about: Path | None, say: Callab
     try:
         folder.mkdir(exist_ok=True)
         for name, content in pages.items():
-            atomic_files.write(folder / name, content.encode())
+            atomic_files.write_atomically(folder / name, content.encode())
     except OSError as error:
         raise UserError(f"{error.filename or folder}: {error.strerror}; the pages were not written") from error
     if baseline is None:
@@ -198,7 +198,7 @@ def card(everybody: Sequence[Site], baseline: Baseline | None, statements: Mappi
         statements=statements,
         samples=samples,
         who_gave=_sample_bars(everybody, samples),
-        method=introspection.summaries("methods").get(str(config.get("method.name"))),
+        method=introspection.list_summaries("methods").get(str(config.get("method.name"))),
         options=[f"{k[7:]} {v}" for k, v in config.items() if k.startswith("method.") and k != "method.name"],
         messages=Table(("site", "messages", "bytes in all", "SHA-256 of its record (begins)"), _records(everybody)),
         evaluated=evaluated,

@@ -39,13 +39,13 @@ from fedmpi.method.base import Method, overrides
 from fedmpi.models.net import Net
 from fedmpi.runtime import compatibility
 from fedmpi.runtime.compatibility import check_module
-from fedmpi.runtime.record.saved_model import Initial, load_initial_weights
+from fedmpi.runtime.record.saved_model import InitialWeights, load_initial_weights
 from fedmpi.tasks import validation
 from fedmpi.tasks.base import Task
 from fedmpi.tasks.classification import Classification
 from fedmpi.tasks.regression import StandardisedRegression
 
-SAME_NAME = (  # fields with the same name in the section `train` and in LocalTrainingConfig
+TRAIN_FIELDS = (  # fields with the same name in the section `train` and in LocalTrainingConfig
     *("epochs", "steps", "drop_last", "optim", "momentum", "nesterov", "weight_decay"),
     "clip_norm",
 )
@@ -64,7 +64,7 @@ class Experiment:
     messages: Messages
     local_training: LocalTrainingConfig
     rule: Rule | None  # the configured aggregation rule, which replaces the method's own
-    initial: Initial | None = None  # initial weights from a file (init.from)
+    initial: InitialWeights | None = None  # initial weights from a file (init.from)
     best: SelectionCriterion | None = None  # how the best model is selected (evaluate.best); None: it is not
     pack: int = 1  # clients that a rank trains at once
 
@@ -180,7 +180,7 @@ def make_module(settings: Settings, input_shape: Shape, classes: int, dtype: Typ
     return module
 
 
-def prepared_module(
+def make_prepared_module(
     settings: Settings, method: Method, input_shape: Shape, classes: int, dtype: Type = torch.float32
 ) -> nn.Module:
     """Make the configured model with its initial weights, and change it as the method's hook `prepare` requires."""
@@ -192,11 +192,11 @@ def prepared_module(
     return module
 
 
-def experiment(settings: Settings, data: Federated, device: torch.device) -> Experiment:
+def make_experiment(settings: Settings, data: Federated, device: torch.device) -> Experiment:
     """Make model, task and method for a federation, check that they fit together, and move the data to the device."""
     method, local_training, name = make_method(settings), make_local_training(settings), settings.model.name
     task = make_task(settings, data)
-    module = prepared_module(settings, method, data.input_shape, data.classes, data.x_dtype).to(device)
+    module = make_prepared_module(settings, method, data.input_shape, data.classes, data.x_dtype).to(device)
     start = None
     if settings.init.source is not None:
         start = load_initial_weights(module, settings.working_dir / settings.init.source, settings.init.strict)
@@ -210,14 +210,14 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
         raise UserError(f"model {name}: its initial weights hold values that are not finite")
     compatibility.check_method(settings, method, task, net, local_training)
     compatibility.check_cohort(settings, data)
-    best = compatibility.best_model_choice(settings, task, data) if settings.evaluate.best.metric else None
+    best = compatibility.make_selection_criterion(settings, task, data) if settings.evaluate.best.metric else None
     compatibility.check_data(settings, data, task, net)
     messages = make_messages(settings, method, model, net, data)
     compatibility.check_uploads(settings, data, messages)
     compatibility.check_evaluation(settings, method, task, net, data, messages)
     rule = make_rule(settings)
     built = Experiment(settings, data, method, task, net, model, messages, local_training, rule, start, best)
-    built = replace(built, pack=1 if settings.compute.clients_per_pass == 1 else clients_at_once(built))
+    built = replace(built, pack=1 if settings.compute.clients_per_pass == 1 else choose_clients_per_pass(built))
     if settings.compute.compile:  # last, so that contradictory settings are reported also on machines without compiler
         resources.compiler(gpu=device.type == "cuda")
         module.compile()  # once for all clients of a rank
@@ -258,14 +258,14 @@ def make_messages(settings: Settings, method: Method, model: FlatModel, net: Net
 def make_local_training(settings: Settings) -> LocalTrainingConfig:
     """Make the engine's configuration of local training from the section `train` of the settings."""
     train = settings.train
-    options = {name: getattr(train, name) for name in SAME_NAME}
+    options = {name: getattr(train, name) for name in TRAIN_FIELDS}
     options |= {"eps": train.eps} if train.eps is not None else {}
     options |= {"betas": tuple(train.betas)} if train.betas else {}
     batch_size = None if train.batch_size == "full" else train.batch_size
     return LocalTrainingConfig(batch_size=batch_size, keep=train.persist_optimizer, **options)
 
 
-def clients_at_once(experiment: Experiment) -> int:
+def choose_clients_per_pass(experiment: Experiment) -> int:
     """Return how many clients a rank trains at once in one vectorised pass (compute.clients_per_pass).
 
     If the experiment does not support it the result is 1, with a warning.
@@ -324,7 +324,7 @@ def make_trainer(experiment: Experiment, stop: Callable[[], bool]) -> ClientTrai
     )
 
 
-def federation(
+def make_federation(
     experiment: Experiment,
     comm: Communicator,
     stop: Callable[[], bool],

@@ -34,8 +34,12 @@ from fedmpi.data.transforms.pipeline import operation
 from fedmpi.engine import scheduler
 from fedmpi.tasks.base import is_counted
 
-LABELS, HELD, TARGETS = ("label counts",), ("validation samples",), ("number, sum and sum of squares of targets",)
-Targets = tuple[Tensor, Tensor | None]  # targets of some rows, and the number of each row's site if it is known
+LABEL_COUNTS, VALIDATION_SIZES, TARGET_SUMS = (
+    ("label counts",),
+    ("validation samples",),
+    ("number, sum and sum of squares of targets",),
+)
+TargetsAndSites = tuple[Tensor, Tensor | None]  # targets of some rows, and the number of each row's site if it is known
 
 
 def training_ranks(settings: Settings, size: int) -> list[int]:
@@ -47,7 +51,7 @@ def training_ranks(settings: Settings, size: int) -> list[int]:
     return list(range(0 if size == 1 or settings.server.trains_clients else 1, size))
 
 
-def open_source(settings: Settings) -> partial[Any]:
+def make_source(settings: Settings) -> partial[Any]:
     """Return the configured data source with its checked options, as a function of the folder data.root.
 
     Raises UserError if data.download is set and the source cannot download its files.
@@ -63,7 +67,7 @@ def open_source(settings: Settings) -> partial[Any]:
     return partial(source, download=True)
 
 
-def operations(settings: Settings) -> list[Operation]:
+def make_augmentations(settings: Settings) -> list[Operation]:
     """Return the augmentation operations of data.augment, with checked options."""
     parsed = []
     for i, item in enumerate(settings.data.augment):
@@ -72,17 +76,17 @@ def operations(settings: Settings) -> list[Operation]:
     return parsed
 
 
-def partitioned(settings: Settings) -> Federated:
+def build_partitioned_data(settings: Settings) -> Federated:
     """Load one data set and divide it among clients (data.partition). Every rank holds all of it.
 
     Raises:
         UserError: The settings contradict each other, or do not fit the data set.
     """
-    source, cut, augment = open_source(settings), settings.data.partition, operations(settings)
+    source, cut, augment = make_source(settings), settings.data.partition, make_augmentations(settings)
     assert cut is not None
     # Checks the options before data are read, with the line of the config in error messages.
     registry.make(partitions.KIND, cut, settings.origins("data.partition"))
-    check_settings(settings)
+    check_data_settings(settings)
     waiting: AbstractContextManager[None] = nullcontext()
     if settings.data.download:
         from fedmpi.data.download.fetch import one_at_a_time  # imports the catalogue, which no other run needs
@@ -109,8 +113,8 @@ def partitioned(settings: Settings) -> Federated:
 def standardise_targets(
     settings: Settings,
     data: Federated,
-    train: Sequence[Targets],
-    test: Sequence[Targets],
+    train: Sequence[TargetsAndSites],
+    test: Sequence[TargetsAndSites],
     names: Sequence[str],
     exchange: Callable[[list[np.ndarray]], np.ndarray],
 ) -> Federated:
@@ -152,7 +156,7 @@ def standardise_targets(
     return replace(data, target_scales=scales, target_shape=(3, *data.target_shape))
 
 
-def check_settings(settings: Settings) -> None:
+def check_data_settings(settings: Settings) -> None:
     """Check, before data are read, that sections of the settings do not contradict each other. Raises UserError."""
     data, task, cut = settings.data, settings.task.name, settings.data.partition
     if data.standardise_target and task != "regression":
@@ -194,7 +198,7 @@ def require_dataset(dataset: Any, source: Any) -> Dataset:
     return dataset if name in sources.registry.values() else replace(dataset, preparation=None)
 
 
-def site_ranks(settings: Settings, size: int) -> dict[int, int]:
+def assign_sites_to_ranks(settings: Settings, size: int) -> dict[int, int]:
     """Return a dict from the number of each site to the rank that opens its files. size: number of ranks.
 
     Raises:
@@ -214,43 +218,49 @@ def site_ranks(settings: Settings, size: int) -> dict[int, int]:
     return owner
 
 
-def siloed(settings: Settings, comm: Communicator) -> Federated:
+def build_silo_data(settings: Settings, comm: Communicator) -> Federated:
     """Build the federated data of data.silos, for which this rank opens only the files of its own clients.
 
     Ranks exchange the numbers of samples; if data.share_label_counts is true, label counts; and for
     data.standardise_target: pooled, the sums of the targets.
     """
-    check_settings(settings)
-    names, shared, owner = settings.data.silos or (), settings.data.share_label_counts, site_ranks(settings, comm.size)
+    check_data_settings(settings)
+    names, shared, owner = (
+        settings.data.silos or (),
+        settings.data.share_label_counts,
+        assign_sites_to_ranks(settings, comm.size),
+    )
     mine = [k for k in owner if owner[k] == comm.rank]
-    with _warnings_of_any_rank():
+    with _show_warnings_of_every_rank():
         datasets = _open_sites(settings, mine)
         for k, dataset in datasets.items():
             check_dataset(settings, dataset, f" of {names[k]}")
     table = np.zeros((len(names), WIDTH), dtype=np.int64)
     table[mine] = describe(datasets)
-    table = from_owners(comm, table, owner, COLUMNS)
+    table = gather_rows_from_owners(comm, table, owner, COLUMNS)
     own = label_table(datasets, table, names)
-    unsplit = silo_federation(datasets, table, from_owners(comm, own, owner, LABELS) if shared else own, names)
+    unsplit = silo_federation(
+        datasets, table, gather_rows_from_owners(comm, own, owner, LABEL_COUNTS) if shared else own, names
+    )
 
     def exchange(rows: list[np.ndarray]) -> np.ndarray:
         sums = np.zeros((len(names), 3 * int(np.prod(unsplit.target_shape, dtype=np.int64))))
         for k, row in zip(datasets, rows, strict=True):
             sums[k] = row
-        return from_owners(comm, sums.view(np.int64), owner, TARGETS).view(np.float64)
+        return gather_rows_from_owners(comm, sums.view(np.int64), owner, TARGET_SUMS).view(np.float64)
 
     federation = replace(_prepare_sites(settings, unsplit, datasets, exchange), counts_shared=shared)
     if not settings.data.validation:
         return federation
     # If rows are held out in whole groups, only the rank of a site knows how many validation samples it has.
-    sizes = from_owners(comm, federation.validation_sizes[:, None], owner, HELD)[:, 0]
+    sizes = gather_rows_from_owners(comm, federation.validation_sizes[:, None], owner, VALIDATION_SIZES)[:, 0]
     counts = federation.label_counts
-    counts = from_owners(comm, counts, owner, LABELS) if shared else counts
+    counts = gather_rows_from_owners(comm, counts, owner, LABEL_COUNTS) if shared else counts
     train_sizes = unsplit.train_sizes - sizes
     return replace(federation, validation_sizes=sizes, train_sizes=train_sizes, label_counts=counts)
 
 
-def site_federation(settings: Settings, client: int) -> Federated:
+def build_one_site_data(settings: Settings, client: int) -> Federated:
     """Build the federated data of data.silos from the files of one site (number `client`).
 
     All other sites are given the sizes of this site, and for data.standardise_target: pooled its targets.
@@ -264,7 +274,7 @@ def site_federation(settings: Settings, client: int) -> Federated:
 
 def _open_sites(settings: Settings, clients: Sequence[int]) -> dict[int, Dataset]:
     """Open the files of some sites, and return a dict from client number to data set."""
-    source, names = open_source(settings), settings.data.silos or ()
+    source, names = make_source(settings), settings.data.silos or ()
     root = (settings.working_dir / settings.data.root).absolute()
     with attribute_errors("data"), choosing(settings.data.stream), ignoring(settings.task.options.get("ignore")):
         opened = open_silos(source.func, root, names, clients, settings.seed, **source.keywords)
@@ -282,11 +292,11 @@ def _prepare_sites(
         train = [(each.train_y, torch.full((len(each.train_y),), k)) for k, each in datasets.items()]
         test = [(each.test_y, torch.full((len(each.test_y),), k)) for k, each in datasets.items()]
         unsplit = standardise_targets(settings, unsplit, train, test, unsplit.site_names, exchange)
-    return augmented(hold_out(unsplit, settings.data.validation, settings.seed), operations(settings))
+    return augmented(hold_out(unsplit, settings.data.validation, settings.seed), make_augmentations(settings))
 
 
 @contextmanager
-def _warnings_of_any_rank() -> Iterator[None]:
+def _show_warnings_of_every_rank() -> Iterator[None]:
     """Let each rank show its own warnings, not rank 0 alone, as the files of a site are opened by one rank only."""
     with warnings.catch_warnings(record=True) as caught:
         yield
@@ -294,7 +304,9 @@ def _warnings_of_any_rank() -> Iterator[None]:
         warnings.warn(RankWarning(str(each.message)), stacklevel=2)
 
 
-def from_owners(comm: Communicator, table: np.ndarray, owner: Mapping[int, int], what: tuple[str, ...]) -> np.ndarray:
+def gather_rows_from_owners(
+    comm: Communicator, table: np.ndarray, owner: Mapping[int, int], what: tuple[str, ...]
+) -> np.ndarray:
     """Return a table (N, columns) int64 whose row k comes from rank owner[k], the same on every rank.
 
     Args:

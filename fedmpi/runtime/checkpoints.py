@@ -39,16 +39,22 @@ from fedmpi.config.resume_rules import comparable, depends_on_rounds, may_change
 from fedmpi.engine.faults.lost_ranks import Row, check
 from fedmpi.engine.faults.recovery import rejoin_sites
 from fedmpi.engine.federation import Federation
-from fedmpi.runtime.inspection.run_files import json_of
+from fedmpi.runtime.inspection.run_files import read_json_object
 from fedmpi.runtime.record import lock
-from fedmpi.runtime.record.atomic_files import CorruptFileError, read_tensors, serialize_tensors, sync, write
+from fedmpi.runtime.record.atomic_files import (
+    CorruptFileError,
+    read_tensors,
+    serialize_tensors,
+    sync_to_disk,
+    write_atomically,
+)
 from fedmpi.runtime.record.run_dir import RunDirectory
 
 IDENTITY = "identity.json"
 Key = tuple[int, int]  # client, and the round in which its row was made
 
 
-class Rows:
+class ClientStateFiles:
     """The files with the state rows of the clients (the engine's `StateStore`). With silos each site has a folder."""
 
     def __init__(self, folder: Path, sites: Sequence[str] | None = None) -> None:
@@ -63,7 +69,7 @@ class Rows:
     def put(self, client: int, t: int, row: Tensor) -> None:
         path = self.path(client, t)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write(path, serialize_tensors({"row": row}, {"client": client, "round": t}))
+        write_atomically(path, serialize_tensors({"row": row}, {"client": client, "round": t}))
         self.written.add((client, t))
 
     def get(self, client: int, t: int) -> Tensor:
@@ -101,7 +107,7 @@ class Rows:
 class Checkpoints:
     """The checkpoints of a run, as far as this rank writes them. The engine calls `save` after each round."""
 
-    def __init__(self, folder: Path, rows: Rows, every: int, keep: int) -> None:
+    def __init__(self, folder: Path, rows: ClientStateFiles, every: int, keep: int) -> None:
         self.folder, self.rows, self.every, self.keep = folder, rows, every, keep
         self.needed: dict[int, dict[int, int]] = {}  # round of a checkpoint -> client -> round that made its row
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -185,13 +191,13 @@ class Checkpoints:
         if server is not None:
             tensors, memory = server
             for path in self.folder.parent.glob("*.jsonl"):  # have rows of rounds before t, which a resume keeps
-                sync(path)
-            write(self.path(t), serialize_tensors(tensors, {"round": t, "memory": json.loads(memory)}))
+                sync_to_disk(path)
+            write_atomically(self.path(t), serialize_tensors(tensors, {"round": t, "memory": json.loads(memory)}))
         self.needed[t] = dict(trained)
 
 
 # ---- resuming: open the run directory ----
-def open_directory(
+def open_run_directory(
     settings: Settings, identity: Mapping[str, str], until_end: ExitStack
 ) -> tuple[RunDirectory, bool, list[str]]:
     """Open and lock the run directory (rank 0), a new one or that of a run to resume (checkpoint.resume).
@@ -208,34 +214,34 @@ def open_directory(
     """
     path, how = Path(settings.output) / settings.name, settings.checkpoint.resume
     place = settings.working_dir / path
-    if how != "never" and ((place / IDENTITY).is_file() or (place / lock.NAME).is_file()):
-        until_end.enter_context(lock.hold(place))
+    if how != "never" and ((place / IDENTITY).is_file() or (place / lock.LOCK_FILE).is_file()):
+        until_end.enter_context(lock.hold_lock(place))
         if (place / IDENTITY).is_file():
-            return RunDirectory(path, settings.working_dir), True, _accepted_changes(path, identity, settings)
+            return RunDirectory(path, settings.working_dir), True, _check_changes(path, identity, settings)
         if how == "auto":  # an earlier job ended before it wrote the identity file
             return RunDirectory(path, settings.working_dir), False, []
     if how == "must":
         raise UserError(f"checkpoint.resume is must, but {path} holds no run to go on with (no {IDENTITY})")
     directory = RunDirectory.create(settings.output, settings.name, settings.working_dir)
-    until_end.enter_context(lock.hold(directory.path))
+    until_end.enter_context(lock.hold_lock(directory.path))
     return directory, False, []
 
 
-def _accepted_changes(path: Path, identity: Mapping[str, str], settings: Settings) -> list[str]:
+def _check_changes(path: Path, identity: Mapping[str, str], settings: Settings) -> list[str]:
     """Return descriptions of the changes since the start of the run. Raises UserError unless they are accepted."""
     if settings.checkpoint.every == 0:
         raise UserError(
             f"checkpoint.every: 0 keeps nothing to go on from, and {path} holds a run to go on with; allowed there: 1 "
             "or more"
         )
-    recorded = json_of(settings.working_dir / path / IDENTITY)
+    recorded = read_json_object(settings.working_dir / path / IDENTITY)
     if recorded is None:
         raise UserError(f"{path / IDENTITY} cannot be read; start a new run under another name")
     now, before = comparable(identity), comparable(recorded)
     changed = [key for key in {**before, **now} if before.get(key) != now.get(key) and not may_change(key, settings)]
     if "data.silos" in changed:
-        _only_joined(path, before.get("data.silos", ""), now.get("data.silos", ""))
-    differences = [_difference(key, before, now, settings) for key in changed]
+        _check_sites_appended(path, before.get("data.silos", ""), now.get("data.silos", ""))
+    differences = [_describe_change(key, before, now, settings) for key in changed]
     if differences and settings.checkpoint.changes != "accept":
         raise UserError(
             f"{path} cannot go on as this experiment: {'; '.join(differences)}. Undo the change, or start a new run "
@@ -244,7 +250,7 @@ def _accepted_changes(path: Path, identity: Mapping[str, str], settings: Setting
     return differences
 
 
-def _only_joined(path: Path, before: str, now: str) -> None:
+def _check_sites_appended(path: Path, before: str, now: str) -> None:
     """Check that sites were only added at the end of data.silos.
 
     The list numbers the clients: if a site were removed, another one would get its number, and with it its state.
@@ -257,7 +263,7 @@ def _only_joined(path: Path, before: str, now: str) -> None:
         )
 
 
-def _difference(key: str, before: Mapping[str, str], now: Mapping[str, str], settings: Settings) -> str:
+def _describe_change(key: str, before: Mapping[str, str], now: Mapping[str, str], settings: Settings) -> str:
     if key.startswith("("):  # the values are digests, which a reader cannot interpret
         how = "changed" if key in before and key in now else "is new" if key in now else "is no longer used"
         copy = f" (as it was: plugins/{key[9:-1]} there)" if key.startswith("(plug-in ") else ""
@@ -268,7 +274,9 @@ def _difference(key: str, before: Mapping[str, str], now: Mapping[str, str], set
 
 
 # ---- resuming: restore a checkpoint ----
-def go_on(fed: Federation, checkpoints: Checkpoints, timeout_s: float, say: Callable[[str], None]) -> int:
+def restore_newest_checkpoint(
+    fed: Federation, checkpoints: Checkpoints, timeout_s: float, say: Callable[[str], None]
+) -> int:
     """Restore the newest complete checkpoint on all ranks, and return its round; -1 if there is none.
 
     Recorded rank failures in rounds after the next one are dropped, unless the run replays those of another run.
@@ -280,13 +288,13 @@ def go_on(fed: Federation, checkpoints: Checkpoints, timeout_s: float, say: Call
         UserError: The run has already completed more rounds than the settings ask for; or it has finished, but none of
             its checkpoints is complete.
     """
-    comm, proposals = fed.comm, _proposals(checkpoints, say) if fed.comm.rank == 0 else iter(())
+    comm, proposals = fed.comm, _iter_intact_checkpoints(checkpoints, say) if fed.comm.rank == 0 else iter(())
     losses, harm = fed.scheduler.lost_ranks, "not looked at"
     while harm:
         t, server, memory = next(proposals, (-1, {}, {}))
         t = int(comm.allgather_bytes(str(t).encode(), timeout_s)[0])
         fed.scheduler.lost_ranks = (losses if fed.config.replays_failures else losses.until(t + 1)).known(t + 1)
-        answers = comm.allgather_bytes(_harm(fed, checkpoints, t).encode()[:4000], timeout_s) if t >= 0 else []
+        answers = comm.allgather_bytes(_find_damage(fed, checkpoints, t).encode()[:4000], timeout_s) if t >= 0 else []
         harm = next((answer.decode() for answer in answers if answer), "")
         if harm:
             say(f"checkpoint of round {t}: {harm}; trying the one before")
@@ -302,7 +310,7 @@ def go_on(fed: Federation, checkpoints: Checkpoints, timeout_s: float, say: Call
     return t
 
 
-def _proposals(
+def _iter_intact_checkpoints(
     checkpoints: Checkpoints, say: Callable[[str], None]
 ) -> Iterator[tuple[int, dict[str, Tensor], dict[str, Any]]]:
     """Yield (round, server's tensors, rank 0's memory) of each checkpoint with an intact server file, newest first.
@@ -317,7 +325,9 @@ def _proposals(
             continue
         yield facts["round"], tensors, facts["memory"]
     run_dir = checkpoints.folder.parent
-    if str((json_of(run_dir / "summary.json") or {}).get("exit_reason")).startswith(("finished", "early_stopped")):
+    if str((read_json_object(run_dir / "summary.json") or {}).get("exit_reason")).startswith(
+        ("finished", "early_stopped")
+    ):
         raise UserError(
             f"{run_dir} is a run that has come to its end, and no checkpoint of it is whole: going on would begin at "
             "round 0 and write over its results. A new run (another name) can begin with its model, "
@@ -325,7 +335,7 @@ def _proposals(
         )
 
 
-def _harm(fed: Federation, checkpoints: Checkpoints, t: int) -> str:
+def _find_damage(fed: Federation, checkpoints: Checkpoints, t: int) -> str:
     """Return what is wrong with the rows of this rank's clients in the checkpoint of round t; "" if all are intact."""
     if not fed.trainer.messages.client_state.size:
         return ""
@@ -340,7 +350,7 @@ def _harm(fed: Federation, checkpoints: Checkpoints, t: int) -> str:
 
 
 # ---- resuming: rank failures of an earlier run ----
-def earlier_losses(settings: Settings, directory: RunDirectory) -> list[Row]:
+def load_rank_failures(settings: Settings, directory: RunDirectory) -> list[Row]:
     """Return the rank failures that a run starts with: those of the run it replays (faults.replay), or its own."""
     faults = settings.faults.replay
     if faults is None:

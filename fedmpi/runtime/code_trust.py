@@ -31,13 +31,13 @@ from fedmpi.common.user_code_errors import PACKAGE
 from fedmpi.config import loading
 from fedmpi.config.yaml_source import Document, read
 from fedmpi.runtime import introspection
-from fedmpi.runtime.inspection.run_files import json_of, no_run
+from fedmpi.runtime.inspection.run_files import not_a_run_error, read_json_object
 
 if TYPE_CHECKING:
     from fedmpi.runtime.record.run_dir import RunDirectory
 
 NO_LOGGERS = ("loggers=[]", "callbacks=[]")  # reading a finished run must not notify loggers and callbacks
-NAMED = {  # config keys that can name code, with the kind of component
+CODE_KEYS = {  # config keys that can name code, with the kind of component
     ("data", "source"): "datasets",
     ("data", "partition", "scheme"): "partitions",
     ("model", "name"): "models",
@@ -49,7 +49,7 @@ NAMED = {  # config keys that can name code, with the kind of component
 
 
 # ---- the settings of a run directory ----
-def run_settings(run_dir: Path, trust: bool, overrides: Sequence[str] = ()) -> config.Settings:
+def load_run_settings(run_dir: Path, trust: bool, overrides: Sequence[str] = ()) -> config.Settings:
     """Load the settings of a run directory, to read or use a finished run.
 
     If plug-in files were deleted or changed since the run, the settings name their copies in the run directory.
@@ -63,10 +63,10 @@ def run_settings(run_dir: Path, trust: bool, overrides: Sequence[str] = ()) -> c
     """
     path = run_dir / "config.yaml"
     if not path.is_file():
-        raise no_run(run_dir)
+        raise not_a_run_error(run_dir)
     given = ["init.from=null", *NO_LOGGERS, *overrides]  # the trained model is loaded later from the run directory
     if trust:
-        return _with_copies(run_dir, given)
+        return _load_with_plugin_copies(run_dir, given)
     tree = read(path).data
     how = "if it is yours, or you trust who made it: trust=True in Python, --trust on the command line"
     if "base" in tree:
@@ -74,18 +74,18 @@ def run_settings(run_dir: Path, trust: bool, overrides: Sequence[str] = ()) -> c
             f"{path} names other files (base), which the config of a run never does: it was changed. "
             f"They are not read; {how}"
         )
-    if names := foreign(tree):
+    if names := find_external_code(tree):
         named = ", ".join(f"{name} ({where})" for where, name in names.items())
         raise UserError(f"{run_dir} would run code that is not fedmpi's own: {named}. It was not run; {how}")
     return config.load(path, ["data.download=false", *given])
 
 
-def resumed_settings(run_dir: Path, overrides: Sequence[str]) -> config.Settings:
+def load_resume_settings(run_dir: Path, overrides: Sequence[str]) -> config.Settings:
     """Load the settings with which a trusted run is resumed. Plug-ins whose files were deleted are read from copies."""
-    return _with_copies(run_dir, overrides, changed=False)
+    return _load_with_plugin_copies(run_dir, overrides, changed=False)
 
 
-def replay_settings(
+def load_replay_settings(
     run_dir: Path, trust: bool, overrides: Sequence[str] = (), place: Sequence[str] | None = None
 ) -> config.Settings:
     """Load the settings for a replay of a run, which repeats its rank failures and starts from its initial weights.
@@ -102,10 +102,10 @@ def replay_settings(
         given.append(f"{key}={json.dumps(str(path)) if path.exists() else 'null'}")
     if place is None:
         place = [f"output={json.dumps(str(run_dir.parent))}", f"name={json.dumps(f'{run_dir.name}-replay')}"]
-    return run_settings(run_dir, trust, [*overrides, *given, *place])
+    return load_run_settings(run_dir, trust, [*overrides, *given, *place])
 
 
-def guard(trust: bool) -> AbstractContextManager[None]:
+def forbid_external_code(trust: bool) -> AbstractContextManager[None]:
     """Return a context in which loading code from outside fedmpi is an error, unless `trust` is true.
 
     This is a second protection, against code that `foreign` does not find in the config.
@@ -113,20 +113,23 @@ def guard(trust: bool) -> AbstractContextManager[None]:
     return nullcontext() if trust else registry.own_code_only()
 
 
-def foreign(tree: Any) -> dict[str, str]:
+def find_external_code(tree: Any) -> dict[str, str]:
     """Return a dict from config key to name, for each name of code outside fedmpi. tree: the parsed YAML."""
-    kinds = ((keys, text, NAMED.get(keys, "methods" if keys[:1] == ("method",) else "")) for keys, text in _texts(tree))
-    own = {kind: introspection.registry(kind) for kind in NAMED.values()}
+    kinds = (
+        (keys, text, CODE_KEYS.get(keys, "methods" if keys[:1] == ("method",) else ""))
+        for keys, text in _iter_texts(tree)
+    )
+    own = {kind: introspection.read_registry(kind) for kind in CODE_KEYS.values()}
     return {".".join(keys): text for keys, text, kind in kinds if kind and registry.is_foreign(text, own[kind])}
 
 
-def _texts(tree: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+def _iter_texts(tree: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield (keys, text) for every text in a tree of dicts and lists."""
     if isinstance(tree, str):
         yield keys, tree
     elif isinstance(tree, (dict, list)):
         for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
-            yield from _texts(value, (*keys, str(key)))
+            yield from _iter_texts(value, (*keys, str(key)))
 
 
 # ---- the files of a run's own code ----
@@ -151,7 +154,7 @@ def find_plugins(names: Iterable[str]) -> list[PluginFile]:
     return plugins
 
 
-def digests(plugins: Sequence[PluginFile]) -> dict[str, str]:
+def plugin_digests(plugins: Sequence[PluginFile]) -> dict[str, str]:
     """Return a dict of digests (short checksums) of plug-in files and of modules that they import.
 
     Ranks are compared by these digests, and a resumed run with its start; the paths of the files may differ.
@@ -165,7 +168,7 @@ def digests(plugins: Sequence[PluginFile]) -> dict[str, str]:
     return {key: hashlib.sha256(content).hexdigest()[:12] for key, content in contents.items()}
 
 
-def write_copies(directory: RunDirectory, plugins: Sequence[PluginFile]) -> list[dict[str, str]]:
+def copy_plugins(directory: RunDirectory, plugins: Sequence[PluginFile]) -> list[dict[str, str]]:
     """Copy plug-in files into plugins/ of a run directory, and return their entries for environment.json.
 
     If a copy with other content exists, from before a change was accepted (checkpoint.changes=accept), it is renamed.
@@ -175,13 +178,13 @@ def write_copies(directory: RunDirectory, plugins: Sequence[PluginFile]) -> list
         copy = f"plugins/{name}"
         before = directory.path / copy
         if before.exists() and before.read_bytes() != content:
-            before.rename(before.with_name(f"{before.stem}.{digest(before)[:8]}{before.suffix}"))
+            before.rename(before.with_name(f"{before.stem}.{file_sha256(before)[:8]}{before.suffix}"))
         directory.write(copy, content)
         rows.append({"copy": copy, "file": str(path), "sha256": hashlib.sha256(content).hexdigest()})
     return rows
 
 
-def _with_copies(run_dir: Path, overrides: Sequence[str], changed: bool = True) -> config.Settings:
+def _load_with_plugin_copies(run_dir: Path, overrides: Sequence[str], changed: bool = True) -> config.Settings:
     """Load the settings of a run directory, in which copies replace plug-ins `file.py:Name` whose files were deleted.
 
     Args:
@@ -190,15 +193,15 @@ def _with_copies(run_dir: Path, overrides: Sequence[str], changed: bool = True) 
     Raises:
         UserError: A copy that is needed is missing or was changed.
     """
-    path, copies, new_names = run_dir / "config.yaml", _copies(run_dir), dict[str, str]()
+    path, copies, new_names = run_dir / "config.yaml", _read_plugin_copies(run_dir), dict[str, str]()
     tree = loading.merge(Document(read(path).data), loading.command_line(overrides)).data
-    for name in filter(registry.is_file, foreign(tree).values()):
+    for name in filter(registry.is_file, find_external_code(tree).values()):
         place, _, attribute = name.rpartition(":")
         row, is_there = copies.get(os.path.realpath(place)), Path(place).is_file()
-        if row is None or (is_there and (not changed or digest(Path(place)) == row["sha256"])):
+        if row is None or (is_there and (not changed or file_sha256(Path(place)) == row["sha256"])):
             continue
         copy = run_dir.absolute() / row["copy"]
-        if not copy.is_file() or digest(copy) != row["sha256"]:
+        if not copy.is_file() or file_sha256(copy) != row["sha256"]:
             what = "has changed" if copy.is_file() else "is missing"
             raise UserError(
                 f"{copy} {what}: it is the copy of {row['file']} that this run was made with (SHA-256 "
@@ -210,13 +213,13 @@ def _with_copies(run_dir: Path, overrides: Sequence[str], changed: bool = True) 
     return config.load(path, overrides, new_names)
 
 
-def _copies(run_dir: Path) -> dict[str, dict[str, str]]:
+def _read_plugin_copies(run_dir: Path) -> dict[str, dict[str, str]]:
     """Return a dict from plug-in file to its entry in environment.json; {} if that file is damaged.
 
     Entries with copies outside plugins/ are left out, as the run directory may come from another person.
     """
     try:
-        rows = (json_of(run_dir / "environment.json") or {}).get("plugins") or []
+        rows = (read_json_object(run_dir / "environment.json") or {}).get("plugins") or []
         copies = [{key: str(row[key]) for key in ("copy", "file", "sha256")} for row in rows]
     except (KeyError, TypeError):
         return {}
@@ -224,6 +227,6 @@ def _copies(run_dir: Path) -> dict[str, dict[str, str]]:
     return {row["file"]: row for row in inside}
 
 
-def digest(path: Path) -> str:
+def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file's content, in hexadecimal."""
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -33,8 +33,13 @@ from fedmpi.models.net import Net
 from fedmpi.tasks import validation
 from fedmpi.tasks.survival import Survival
 
-ROBUST = ("krum", "geometric_median", "median", "trimmed_mean")  # rules that limit the influence of a single client
-FAULTS = ("on_bad_update", "on_client_error", "on_lost_rank")
+ROBUST_RULES = (
+    "krum",
+    "geometric_median",
+    "median",
+    "trimmed_mean",
+)  # rules that limit the influence of a single client
+FAULT_KEYS = ("on_bad_update", "on_client_error", "on_lost_rank")
 REMEDIES = {  # config key -> value that meets the requirement of a method
     "train.optim": "sgd",
     "train.clip_norm": "null",
@@ -72,7 +77,7 @@ def check_module(where: str, module: Any, made_by: Any) -> None:
 # ---- what the method needs ----
 def check_method(settings: Settings, method: Method, task: Any, net: Net, local_training: LocalTrainingConfig) -> None:
     """Check that model, task and settings meet all requirements of the method (`Method.needs`). Raises UserError."""
-    lacking = _lacking(settings, task, net, local_training)
+    lacking = _find_unmet_requirements(settings, task, net, local_training)
     for needed in sorted(method.needs):
         if reason := lacking.get(needed, "fedmpi.method has no such requirement"):
             key = str(reason).partition(" ")[0]
@@ -80,7 +85,9 @@ def check_method(settings: Settings, method: Method, task: Any, net: Net, local_
             raise UserError(f"method {settings.method.name} needs {needed}, but {reason}{remedy}")
 
 
-def _lacking(settings: Settings, task: Any, net: Net, local_training: LocalTrainingConfig) -> dict[str, Any]:
+def _find_unmet_requirements(
+    settings: Settings, task: Any, net: Net, local_training: LocalTrainingConfig
+) -> dict[str, Any]:
     """Return a dict from each requirement to the reason why it is not met, or to a false value if it is met."""
     train, server, model = settings.train, settings.server, settings.model.name
     beyond, smoothing = local_training.not_plain_sgd_reason(), settings.task.options.get("label_smoothing")
@@ -137,11 +144,11 @@ def check_cohort(settings: Settings, data: Federated) -> None:
     Raises:
         UserError: cohort.size is too large, or no client would train. If only some do not train there is a warning.
     """
-    size, train, idle = settings.cohort.size, settings.train, len(_idle_clients(settings, data))
+    size, train, idle = settings.cohort.size, settings.train, len(_find_idle_clients(settings, data))
     if size is not None and size > data.clients:
         raise UserError(
-            f"{_origin(settings, 'cohort.size')}cohort.size: {size} clients a round, but there are {data.clients}; set "
-            f"it to at most {data.clients}, or have more clients"
+            f"{_origin_prefix(settings, 'cohort.size')}cohort.size: {size} clients per round, but there are only "
+            f"{data.clients}; set it to at most {data.clients}, or use more clients"
         )
     if idle == data.clients:
         raise UserError(
@@ -156,12 +163,12 @@ def check_cohort(settings: Settings, data: Federated) -> None:
         )
 
 
-def _origin(settings: Settings, key: str) -> str:
+def _origin_prefix(settings: Settings, key: str) -> str:
     at = settings.origin(key)
     return f"{at}: " if at else ""
 
 
-def _idle_clients(settings: Settings, data: Federated) -> list[int]:
+def _find_idle_clients(settings: Settings, data: Federated) -> list[int]:
     """Return the clients that make no step because they have fewer samples than one batch (train.drop_last)."""
     size = settings.train.batch_size
     if not settings.train.drop_last or size == "full":
@@ -170,7 +177,7 @@ def _idle_clients(settings: Settings, data: Federated) -> list[int]:
     return clients
 
 
-def best_model_choice(settings: Settings, task: Any, data: Federated) -> SelectionCriterion:
+def make_selection_criterion(settings: Settings, task: Any, data: Federated) -> SelectionCriterion:
     """Return the criterion for selecting the best model (evaluate.best), with its metric and direction.
 
     Raises:
@@ -180,7 +187,7 @@ def best_model_choice(settings: Settings, task: Any, data: Federated) -> Selecti
     assert best.metric is not None
     if best.metric not in names:
         raise UserError(
-            f"{_origin(settings, 'evaluate.best.metric')}evaluate.best.metric: task {settings.task.name} has no "
+            f"{_origin_prefix(settings, 'evaluate.best.metric')}evaluate.best.metric: task {settings.task.name} has no "
             f"{best.metric!r}; {nearest(best.metric, names)}"
         )
     if not data.validation_sizes.any():
@@ -205,7 +212,7 @@ def check_uploads(settings: Settings, data: Federated, messages: Messages) -> No
     large = [key for key, slot in sends.items() if messages.large(slot)]
     no_changes = form is not None and form.changes_only and large and not any(is_change(k, sends[k]) for k in large)
     refusals = [
-        settings.server.reduce == "local" and _no_sums_reason(settings, messages),
+        settings.server.reduce == "local" and _reason_against_local_sums(settings, messages),
         settings.server.placement == "sharded"
         and form is not None
         and f"comm.compression: {wire_name} is for uploads to one rank, and server.placement: sharded shares them out; "
@@ -223,9 +230,9 @@ def check_uploads(settings: Settings, data: Federated, messages: Messages) -> No
     ]
     if reason := next(filter(None, refusals), None):
         raise UserError(str(reason))
-    if rule.name in ROBUST:
+    if rule.name in ROBUST_RULES:
         members = scheduler.cohort_size(data.clients, settings.cohort.fraction, settings.cohort.size)
-        check_robust_rule(rule.name, rule.options, members, _idle_clients(settings, data))
+        check_robust_rule(rule.name, rule.options, members, _find_idle_clients(settings, data))
     if (first.groups != Travel().groups or first.but) and messages.shared.whole:
         warnings.warn(f"method {name} keeps parts with the client, but all of model {model} travels", stacklevel=2)
     if name != "local" and not messages.shared.size and {*sends} <= {"dw"}:
@@ -236,12 +243,12 @@ def check_uploads(settings: Settings, data: Federated, messages: Messages) -> No
         )
 
 
-def _no_sums_reason(settings: Settings, messages: Messages) -> str:
+def _reason_against_local_sums(settings: Settings, messages: Messages) -> str:
     """Return an error text if the experiment cannot use server.reduce: local, as it needs single uploads; else ""."""
     faults, method, means = settings.faults, settings.method.name, means_of(messages.method) or {}
     uploads = {messages.upload(t).packing for t in range(max(settings.rounds, 1))}
     single = sorted({name for packing in uploads for name in ChunkPlan(packing).large} - {*means, "_b"})
-    drops = [f"faults.{key}: {value}" for key in FAULTS if (value := getattr(faults, key)) != "abort"]
+    drops = [f"faults.{key}: {value}" for key in FAULT_KEYS if (value := getattr(faults, key)) != "abort"]
     reasons = [
         not means
         and f"method {method} looks at single uploads (one of your own whose aggregate reads updates.mean alone says "
@@ -306,7 +313,7 @@ def _check_analysis(settings: Settings, task: Any, net: Net, data: Federated, me
     if not messages.shared.whole:
         method = settings.method.name
         raise UserError(f"{named} compares global and local models, and with method {method} clients keep parts")
-    for key in FAULTS:
+    for key in FAULT_KEYS:
         if (value := getattr(settings.faults, key)) != "abort":
             raise UserError(f"{named} needs all clients of a round: set faults.{key}: abort, not {value}")
     classification = getattr(task, "classification", False)

@@ -11,12 +11,12 @@ from fedmpi.comm import Job
 from fedmpi.common.errors import UserError
 from fedmpi.config import Settings, resources
 
-KEPT_BYTES = 2**30  # limit on a block of freed memory that the process keeps, and on all of them together
+MALLOC_LIMIT_BYTES = 2**30  # limit on a block of freed memory that the process keeps, and on all of them together
 MALLOPT_TRIM_THRESHOLD, MALLOPT_MMAP_THRESHOLD = -1, -3  # malloc.h
 MALLOC_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES")
 
 
-def pick_device(settings: Settings, job: Job) -> torch.device:
+def choose_device(settings: Settings, job: Job) -> torch.device:
     """Return the device on which this rank computes (compute.device). GPUs are assigned by local rank.
 
     Raises:
@@ -33,11 +33,11 @@ def pick_device(settings: Settings, job: Job) -> torch.device:
     trains = job.size == 1 or job.rank > 0 or settings.server.trains_clients
     if wanted == "cuda" and trains:
         remedy = "use auto or cpu" if job.rank or job.size == 1 else "use auto or cpu, or server.trains_clients: false"
-        raise UserError(f"compute.device is cuda, but {why_no_gpu(job.host)}; {remedy}")
+        raise UserError(f"compute.device is cuda, but {explain_missing_gpu(job.host)}; {remedy}")
     return torch.device("cpu")
 
 
-def why_no_gpu(host: str) -> str:
+def explain_missing_gpu(host: str) -> str:
     """Return why this process on `host` has no usable GPU, with the error message of CUDA if there is one."""
     if torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
         return (
@@ -52,7 +52,7 @@ def why_no_gpu(host: str) -> str:
     return f"host {host} has no usable GPU{reason}"
 
 
-def set_numerics(settings: Settings) -> None:
+def configure_numerics(settings: Settings) -> None:
     """Set number of threads, TF32, and deterministic kernels as configured, and let the process keep freed memory.
 
     Raises UserError if compute.threads exceeds the cores that this process may use.
@@ -80,4 +80,4 @@ def keep_freed_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None and not any(name in os.environ for name in MALLOC_VARIABLES):
         for parameter in (MALLOPT_MMAP_THRESHOLD, MALLOPT_TRIM_THRESHOLD):
-            mallopt(parameter, KEPT_BYTES)
+            mallopt(parameter, MALLOC_LIMIT_BYTES)

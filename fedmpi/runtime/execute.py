@@ -34,20 +34,22 @@ from fedmpi.engine.faults.lost_ranks import LostRanks
 from fedmpi.engine.federation import Federation
 from fedmpi.runtime import build, build_data, checkpoints, code_trust, memory, rank_agreement
 from fedmpi.runtime.build import Experiment
-from fedmpi.runtime.checkpoints import Checkpoints, Rows
-from fedmpi.runtime.device import pick_device, set_numerics
+from fedmpi.runtime.checkpoints import Checkpoints, ClientStateFiles
+from fedmpi.runtime.device import choose_device, configure_numerics
 from fedmpi.runtime.record import atomic_files, console_text
 from fedmpi.runtime.record.data_files import write_own_preprocessing
 from fedmpi.runtime.record.loggers import make_loggers
-from fedmpi.runtime.record.metadata import describe_environment, resolve
+from fedmpi.runtime.record.metadata import describe_environment, resolve_settings
 from fedmpi.runtime.record.recorder import RankRecorder, Recorder
 from fedmpi.runtime.record.run_dir import TimelineFile
 
-OUTCOME = "FEDMPI_OUTCOME"  # variable with the path of a file for rank 0's exit code and the number of rounds done
+OUTCOME_FILE_VARIABLE = (
+    "FEDMPI_OUTCOME"  # variable with the path of a file for rank 0's exit code and the number of rounds done
+)
 Summary = dict[str, Any]
 
 
-def execute(
+def execute_run(
     settings: Settings,
     command: CommandProcess | None = None,
     after: Callable[[Settings, Summary], object] = lambda settings, summary: None,
@@ -93,9 +95,9 @@ def execute(
             # The signal handlers stay: the launcher also sees a dead rank, and must not end rank 0 before it reports.
             if isinstance(error, RankTimeoutError):
                 error = error.blame(error_reporter.find_root_cause(error.peers))
-            error_reporter.fail(*_explained(error), reacts=isinstance(error, ConnectionLostError))
+            error_reporter.fail(*_error_text_and_code(error), reacts=isinstance(error, ConnectionLostError))
         with suppress(Exception):  # the cause is reported even if the run directory cannot be closed
-            recorder.close_failed(reason(_explained(error)[0]))
+            recorder.close_failed(reason(_error_text_and_code(error)[0]))
         known = known_fix(error)
         if known is None:
             raise
@@ -123,48 +125,48 @@ def _run(
     """
     # Objects are built before the ranks connect, so that errors are found before any rank waits for another. Silos are
     # opened later, when this rank knows which of them it owns.
-    set_numerics(settings)
-    device, experiment, digests = pick_device(settings, job), None, rank_agreement.code_digests()
+    configure_numerics(settings)
+    device, experiment, digests = choose_device(settings, job), None, rank_agreement.code_digests()
     if settings.data.silos:
         build.make_method(settings)
     else:
-        data = build_data.partitioned(settings)
+        data = build_data.build_partitioned_data(settings)
         if job.size > 1 or settings.checkpoint.every:  # otherwise they are not compared
             digests |= rank_agreement.data_digests(data)
-        experiment = build.experiment(settings, data, device)
+        experiment = build.make_experiment(settings, data, device)
 
     comm = connect(job, settings.comm.backend, device, timeouts, error_reporter, settings.comm.interface)
     stop.listen()
     stop.exit_if_alone(None)
     if settings.data.silos and settings.data.audit and comm.rank:
         comm.audit = Audit()
-    written = resolve(settings)
+    written = resolve_settings(settings)
     # Settings are compared with all defaults filled in: rank 0 may resume from the config.yaml of the run directory,
     # the others from the user's file, which leaves defaults out.
-    items = {key: rank_agreement.digest(text) for key, text in comparable(written.digest_items()).items()}
-    rank_agreement.agree(comm, items, settings.comm.start_timeout_s)
+    items = {key: rank_agreement.short_digest(text) for key, text in comparable(written.digest_items()).items()}
+    rank_agreement.check_agreement(comm, items, settings.comm.start_timeout_s)
     if experiment is None:
-        experiment = build.experiment(settings, build_data.siloed(settings, comm), device)
-    ranks = exchange_facts(experiment, job, comm, device)
-    own_code = code_trust.find_plugins(code_trust.foreign(settings.model_dump(mode="json")).values())
+        experiment = build.make_experiment(settings, build_data.build_silo_data(settings, comm), device)
+    ranks = exchange_rank_info(experiment, job, comm, device)
+    own_code = code_trust.find_plugins(code_trust.find_external_code(settings.model_dump(mode="json")).values())
     digests |= rank_agreement.model_digests(experiment.model, experiment.initial)
-    digests |= code_trust.digests(own_code) if own_code else {}
-    rank_agreement.agree(comm, digests, settings.comm.start_timeout_s)
+    digests |= code_trust.plugin_digests(own_code) if own_code else {}
+    rank_agreement.check_agreement(comm, digests, settings.comm.start_timeout_s)
 
     no_regroup = next((each["no_regroup"] for each in ranks if each["no_regroup"]), "")
     is_resumed, changes, identity, environment = False, list[str](), written.identity() | digests, Summary()
     if isinstance(recorder, Recorder):  # rank 0
         loggers = make_loggers(settings) if settings.loggers or settings.callbacks else None
-        directory, is_resumed, changes = checkpoints.open_directory(settings, identity, until_end)
+        directory, is_resumed, changes = checkpoints.open_run_directory(settings, identity, until_end)
         backend = type(comm).__name__.lower()
         environment = describe_environment(job.launcher, backend, ranks, settings.compute.threads)
-        recorder.open(directory, experiment, stop, loggers, console_text.headlines(experiment, job, backend, ranks))
+        recorder.open(directory, experiment, stop, loggers, console_text.describe_run(experiment, job, backend, ranks))
         if not is_resumed:  # a resumed run is described below, when it is known that it can be resumed
             recorder.describe(identity, environment, own_code)
         if settings.faults.on_lost_rank != "abort" and job.size > 1 and no_regroup:
             warnings.warn(f"faults.on_lost_rank: a rank that is lost ends this run: {no_regroup}", stacklevel=2)
-    fed = build.federation(experiment, comm, stop, recorder, not no_regroup)
-    after = _restore(experiment, fed, recorder, is_resumed)
+    fed = build.make_federation(experiment, comm, stop, recorder, not no_regroup)
+    after = _set_up_files_and_restore(experiment, fed, recorder, is_resumed)
     if isinstance(recorder, Recorder):
         if is_resumed:
             for change in changes:  # before anything else is written, as later rows depend on the change
@@ -172,17 +174,19 @@ def _run(
             if changes:
                 recorder.append("accepted_changes.jsonl", {"round": after + 1, "changes": changes})
             recorder.describe(identity, environment, own_code)
-            _resume_records(settings, recorder, fed, after)
+            _truncate_records(settings, recorder, fed, after)
         recorder.begin(fed, max(after, 0), is_resumed)
 
     why_ended = fed.run()
     if not isinstance(recorder, Recorder):
         return comm, {}, 0
     rounds_before = after + 1 if is_resumed else 0
-    return comm, *_finish(recorder, fed, why_ended, rounds_before, job)
+    return comm, *_close_run(recorder, fed, why_ended, rounds_before, job)
 
 
-def exchange_facts(experiment: Experiment, job: Job, comm: Communicator, device: torch.device) -> list[dict[str, Any]]:
+def exchange_rank_info(
+    experiment: Experiment, job: Job, comm: Communicator, device: torch.device
+) -> list[dict[str, Any]]:
     """Exchange with all ranks where each of them computes, and check that the job has enough memory.
 
     Memory is checked here because it is now known which ranks share a host or a GPU, and where uploads are gathered.
@@ -199,15 +203,15 @@ def exchange_facts(experiment: Experiment, job: Job, comm: Communicator, device:
         name, gpu = torch.cuda.get_device_name(device), gpu_uuid(device)
         facts |= {"device": name, "gpu": gpu}
     gathers_on_gpu = comm.device.type == "cuda"
-    needs = memory.memory_needs(experiment, comm.size, gathers_on_gpu)
-    payload = json.dumps({**facts, "needs": needs, "free": memory.free(device)}).encode()
+    needs = memory.estimate_memory(experiment, comm.size, gathers_on_gpu)
+    payload = json.dumps({**facts, "needs": needs, "free": memory.measure_free_bytes(device)}).encode()
     answers = [json.loads(text) for text in comm.allgather_bytes(payload, settings.comm.start_timeout_s)]
     comm.hosts = dict(enumerate(each["host"] for each in answers))
-    memory.check(dict(enumerate(answers)), build_data.training_ranks(settings, comm.size), gathers_on_gpu)
+    memory.check_memory(dict(enumerate(answers)), build_data.training_ranks(settings, comm.size), gathers_on_gpu)
     return [{key: value for key, value in each.items() if key not in ("needs", "free")} for each in answers]
 
 
-def _restore(experiment: Experiment, fed: Federation, recorder: RankRecorder, is_resumed: bool) -> int:
+def _set_up_files_and_restore(experiment: Experiment, fed: Federation, recorder: RankRecorder, is_resumed: bool) -> int:
     """Set up this rank's files of the run, and restore the newest complete checkpoint if the run is resumed.
 
     Returns:
@@ -218,7 +222,7 @@ def _restore(experiment: Experiment, fed: Federation, recorder: RankRecorder, is
     directory, own_facts = recorder.directory if isinstance(recorder, Recorder) else None, dict[str, Any]()
     if directory is not None:
         own_facts = {"job": round(time.time(), 3), "name": directory.path.name, "going_on": is_resumed}
-        own_facts |= {"losses": checkpoints.earlier_losses(settings, directory)}
+        own_facts |= {"losses": checkpoints.load_rank_failures(settings, directory)}
     start = comm.broadcast_json(own_facts)
     fed.scheduler.lost_ranks = LostRanks(start["losses"])
     there = settings.working_dir / settings.output / start["name"]
@@ -244,7 +248,7 @@ def _restore(experiment: Experiment, fed: Federation, recorder: RankRecorder, is
         if comm.rank == 0:
             warnings.warn(f"checkpoint: {where}; this run cannot be gone on with", stacklevel=2)
         return -1
-    rows = Rows(path / "state", silos)
+    rows = ClientStateFiles(path / "state", silos)
     if comm.rank == 0:
         (path / "checkpoints").mkdir(exist_ok=True)
     recorder.checkpoints = Checkpoints(path / "checkpoints", rows, checkpoint.every, checkpoint.keep)
@@ -252,10 +256,10 @@ def _restore(experiment: Experiment, fed: Federation, recorder: RankRecorder, is
         fed.states.store, fed.states.max_in_memory = rows, experiment.max_states_in_memory or experiment.data.clients
     if not start["going_on"]:
         return -1
-    return checkpoints.go_on(fed, recorder.checkpoints, timeout_s, recorder.say)
+    return checkpoints.restore_newest_checkpoint(fed, recorder.checkpoints, timeout_s, recorder.say)
 
 
-def _resume_records(settings: Settings, recorder: Recorder, fed: Federation, after: int) -> None:
+def _truncate_records(settings: Settings, recorder: Recorder, fed: Federation, after: int) -> None:
     """Truncate the files of the run directory to the state after round `after`, from which the run resumes (rank 0)."""
     directory, best = recorder.directory, fed.server.best if fed.server else None
     over = after + 1 >= settings.rounds or (best is not None and best.should_stop())
@@ -264,10 +268,10 @@ def _resume_records(settings: Settings, recorder: Recorder, fed: Federation, aft
         recorder.save_best_model(best)
     if fed.scheduler.lost_ranks.rows or (directory.path / "faults.jsonl").exists():
         directory.write_rows("faults.jsonl", fed.scheduler.lost_ranks.rows)
-    recorder.say(console_text.resume_line(after, settings.rounds, rows_before))
+    recorder.say(console_text.format_resume(after, settings.rounds, rows_before))
 
 
-def _finish(
+def _close_run(
     recorder: Recorder, fed: Federation, reason: str, rounds_before: int, job: Job
 ) -> tuple[dict[str, Any], int]:
     """Close the run directory (rank 0), and return the summary and the exit code.
@@ -280,15 +284,15 @@ def _finish(
     # Another rank may have received the signal; this rank then has no number, and SIGTERM is assumed.
     stopped = 128 + (recorder.stop.signal or signal.SIGTERM) if recorder.checkpoints is None else RESTART_LATER
     code = {"finished": 0, "early_stopped": 0, "diverged": 1}.get(reason, stopped)
-    if os.environ.get(OUTCOME):
+    if os.environ.get(OUTCOME_FILE_VARIABLE):
         rounds = len(recorder.directory.rows("metrics.jsonl")) - rounds_before
         with suppress(OSError):  # the reader of the file can fall back to the launcher's exit code
-            atomic_files.write(Path(os.environ[OUTCOME]), f"{code} {rounds}\n".encode())
+            atomic_files.write_atomically(Path(os.environ[OUTCOME_FILE_VARIABLE]), f"{code} {rounds}\n".encode())
             code = 0 if job.launcher == "torchrun" else code  # torchrun would turn it into 1 and print a traceback
     return {**result, "directory": str(recorder.directory.shown)}, code
 
 
-def _explained(error: Exception) -> tuple[str, int]:
+def _error_text_and_code(error: Exception) -> tuple[str, int]:
     """Return the message that is printed for an error, and the exit code of the job."""
     known = known_fix(error)
     if known is None and not isinstance(error, UserError | Lost):

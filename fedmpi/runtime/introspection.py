@@ -17,7 +17,7 @@ from fedmpi.common import options
 from fedmpi.common.registry import load
 from fedmpi.common.type_descriptions import describe_type, describe_value
 
-KINDS = {
+KIND_MODULES = {
     "methods": "fedmpi.methods",
     "models": "fedmpi.models",
     "datasets": "fedmpi.data.sources",
@@ -31,7 +31,7 @@ _ROOT = Path(__file__).parents[1]
 
 
 @dataclasses.dataclass(frozen=True)
-class Option:
+class OptionDescription:
     name: str
     type: str  # the type with its bounds, in words
     default: str  # "required" if there is none
@@ -39,31 +39,31 @@ class Option:
 
 
 @dataclasses.dataclass(frozen=True)
-class Description:
+class ComponentDescription:
     kind: str  # a key of KINDS
     name: str
     text: str  # the docstring of a method's module, or of another component's function or class
-    options: tuple[Option, ...]
+    options: tuple[OptionDescription, ...]
 
 
-def summaries(kind: str) -> dict[str, str]:
+def list_summaries(kind: str) -> dict[str, str]:
     """Return a dict from name to first line of the docstring, for all components of a kind (a key of `KINDS`).
 
     For a method it is the first paragraph of its module's docstring, which has the reference to the paper.
     """
     listed = {}
-    for name, target in registry(kind).items():
+    for name, target in read_registry(kind).items():
         module, _, attribute = target.partition(":")
-        source = tree(module)
+        source = parse_module(module)
         node = source if kind == "methods" else next(n for n in source.body if getattr(n, "name", None) == attribute)
         text = ast.get_docstring(node) or ""  # type: ignore[arg-type]
         listed[name] = " ".join(text.partition("\n\n" if kind == "methods" else "\n")[0].split())
     return listed
 
 
-def registry(kind: str) -> dict[str, str]:
+def read_registry(kind: str) -> dict[str, str]:
     """Return the registry of a kind, name -> "package.module:Name", parsed from its assignment `registry = ...`."""
-    for statement in tree(KINDS[kind]).body:
+    for statement in parse_module(KIND_MODULES[kind]).body:
         targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
         if any(isinstance(target, ast.Name) and target.id == "registry" for target in targets):
             entries: dict[str, str] = ast.literal_eval(statement.value)  # type: ignore[attr-defined]
@@ -71,21 +71,21 @@ def registry(kind: str) -> dict[str, str]:
     raise AssertionError("every module of KINDS has a registry")  # a test reads all of them
 
 
-def tree(module: str) -> ast.Module:
+def parse_module(module: str) -> ast.Module:
     """Return the syntax tree of a module of fedmpi, without importing it."""
     path = _ROOT.joinpath(*module.split(".")[1:])
     source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     return ast.parse(source.read_text(encoding="utf-8"), str(source))
 
 
-def described(name: str) -> list[Description]:
+def find_descriptions(name: str) -> list[ComponentDescription]:
     """Return the descriptions of all components with this name, at most one of each kind."""
-    return [description(kind, name) for kind in KINDS if name in registry(kind)]
+    return [describe_component(kind, name) for kind in KIND_MODULES if name in read_registry(kind)]
 
 
-def description(kind: str, name: str) -> Description:
+def describe_component(kind: str, name: str) -> ComponentDescription:
     """Return the description of one component with its options. This imports the component, and torch."""
-    module = importlib.import_module(KINDS[kind])
+    module = importlib.import_module(KIND_MODULES[kind])
     target = load(name, module.registry, kind)
     text = inspect.cleandoc((sys.modules[target.__module__] if kind == "methods" else target).__doc__ or "")
     supplied = (*module.KIND.supplied, *(("download",) if kind == "datasets" else ()))  # data.download, not an option
@@ -94,15 +94,15 @@ def description(kind: str, name: str) -> Description:
         documented = {each.name: (each.default, each.metadata.get("doc", "")) for each in dataclasses.fields(target)}
     else:
         about, parameters = inspect.cleandoc(target.__doc__ or ""), inspect.signature(target).parameters
-        documented = {key: (each.default, _meaning(about, key)) for key, each in parameters.items()}
+        documented = {key: (each.default, _describe_parameter(about, key)) for key, each in parameters.items()}
     described_options = []
     for key, hint in hints.items():
         default = "required" if key in required else describe_value(documented[key][0])
-        described_options.append(Option(key, describe_type(hint), default, documented[key][1]))
-    return Description(kind, name, text, tuple(described_options))
+        described_options.append(OptionDescription(key, describe_type(hint), default, documented[key][1]))
+    return ComponentDescription(kind, name, text, tuple(described_options))
 
 
-def _meaning(text: str, name: str) -> str:
+def _describe_parameter(text: str, name: str) -> str:
     """Return the part of a docstring on a parameter: the text after `name:`, else the first sentence that names it."""
     plain = re.sub(r"\s+", " ", text)
     own = re.search(rf"(?:^|[.;:,)] ){name}: (.+?)(?=\. |[;.] \w+: |\.?$)", plain)

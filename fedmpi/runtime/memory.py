@@ -20,10 +20,10 @@ from fedmpi.runtime.build_data import training_ranks
 if TYPE_CHECKING:
     from fedmpi.runtime.build import Experiment
 
-ROOT, TRAINER, STATE = "rank 0", "a training rank", "of which client state"
+RANK_0, TRAINING_RANK, CLIENT_STATE = "rank 0", "a training rank", "of which client state"
 
 
-def memory_needs(experiment: Experiment, size: int, gathers_on_gpu: bool) -> dict[str, int]:
+def estimate_memory(experiment: Experiment, size: int, gathers_on_gpu: bool) -> dict[str, int]:
     """Return the bytes of memory that models, messages and state need on each rank.
 
     Args:
@@ -38,18 +38,21 @@ def memory_needs(experiment: Experiment, size: int, gathers_on_gpu: bool) -> dic
     if messages.wire:  # the encoded bytes are in memory together with the numbers
         upload += max(messages.upload(t).size for t in range(max(s.rounds, 1)))
     announcement = messages.announcement().packing.size
-    states = _client_states(experiment, size) * messages.client_state.size
-    root_rows, trainer_rows = upload_rows(experiment, size)
+    states = _max_client_states(experiment, size) * messages.client_state.size
+    root_rows, trainer_rows = count_upload_rows(experiment, size)
     server_models = 3 + (s.evaluate.best.metric is not None)
     client_models = 6 + 3 * (experiment.pack if experiment.pack > 1 else 0)
     server = root_rows * upload + announcement + server_models * model + messages.server_state.size
     trainer = trainer_rows * upload + announcement + client_models * model + states
     scratch = linear.scratch_bytes(round(root_rows), messages.largest_upload(), gathers_on_gpu)
-    needs = {part: int(experiment.itemsize * n) for part, n in ((ROOT, server), (TRAINER, trainer), (STATE, states))}
-    return needs | {ROOT: needs[ROOT] + scratch}
+    needs = {
+        part: int(experiment.itemsize * n)
+        for part, n in ((RANK_0, server), (TRAINING_RANK, trainer), (CLIENT_STATE, states))
+    }
+    return needs | {RANK_0: needs[RANK_0] + scratch}
 
 
-def _client_states(experiment: Experiment, size: int) -> int:
+def _max_client_states(experiment: Experiment, size: int) -> int:
     """Return the largest number of client states on a training rank: of clients that can be drawn or are evaluated."""
     s, clients, cohort = experiment.settings, experiment.data.clients, experiment.cohort_size
     evaluated = {*s.evaluate.protocol} - SERVERS or s.evaluate.best.metric is not None
@@ -61,9 +64,9 @@ def _client_states(experiment: Experiment, size: int) -> int:
     return twice + (own if limit is None else min(own, max(limit, twice)))
 
 
-def upload_rows(experiment: Experiment, size: int) -> tuple[float, float]:
+def count_upload_rows(experiment: Experiment, size: int) -> tuple[float, float]:
     """Return the number of upload rows in memory on rank 0 and on a training rank, in a job of `size` ranks."""
-    way, cohort = upload_way(experiment, size), experiment.cohort_size
+    way, cohort = choose_gather_mode(experiment, size), experiment.cohort_size
     if way == "reduced":  # one row, and sums with 64 bits per number
         sums = sum(map(len, (means_of(experiment.method) or {}).values()))
         return (2 * (1 + 2 * max(sums, 1)),) * 2
@@ -76,7 +79,7 @@ def upload_rows(experiment: Experiment, size: int) -> tuple[float, float]:
     return 2 if way == "streamed" else cohort, unsent
 
 
-def upload_way(experiment: Experiment, size: int) -> str:
+def choose_gather_mode(experiment: Experiment, size: int) -> str:
     """Return how uploads are gathered in a job of `size` ranks: "whole", "streamed", "sharded" or "reduced".
 
     engine/transport describes the four ways.
@@ -91,7 +94,7 @@ def upload_way(experiment: Experiment, size: int) -> str:
     return "whole"
 
 
-def check_job(experiment: Experiment, job: Job) -> dict[str, int]:
+def check_host_memory(experiment: Experiment, job: Job) -> dict[str, int]:
     """Check that this host has enough memory for its ranks, before they connect, and return `memory_needs`.
 
     Raises:
@@ -100,21 +103,25 @@ def check_job(experiment: Experiment, job: Job) -> dict[str, int]:
     gpus = 0 if experiment.settings.compute.device == "cpu" else torch.cuda.device_count()
     nccl = experiment.settings.comm.backend in ("auto", "nccl") and gpus >= job.local_size
     gathers_on_gpu = bool(gpus) if job.size == 1 else nccl
-    needs, ranks = memory_needs(experiment, job.size, gathers_on_gpu), dict[int, dict[str, Any]]()
+    needs, ranks = estimate_memory(experiment, job.size, gathers_on_gpu), dict[int, dict[str, Any]]()
     for local_rank in range(job.local_size):
         device = torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")
         place = {"host": job.host, "gpu": str(device) if gpus else ""}
-        ranks[max(job.rank - job.local_rank, 0) + local_rank] = {**place, "needs": needs, "free": free(device)}
-    check(ranks, training_ranks(experiment.settings, job.size), gathers_on_gpu)
+        ranks[max(job.rank - job.local_rank, 0) + local_rank] = {
+            **place,
+            "needs": needs,
+            "free": measure_free_bytes(device),
+        }
+    check_memory(ranks, training_ranks(experiment.settings, job.size), gathers_on_gpu)
     return needs
 
 
-def free(device: torch.device) -> dict[str, int | None]:
+def measure_free_bytes(device: torch.device) -> dict[str, int | None]:
     """Return the free bytes of this host ("host") and of the device if it is a GPU ("gpu"); None for unknown values."""
     return {"host": available_bytes(), "gpu": torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None}
 
 
-def check(ranks: Mapping[int, Mapping[str, Any]], trains: Collection[int], gathers_on_gpu: bool) -> None:
+def check_memory(ranks: Mapping[int, Mapping[str, Any]], trains: Collection[int], gathers_on_gpu: bool) -> None:
     """Check that each host and each GPU has enough memory for the ranks that use it.
 
     The result depends on the arguments only, so that all ranks come to the same one.
@@ -132,15 +139,15 @@ def check(ranks: Mapping[int, Mapping[str, Any]], trains: Collection[int], gathe
     places: dict[tuple[str, str], list[tuple[str, int, int | None]]] = {}
     for rank, facts in ranks.items():
         gpu = facts["gpu"]
-        parts = [(ROOT, gpu if gathers_on_gpu else "")] * (rank == 0) + [(TRAINER, gpu)] * (rank in trains)
+        parts = [(RANK_0, gpu if gathers_on_gpu else "")] * (rank == 0) + [(TRAINING_RANK, gpu)] * (rank in trains)
         for who, where in parts:
             has = facts["free"]["gpu" if where else "host"]
             places.setdefault((facts["host"], where), []).append((who, facts["needs"][who], has))
     for (host, gpu), those in places.items():
         needed, has = sum(n for _, n, _ in those), min((n for *_, n in those if n is not None), default=None)
         if has is not None and needed > has:
-            trainers = sum(who == TRAINER for who, *_ in those)
-            named = [ROOT] if those[0][0] == ROOT else []
+            trainers = sum(who == TRAINING_RANK for who, *_ in those)
+            named = [RANK_0] if those[0][0] == RANK_0 else []
             named += [count(trainers, "training rank")] if trainers else []
             raise UserError(
                 f"memory: {' and '.join(named)} on {f'GPU {gpu} of ' if gpu else ''}host {host} "

@@ -23,13 +23,13 @@ from fedmpi.data.lazy_images import Pictures
 from fedmpi.data.streaming import Stream
 from fedmpi.data.transforms.base import Operation
 from fedmpi.flat.model import FlatModel
-from fedmpi.runtime.record.saved_model import Initial
+from fedmpi.runtime.record.saved_model import InitialWeights
 
-PIECE = 1 << 20  # bytes hashed at a time
-SHORT = 6  # bytes of SHA-256 per item: 60 items with their names fit into one allgather_bytes
+CHUNK_BYTES = 1 << 20  # bytes hashed at a time
+DIGEST_BYTES = 6  # bytes of SHA-256 per item: 60 items with their names fit into one allgather_bytes
 
 
-def digest(*parts: str | bytes | Iterable[bytes]) -> str:
+def short_digest(*parts: str | bytes | Iterable[bytes]) -> str:
     """Return the first SHORT bytes of the SHA-256 over all parts, in hexadecimal.
 
     A part can be an iterable of pieces, which are not in memory at the same time.
@@ -38,7 +38,7 @@ def digest(*parts: str | bytes | Iterable[bytes]) -> str:
     for part in parts:
         for piece in [part.encode()] if isinstance(part, str) else [part] if isinstance(part, bytes) else part:
             sha256.update(piece)
-    return sha256.hexdigest()[: 2 * SHORT]
+    return sha256.hexdigest()[: 2 * DIGEST_BYTES]
 
 
 def code_digests() -> dict[str, str]:
@@ -47,7 +47,7 @@ def code_digests() -> dict[str, str]:
     own = [
         part for path in sorted(package.rglob("*.py")) for part in (str(path.relative_to(package)), path.read_bytes())
     ]
-    return {"(code of fedmpi)": digest(*own), "(torch version)": digest(torch.__version__)}
+    return {"(code of fedmpi)": short_digest(*own), "(torch version)": short_digest(torch.__version__)}
 
 
 def data_digests(federated: Federated) -> dict[str, str]:
@@ -61,46 +61,47 @@ def data_digests(federated: Federated) -> dict[str, str]:
         return {}
     (_, x, y), test = next(samples_of(federated.train)), federated.global_test
     return {
-        "(partition)": digest(federated.parts.order.tobytes()),
-        "(training data)": digest(_pieces(x), _pieces(y)),
-        "(test data)": digest(_pieces(test.x), _pieces(test.y)),
+        "(partition)": short_digest(federated.parts.order.tobytes()),
+        "(training data)": short_digest(_iter_chunks(x), _iter_chunks(y)),
+        "(test data)": short_digest(_iter_chunks(test.x), _iter_chunks(test.y)),
     }
 
 
-def model_digests(model: FlatModel, initial: Initial | None) -> dict[str, str]:
+def model_digests(model: FlatModel, initial: InitialWeights | None) -> dict[str, str]:
     """Return a dict of digests of the model's layout, of initial weights from a file, and of frozen parameters."""
-    given = {} if initial is None else {"(initial weights)": digest(initial.content)}
+    given = {} if initial is None else {"(initial weights)": short_digest(initial.content)}
     frozen = frozen_digest(model.frozen) if model.frozen else {}
-    return {"(layout)": digest(repr(model.layout)), **given, **frozen}
+    return {"(layout)": short_digest(repr(model.layout)), **given, **frozen}
 
 
 def frozen_digest(parameters: Mapping[str, Tensor]) -> dict[str, str]:
     """Return a dict with one digest of all frozen parameters, which are never sent; {} if there are none."""
-    pieces = (piece for name, p in parameters.items() for piece in (name.encode(), *_pieces(p.detach())))
-    return {"(frozen parameters)": digest(pieces)} if parameters else {}
+    pieces = (piece for name, p in parameters.items() for piece in (name.encode(), *_iter_chunks(p.detach())))
+    return {"(frozen parameters)": short_digest(pieces)} if parameters else {}
 
 
-def _pieces(x: Samples | Pictures) -> Iterator[bytes]:
+def _iter_chunks(x: Samples | Pictures) -> Iterator[bytes]:
     """Yield the content of samples in pieces of at most 1 MiB: for each tensor its name, shape and type, then bytes."""
     if isinstance(x, Pictures):
-        yield f"{x.look.normal} {x.look.channels} {[options(operation) for operation in x.look.operations]}".encode()
+        operations = [describe_operation(operation) for operation in x.look.operations]
+        yield f"{x.look.normal} {x.look.channels} {operations}".encode()
         if isinstance(x.stored, Stream):
             yield from x.stored.look()
             return
         x = x.stored
     for name, part in named_tensors(x, ""):
         yield f"{name}{tuple(part.shape)} {part.dtype}".encode()
-        for piece in part.flatten().view(torch.uint8).split(PIECE):
+        for piece in part.flatten().view(torch.uint8).split(CHUNK_BYTES):
             yield piece.cpu().numpy().tobytes()
 
 
-def options(operation: Operation) -> tuple[str, dict[str, Any]]:
+def describe_operation(operation: Operation) -> tuple[str, dict[str, Any]]:
     """Return the name of an operation's class, and its options."""
     names: list[str] = [field.name for field in fields(operation)] if is_dataclass(operation) else []
     return type(operation).__name__, {name: getattr(operation, name) for name in names}
 
 
-def agree(comm: Communicator, items: Mapping[str, str], timeout_s: float) -> None:
+def check_agreement(comm: Communicator, items: Mapping[str, str], timeout_s: float) -> None:
     """Check that all ranks have the same items.
 
     Args:
@@ -113,7 +114,7 @@ def agree(comm: Communicator, items: Mapping[str, str], timeout_s: float) -> Non
     """
     mine = "\n".join(f"{name}={value}" for name, value in items.items())
     if len(mine.encode()) > 4000:  # too many items for one message: compare one digest of all
-        mine = f"(config)={digest(mine)}"
+        mine = f"(config)={short_digest(mine)}"
     texts = [payload.decode() for payload in comm.allgather_bytes(mine.encode(), timeout_s)]
     answers = [dict(line.rsplit("=", 1) for line in text.split("\n")) for text in texts]
     problems = []

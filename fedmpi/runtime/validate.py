@@ -17,13 +17,13 @@ from fedmpi.data.batches import Shard
 from fedmpi.data.dataset import is_labels
 from fedmpi.data.federated import Federated
 from fedmpi.runtime import build, build_data, memory
-from fedmpi.runtime.device import set_numerics
+from fedmpi.runtime.device import configure_numerics
 from fedmpi.runtime.record import console_text
 from fedmpi.runtime.record.loggers import make_loggers
 from fedmpi.tasks.base import Task
 from fedmpi.tasks.survival import Survival
 
-SHOWN = 20  # largest number of sites that are listed, one line each
+MAX_SITES_SHOWN = 20  # largest number of sites that are listed, one line each
 
 
 def validate_settings(settings: Settings, job: Job | None = None) -> list[tuple[str, str]]:
@@ -40,13 +40,17 @@ def validate_settings(settings: Settings, job: Job | None = None) -> list[tuple[
     """
     from fedmpi.comm.base import Solo
 
-    set_numerics(settings)
+    configure_numerics(settings)
     comm = Solo(torch.device("cpu"))
-    data = build_data.siloed(settings, comm) if settings.data.silos else build_data.partitioned(settings)
-    experiment = build.experiment(settings, data, comm.device)
-    build.federation(experiment, comm, lambda: False)
+    data = (
+        build_data.build_silo_data(settings, comm)
+        if settings.data.silos
+        else build_data.build_partitioned_data(settings)
+    )
+    experiment = build.make_experiment(settings, data, comm.device)
+    build.make_federation(experiment, comm, lambda: False)
     make_loggers(settings)
-    needs, entry = memory.check_job(experiment, job or detect({})), experiment.itemsize
+    needs, entry = memory.check_host_memory(experiment, job or detect({})), experiment.itemsize
 
     data, messages = experiment.data, experiment.messages
     sizes, tests, held_out = data.train_sizes, data.test_sizes, data.validation_sizes
@@ -54,15 +58,15 @@ def validate_settings(settings: Settings, job: Job | None = None) -> list[tuple[
     validation = f", {held_out.min()} to {held_out.max()} more for validation" if len(held_out) else ""
     shared = "none that a rank sees" if data.global_test is None else count(len(data.global_test), "sample")
     states = [size_text(part.size * entry) for part in (messages.client_state, messages.server_state)]
-    root, trainer = size_text(needs[memory.ROOT]), size_text(needs[memory.TRAINER])
+    root, trainer = size_text(needs[memory.RANK_0]), size_text(needs[memory.TRAINING_RANK])
     per_round = console_text.describe_training(settings, data.clients, messages.method.own_length)
     return [
         (settings.name, console_text.describe_experiment(experiment)),
         ("clients", f"{data.clients}, {training}{validation}"),
         ("rounds", f"{settings.rounds}, with {per_round}"),
         ("test", f"{shared}; {tests.min()} to {tests.max()} samples a client"),
-        *_site_rows(data, experiment.task),
-        ("sample", _sample(data.input_shape)),
+        *_describe_sites(data, experiment.task),
+        ("sample", _describe_sample(data.input_shape)),
         ("message", console_text.describe_traffic(messages, settings.rounds, entry)),
         ("state", f"{states[0]} a client, {states[1]} on the server"),
         *(("initial", text) for text in (experiment.initial.lines if experiment.initial is not None else ())),
@@ -74,7 +78,7 @@ def validate_settings(settings: Settings, job: Job | None = None) -> list[tuple[
     ]
 
 
-def _sample(shape: Shape) -> str:
+def _describe_sample(shape: Shape) -> str:
     """Return a text on the shape of one sample; for images and volumes it names each axis."""
     if isinstance(shape, dict):
         return ", ".join(f"{name} {part}" for name, part in shape.items())
@@ -82,14 +86,14 @@ def _sample(shape: Shape) -> str:
     return f"{shape}: {describe_axes(shape, axes)} ({', '.join(axes)})" if axes else f"{shape}"
 
 
-def _site_rows(data: Federated, task: Task) -> list[tuple[str, str]]:
+def _describe_sites(data: Federated, task: Task) -> list[tuple[str, str]]:
     """Return a row (label, text) for each site: its numbers of samples in each part of its data, by class or event."""
     rows = []
-    for client, name in list(enumerate(data.site_names))[:SHOWN]:
+    for client, name in list(enumerate(data.site_names))[:MAX_SITES_SHOWN]:
         preparation = data.own_preparation.get(client, data.preparation)
         names = preparation.class_names if preparation else ()
         parts = [
-            f"{count(len(shards[client]), f'{part} sample')}{_targets(shards[client], names, task)}"
+            f"{count(len(shards[client]), f'{part} sample')}{_describe_targets(shards[client], names, task)}"
             for part, shards in (("training", data.train), ("validation", data.validation), ("test", data.test))
             if client in shards
         ]
@@ -98,7 +102,7 @@ def _site_rows(data: Federated, task: Task) -> list[tuple[str, str]]:
     return [*rows, ("sites", f"{more} more; fedmpi partition shows all")] if more > 0 else rows
 
 
-def _targets(shard: Shard, names: Sequence[str], task: Task) -> str:
+def _describe_targets(shard: Shard, names: Sequence[str], task: Task) -> str:
     """Return the number of events (survival task) or of samples of each class, in parentheses; "" for other targets."""
     y: Tensor = shard.y[shard.index]
     if isinstance(task, Survival):

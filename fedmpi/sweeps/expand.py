@@ -38,7 +38,7 @@ from fedmpi.config.field_types import Section
 from fedmpi.config.loading import SWEEP
 from fedmpi.config.schema import Settings
 from fedmpi.config.yaml_source import Document
-from fedmpi.runtime.inspection.run_files import SWEEP_LIST
+from fedmpi.runtime.inspection.run_files import SWEEP_FILE
 from fedmpi.sweeps import progress, tuning
 from fedmpi.sweeps.axes import Axis, PublishedResults, PublishedSection, read_axis, read_labels, read_published_results
 from fedmpi.sweeps.tuning import BestSection, Choice, Tuning
@@ -171,7 +171,7 @@ class Sweep:
                 atomic_files,  # imports torch, which `fedmpi status` of a sweep does not need
             )
 
-            atomic_files.write(place / SWEEP_LIST, (json.dumps(content, indent=2) + "\n").encode())
+            atomic_files.write_atomically(place / SWEEP_FILE, (json.dumps(content, indent=2) + "\n").encode())
         except OSError as error:
             raise UserError(f"output: cannot write to {place}: {error.strerror}; choose another output") from error
 

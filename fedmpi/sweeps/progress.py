@@ -13,8 +13,8 @@ from fedmpi.common.jsonl import read_jsonl
 from fedmpi.config import Settings
 from fedmpi.config.resume_rules import comparable, may_change
 from fedmpi.config.schema import Analysis
-from fedmpi.runtime.inspection.run_files import json_of, tail
-from fedmpi.runtime.record.summary import summary
+from fedmpi.runtime.inspection.run_files import read_json_object, read_tail
+from fedmpi.runtime.record.summary import summarize_run
 
 DONE, STARTED, MISSING = "done", "begun", "missing"
 RENAME_OR_MOVE = "give the sweep another name, or move that directory away"
@@ -54,7 +54,7 @@ def run_directory(settings: Settings) -> Path:
 
 def read_identity(settings: Settings) -> dict[str, Any] | None:
     """Return the content of a run's identity.json; None if the file does not exist (yet)."""
-    return json_of(run_directory(settings) / "identity.json")
+    return read_json_object(run_directory(settings) / "identity.json")
 
 
 def read_state(settings: Settings) -> RunState:
@@ -75,7 +75,7 @@ def read_state(settings: Settings) -> RunState:
             f"{place} holds a run with {rounds} rounds, and the sweep now asks for {settings.rounds}; ask for "
             f"rounds={rounds}, {RENAME_OR_MOVE}"
         )
-    summary = json_of(place / "summary.json") or {}
+    summary = read_json_object(place / "summary.json") or {}
     reason = str(summary.get("exit_reason", ""))
     finished = reason == "finished" and rounds >= settings.rounds
     patience = "evaluate.best.patience"
@@ -96,9 +96,9 @@ def _describe_changed_settings(settings: Settings, recorded: dict[str, Any]) -> 
 
     changed = differing(settings)
     if changed:  # perhaps only because a run records every option, defaults included: compare once more with defaults
-        from fedmpi.runtime.record.metadata import resolve  # imports torch
+        from fedmpi.runtime.record.metadata import resolve_settings  # imports torch
 
-        changed = differing(resolve(settings))
+        changed = differing(resolve_settings(settings))
     return f"{changed[0]} and {len(changed) - 1} more" if len(changed) > 1 else "".join(changed)
 
 
@@ -107,7 +107,7 @@ def read_last_row(settings: Settings) -> dict[str, Any]:
 
     Only the end of the file is read.
     """
-    return next(reversed(tail(run_directory(settings) / "metrics.jsonl", TAIL_BYTES)), {})
+    return next(reversed(read_tail(run_directory(settings) / "metrics.jsonl", TAIL_BYTES)), {})
 
 
 def count_finished_rounds(settings: Settings) -> int:
@@ -147,4 +147,4 @@ def summarize_diagnostics(settings: Settings) -> dict[str, Any]:
     if not rows:
         return {}
     names = list(dict.fromkeys(name for row in rows for name in row if name != "round"))
-    return {**summary(rows, names, ""), "rounds": rows[-1]["round"] + 1}
+    return {**summarize_run(rows, names, ""), "rounds": rows[-1]["round"] + 1}

@@ -22,7 +22,7 @@ from fedmpi.common.version import __version__
 from fedmpi.config import Settings
 from fedmpi.config.loading import shown
 from fedmpi.data.download import fetch
-from fedmpi.runtime.record.metadata import installed_version
+from fedmpi.runtime.record.metadata import find_installed_version
 from fedmpi.sweeps import expand, progress, results_table, table_formats
 from fedmpi.sweeps.expand import Sweep
 from fedmpi.sweeps.results_table import ResultsTable
@@ -92,7 +92,7 @@ def fetch_data(sweep: Sweep, say: PrintLine) -> None:
     for name, settings in find_datasets(sweep).items():
         root = settings.data.root
         if name not in fetch.SETS:
-            build_data.open_source(settings)(root)
+            build_data.make_source(settings)(root)
             continue
         with fetch.one_at_a_time(root):
             if fetch.fetch(name, root):
@@ -137,7 +137,7 @@ def build_verdict(tables: Sequence[ResultsTable]) -> dict[str, Any]:
         "overrides": [shown(text) for text in sweep.overrides],
         "published": sweep.published[0].source if sweep.published else None,
         "fedmpi": __version__,
-        "torch": installed_version("torch"),
+        "torch": find_installed_version("torch"),
         "verdict": dict(Counter(cell["verdict"] for cell in cells if cell["verdict"] is not None)),
         "sha256_of_models": {run.name: progress.read_last_row(run)["sha256"] for run in done},
         "cells": cells,

@@ -213,9 +213,9 @@ def _check_comparability(sweep: Sweep, shown: Sequence[Settings]) -> list[str]:
         (settings, known) for settings in runs.values() if (known := progress.read_identity(settings)) is not None
     ]
     notes, accepted = list[str](), all(settings.checkpoint.changes == "accept" for settings in runs.values())
-    for item, (first, other) in compare.digest_differences(identities).items():
+    for item, (first, other) in compare.find_digest_differences(identities).items():
         mismatch = f"{first} and {other} differ in {item[1:-1]}"
-        if item not in compare.CODE and not accepted:
+        if item not in compare.CODE_DIGESTS and not accepted:
             raise UserError(
                 f"{progress.run_directory(identities[0][0]).parent}: {mismatch}, and a mean would be over both. Move "
                 "those with the old one away and let `fedmpi sweep` train them again, leave some out (only, "

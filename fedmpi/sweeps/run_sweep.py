@@ -70,7 +70,7 @@ def write_choices(sweep: Sweep) -> list[str]:
     assert sweep.tuning is not None
     choices, place = sweep.tuning_choices(), next(sweep.first_stage_runs())[1].output
     content = json.dumps(to_jsonable(tuning.choices_to_dict(sweep.tuning, choices)), indent=2) + "\n"
-    atomic_files.write(place / tuning.CHOICES_FILE, content.encode())
+    atomic_files.write_atomically(place / tuning.CHOICES_FILE, content.encode())
     if without := [str(each) for each in choices.values() if each.chosen is None]:
         raise UserError(f"best: {'; '.join(without)}; the candidates are in {place / tuning.CHOICES_FILE}")
     return [f"chosen by {sweep.tuning.metric_name}: {each}" for each in choices.values()]
@@ -118,7 +118,7 @@ def _describe_outcome(sweep: Sweep, ended: pool.ActiveRun) -> tuple[str, str]:
     """Return the outcome of a run that has ended (FAILED, ELSEWHERE, or "" for all others), and a text about it."""
     settings, code = ended.settings, ended.process.exitcode
     state = progress.read_state(settings)
-    is_locked, who = lock.inspect(progress.run_directory(settings))
+    is_locked, who = lock.inspect_lock(progress.run_directory(settings))
     if state.status == progress.DONE:
         pool.console_log_path(settings).unlink(missing_ok=True)  # log.txt in the run directory has the same content
         return "", _format_main_metric(state.summary.get("last", {})) or "done"
@@ -128,7 +128,7 @@ def _describe_outcome(sweep: Sweep, ended: pool.ActiveRun) -> tuple[str, str]:
         return "", f"stopped after {count(state.rounds, 'round')}"
     if sweep.needs_no_training(settings):
         return "", "has diverged, and is not chosen"
-    last_line = run_files.last_line(pool.console_log_path(settings))
+    last_line = run_files.find_error_line(pool.console_log_path(settings))
     return FAILED, f"FAILED (exit code {code}): {last_line or 'the process printed nothing'}"
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count
 from fedmpi.config import Settings
-from fedmpi.runtime.inspection.run_files import tail
+from fedmpi.runtime.inspection.run_files import read_tail
 from fedmpi.sweeps.expand import Sweep
 
 SLURM_FOLDER, SUBMITTED_FILE = "slurm", "submitted.jsonl"
@@ -161,7 +161,7 @@ def list_queued_runs(place: Path) -> dict[str, str]:
 
 
 def _read_submitted_jobs(place: Path) -> list[dict]:
-    rows = tail(place / SLURM_FOLDER / SUBMITTED_FILE)
+    rows = read_tail(place / SLURM_FOLDER / SUBMITTED_FILE)
     return [row for row in rows if "job" in row and isinstance(row.get("names"), list)]
 
 

@@ -13,8 +13,8 @@ from fedmpi.common.redaction import MARK
 from fedmpi.common.text import count, shorten
 from fedmpi.runtime.inspection import run_files
 from fedmpi.runtime.inspection import status as run_status
-from fedmpi.runtime.inspection.run_files import SWEEP_LIST
-from fedmpi.runtime.inspection.status import DIED, FAILED, FINISHED, NEVER, RUNNING, STOPPED
+from fedmpi.runtime.inspection.run_files import SWEEP_FILE
+from fedmpi.runtime.inspection.status import DIED, FAILED, FINISHED, NEVER_STARTED, RUNNING, STOPPED
 from fedmpi.sweeps import slurm
 from fedmpi.sweeps.expand import Sweep, is_sweep_file, load_sweep
 
@@ -29,20 +29,20 @@ def read_sweep_list(place: Path) -> tuple[Path, list[str]]:
     Raises:
         UserError: if there is no sweep.json, a secret was left out of it, or the sweep file is missing.
     """
-    content = run_files.json_of(place / SWEEP_LIST) or {}
+    content = run_files.read_json_object(place / SWEEP_FILE) or {}
     file, given = content.get("file"), content.get("overrides")
     if not isinstance(file, str) or not isinstance(given, list):
-        raise UserError(f"{place} holds no {SWEEP_LIST} that names a sweep; give the sweep's YAML file")
+        raise UserError(f"{place} holds no {SWEEP_FILE} that names a sweep; give the sweep's YAML file")
     if any(MARK in text for text in given):
-        raise UserError(f"{place / SWEEP_LIST} leaves out a secret of the command line; give the sweep's file and all")
+        raise UserError(f"{place / SWEEP_FILE} leaves out a secret of the command line; give the sweep's file and all")
     here = place.resolve()
     if not Path(file).is_file():
-        raise UserError(f"{place / SWEEP_LIST}: {file}, of which these runs are, does not exist; give the file itself")
+        raise UserError(f"{place / SWEEP_FILE}: {file}, of which these runs are, does not exist; give the file itself")
     return Path(file), [*map(str, given), f"output={json.dumps(str(here.parent))}", f"name={json.dumps(here.name)}"]
 
 
 def read_listed_runs(place: Path) -> list[str]:
-    names = (run_files.json_of(place / SWEEP_LIST) or {}).get("runs")
+    names = (run_files.read_json_object(place / SWEEP_FILE) or {}).get("runs")
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
@@ -56,11 +56,13 @@ def read_status(where: Path) -> tuple[StatusDict, list[str], int]:
         if not is_sweep_file(where):
             raise UserError(f"{where} asks for one run, which lies in a directory: fedmpi status runs/NAME")
         facts = read_sweep_status(load_sweep(where))
-    elif run_files.is_run(run_files.folder(where)) or not (read_listed_runs(where) or run_files.runs_in(where)):
-        if not run_files.is_run(where) and not (where / "lock").exists() and any(where.iterdir()):
-            raise run_files.no_run(where, f"{' or '.join(run_files.OF_A_RUN)}, and no directory that does")
-        facts = run_status.status(where)
-        return facts, run_status.lines(facts), run_status.code(facts)
+    elif run_files.is_run_dir(run_files.check_directory(where)) or not (
+        read_listed_runs(where) or run_files.list_runs(where)
+    ):
+        if not run_files.is_run_dir(where) and not (where / "lock").exists() and any(where.iterdir()):
+            raise run_files.not_a_run_error(where, f"{' or '.join(run_files.RUN_FILES)}, and no directory that does")
+        facts = run_status.read_run_status(where)
+        return facts, run_status.format_status(facts), run_status.status_exit_code(facts)
     else:
         facts = read_directory_status(where)
     return facts, format_status(facts), exit_code(facts)
@@ -68,7 +70,7 @@ def read_status(where: Path) -> tuple[StatusDict, list[str], int]:
 
 def read_directory_status(place: Path) -> StatusDict:
     """Return the status of all runs that sweep.json lists, and of all further runs in the directory."""
-    names = dict.fromkeys([*read_listed_runs(place), *(run.name for run in run_files.runs_in(place))])
+    names = dict.fromkeys([*read_listed_runs(place), *(run.name for run in run_files.list_runs(place))])
     return _build_sweep_status(place, [_read_run_status(place, name) for name in names])
 
 
@@ -109,10 +111,12 @@ def show_status(sweep: Sweep, say: Callable[[str], None]) -> int:
 
 def exit_code(facts: StatusDict) -> int:
     """Return the exit code: 1 if a run failed or cannot be resumed, 75 if runs are missing and none is active, or 0."""
-    if any(run["state"] in (FAILED, NEVER) or (run["state"] == DIED and not run["resume"]) for run in facts["runs"]):
-        return run_status.BAD
+    if any(
+        run["state"] in (FAILED, NEVER_STARTED) or (run["state"] == DIED and not run["resume"]) for run in facts["runs"]
+    ):
+        return run_status.FAILURE
     rest = sum(facts["counts"][state] for state in (STOPPED, DIED, WAITING))
-    return run_status.GOES_ON if rest and not facts["counts"][RUNNING] else run_status.FINE
+    return run_status.RESUMABLE if rest and not facts["counts"][RUNNING] else run_status.SUCCESS
 
 
 def _read_run_status(place: Path, name: str) -> StatusDict:
@@ -120,9 +124,9 @@ def _read_run_status(place: Path, name: str) -> StatusDict:
     run, log = place / name, place / f"{name}.log"
     facts: StatusDict = {"directory": str(run), "name": name, "state": WAITING, "why": "", "resume": False}
     facts |= dict.fromkeys(("rounds", "round_s", "eta_s", "checkpoint")) | {"rounds_done": 0}
-    facts |= run_status.brief(run) if run.is_dir() else {}
-    last_line = run_files.last_line(log)
-    if facts["state"] in (WAITING, NEVER, DIED) and "error" in last_line:
+    facts |= run_status.read_brief_status(run) if run.is_dir() else {}
+    last_line = run_files.find_error_line(log)
+    if facts["state"] in (WAITING, NEVER_STARTED, DIED) and "error" in last_line:
         return {**facts, "state": FAILED, "why": last_line.partition("error: ")[2] or last_line}
     if facts["state"] == WAITING and log.exists():
         return {**facts, "state": RUNNING, "why": "it begins"}
@@ -131,7 +135,7 @@ def _read_run_status(place: Path, name: str) -> StatusDict:
 
 def _build_sweep_status(place: Path, runs: list[StatusDict]) -> StatusDict:
     counts = {state: sum(run["state"] == state for run in runs) for state in STATES}
-    counts[DIED] += sum(run["state"] == NEVER for run in runs)
+    counts[DIED] += sum(run["state"] == NEVER_STARTED for run in runs)
     return {"directory": str(place), "runs": runs, "counts": counts}
 
 

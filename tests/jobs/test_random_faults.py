@@ -20,8 +20,8 @@ import yaml
 from real_job import CONFIG, Job, hashes
 
 from fedmpi import config
-from fedmpi.runtime.code_trust import replay_settings
-from fedmpi.runtime.execute import execute
+from fedmpi.runtime.code_trust import load_replay_settings
+from fedmpi.runtime.execute import execute_run
 from fedmpi.runtime.finished_runs import replay
 from fedmpi.runtime.record.atomic_files import read_tensors
 
@@ -77,7 +77,7 @@ def readable(run):
 def in_this_process(file, **changes):
     """The run of a file; its directory."""
     overrides = [f"{name.replace('__', '.')}={json.dumps(value)}" for name, value in changes.items()]
-    result, code = execute(config.load(file, overrides))
+    result, code = execute_run(config.load(file, overrides))
     assert code == 0
     return Path(result["directory"])
 
@@ -117,8 +117,8 @@ def gone_on(job, undisturbed, label):
     else:
         run = in_this_process(job.folder / "run.yaml", rounds=2, checkpoint__resume="auto")
     if (run / "faults.jsonl").exists():
-        settings = replay_settings(run, False)
-        said, same = replay.compare_hashes(run, Path(execute(settings)[0]["directory"]))
+        settings = load_replay_settings(run, False)
+        said, same = replay.compare_hashes(run, Path(execute_run(settings)[0]["directory"]))
         assert same, f"{label}: {said}: {(run / 'faults.jsonl').read_text()}"
     else:
         found = hashes(run)

@@ -176,7 +176,7 @@ def test_what_a_site_says_of_itself_at_the_start(tmp_path, share, sent):
         def broadcast(self, x):
             pass
 
-    build_data.siloed(settings, Rank1())
+    build_data.build_silo_data(settings, Rank1())
     assert said == sent
 
 

@@ -25,19 +25,19 @@ from fedmpi.common.target_scale import TargetScale
 from fedmpi.config.schema import Settings
 from fedmpi.data.batches import batches
 from fedmpi.runtime import build_data, code_trust
-from fedmpi.runtime.device import set_numerics
+from fedmpi.runtime.device import configure_numerics
 from fedmpi.runtime.finished_runs.models import ClientPredictor, RunModel
-from fedmpi.runtime.finished_runs.predict import site_of, write_output
+from fedmpi.runtime.finished_runs.predict import find_client_site, write_output
 from fedmpi.runtime.record.run_dir import serialize_model
-from fedmpi.runtime.record.saved_model import personal_notice
+from fedmpi.runtime.record.saved_model import format_personal_notice
 
 FORMATS = ("safetensors", "onnx")
-NEEDS = ("onnx", "onnxscript", "onnxruntime")  # packages needed for ONNX, in addition to torch
-SAMPLES, FEW = 64, 3  # numbers of test samples in the two larger batches on which outputs are compared
+ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")  # packages needed for ONNX, in addition to torch
+LARGE_BATCH, SMALL_BATCH = 64, 3  # numbers of test samples in the two larger batches on which outputs are compared
 TOLERANCE = 1e-4  # allowed difference, relative to the largest output (to 1 if outputs are smaller)
 
 
-def export(which: RunModel, to: str, say: Callable[[str], None], out: Path | None = None) -> Path:
+def export_model(which: RunModel, to: str, say: Callable[[str], None], out: Path | None = None) -> Path:
     """Write a model of a run directory to a file and return the file's path.
 
     Args:
@@ -52,32 +52,34 @@ def export(which: RunModel, to: str, say: Callable[[str], None], out: Path | Non
     path = out or run / "export" / f"{Path(which.file).stem}{'' if client is None else f'-client-{client}'}.{to}"
     if to not in FORMATS:
         raise UserError(f"--to: {to}; allowed: {', '.join(FORMATS)}")
-    if to == "onnx" and (missing := [name for name in NEEDS if find_spec(name) is None]):
+    if to == "onnx" and (missing := [name for name in ONNX_PACKAGES if find_spec(name) is None]):
         raise UserError(f"--to onnx needs {', '.join(missing)}, not installed here: pip install 'fedmpi[export]'")
     if path.suffix != f".{to}":
         raise UserError(f"--out: {path}: a file whose name ends in .{to} is needed, for --to {to}")
     settings = which.settings("compute.compile=false", "compute.device=cpu")
-    with code_trust.guard(which.trusted):
-        set_numerics(settings)
+    with code_trust.forbid_external_code(which.trusted):
+        configure_numerics(settings)
         facts = which.facts
         if client is not None:
             facts = {"input": facts["input"], "classes": facts["classes"], "client": client}
         elif facts.get("kept"):
-            raise UserError(f"there is no whole global model to export: {personal_notice(facts)}")
+            raise UserError(f"there is no whole global model to export: {format_personal_notice(facts)}")
         module = which.load(settings)
         if isinstance(module, ClientPredictor):
             raise UserError(
                 f"method {settings.method.name}: what a client uses is more than weights: its outputs look into its "
                 f"training data, which no file of {to} holds. Without --client the network is exported"
             )
-        content = _onnx(module, settings, client, say) if to == "onnx" else serialize_model(module.state_dict(), facts)
+        content = (
+            _export_onnx(module, settings, client, say) if to == "onnx" else serialize_model(module.state_dict(), facts)
+        )
     write_output(path, content)
     say(f"{path}: {sum(p.numel() for p in module.parameters()):,} parameters")
     return path
 
 
 # ---- ONNX ----
-class _Exported(nn.Module):
+class _ExportWrapper(nn.Module):
     """Wrapper for the exporter: takes each input tensor as an argument, returns outputs in the unit of the targets."""
 
     def __init__(self, module: nn.Module, names: Sequence[str], scale: TargetScale | None) -> None:
@@ -90,25 +92,29 @@ class _Exported(nn.Module):
         return out if self.scale is None else self.scale.original(out)
 
 
-def _onnx(module: nn.Module, settings: Settings, client: str | None, say: Callable[[str], None]) -> bytes:
+def _export_onnx(module: nn.Module, settings: Settings, client: str | None, say: Callable[[str], None]) -> bytes:
     """Return the content of an ONNX file, after checking on test samples that its outputs equal the model's."""
     silos = settings.data.silos
-    data = build_data.siloed(settings, Solo(torch.device("cpu"))) if silos else build_data.partitioned(settings)
+    data = (
+        build_data.build_silo_data(settings, Solo(torch.device("cpu")))
+        if silos
+        else build_data.build_partitioned_data(settings)
+    )
     shards = chain([data.global_test], data.test.values())
     shard = next((each for each in shards if each is not None and len(each)), None)
     if shard is None:
         raise UserError("export: the run has no test samples to compare outputs on")
-    samples: Samples = next(iter(batches(shard, SAMPLES, None)))[0]
+    samples: Samples = next(iter(batches(shard, LARGE_BATCH, None)))[0]
     named = named_tensors(samples, "")  # a single tensor has the name ""
-    site = "" if client is None or not data.site_names else site_of(data.site_names, client)
+    site = "" if client is None or not data.site_names else find_client_site(data.site_names, client)
     scale = data.target_scales.get("", data.target_scales.get(site))
     if data.target_scales and scale is None:
         say("the outputs are standardised targets (data.standardise_target); preprocessing.json of each site says how")
-    exported = _Exported(module, [name for name, _ in named], scale)
+    exported = _ExportWrapper(module, [name for name, _ in named], scale)
     with TemporaryDirectory(prefix="fedmpi-export-") as place:
         file = Path(place) / "model.onnx"
         names = [name or "x" for name, _ in named]
-        difference, largest = _save_and_compare(exported, file, dict(zip(names, (t for _, t in named), strict=True)))
+        difference, largest = _export_and_compare(exported, file, dict(zip(names, (t for _, t in named), strict=True)))
         content = file.read_bytes()
     if not difference <= TOLERANCE * max(1.0, largest):
         raise UserError(
@@ -119,14 +125,14 @@ def _onnx(module: nn.Module, settings: Settings, client: str | None, say: Callab
     return content
 
 
-def _save_and_compare(module: nn.Module, file: Path, inputs: dict[str, Tensor]) -> tuple[float, float]:
+def _export_and_compare(module: nn.Module, file: Path, inputs: dict[str, Tensor]) -> tuple[float, float]:
     """Export a module to an ONNX file and compare both on batches of several sizes.
 
     Returns the largest absolute difference of outputs, and the largest absolute output of the module.
     """
     import onnxruntime
 
-    few = tuple(t[:FEW].clone() for t in inputs.values())
+    few = tuple(t[:SMALL_BATCH].clone() for t in inputs.values())
     options: dict[str, Any] = {"input_names": list(inputs), "output_names": ["output"], "external_data": False}
     options["dynamic_shapes"] = (tuple({0: torch.export.Dim("batch")} for _ in few),)
     difference = largest = 0.0
@@ -136,7 +142,7 @@ def _save_and_compare(module: nn.Module, file: Path, inputs: dict[str, Tensor]) 
             torch.onnx.export(module, few, str(file), dynamo=True, **options)
         session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
         used = {each.name for each in session.get_inputs()}
-        for rows in (slice(None), slice(FEW), slice(1), slice(1, 2)):
+        for rows in (slice(None), slice(SMALL_BATCH), slice(1), slice(1, 2)):
             part = {name: t[rows] for name, t in inputs.items()}
             with torch.no_grad():
                 expected = module(*part.values())

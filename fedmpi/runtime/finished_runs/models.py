@@ -35,15 +35,21 @@ from fedmpi.method.base import Method, overrides
 from fedmpi.models.net import Net
 from fedmpi.runtime import build, build_data, checkpoints, code_trust, rank_agreement
 from fedmpi.runtime.build import Experiment
-from fedmpi.runtime.checkpoints import Rows
-from fedmpi.runtime.device import set_numerics
+from fedmpi.runtime.checkpoints import ClientStateFiles
+from fedmpi.runtime.device import configure_numerics
 from fedmpi.runtime.record.atomic_files import CorruptFileError, read_tensors
-from fedmpi.runtime.record.data_files import PREPROCESSING, by_client, read_preprocessing
+from fedmpi.runtime.record.data_files import PREPROCESSING, read_client_sizes, read_preprocessing
 from fedmpi.runtime.record.run_dir import BEST, INITIAL, MODEL, RunDirectory
-from fedmpi.runtime.record.saved_model import facts_of, input_of, load_initial_weights, personal_notice, read_model
+from fedmpi.runtime.record.saved_model import (
+    format_personal_notice,
+    load_initial_weights,
+    parse_input_shape,
+    read_model,
+    read_model_metadata,
+)
 
 # Overrides of the run's settings for one process that trains no clients.
-RESTORED = (
+NO_TRAINING_OVERRIDES = (
     "compute.compile=false",
     "compute.device=cpu",
     "compute.clients_per_pass=1",
@@ -52,7 +58,7 @@ RESTORED = (
 )
 
 
-class _NoTask:
+class _PlaceholderTask:
     """Placeholder for the task in an experiment that computes no loss and no metric."""
 
     names, loss = (), None
@@ -73,7 +79,7 @@ class ClientPredictor(nn.Module):
             return self._predict(x)
 
 
-def rebuild_model(run_dir: Path, settings: Settings, name: str = MODEL) -> nn.Module:
+def load_global_model(run_dir: Path, settings: Settings, name: str = MODEL) -> nn.Module:
     """Return the global model of a run directory, in evaluation mode.
 
     Args:
@@ -88,7 +94,7 @@ def rebuild_model(run_dir: Path, settings: Settings, name: str = MODEL) -> nn.Mo
         why = "its model was not chosen (evaluate.best)" if name == BEST else "the run has not ended yet"
         raise UserError(f"{run_dir} holds no {name}: {why}")
     tensors, (shape, dtype), classes = read_model(weights)
-    module = build.prepared_module(settings, build.make_method(settings), shape, classes, dtype)
+    module = build.make_prepared_module(settings, build.make_method(settings), shape, classes, dtype)
     try:
         module.load_state_dict(tensors)
     except RuntimeError as error:  # names or shapes of tensors differ
@@ -122,52 +128,52 @@ class RunModel:
     @property
     def facts(self) -> dict[str, Any]:
         """The metadata in the file of the global model."""
-        return facts_of(self.run / self.file)
+        return read_model_metadata(self.run / self.file)
 
     def settings(self, *overrides: str) -> Settings:
-        return code_trust.run_settings(self.run, self.trusted, [*self.overrides, *overrides])
+        return code_trust.load_run_settings(self.run, self.trusted, [*self.overrides, *overrides])
 
     def load(self, settings: Settings) -> nn.Module:
         """Return the module in evaluation mode; for a global model, warn if clients use other models.
 
         Raises UserError if the client does not exist, the run has not ended, or the client's state is missing.
         """
-        with code_trust.guard(self.trusted):
+        with code_trust.forbid_external_code(self.trusted):
             if self.client is not None:
-                return _client_model(self)
-            module = rebuild_model(self.run, settings, self.file)
-        if notice := personal_notice(self.facts):
+                return _load_client_model(self)
+            module = load_global_model(self.run, settings, self.file)
+        if notice := format_personal_notice(self.facts):
             warnings.warn(notice, stacklevel=3)
         return module
 
 
-def _client_model(which: RunModel) -> nn.Module:
+def _load_client_model(which: RunModel) -> nn.Module:
     """Return the model with which a client was evaluated after the last round, or at the round of the best model."""
     run_dir, start = which.run, which.run / INITIAL
     start_from = [f"init.from={json.dumps(str(start.absolute()))}"] if start.is_file() else []
     # Training files are read with the options of the run; overrides of reading options concern new files only.
     own = [text for text in which.overrides if text.partition("=")[0].removeprefix("data.") not in READING_OPTIONS]
-    settings = replace(which, overrides=own).settings(*start_from, *RESTORED)
+    settings = replace(which, overrides=own).settings(*start_from, *NO_TRAINING_OVERRIDES)
     evaluate = settings.evaluate.model_copy(update={"protocol": ["personal"], "best": BestSettings()})
     settings = settings.model_copy(update={"evaluate": evaluate})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run has already shown these warnings
-        set_numerics(settings)
-        module, facts = rebuild_model(run_dir, settings, which.file), which.facts
+        configure_numerics(settings)
+        module, facts = load_global_model(run_dir, settings, which.file), which.facts
         try:
             partition = json.loads((run_dir / "partition.json").read_text(encoding="utf-8"))
-            sizes = np.array(by_client(run_dir, partition)[0], dtype=np.int64)  # (N,) training samples
+            sizes = np.array(read_client_sizes(run_dir, partition)[0], dtype=np.int64)  # (N,) training samples
         except (OSError, ValueError) as error:
             raise UserError(f"{run_dir / 'partition.json'} cannot be read: {error}") from error
-        number = _number(which, settings, len(sizes))
-        experiment = _experiment(run_dir, settings, facts, number, sizes)
-        fed = build.federation(experiment, Solo(torch.device("cpu")), lambda: False)
+        number = _client_number(which, settings, len(sizes))
+        experiment = _rebuild_experiment(run_dir, settings, facts, number, sizes)
+        fed = build.make_federation(experiment, Solo(torch.device("cpu")), lambda: False)
         t = int(facts["round"]) if which.best else int(RunDirectory(run_dir).rows("metrics.jsonl")[-1]["round"])
-        _restore(fed, experiment, run_dir, t)
-        return _own_model(fed, experiment, module, number, t)
+        _restore_state(fed, experiment, run_dir, t)
+        return _compute_client_model(fed, experiment, module, number, t)
 
 
-def _number(which: RunModel, settings: Settings, clients: int) -> int:
+def _client_number(which: RunModel, settings: Settings, clients: int) -> int:
     """Return the number of the client, which is given by number or site name. Raises UserError if it is unknown."""
     client, sites = which.client, list(settings.data.silos or ())
     if not sites and (which.run / PREPROCESSING).is_file():
@@ -181,15 +187,19 @@ def _number(which: RunModel, settings: Settings, clients: int) -> int:
 
 
 # ---- the experiment ----
-def _experiment(run_dir: Path, settings: Settings, facts: dict[str, Any], client: int, sizes: np.ndarray) -> Experiment:
+def _rebuild_experiment(
+    run_dir: Path, settings: Settings, facts: dict[str, Any], client: int, sizes: np.ndarray
+) -> Experiment:
     """Build the experiment of the run; read data only if the method's evaluation may use them."""
     method, device = build.make_method(settings), torch.device("cpu")
-    is_foreign = any(where.startswith("method") for where in code_trust.foreign(settings.model_dump(mode="json")))
+    is_foreign = any(
+        where.startswith("method") for where in code_trust.find_external_code(settings.model_dump(mode="json"))
+    )
     if not overrides(method, "predict") and not (is_foreign and any(overrides(method, hook) for hook in OWN)):
-        return _without_data(settings, method, facts, sizes)
+        return _build_experiment_without_data(settings, method, facts, sizes)
     if settings.data.silos:  # the data of other sites may not be here
-        return build.experiment(settings, build_data.site_federation(settings, client), device)
-    data = build_data.partitioned(settings)
+        return build.make_experiment(settings, build_data.build_one_site_data(settings, client), device)
+    data = build_data.build_partitioned_data(settings)
     recorded = json.loads((run_dir / "identity.json").read_text(encoding="utf-8"))
     digests = rank_agreement.data_digests(data)
     if different := [key[1:-1] for key, digest in digests.items() if recorded.get(key, digest) != digest]:
@@ -197,29 +207,31 @@ def _experiment(run_dir: Path, settings: Settings, facts: dict[str, Any], client
             f"{' and '.join(different)} below {settings.data.root} are not those of the run, and method "
             f"{settings.method.name} needs the client's data to predict; data.root=DIR says where they are"
         )
-    return build.experiment(settings, data, device)
+    return build.make_experiment(settings, data, device)
 
 
-def _without_data(settings: Settings, method: Method, facts: dict[str, Any], sizes: np.ndarray) -> Experiment:
+def _build_experiment_without_data(
+    settings: Settings, method: Method, facts: dict[str, Any], sizes: np.ndarray
+) -> Experiment:
     """Build the experiment of the run without any data, with the initial weights."""
-    (shape, dtype), classes, n = input_of(facts), int(facts["classes"]), len(sizes)
+    (shape, dtype), classes, n = parse_input_shape(facts), int(facts["classes"]), len(sizes)
     no_tests, no_counts = np.zeros(n, dtype=np.int64), np.zeros((n, classes), dtype=np.int64)
     targets: tuple[tuple[int, ...], torch.dtype] = (), torch.int64
     sites = tuple(settings.data.silos or ())
     data = Federated(
         classes, shape, dtype, *targets, n, sizes, no_tests, no_counts, {}, {}, None, None, sites, counts_shared=False
     )
-    module = build.prepared_module(settings, method, shape, classes, dtype)
+    module = build.make_prepared_module(settings, method, shape, classes, dtype)
     if settings.init.source is not None:
         load_initial_weights(module, settings.init.source, settings.init.strict)
     net = Net(module, shape, dtype)
     model = FlatModel(module, net.head_names(), channels_last=settings.compute.channels_last)
     messages, training = build.make_messages(settings, method, model, net, data), build.make_local_training(settings)
-    return Experiment(settings, data, method, _NoTask(), net, model, messages, training, None)
+    return Experiment(settings, data, method, _PlaceholderTask(), net, model, messages, training, None)
 
 
 # ---- the state of server and clients ----
-def _restore(fed: Federation, experiment: Experiment, run_dir: Path, t: int) -> None:
+def _restore_state(fed: Federation, experiment: Experiment, run_dir: Path, t: int) -> None:
     """Set server and clients to their state after round t. Raises UserError if its checkpoint cannot be read."""
     assert fed.server is not None
     path, messages = run_dir / "checkpoints" / f"{t:06}.safetensors", experiment.messages
@@ -234,15 +246,15 @@ def _restore(fed: Federation, experiment: Experiment, run_dir: Path, t: int) -> 
             "checkpoint.every=1 and a larger checkpoint.keep: `fedmpi replay` gives the same bits"
         ) from error
     if messages.client_state.size:
-        fed.states.store = Rows(run_dir / "state", experiment.settings.data.silos)
+        fed.states.store = ClientStateFiles(run_dir / "state", experiment.settings.data.silos)
         fed.states.max_in_memory = experiment.data.clients
-    lost = checkpoints.earlier_losses(experiment.settings, RunDirectory(run_dir))
+    lost = checkpoints.load_rank_failures(experiment.settings, RunDirectory(run_dir))
     fed.scheduler.lost_ranks = LostRanks(lost).until(t + 1).known(t + 1)
     fed.restore(t, facts["memory"], tensors)
     fed.transport.broadcast(0.0, fed.server)
 
 
-def _own_model(fed: Federation, experiment: Experiment, module: nn.Module, client: int, t: int) -> nn.Module:
+def _compute_client_model(fed: Federation, experiment: Experiment, module: nn.Module, client: int, t: int) -> nn.Module:
     """Return the client's model as protocol `personal` evaluates it, computed by the hooks of the method."""
     t, method, trainer, sites = max(t, 0), experiment.method, fed.trainer, experiment.settings.data.silos
     try:

@@ -35,17 +35,17 @@ from fedmpi.data.sources.source_utils import ignoring
 from fedmpi.data.transforms.base import Operation, to_memory_format
 from fedmpi.data.transforms.pipeline import ImagePipeline
 from fedmpi.runtime import code_trust
-from fedmpi.runtime.device import pick_device, set_numerics
+from fedmpi.runtime.device import choose_device, configure_numerics
 from fedmpi.runtime.finished_runs.models import RunModel
 from fedmpi.runtime.record import atomic_files
 from fedmpi.runtime.record.data_files import PREPROCESSING, Preprocessing, find_own_preprocessing, read_preprocessing
-from fedmpi.runtime.record.saved_model import input_of
+from fedmpi.runtime.record.saved_model import parse_input_shape
 from fedmpi.tasks import validation
 
-FOLDER = "predictions"  # in the run directory
+PREDICTIONS_FOLDER = "predictions"  # in the run directory
 
 
-def predict(
+def predict_file(
     which: RunModel,
     file: Path,
     say: Callable[[str], None],
@@ -65,17 +65,17 @@ def predict(
         UserError: the rows differ in form from the training rows, the model is missing, or a file cannot be written.
     """
     settings = which.settings("compute.compile=false")
-    with code_trust.guard(which.trusted):
-        set_numerics(settings)
+    with code_trust.forbid_external_code(which.trusted):
+        configure_numerics(settings)
         module = which.load(settings)
-        module = module if which.client is not None else module.to(pick_device(settings, detect({})))
+        module = module if which.client is not None else module.to(choose_device(settings, detect({})))
         predictions = Predictor(module, which, settings)(file, site=site, ids=ids)
     columns = {column: np.asarray(values) for column, values in predictions.items()}
     suffix = ".npz" if any(values.ndim > 1 for values in columns.values()) else ".csv"
-    path = out or which.run / FOLDER / f"{file.stem}{suffix}"
+    path = out or which.run / PREDICTIONS_FOLDER / f"{file.stem}{suffix}"
     if path.suffix.lower() != suffix:
         raise UserError(f"--to: {path}: a file whose name ends in {suffix} is needed for these predictions")
-    write_output(path, _npz(columns) if suffix == ".npz" else _csv(columns))
+    write_output(path, _format_npz(columns) if suffix == ".npz" else _format_csv(columns))
     shown = "; ".join(f"{metric} {format_metric(metric, value)}" for metric, value in predictions.metrics.items())
     rows = count(len(next(iter(columns.values()))), "row")
     say(f"{path}: {rows}{f', by the targets in the file: {shown}' if shown else ''}")
@@ -88,12 +88,12 @@ def write_output(path: Path, content: bytes) -> None:
     """Write an output file of a command, and create its folder. Raises UserError if that is not possible."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_files.write(path, content)
+        atomic_files.write_atomically(path, content)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}; choose another file") from error
 
 
-def _csv(columns: Mapping[str, np.ndarray]) -> bytes:
+def _format_csv(columns: Mapping[str, np.ndarray]) -> bytes:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
@@ -103,7 +103,7 @@ def _csv(columns: Mapping[str, np.ndarray]) -> bytes:
     return text.getvalue().encode()
 
 
-def _npz(columns: Mapping[str, np.ndarray]) -> bytes:
+def _format_npz(columns: Mapping[str, np.ndarray]) -> bytes:
     """Return an .npz archive of the columns. np.savez is not used because it accepts no array named "file"."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
@@ -153,8 +153,8 @@ class Predictor:
         if others:
             message = f"{len(others)} of {count(len(new_rows.sites), 'row')} name another site, the first {others[0]!r}"
             warnings.warn(f"{message}; all are prepared as rows of {site!r}", stacklevel=2)
-        new_rows = replace(new_rows, x=_augmented(new_rows.x, preprocessing.operations))
-        shape, trained = sample_shape(new_rows.x), input_of(self.which.facts)[0]
+        new_rows = replace(new_rows, x=_apply_operations(new_rows.x, preprocessing.operations))
+        shape, trained = sample_shape(new_rows.x), parse_input_shape(self.which.facts)[0]
         if shape != trained:
             raise UserError(f"the rows become samples of shape {shape}; the model was trained on {trained}")
         scales = preprocessing.scales(new_rows.sites if site is None else (site,), len(new_rows.x))
@@ -164,14 +164,14 @@ class Predictor:
         """Return the preprocessing of rows, and the site whose statistics it uses; None if it uses no site's."""
         silos = self.settings.data.silos
         if silos is not None:
-            site = site if site is not None or self.which.client is None else site_of(silos, self.which.client)
+            site = site if site is not None or self.which.client is None else find_client_site(silos, self.which.client)
             return read_preprocessing(find_own_preprocessing(self.which.run, silos, site)), None
         preprocessing = read_preprocessing(self.which.run / PREPROCESSING)
         if not (preprocessing.preparation.site_names or preprocessing.target_sites):
             if site is not None:
                 raise UserError(f"site {site!r}: this run prepares the rows of all sites alike; leave it out")
         elif site is None and self.which.client is not None and preprocessing.client_sites:
-            site = site_of(preprocessing.client_sites, self.which.client)
+            site = find_client_site(preprocessing.client_sites, self.which.client)
         return preprocessing, site
 
     def _predict(self, rows: NewRows, names: Sequence[str], scales: Sequence[TargetScale] | None) -> Predictions:
@@ -196,7 +196,7 @@ class Predictor:
                     summaries.append(validation.hold(task, f, y))
                 parts.append(task.predictions(f, names))
             predictions = Predictions(
-                {**rows.ids, **{name: _join([part[name] for part in parts]) for name in parts[0]}}
+                {**rows.ids, **{name: _concatenate([part[name] for part in parts]) for name in parts[0]}}
             )
             if summaries:
                 known = slice(None) if rows.known is None else rows.known
@@ -223,14 +223,14 @@ class Predictor:
         return f
 
 
-def _join(parts: Sequence[Any]) -> Any:
+def _concatenate(parts: Sequence[Any]) -> Any:
     """Concatenate a column of predictions over batches."""
     if isinstance(parts[0], Tensor):
         return torch.cat(list(parts)).numpy()
     return [value for part in parts for value in part]
 
 
-def _augmented(x: Any, operations: tuple[Operation, ...]) -> Any:
+def _apply_operations(x: Any, operations: tuple[Operation, ...]) -> Any:
     """Return samples with the image operations that test samples get, which are not random."""
     if not operations:
         return x
@@ -238,6 +238,6 @@ def _augmented(x: Any, operations: tuple[Operation, ...]) -> Any:
     return Pictures(x.stored if isinstance(x, Pictures) else x, look)
 
 
-def site_of(silos: Sequence[str], client: int | str) -> str:
+def find_client_site(silos: Sequence[str], client: int | str) -> str:
     """Return the site name of a client, which is given by its number or its site's name."""
     return client if isinstance(client, str) and client in silos else silos[int(client)]

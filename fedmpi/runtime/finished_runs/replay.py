@@ -20,22 +20,24 @@ from fedmpi.common.text import count
 from fedmpi.config.schema import Settings
 from fedmpi.runtime import code_trust
 from fedmpi.runtime.checkpoints import IDENTITY
-from fedmpi.runtime.execute import execute
-from fedmpi.runtime.inspection.compare import HASH, RunRecord
+from fedmpi.runtime.execute import execute_run
+from fedmpi.runtime.inspection.compare import WEIGHTS_HASH, RunRecord
 from fedmpi.runtime.record.atomic_files import CorruptFileError, read_tensors
 
-NEAR = 10  # the last round is always replayed if a checkpoint lies at most so many rounds before it
+MAX_ROUNDS_TO_LAST = 10  # the last round is always replayed if a checkpoint lies at most so many rounds before it
 
 
-def replay(run: Path, settings: Settings, trusted: bool, say: Callable[[str], None], process: CommandProcess) -> int:
+def replay_run(
+    run: Path, settings: Settings, trusted: bool, say: Callable[[str], None], process: CommandProcess
+) -> int:
     """Train all rounds of a run again and compare the hashes of the global model.
 
     Returns the exit code: 0 if the hashes of all rounds are equal, 1 if not. On ranks other than 0, and if training
     fails before a round is complete, it is the exit code of the training.
     """
-    process.stop.max_rounds = len(_hashes(run))
-    with code_trust.guard(trusted):
-        result, code = execute(settings, process)
+    process.stop.max_rounds = len(_read_hashes(run))
+    with code_trust.forbid_external_code(trusted):
+        result, code = execute_run(settings, process)
     if "directory" not in result or (code and not process.stop.rounds_done):  # ranks other than 0 have no results
         return code
     message, is_same = compare_hashes(run, Path(result["directory"]))
@@ -45,7 +47,7 @@ def replay(run: Path, settings: Settings, trusted: bool, say: Callable[[str], No
 
 def compare_hashes(run: Path, again: Path) -> tuple[str, bool]:
     """Compare the hashes of a run and its replay; return a line of text, and whether all hashes are equal."""
-    before, now = _hashes(run), _hashes(again)
+    before, now = _read_hashes(run), _read_hashes(again)
     different = [t for t in sorted(before) if before[t] != now.get(t)]
     if not different:
         return f"{count(len(before), 'round')} of {run}: the same bits in {again}", True
@@ -54,16 +56,16 @@ def compare_hashes(run: Path, again: Path) -> tuple[str, bool]:
     return f"{message}{before[t][:12]}, {again} {now.get(t, 'no such round')[:13]}", False
 
 
-def _hashes(run: Path) -> dict[int, str]:
+def _read_hashes(run: Path) -> dict[int, str]:
     """Return the SHA-256 of the global model after each round, by round."""
     path = run / "metrics.jsonl"
     if not path.exists() or not path.stat().st_size:
         raise UserError(f"{path} is {'empty' if path.exists() else 'missing'}: no round of this run was written")
-    return {t: str(row.get(HASH)) for t, row in RunRecord(run).rounds.items()}
+    return {t: str(row.get(WEIGHTS_HASH)) for t, row in RunRecord(run).rounds.items()}
 
 
 # ---- replay of some rounds in a temporary directory, from the checkpoint before them or from the start ----
-def checkpoints(run: Path) -> list[int]:
+def find_intact_checkpoints(run: Path) -> list[int]:
     """Return the rounds of all intact checkpoints in ascending order."""
     rounds = []
     for path in sorted(run.glob("checkpoints/[0-9]*.safetensors")):
@@ -74,7 +76,7 @@ def checkpoints(run: Path) -> list[int]:
     return rounds
 
 
-def segments(
+def choose_segments(
     rounds: Sequence[int], number: int | None, suspects: Collection[int], checkpoints: Sequence[int]
 ) -> list[tuple[int, int]]:
     """Choose rounds to replay, and return the shortest spans of rounds, each from a checkpoint on, that contain them.
@@ -92,7 +94,7 @@ def segments(
     """
     chosen = {*rounds}
     if number is not None and number < len(rounds):
-        last = [rounds[-1]] if any(0 < rounds[-1] - t <= NEAR for t in checkpoints) else []
+        last = [rounds[-1]] if any(0 < rounds[-1] - t <= MAX_ROUNDS_TO_LAST for t in checkpoints) else []
         chosen = {*SystemRandom().sample(list(rounds), number), *last, *suspects} & chosen
     last_rounds = {max((c for c in checkpoints if c < t), default=-1): t for t in sorted(chosen)}
     return sorted(last_rounds.items())
@@ -114,7 +116,7 @@ def replay_rounds(
         own = [f"output={json.dumps(place)}", "name=again", "trace=false", "report=false"]
         own += ["checkpoint.every=1000000"]
         own += ["checkpoint.resume=must", "checkpoint.changes=accept"] if start >= 0 else []
-        settings = code_trust.replay_settings(run, trusted, overrides, own)
+        settings = code_trust.load_replay_settings(run, trusted, overrides, own)
         if start >= 0:  # the job resumes from this checkpoint in a directory of symbolic links
             checkpoint, states = run / "checkpoints" / f"{start:06}.safetensors", run.glob("state/**/*.safetensors")
             for path in (run / IDENTITY, checkpoint, *states):
@@ -123,8 +125,8 @@ def replay_rounds(
                 link.symlink_to(path.resolve())
         process = CommandProcess()
         process.stop.max_rounds = min(last + 2, total)
-        with code_trust.guard(trusted), redirect_stdout(io.StringIO()):
-            result, _ = execute(settings, process)
+        with code_trust.forbid_external_code(trusted), redirect_stdout(io.StringIO()):
+            result, _ = execute_run(settings, process)
         if process.stop.signal:
             raise KeyboardInterrupt
         yield Path(result["directory"]), result["exit_reason"] == "stopped"

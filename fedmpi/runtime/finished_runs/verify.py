@@ -28,9 +28,9 @@ from fedmpi.engine.faults import lost_ranks
 from fedmpi.flat.model import FlatModel
 from fedmpi.runtime import code_trust
 from fedmpi.runtime.finished_runs import replay
-from fedmpi.runtime.finished_runs.models import rebuild_model
-from fedmpi.runtime.inspection.compare import MISSING, RunRecord, differing_rows, made_with
-from fedmpi.runtime.inspection.run_files import json_of, no_run
+from fedmpi.runtime.finished_runs.models import load_global_model
+from fedmpi.runtime.inspection.compare import MISSING, RunRecord, find_differing_rows, find_setup_differences
+from fedmpi.runtime.inspection.run_files import not_a_run_error, read_json_object
 from fedmpi.runtime.record.atomic_files import CorruptFileError, read_tensors, serialize_tensors
 from fedmpi.runtime.record.data_files import PREPROCESSING
 from fedmpi.runtime.record.run_dir import (
@@ -42,17 +42,17 @@ from fedmpi.runtime.record.run_dir import (
     compute_checksums,
     total_checksum,
 )
-from fedmpi.runtime.record.saved_model import best_model, facts_of
-from fedmpi.runtime.record.summary import metric_names, summary
+from fedmpi.runtime.record.saved_model import describe_best_model, read_model_metadata
+from fedmpi.runtime.record.summary import metric_names, summarize_run
 
 Say = Callable[[str], None]
 Rows = Sequence[Mapping[str, Any]]
 VERIFIED, ALTERED, UNKNOWN = 0, 1, 2  # exit codes
-SHOWN = 6  # differences that are printed for a row, at most
+MAX_DIFFERENCES_SHOWN = 6  # differences that are printed for a row, at most
 
 
 @dataclass(frozen=True)
-class Options:
+class VerifyOptions:
     """Options of `fedmpi verify`."""
 
     number: int | None = 3  # rounds to replay, drawn at random; None: all
@@ -90,7 +90,7 @@ class Findings:
         return ALTERED if self.altered else UNKNOWN if self.unsure else VERIFIED
 
 
-def verify_all(place: Path, say: Say, options: Options) -> int:
+def verify_all(place: Path, say: Say, options: VerifyOptions) -> int:
     """Verify a run directory, or all run directories of a sweep.
 
     Returns the exit code: 1 if any run was altered, else 2 if any result is unknown, else 0.
@@ -98,11 +98,11 @@ def verify_all(place: Path, say: Say, options: Options) -> int:
     is_run, working_dir = (place / "config.yaml").is_file(), Path.cwd()
     runs = [place] if is_run else sorted(path.parent for path in place.glob("*/config.yaml"))
     if not runs:
-        raise no_run(place, "config.yaml, and no directory that does")
+        raise not_a_run_error(place, "config.yaml, and no directory that does")
     codes: dict[str, int] = {}
     for run in runs:
         try:
-            codes[run.name] = verify(run, say, options, working_dir)
+            codes[run.name] = verify_run(run, say, options, working_dir)
         except UserError as error:
             if len(runs) == 1:
                 raise
@@ -117,7 +117,7 @@ def verify_all(place: Path, say: Say, options: Options) -> int:
     return next((code for code in (ALTERED, UNKNOWN) if code in codes.values()), VERIFIED)
 
 
-def verify(run: Path, say: Say, options: Options, working_dir: Path) -> int:
+def verify_run(run: Path, say: Say, options: VerifyOptions, working_dir: Path) -> int:
     """Verify one run directory and print the findings.
 
     Args:
@@ -130,17 +130,17 @@ def verify(run: Path, say: Say, options: Options, working_dir: Path) -> int:
     findings, run, rows, replayed = Findings(say), working_dir / run, list[dict[str, Any]](), set[int]()
     has_checksums = _check_checksums(run, options.published, findings)
     try:
-        settings = code_trust.run_settings(run, options.trusted, options.overrides).begun_in(working_dir)
+        settings = code_trust.load_run_settings(run, options.trusted, options.overrides).begun_in(working_dir)
     except UserError as error:
         if not findings.altered:
             raise
         findings.add_unsure(str(error))
     else:
         rows = _read_rows(run / "metrics.jsonl", findings)
-        reason = str((json_of(run / "summary.json") or {}).get("exit_reason", ""))
-        with code_trust.guard(options.trusted):
+        reason = str((read_json_object(run / "summary.json") or {}).get("exit_reason", ""))
+        with code_trust.forbid_external_code(options.trusted):
             _check_files(run, settings, rows, reason, findings)
-        replayed = _replay(run, settings, sorted({row["round"] for row in rows}), reason, options, findings)
+        replayed = _replay_some_rounds(run, settings, sorted({row["round"] for row in rows}), reason, options, findings)
     rest = len(rows) - len(replayed)
     if findings.code == VERIFIED and not rows:
         findings.add_unsure("no round of this run was written")
@@ -163,7 +163,7 @@ def _check_checksums(run: Path, published: str | None, findings: Findings) -> bo
         if published is not None:
             findings.add_unsure(f"there is no {CHECKSUMS}, which should have the checksum {published}")
         return False
-    recorded, now = json_of(run / CHECKSUMS) or {}, compute_checksums(run)
+    recorded, now = read_json_object(run / CHECKSUMS) or {}, compute_checksums(run)
     digest = str(recorded.get("checksum"))
     if digest != total_checksum(recorded):
         findings.add_altered(f"{CHECKSUMS}: its content is not that of the SHA-256 in it")
@@ -201,7 +201,7 @@ def _check_files(run: Path, settings: Settings, rows: Rows, reason: str, finding
         findings.add_altered("metrics.jsonl: its rounds are not 0, 1, 2, ... each once")
     elif reason == "finished" and len(rows) != max(settings.rounds, 1):
         findings.add_altered(f"metrics.jsonl: {count(len(rows), 'round')} of a finished run of {settings.rounds}")
-    identity = json_of(run / "identity.json") or {}
+    identity = read_json_object(run / "identity.json") or {}
     written = {key: repr(value) for key, value in flat(read(run / "config.yaml").data, "").items() if value != MARK}
     for key in identity.keys() & written.keys():
         if identity[key] not in (written[key], hashlib.sha256(written[key].encode()).hexdigest()):
@@ -211,9 +211,9 @@ def _check_files(run: Path, settings: Settings, rows: Rows, reason: str, finding
         _check_summary(run, rows, settings, findings)
     hashes = {row["round"]: row.get("sha256") for row in rows}
     for name in (name for name in (MODEL, BEST) if rows and (run / name).exists()):
-        t = rows[-1]["round"] if name == MODEL else facts_of(run / name).get("round")
+        t = rows[-1]["round"] if name == MODEL else read_model_metadata(run / name).get("round")
         try:
-            model = FlatModel(rebuild_model(run, settings, name))
+            model = FlatModel(load_global_model(run, settings, name))
             if (digest := model.layout.sha256(model.w)) != hashes.get(t):
                 both = f"{digest[:12]}, metrics.jsonl {str(hashes.get(t))[:12]}"
                 findings.add_altered(f"{name}: its weights have the SHA-256 {both}")
@@ -230,14 +230,14 @@ def _check_files(run: Path, settings: Settings, rows: Rows, reason: str, finding
 
 def _check_summary(run: Path, rows: Rows, settings: Settings, findings: Findings) -> None:
     """Compute the summary from the rows again and compare it with summary.json."""
-    classes = str(facts_of(run / MODEL).get("classes", ""))
+    classes = str(read_model_metadata(run / MODEL).get("classes", ""))
     task = registry.make(tasks.KIND, settings.task)(int(classes)) if classes.isdigit() else None
     lost, lower_is_better = _read_rows(run / "faults.jsonl", findings), tuple(getattr(task, "lower_is_better", ()))
     try:
-        recomputed = summary(rows, metric_names(rows), "", lost, best_model(run), lower_is_better)
+        recomputed = summarize_run(rows, metric_names(rows), "", lost, describe_best_model(run), lower_is_better)
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         return findings.add_altered(f"metrics.jsonl or faults.jsonl: no summary can be made of it ({error})")
-    written = json_of(run / "summary.json") or {}
+    written = read_json_object(run / "summary.json") or {}
     was, now = (flat(to_jsonable({**each, "exit_reason": ""}), "") for each in (written, recomputed))
     for key in {**now, **was}:
         if was.get(key) != now.get(key):
@@ -245,28 +245,28 @@ def _check_summary(run: Path, rows: Rows, settings: Settings, findings: Findings
 
 
 # ---- by training ----
-def _replay(
-    run: Path, settings: Settings, rounds: list[int], reason: str, options: Options, findings: Findings
+def _replay_some_rounds(
+    run: Path, settings: Settings, rounds: list[int], reason: str, options: VerifyOptions, findings: Findings
 ) -> set[int]:
     """Train some rounds of a run again, report differences, and return the rounds that were trained."""
     record, done = RunRecord(run, strict=False), set[int]()
     # A resumed run evaluates the round of its checkpoint again. If a rank failed after the first evaluation, the two
     # evaluations may differ, so such a checkpoint is not used.
     late = {row["round"] for row in record.rows("faults.jsonl").values() if lost_ranks.late(row)}
-    checkpoints = [t for t in replay.checkpoints(run) if t in rounds and t + 1 not in late]
+    checkpoints = [t for t in replay.find_intact_checkpoints(run) if t in rounds and t + 1 not in late]
     reasons = dict[str, None]()
-    for start, last in replay.segments(rounds, options.number, findings.suspects, checkpoints):
+    for start, last in replay.choose_segments(rounds, options.number, findings.suspects, checkpoints):
         findings.say(f"  replaying to round {last}, {f'after checkpoint {start}' if start >= 0 else 'from the start'}")
         which = (start, last, len(rounds))
         with replay.replay_rounds(run, options.trusted, options.overrides, *which) as (path, stopped):
             replayed = RunRecord(path, strict=False)
-            changes = made_with(record, replayed)
+            changes = find_setup_differences(record, replayed)
             if other_data := [name for name in ("partition", "training data", "test data") if name in changes["data"]]:
                 where = f"below {settings.data.root} are not those of the run; data.root=DIR says where they are"
                 findings.add_unsure(f"{' and '.join(other_data)} {where}")
                 return done
-            reasons |= dict.fromkeys(_reasons_for_other_bits(run, settings, changes))
-            differences = _row_differences(record, replayed, (start, last), stopped, options.tolerance)
+            reasons |= dict.fromkeys(_causes_of_bit_differences(run, settings, changes))
+            differences = _describe_row_differences(record, replayed, (start, last), stopped, options.tolerance)
             if last == rounds[-1] and reason and options.tolerance is None:
                 names = (MODEL, BEST, "partition.npz", PREPROCESSING)
                 pairs = ((name, record.digest(name), replayed.digest(name)) for name in names)
@@ -284,7 +284,7 @@ def _replay(
     return done
 
 
-def _row_differences(
+def _describe_row_differences(
     record: RunRecord, replayed: RunRecord, span: tuple[int, int], stopped: bool, tolerance: float | None
 ) -> list[str]:
     """Return the differences between the rows of a run and of its replay, as lines of text.
@@ -299,25 +299,30 @@ def _row_differences(
     texts = []
     for name in ROUND_FILES:
         left_out = {end if name != "metrics.jsonl" else None, start if name == "analysis.jsonl" else None}
-        for (t, client, protocol, *_), differences in differing_rows(record, replayed, name, tolerance, partial=end):
+        for (t, client, protocol, *_), differences in find_differing_rows(
+            record, replayed, name, tolerance, partial=end
+        ):
             if t in replayed.rounds and t <= last and t not in left_out:
-                each = [f"{what} is {_short(a)}, replaying gives {_short(b)}" for what, a, b in differences[:SHOWN]]
+                each = [
+                    f"{what} is {_shorten_value(a)}, replaying gives {_shorten_value(b)}"
+                    for what, a, b in differences[:MAX_DIFFERENCES_SHOWN]
+                ]
                 who = "" if client is None else f", client {client}"
                 who += "" if protocol is None else f", {protocol}"
                 texts.append(f"{name}, round {t}{who}: {'; '.join(each)}")
     return texts
 
 
-def _short(value: Any) -> str:
+def _shorten_value(value: Any) -> str:
     return "missing" if value is MISSING else shorten(str(value), 24)
 
 
-def _reasons_for_other_bits(run: Path, settings: Settings, changes: dict[str, Any]) -> list[str]:
+def _causes_of_bit_differences(run: Path, settings: Settings, changes: dict[str, Any]) -> list[str]:
     """Return reasons for differences in the last bits: code, versions or devices that are not those of the run."""
     machine = {key: pair for key, pair in changes["environment"].items() if key in ("devices", "cpu")}
     code = {key: pair for key, pair in changes["code"].items() if not key.startswith("plug-in ")}
     reasons = [f"{name} was {was}, here it is {now}" for name, (was, now) in {**code, **machine}.items()]
-    ranks = len((json_of(run / "environment.json") or {}).get("ranks") or [1])
+    ranks = len((read_json_object(run / "environment.json") or {}).get("ranks") or [1])
     if settings.compute.device != "cpu" and not (settings.compute.deterministic and ranks == 1):
         reasons += ["GPUs give the same bits to one process with compute.deterministic"] if is_available() else []
     reasons += RunDirectory(run).accepted_changes()

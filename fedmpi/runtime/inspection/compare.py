@@ -19,15 +19,15 @@ from fedmpi.config.resume_rules import comparable
 from fedmpi.runtime.inspection import run_files
 
 MISSING = object()
-HASH, MODEL = "sha256", "model.safetensors"
-NAMES = ("name", "trace", "report")  # settings without influence on results
+WEIGHTS_HASH, MODEL = "sha256", "model.safetensors"
+IRRELEVANT_SETTINGS = ("name", "trace", "report")  # settings without influence on results
 # Names of digests of data in identity.json end with one of these.
-DATA = ("partition", "training data", "test data", "layout", "initial weights")
+DATA_DIGESTS = ("partition", "training data", "test data", "layout", "initial weights")
 GROUPS = ("settings", "data", "code", "environment")
 # Keys of environment.json that are left out. Of ranks and packages, the entries are compared instead.
-NO_CAUSE = ("started", "command", "directory", "slurm_job_id", "ranks", "packages")
-LONG = 200  # characters of a value that are printed
-CODE, PARTITION = ("(code of fedmpi)", "(torch version)"), "(partition)"  # keys of identity.json
+IGNORED_ENVIRONMENT = ("started", "command", "directory", "slurm_job_id", "ranks", "packages")
+MAX_VALUE_LENGTH = 200  # characters of a value that are printed
+CODE_DIGESTS, PARTITION = ("(code of fedmpi)", "(torch version)"), "(partition)"  # keys of identity.json
 TRAINING, TEST = "(training data)", "(test data)"
 Facts = dict[str, Any]
 RowKey = tuple[Any, ...]
@@ -40,14 +40,14 @@ class RunRecord:
     """
 
     def __init__(self, run: Path, strict: bool = True) -> None:
-        if not run_files.is_run(run_files.folder(run)):
-            raise run_files.no_run(run, " or ".join(run_files.OF_A_RUN))
+        if not run_files.is_run_dir(run_files.check_directory(run)):
+            raise run_files.not_a_run_error(run, " or ".join(run_files.RUN_FILES))
         self.run, self.strict = run, strict
-        self.identity = comparable(run_files.json_of(run / "identity.json") or {})
-        about = run_files.json_of(run / "environment.json") or {}
+        self.identity = comparable(run_files.read_json_object(run / "identity.json") or {})
+        about = run_files.read_json_object(run / "environment.json") or {}
         ranks = about.get("ranks") or []
         devices, hosts = (", ".join(sorted({str(each.get(what)) for each in ranks})) for what in ("device", "host"))
-        self.environment = {key: value for key, value in about.items() if key not in NO_CAUSE}
+        self.environment = {key: value for key, value in about.items() if key not in IGNORED_ENVIRONMENT}
         self.environment |= about.get("packages") or {}
         self.environment |= {"number of ranks": len(ranks), "devices": devices, "hosts": hosts}
         self.rounds = {row["round"]: row for row in self.rows("metrics.jsonl").values()}
@@ -79,7 +79,7 @@ class Difference(NamedTuple):
     b: Any
 
 
-def differing_rows(
+def find_differing_rows(
     a: RunRecord, b: RunRecord, name: str, tolerance: float | None = None, partial: int | None = None
 ) -> Iterator[tuple[RowKey, list[Difference]]]:
     """Yield the key and the differences of each row in which two runs differ, without keys that depend on the ranks.
@@ -91,7 +91,7 @@ def differing_rows(
         partial: a round that b has not evaluated; keys that its row lacks do not count.
     """
     left, right = a.rows(name), b.rows(name)
-    left_out = {*VARIES_WITH_RANKS, *((HASH,) if tolerance is not None else ())}
+    left_out = {*VARIES_WITH_RANKS, *((WEIGHTS_HASH,) if tolerance is not None else ())}
     for key in sorted({**left, **right}, key=lambda key: (key[0], str(key[1:]))):
         x, y = left.get(key, {}), right.get(key, {})
         names = [each for each in {**x, **y} if each not in left_out and (key[0] != partial or each in y)]
@@ -111,25 +111,27 @@ def _is_same(a: Any, b: Any, tolerance: float | None) -> bool:
     return bool(a == b)
 
 
-def made_with(a: RunRecord, b: RunRecord) -> Facts:
+def find_setup_differences(a: RunRecord, b: RunRecord) -> Facts:
     """Return the differences in settings, code, data and environment (versions, machine), as name -> [a, b]."""
-    changes = _changes(a.identity, b.identity)
+    changes = _find_changes(a.identity, b.identity)
     digests = {key.strip("()"): pair for key, pair in changes.items() if key.startswith("(")}
-    data = {key: pair for key, pair in digests.items() if key.endswith(DATA)}
+    data = {key: pair for key, pair in digests.items() if key.endswith(DATA_DIGESTS)}
     return {
-        "settings": {key: pair for key, pair in changes.items() if not key.startswith("(") and key not in NAMES},
+        "settings": {
+            key: pair for key, pair in changes.items() if not key.startswith("(") and key not in IRRELEVANT_SETTINGS
+        },
         "code": {key: pair for key, pair in digests.items() if key not in data},
         "data": data,
-        "environment": _changes(a.environment, b.environment),
+        "environment": _find_changes(a.environment, b.environment),
     }
 
 
-def _changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, list[Any]]:
+def _find_changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, list[Any]]:
     return {key: [a.get(key), b.get(key)] for key in {**a, **b} if a.get(key) != b.get(key)}
 
 
 # ---- the command ----
-def compare(a: Path, b: Path) -> Facts:
+def compare_runs(a: Path, b: Path) -> Facts:
     """Compare two run directories. Raises UserError if one is not a run directory or cannot be read.
 
     Returns:
@@ -144,14 +146,18 @@ def compare(a: Path, b: Path) -> Facts:
     left, right = RunRecord(a), RunRecord(b)
     shared = left.rounds.keys() & right.rounds.keys()
     rows, of_clients = (
-        [(key, each) for key, each in differing_rows(left, right, name) if key[0] in shared]
+        [(key, each) for key, each in find_differing_rows(left, right, name) if key[0] in shared]
         for name in ("metrics.jsonl", "clients.jsonl")
     )
-    facts: Facts = {"a": str(a), "b": str(b), **made_with(left, right)}
+    facts: Facts = {"a": str(a), "b": str(b), **find_setup_differences(left, right)}
     facts["rounds"] = [len(left.rounds), len(right.rounds)]
-    facts["hash"] = _first((key, [each for each in row if each.key == HASH]) for key, row in rows)
-    facts["metric"] = _first((key, [each for each in row if each.key != HASH]) for key, row in rows)
-    facts["client"] = _first(of_clients)
+    facts["hash"] = _describe_first_difference(
+        (key, [each for each in row if each.key == WEIGHTS_HASH]) for key, row in rows
+    )
+    facts["metric"] = _describe_first_difference(
+        (key, [each for each in row if each.key != WEIGHTS_HASH]) for key, row in rows
+    )
+    facts["client"] = _describe_first_difference(of_clients)
     models = [record.digest(MODEL) for record in (left, right)]
     facts["model"] = models if None not in models and models[0] != models[1] else None
     parts = [facts[each] for each in ("hash", "metric", "client", "model")]
@@ -159,7 +165,7 @@ def compare(a: Path, b: Path) -> Facts:
     return facts
 
 
-def _first(rows: Iterable[tuple[RowKey, list[Difference]]]) -> Facts | None:
+def _describe_first_difference(rows: Iterable[tuple[RowKey, list[Difference]]]) -> Facts | None:
     """Describe the first row with differences: round, client, first key with its values, and the other keys."""
     for (t, client, *_), (first, *others) in ((key, each) for key, each in rows if each):
         values = [None if value is MISSING else value for value in (first.a, first.b)]
@@ -168,21 +174,21 @@ def _first(rows: Iterable[tuple[RowKey, list[Difference]]]) -> Facts | None:
     return None
 
 
-def lines(facts: Facts) -> list[str]:
+def format_comparison(facts: Facts) -> list[str]:
     """Return the output of `fedmpi compare` as lines: results, then settings, data, code and environment."""
-    shown = [f"A  {facts['a']}", f"B  {facts['b']}", verdict(facts)]
+    shown = [f"A  {facts['a']}", f"B  {facts['b']}", format_verdict(facts)]
     for one in (facts[key] for key in ("hash", "metric", "client") if facts[key]):
         who = f"client {one['client']}, " if one["client"] is not None else ""
-        shown += [_pair(f"{who}{one['name']}, round {one['round']}", one["values"])]
-        shown += [f"  and there {shorten(', '.join(one['others']), LONG)}"] if one["others"] else []
-    shown += [_pair(MODEL, facts["model"])] if facts["model"] else []
+        shown += [_format_pair(f"{who}{one['name']}, round {one['round']}", one["values"])]
+        shown += [f"  and there {shorten(', '.join(one['others']), MAX_VALUE_LENGTH)}"] if one["others"] else []
+    shown += [_format_pair(MODEL, facts["model"])] if facts["model"] else []
     for group in GROUPS:
         shown += [f"{group}: {count(len(facts[group]), 'difference')}"] if facts[group] else []
-        shown += [_pair(name, values) for name, values in facts[group].items()]
+        shown += [_format_pair(name, values) for name, values in facts[group].items()]
     return [*shown, f"the same: {', '.join(group for group in GROUPS if not facts[group]) or 'nothing else'}"]
 
 
-def verdict(facts: Facts) -> str:
+def format_verdict(facts: Facts) -> str:
     """Return one line that states whether the results are the same, or from which round on they differ."""
     a, b = facts["rounds"]
     end = f" (A has {count(a, 'round')}, B {count(b, 'round')})" if a != b else ""
@@ -197,13 +203,13 @@ def verdict(facts: Facts) -> str:
     return f"the same results as far as both go{end}" if end else f"the same results in all {count(a, 'round')}"
 
 
-def _pair(name: str, values: list[Any]) -> str:
-    a, b = ("-" if value is None else shorten(str(value), LONG) for value in values)
+def _format_pair(name: str, values: list[Any]) -> str:
+    a, b = ("-" if value is None else shorten(str(value), MAX_VALUE_LENGTH) for value in values)
     return f"  {name}: {a} | {b}"
 
 
 # ---- comparability of runs that one table cell or one curve of a report combines ----
-def shared_digests(identity: Mapping[str, Any]) -> dict[str, str]:
+def seed_independent_digests(identity: Mapping[str, Any]) -> dict[str, str]:
     """Return the digests of identity.json that are equal in all runs whose settings differ in the seed only.
 
     A data source that is a plug-in may depend on the seed, so digests of its data are left out.
@@ -219,7 +225,7 @@ def shared_digests(identity: Mapping[str, Any]) -> dict[str, str]:
     return {key: str(value) for key, value in identity.items() if key in shared or key.startswith("(plug-in ")}
 
 
-def digest_differences(runs: Iterable[tuple[Settings, Mapping[str, Any]]]) -> dict[str, tuple[str, str]]:
+def find_digest_differences(runs: Iterable[tuple[Settings, Mapping[str, Any]]]) -> dict[str, tuple[str, str]]:
     """Return digests that should be equal in several runs and are not, each with the names of two such runs.
 
     Digests of code should be equal in all runs; digests of data in runs with the same settings of data; all others in
@@ -228,12 +234,16 @@ def digest_differences(runs: Iterable[tuple[Settings, Mapping[str, Any]]]) -> di
     first: dict[tuple[str, ...], tuple[str, str]] = {}
     differing: dict[str, tuple[str, str]] = {}
     for settings, identity in runs:
-        same_for_seeds = shared_digests(identity)
-        for item in (key for key in identity if key in same_for_seeds or key in (*CODE, PARTITION, TRAINING, TEST)):
+        same_for_seeds = seed_independent_digests(identity)
+        for item in (
+            key for key in identity if key in same_for_seeds or key in (*CODE_DIGESTS, PARTITION, TRAINING, TEST)
+        ):
             section = "data." if item in (PARTITION, TRAINING, TEST) else ""
-            left_out = (*NAMES, "seed", "(") if item in same_for_seeds else (*NAMES, "(")
+            left_out = (*IRRELEVANT_SETTINGS, "seed", "(") if item in same_for_seeds else (*IRRELEVANT_SETTINGS, "(")
             keys = [key for key in identity if key.startswith((section, "seed")) and not key.startswith(left_out)]
-            depends_on = [] if item in CODE else [str(settings.data.root), *(f"{key}: {identity[key]}" for key in keys)]
+            depends_on = (
+                [] if item in CODE_DIGESTS else [str(settings.data.root), *(f"{key}: {identity[key]}" for key in keys)]
+            )
             name, digest = first.setdefault((item, *depends_on), (settings.name, identity[item]))
             if digest != identity[item]:
                 differing.setdefault(item, (name, settings.name))

@@ -10,25 +10,25 @@ from typing import Any
 from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
 
-OF_A_RUN = ("identity.json", "metrics.jsonl")
-SWEEP_LIST = "sweep.json"  # in the directory of a sweep: the request, the runs and their labels
-OF_EACH_RANK = ("state", "audit", "trace")  # folders to which ranks other than 0 write, each on its own host
-TAIL = 1 << 20  # bytes that `tail` reads
+RUN_FILES = ("identity.json", "metrics.jsonl")
+SWEEP_FILE = "sweep.json"  # in the directory of a sweep: the request, the runs and their labels
+RANK_FOLDERS = ("state", "audit", "trace")  # folders to which ranks other than 0 write, each on its own host
+TAIL_BYTES = 1 << 20  # bytes that `tail` reads
 Row = dict[str, Any]
 
 
-def is_run(place: Path) -> bool:
-    return any((place / name).is_file() for name in OF_A_RUN)
+def is_run_dir(place: Path) -> bool:
+    return any((place / name).is_file() for name in RUN_FILES)
 
 
-def no_run(place: Path, lacks: str = "config.yaml") -> UserError:
+def not_a_run_error(place: Path, lacks: str = "config.yaml") -> UserError:
     """Return the error for a directory that is not a run directory.
 
     If a rank other than 0 runs on a host without a shared file system, the directory there holds only a part of a run.
     lacks: names of the files that the directory should contain.
     """
-    parts = [f"{name}/" for name in OF_EACH_RANK if (place / name).is_dir()]
-    if is_run(place) or not parts:
+    parts = [f"{name}/" for name in RANK_FOLDERS if (place / name).is_dir()]
+    if is_run_dir(place) or not parts:
         return UserError(f"{place} is no run directory: it holds no {lacks}")
     return UserError(
         f"{place} holds only what the ranks of this host wrote ({', '.join(parts)}); all other files of the run are in "
@@ -37,12 +37,12 @@ def no_run(place: Path, lacks: str = "config.yaml") -> UserError:
     )
 
 
-def runs_in(place: Path) -> list[Path]:
+def list_runs(place: Path) -> list[Path]:
     """Return the run directories in the directory of a sweep, sorted by name."""
-    return sorted(each for each in place.iterdir() if each.is_dir() and is_run(each))
+    return sorted(each for each in place.iterdir() if each.is_dir() and is_run_dir(each))
 
 
-def folder(place: Path) -> Path:
+def check_directory(place: Path) -> Path:
     """Return the given path after checking that it is a directory. Raises UserError if not, or if it is unreadable."""
     if not place.exists():
         raise UserError(f"{place}: there is no such directory")
@@ -55,7 +55,7 @@ def folder(place: Path) -> Path:
     return place
 
 
-def json_of(path: Path) -> Row | None:
+def read_json_object(path: Path) -> Row | None:
     """Return the object in a JSON file; None if the file is missing, damaged, or contains no object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -64,7 +64,7 @@ def json_of(path: Path) -> Row | None:
     return content if isinstance(content, dict) else None
 
 
-def tail(path: Path, size: int = TAIL) -> list[Row]:
+def read_tail(path: Path, size: int = TAIL_BYTES) -> list[Row]:
     """Return the rows in the last `size` bytes of a .jsonl file; [] if it is missing or cannot be read."""
     try:
         return read_jsonl(path, tail=size).rows
@@ -72,7 +72,7 @@ def tail(path: Path, size: int = TAIL) -> list[Row]:
         return []
 
 
-def changed(paths: Sequence[Path]) -> float | None:
+def last_modified(paths: Sequence[Path]) -> float | None:
     """Return the time of the last change of any of the files, in seconds since 1970; None if none exists."""
     times = []
     for path in paths:
@@ -83,7 +83,7 @@ def changed(paths: Sequence[Path]) -> float | None:
     return max(times, default=None)
 
 
-def last_line(path: Path, size: int = 1 << 16) -> str:
+def find_error_line(path: Path, size: int = 1 << 16) -> str:
     """Return the last line of a log that contains "error", else the last line; "" if the log is empty or missing."""
     try:
         with path.open("rb") as file:

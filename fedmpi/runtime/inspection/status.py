@@ -25,16 +25,23 @@ from fedmpi.common.text import count, format_metric
 from fedmpi.runtime.inspection import run_files
 from fedmpi.runtime.record import lock
 
-RUNNING, FINISHED, STOPPED, FAILED, DIED, NEVER = "running", "finished", "stopped", "failed", "died", "never started"
+RUNNING, FINISHED, STOPPED, FAILED, DIED, NEVER_STARTED = (
+    "running",
+    "finished",
+    "stopped",
+    "failed",
+    "died",
+    "never started",
+)
 # Rounds over which round_s is averaged. A run has written recently if its last write is at most LATELY_S seconds plus
 # the duration of TIMES rounds ago.
-WINDOW, LATELY_S, TIMES = 20, 60.0, 5.0
-FINE, GOES_ON, BAD = 0, 75, 1  # exit codes
-SHOWN = 4  # metrics that are printed
+AVERAGED_ROUNDS, RECENT_S, RECENT_ROUNDS = 20, 60.0, 5.0
+SUCCESS, RESUMABLE, FAILURE = 0, 75, 1  # exit codes
+MAX_METRICS_SHOWN = 4  # metrics that are printed
 Facts = dict[str, Any]
 
 
-def status(run: Path, now: float | None = None) -> Facts:
+def read_run_status(run: Path, now: float | None = None) -> Facts:
     """Return the state and progress of one run, as JSON values; None if the directory does not contain a value.
 
     Args:
@@ -46,13 +53,13 @@ def status(run: Path, now: float | None = None) -> Facts:
         the process that has or had the directory's lock.
     """
     lines = read_jsonl(run / "metrics.jsonl", rounds=True)
-    rows, (metrics, metrics_round) = lines.rows, _metrics(lines.rows)
-    about = run_files.json_of(run / "environment.json") or {}
+    rows, (metrics, metrics_round) = lines.rows, _latest_metrics(lines.rows)
+    about = run_files.read_json_object(run / "environment.json") or {}
     ranks = [each for each in about.get("ranks") or () if isinstance(each, dict)]
     faults = [row for row in read_jsonl(run / "faults.jsonl", rounds=True).rows if isinstance(row.get("ranks"), dict)]
     return {
-        **brief(run, lines, now),
-        "holder": lock.inspect(run)[1] or None,
+        **read_brief_status(run, lines, now),
+        "holder": lock.inspect_lock(run)[1] or None,
         "ranks": len(ranks) or None,
         "lost": {rank: row["round"] for row in faults for rank in row["ranks"]},
         "hosts": list(dict.fromkeys(str(each.get("host")) for each in ranks)),
@@ -71,7 +78,7 @@ def status(run: Path, now: float | None = None) -> Facts:
     }
 
 
-def brief(run: Path, lines: JsonLines | None = None, now: float | None = None) -> Facts:
+def read_brief_status(run: Path, lines: JsonLines | None = None, now: float | None = None) -> Facts:
     """Return the main facts about one run: its state, its progress and its last checkpoint.
 
     Args:
@@ -84,28 +91,31 @@ def brief(run: Path, lines: JsonLines | None = None, now: float | None = None) -
         checkpoint (round, age_s); unreadable (number of damaged lines in metrics.jsonl).
     """
     now = time.time() if now is None else now
-    lines = read_jsonl(run / "metrics.jsonl", rounds=True, tail=run_files.TAIL) if lines is None else lines
+    lines = read_jsonl(run / "metrics.jsonl", rounds=True, tail=run_files.TAIL_BYTES) if lines is None else lines
     done = lines.rows[-1]["round"] + 1 if lines.rows else 0
-    identity, summary = run_files.json_of(run / "identity.json") or {}, run_files.json_of(run / "summary.json") or {}
-    rounds, round_s = _rounds(identity), _round_s(lines.rows)
-    written = run_files.changed([run / "metrics.jsonl", run / "log.txt", *run.glob("trace/rank-*.jsonl")])
-    is_late = written is None or now - written >= LATELY_S + TIMES * (round_s or 0.0)
-    is_locked, who = lock.inspect(run)
+    identity, summary = (
+        run_files.read_json_object(run / "identity.json") or {},
+        run_files.read_json_object(run / "summary.json") or {},
+    )
+    rounds, round_s = _planned_rounds(identity), _mean_round_seconds(lines.rows)
+    written = run_files.last_modified([run / "metrics.jsonl", run / "log.txt", *run.glob("trace/rank-*.jsonl")])
+    is_late = written is None or now - written >= RECENT_S + RECENT_ROUNDS * (round_s or 0.0)
+    is_locked, who = lock.inspect_lock(run)
     reason = str(summary.get("exit_reason", ""))
     is_over = reason == "finished" and rounds is not None and done >= rounds
     if is_locked and not is_over:
         silent = "nothing written for longer than five rounds take; a rank may be silent" if is_late else ""
         state, why = RUNNING, silent if lines.rows else "it has not made a round yet"
     elif reason:
-        state, why = _ended(reason)
+        state, why = _classify_end(reason)
     elif is_locked is None and not is_late:
         state, why = RUNNING, "its directory was written lately"
     elif lines.rows or identity or "host" in who:
         state, why = DIED, "" if lines.rows else "before its first round was complete"
     else:
-        state, why = NEVER, "the directory holds nothing of a run"
+        state, why = NEVER_STARTED, "the directory holds nothing of a run"
     newest = max(run.glob("checkpoints/[0-9]*.safetensors"), default=None)
-    times = run_files.changed([newest] if newest else []), written
+    times = run_files.last_modified([newest] if newest else []), written
     age, since = (None if t is None else max(now - t, 0.0) for t in times)
     has_eta = state == RUNNING and not is_late and rounds is not None and round_s is not None
     return {
@@ -124,14 +134,14 @@ def brief(run: Path, lines: JsonLines | None = None, now: float | None = None) -
     }
 
 
-def code(facts: Facts) -> int:
+def status_exit_code(facts: Facts) -> int:
     """Return the exit code for a run: 0 running or finished, 75 stopped or died and can be resumed, 1 otherwise."""
     if facts["state"] in (RUNNING, FINISHED):
-        return FINE
-    return GOES_ON if facts["state"] in (STOPPED, DIED) and facts["resume"] else BAD
+        return SUCCESS
+    return RESUMABLE if facts["state"] in (STOPPED, DIED) and facts["resume"] else FAILURE
 
 
-def _ended(reason: str) -> tuple[str, str]:
+def _classify_end(reason: str) -> tuple[str, str]:
     if reason.startswith(("finished", "early_stopped")):
         return FINISHED, reason.partition(": ")[2]
     if reason.startswith(("stopped", "signal ")):
@@ -139,7 +149,7 @@ def _ended(reason: str) -> tuple[str, str]:
     return FAILED, reason.removeprefix("failed: ")
 
 
-def _rounds(identity: Facts) -> int | None:
+def _planned_rounds(identity: Facts) -> int | None:
     try:
         rounds = ast.literal_eval(identity["rounds"])
     except (KeyError, ValueError, SyntaxError, TypeError):
@@ -147,14 +157,14 @@ def _rounds(identity: Facts) -> int | None:
     return rounds if isinstance(rounds, int) else None
 
 
-def _round_s(rows: list[Facts]) -> float | None:
+def _mean_round_seconds(rows: list[Facts]) -> float | None:
     """Return the mean seconds of the last rounds. The first round, which is longer, counts only if it is alone."""
     walls = [row["wall_s"] for row in rows if _is_number(row.get("wall_s")) and row["round"] >= 0]
     later = walls[1:] if rows and rows[0]["round"] <= 0 else walls
-    return fmean(later[-WINDOW:] or walls) if walls else None
+    return fmean(later[-AVERAGED_ROUNDS:] or walls) if walls else None
 
 
-def _metrics(rows: list[Facts]) -> tuple[dict[str, float], int | None]:
+def _latest_metrics(rows: list[Facts]) -> tuple[dict[str, float], int | None]:
     """Return the metrics of the last evaluated round, or of the last round if none was evaluated; and its number."""
     numbers = [{k: v for k, v in row.items() if k not in NOT_METRICS and _is_number(v)} for row in rows]
     names = {name for row in numbers for name in row if name != "train_loss"}
@@ -169,7 +179,7 @@ def _is_number(value: Any) -> bool:
 
 
 # ---- output ----
-def lines(facts: Facts) -> list[str]:
+def format_status(facts: Facts) -> list[str]:
     """Return the output of `fedmpi status` for one run, as lines."""
     who, since, checkpoint = facts["holder"], facts["since_s"], facts["checkpoint"]
     has_holder, is_finished = who and facts["state"] == RUNNING, facts["state"] == FINISHED
@@ -177,7 +187,9 @@ def lines(facts: Facts) -> list[str]:
     lost = [f"; rank {rank} lost in round {t}" for rank, t in facts["lost"].items()]
     metrics = facts["metrics"]
     first = [name for name in ("loss", "accuracy", "train_loss") if name in metrics]
-    shown = [f"{k} {format_metric(k, metrics[k], 4)}" for k in list(dict.fromkeys([*first, *metrics]))[:SHOWN]]
+    shown = [
+        f"{k} {format_metric(k, metrics[k], 4)}" for k in list(dict.fromkeys([*first, *metrics]))[:MAX_METRICS_SHOWN]
+    ]
     rows = {
         "run": [facts["directory"]],
         "state": [
@@ -199,7 +211,7 @@ def lines(facts: Facts) -> list[str]:
         ],
         "metrics": [", ".join(shown), f" (round {facts['metrics_round'] + 1})" if shown else ""],
         "bytes": [f"{up} up, {down} down (rank 0's connection)"],
-        "faults": ["; ".join(_faults(facts)) or "none"],
+        "faults": ["; ".join(_describe_faults(facts)) or "none"],
         "checkpoint": [
             f"after round {checkpoint['round'] + 1}" if checkpoint else "none",
             f", {duration(checkpoint['age_s'])} old" if checkpoint and checkpoint["age_s"] is not None else "",
@@ -211,7 +223,7 @@ def lines(facts: Facts) -> list[str]:
     return table([(name, text) for name, parts in rows.items() if (text := "".join(parts))], "left")
 
 
-def _faults(facts: Facts) -> list[str]:
+def _describe_faults(facts: Facts) -> list[str]:
     faults, unreadable = facts["faults"], facts["unreadable"]
     parts = [f"{faults['losses']} x ranks lost (faults.jsonl)"] if faults["losses"] else []
     if rounds := faults["rounds_with_refused"]:

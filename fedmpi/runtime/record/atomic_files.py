@@ -24,7 +24,7 @@ class CorruptFileError(Exception):
     """Raised if a file is missing, cut short or changed. The message has its path and the problem."""
 
 
-def write(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
     """Write a file atomically, and replace an existing one. Raises OSError, and then leaves no temporary file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # unique, as other processes may write the file, too
     try:
@@ -36,10 +36,10 @@ def write(path: Path, content: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync(path.parent)
+    sync_to_disk(path.parent)
 
 
-def sync(path: Path) -> None:
+def sync_to_disk(path: Path) -> None:
     """Wait until the content of a file, or the entries of a folder, are on disk (fsync)."""
     file = os.open(path, os.O_RDONLY)
     try:

@@ -20,11 +20,11 @@ from fedmpi.engine.messages import Messages
 from fedmpi.runtime import build_data
 from fedmpi.runtime.build import Experiment
 
-MOST_CLIENTS = 20  # up to this number, each client has its own line at the end
+MAX_CLIENTS_SHOWN = 20  # up to this number, each client has its own line at the end
 
 
 # ---- before ----
-def headlines(experiment: Experiment, job: Job, backend: str, ranks: Sequence[Mapping[str, Any]]) -> list[str]:
+def describe_run(experiment: Experiment, job: Job, backend: str, ranks: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the lines that a run prints before training.
 
     Args:
@@ -36,7 +36,7 @@ def headlines(experiment: Experiment, job: Job, backend: str, ranks: Sequence[Ma
     classes = f", {data.classes} classes" if getattr(experiment.task, "classification", False) else ""
     sites = [f"this process opens the files of all {len(silos)} sites: {', '.join(silos)}"] if silos else []
     if silos and len(ranks) > 1:
-        owner, width = build_data.site_ranks(s, len(ranks)), max(map(len, silos))
+        owner, width = build_data.assign_sites_to_ranks(s, len(ranks)), max(map(len, silos))
         sites = [f"site {name:<{width}}  rank {owner[k]} on {ranks[owner[k]]['host']}" for k, name in enumerate(silos)]
     return [
         f"{s.name}: {describe_experiment(experiment)}",
@@ -101,7 +101,7 @@ def describe_devices(facts: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join([*named, *([f"{numbers(on_cpu)} on cpu"] if on_cpu else [])])
 
 
-def resume_line(after: int, rounds: int, rows: int) -> str:
+def format_resume(after: int, rounds: int, rows: int) -> str:
     """Return the line that a resumed run prints first.
 
     Args:
@@ -115,7 +115,7 @@ def resume_line(after: int, rounds: int, rows: int) -> str:
 
 
 # ---- during ----
-def round_line(row: Mapping[str, Any], rounds: int, names: Sequence[str], mean_s: float) -> str:
+def format_round(row: Mapping[str, Any], rounds: int, names: Sequence[str], mean_s: float) -> str:
     """Return the line that is printed after a round: its number, metrics, duration, and the estimated time left.
 
     Args:
@@ -130,7 +130,7 @@ def round_line(row: Mapping[str, Any], rounds: int, names: Sequence[str], mean_s
     return "  ".join([f"round {done}/{rounds}", *metrics, f"{row['wall_s']:.1f} s", *left])
 
 
-def rank_failure_line(row: Mapping[str, Any], sites: Sequence[str] | None) -> str:
+def format_rank_failure(row: Mapping[str, Any], sites: Sequence[str] | None) -> str:
     """Return the line on a rank failure.
 
     Args:
@@ -149,7 +149,7 @@ def rank_failure_line(row: Mapping[str, Any], sites: Sequence[str] | None) -> st
 
 
 # ---- after ----
-def result_lines(
+def format_results(
     rows: list[dict[str, Any]],
     result: Mapping[str, Any],
     headline: str,
@@ -162,7 +162,7 @@ def result_lines(
         clients: The rows of clients.jsonl of the last evaluation; shown if they are at most MOST_CLIENTS.
     """
     names, lines = ("loss", *experiment.task.names), list[str]()
-    if 0 < len(clients) <= MOST_CLIENTS:
+    if 0 < len(clients) <= MAX_CLIENTS_SHOWN:
         cells = [("client", "protocol", "samples", *names)]
         for row in clients:
             metrics = ["-" if row[name] is None else format_metric(name, row[name], 4) for name in names]
@@ -171,7 +171,7 @@ def result_lines(
     gone = ", ".join(f"{rank} (round {t})" for rank, t in result["lost_ranks"].items())
     best, up, down = result["best_model"], *(sum(row[f"{way}_parameters"] for row in rows) for way in ("up", "down"))
     texts = [
-        headline in result["last"] and _headline(rows, result, headline),
+        headline in result["last"] and _format_main_metric(rows, result, headline),
         result["diverged"] is not None and f"training diverged from round {result['diverged']} on (see the warning)",
         result["refused_uploads"]
         and f"{result['refused_uploads']} uploads were refused, {result['client_errors']} of them after an error while "
@@ -188,7 +188,7 @@ def result_lines(
     return [*lines, *(text for text in texts if text)]
 
 
-def _headline(rows: list[dict[str, Any]], result: Mapping[str, Any], name: str) -> str:
+def _format_main_metric(rows: list[dict[str, Any]], result: Mapping[str, Any], name: str) -> str:
     """Return the line with the last value of a metric, and its mean over the last ten rounds with a value."""
     at, mean = result["last_round"][name] + 1, result["mean_last_10"].get(name)
     last = "the last round" if at == result["rounds"] else f"round {at}"

@@ -43,7 +43,7 @@ from fedmpi.data.transforms.base import Operation
 from fedmpi.data.transforms.pipeline import operation
 from fedmpi.runtime.record.run_dir import RunDirectory
 
-MANY = 1_000
+MAX_CLIENTS_IN_JSON = 1_000
 PREPROCESSING, FORMAT = "preprocessing.json", 1
 
 
@@ -52,7 +52,7 @@ def write_partition(directory: RunDirectory, scheme: str, seed: int, data: Feder
     """Write partition.json, and partition.npz except in silo mode, which has no common numbering of samples."""
     sizes, counts = data.train_sizes, data.label_counts if data.counts_shared else None
     facts: dict[str, Any] = {"scheme": scheme, "seed": seed, "clients": len(sizes)}
-    in_json = data.parts is None or len(sizes) <= MANY
+    in_json = data.parts is None or len(sizes) <= MAX_CLIENTS_IN_JSON
     directory.write_json("partition.json", facts | ({"sizes": sizes, "label_counts": counts} if in_json else {}))
     if data.parts is None:
         return
@@ -68,7 +68,7 @@ def write_partition(directory: RunDirectory, scheme: str, seed: int, data: Feder
     directory.write("partition.npz", buffer.getvalue())
 
 
-def by_client(run_dir: Path, facts: dict[str, Any]) -> tuple[Any, Any]:
+def read_client_sizes(run_dir: Path, facts: dict[str, Any]) -> tuple[Any, Any]:
     """Return the sizes and the label counts of all clients of a run; None for a value that the run does not have.
 
     facts: the content of partition.json.
@@ -155,7 +155,7 @@ def write_preprocessing(directory: RunDirectory, settings: Settings, data: Feder
     """Write preprocessing.json to the run directory (rank 0), if there is a preparation that all sites share."""
     if data.preparation is not None:
         by_site = data.preparation.site_names or any(data.target_scales)
-        sites = data.site_names if by_site or data.clients <= MANY else ()
+        sites = data.site_names if by_site or data.clients <= MAX_CLIENTS_IN_JSON else ()
         prepared = Preprocessing(data.preparation, settings.data.augment, sites, data.target_scales)
         directory.write_json(PREPROCESSING, prepared.facts())
 
@@ -167,10 +167,10 @@ def write_own_preprocessing(folder: Path, settings: Settings, data: Federated) -
         site = data.site_names[client]
         scale = data.target_scales.get("", data.target_scales.get(site))
         own = Preprocessing(preparation, settings.data.augment, targets={} if scale is None else {"": scale})
-        directory.write_json(str(site_file(Path(), site)), own.facts())
+        directory.write_json(str(site_preprocessing_path(Path(), site)), own.facts())
 
 
-def site_file(run: Path, site: str) -> Path:
+def site_preprocessing_path(run: Path, site: str) -> Path:
     """Return the path of a site's own preprocessing.json, which the rank of the site writes."""
     return run / "state" / site / PREPROCESSING
 
@@ -183,7 +183,7 @@ def find_own_preprocessing(run: Path, silos: Sequence[str], site: str | None) ->
     """
     if site is not None and site not in silos:
         raise UserError(f"there is no site {site!r} in this run; sites: {', '.join(silos)}")
-    paths = [site_file(run, name) for name in silos if site in (None, name)]
+    paths = [site_preprocessing_path(run, name) for name in silos if site in (None, name)]
     existing = [path for path in paths if path.is_file()]
     if not existing:
         raise UserError(

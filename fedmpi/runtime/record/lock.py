@@ -27,18 +27,18 @@ from typing import Any
 
 from fedmpi.common.errors import UserError
 
-NAME, MOMENT_S = "lock", 0.2
-HELD = (errno.EWOULDBLOCK, errno.EACCES)
+LOCK_FILE, RETRY_S = "lock", 0.2
+LOCKED_ERRNOS = (errno.EWOULDBLOCK, errno.EACCES)
 
 
 @contextmanager
-def hold(directory: Path) -> Iterator[None]:
+def hold_lock(directory: Path) -> Iterator[None]:
     """Hold the lock of a run directory within this context.
 
     Raises:
         UserError: Another process holds the lock, in which case nothing is changed; or the file cannot be written.
     """
-    path = directory / NAME
+    path = directory / LOCK_FILE
     since = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
     holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": since}
     with ExitStack() as stack:
@@ -55,19 +55,19 @@ def hold(directory: Path) -> Iterator[None]:
 
 def _acquire(file: FileIO, path: Path) -> None:
     """Lock an open file. Tries for MOMENT_S seconds, as `inspect` in another process may hold it for a moment."""
-    until = time.monotonic() + MOMENT_S
+    until = time.monotonic() + RETRY_S
     while True:
         try:
             return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno not in HELD:
+            if error.errno not in LOCKED_ERRNOS:
                 return warnings.warn(
                     f"{path}: this file system has no locks ({error.strerror}); see that no second job goes on with "
                     "this run while this one lives",
                     stacklevel=4,
                 )
             if time.monotonic() > until:
-                who = {"pid": "?", "host": "?", "since": "a moment ago", **_holder(path)}
+                who = {"pid": "?", "host": "?", "since": "a moment ago", **_read_holder(path)}
                 raise UserError(
                     f"{path.parent} is in use: process {who['pid']} on host {who['host']} has had it since "
                     f"{who['since']}; nothing was touched. Wait until it has ended, or end it"
@@ -75,23 +75,23 @@ def _acquire(file: FileIO, path: Path) -> None:
         time.sleep(0.01)
 
 
-def inspect(directory: Path) -> tuple[bool | None, dict[str, Any]]:
+def inspect_lock(directory: Path) -> tuple[bool | None, dict[str, Any]]:
     """Return whether a job is using this run directory, and host, pid and start time of this job or of the last one.
 
     Returns:
         True, False, or None if that is unknown, as there is no lock file or the file system has no locks; and a dict
         with `host`, `pid` and `since`, which is {} if it cannot be read.
     """
-    path = directory / NAME
+    path = directory / LOCK_FILE
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return False, _holder(path)
+            return False, _read_holder(path)
     except OSError as error:
-        return (True if error.errno in HELD and path.exists() else None), _holder(path)
+        return (True if error.errno in LOCKED_ERRNOS and path.exists() else None), _read_holder(path)
 
 
-def _holder(path: Path) -> dict[str, Any]:
+def _read_holder(path: Path) -> dict[str, Any]:
     try:
         holder = json.loads(path.read_bytes())
     except (OSError, ValueError):

@@ -36,7 +36,7 @@ from fedmpi.common.redaction import redacted
 from fedmpi.common.registry import PluginKind, Selection, make
 from fedmpi.config import Settings
 from fedmpi.config.field_types import flat
-from fedmpi.runtime.inspection.run_files import json_of
+from fedmpi.runtime.inspection.run_files import read_json_object
 from fedmpi.runtime.record.run_dir import RunDirectory
 
 registry: dict[str, str] = {
@@ -44,7 +44,7 @@ registry: dict[str, str] = {
     "wandb": "fedmpi.runtime.record.loggers:WandB",
 }
 KIND = PluginKind("logger", registry, "loggers")
-FILE = "logger_state.json"
+STATE_FILE = "logger_state.json"
 HOOKS = ("begin", "round", "end")
 
 
@@ -55,9 +55,9 @@ class LoggerCollection:
         self.loggers = loggers
 
     def begin(self, settings: Settings, directory: RunDirectory, first: int, going_on: bool) -> None:
-        known = (json_of(directory.path / FILE) or {}) if going_on else {}
+        known = (read_json_object(directory.path / STATE_FILE) or {}) if going_on else {}
         about = {"id": known.get("id") or uuid.uuid4().hex[:16], "name": directory.path.name, "first": first}
-        directory.write_json(FILE, {"id": about["id"]})
+        directory.write_json(STATE_FILE, {"id": about["id"]})
         about |= {"directory": str(directory.path.absolute()), "going_on": going_on}
         self._call("begin", {**about, "settings": redacted(settings.model_dump(mode="json"))})
 
@@ -133,7 +133,7 @@ def _preserve_process_state() -> Iterator[None]:
 
 
 # ---- loggers ----
-def numbers(row: Mapping[str, Any]) -> dict[str, float]:
+def numeric_values(row: Mapping[str, Any]) -> dict[str, float]:
     """Return a dict of all numbers in a row of metrics.jsonl; numbers in nested objects have dotted names."""
     values = flat(dict(row), "")
     return {k: v for k, v in values.items() if isinstance(v, (int, float)) and not isinstance(v, bool) and k != "round"}
@@ -152,7 +152,7 @@ class TensorBoard:
         self.writer = self.kind(f"{run['directory']}/tensorboard", purge_step=run["first"] + 1)
 
     def round(self, row: dict[str, Any]) -> None:
-        for name, value in numbers(row).items():
+        for name, value in numeric_values(row).items():
             self.writer.add_scalar(name, value, row["round"] + 1)
         self.writer.flush()
 
@@ -177,7 +177,7 @@ class WandB:
         self.run = self.wandb.init(project=self.project, mode=self.mode, config=run["settings"], **given)
 
     def round(self, row: dict[str, Any]) -> None:
-        self.run.log(numbers(row), step=row["round"] + 1)
+        self.run.log(numeric_values(row), step=row["round"] + 1)
 
     def end(self, summary: dict[str, Any]) -> None:
         self.run.finish()

@@ -52,10 +52,10 @@ def describe_environment(
         "threads": threads,
         "ranks": [{"rank": rank, **facts} for rank, facts in enumerate(ranks)],
         "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
-        "git": git_commit(Path(__file__).parent),
+        "git": find_git_commit(Path(__file__).parent),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {"fedmpi": __version__, **{name: installed_version(name) for name in PACKAGES}},
+        "packages": {"fedmpi": __version__, **{name: find_installed_version(name) for name in PACKAGES}},
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version() if has_gpu else None,
@@ -64,7 +64,7 @@ def describe_environment(
     }
 
 
-def git_commit(directory: Path) -> dict[str, Any] | None:
+def find_git_commit(directory: Path) -> dict[str, Any] | None:
     """Return the git commit of the code in `directory`, and whether tracked files differ from it.
 
     None if git is missing, or if the repository does not contain these files, such as that of a project with fedmpi in
@@ -81,7 +81,7 @@ def git_commit(directory: Path) -> dict[str, Any] | None:
     return {"commit": answers[0][0], "modified": bool(answers[1])}
 
 
-def installed_version(package: str) -> str | None:
+def find_installed_version(package: str) -> str | None:
     """Return the version of a Python package; None if it is not installed."""
     try:
         return version(package)
@@ -90,7 +90,7 @@ def installed_version(package: str) -> str | None:
 
 
 # ---- config.yaml ----
-def resolve(settings: Settings) -> Settings:
+def resolve_settings(settings: Settings) -> Settings:
     """Return the settings as they are written to config.yaml, with the values of all options.
 
     Options of method, model, task, data source, partition, augmentation and aggregation rule that the config does not
@@ -106,7 +106,7 @@ def resolve(settings: Settings) -> Settings:
         name, given = (item, None) if isinstance(item, str) else next(iter(item.items()))
         target = registry.load(name, transforms.registry, "augmentation")
         given = {} if given is None else given if isinstance(given, Mapping) else {target.short: given}
-        full = {**given, **defaults(target, given)}
+        full = {**given, **missing_defaults(target, given)}
         operations.append({name: full} if full else item)
     parts: dict[str, Any] = {"augment": tuple(operations)}
     if data.partition is not None:
@@ -129,7 +129,9 @@ def resolve(settings: Settings) -> Settings:
 def _resolve_section(section: Any, kind: registry.PluginKind) -> BaseModel:
     """Return a copy of a section that selects a component of this kind, with all options of the component."""
     target = registry.load(section.selected_name, kind.registry, kind.label)
-    copy: BaseModel = section.model_copy(update=defaults(target, section.options, kind.supplied, section.reserved_keys))
+    copy: BaseModel = section.model_copy(
+        update=missing_defaults(target, section.options, kind.supplied, section.reserved_keys)
+    )
     return copy
 
 
@@ -139,7 +141,7 @@ def _resolve_method(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     fields = dataclasses.fields(target) if dataclasses.is_dataclass(target) else ()
     inner = {f.name: f.default for f in fields if f.metadata.get("method")}
     plain = {key: value for key, value in given.items() if key not in inner}
-    out = {**given, **defaults(target, plain, ("name", *inner))}
+    out = {**given, **missing_defaults(target, plain, ("name", *inner))}
     for key, default in inner.items():
         chosen = given.get(key, default if default is None else dataclasses.MISSING)
         if chosen is None:
@@ -151,7 +153,7 @@ def _resolve_method(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def defaults(
+def missing_defaults(
     target: Any, given: Mapping[str, Any], supplied: Sequence[str] = (), beside: Collection[str] = ()
 ) -> dict[str, Any]:
     """Return a dict from option to default, for the options of a component that are not given.
@@ -169,18 +171,20 @@ def defaults(
         if name in given or name in supplied or name in beside or looks_secret(name, default):
             continue
         try:
-            value = json.loads(json.dumps(default, default=_path_text))  # as YAML would return it: tuples become lists
+            value = json.loads(
+                json.dumps(default, default=_path_to_text)
+            )  # as YAML would return it: tuples become lists
             checked = options.check(target, {**given, name: value}, "", supplied)[name]
             # Without a type annotation, (3, 3) would be read back as a list, which a user's own code may not accept.
             is_typed = typed.get(name, Any) is not Any
-            if checked == default or (is_typed and json.loads(json.dumps(checked, default=_path_text)) == value):
+            if checked == default or (is_typed and json.loads(json.dumps(checked, default=_path_to_text)) == value):
                 out[name] = value
         except (UserError, ValueError, TypeError):  # values that no file can hold, such as arrays; None for "not given"
             continue
     return out
 
 
-def _path_text(value: Any) -> str:
+def _path_to_text(value: Any) -> str:
     if isinstance(value, PurePath):
         return str(value)
     raise TypeError(f"{type(value).__name__} cannot be written down")

@@ -25,10 +25,10 @@ from fedmpi.runtime.checkpoints import Checkpoints
 from fedmpi.runtime.record import console_text
 from fedmpi.runtime.record.data_files import write_partition, write_preprocessing
 from fedmpi.runtime.record.loggers import LoggerCollection
-from fedmpi.runtime.record.metadata import resolve
+from fedmpi.runtime.record.metadata import resolve_settings
 from fedmpi.runtime.record.run_dir import BEST, CHECKSUMS, INITIAL, RunDirectory, compute_checksums
-from fedmpi.runtime.record.saved_model import best_model, personal_facts
-from fedmpi.runtime.record.summary import metric_names, summary
+from fedmpi.runtime.record.saved_model import describe_best_model, describe_personal_models
+from fedmpi.runtime.record.summary import metric_names, summarize_run
 
 CLIENTS_TAIL = 1 << 16  # bytes read from the end of clients.jsonl: rows of more clients than are shown
 
@@ -101,7 +101,7 @@ class Recorder(RankRecorder):
         self.model_facts = {
             "input": to_text(experiment.data.input_shape, experiment.data.x_dtype),
             "classes": str(experiment.data.classes),
-            **personal_facts(settings.method.name, experiment.messages),
+            **describe_personal_models(settings.method.name, experiment.messages),
         }
         self.rounds_shown, self.wall_s = 0, 0.0  # rounds of this job, and their total duration in seconds
         self.log = partial(directory.append, "log.txt")
@@ -128,11 +128,11 @@ class Recorder(RankRecorder):
         self.is_described = True
         directory, experiment, settings = self.directory, self.experiment, self.experiment.settings
         directory.write_json("identity.json", identity)
-        directory.write("config.yaml", text_for(redacted(resolve(settings).model_dump(mode="json"))).encode())
+        directory.write("config.yaml", text_for(redacted(resolve_settings(settings).model_dump(mode="json"))).encode())
         if experiment.initial is not None:
             directory.write(INITIAL, experiment.initial.content)
         write_preprocessing(directory, settings, experiment.data)
-        copies = code_trust.write_copies(directory, own_code) if own_code else []
+        copies = code_trust.copy_plugins(directory, own_code) if own_code else []
         directory.write_json("environment.json", {**environment, "plugins": copies})
         cut = settings.data.partition
         write_partition(directory, cut.scheme if cut else "silos", settings.seed, experiment.data)
@@ -159,7 +159,9 @@ class Recorder(RankRecorder):
         self.directory.append("metrics.jsonl", row)
         self.rounds_shown, self.wall_s = self.rounds_shown + 1, self.wall_s + row["wall_s"]
         names = [*self.shown_metrics, *self.server.view.logged]
-        self.say(console_text.round_line(row, self.experiment.settings.rounds, names, self.wall_s / self.rounds_shown))
+        self.say(
+            console_text.format_round(row, self.experiment.settings.rounds, names, self.wall_s / self.rounds_shown)
+        )
         self.stop.rounds_done = 0 < self.stop.max_rounds <= row["round"] + 1
         if self.loggers is not None:
             self.loggers.round(row)
@@ -174,7 +176,7 @@ class Recorder(RankRecorder):
 
     def record_lost_ranks(self, row: dict[str, Any]) -> None:
         self.directory.append("faults.jsonl", row)
-        self.say(console_text.rank_failure_line(row, self.experiment.data.site_names))
+        self.say(console_text.format_rank_failure(row, self.experiment.data.site_names))
 
     # ---- the end ----
     def close(self, fed: Federation, reason: str) -> dict[str, Any]:
@@ -198,7 +200,7 @@ class Recorder(RankRecorder):
         evaluated = read_jsonl(self.directory.path / "clients.jsonl", rounds=True, tail=CLIENTS_TAIL).rows
         clients = [row for row in evaluated if row["round"] == evaluated[-1]["round"]]
         rows = self.directory.rows("metrics.jsonl")
-        for line in console_text.result_lines(rows, result, self.metrics[1], clients, self.experiment):
+        for line in console_text.format_results(rows, result, self.metrics[1], clients, self.experiment):
             self.say(line)
         self.say(f"run directory: {self.directory.shown}")
         if reason == "stopped" and self.checkpoints is not None and not self.stop.rounds_done:
@@ -223,8 +225,8 @@ class Recorder(RankRecorder):
     def _write_summary(self, exit_reason: str) -> dict[str, Any]:
         directory, lower_is_better = self.directory, tuple(getattr(self.experiment.task, "lower_is_better", ()))
         rows, lost = directory.rows("metrics.jsonl"), directory.rows("faults.jsonl")
-        best = best_model(directory.path) if self.experiment.settings.evaluate.best.metric else None
-        result = summary(rows, metric_names(rows, self.metrics), exit_reason, lost, best, lower_is_better)
+        best = describe_best_model(directory.path) if self.experiment.settings.evaluate.best.metric else None
+        result = summarize_run(rows, metric_names(rows, self.metrics), exit_reason, lost, best, lower_is_better)
         directory.write_json("summary.json", result)  # the last file before the checksums of all files are computed
         directory.write_json(CHECKSUMS, compute_checksums(directory.path))
         return result

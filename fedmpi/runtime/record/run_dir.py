@@ -35,8 +35,8 @@ CHECKED_FILES = (
     *(INITIAL, "accepted_changes.jsonl", MODEL, BEST, "summary.json"),
 )
 SYNCED = ("faults.jsonl", "accepted_changes.jsonl")  # synchronised to disk, as a resumed run depends on every line
-END_S = 5.0  # seconds to wait for a write in progress when a run fails
-TRACE, FLUSH_S, MOST_LINES = "trace", 5.0, 1000
+CLOSE_TIMEOUT_S = 5.0  # seconds to wait for a write in progress when a run fails
+TRACE, FLUSH_S, MAX_WAITING_LINES = "trace", 5.0, 1000
 
 
 class RunDirectory:
@@ -93,7 +93,7 @@ class RunDirectory:
         """Write a file atomically: a reader sees the complete file or the previous one."""
         with self._writing(name) as path:
             path.parent.mkdir(parents=True, exist_ok=True)
-            atomic_files.write(path, content)
+            atomic_files.write_atomically(path, content)
 
     def write_json(self, name: str, facts: Mapping[str, Any]) -> None:
         """Write a JSON file with one object."""
@@ -157,7 +157,7 @@ class RunDirectory:
         Returns:
             False if the run had already finished, or another thread's write does not end within END_S seconds.
         """
-        if not self._lock.acquire(timeout=END_S) or (self.path / "summary.json").exists():
+        if not self._lock.acquire(timeout=CLOSE_TIMEOUT_S) or (self.path / "summary.json").exists():
             return False
         for path in self.path.glob("*.jsonl"):
             with path.open("rb+") as file:
@@ -231,7 +231,7 @@ class TimelineFile:
 
     def add(self, line: Mapping[str, Any]) -> None:
         self.waiting.append(json.dumps(line))
-        if time.monotonic() - self.written > FLUSH_S or len(self.waiting) >= MOST_LINES:
+        if time.monotonic() - self.written > FLUSH_S or len(self.waiting) >= MAX_WAITING_LINES:
             self.flush()
 
     def flush(self) -> None:

@@ -21,11 +21,11 @@ from fedmpi.engine.messages import Messages
 from fedmpi.method.base import overrides
 from fedmpi.runtime.record.run_dir import BEST, MODEL
 
-LETTERS = 200  # largest number of characters for a list of names
+MAX_NAMES_LENGTH = 200  # largest number of characters for a list of names
 
 
 # ---- metadata ----
-def personal_facts(name: str, messages: Messages) -> dict[str, str]:
+def describe_personal_models(name: str, messages: Messages) -> dict[str, str]:
     """Return metadata for the file of the global model, if the method gives clients other models than this; else {}.
 
     name: the name of the method.
@@ -35,7 +35,7 @@ def personal_facts(name: str, messages: Messages) -> dict[str, str]:
     return {"method": name, "kept": groups, "hooks": hooks} if groups or hooks else {}
 
 
-def personal_notice(facts: Mapping[str, Any]) -> str:
+def format_personal_notice(facts: Mapping[str, Any]) -> str:
     """Return a notice that clients use other models than the global one; "" if they do not.
 
     facts: the metadata of the file of the global model, as `personal_facts` returns them.
@@ -57,13 +57,13 @@ def personal_notice(facts: Mapping[str, Any]) -> str:
     )
 
 
-def best_model(run_dir: Path) -> dict[str, Any] | None:
+def describe_best_model(run_dir: Path) -> dict[str, Any] | None:
     """Return file, metric, its value, and round of the best model of a run; None if there is none."""
-    facts = facts_of(run_dir / BEST)
+    facts = read_model_metadata(run_dir / BEST)
     return {"file": BEST, **{key: facts.get(key) for key in ("metric", "round", "value")}} if facts else None
 
 
-def facts_of(path: Path) -> dict[str, Any]:
+def read_model_metadata(path: Path) -> dict[str, Any]:
     """Return the metadata of a model file; {} if the file is missing or damaged."""
     try:
         facts = _metadata(path)
@@ -83,12 +83,12 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], tuple[Shape, Type], int]:
     """
     try:
         facts = _metadata(path)
-        return load_file(path), input_of(facts), int(facts["classes"])
+        return load_file(path), parse_input_shape(facts), int(facts["classes"])
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is damaged, or no model of fedmpi: {type(error).__name__}: {error}") from error
 
 
-def input_of(facts: Mapping[str, Any]) -> tuple[Shape, Type]:
+def parse_input_shape(facts: Mapping[str, Any]) -> tuple[Shape, Type]:
     """Return the shape and type of one input sample of a model. facts: the metadata of its file."""
     return from_text(facts["input"])
 
@@ -100,14 +100,14 @@ def _metadata(path: Path) -> Any:
 
 # ---- weights to start from (init.from) ----
 @dataclass(frozen=True)
-class Initial:
+class InitialWeights:
     """Initial weights that were loaded from a file (init.from)."""
 
     content: bytes  # the content of the file
     lines: list[str]  # for the console: which tensors of the file fit the model
 
 
-def load_initial_weights(module: nn.Module, source: Path, strict: bool) -> Initial:
+def load_initial_weights(module: nn.Module, source: Path, strict: bool) -> InitialWeights:
     """Copy initial weights from a file into a module: the tensors whose name and shape match one of the module.
 
     Args:
@@ -129,14 +129,14 @@ def load_initial_weights(module: nn.Module, source: Path, strict: bool) -> Initi
         ) from error
     own = module.state_dict()
     in_both = [name for name in own if name in tensors]
-    fitting = [name for name in in_both if _fits(own[name], tensors[name])]
+    fitting = [name for name in in_both if _can_copy(own[name], tensors[name])]
     others = {name: f"{tensors[name].dtype} {tuple(tensors[name].shape)}" for name in in_both if name not in fitting}
     parts = {
         "of another shape or type": [f"{k} {tuple(own[k].shape)}, in the file {has}" for k, has in others.items()],
         "only in the file": [name for name in tensors if name not in own],
         "as the seed made them": [name for name in own if name not in fitting],
     }
-    differences = [f"{what}: {shorten(', '.join(names), LETTERS)}" for what, names in parts.items() if names]
+    differences = [f"{what}: {shorten(', '.join(names), MAX_NAMES_LENGTH)}" for what, names in parts.items() if names]
     if not fitting or (strict and differences):
         problem = f"init.strict: {path} and the model differ" if fitting else f"init.from: nothing in {path} fits"
         raise UserError(f"{problem}; {'; '.join(differences)}")
@@ -145,12 +145,12 @@ def load_initial_weights(module: nn.Module, source: Path, strict: bool) -> Initi
             if not bool(tensors[name].isfinite().all()):
                 raise UserError(f"init.from: {name} in {path} holds values that are not finite")
             own[name].copy_(tensors[name])
-    notice = personal_notice(facts_of(path))
+    notice = format_personal_notice(read_model_metadata(path))
     notices = [f"{path}: {notice}"] if notice else []
-    return Initial(
+    return InitialWeights(
         content, [f"{len(fitting)} of {len(own)} tensors of the model start from {path}", *differences, *notices]
     )
 
 
-def _fits(own: Tensor, given: Tensor) -> bool:
+def _can_copy(own: Tensor, given: Tensor) -> bool:
     return own.shape == given.shape and own.is_floating_point() == given.is_floating_point()

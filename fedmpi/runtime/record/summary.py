@@ -10,7 +10,7 @@ from fedmpi.common.metrics_row import NOT_METRICS, SUMMED
 from fedmpi.common.text import is_lower_better
 
 
-def summary(
+def summarize_run(
     rows: Sequence[Mapping[str, Any]],
     names: Sequence[str],
     exit_reason: str,

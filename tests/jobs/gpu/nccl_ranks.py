@@ -61,7 +61,7 @@ def runs(comm, folder):
     from helpers import prepare, settings
 
     from fedmpi.flat import linear
-    from fedmpi.runtime.checkpoints import Rows
+    from fedmpi.runtime.checkpoints import ClientStateFiles
 
     linear.CHUNK, linear.BLOCK, found = 64, 128, {}
     for placement in ("root", "sharded"):
@@ -69,7 +69,7 @@ def runs(comm, folder):
         it.fed.run()
         found[placement] = it.hashes
     it = prepare(settings("scaffold", cohort={"fraction": 0.15}), comm=comm, device=comm.device)
-    it.fed.states.store, it.fed.states.max_in_memory = Rows(folder / "state"), 10**6
+    it.fed.states.store, it.fed.states.max_in_memory = ClientStateFiles(folder / "state"), 10**6
     it.fed.run()  # one rank trains nobody, and says so
     return found | {"idle": it.hashes}
 

@@ -27,7 +27,7 @@ def test_eigenpairs_of_a_matrix():
 @pytest.fixture
 def made():
     torch.set_num_threads(1)
-    return build.experiment(settings("fedavg", model={"name": "logistic"}), federated(), CPU)
+    return build.make_experiment(settings("fedavg", model={"name": "logistic"}), federated(), CPU)
 
 
 def test_softmax_regression_against_the_matrix_itself(made):

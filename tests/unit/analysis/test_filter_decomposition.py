@@ -63,7 +63,7 @@ def test_replicate_variance_is_the_unbiased_one():
 
 @pytest.mark.parametrize("net", ["cnn", "norm"])
 def test_factors_are_those_of_the_layers(net):
-    made = build.experiment(settings("fedatom", net, options={"atoms": 3}), federated(), CPU)
+    made = build.make_experiment(settings("fedatom", net, options={"atoms": 3}), federated(), CPU)
     module, w = made.model.module, made.model.w
     kernels = {path: layer.kernels for path, layer in module.named_modules() if isinstance(layer, AtomConv2d)}
     layers = factors(made, torch.stack([w, 2 * w]))
@@ -74,7 +74,7 @@ def test_factors_are_those_of_the_layers(net):
 
 
 def test_a_model_without_atoms_is_refused():
-    made = build.experiment(settings("fedavg", "cnn"), federated(), CPU)
+    made = build.make_experiment(settings("fedavg", "cnn"), federated(), CPU)
     with pytest.raises(UserError, match=r"method\.name: fedavg on model mcmahan_cnn has no filter atoms") as caught:
         factors(made, made.model.w[None])
     assert "\n" not in str(caught.value)
@@ -82,7 +82,7 @@ def test_a_model_without_atoms_is_refused():
 
 def built(config):
     torch.set_num_threads(1)
-    return build.experiment(config, federated(), CPU)
+    return build.make_experiment(config, federated(), CPU)
 
 
 @pytest.mark.parametrize("net", ["cnn", "norm"])
@@ -106,7 +106,7 @@ def test_replicates_are_rounds_with_another_seed():
     for number in range(3):
         made.model.load(w, b)
         other = made.settings.model_copy(update={"seed": seeds.derive(made.settings.seed, "replicate", number)})
-        fed = build.federation(replace(made, settings=other), Solo(CPU), lambda: False)
+        fed = build.make_federation(replace(made, settings=other), Solo(CPU), lambda: False)
         fed.run()
         W.append(torch.cat([(alpha @ D).flatten() for alpha, D in factors(made, fed.server.w[None]).values()]))
     assert row["product_mean"] == pytest.approx(replicate_variance(torch.stack(W)), rel=1e-4)  # the server adds in fp32
@@ -116,12 +116,12 @@ def test_replicates_are_rounds_with_another_seed():
 def made():
     torch.set_num_threads(1)
     config = settings("fedatom", "norm", rounds=2, options={"atoms": 3}, train={"lr": 0.2})
-    return build.experiment(config, federated(), CPU)
+    return build.make_experiment(config, federated(), CPU)
 
 
 @pytest.fixture
 def found(made):
-    fed = build.federation(made, Solo(CPU), lambda: False)
+    fed = build.make_federation(made, Solo(CPU), lambda: False)
     before = fed.server.w.clone(), fed.server.b.clone()
     models = local_models(fed, build.make_trainer(made, lambda: False), [1, 2, 4], 0)
     assert torch.equal(fed.server.w, before[0])

@@ -37,8 +37,8 @@ def test_the_head_alone_takes_one_pass_through_the_body(data):
 @pytest.mark.parametrize(("net", "method"), [("cnn", "fedsol"), ("norm", "moon"), ("mlp", "scaffold")])
 def test_a_round_as_torch_counts_it(net, method, data):
     found, client = measured(method, data, net=net)
-    made = build.experiment(settings(method, net), data, CPU)
-    fed, trainer = build.federation(made, Solo(CPU), lambda: False), build.make_trainer(made, lambda: False)
+    made = build.make_experiment(settings(method, net), data, CPU)
+    fed, trainer = build.make_federation(made, Solo(CPU), lambda: False), build.make_trainer(made, lambda: False)
     trainer.mlp_backward = None
     local_models(fed, trainer, [client], 0)
     with FlopCounterMode(display=False) as counter:

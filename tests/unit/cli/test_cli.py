@@ -16,7 +16,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.signals import SIGNALS
 from fedmpi.runtime import execute as run_module
 from fedmpi.runtime import introspection
-from fedmpi.runtime.introspection import description
+from fedmpi.runtime.introspection import describe_component
 
 GOOD = """\
 data: {source: digits, partition: {scheme: iid, clients: 4}}
@@ -38,14 +38,17 @@ def engine(monkeypatch):
     """Stands for fedmpi.runtime.execute and fedmpi.runtime.validate; remembers the settings that it was given."""
     fake = types.SimpleNamespace(seen=[], outcome=0)
 
-    def execute(settings, command, after):
+    def execute_run(settings, command, after):
         fake.seen.append((settings, os.environ["OMP_NUM_THREADS"], os.environ["MKL_NUM_THREADS"]))
         fake.garbage = gc.isenabled(), gc.get_freeze_count()
         if isinstance(fake.outcome, BaseException):
             raise fake.outcome
         return {}, fake.outcome
 
-    fake.execute, fake.validate_settings = execute, lambda settings: [("clients", "4"), ("model", settings.model.name)]
+    fake.execute_run, fake.validate_settings = (
+        execute_run,
+        lambda settings: [("clients", "4"), ("model", settings.model.name)],
+    )
     monkeypatch.setitem(sys.modules, "fedmpi.runtime.execute", fake)
     monkeypatch.setitem(sys.modules, "fedmpi.runtime.validate", fake)
     monkeypatch.setattr(runtime, "execute", fake)
@@ -196,10 +199,12 @@ def test_list_shows_the_options_of_one_thing(monkeypatch, capsys):
     assert capsys.readouterr().out.endswith("\n\nno options\n")
 
 
-@pytest.mark.parametrize("kind", introspection.KINDS)
+@pytest.mark.parametrize("kind", introspection.KIND_MODULES)
 def test_every_entry_and_every_option_is_described(kind):
-    assert all(introspection.summaries(kind).values())
-    options = [(name, each) for name in introspection.registry(kind) for each in description(kind, name).options]
+    assert all(introspection.list_summaries(kind).values())
+    options = [
+        (name, each) for name in introspection.read_registry(kind) for each in describe_component(kind, name).options
+    ]
     assert [(name, each.name) for name, each in options if not (each.meaning and each.type and each.default)] == []
 
 

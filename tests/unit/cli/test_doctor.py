@@ -156,7 +156,7 @@ def wants(*overrides, job=None, monkeypatch=None):
 def test_host_and_gpus_have_a_sum_each(monkeypatch, gpus, backend, host_bytes, gpu_bytes, refused):
     """host_bytes, gpu_bytes: for how many ranks they are enough."""
     needs = {"rank 0": 20, "a training rank": 20, "of which client state": 0, "of which on the host": 0}
-    monkeypatch.setattr(memory, "memory_needs", lambda *_, **__: needs)
+    monkeypatch.setattr(memory, "estimate_memory", lambda *_, **__: needs)
     cards(monkeypatch, *[(8, 0)] * gpus)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (20 * gpu_bytes, 80))
     monkeypatch.setattr(memory, "available_bytes", lambda: 20 * host_bytes)

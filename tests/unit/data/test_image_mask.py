@@ -166,10 +166,10 @@ def test_a_config_tells_the_source_what_the_task_ignores(tmp_path):
         "model: {name: unet, width: 8, levels: 1}\nmethod: {name: fedavg}\nrounds: 1\n"
         "task: {name: segmentation, ignore: 255}\n"
     )
-    found = build_data.partitioned(load(tmp_path / "run.yaml"))
+    found = build_data.build_partitioned_data(load(tmp_path / "run.yaml"))
     assert found.train[0].y.unique().tolist() == [0, 1, 255]
     with pytest.raises(UserError, match=r"holds 255; 0, 1 are allowed"):
-        build_data.partitioned(load(tmp_path / "run.yaml", ["task.ignore=null"]))
+        build_data.build_partitioned_data(load(tmp_path / "run.yaml", ["task.ignore=null"]))
 
 
 def test_new_pictures_are_prepared_as_those_of_the_training(tmp_path):

@@ -60,7 +60,7 @@ def test_a_missing_set_names_its_files_and_the_command_that_brings_them(tmp_path
         "model: {name: logistic}\nmethod: {name: fedavg}\n"
     )
     with pytest.raises(MissingDataError) as caught:
-        build_data.open_source(config.load(tmp_path / "run.yaml"))(tmp_path)
+        build_data.make_source(config.load(tmp_path / "run.yaml"))(tmp_path)
     command = f"fedmpi data {'fetch' if listing.downloads else 'check'} {name} --root {tmp_path}"
     for word in (command, "correct data.root", listing.parts[0].paths[0].partition("/")[0]):
         assert word in str(caught.value)

@@ -72,7 +72,7 @@ def test_samples_that_cannot_stay_on_disk_are_refused(tmp_path):
     config = Settings.model_validate({"data": data, "model": {"name": "mlp"}, "method": {"name": "fedavg"}})
     says = r"data\.stream: true, but source npz gives these samples as a whole: .*HDF5"
     with pytest.raises(UserError, match=says):
-        build_data.partitioned(config)
+        build_data.build_partitioned_data(config)
 
 
 # ---- picture files ----

@@ -171,7 +171,7 @@ def test_a_silos_warnings_are_shown_by_the_rank_that_has_opened_it(tmp_path):
         "rounds: 1\nmodel: {name: logistic}\nmethod: {name: fedavg}\ntrain: {lr: 0.1}\n"
     )
     with pytest.warns(RankWarning) as caught:
-        build_data.siloed(load(tmp_path / "run.yaml"), Solo(torch.device("cpu")))
+        build_data.build_silo_data(load(tmp_path / "run.yaml"), Solo(torch.device("cpu")))
     assert {each.category for each in caught} == {RankWarning}
     messages = [str(each.message) for each in caught]
     for name in ("north", "south"):

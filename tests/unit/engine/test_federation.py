@@ -17,7 +17,7 @@ from fedmpi.runtime import build
 # ---- against a naive loop ----
 def naive(config, data):
     """FedAvg with state dicts: (global state after each round, mean training losses of each round)."""
-    made = build.experiment(config, data, CPU)
+    made = build.make_experiment(config, data, CPU)
     module, train = made.net.module, config.train
     state = {name: value.clone() for name, value in module.state_dict().items()}
     states, losses = [], []

@@ -56,7 +56,7 @@ def batches(n, train, g):
 
 def naive(config, data):
     """FedAvg's global weights after the last round, tensor by tensor."""
-    made = build.experiment(config, data, CPU)
+    made = build.make_experiment(config, data, CPU)
     module, train = made.net.module, config.train
     state = {name: value.clone() for name, value in module.state_dict().items()}
     kept = {}

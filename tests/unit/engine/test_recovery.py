@@ -15,7 +15,7 @@ from fedmpi.engine.scheduler import pinned
 from fedmpi.flat import linear
 from fedmpi.methods import registry
 from fedmpi.runtime import checkpoints
-from fedmpi.runtime.checkpoints import Checkpoints, Rows
+from fedmpi.runtime.checkpoints import Checkpoints, ClientStateFiles
 
 ROUNDS, SIZE = 5, 4
 
@@ -29,7 +29,7 @@ def lossy(method, policy="drop", placement="balanced", **changes):
 def attach(it, folder, room):
     """Have a federation write checkpoints into `folder`, with room for so many clients' states in memory."""
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-    it.kept = Checkpoints(folder / "checkpoints", Rows(folder / "state"), 1, 2)
+    it.kept = Checkpoints(folder / "checkpoints", ClientStateFiles(folder / "state"), 1, 2)
     it.fed.reporter.callbacks.save_state = it.kept.save
     if it.made.messages.client_state.size:
         it.fed.states.store, it.fed.states.max_in_memory = it.kept.rows, room
@@ -111,7 +111,7 @@ def go_on(config, folder, rows, policy="drop"):
     )
     attach(it, folder, 10**6)
     it.fed.scheduler.lost_ranks = LostRanks(rows)
-    t = checkpoints.go_on(it.fed, it.kept, 10, lambda text: None)
+    t = checkpoints.restore_newest_checkpoint(it.fed, it.kept, 10, lambda text: None)
     run(it)
     again = replayed(config, it.fed.scheduler.lost_ranks.rows)
     assert it.hashes == again.hashes[t:]

@@ -113,7 +113,7 @@ def test_a_replay_goes_on_from_a_checkpoint(tmp_path, after):
         if folder is None:
             return run(it)
         attach(it, folder, 10**6)
-        checkpoints.go_on(it.fed, it.kept, 10, print)
+        checkpoints.restore_newest_checkpoint(it.fed, it.kept, 10, print)
         run(it)
         it.kept.wait()
         return it

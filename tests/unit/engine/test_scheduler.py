@@ -83,12 +83,14 @@ def test_fraction_and_size_exclude_each_other(tmp_path):
 
 
 def test_more_clients_than_there_are_are_refused(tmp_path):
-    with pytest.raises(UserError, match=r"cohort\.size: 8 clients a round, but there are 7; set it to at most 7"):
+    with pytest.raises(
+        UserError, match=r"cohort\.size: 8 clients per round, but there are only 7; set it to at most 7"
+    ):
         prepare(settings(cohort={"fraction": None, "size": 8}))
     prepare(settings(cohort={"fraction": None, "size": 7}))
     done = fedmpi("validate", ROOT / "configs/quickstart.yaml", "cohort.fraction=null", "cohort.size=5")
     assert done.returncode == 2
-    assert "command line: cohort.size=5: cohort.size: 5 clients a round, but there are 4" in done.stderr
+    assert "command line: cohort.size=5: cohort.size: 5 clients per round, but there are only 4" in done.stderr
     assert "Traceback" not in done.stderr
 
 

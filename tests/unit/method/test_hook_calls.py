@@ -10,7 +10,7 @@ from helpers import small_settings
 
 from fedmpi.method import FLAT, INITIAL, SCALAR, Method, Row, Slot, Slots, State
 from fedmpi.runtime import build
-from fedmpi.runtime.execute import execute
+from fedmpi.runtime.execute import execute_run
 from fedmpi.runtime.record.atomic_files import read_tensors
 
 
@@ -69,7 +69,9 @@ def made(tmp_path, monkeypatch):
         data = {"source": "npz", "path": "a.npz", "root": str(tmp_path), "client_test": "global"}
         more = {"rounds": 2, "output": str(tmp_path), "name": "it", "cohort": {"fraction": 0.67}, **changes}
         more = {"evaluate": {"protocol": ["global", "personal"]}, **more}
-        execute(small_settings("fedavg", "mlp", data={**data, "partition": {"scheme": "iid", "clients": 3}}, **more))
+        execute_run(
+            small_settings("fedavg", "mlp", data={**data, "partition": {"scheme": "iid", "clients": 3}}, **more)
+        )
         return tmp_path / more["name"]
 
     return run

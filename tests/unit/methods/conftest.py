@@ -47,7 +47,7 @@ def play_quadratic(quadratic):
 
     def play(*arguments, **changes):
         settings = quadratic(*arguments, **changes)
-        it = prepare(settings, build_data.partitioned(settings))
+        it = prepare(settings, build_data.build_partitioned_data(settings))
         it.reason = it.fed.run()
         return it
 

@@ -24,7 +24,7 @@ def bowls(quadratic):
         config = quadratic("fedfomo", sites, start, options=options, **changes)
         held = config.data.model_copy(update={"validation": 0.5})
         # `prepare` holds the rows out
-        return prepare(config.model_copy(update={"data": held}), build_data.partitioned(config))
+        return prepare(config.model_copy(update={"data": held}), build_data.build_partitioned_data(config))
 
     return make
 

@@ -216,7 +216,7 @@ def test_one_step_of_dittos_personal_model(quadratic, client_of):
     The global model makes its own step before, 1 - .05 * 3 (1 - 4) = 1.45; a pull towards that would give 2.279375.
     """
     config = quadratic("ditto", {"a": [[3.0]], "b": [[4.0]], "copies": [1]}, options={"lam": 0.75}, train={"epochs": 1})
-    it = prepare(config, build_data.partitioned(config))
+    it = prepare(config, build_data.build_partitioned_data(config))
     client = client_of(it)
     client.state.v.fill_(2.0)
     state = it.made.method.train(client)

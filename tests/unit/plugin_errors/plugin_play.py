@@ -54,7 +54,7 @@ def play(**sections):
     }
     tree |= {key: value for key, value in sections.items() if value is not None}
     settings = Settings.model_validate(tree)
-    it = prepare(settings, build_data.partitioned(settings))
+    it = prepare(settings, build_data.build_partitioned_data(settings))
     it.reason = it.fed.run()
     return it
 

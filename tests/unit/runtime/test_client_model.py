@@ -18,9 +18,9 @@ from fedmpi.engine.evaluate import OWN, own_parts
 from fedmpi.method.base import overrides
 from fedmpi.methods import registry
 from fedmpi.runtime import build_data
-from fedmpi.runtime.execute import execute
+from fedmpi.runtime.execute import execute_run
 from fedmpi.runtime.finished_runs.models import ClientPredictor
-from fedmpi.runtime.record.atomic_files import serialize_tensors, write
+from fedmpi.runtime.record.atomic_files import serialize_tensors, write_atomically
 from fedmpi.runtime.record.saved_model import load_initial_weights
 
 # What clients keep: parts of the model; models beside the global one.
@@ -47,7 +47,7 @@ def settings_of(method, output, **changes):
 
 
 def run(method, output, **changes):
-    execute(settings_of(method, output, **changes))
+    execute_run(settings_of(method, output, **changes))
     return output / "run"
 
 
@@ -69,7 +69,7 @@ def some_clients(run_dir):
 
 def assert_as_recorded(run_dir, settings, **how):
     """Accuracy and loss of `fedmpi.load(run_dir, client=k)` on the client's test rows are those of clients.jsonl."""
-    test, lines = build_data.partitioned(settings).test, recorded(run_dir)
+    test, lines = build_data.build_partitioned_data(settings).test, recorded(run_dir)
     for k in some_clients(run_dir):
         module, shard = fedmpi.load(run_dir, trust=True, client=k, **how), test[k]
         assert not module.training
@@ -101,9 +101,9 @@ def test_a_clients_model_has_the_recorded_metrics_whatever_travels_and_stays(tmp
 def test_a_clients_model_of_a_run_that_was_stopped_and_resumed(tmp_path, method):
     process = CommandProcess()
     process.stop.max_rounds = 2
-    assert execute(settings_of(method, tmp_path), process)[1] == 75
+    assert execute_run(settings_of(method, tmp_path), process)[1] == 75
     settings = settings_of(method, tmp_path, checkpoint={"resume": "must"})
-    assert execute(settings)[1] == 0
+    assert execute_run(settings)[1] == 0
     assert_as_recorded(tmp_path / "run", settings)
 
 
@@ -114,7 +114,9 @@ def test_the_state_of_a_client_comes_from_the_last_round_that_counted(tmp_path):
     client, made = int(path.name[:6]), int(path.name[7:13])
     row = load_file(path)["row"]
     later = {"client": client, "round": made + 7}
-    write(directory / "state" / f"{client:06}.{made + 7:06}.safetensors", serialize_tensors({"row": row + 1}, later))
+    write_atomically(
+        directory / "state" / f"{client:06}.{made + 7:06}.safetensors", serialize_tensors({"row": row + 1}, later)
+    )
     assert_as_recorded(directory, settings_of("fedper", tmp_path))
 
 
@@ -185,7 +187,7 @@ def test_the_model_of_a_client_after_the_best_round(finished):
     best = json.loads((directory / "summary.json").read_text())["best_model"]["round"]
     lines = rows_of(directory / "clients.jsonl")
     line = next(each for each in lines if (each["round"], each["client"]) == (best, 4))
-    shard = build_data.partitioned(settings_of("fedper", directory, **BEST)).test[4]
+    shard = build_data.build_partitioned_data(settings_of("fedper", directory, **BEST)).test[4]
     with torch.no_grad():
         outputs = fedmpi.load(directory, trust=True, client=4, best=True)(shard.x[shard.index])
     assert torch.nn.functional.cross_entropy(outputs, shard.y[shard.index]).item() == pytest.approx(line["loss"], 1e-5)

@@ -162,8 +162,8 @@ def test_files_that_its_config_leads_to_are_not_read(copied, base):
 
 def test_nothing_is_downloaded_for_a_run_that_is_not_trusted(copied):
     theirs = copied(data__download=True)
-    assert code_trust.run_settings(theirs, trust=False).data.download is False
-    assert code_trust.run_settings(theirs, trust=True).data.download is True
+    assert code_trust.load_run_settings(theirs, trust=False).data.download is False
+    assert code_trust.load_run_settings(theirs, trust=True).data.download is True
 
 
 def write_weights(run, **facts):

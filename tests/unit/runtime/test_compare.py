@@ -46,7 +46,7 @@ def changed(file, round_, **new):
 
 
 def test_one_experiment_twice(runs):
-    facts = comparing.compare(runs / "a", runs / "again")
+    facts = comparing.compare_runs(runs / "a", runs / "again")
     assert facts["same"]
     assert [facts[each] for each in comparing.GROUPS] == [{}] * 4
     done = fedmpi("compare", runs / "a", runs / "again")
@@ -80,24 +80,27 @@ def test_another_setting(runs):
 )
 def test_one_digit_of_one_round(runs, copy, new, key, verdict):
     changed(copy / "metrics.jsonl", 2, **new)
-    for facts in (comparing.compare(runs / "a", copy), comparing.compare(copy, runs / "a")):
-        assert (facts["same"], comparing.verdict(facts)) == (key is None, verdict)
+    for facts in (comparing.compare_runs(runs / "a", copy), comparing.compare_runs(copy, runs / "a")):
+        assert (facts["same"], comparing.format_verdict(facts)) == (key is None, verdict)
         assert key is None or facts[key]["round"] == 2
 
 
 def test_a_client_and_the_final_model(runs, copy):
     changed(copy / "clients.jsonl", 1, accuracy=12.0)
-    facts = comparing.compare(runs / "a", copy)
+    facts = comparing.compare_runs(runs / "a", copy)
     assert (facts["same"], facts["client"]["round"], facts["client"]["client"]) == (False, 1, 0)
-    assert comparing.verdict(facts) == "client 0 differs from round 1 on"
+    assert comparing.format_verdict(facts) == "client 0 differs from round 1 on"
     lines = (runs / "a" / "clients.jsonl").read_text().splitlines(keepends=True)
     (copy / "clients.jsonl").write_text("".join(lines[:-1]))
-    assert comparing.compare(runs / "a", copy)["client"]["values"][1] is None
+    assert comparing.compare_runs(runs / "a", copy)["client"]["values"][1] is None
     shutil.copy(runs / "a" / "clients.jsonl", copy)
     content = bytearray((copy / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (copy / "model.safetensors").write_bytes(content)
-    assert comparing.verdict(comparing.compare(runs / "a", copy)) == "the final models differ, and no round does"
+    assert (
+        comparing.format_verdict(comparing.compare_runs(runs / "a", copy))
+        == "the final models differ, and no round does"
+    )
 
 
 def test_fewer_rounds(runs, copy):

@@ -11,7 +11,7 @@ from fedmpi.config import load
 from fedmpi.config.schema import Settings
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
-from fedmpi.runtime.device import pick_device
+from fedmpi.runtime.device import choose_device
 from fedmpi.runtime.record import console_text
 from fedmpi.runtime.validate import validate_settings
 
@@ -19,7 +19,7 @@ HERE = [{"host": "node1", "device": "cpu", "gpu": ""}]
 
 
 def headlines(made):
-    return "\n".join(console_text.headlines(made, detect({}), "solo", HERE))
+    return "\n".join(console_text.describe_run(made, detect({}), "solo", HERE))
 
 
 def test_classes_are_those_of_a_classification():
@@ -81,7 +81,7 @@ def test_the_devices_of_all_ranks_are_named(gpus, said):
     made = prepare(settings()).made  # of rank 0, on its CPU
     job = Job("torchrun" if gpus[1:] else "single", 0, len(gpus), 0, len(gpus), "node0")
     where = "one process" if len(gpus) == 1 else f"{len(gpus)} ranks (torchrun, gloo)"
-    assert console_text.headlines(made, job, "gloo", facts(*gpus))[1].endswith(f"; {where}, {said}, 1 thread a rank")
+    assert console_text.describe_run(made, job, "gloo", facts(*gpus))[1].endswith(f"; {where}, {said}, 1 thread a rank")
 
 
 # ---- ranks without a GPU ----
@@ -101,10 +101,10 @@ def broken_driver(monkeypatch):
 def test_a_torch_without_cuda_is_named(monkeypatch, broken_driver):
     wanted = settings(compute={"device": "cuda"})
     with pytest.raises(UserError, match=r"has no usable GPU \(The NVIDIA driver on your system is too old \(.*\)\)"):
-        pick_device(wanted, detect({}))
+        choose_device(wanted, detect({}))
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(UserError, match=r"this PyTorch \(.*\) was built without CUDA; install a wheel with it"):
-        pick_device(wanted, detect({}))
+        choose_device(wanted, detect({}))
 
 
 @pytest.mark.parametrize(
@@ -121,12 +121,12 @@ def test_who_trains_gets_the_gpu_that_the_config_asks_for(broken_driver, rank, s
         settings(compute={"device": "cuda"}, server={"trains_clients": trains}),
         Job("slurm", rank, size, rank, size, "here"),
     )
-    assert pick_device(settings(server={"trains_clients": trains}), job).type == "cpu"  # auto
+    assert choose_device(settings(server={"trains_clients": trains}), job).type == "cpu"  # auto
     if refused:
         with pytest.raises(UserError, match=refused):
-            pick_device(wanted, job)
+            choose_device(wanted, job)
     else:
-        assert pick_device(wanted, job).type == "cpu"
+        assert choose_device(wanted, job).type == "cpu"
 
 
 # ---- what `fedmpi validate` says of sites ----

@@ -11,11 +11,11 @@ from fedmpi import config
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Inputs, call
 from fedmpi.common.target_scale import TargetScale
-from fedmpi.runtime.execute import execute
+from fedmpi.runtime.execute import execute_run
 from fedmpi.runtime.finished_runs import export
 from fedmpi.runtime.finished_runs.models import RunModel
 
-ONNX = all(find_spec(name) for name in export.NEEDS)
+ONNX = all(find_spec(name) for name in export.ONNX_PACKAGES)
 FORMATS = ["safetensors", *(["onnx"] if ONNX else [])]
 OWN = """
 import torch
@@ -93,7 +93,7 @@ def run_of(tmp_path_factory):
                 f"data: {{source: '{place}/own.py:drawn', kind: {kind}, partition: {{scheme: iid, clients: 2}}}}\n"
                 f"model: {{name: '{place}/own.py:{model}'}}\nmethod: {{name: {method}}}\ntrain: {{momentum: 0.0}}\n"
             )
-            execute(config.load(place / "c.yaml", [f"{key}={value}" for key, value in more.items()]))
+            execute_run(config.load(place / "c.yaml", [f"{key}={value}" for key, value in more.items()]))
         return place / name
 
     return run
@@ -104,7 +104,7 @@ def run_of(tmp_path_factory):
 def test_the_file_gives_the_models_outputs(run_of, tmp_path, recwarn, case, to):
     """On batches of sizes that it has not seen, by what reads such files, without fedmpi; and nothing is warned of."""
     run, out, said = run_of(*CASES[case]), tmp_path / f"model.{to}", []
-    assert export.export(RunModel(run, True), to, said.append, out) == out
+    assert export.export_model(RunModel(run, True), to, said.append, out) == out
     # A ResourceWarning is of objects that an earlier test left, and that are collected by chance now.
     assert [str(w.message) for w in recwarn if w.category is not ResourceWarning] == []
     assert ("20 test samples, together and one by one" in said[0]) == (to == "onnx")
@@ -136,13 +136,13 @@ def test_the_file_gives_the_models_outputs(run_of, tmp_path, recwarn, case, to):
 def test_what_a_file_cannot_hold_leaves_none(run_of, tmp_path, model):
     (out := tmp_path / "model.onnx").write_text("an earlier one")
     with pytest.raises(UserError, match=r"--to onnx: .*nothing was written"):
-        export.export(RunModel(run_of(model), True), "onnx", print, out)
+        export.export_model(RunModel(run_of(model), True), "onnx", print, out)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["an earlier one"]
 
 
 def test_targets_that_were_standardised_are_in_their_unit_in_onnx():
     scale = TargetScale((2.0,), (3.0,))
-    assert export._Exported(torch.nn.Identity(), [""], scale)(torch.ones(4, 1)).tolist() == [[5.0]] * 4
+    assert export._ExportWrapper(torch.nn.Identity(), [""], scale)(torch.ones(4, 1)).tolist() == [[5.0]] * 4
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_mistakes(run_of, tmp_path, monkeypatch, to, out, message):
     monkeypatch.setattr(export, "find_spec", lambda name: None if name == "onnxruntime" else 1)
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=message):
-        export.export(RunModel(run_of("norm"), True), to, print, out and tmp_path / out)
+        export.export_model(RunModel(run_of("norm"), True), to, print, out and tmp_path / out)
 
 
 def test_the_command(run_of):

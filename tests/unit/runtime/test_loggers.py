@@ -10,7 +10,7 @@ import pytest
 from fedmpi import config
 from fedmpi.common.errors import UserError
 from fedmpi.runtime import code_trust
-from fedmpi.runtime.execute import execute
+from fedmpi.runtime.execute import execute_run
 
 CONFIG = """\
 name: one
@@ -87,8 +87,8 @@ def test_each_round_is_told_and_the_run_is_as_without_them(made, tmp_path, monke
         ]
     )
     place = ["output=.", "evaluate.protocol=[global, personal]"]
-    execute(made(3, *place, "name=bare"))
-    execute(made(3, *place, f"callbacks=[{several}]"))
+    execute_run(made(3, *place, "name=bare"))
+    execute_run(made(3, *place, f"callbacks=[{several}]"))
     assert [row["sha256"] for row in rows(tmp_path, "one")] == [row["sha256"] for row in rows(tmp_path, "bare")]
     good = heard(tmp_path, "good")
     assert [hook for hook, _ in good] == ["begin", "round", "round", "round", "end"]
@@ -104,11 +104,13 @@ def test_each_round_is_told_and_the_run_is_as_without_them(made, tmp_path, monke
     assert "Watch: round: " in said[1]
     assert "ValueError: broken here; it is told nothing more, and the run goes on" in said[1]
     # It goes on with more rounds: the line of the last one is written, and told, once more.
-    execute(made(5, *place, f"callbacks=[{callback(tmp_path, 'good')}]", "checkpoint.resume=must"))
+    execute_run(made(5, *place, f"callbacks=[{callback(tmp_path, 'good')}]", "checkpoint.resume=must"))
     told = [what["round"] for hook, what in heard(tmp_path, "good") if hook == "round"]
     assert told == [0, 1, 2, 2, 3, 4]
     assert heard(tmp_path, "good")[5][1]["first"] == 2
-    assert code_trust.run_settings(tmp_path / "one", False).callbacks == ()  # who looks at a run starts none of them
+    assert (
+        code_trust.load_run_settings(tmp_path / "one", False).callbacks == ()
+    )  # who looks at a run starts none of them
 
 
 @pytest.mark.parametrize(
@@ -131,15 +133,15 @@ def test_mistakes_are_told_before_training(made, tmp_path, monkeypatch, given, w
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UserError, match=words):
-        execute(made(3, given))
+        execute_run(made(3, given))
     assert not (tmp_path / "one").exists()
 
 
 def test_tensorboard_reads_what_is_written(made, tmp_path):
     """By its own reader, over a run that goes on: a value a round, as in metrics.jsonl."""
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    execute(made(2, "loggers=[tensorboard]"))
-    execute(made(4, "loggers=[tensorboard]", "checkpoint.resume=must"))
+    execute_run(made(2, "loggers=[tensorboard]"))
+    execute_run(made(4, "loggers=[tensorboard]", "checkpoint.resume=must"))
     found = reader.EventAccumulator(str(tmp_path / "one" / "tensorboard"))
     found.Reload()
     for name in ("accuracy", "loss", "wall_s"):
@@ -166,8 +168,8 @@ def test_what_wandb_is_told(made, tmp_path, monkeypatch):
     module = Recorder("wandb")
     monkeypatch.setattr(Recorder, "said", said := [])
     monkeypatch.setitem(sys.modules, "wandb", module)
-    execute(made(2, "loggers=[{wandb: {project: mine}}]"))
-    execute(made(3, "loggers=[{wandb: {project: mine}}]", "checkpoint.resume=must"))
+    execute_run(made(2, "loggers=[{wandb: {project: mine}}]"))
+    execute_run(made(3, "loggers=[{wandb: {project: mine}}]", "checkpoint.resume=must"))
     calls = [each for each, _, _ in said if each != "Settings"]
     assert calls == ["init", "log", "log", "finish", "init", "log", "log", "finish"]
     begun = [named for each, _, named in said if each == "init"]

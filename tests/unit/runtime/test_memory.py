@@ -12,7 +12,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.host_memory import available_bytes, control_groups
 from fedmpi.flat import linear
 from fedmpi.runtime import memory
-from fedmpi.runtime.execute import exchange_facts
+from fedmpi.runtime.execute import exchange_rank_info
 
 
 def test_of_the_host(tmp_path):
@@ -81,12 +81,14 @@ def ranks(places, free, needs=NEEDS):
 )
 def test_each_host_and_each_gpu_is_asked_for_what_lies_there(places, trains, on_gpu, asked):
     for place, count in asked.items():
-        memory.check(ranks(places, dict(asked)), trains, on_gpu)
+        memory.check_memory(ranks(places, dict(asked)), trains, on_gpu)
         host, _, gpu = place.partition("/")
         where = f"GPU {gpu} of host {host}" if gpu else f"host {host}"
         with pytest.raises(UserError, match=f"on {where} needs? about {count} B, but {count - 1} B are free"):
-            memory.check(ranks(places, {**asked, place: count - 1}), trains, on_gpu)
-        memory.check(ranks(places, {k: v for k, v in asked.items() if k != place}), trains, on_gpu)  # it is not known
+            memory.check_memory(ranks(places, {**asked, place: count - 1}), trains, on_gpu)
+        memory.check_memory(
+            ranks(places, {k: v for k, v in asked.items() if k != place}), trains, on_gpu
+        )  # it is not known
 
 
 def test_the_least_that_one_of_several_has_seen_counts():
@@ -94,7 +96,7 @@ def test_the_least_that_one_of_several_has_seen_counts():
     facts = ranks(["a/x", "a/x", "a/x"], {"a": 1000, "a/x": 30})
     facts[2] |= {"needs": NEEDS | {"a training rank": 15}, "free": {"host": 1000, "gpu": 24}}
     with pytest.raises(UserError, match="2 training ranks on GPU x of host a need about 25 B, but 24 B are free"):
-        memory.check(facts, [1, 2], False)
+        memory.check_memory(facts, [1, 2], False)
 
 
 @pytest.mark.parametrize(
@@ -109,19 +111,19 @@ def test_before_ranks_meet_a_host_is_asked_for_its_own(monkeypatch, rank, local_
     """As `fedmpi validate`, `doctor` and `plan` ask, in one process."""
     made = prepare(settings(server={"trains_clients": trains}, compute={"device": "cpu"})).made
     job = Job("mpi", rank, 5, local_rank, here, "here")
-    total = sum(memory.memory_needs(made, 5, False)[part] for part in asked)
+    total = sum(memory.estimate_memory(made, 5, False)[part] for part in asked)
     monkeypatch.setattr(memory, "available_bytes", lambda: total)
-    assert memory.check_job(made, job) == memory.memory_needs(made, 5, False)
+    assert memory.check_host_memory(made, job) == memory.estimate_memory(made, 5, False)
     monkeypatch.setattr(memory, "available_bytes", lambda: total - 1)
     with pytest.raises(UserError, match=r"on host here needs? about"):
-        memory.check_job(made, job)
+        memory.check_host_memory(made, job)
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
 def test_every_rank_refuses_alike(monkeypatch, on_gpu):
     """Two ranks share a GPU with memory for one of them; rank 0's uploads are there, too, if NCCL carries them."""
     made = prepare(settings(compute={"device": "cpu"})).made
-    needs = memory.memory_needs(made, 3, on_gpu)
+    needs = memory.estimate_memory(made, 3, on_gpu)
     left = needs["rank 0"] * on_gpu + 2 * needs["a training rank"]
     device = SimpleNamespace(type="cuda" if on_gpu else "cpu")
 
@@ -133,7 +135,7 @@ def test_every_rank_refuses_alike(monkeypatch, on_gpu):
 
         comm = SimpleNamespace(rank=rank, size=3, device=device, can_regroup="", allgather_bytes=allgather)
         job = Job("slurm", rank, 3, rank, 3, "a")
-        return exchange_facts(made, job, comm, torch.device("cpu"))
+        return exchange_rank_info(made, job, comm, torch.device("cpu"))
 
     messages = set()
     for rank in range(3):
@@ -150,7 +152,7 @@ def test_copies_in_float64_are_counted(monkeypatch):
     rows, width = 7, made.messages.largest_upload()
     assert linear.scratch_bytes(rows, width, False) >= 8 * rows * width
     monkeypatch.setattr(linear, "SCRATCH_GPU", 64 * rows)
-    needs = [memory.memory_needs(made, 1, on_gpu)["rank 0"] for on_gpu in (False, True)]
+    needs = [memory.estimate_memory(made, 1, on_gpu)["rank 0"] for on_gpu in (False, True)]
     assert needs[1] - 8 * rows * 64 == needs[0] - linear.scratch_bytes(rows, width, False)
     rest = made.itemsize * (rows * width + made.messages.announcement().packing.size + made.messages.server_state.size)
     model = made.itemsize * (made.messages.sizes["d"] + made.messages.sizes["b"])

@@ -14,7 +14,7 @@ from fedmpi.data.federated import hold_out, split
 from fedmpi.data.partitions.site_and_file import file
 from fedmpi.reports.results import CLIENTS, partition
 from fedmpi.reports.run_groups import Run, read
-from fedmpi.runtime.record.data_files import MANY, by_client, write_partition
+from fedmpi.runtime.record.data_files import MAX_CLIENTS_IN_JSON, read_client_sizes, write_partition
 from fedmpi.runtime.record.run_dir import RunDirectory
 
 CLASSES = 3
@@ -35,18 +35,18 @@ def written(folder, fed):
     return folder, json.loads((folder / "partition.json").read_text())
 
 
-@pytest.mark.parametrize("clients", [4, MANY, MANY + 1])
+@pytest.mark.parametrize("clients", [4, MAX_CLIENTS_IN_JSON, MAX_CLIENTS_IN_JSON + 1])
 @pytest.mark.parametrize("share", [0.0, 0.4])
 def test_sizes_and_label_counts_by_client_can_be_read_again(tmp_path, clients, share):
     fed = federation(clients, share)
     folder, facts = written(tmp_path / "run", fed)
-    assert ("sizes" in facts) == (clients <= MANY)
+    assert ("sizes" in facts) == (clients <= MAX_CLIENTS_IN_JSON)
     assert facts["clients"] == clients
-    sizes, counts = by_client(folder, facts)
+    sizes, counts = read_client_sizes(folder, facts)
     assert np.array_equal(sizes, fed.train_sizes)
     assert np.array_equal(counts, fed.label_counts)
     parts = np.load(folder / "partition.npz")
-    assert clients <= MANY or parts["label_counts"].dtype == np.uint8  # three samples fit a byte
+    assert clients <= MAX_CLIENTS_IN_JSON or parts["label_counts"].dtype == np.uint8  # three samples fit a byte
     assert np.array_equal(parts["indices"], np.concatenate(list(fed.parts)))
     assert np.array_equal(parts["offsets"], np.concatenate([[0], np.cumsum(fed.train_sizes)]))
     whole = federation(clients).parts  # what was held out belongs to it
@@ -56,7 +56,7 @@ def test_sizes_and_label_counts_by_client_can_be_read_again(tmp_path, clients, s
 
 def test_sites_without_common_rows_are_all_written(tmp_path):
     """In silo mode there is no partition.npz that could have the rest."""
-    sizes = np.arange(1, MANY + 2)
+    sizes = np.arange(1, MAX_CLIENTS_IN_JSON + 2)
     sites = SimpleNamespace(train_sizes=sizes, label_counts=None, counts_shared=False, parts=None)
     write_partition(RunDirectory(tmp_path), "silos", 0, sites)
     facts = json.loads((tmp_path / "partition.json").read_text())
@@ -67,20 +67,20 @@ def test_sites_without_common_rows_are_all_written(tmp_path):
 
 # ---- readers ----
 def test_the_report_draws_some_of_many_clients(tmp_path):
-    fed = federation(MANY + 500)
+    fed = federation(MAX_CLIENTS_IN_JSON + 500)
     written(tmp_path / "run", fed)
     grid, curve = partition(read([tmp_path / "run"]))
-    every = (MANY + 500) // CLIENTS
+    every = (MAX_CLIENTS_IN_JSON + 500) // CLIENTS
     assert grid.chart.values == fed.label_counts[::every].tolist()
-    assert f"{CLIENTS} of {MANY + 500} clients" in grid.note
+    assert f"{CLIENTS} of {MAX_CLIENTS_IN_JSON + 500} clients" in grid.note
     assert "partition.npz has all." in grid.note
-    assert {row[0] for row in grid.data} == {str(k) for k in range(0, MANY + 500, every)}
+    assert {row[0] for row in grid.data} == {str(k) for k in range(0, MAX_CLIENTS_IN_JSON + 500, every)}
     (series,) = curve.chart.series
-    assert series.y == [3.0] * (MANY + 500)
+    assert series.y == [3.0] * (MAX_CLIENTS_IN_JSON + 500)
 
 
 def test_arrays_that_are_missing_are_told(tmp_path):
-    folder, _ = written(tmp_path / "run", federation(MANY + 1))
+    folder, _ = written(tmp_path / "run", federation(MAX_CLIENTS_IN_JSON + 1))
     for damage in ("cut", "gone"):
         path = folder / "partition.npz"
         path.write_bytes(path.read_bytes()[:300]) if damage == "cut" else path.unlink()

@@ -95,7 +95,7 @@ def test_memory_of_host_and_gpu_are_two_sums(backend, size, on_gpu, monkeypatch)
     """The parts are those of a CPU, each in the sum of where it lies; what rank 0 gathers does with its back end."""
     made = prepare(small_settings("scaffold", "mlp", comm={"backend": backend})).made
     needed = {"rank 0": 100 * MIB, "a training rank": 90 * MIB, "of which client state": 10 * MIB}
-    monkeypatch.setattr(plan.memory, "memory_needs", lambda *_: needed)
+    monkeypatch.setattr(plan.memory, "estimate_memory", lambda *_: needed)
     monkeypatch.setattr(plan, "_peak_bytes", lambda: 700 * MIB)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 5 * MIB)
     on_cpu = plan._memory(made, size)

@@ -23,7 +23,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.data.sources.digits import digits
 from fedmpi.data.sources.flamby import FEATURES, HOSPITALS
 from fedmpi.data.sources.source_utils import holdout
-from fedmpi.runtime.execute import execute
+from fedmpi.runtime.execute import execute_run
 from fedmpi.runtime.finished_runs import predict as command
 from fedmpi.runtime.finished_runs.models import RunModel
 
@@ -44,7 +44,7 @@ def train(place, data, **more):
         **more,
     }
     (place / "c.yaml").write_text(yaml.safe_dump(tree))
-    run = execute(config.load(place / "c.yaml"))[0]["directory"]
+    run = execute_run(config.load(place / "c.yaml"))[0]["directory"]
     rows = (place / "runs" / tree["name"] / "metrics.jsonl").read_text().splitlines()
     return place / "runs" / run.rpartition("/")[2], json.loads(rows[-1])
 
@@ -64,7 +64,7 @@ def predictions(run, file, **options):
     """The rows of the CSV file that `fedmpi predict` writes, and the lines that it prints."""
     lines, to = [], file.with_name("out.csv")
     which = {key: options.pop(key) for key in ("trusted", "overrides", "client") if key in options}
-    command.predict(RunModel(run, **which), file, lines.append, out=to, **options)
+    command.predict_file(RunModel(run, **which), file, lines.append, out=to, **options)
     return read(to), lines
 
 
@@ -478,7 +478,7 @@ def test_masks_are_written_as_arrays_and_give_the_recorded_dice(tmp_path):
     own = {"model": {"name": f"{tmp_path}/net.py:net"}, "task": {"name": "segmentation"}}
     run, last = train(tmp_path, {"source": "npz", "path": "a.npz", "classes": 2}, **own)
     np.savez(tmp_path / "new.npz", x=x[16:], y=y[16:])
-    out = command.predict(RunModel(run, True), tmp_path / "new.npz", print)
+    out = command.predict_file(RunModel(run, True), tmp_path / "new.npz", print)
     assert out == run / "predictions" / "new.npz"
     with np.load(out) as found:
         mask = found["mask"]
@@ -486,7 +486,7 @@ def test_masks_are_written_as_arrays_and_give_the_recorded_dice(tmp_path):
     both, either = ((mask == 1) & (y[16:] == 1)).sum(), (mask == 1).sum() + (y[16:] == 1).sum()
     assert 2 * both / either == pytest.approx(last["dice"], abs=1e-12)
     with pytest.raises(UserError, match=r"a file whose name ends in \.npz is needed"):
-        command.predict(RunModel(run, True), tmp_path / "new.npz", print, out=tmp_path / "masks.csv")
+        command.predict_file(RunModel(run, True), tmp_path / "new.npz", print, out=tmp_path / "masks.csv")
 
 
 def test_symbols_are_those_of_windows_of_the_text(tmp_path):
@@ -661,7 +661,7 @@ def test_a_place_that_cannot_be_written_and_a_file_that_is_not_there_are_named(s
         (tmp_path / "out.txt", r"a file whose name ends in \.csv is needed"),
     ]:
         with pytest.raises(UserError, match=message):
-            command.predict(RunModel(study.run), file, print, out=to)
+            command.predict_file(RunModel(study.run), file, print, out=to)
     with pytest.raises(UserError, match=r"none\.csv is not there"):
         package.load(study.run).predict(tmp_path / "none.csv")
 
@@ -669,6 +669,8 @@ def test_a_place_that_cannot_be_written_and_a_file_that_is_not_there_are_named(s
 def test_masks_of_image_files_are_written_with_the_names_of_the_files():
     """numpy.savez has a parameter `file` of its own."""
     mask = np.arange(8).reshape(2, 2, 2)
-    archive = np.load(io.BytesIO(command._npz({"file": np.array(["a.png", "b.png"], dtype=object), "mask": mask})))
+    archive = np.load(
+        io.BytesIO(command._format_npz({"file": np.array(["a.png", "b.png"], dtype=object), "mask": mask}))
+    )
     assert archive["file"].tolist() == ["a.png", "b.png"]
     assert np.array_equal(archive["mask"], mask)

@@ -15,7 +15,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.data.transforms.geometric import Resize
 from fedmpi.methods import registry
 from fedmpi.runtime import checkpoints
-from fedmpi.runtime.checkpoints import Checkpoints, Rows
+from fedmpi.runtime.checkpoints import Checkpoints, ClientStateFiles
 from fedmpi.runtime.record.atomic_files import CorruptFileError
 
 ROUNDS = 4
@@ -27,7 +27,7 @@ class Killed(Exception):  # noqa: N818
 
 def kept_in(folder, every=1, keep=2):
     (folder / "checkpoints").mkdir(exist_ok=True)
-    return Checkpoints(folder / "checkpoints", Rows(folder / "state"), every, keep)
+    return Checkpoints(folder / "checkpoints", ClientStateFiles(folder / "state"), every, keep)
 
 
 def attach(it, folder, room, every=1, keep=2):
@@ -59,7 +59,7 @@ def begin(folder, config, *, cut=None, room=0, every=1, keep=2, stop=lambda: Fal
     """A run that writes checkpoints, goes on where the one before left off, and dies when it reports round `cut`."""
     it, said = prepare(config, stop=stop), []
     attach(it, folder, room or 10**6, every, keep)
-    t = checkpoints.go_on(it.fed, it.kept, 10, said.append)
+    t = checkpoints.restore_newest_checkpoint(it.fed, it.kept, 10, said.append)
     with suppress(Killed):
         run_until(it, cut)
     return it, t, said
@@ -150,7 +150,7 @@ def test_every_method_goes_on_on_other_numbers_of_ranks(tmp_path, method, coded)
         return it
 
     def play(it, cut):
-        checkpoints.go_on(it.fed, it.kept, 30, lambda text: None)
+        checkpoints.restore_newest_checkpoint(it.fed, it.kept, 30, lambda text: None)
         try:
             run_until(it, cut)
         finally:
@@ -194,7 +194,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(tmp_path, har
 
 def test_every_byte_counts(tmp_path):
     """Of a row's file, flipped one by one."""
-    rows = Rows(tmp_path)
+    rows = ClientStateFiles(tmp_path)
     rows.put(3, 7, torch.arange(5.0))
     path, good = rows.path(3, 7), rows.path(3, 7).read_bytes()
     assert torch.equal(rows.get(3, 7), torch.arange(5.0))
@@ -242,9 +242,9 @@ def test_a_checkpoint_costs_what_changed_and_nothing_is_left_over(tmp_path, ever
 def test_lines_are_on_disk_before_the_checkpoint_that_does_without_them(tmp_path, monkeypatch):
     """A power cut takes what was not synced: the checkpoint may not be there and the rounds before it gone."""
     said = []
-    sync, write = checkpoints.sync, checkpoints.write
-    monkeypatch.setattr(checkpoints, "sync", lambda path: (said.append(path.name), sync(path)))
-    monkeypatch.setattr(checkpoints, "write", lambda *a: (said.append(a[0].name), write(*a)))
+    sync, write = checkpoints.sync_to_disk, checkpoints.write_atomically
+    monkeypatch.setattr(checkpoints, "sync_to_disk", lambda path: (said.append(path.name), sync(path)))
+    monkeypatch.setattr(checkpoints, "write_atomically", lambda *a: (said.append(a[0].name), write(*a)))
     for name in ("metrics.jsonl", "clients.jsonl"):
         (tmp_path / name).touch()
     begin(tmp_path, small_settings("fedavg", "mlp", rounds=2))
@@ -265,7 +265,7 @@ def test_what_a_kill_has_left_is_removed(tmp_path):
         cut_off(path)
     it, t, said = begin(tmp_path, config("scaffold"), cut=0)
     assert (t, len(said)) == (-1, 2)
-    assert set(Rows(tmp_path / "state").found()) == {(k, 0) for k in it.fed.scheduler.cohort(0)}
+    assert set(ClientStateFiles(tmp_path / "state").found()) == {(k, 0) for k in it.fed.scheduler.cohort(0)}
 
 
 class StopAt:
@@ -342,7 +342,7 @@ def test_a_finished_run_goes_on_with_more_rounds(tmp_path, wire):
 def test_a_site_may_join_at_the_end_and_none_may_leave(now, fine):
     """Clients are numbered by the list: another's rounds would be told of a site."""
     with nullcontext() if fine else pytest.raises(UserError, match=r"or moved\. .* init\.from=runs/a/model"):
-        checkpoints._only_joined(Path("runs/a"), "['a', 'b']", now)
+        checkpoints._check_sites_appended(Path("runs/a"), "['a', 'b']", now)
 
 
 def test_a_run_goes_on_where_pictures_are_rounded_otherwise(tmp_path, monkeypatch):

@@ -23,10 +23,10 @@ from helpers import settings, small_settings
 from fedmpi.common.errors import UserError
 from fedmpi.runtime import checkpoints, execute
 from fedmpi.runtime.record import atomic_files, lock, run_dir
-from fedmpi.runtime.record.console_text import round_line
+from fedmpi.runtime.record.console_text import format_round
 from fedmpi.runtime.record.recorder import RankRecorder, Recorder
 from fedmpi.runtime.record.run_dir import RunDirectory
-from fedmpi.runtime.record.summary import summary
+from fedmpi.runtime.record.summary import summarize_run
 
 
 @pytest.fixture
@@ -139,21 +139,21 @@ def test_summary():
     rows = [
         {"round": i, "accuracy": v, "loss": 1 / (1 + v), "wall_s": 2.0, "sent_bytes": 3} for i, v in enumerate(values)
     ]
-    facts = summary([*rows, {"round": 11, "wall_s": 1.0}], ("accuracy", "loss"), "finished")
+    facts = summarize_run([*rows, {"round": 11, "wall_s": 1.0}], ("accuracy", "loss"), "finished")
     assert (facts["rounds"], facts["exit_reason"]) == (12, "finished")
     assert (facts["last"]["accuracy"], facts["last_round"]["accuracy"]) == (40.0, 10)
     assert facts["mean_last_10"]["accuracy"] == 55.0  # (10 + 20 + ... + 100) / 10
-    gap = summary([*rows, {"round": 11, "accuracy": None}], ("accuracy",), "finished")
+    gap = summarize_run([*rows, {"round": 11, "accuracy": None}], ("accuracy",), "finished")
     assert gap["mean_last_10"]["accuracy"] == 60.0  # of the nine numbers among the last ten
-    chosen = summary(rows, ("accuracy", "loss"), "finished", best_model={"round": 9})
+    chosen = summarize_run(rows, ("accuracy", "loss"), "finished", best_model={"round": 9})
     assert chosen["selected"] == {"accuracy": 90.0, "loss": 1 / 91}
     assert (facts["best"]["accuracy"], facts["best_round"]["accuracy"]) == (100.0, 4)
     assert (facts["best"]["loss"], facts["best_round"]["loss"]) == (1 / 101, 4)
     assert (facts["wall_s"], facts["sent_bytes"], facts["received_bytes"]) == (23.0, 9 + 24, 0)
-    assert summary([], ("loss",), "rounds: 0")["last"] == {}
-    assert summary([{"round": 0, "loss": math.nan}], ("loss",), "finished")["best"] == {}
+    assert summarize_run([], ("loss",), "rounds: 0")["last"] == {}
+    assert summarize_run([{"round": 0, "loss": math.nan}], ("loss",), "finished")["best"] == {}
     losses = [{"round": 3, "ranks": {"2": "a", "4": "b"}}, {"round": 5, "ranks": {}}, {"round": 9, "ranks": {"2": "a"}}]
-    assert summary([], (), "finished", losses)["lost_ranks"] == {"2": 9, "4": 3}
+    assert summarize_run([], (), "finished", losses)["lost_ranks"] == {"2": 9, "4": 3}
 
 
 LOW_IS_GOOD = ["loss", "train_loss", "personal_mse", "personal_loss_worst_decile", "accuracy_std", "rmse"]
@@ -170,7 +170,7 @@ LOW_IS_GOOD += ["mae_worst_decile", "ece", "personal_perplexity"]
 )
 def test_summary_knows_of_which_metrics_less_is_better(name, lower_is_better, best):
     rows = [{"round": t, name: value} for t, value in enumerate((3.0, 1.0, 2.0))]
-    assert summary(rows, (name,), "finished", lower_is_better=lower_is_better)["best_round"] == {name: best}
+    assert summarize_run(rows, (name,), "finished", lower_is_better=lower_is_better)["best_round"] == {name: best}
 
 
 ROWS = [
@@ -189,10 +189,10 @@ def test_lines_of_rounds():
     """A run that goes on estimates the time left from its own rounds."""
     seconds = [row["wall_s"] for row in ROWS]
     names = ("loss", "accuracy")
-    lines = [round_line(row, 3, names, fmean(seconds[: n + 1])) for n, row in enumerate(ROWS)]
+    lines = [format_round(row, 3, names, fmean(seconds[: n + 1])) for n, row in enumerate(ROWS)]
     assert lines == LINES
     row = {"round": 5, "wall_s": 30.0, "loss": math.nan}
-    assert round_line(row, 10, names, 30.0) == "round 6/10  loss nan  30.0 s  eta 2 min"
+    assert format_round(row, 10, names, 30.0) == "round 6/10  loss nan  30.0 s  eta 2 min"
 
 
 # ---- one job at a time ----
@@ -201,14 +201,14 @@ def contents(folder):
 
 
 def test_the_second_is_told_who_holds_it_and_the_lock_ends_with_its_holder(tmp_path):
-    with lock.hold(tmp_path):
+    with lock.hold_lock(tmp_path):
         before = contents(tmp_path)
-        with pytest.raises(UserError) as caught, lock.hold(tmp_path):
+        with pytest.raises(UserError) as caught, lock.hold_lock(tmp_path):
             pass
         host = json.loads((tmp_path / "lock").read_text())["host"]
         assert str(caught.value).startswith(f"{tmp_path} is in use: process {os.getpid()} on host {host} has had it")
         assert contents(tmp_path) == before
-    with lock.hold(tmp_path):
+    with lock.hold_lock(tmp_path):
         pass
 
 
@@ -217,7 +217,7 @@ def test_a_file_system_without_locks_is_warned_about(tmp_path, monkeypatch):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     monkeypatch.setattr(fcntl, "flock", none)
-    with pytest.warns(UserWarning, match="this file system has no locks"), lock.hold(tmp_path):
+    with pytest.warns(UserWarning, match="this file system has no locks"), lock.hold_lock(tmp_path):
         pass
 
 
@@ -226,21 +226,21 @@ def test_a_job_that_has_not_said_yet_what_it_is(tmp_path, how):
     """No second directory beside it; if it died at once, its place is taken."""
     (tmp_path / "run").mkdir()
     config = settings(output=str(tmp_path), checkpoint={"resume": how})
-    with lock.hold(tmp_path / "run"), ExitStack() as mine, pytest.raises(UserError, match="is in use"):
-        checkpoints.open_directory(config, {}, mine)
+    with lock.hold_lock(tmp_path / "run"), ExitStack() as mine, pytest.raises(UserError, match="is in use"):
+        checkpoints.open_run_directory(config, {}, mine)
     with ExitStack() as mine:
         if how == "must":
             with pytest.raises(UserError, match="holds no run to go on with"):
-                checkpoints.open_directory(config, {}, mine)
+                checkpoints.open_run_directory(config, {}, mine)
         else:
-            assert checkpoints.open_directory(config, {}, mine)[0].path == tmp_path / "run"
+            assert checkpoints.open_run_directory(config, {}, mine)[0].path == tmp_path / "run"
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_a_full_disk_is_told(tmp_path, monkeypatch):
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     monkeypatch.setattr(lock.json, "dumps", Mock(side_effect=full))
-    with pytest.raises(UserError, match=rf"cannot write {tmp_path}/lock: No space left"), lock.hold(tmp_path):
+    with pytest.raises(UserError, match=rf"cannot write {tmp_path}/lock: No space left"), lock.hold_lock(tmp_path):
         pass
 
 
@@ -254,7 +254,7 @@ def test_a_run_that_is_over_keeps_no_model_alive(tmp_path, monkeypatch):
             super().__init__(*arguments)
             recorders.append(self)
 
-    build = execute.build.experiment
+    build = execute.build.make_experiment
 
     def experiment(*arguments):
         made = build(*arguments)
@@ -262,8 +262,8 @@ def test_a_run_that_is_over_keeps_no_model_alive(tmp_path, monkeypatch):
         return made
 
     monkeypatch.setattr(execute, "Recorder", Watched)
-    monkeypatch.setattr(execute.build, "experiment", experiment)
-    execute.execute(small_settings("fedavg", "mlp", rounds=1, output=str(tmp_path)))
+    monkeypatch.setattr(execute.build, "make_experiment", experiment)
+    execute.execute_run(small_settings("fedavg", "mlp", rounds=1, output=str(tmp_path)))
     gc.collect()
     assert models[0]() is None
     assert recorders[0].close_failed("the launcher has died") == ""

@@ -73,7 +73,7 @@ def test_the_scale_is_mean_and_deviation_of_the_targets_that_count():
 
 @pytest.mark.parametrize("how", ["pooled", "site"])
 def test_one_scale_for_all_sites_or_one_for_each_in_one_table_and_in_silos(folder, how):
-    plain, data = (build_data.partitioned(load(folder, each)) for each in ("false", how))
+    plain, data = (build_data.build_partitioned_data(load(folder, each)) for each in ("false", how))
     for k in range(2):
         y, new = (targets_of([each.train[k]]) for each in (plain, data))
         assert torch.equal(new[:, 0], y)
@@ -84,7 +84,7 @@ def test_one_scale_for_all_sites_or_one_for_each_in_one_table_and_in_silos(folde
         means = torch.tensor([data.target_scales[name].mean[0] for name in "ab"])
         assert set(data.global_test.y[:, 1].tolist()) == set(means.tolist())
     silos = "silos: [a, b], path: '{site}.csv', drop: [town]"
-    by_silo = build_data.siloed(load(folder, how, silos), Solo(torch.device("cpu")))
+    by_silo = build_data.build_silo_data(load(folder, how, silos), Solo(torch.device("cpu")))
     assert by_silo.target_shape == data.target_shape == (3,)
     for k in range(2):
         for part in ("train", "test"):
@@ -181,4 +181,4 @@ def test_rows_of_an_unknown_site_need_its_name(folder):
 )
 def test_settings_that_cannot_standardise_targets_are_refused(folder, how, where, more, says):
     with pytest.raises(UserError, match=says):
-        build_data.partitioned(load(folder, how, where, *more))
+        build_data.build_partitioned_data(load(folder, how, where, *more))

@@ -49,22 +49,22 @@ FEW = [row(t) for t in range(4)]
     ],
 )
 def test_states_and_exit_codes(tmp_path, summary, rows, checkpoint, state, why, code):
-    found = status.status(made(tmp_path / "run", rows, summary, checkpoint=checkpoint))
-    assert (found["state"], status.code(found)) == (state, code)
+    found = status.read_run_status(made(tmp_path / "run", rows, summary, checkpoint=checkpoint))
+    assert (found["state"], status.status_exit_code(found)) == (state, code)
     assert why in found["why"]
     assert found["rounds_done"] == len(rows)
     assert found["resume"] == (checkpoint is not None and state != status.FINISHED)
-    assert ("fedmpi resume" in "\n".join(status.lines(found))) == found["resume"]
+    assert ("fedmpi resume" in "\n".join(status.format_status(found))) == found["resume"]
 
 
 def test_a_job_at_work_is_seen_by_its_lock_and_disturbed_by_nobody(tmp_path):
     run = made(tmp_path / "run", FEW, "failed: before it was gone on with")
-    with lock.hold(run):
-        found = status.status(run)
+    with lock.hold_lock(run):
+        found = status.read_run_status(run)
         assert found["state"] == status.RUNNING
-        assert lock.inspect(run)[0] is True
-    assert lock.inspect(run)[0] is False
-    with lock.hold(run):  # who looked has left nothing
+        assert lock.inspect_lock(run)[0] is True
+    assert lock.inspect_lock(run)[0] is False
+    with lock.hold_lock(run):  # who looked has left nothing
         pass
 
 
@@ -77,27 +77,27 @@ def test_who_looks_does_not_keep_a_job_from_beginning(tmp_path, monkeypatch):
     file = os.open(tmp_path / "lock", os.O_RDONLY)
     fcntl.flock(file, fcntl.LOCK_SH)
     monkeypatch.setattr(lock.time, "sleep", lambda _: os.close(file))
-    with lock.hold(tmp_path):
-        assert lock.inspect(tmp_path)[0] is True
+    with lock.hold_lock(tmp_path):
+        assert lock.inspect_lock(tmp_path)[0] is True
 
 
 def test_written_lately_where_locks_tell_nothing(tmp_path, monkeypatch):
     run = made(tmp_path / "run", FEW, checkpoint=3)
-    monkeypatch.setattr(lock, "inspect", lambda _: (None, {"host": "far"}))
-    assert status.status(run)["state"] == status.RUNNING
-    assert status.status(run, time.time() + 3600)["state"] == status.DIED
+    monkeypatch.setattr(lock, "inspect_lock", lambda _: (None, {"host": "far"}))
+    assert status.read_run_status(run)["state"] == status.RUNNING
+    assert status.read_run_status(run, time.time() + 3600)["state"] == status.DIED
 
 
 def test_what_is_left_goes_by_measured_rounds_and_not_the_first(tmp_path):
     run = made(tmp_path / "run", FEW)
-    with lock.hold(run):
-        found = status.status(run)
+    with lock.hold_lock(run):
+        found = status.read_run_status(run)
         assert found["round_s"] == 2.0
         assert found["eta_s"] == 6 * 2.0
-        first = status.status(made(tmp_path / "first", [row(0)]))
+        first = status.read_run_status(made(tmp_path / "first", [row(0)]))
     assert first["round_s"] == 9.0  # there is no other
     long = made(tmp_path / "long", [row(t, wall_s=1.0 + (t >= 30)) for t in range(50)], rounds=100)
-    assert status.status(long)["round_s"] == 2.0  # of the last twenty
+    assert status.read_run_status(long)["round_s"] == 2.0  # of the last twenty
 
 
 def test_figures_bytes_faults_and_ranks(tmp_path):
@@ -106,12 +106,12 @@ def test_figures_bytes_faults_and_ranks(tmp_path):
     ranks = {"ranks": [{"rank": r, "host": f"node{r}"} for r in range(3)], "launcher": "slurm", "slurm_job_id": "77"}
     named = {"faults.jsonl": json.dumps(loss) + "\n", "environment.json": json.dumps(ranks)}
     run = made(tmp_path / "run", rows, **named)
-    with lock.hold(run):
-        found = status.status(run)
+    with lock.hold_lock(run):
+        found = status.read_run_status(run)
     assert (found["metrics"], found["metrics_round"]) == ({"train_loss": 1.9, "loss": 1.5, "accuracy": 50.0}, 1)
     assert (found["sent_bytes"], found["received_bytes"]) == (400, 200)
     assert (found["ranks"], found["lost"]) == (3, {"2": 2})
-    text = "\n".join(status.lines(found))
+    text = "\n".join(status.format_status(found))
     assert "loss 1.5, accuracy 50.00, train_loss 1.9 (round 2)" in text
     assert "3 on 3 hosts, Slurm job 77; rank 2 lost in round 2" in text
     assert "uploads refused in 1 round" in text
@@ -124,9 +124,9 @@ def test_half_lines_and_lines_that_are_none(tmp_path):
     (run / "metrics.jsonl").write_bytes(b"\xff\xfe{}\n" + whole.encode() + b'{"round": 4, "wa')
     (run / "identity.json").write_text('{"rounds": "1')
     (run / "environment.json").write_text("[]")
-    found = status.status(run)
+    found = status.read_run_status(run)
     assert (found["rounds_done"], found["rounds"], found["unreadable"], found["ranks"]) == (4, None, 1, None)
-    assert "1 line of metrics.jsonl cannot be read" in "\n".join(status.lines(found))
+    assert "1 line of metrics.jsonl cannot be read" in "\n".join(status.format_status(found))
     assert json.dumps(found, allow_nan=False)
 
 
@@ -151,7 +151,7 @@ def test_a_sweep_by_its_directory(tmp_path):
     made(place / "a", [row(t) for t in range(10)], "finished")
     made(place / "b", FEW, "failed: no such weights")
     (place / "c.log").write_text("fedmpi: error: data.root: no such directory\n")
-    (place / run_files.SWEEP_LIST).write_text(json.dumps({"runs": ["a", "b", "c", "d", "e"]}))
+    (place / run_files.SWEEP_FILE).write_text(json.dumps({"runs": ["a", "b", "c", "d", "e"]}))
     found = sweep_status.read_directory_status(place)
     assert {run["name"]: run["state"] for run in found["runs"]} == {
         "a": "finished", "b": "failed", "c": "failed", "d": "waiting", "e": "waiting",

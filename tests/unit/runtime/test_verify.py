@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from fedmpi import config
 from fedmpi.common.errors import UserError
 from fedmpi.common.metrics_row import VARIES_WITH_RANKS
-from fedmpi.runtime.execute import execute
+from fedmpi.runtime.execute import execute_run
 from fedmpi.runtime.finished_runs import replay, verify
 from fedmpi.runtime.record.run_dir import CHECKSUMS, compute_checksums
 
@@ -44,7 +44,7 @@ def run(tmp_path_factory):
     (place / "net.py").write_text(NET)
     (place / "c.yaml").write_text(CONFIG % place)
     for name, seed in (("one", 0), ("two", 1)):
-        execute(config.load(place / "c.yaml", [f"output={place}/sweep", f"name={name}", f"seed={seed}"]))
+        execute_run(config.load(place / "c.yaml", [f"output={place}/sweep", f"name={name}", f"seed={seed}"]))
     return place / "sweep" / "one"
 
 
@@ -77,7 +77,7 @@ def once(run, replayed, tmp_path_factory, monkeypatch):
 def check(path, **options):
     """(exit code, all that was said)."""
     said = []
-    code = verify.verify_all(path, said.append, verify.Options(trusted=True, **options))
+    code = verify.verify_all(path, said.append, verify.VerifyOptions(trusted=True, **options))
     return code, "\n".join(said)
 
 
@@ -119,13 +119,13 @@ def test_all_rounds_are_verified_from_the_start_and_from_every_checkpoint(copy):
 
 def test_without_trust_nothing_is_run(copy):
     with pytest.raises(UserError, match="would run code that is not fedmpi's own"):
-        verify.verify_all(copy, print, verify.Options())
+        verify.verify_all(copy, print, verify.VerifyOptions())
 
 
 # ---- one byte, anywhere ----
 def test_one_byte_of_any_file(copy, monkeypatch):
     """Wherever it stands; what rounds would say is left out."""
-    monkeypatch.setattr(verify, "_replay", lambda *_: set())
+    monkeypatch.setattr(verify, "_replay_some_rounds", lambda *_: set())
     files = [copy / name for name in (*compute_checksums(copy)["files"], CHECKSUMS)]
     files += [*copy.glob("checkpoints/*"), *copy.glob("state/**/*.safetensors")]
     assert len(files) > 15
@@ -165,7 +165,7 @@ def test_every_figure_of_a_round_is_recomputed(run, tmp_path, once):
         compute_checksums_again(altered)
         code, said = check(altered, number=1)
         assert code == 1, (key, said)
-        was, now = verify._short(nudged(row[key])), verify._short(row[key])
+        was, now = verify._shorten_value(nudged(row[key])), verify._shorten_value(row[key])
         assert f"metrics.jsonl, round {LAST}: {key} is {was}, replaying gives {now}" in said
 
 
@@ -267,7 +267,7 @@ def test_going_on_breaks_the_seal_and_makes_it_anew(copy):
     more = config.load(
         copy / "config.yaml", [f"output={copy.parent}", "name=copy", "checkpoint.resume=must", "rounds=8"]
     )
-    execute(more)
+    execute_run(more)
     assert json.loads((copy / CHECKSUMS).read_text())["checksum"] != noted
     assert check(copy, number=2)[0] == 0
 
@@ -309,10 +309,10 @@ def test_more_rounds_of_what_goes_by_their_number_are_another_experiment(tmp_pat
     text = CONFIG.replace("%s/net.py:net", "logistic").replace("analysis: [drift, features]\n", "")
     (tmp_path / "c.yaml").write_text(text.replace("rounds: 6", "rounds: 2"))
     words = [f"output={tmp_path}", "name=a", more]
-    execute(config.load(tmp_path / "c.yaml", words))
+    execute_run(config.load(tmp_path / "c.yaml", words))
     words += ["rounds=4", "checkpoint.resume=must"]
     with pytest.raises(UserError, match=rf"cannot go on .*: rounds is 4, was 2 \({why}, and those that are done"):
-        execute(config.load(tmp_path / "c.yaml", words))
-    execute(config.load(tmp_path / "c.yaml", [*words, "checkpoint.changes=accept"]))
+        execute_run(config.load(tmp_path / "c.yaml", words))
+    execute_run(config.load(tmp_path / "c.yaml", [*words, "checkpoint.changes=accept"]))
     code, said = check(tmp_path / "a", number=None)
     assert code == 2, said

@@ -15,7 +15,7 @@ from fedmpi.common import registry
 from fedmpi.config.resume_rules import comparable
 from fedmpi.methods import registry as every_method
 from fedmpi.runtime import introspection
-from fedmpi.runtime.execute import execute
+from fedmpi.runtime.execute import execute_run
 from fedmpi.runtime.inspection import compare
 from fedmpi.runtime.record import metadata
 
@@ -30,17 +30,17 @@ REFUSED = {"normalise": {"of"}}  # its null stands for "mean and std are given",
 WITH_OPTIONS = [name for name in VARIANTS if "fedsol" in name or "alpha kept" in name or "median" in name]
 
 
-@pytest.mark.parametrize("kind", introspection.KINDS)
+@pytest.mark.parametrize("kind", introspection.KIND_MODULES)
 def test_every_option_with_a_default_is_written(kind):
-    for name, target in introspection.registry(kind).items():
+    for name, target in introspection.read_registry(kind).items():
         found = registry.load(name, {name: target}, kind)
-        options = introspection.description(kind, name).options
+        options = introspection.describe_component(kind, name).options
         declared = {o.name for o in options if o.default != "required"}
         inner = {key for key in declared if kind == "methods" and key in ("prox", "client")}
         needs = {
             o.name: o.type.split(", ")[0] if name == "medmnist" else "x" for o in options if o.default == "required"
         }
-        given = metadata.defaults(found, needs, SUPPLIED.get(kind, ()), inner)
+        given = metadata.missing_defaults(found, needs, SUPPLIED.get(kind, ()), inner)
         assert set(given) == declared - inner - REFUSED.get(name, set()), name
 
 
@@ -48,11 +48,11 @@ def test_every_option_with_a_default_is_written(kind):
 def test_the_written_config_gives_the_same_run(tmp_path, name):
     method, net, changes = VARIANTS.get(name, (name, "norm", {}))
     asked = small_settings(method, net, **{**changes, "rounds": 2})
-    full = metadata.resolve(asked)
+    full = metadata.resolve_settings(asked)
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(full.model_dump(mode="json"), sort_keys=False))
     again = config.load(tmp_path / "config.yaml")
     assert again.model_dump(mode="json") == full.model_dump(mode="json")
-    assert metadata.resolve(again).identity() == full.identity()
+    assert metadata.resolve_settings(again).identity() == full.identity()
     assert comparable(again.digest_items()) == comparable(full.digest_items())
     assert set(asked.model_dump(mode="json")["method"]) <= set(full.model_dump(mode="json")["method"])
     one, two = play(asked), play(again)
@@ -84,7 +84,7 @@ def made(tmp_path, monkeypatch):
     own.mkdir()
     (own / "mynet.py").write_text(NET.format("ReLU"))
     (tmp_path / "c.yaml").write_text(CONFIG.format(f"{own}/mynet.py:net"))
-    execute(config.load(tmp_path / "c.yaml", [f"output={tmp_path}/runs"]))
+    execute_run(config.load(tmp_path / "c.yaml", [f"output={tmp_path}/runs"]))
     return tmp_path / "runs" / "mine", own / "mynet.py"
 
 
@@ -129,8 +129,8 @@ def test_commands_take_the_copy_of_code_that_is_gone(made, tmp_path):
 def test_runs_of_one_code_at_two_places_have_the_same_settings(made, tmp_path):
     run, file = made
     other = file.rename(tmp_path / "mynet.py")
-    execute(config.load(tmp_path / "c.yaml", [f"output={tmp_path}/runs", "name=d", f"model.name={other}:net"]))
-    assert "mynet.py" not in json.dumps(compare.compare(run, tmp_path / "runs" / "d")["settings"])
+    execute_run(config.load(tmp_path / "c.yaml", [f"output={tmp_path}/runs", "name=d", f"model.name={other}:net"]))
+    assert "mynet.py" not in json.dumps(compare.compare_runs(run, tmp_path / "runs" / "d")["settings"])
 
 
 def test_a_missing_file_is_a_mistake_only_where_it_is_used(tmp_path):

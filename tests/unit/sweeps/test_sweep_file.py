@@ -92,7 +92,7 @@ published:
 )
 def test_a_run_is_told_the_keys_of_a_sweep(tmp_path, text, words):
     with pytest.raises(UserError, match=words):
-        build_data.open_source(config.load(write(tmp_path, text)))
+        build_data.make_source(config.load(write(tmp_path, text)))
 
 
 @pytest.mark.parametrize(

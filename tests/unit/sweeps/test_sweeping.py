@@ -60,7 +60,7 @@ def test_a_run_that_is_in_use_has_not_failed(run, tmp_path):
     """By another sweep, say, that is at it."""
     used = tmp_path / "runs" / "few" / "fedavg_seed-0"
     used.mkdir(parents=True)
-    with lock.hold(used):
+    with lock.hold_lock(used):
         said = run("sweep", "rounds=1", "only={seed: 0}", code=75)
     assert f"fedavg_seed-0: in use by process {os.getpid()} on host" in said
     assert "FAILED" not in said
