@@ -5,7 +5,7 @@
 
 import sys
 
-from fedmpi.config.reference import keys
+from fedmpi.config.reference import list_keys
 from fedmpi.runtime.introspection import KIND_MODULES, describe_component, list_summaries
 
 HEAD = """# Config keys
@@ -38,7 +38,7 @@ def code(text):
 
 def config():
     lines = ["", "## All keys", "", "| key | type, bounds | default | meaning |", "| --- | --- | --- | --- |"]
-    top = [key for key in keys() if "." not in key.name]
+    top = [key for key in list_keys() if "." not in key.name]
     lines += [row(code(key.name), key.kind, code(key.default), key.meaning) for key in top]
     for section in (key for key in top if key.section):
         lines += [
@@ -48,7 +48,7 @@ def config():
             "| key | type, bounds | default | meaning |",
             "| --- | --- | --- | --- |",
         ]
-        inside = (key for key in keys((section.name,)))
+        inside = (key for key in list_keys((section.name,)))
         lines += [row(code(key.name), key.kind, code(key.default), key.meaning) for key in inside]
     return lines
 

@@ -30,9 +30,9 @@ def main() -> NoReturn:
     if sys.argv[1:2] in (["run"], ["resume"]):
         gc.disable()  # imports take a tenth less time without it; enabled again before training
         process.stop.listen(signal.SIGINT)
-    from fedmpi.cli.arguments import run_command
+    from fedmpi.cli.arguments import run_and_exit
 
-    run_command(lambda: invoke(sys.argv[1:], process), process)
+    run_and_exit(lambda: invoke(sys.argv[1:], process), process)
 
 
 def load_app(words: Sequence[str] = ()) -> typer.Typer:

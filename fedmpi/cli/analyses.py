@@ -14,13 +14,13 @@ from fedmpi.cli.arguments import (
     To,
     Trust,
     apply_machine_settings,
-    fix_threads,
-    group,
+    load_run_settings,
+    make_command_group,
     require_single_process,
-    run_settings,
+    set_threads,
 )
 
-analyse = group("Look behind the figures of runs, in one process; write numbers and pictures.")
+analyse = make_command_group("Look behind the figures of runs, in one process; write numbers and pictures.")
 
 
 @analyse.command(short_help="How much aggregated kernels vary.")
@@ -47,7 +47,7 @@ def variance(
 def virtual(run: RunDir, overrides: Overrides = None, to: To = Path("analysis"), trust: Trust = False) -> None:
     """Train one more round from the final model of RUN_DIR, and evaluate the models that combine one client's
     coefficients with another client's atoms, for all pairs of clients."""
-    settings = run_settings(run, trust, overrides, "analyse")
+    settings = load_run_settings(run, trust, overrides, "analyse")
     from fedmpi.analysis import filter_decomposition
     from fedmpi.runtime.code_trust import forbid_external_code
 
@@ -62,7 +62,7 @@ def communication(
     to: To = Path("analysis"),
 ) -> None:
     """Compare runs by a metric as a function of the number of parameters that their clients have sent and received."""
-    fix_threads(1)
+    set_threads(1)
     require_single_process()
     from fedmpi.reports import run_facts
 
@@ -88,7 +88,7 @@ def timeline(
 ) -> None:
     """Show how much of the time each rank of the run in RUN_DIR computed, and what it waited for; plot the last
     rounds."""
-    fix_threads(1)
+    set_threads(1)
     require_single_process()
     from fedmpi.reports import timeline
 
@@ -108,7 +108,7 @@ def curvature(
 ) -> None:
     """Compute the largest eigenvalues of the Hessian of the training loss at the final model of RUN_DIR, by Lanczos
     iteration on exact Hessian-vector products, and the loss along the first two eigenvectors."""
-    settings = run_settings(run, trust, overrides, "analyse")
+    settings = load_run_settings(run, trust, overrides, "analyse")
     from fedmpi.analysis import curvature
     from fedmpi.runtime.code_trust import forbid_external_code
 

@@ -38,7 +38,7 @@ AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 
 USAGE_ERROR: Any = typer.BadParameter.__bases__[0]  # a class of click, which newer versions of typer contain
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-UNKNOWN = Job("single", 0, 1, 0, 1, "")
+UNKNOWN_JOB = Job("single", 0, 1, 0, 1, "")
 
 
 def current_job() -> Job:
@@ -46,7 +46,7 @@ def current_job() -> Job:
     try:
         return detect(os.environ)
     except UserError:  # the command reports the error
-        return UNKNOWN
+        return UNKNOWN_JOB
 
 
 def require_single_process(command: str = "analyse") -> None:
@@ -58,23 +58,23 @@ def require_single_process(command: str = "analyse") -> None:
         )
 
 
-def apply_machine_settings(settings: configs.Settings, alone: str | None = None) -> None:
+def apply_machine_settings(settings: configs.Settings, single_process_command: str | None = None) -> None:
     """Check that this machine has the resources that the settings require, and set the number of threads.
 
     Args:
         settings: the settings of the run.
-        alone: the name of the command if it must run in a single process, otherwise None.
+        single_process_command: the name of the command if it must run in a single process, otherwise None.
 
     Raises:
         UserError: a resource is missing, or the command was started as several processes but needs one.
     """
-    if alone is not None:
-        require_single_process(alone)
-    resources.check(settings, writes=current_job().rank == 0)
-    fix_threads(settings.compute.threads)
+    if single_process_command is not None:
+        require_single_process(single_process_command)
+    resources.check_resources(settings, writes=current_job().rank == 0)
+    set_threads(settings.compute.threads)
 
 
-def run_settings(run: Path, trust: bool, overrides: Sequence[str] | None, command: str) -> configs.Settings:
+def load_run_settings(run: Path, trust: bool, overrides: Sequence[str] | None, command: str) -> configs.Settings:
     """Return the settings of a finished run for a command of one process, and set the number of threads.
 
     Args:
@@ -87,11 +87,11 @@ def run_settings(run: Path, trust: bool, overrides: Sequence[str] | None, comman
 
     require_single_process(command)
     settings = trusting.load_run_settings(run, trust, overrides or ())
-    fix_threads(min(settings.compute.threads, usable_cores()))  # the run may be from a machine with more cores
+    set_threads(min(settings.compute.threads, usable_cores()))  # the run may be from a machine with more cores
     return settings
 
 
-def fix_threads(threads: int) -> None:
+def set_threads(threads: int) -> None:
     """Set the number of threads, before torch is imported.
 
     It influences the last bits of sums, so that it must come from the settings and not from variables of the shell.
@@ -101,13 +101,13 @@ def fix_threads(threads: int) -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # fedmpi prints those warnings in one line
 
 
-def table(rows: list[tuple[str, str]]) -> None:
+def print_table(rows: list[tuple[str, str]]) -> None:
     """Print a table with left-aligned columns."""
     for line in formatting.table(rows, "left"):
         typer.echo(line)
 
 
-def group(help_text: str) -> typer.Typer:
+def make_command_group(help_text: str) -> typer.Typer:
     """Return a group of commands that shows its help if no command is given."""
     commands = typer.Typer(help=help_text)
 
@@ -119,41 +119,41 @@ def group(help_text: str) -> typer.Typer:
     return commands
 
 
-def run_command(command: Callable[[], int], process: CommandProcess) -> NoReturn:
+def run_and_exit(command: Callable[[], int], process: CommandProcess) -> NoReturn:
     """Call `command` and end the process with its exit code; turn exceptions into a message and an exit code."""
     setup_stdio()
-    signal.signal(signal.SIGINT, _interrupted)
-    warnings.showwarning = _warn
+    signal.signal(signal.SIGINT, _handle_interrupt)
+    warnings.showwarning = _print_warning
     sys.path.append(os.getcwd())  # the last place where `package.module:Name` of a config is searched
     try:
         code = command()
     except UserError as error:
-        code = _report(process, f"error: {error}", 2)
+        code = _report_error(process, f"error: {error}", 2)
     except USAGE_ERROR as error:
-        code = _report(process, f"error: {error.format_message()} (see fedmpi --help)", 2)
+        code = _report_error(process, f"error: {error.format_message()} (see fedmpi --help)", 2)
     except KeyboardInterrupt:
-        code = _report(process, "interrupted", 130)
+        code = _report_error(process, "interrupted", 130)
     except BaseException:  # GeneratorExit, CancelledError and SystemExit, too: a rank must not exit without a message
-        code = _report(process, f"this is a defect of fedmpi or of a plug-in:\n{traceback.format_exc()}", 1)
+        code = _report_error(process, f"this is a defect of fedmpi or of a plug-in:\n{traceback.format_exc()}", 1)
     if current_job().size > 1:
         leave(code)  # at once, since Python's clean-up could wait for lost ranks
     sys.exit(code)
 
 
-def _interrupted(number: int, frame: object) -> NoReturn:
+def _handle_interrupt(number: int, frame: object) -> NoReturn:
     """Handle Ctrl-C outside of training by exiting; an exception could be turned into another one by an import."""
     say(f"{who(current_job())}: interrupted")
     os._exit(128 + number)
 
 
-def _warn(message: Warning | str, *_: object, **__: object) -> None:
+def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
     """Print a warning as one line: on rank 0 only, unless it is a RankWarning."""
     job = current_job()
     if job.rank == 0 or isinstance(message, RankWarning):
         say(f"{who(job)}: warning: {message}")
 
 
-def _report(process: CommandProcess, message: str, code: int) -> int:
+def _report_error(process: CommandProcess, message: str, code: int) -> int:
     """Print an error message and return the exit code; if there are several ranks, end the whole job instead."""
     job = current_job()
     if job.size > 1:

@@ -16,13 +16,13 @@ from fedmpi.cli.arguments import (
     RunDir,
     Trust,
     apply_machine_settings,
-    fix_threads,
+    load_run_settings,
+    print_table,
     require_single_process,
-    run_settings,
-    table,
+    set_threads,
 )
 from fedmpi.cli.runs import app
-from fedmpi.cli.sweeps import train_child
+from fedmpi.cli.sweeps import train_in_child_process
 from fedmpi.common.errors import UserError
 from fedmpi.runtime.inspection import compare as comparing
 
@@ -68,7 +68,7 @@ def report(
 ) -> None:
     """Write a report of one run, of several runs, or of all runs in a sweep's directory as one self-contained HTML
     file: learning curves, clients, updates, classes, partition, traffic, time, faults and settings."""
-    fix_threads(1)
+    set_threads(1)
     require_single_process()
     if not sites:
         if alone or about:
@@ -101,10 +101,10 @@ def verify(
         raise UserError(f"--checksum: {checksum!r}; needed: its first 8 or more digits")
     first = next((path.parent for path in sorted(directory.glob("*/config.yaml"))), directory)
     try:
-        run_settings(directory if (directory / "config.yaml").is_file() else first, trust, overrides, "verify")
+        load_run_settings(directory if (directory / "config.yaml").is_file() else first, trust, overrides, "verify")
     except UserError:  # reported with the other findings
         require_single_process("verify")
-        fix_threads(1)
+        set_threads(1)
     from fedmpi.runtime.finished_runs import verify as checks
 
     options = checks.VerifyOptions(
@@ -126,7 +126,7 @@ def export(
     """Write the global model of RUN_DIR, or the model of one client, to a file that can be used without fedmpi. The
     outputs of an ONNX file are compared with those of the model on test samples; if they differ, the command ends with
     an error and writes no file."""
-    run_settings(directory, trust, overrides, "export")
+    load_run_settings(directory, trust, overrides, "export")
     from fedmpi.runtime.finished_runs import export, models
 
     export.export_model(models.RunModel(directory, trust, overrides or (), best, client), to, typer.echo, out)
@@ -147,7 +147,7 @@ def predict(
     """Preprocess the rows of FILE like the training data, and write the predictions of the model of RUN_DIR: class and
     probabilities, number, risk, labels or next symbol; masks as .npz. FILE has the format that the run's data source
     reads: a table, a folder, an image file or a CSV of images, texts, or an .npz. The label column may be missing."""
-    run_settings(directory, trust, overrides, "predict")
+    load_run_settings(directory, trust, overrides, "predict")
     from fedmpi.runtime.finished_runs import models, predict
 
     which = models.RunModel(directory, trust, overrides or (), best, client)
@@ -166,11 +166,11 @@ def reproduce(
     the data that they need. The exit code is 1 if a cell is missing or differs from the published value by more than
     two published standard deviations."""
     require_single_process("reproduce")
-    fix_threads(1)
+    set_threads(1)
     from fedmpi.sweeps import expand, reproduce
 
     if name is None or "=" in name:
-        return table(list(reproduce.describe_tables([*([name] if name else []), *(overrides or ())])))
+        return print_table(list(reproduce.describe_tables([*([name] if name else []), *(overrides or ())])))
     path = reproduce.find_table(name)
     asked = expand.load_sweep(path, overrides or ())
     apply_machine_settings(asked.run_settings(asked.first_stage_labels()[0]))
@@ -178,6 +178,6 @@ def reproduce(
     from fedmpi.sweeps import run_sweep as runs
 
     reproduce.fetch_data(asked, typer.echo)
-    if code := runs.run_sweep(asked, jobs, train_child, typer.echo):
+    if code := runs.run_sweep(asked, jobs, train_in_child_process, typer.echo):
         raise typer.Exit(code)
     raise typer.Exit(reproduce.write_comparison(asked, to or Path("reproduction") / path.stem, typer.echo))

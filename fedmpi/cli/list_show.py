@@ -7,16 +7,16 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from fedmpi.cli.arguments import group, table
+from fedmpi.cli.arguments import make_command_group, print_table
 from fedmpi.cli.runs import app
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
-from fedmpi.config.reference import Key, keys
+from fedmpi.config.reference import ConfigKey, list_keys
 from fedmpi.runtime.introspection import KIND_MODULES, find_descriptions, list_summaries, read_registry
 
 
 @app.command("list", short_help="Show what a config may name.")
-def list_(
+def list_components(
     name: Annotated[
         str | None,
         Argument(metavar="[KIND | NAME]", help=f"One of {', '.join(KIND_MODULES)}; or what one of them shows."),
@@ -27,7 +27,7 @@ def list_(
     if name is None or name in KIND_MODULES:
         for kind in [name] if name else KIND_MODULES:
             typer.echo(f"{kind}:")
-            table([(f"  {name}", summary) for name, summary in list_summaries(kind).items()])
+            print_table([(f"  {name}", summary) for name, summary in list_summaries(kind).items()])
         return
     descriptions = find_descriptions(name)
     if not descriptions:
@@ -36,64 +36,64 @@ def list_(
     for each in descriptions:
         typer.echo(f"{each.kind}: {each.name}\n\n{each.text}\n")
         typer.echo("options:" if each.options else "no options")
-        table([(f"  {one.name}", f"{one.type} (default {one.default}): {one.meaning}") for one in each.options])
+        print_table([(f"  {one.name}", f"{one.type} (default {one.default}): {one.meaning}") for one in each.options])
 
 
 @app.command("show", short_help="Explain a key of a config.")
-def show_(
+def show_key(
     key: Annotated[str, Argument(metavar="KEY", help="Such as train.schedule; of a section: train.")],
 ) -> None:
     """Show the type, bounds, default and meaning of a config key, or the keys of a section. All keys are in
     docs/configuration.md."""
-    known = {each.name: each for each in keys()}
+    known = {each.name: each for each in list_keys()}
     section = key.rpartition(".")[0]
     if key not in known:
         same_section = [name for name in known if name.rpartition(".")[0] == section]
         guess = nearest(key, same_section or known)
-        raise UserError(f"show: there is no key '{key}'; {guess}{_options(known, section)}")
+        raise UserError(f"show: there is no key '{key}'; {guess}{_options_hint(known, section)}")
     shown = known[key]
     typer.echo(f"{key}: {shown.meaning}")
     if shown.section is None:
-        return table([("  type", shown.kind), ("  default", shown.default)])
+        return print_table([("  type", shown.kind), ("  default", shown.default)])
     inside = [each for name, each in known.items() if name.rpartition(".")[0] == key]
-    table([(f"  {each.name}", f"{_type_and_default(each)}{each.meaning}") for each in inside])
-    typer.echo(_options(known, key).removeprefix("; "), nl=shown.open)
+    print_table([(f"  {each.name}", f"{_type_and_default(each)}{each.meaning}") for each in inside])
+    typer.echo(_options_hint(known, key).removeprefix("; "), nl=shown.is_open)
 
 
-def _options(known: dict[str, Key], section: str) -> str:
-    is_open = section in known and known[section].open
+def _options_hint(known: dict[str, ConfigKey], section: str) -> str:
+    is_open = section in known and known[section].is_open
     return f"; the options of what {section} names: `fedmpi list`, `fedmpi list NAME`" if is_open else ""
 
 
-def _type_and_default(key: Key) -> str:
+def _type_and_default(key: ConfigKey) -> str:
     if key.section is not None:
         return ""
     return "required: " if key.default == "required" else f"{key.kind} (default {key.default}): "
 
 
-data = group("List, check and fetch data sets.")
-Name = Annotated[str, Argument(metavar="NAME", help="A data set of `fedmpi data list`.")]
-Root = Annotated[Path | None, Option(metavar="DIR", help="Default: $FEDMPI_DATA, else data.")]
+data = make_command_group("List, check and fetch data sets.")
+SetName = Annotated[str, Argument(metavar="NAME", help="A data set of `fedmpi data list`.")]
+RootOption = Annotated[Path | None, Option(metavar="DIR", help="Default: $FEDMPI_DATA, else data.")]
 
 
 @data.command("list", short_help="Show the data sets.")
-def list_sets() -> None:
+def list_public_sets() -> None:
     """List the data sets that fedmpi knows, with their sizes and how to obtain them."""
     from fedmpi.data.download.fetch import SETS
 
     shown = {name: listing for name, listing in SETS.items() if not name.endswith(("_64", "_128", "_224"))}
-    table([(name, f"{each.what}; {'fetch' if each.downloads else 'by hand'}") for name, each in shown.items()])
+    print_table([(name, f"{each.what}; {'fetch' if each.downloads else 'by hand'}") for name, each in shown.items()])
     typer.echo("MedMNIST's sets are there with 64, 128 and 224 pixels, too: pathmnist_64")
 
 
 @data.command(short_help="Show what is missing of a data set.")
-def check(name: Name, root: Root = None) -> None:
+def check(name: SetName, root: RootOption = None) -> None:
     """Show where the files of data set NAME belong, and which of them are missing. The exit code is 1 if any is."""
     from fedmpi.data.download import fetch
 
-    listing, where = fetch.find(name), _root(root)
+    listing, where = fetch.find(name), _data_root(root)
     files = fetch.check(name, where)
-    table([(place, wrong or "ok") for place, wrong in files])
+    print_table([(place, wrong or "ok") for place, wrong in files])
     typer.echo(f"home: {listing.home}\nlicence: {listing.licence}")
     typer.echo(f"config: data: {{{listing.config}, root: {where}}}")
     if any(wrong for _, wrong in files):
@@ -102,18 +102,18 @@ def check(name: Name, root: Root = None) -> None:
 
 
 @data.command(short_help="Fetch a data set.")
-def fetch(name: Name, root: Root = None) -> None:
+def fetch(name: SetName, root: RootOption = None) -> None:
     """Download the missing files of data set NAME, and check their checksums."""
     from fedmpi.data.download import fetch
 
-    where = _root(root)
+    where = _data_root(root)
     fetch.find(name)
     with fetch.one_at_a_time(where):
         new = fetch.fetch(name, where)
     typer.echo(f"{name}: {'fetched to' if new else 'all there, in'} {where}")
 
 
-def _root(given: Path | None) -> Path:
+def _data_root(given: Path | None) -> Path:
     root = given or Path(os.environ.get("FEDMPI_DATA") or "data")
     if root.exists() and not root.is_dir():
         raise UserError(f"--root: {root} is not a folder")

@@ -10,7 +10,16 @@ import typer
 from typer import Option
 
 from fedmpi import config as configs
-from fedmpi.cli.arguments import AsJson, Config, MaybeConfig, Overrides, RunDir, Trust, apply_machine_settings, table
+from fedmpi.cli.arguments import (
+    AsJson,
+    Config,
+    MaybeConfig,
+    Overrides,
+    RunDir,
+    Trust,
+    apply_machine_settings,
+    print_table,
+)
 from fedmpi.comm.failures.process_exit import leave
 from fedmpi.common.errors import UserError
 from fedmpi.common.signals import CommandProcess
@@ -28,7 +37,7 @@ app = typer.Typer(
 
 
 @app.callback(invoke_without_command=True)
-def root(
+def show_version_or_help(
     context: typer.Context,
     version: Annotated[bool, Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
@@ -39,19 +48,19 @@ def root(
 @app.command(short_help="Train, and write a run directory.")
 def run(context: typer.Context, config: Config, overrides: Overrides = None) -> None:
     """Train a model by the settings in CONFIG, and write the results to a new directory below `output`."""
-    _train(configs.load(config, overrides or ()), context.obj)
+    _train_and_exit(configs.load(config, overrides or ()), context.obj)
 
 
-def _train(settings: Settings, process: CommandProcess) -> NoReturn:
+def _train_and_exit(settings: Settings, process: CommandProcess) -> NoReturn:
     apply_machine_settings(settings)
     import fedmpi.runtime.execute  # noqa: F401
 
     gc.freeze()  # imported objects are never collected; `main` has disabled the collector until here
     gc.enable()
-    raise typer.Exit(train(settings, process))
+    raise typer.Exit(train_and_report(settings, process))
 
 
-def train(settings: Settings, process: CommandProcess) -> int:
+def train_and_report(settings: Settings, process: CommandProcess) -> int:
     """Train, write the report page of the run, and return the exit code (runtime/execute.py)."""
     from fedmpi.runtime.execute import execute_run
 
@@ -73,14 +82,14 @@ def resume(context: typer.Context, directory: RunDir, overrides: Overrides = Non
     here = directory.resolve()
     if not (here / "config.yaml").is_file():
         raise not_a_run_error(directory)
-    _refuse_other_place(directory, overrides or ())
+    _check_same_directory(directory, overrides or ())
     place = [f"output={json.dumps(str(here.parent))}", f"name={json.dumps(here.name)}", "checkpoint.resume=must"]
     copy = here / "initial.safetensors"  # a copy of the weights that the run started from
     start = [f"init.from={json.dumps(str(copy))}"] if copy.is_file() else []
-    _train(load_resume_settings(here, [*start, *(overrides or ()), *place]), context.obj)
+    _train_and_exit(load_resume_settings(here, [*start, *(overrides or ()), *place]), context.obj)
 
 
-def _refuse_other_place(directory: Path, overrides: Sequence[str]) -> None:
+def _check_same_directory(directory: Path, overrides: Sequence[str]) -> None:
     """Raise UserError if an override would move the run to another directory, or start the run again."""
     fixed = ("name", "output", "checkpoint.resume")
     override = next((each for each in overrides if each.partition("=")[0] in fixed), None)
@@ -95,7 +104,7 @@ def replay(context: typer.Context, directory: RunDir, overrides: Overrides = Non
     written to NAME-replay beside RUN_DIR."""
     from fedmpi.runtime.code_trust import load_replay_settings
 
-    _refuse_other_place(directory, overrides or ())
+    _check_same_directory(directory, overrides or ())
     settings = load_replay_settings(directory.resolve(), trust, overrides or ())
     apply_machine_settings(settings)
     from fedmpi.runtime.finished_runs.replay import replay_run as replay_run
@@ -119,7 +128,7 @@ def validate(config: Config, overrides: Overrides = None) -> None:
     apply_machine_settings(settings)
     from fedmpi.runtime.validate import validate_settings
 
-    table(validate_settings(settings))
+    print_table(validate_settings(settings))
 
 
 @app.command(short_help="Show what a run would need.")

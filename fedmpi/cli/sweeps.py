@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from typer import Argument, Option
 
-from fedmpi.cli.arguments import Jobs, Overrides, apply_machine_settings, require_single_process, run_command
-from fedmpi.cli.runs import app, train
+from fedmpi.cli.arguments import Jobs, Overrides, apply_machine_settings, require_single_process, run_and_exit
+from fedmpi.cli.runs import app, train_and_report
 from fedmpi.common.errors import UserError
 from fedmpi.common.signals import CommandProcess
 from fedmpi.config import Settings
@@ -47,7 +47,7 @@ def sweep(
         problem = f"{place} is the directory of a run, in which no runs of a sweep can lie"
         raise UserError(f"{file}: name: {problem}; choose another name")
     if run is not None:
-        raise typer.Exit(_one(asked, run, context.obj))
+        raise typer.Exit(_train_one_run(asked, run, context.obj))
     if resume and not place.is_dir():
         raise UserError(f"--resume: there is no {place}: nothing of {file} was begun here; leave --resume out")
     given = slurm.ArrayOptions(max_running, gpus, ranks, tuple(option or ()))
@@ -67,14 +67,14 @@ def sweep(
     if check:
         return runs.check_complete(asked, typer.echo)
     require_single_process()
-    code = runs.run_sweep(asked, jobs, train_child, typer.echo)
+    code = runs.run_sweep(asked, jobs, train_in_child_process, typer.echo)
     if not code:
         folder = shlex.quote(str(place))
         typer.echo(f"next: fedmpi table {folder}; fedmpi report {folder}")
     raise typer.Exit(code)
 
 
-def _one(asked: "Sweep", name: str, process: CommandProcess) -> int:
+def _train_one_run(asked: "Sweep", name: str, process: CommandProcess) -> int:
     """Train one run of a sweep on this rank, under any launcher, unless the run is finished; return the exit code."""
     from fedmpi.sweeps import progress, slurm
 
@@ -84,7 +84,7 @@ def _one(asked: "Sweep", name: str, process: CommandProcess) -> int:
     apply_machine_settings(settings)
     import fedmpi.runtime.execute  # noqa: F401
 
-    return train(settings, process)
+    return train_and_report(settings, process)
 
 
 @app.command(short_help="Show a sweep as a table.")
@@ -110,7 +110,7 @@ def table(
     table_formats.show_table(asked, metric, of, rows, to, typer.echo)
 
 
-def train_child(settings: Settings) -> NoReturn:
+def train_in_child_process(settings: Settings) -> NoReturn:
     """Train one run of a sweep in a child process, as `fedmpi run` does."""
     process = CommandProcess()
-    run_command(lambda: train(settings, process), process)
+    run_and_exit(lambda: train_and_report(settings, process), process)

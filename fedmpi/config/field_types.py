@@ -1,4 +1,4 @@
-"""The types of values in a config, and the base classes of its sections."""
+"""Types of config values, and the base classes of config sections."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Rounds = Annotated[int, Field(ge=0, le=1_000_000)]
 Seconds = Annotated[float, Field(ge=0.01, le=30 * 86400)]
 NonNegative = Annotated[float, Field(ge=0)]
-Fading = Annotated[float, Field(ge=0, lt=1)]  # the weight of past values in a running mean
+DecayFactor = Annotated[float, Field(ge=0, lt=1)]  # the weight of past values in a running mean
 
 
-def _plain(text: str) -> str:
-    odd = next((c for c in "\n\t" if c in text), "")
-    if odd or control_character(text):
-        raise ValueError(f"{show(text)} is not allowed; a name or path without {control_character(text) or repr(odd)}")
+def _check_plain_text(text: str) -> str:
+    """Return a name or path; raise ValueError if it contains a line feed, a tab or another control character."""
+    mark = next((c for c in "\n\t" if c in text), "")
+    if mark or control_character(text):
+        unwanted = control_character(text) or repr(mark)
+        raise ValueError(f"{show(text)} is not allowed; must be a name or path without {unwanted}")
     return text
 
 
-def _protocol(name: str) -> str:
+def _check_protocol(name: str) -> str:
+    """Return the name of an evaluation protocol; raise ValueError if it is unknown."""
     if not re.fullmatch(r"global|sites|personal|personal_on_global|ft\([1-9][0-9]{0,4}\)", name):
         raise ValueError(
             f"{show(name)} is not allowed; must be 'global', 'sites', 'personal', 'personal_on_global' or "
@@ -37,113 +40,130 @@ def _protocol(name: str) -> str:
     return name
 
 
-def each_once(items: tuple[str, ...]) -> tuple[str, ...]:
+def check_unique(items: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a list of names; raise ValueError if a name occurs twice."""
     twice = next((name for position, name in enumerate(items) if name in items[:position]), None)
     if twice is not None:
-        raise ValueError(f"each name once; {show(twice)} stands twice")
+        raise ValueError(f"{show(twice)} is listed twice; list each name only once")
     return items
 
 
-def _at_home(path: Path) -> Path:
-    return Path(os.path.expanduser(_plain(str(path))))
+def _expand_home(path: Path) -> Path:
+    """Replace a leading ~ in a path by the home directory."""
+    return Path(os.path.expanduser(_check_plain_text(str(path))))
 
 
-def _directory_name(name: str) -> str:
+def _check_directory_name(name: str) -> str:
+    """Return a name; raise ValueError if it cannot be the name of a directory."""
     if control_character(name) or len(os.fsencode(name)) > 200 or not re.fullmatch(r"[^/\\\s.][^/\\\s]*", name):
         raise ValueError(
-            f"{show(name)} cannot name a directory; no spaces or slashes, no dot in front, at most 200 bytes"
+            f"{show(name)} is not a valid directory name; it must have no spaces, slashes or leading dot, and at most "
+            "200 bytes"
         )
     return name
 
 
-def _named(item: Any) -> Any:
+def _check_name_with_options(item: Any) -> Any:
+    """Return a name, or {name: options}; raise ValueError for other values."""
     name = item if isinstance(item, str) else next(iter(item)) if isinstance(item, dict) and len(item) == 1 else ""
     if not name:
-        raise ValueError(f"{show(item)} is not allowed; a name, or {{name: its options}}, is needed")
-    _plain(name)
+        raise ValueError(f"{show(item)} is not allowed; must be a name or {{name: options}}")
+    _check_plain_text(name)
     return item
 
 
-Name = Annotated[str, Field(min_length=1), AfterValidator(_plain)]
-NameWithOptions = Annotated[Any, AfterValidator(_named)]  # an augmentation, a logger or a callback
-Protocol = Annotated[str, AfterValidator(_protocol)]
-Place = Annotated[Path, AfterValidator(_at_home)]
-DirectoryName = Annotated[str, AfterValidator(_directory_name)]
+Name = Annotated[str, Field(min_length=1), AfterValidator(_check_plain_text)]
+NameWithOptions = Annotated[Any, AfterValidator(_check_name_with_options)]  # an augmentation, a logger or a callback
+Protocol = Annotated[str, AfterValidator(_check_protocol)]
+ExpandedPath = Annotated[Path, AfterValidator(_expand_home)]
+DirectoryName = Annotated[str, AfterValidator(_check_directory_name)]
 
 
-def flat(tree: dict[str, Any], path: str) -> dict[str, Any]:
-    """Flatten nested settings into one dict with dotted keys, each of which begins with `path`."""
+def flatten(tree: dict[str, Any], path: str) -> dict[str, Any]:
+    """Flatten nested settings into one dict with dotted keys that begin with `path`."""
     items: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict) and value:
-            items.update(flat(value, f"{path}{key}."))
+            items.update(flatten(value, f"{path}{key}."))
         else:
             items[f"{path}{key}"] = value
     return items
 
 
+SECTION = "<section>."  # in the message of a validator: stands for the section's dotted path, such as `train.`
+
+
 class Section(BaseModel):
-    """A section of a config, in which a key that is not declared is an error.
+    """A section of a config; unknown keys are errors.
 
     Attributes:
-        goes_with: key -> (another key, the values of the other key for which the first key has an effect). None in
-            place of the values stands for all values except null, false and 0. If the key has no effect, it must be
-            left at its default or be off (false, 0, null).
+        prerequisites: For each key that has an effect only with certain values of another key: that other key, and
+            these values. None instead of the values means any value except null, false and 0. A key without effect
+            must have its default or be off (false, 0, null).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
-    goes_with: ClassVar[dict[str, tuple[str, tuple[Any, ...] | None]]] = {}
+    prerequisites: ClassVar[dict[str, tuple[str, tuple[Any, ...] | None]]] = {}
 
     @model_validator(mode="after")
-    def _check_keys_that_go_together(self) -> Self:
-        for key, (other, needed) in self.goes_with.items():
+    def _check_prerequisites(self) -> Self:
+        """Raise ValueError for a key that has no effect, because another key does not have the value that it needs."""
+        for key, (other, needed) in self.prerequisites.items():
             value, have = getattr(self, key), getattr(self, other)
             has_effect = have in needed if needed is not None else bool(have)
             if not has_effect and value and value != type(self).model_fields[key].default:
-                values = f": {', '.join(map(describe_value, needed))}" if needed is not None else ""
+                allowed = " or ".join(map(describe_value, needed or ()))
+                remedy = f"set {SECTION}{other}: {allowed}" if needed is not None else f"set {SECTION}{other}"
                 raise ValueError(
-                    f"{key}: {describe_value(value)} goes with {other}{values}, and {other} is {describe_value(have)}; "
-                    f"give another {other}, or leave {key} out"
+                    f"{key}: {describe_value(value)} has no effect, because {SECTION}{other} is "
+                    f"{describe_value(have)}; {remedy}, or remove {SECTION}{key}"
                 )
         return self
 
 
-class EitherSection(Section):
-    """A section with two keys `either`, of which exactly one must be set; if the first is given, the second is null."""
+class ExclusiveKeysSection(Section):
+    """A section with two alternative keys, exactly one of which must be set.
 
-    either: ClassVar[tuple[str, str]]
+    Attributes:
+        exclusive_keys: The two keys. If a config sets the first one, the default of the second one becomes null.
+    """
+
+    exclusive_keys: ClassVar[tuple[str, str]]
 
     @model_validator(mode="before")
     @classmethod
-    def _take_place(cls, value: Any) -> Any:
-        first, second = cls.either
+    def _clear_alternative(cls, value: Any) -> Any:
+        """Set the second key to null if the config sets the first one and not the second one."""
+        first, second = cls.exclusive_keys
         return {second: None} | value if isinstance(value, dict) and value.get(first) is not None else value
 
     @model_validator(mode="after")
-    def _check_one_is_given(self) -> Self:
-        values = {key: getattr(self, key) for key in self.either}
+    def _check_exactly_one_is_set(self) -> Self:
+        """Raise ValueError unless exactly one of the two keys is set."""
+        values = {key: getattr(self, key) for key in self.exclusive_keys}
         if sum(value is not None for value in values.values()) != 1:
             given = ", ".join(f"{key}: {describe_value(value)}" for key, value in values.items())
-            raise ValueError(f"{given}; give one of them, and set the other to null")
+            raise ValueError(f"{given}; set exactly one of them, and the other to null")
         return self
 
 
-class ShortSection(Section):
-    """A section for which a config may contain a plain text, which is then the value of its key `short`."""
+class ShortFormSection(Section):
+    """A section that may be written as a plain text, which is then the value of the key `short_key`."""
 
-    short: ClassVar[str]
+    short_key: ClassVar[str]
 
     @model_validator(mode="before")
     @classmethod
-    def _in_full(cls, value: Any) -> Any:
-        return {cls.short: value} if isinstance(value, str) else value
+    def _expand_short_form(cls, value: Any) -> Any:
+        """Convert a plain text to a mapping with the key `short_key`."""
+        return {cls.short_key: value} if isinstance(value, str) else value
 
 
 class OpenSection(Section):
-    """A section that selects a component, such as a method or a model, and takes the component's options as keys.
+    """A section that selects a component, such as a method or a model; other keys are the component's options.
 
     Attributes:
-        selector: the key whose value is the name of the component.
+        selector: The key whose value is the name of the component.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -161,5 +181,5 @@ class OpenSection(Section):
 
     @property
     def reserved_keys(self) -> tuple[str, ...]:
-        """The declared keys of the section, which cannot be names of options."""
+        """The declared keys of the section; options cannot have these names."""
         return tuple(type(self).model_fields)

@@ -13,11 +13,11 @@ from pydantic.fields import FieldInfo
 
 from fedmpi.common.type_descriptions import describe_type, describe_value
 from fedmpi.config.field_types import OpenSection
-from fedmpi.config.schema import section
+from fedmpi.config.schema import section_class
 
 
 @dataclass(frozen=True)
-class Key:
+class ConfigKey:
     name: str  # dotted
     kind: str  # the type with its bounds; "section" for a section
     default: str  # "" for a section; "required" if there is none
@@ -25,33 +25,33 @@ class Key:
     section: type[BaseModel] | None = None
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         """Whether the key is a section that also takes the options of the component that it selects."""
         return self.section is not None and issubclass(self.section, OpenSection)
 
 
-def keys(path: tuple[str, ...] = ()) -> Iterator[Key]:
+def list_keys(path: tuple[str, ...] = ()) -> Iterator[ConfigKey]:
     """Yield all keys of a section and of its subsections, each section before its keys.
 
     Args:
         path: keys that lead to the section; () for the whole config.
     """
-    holder = section(path)
+    holder = section_class(path)
     assert holder is not None
     for name, declared in holder.model_fields.items():
         here = (*path, name)
-        inner, dotted = section(here), ".".join(here)
-        meaning = declared.description or _comment_on(holder, name)
+        inner, dotted = section_class(here), ".".join(here)
+        meaning = declared.description or _field_comment(holder, name)
         if inner is None:
             kind = describe_type(declared.annotation, declared.metadata)
-            yield Key(dotted, kind, _default(declared), meaning)
+            yield ConfigKey(dotted, kind, _format_default(declared), meaning)
         else:
             own_text = ("__doc__" in vars(inner) and inner.__doc__) or ""
-            yield Key(dotted, "section", "", meaning or " ".join(own_text.split("\n\n")[0].split()), inner)
-            yield from keys(here)
+            yield ConfigKey(dotted, "section", "", meaning or " ".join(own_text.split("\n\n")[0].split()), inner)
+            yield from list_keys(here)
 
 
-def _default(declared: FieldInfo) -> str:
+def _format_default(declared: FieldInfo) -> str:
     if declared.is_required():
         return "required"
     if isinstance(declared.json_schema_extra, dict):  # the default depends on the environment
@@ -59,14 +59,14 @@ def _default(declared: FieldInfo) -> str:
     return describe_value(declared.default)
 
 
-def _comment_on(holder: type[BaseModel], name: str) -> str:
+def _field_comment(holder: type[BaseModel], name: str) -> str:
     """Return the comment above a field and beside it, from the source of the class that declares the field."""
     kinds = [kind for kind in holder.__mro__ if name in vars(kind).get("__annotations__", {})]
-    return _comments(kinds[0]).get(name, "")
+    return _class_comments(kinds[0]).get(name, "")
 
 
 @lru_cache
-def _comments(kind: type[BaseModel]) -> dict[str, str]:
+def _class_comments(kind: type[BaseModel]) -> dict[str, str]:
     """Return {field: comment} of a class, from its source."""
     source = textwrap.dedent(inspect.getsource(kind))
     lines = source.splitlines()

@@ -1,4 +1,4 @@
-"""Find keys of configs, of sweep files and of run directories that have new names now; one table lists them.
+"""Find config keys of earlier versions, and report their new names.
 
 An old key is an error whose message names the new key. All old keys of a config are reported together.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from fedmpi.config.yaml_source import Document
+from fedmpi.config.yaml_source import ConfigLayer
 
 # Old dotted key -> new one.
 KEYS = {
@@ -32,11 +32,11 @@ def find_old_keys(keys: Iterable[str]) -> dict[str, str]:
     return {key: KEYS[key] for key in keys if key in KEYS}
 
 
-def use_new_names(document: Document) -> None:
-    """Replace the old keys and values in a document by the new ones, and add a message on each to its problems.
+def use_new_names(document: ConfigLayer) -> None:
+    """Replace old keys and values of a config by the new ones in place, and add a message on each to its problems.
 
-    With the new names the rest of the document can be checked, so that one message reports all mistakes. The problems
-    keep it from being used.
+    Thanks to the new names the rest of the config can be validated, so that one message reports all mistakes. The
+    problems make loading fail.
     """
     lines = list(dict.fromkeys(document.origins.values()))
     messages = [*_rename(document, document.data, "")]
@@ -46,7 +46,7 @@ def use_new_names(document: Document) -> None:
     document.problems += [f"{where}: {text}" for where, text in messages]
 
 
-def _rename(document: Document, tree: Tree, start: str) -> list[tuple[str, str]]:
+def _rename(document: ConfigLayer, tree: Tree, start: str) -> list[tuple[str, str]]:
     """Rename the keys and values in one part of a document.
 
     Args:

@@ -12,7 +12,7 @@ from fedmpi.common.host_memory import usable_cores
 from fedmpi.config.schema import Settings
 
 
-def check(settings: Settings, writes: bool = True) -> None:
+def check_resources(settings: Settings, writes: bool = True) -> None:
     """Check the number of threads and the output directory.
 
     Args:
@@ -23,15 +23,16 @@ def check(settings: Settings, writes: bool = True) -> None:
     """
     threads = settings.compute.threads
     if threads > (most := usable_cores()):
+        where = _key_location(settings, "compute.threads")
         raise UserError(
-            f"{_at(settings, 'compute.threads')}: {threads} is not allowed; this process may use {most} core(s): "
-            "lower it, or give each rank more (mpirun --bind-to none, srun --cpus-per-task)"
+            f"{where}: {threads} is not allowed; this process may use {most} core(s); lower it, or give each rank more "
+            "cores (mpirun --bind-to none, srun --cpus-per-task)"
         )
     if writes:
-        _check_output(settings)
+        _check_output_directory(settings)
 
 
-def compiler(gpu: bool) -> None:
+def check_compiler(gpu: bool) -> None:
     """Check that torch.compile finds a compiler, or raise UserError: it needs C++ on a CPU, and C on a GPU."""
     variable, usual = ("CC", ("gcc", "clang")) if gpu else ("CXX", ("g++", "clang++"))
     names = (os.environ[variable],) if variable in os.environ else usual
@@ -42,8 +43,8 @@ def compiler(gpu: bool) -> None:
         )
 
 
-def _check_output(settings: Settings) -> None:
-    where, output = _at(settings, "output"), settings.output
+def _check_output_directory(settings: Settings) -> None:
+    where, output = _key_location(settings, "output"), settings.output
     above = next(path for path in (output, *output.absolute().parents) if os.path.lexists(path))  # in the end `/`
     if not os.path.isdir(above):
         raise UserError(f"{where}: {above} is a file; it must be a directory")
@@ -51,6 +52,6 @@ def _check_output(settings: Settings) -> None:
         raise UserError(f"{where}: {above} cannot be written to; choose another output")
 
 
-def _at(settings: Settings, key: str) -> str:
+def _key_location(settings: Settings, key: str) -> str:
     origin = settings.origin(key)
     return f"{origin}: {key}" if origin else key

@@ -9,7 +9,7 @@ from typing import Any
 from fedmpi.config.schema import Settings
 
 # Keys, and beginnings of keys, that have no influence on the bits of a round.
-MAY_CHANGE = (
+MAY_CHANGE_ON_RESUME = (
     "rounds",
     "name",
     "checkpoint.",
@@ -30,41 +30,43 @@ MAY_CHANGE = (
     "compute.device",
 )
 # Keys that influence which clients are trained at once.
-IN_GROUPS = ("client_state.max_gib", "cohort.placement", "server.trains_clients")
+AFFECTS_CLIENT_BATCHES = ("client_state.max_gib", "cohort.placement", "server.trains_clients")
 
 
-def depends_on_rounds(settings: Settings) -> str:
+def why_rounds_are_fixed(settings: Settings) -> str:
     """Return why the results of past rounds depend on the total number of rounds; "" if they do not."""
     if settings.train.schedule in ("cosine", "step"):
         return f"train.schedule: {settings.train.schedule} has its course over all rounds"
     return "method ccvr ends with the last round" if settings.method.name == "ccvr" else ""
 
 
-def may_change(key: str, settings: Settings) -> bool:
+def may_change_on_resume(key: str, settings: Settings) -> bool:
     """Return whether a setting may change when a run is resumed.
 
     If compute.clients_per_pass is not 1, keys that influence which clients are trained at once may not change.
     """
-    if key == "rounds" and depends_on_rounds(settings):
+    if key == "rounds" and why_rounds_are_fixed(settings):
         return False
-    return key.startswith(MAY_CHANGE) and not (settings.compute.clients_per_pass != 1 and key in IN_GROUPS)
+    return key.startswith(MAY_CHANGE_ON_RESUME) and not (
+        settings.compute.clients_per_pass != 1 and key in AFFECTS_CLIENT_BATCHES
+    )
 
 
-PLACE = re.compile(r"""(['"])/(?:.*/)?([^/]+)\1""")  # a path of a file in identity.json
+QUOTED_PATH = re.compile(r"""(['"])/(?:.*/)?([^/]+)\1""")  # a path of a file in identity.json
 
 
-def comparable(identity: Mapping[str, Any]) -> dict[str, Any]:
+def normalize_identity(identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of `Settings.identity` in the form in which two starts of a run are compared.
 
     Absolute paths of files are reduced to file names, because projects are moved; the contents of these files are
     compared by separate digests.
 
-    >>> comparable({"model.name": "'/home/me/own.py:net'", "data.path": "'/data/a.csv'", "train.lr": "0.1"})
+    >>> normalize_identity({"model.name": "'/home/me/own.py:net'", "data.path": "'/data/a.csv'", "train.lr": "0.1"})
     {'model.name': "'own.py:net'", 'data.path': "'a.csv'", 'train.lr': '0.1'}
     """
     items = {}
     for key, text in identity.items():
-        place = PLACE.fullmatch(text) if isinstance(text, str) else None
+        place = QUOTED_PATH.fullmatch(text) if isinstance(text, str) else None
         of_data = key.startswith("data.") or key.endswith(".replay")
         items[key] = repr(place[2]) if place and (of_data or ".py:" in place[2]) else text
     return items

@@ -14,12 +14,12 @@ from fedmpi.common.text import LARGEST
 from fedmpi.config.field_types import (
     Count,
     DirectoryName,
+    ExpandedPath,
     NameWithOptions,
-    Place,
     Rounds,
     Seconds,
     Section,
-    flat,
+    flatten,
 )
 from fedmpi.config.sections import (
     CohortSettings,
@@ -55,7 +55,7 @@ class CommSettings(Section):
 class FaultSettings(Section):
     """The reactions to faults during a round."""
 
-    goes_with = {"replay": ("on_lost_rank", ("abort",))}
+    prerequisites = {"replay": ("on_lost_rank", ("abort",))}
     # largest norm of a valid update; auto: 1,000 times the median of the cohort; null: no limit
     max_norm: Annotated[float, Field(gt=0)] | Literal["auto"] | None = "auto"
     # after an update that is not finite or has a larger norm. drop: the round continues as if the client had not taken
@@ -66,11 +66,11 @@ class FaultSettings(Section):
     # after a rank failure (a rank dies or freezes). drop: the round continues without the clients of that rank; redo:
     # other ranks train them, and the results have the bits of a run without the failure
     on_lost_rank: Literal["abort", "drop", "redo"] = "abort"
-    replay: Place | None = None  # the faults.jsonl of a run whose faults are to be repeated
+    replay: ExpandedPath | None = None  # the faults.jsonl of a run whose faults are to be repeated
 
 
 class ComputeSettings(Section):
-    goes_with = {"cudnn_benchmark": ("deterministic", (False,)), "compile": ("graphs", (False, "auto"))}
+    prerequisites = {"cudnn_benchmark": ("deterministic", (False,)), "compile": ("graphs", (False, "auto"))}
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU if there is one
     precision: Literal["fp32", "bf16"] = "fp32"  # of forward and backward passes; bf16: autocast, weights stay fp32
     channels_last: bool = True  # memory layout of images and convolutions
@@ -117,7 +117,7 @@ class Settings(Section):
         0  # of all random numbers: partition, initial weights, cohorts, batches
     )
     rounds: Rounds = 20  # 0: only evaluate the initial model
-    output: Place = Path("runs")  # folder of the run directories
+    output: ExpandedPath = Path("runs")  # folder of the run directories
     trace: bool = True  # each rank records the times of its work (fedmpi analyse timeline)
     record: RecordSettings = RecordSettings()  # what is recorded about updates
     report: bool = True  # rank 0 writes report.html at the end (fedmpi report)
@@ -140,7 +140,7 @@ class Settings(Section):
     client_state: ClientStateSettings = ClientStateSettings()  # storage of client state
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
-    _began_in: str = PrivateAttr("")  # the working directory in which the run began
+    _start_dir: str = PrivateAttr("")  # the working directory in which the run began
 
     @model_validator(mode="after")
     def _check(self) -> Settings:
@@ -161,20 +161,20 @@ class Settings(Section):
             )
         return self
 
-    def begun_in(self, directory: str | Path) -> Settings:
+    def with_working_dir(self, directory: str | Path) -> Settings:
         """Return a copy of these settings whose relative paths refer to `directory`, where the run is started."""
         copy = self.model_copy()
-        copy._began_in = str(directory)
+        copy._start_dir = str(directory)
         return copy
 
     @property
     def working_dir(self) -> Path:
         """The directory to which relative paths refer: Path(), or the original one if a plug-in has changed it."""
         try:
-            moved = self._began_in and os.getcwd() != self._began_in
+            moved = self._start_dir and os.getcwd() != self._start_dir
         except FileNotFoundError:  # the current directory was deleted
             moved = True
-        return Path(self._began_in) if moved else Path()
+        return Path(self._start_dir) if moved else Path()
 
     def origin(self, key: str) -> str:
         """Return where a key was written: "run.yaml:7" or "command line: train.lr=1"; "" if it was not written.
@@ -184,15 +184,15 @@ class Settings(Section):
         """
         return self._origins.get(key) or self._origins.get(key.rpartition(".")[0], "")
 
-    def origins(self, dotted: str) -> dict[str, str]:
+    def key_origins(self, dotted: str) -> dict[str, str]:
         """Return where the keys of a section were written, {"mu": "run.yaml:9"}; the key "" stands for the selector."""
-        start, selector = f"{dotted}.", getattr(section(tuple(dotted.split("."))), "selector", "name")
+        start, selector = f"{dotted}.", getattr(section_class(tuple(dotted.split("."))), "selector", "name")
         keys = {key[len(start) :]: where for key, where in self._origins.items() if key.startswith(start)}
         return keys | {"": self.origin(start + selector)}
 
     def identity(self) -> dict[str, str]:
         """Return `digest_items` with the SHA-256 of each value that may be a secret."""
-        items = flat(redacted(self.model_dump(mode="json")), "")
+        items = flatten(redacted(self.model_dump(mode="json")), "")
         return {
             key: text if repr(items.get(key)) == text else hashlib.sha256(text.encode()).hexdigest()
             for key, text in self.digest_items().items()
@@ -200,11 +200,11 @@ class Settings(Section):
 
     def digest_items(self) -> dict[str, str]:
         """Return {dotted key: repr(value)}, which ranks compare, without paths, which may differ by host."""
-        items = flat(self.model_dump(mode="json"), "")
+        items = flatten(self.model_dump(mode="json"), "")
         return {key: repr(value) for key, value in items.items() if key not in NOT_COMPARED}
 
 
-def section(path: tuple[str | int, ...], root: type[BaseModel] = Settings) -> type[BaseModel] | None:
+def section_class(path: tuple[str | int, ...], root: type[BaseModel] = Settings) -> type[BaseModel] | None:
     """Return the class of the section to which a path of keys leads, () for `root`; None if there is no section."""
     known: Any = root
     for part in path:

@@ -1,8 +1,7 @@
-"""The sections of a config on data, model, task, method and training.
+"""Config sections on data, model, task, method and training.
 
-Sections are frozen. An open section has a key that selects a component by name (`selector`). Besides the keys declared
-here, an open section takes the options of that component. They are checked against the component's signature when the
-component is built (common/options.py).
+Sections are immutable. An `OpenSection` selects a component by name; its other keys are options of that component,
+which are checked against the component's signature when the component is built (common/options.py).
 """
 
 from __future__ import annotations
@@ -15,68 +14,78 @@ from pydantic import AfterValidator, Field, create_model, model_validator
 
 from fedmpi.config.field_types import (
     Count,
-    EitherSection,
-    Fading,
+    DecayFactor,
+    ExclusiveKeysSection,
+    ExpandedPath,
     Name,
     NameWithOptions,
     NonNegative,
     OpenSection,
-    Place,
     Protocol,
     Rounds,
     Section,
-    ShortSection,
-    each_once,
+    ShortFormSection,
+    check_unique,
 )
 
 
 class PartitionSettings(OpenSection):
     selector = "scheme"
     scheme: Name  # the partition: see `fedmpi list partitions`, or file.py:function; other keys are its options
-    clients: Annotated[int, Field(ge=1, le=1_000_000)] | None = None  # N; schemes site and file take it from the data
+    clients: Annotated[int, Field(ge=1, le=1_000_000)] | None = (
+        None  # number; schemes site and file take it from the data
+    )
 
     @model_validator(mode="after")
     def _check(self) -> PartitionSettings:
         if self.clients is None and self.scheme not in ("site", "file"):
-            raise ValueError(f"clients is missing; scheme {self.scheme} needs it (`site` and `file` know it)")
+            raise ValueError(
+                f"clients: is not set; scheme {self.scheme} needs the number of clients (only the schemes site and "
+                "file take it from the data)"
+            )
         return self
 
 
 class DataSettings(OpenSection):
     selector = "source"
-    goes_with = {"share_ranks": ("silos", None)}
+    prerequisites = {"share_ranks": ("silos", None)}
     source: Name  # see `fedmpi list datasets`, or file.py:function; keys that are not listed here are its options
     # folder of the files, relative to the working directory
-    root: Place = Field(
+    root: ExpandedPath = Field(
         default_factory=lambda: Path(os.environ.get("FEDMPI_DATA") or "data"),
         json_schema_extra={"default": "$FEDMPI_DATA, else data"},
     )
     download: bool = False  # download files that are missing in root, if the source supports it
     client_test: Literal["auto", "site", "aligned", "shards", "class_match", "global"] = (
-        "auto"  # the test rows of each client (docs/data.md)
+        "auto"  # how test rows are assigned to clients (docs/data.md)
     )
-    stream: bool | Literal["auto"] = "auto"  # read images from disk for each batch; auto: sets larger than 2 GiB
-    augment: tuple[NameWithOptions, ...] = ()  # operations on training images, in order: `fedmpi list augmentations`
-    validation: Annotated[float, Field(ge=0, lt=1)] = 0.0  # share of each client's training samples that is held out
+    stream: bool | Literal["auto"] = "auto"  # read images from disk for each batch; auto: if they take more than 2 GiB
+    augment: tuple[
+        NameWithOptions, ...
+    ] = ()  # operations on training images, in this order; see `fedmpi list augmentations`
+    validation: Annotated[float, Field(ge=0, lt=1)] = (
+        0.0  # share of each client's training samples that is held out for validation
+    )
     # standardise regression targets by mean and deviation of the training rows of each site, or of all sites; metrics
     # and predictions stay in the unit of the targets
     standardise_target: Literal[False, "site", "pooled"] = False
-    partition: PartitionSettings | None = None  # how samples are divided among clients; or use silos
-    silos: Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(each_once)] | None = (
-        None  # names of sites: one client per site, whose files only its own rank opens
+    partition: PartitionSettings | None = None  # how samples are divided among clients; alternatively, set silos
+    silos: Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(check_unique)] | None = (
+        None  # names of sites; each site is a client, and only its own rank opens its files
     )
     share_label_counts: bool = True  # share the label counts of each site with all ranks; false: only its sample count
-    audit: bool = True  # with silos: each rank except the server records what has left it, with its SHA-256
+    audit: bool = True  # with silos: each rank except the server records all data that it sends, with SHA-256 digests
     share_ranks: bool = False  # allow a rank to open the files of several silos; a single process opens all
 
     @model_validator(mode="after")
     def _check(self) -> DataSettings:
         if (self.partition is None) == (self.silos is None):
-            got = "got neither" if self.partition is None else "got both (set one to null)"
-            raise ValueError(f"needs either partition: {{scheme, clients}} or silos: [names]; {got}")
+            has = "neither" if self.partition is None else "both; set one of them to null"
+            raise ValueError(f"needs either partition: {{scheme, clients}} or silos: [names], but has {has}")
         if self.silos and self.client_test != "auto":
             raise ValueError(
-                f"client_test: {self.client_test} does not go with silos, whose files say it; leave it out"
+                f"client_test: {self.client_test} is not allowed with data.silos, because the files of a silo define "
+                "its test part; remove data.client_test"
             )
         return self
 
@@ -85,17 +94,18 @@ class ModelSettings(OpenSection):
     name: Name  # see `fedmpi list models`, or file.py:function; other keys are its options
 
 
-FROM = "a run directory, or a safetensors file with state_dict names; null: random initial weights"
+INIT_FROM_MEANING = "a run directory, or a safetensors file with state_dict names; null: random initial weights"
 
 
 class Init(Section):
-    """Initial weights from a run directory or a safetensors file, which the key `from` names."""
+    """Initial weights from the run directory or safetensors file in the key `from`."""
 
-    goes_with = {"strict": ("from", None)}
+    prerequisites = {"strict": ("from", None)}
     strict: bool = False  # require that file and model have the same tensors
 
     @property
     def source(self) -> Path | None:
+        """The value of the key `from`, which is a keyword of Python."""
         path: Path | None = getattr(self, "from")
         return path
 
@@ -104,7 +114,7 @@ if TYPE_CHECKING:
     InitSettings = Init
 else:
     InitSettings = create_model(
-        "InitSettings", __base__=Init, **{"from": (Place | None, Field(None, description=FROM))}
+        "InitSettings", __base__=Init, **{"from": (ExpandedPath | None, Field(None, description=INIT_FROM_MEANING))}
     )
 
 
@@ -113,8 +123,8 @@ class TaskSettings(OpenSection):
 
     @model_validator(mode="before")
     @classmethod
-    def _nan_as_a_word(cls, value: Any) -> Any:
-        """Return YAML's .nan as the text "nan", which is valid JSON and equals itself when a run is resumed."""
+    def _convert_nan(cls, value: Any) -> Any:
+        """Convert `ignore: .nan` to the text "nan", which is valid JSON and equals itself when a run is resumed."""
         given = value.get("ignore") if isinstance(value, dict) else None
         nan = isinstance(given, (float, str)) and str(given).lower() == "nan"
         return {**value, "ignore": "nan"} if nan else value
@@ -124,36 +134,37 @@ class MethodSettings(OpenSection):
     name: Name  # see `fedmpi list methods`, or file.py:Class; other keys are its options
 
 
-# Defaults that depend on the optimiser, with the values of torch.optim.
-ADAM = {"momentum": 0.0, "betas": [0.9, 0.999], "eps": 1e-8}
-BY_OPTIMISER: dict[str, dict[str, Any]] = {"adam": ADAM, "adamw": ADAM | {"weight_decay": 0.01}}
+# Defaults that depend on the optimiser; the values are those of torch.optim.
+ADAM_DEFAULTS = {"momentum": 0.0, "betas": [0.9, 0.999], "eps": 1e-8}
+OPTIMISER_DEFAULTS: dict[str, dict[str, Any]] = {"adam": ADAM_DEFAULTS, "adamw": ADAM_DEFAULTS | {"weight_decay": 0.01}}
 
 
-class TrainSettings(EitherSection):
-    goes_with = {
+class TrainSettings(ExclusiveKeysSection):
+    prerequisites = {
         **dict.fromkeys(("momentum", "nesterov"), ("optim", ("sgd",))),
         **dict.fromkeys(("betas", "eps"), ("optim", ("adam", "adamw"))),
         "decay": ("schedule", ("exponential", "step")),
     }
-    either = ("steps", "epochs")
-    epochs: Annotated[int, Field(ge=0, le=100_000)] | None = 1  # passes over a client's samples in a round
-    # optimiser steps per client and round, in place of epochs; each pass over the samples has its own random order
+    exclusive_keys = ("steps", "epochs")
+    epochs: Annotated[int, Field(ge=0, le=100_000)] | None = 1  # passes over a client's samples per round
+    # optimiser steps per client and round, instead of epochs; samples are reshuffled for each pass
     steps: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
     batch_size: Count | Literal["full"] = 50  # samples; full: all samples of the client
     optim: Literal["sgd", "adam", "adamw"] = "sgd"  # optimiser, as in torch.optim
     lr: NonNegative = 0.01  # learning rate
-    momentum: Fading = 0.9  # of sgd
+    momentum: DecayFactor = 0.9  # for sgd
     nesterov: bool = False  # Nesterov momentum for sgd
-    betas: Annotated[list[Fading], Field(min_length=2, max_length=2)] | None = (
-        None  # of adam and adamw; null: [0.9, 0.999]
+    betas: Annotated[list[DecayFactor], Field(min_length=2, max_length=2)] | None = (
+        None  # for adam and adamw; null: [0.9, 0.999]
     )
-    eps: Annotated[float, Field(gt=0, le=1)] | None = None  # of adam and adamw; null: 1e-8
-    # weight_decay x w is added to the gradient; for adamw it is decoupled, with a default of 0.01
+    eps: Annotated[float, Field(gt=0, le=1)] | None = None  # for adam and adamw; null: 1e-8
+    # weight_decay * w is added to the gradient; for adamw it is decoupled, with a default of 0.01
     weight_decay: NonNegative = 0.0
-    # largest norm of the gradient of all trained parameters; a larger gradient is scaled to it; null: no limit
+    # largest norm of the gradient of all trained parameters; larger gradients are scaled down to it; null: no limit
     clip_norm: Annotated[float, Field(gt=0)] | None = None
-    schedule: Literal["constant", "exponential", "cosine", "step"] = "constant"  # of lr over rounds
-    # factor of lr: exponential in each round (null: 0.99), step at 1/2 and 3/4 of the rounds (null: 0.1)
+    schedule: Literal["constant", "exponential", "cosine", "step"] = "constant"  # of lr as a function of the round
+    # factor by which lr is multiplied: exponential: after each round (null: 0.99); step: after 1/2 and 3/4 of the
+    # rounds (null: 0.1)
     decay: Annotated[float, Field(gt=0, le=1)] | None = None
     warmup_rounds: Rounds = 0  # number of rounds in which lr rises linearly from 0
     drop_last: bool = False  # leave out the last batch of an epoch if it is smaller
@@ -162,94 +173,109 @@ class TrainSettings(EitherSection):
 
     @model_validator(mode="before")
     @classmethod
-    def _by_optimiser(cls, value: Any) -> Any:
-        """Fill in defaults that depend on the optimiser, for keys that are missing or null."""
+    def _fill_optimiser_defaults(cls, value: Any) -> Any:
+        """Fill in the defaults that depend on the optimiser for keys that are missing or null."""
         if not isinstance(value, dict):
             return value
         own = ("momentum", "nesterov", "betas", "eps", "weight_decay")
         given = {key: each for key, each in value.items() if each is not None or key not in own}
-        return BY_OPTIMISER.get(str(given.get("optim")), {}) | given
+        return OPTIMISER_DEFAULTS.get(str(given.get("optim")), {}) | given
 
     @model_validator(mode="after")
     def _check(self) -> TrainSettings:
         if self.nesterov and not self.momentum:
-            raise ValueError("nesterov: true needs momentum > 0; set nesterov to false, or momentum")
+            raise ValueError("nesterov: true needs train.momentum > 0; set train.momentum, or train.nesterov: false")
         if self.persist_optimizer and self.optim == "sgd" and not self.momentum:
             raise ValueError(
-                "persist_optimizer: true has no effect with sgd and momentum: 0, which keep nothing; leave it out"
+                "persist_optimizer: true has no effect, because train.optim: sgd with train.momentum: 0 has no state; "
+                "remove it"
             )
         return self
 
 
-class CohortSettings(EitherSection):
-    either = ("size", "fraction")
-    # share of the clients that is drawn each round, rounded down, at least one; null if `size` is given
+class CohortSettings(ExclusiveKeysSection):
+    exclusive_keys = ("size", "fraction")
+    # share of the clients that is drawn each round, rounded down to at least one client; null if `size` is set
     fraction: Annotated[float, Field(gt=0, le=1)] | None = 1.0
-    size: Count | None = None  # number of clients that are drawn each round, in place of fraction
+    size: Count | None = None  # number of clients that are drawn each round, instead of fraction
     # how clients are drawn. cyclic: every client once before one is drawn again; with fraction 1 / N the model passes
     # from client to client
     sampling: Literal["uniform", "cyclic"] = "uniform"
-    placement: Literal["balanced", "pinned"] = "balanced"  # ranks of the clients; balanced: by measured time
-    weighting: Literal["samples", "uniform"] = "samples"  # weights p_k in the aggregate: by training samples, or equal
+    placement: Literal["balanced", "pinned"] = (
+        "balanced"  # assignment of clients to ranks; balanced: by measured times; pinned: fixed
+    )
+    weighting: Literal["samples", "uniform"] = (
+        "samples"  # weights p_k in the aggregate: proportional to training samples, or equal
+    )
 
 
-class RuleSettings(ShortSection, OpenSection):
-    short = "name"
-    # see `fedmpi list rules`, or file.py:function; auto: that of the method. A text in place of the section is the name
+class RuleSettings(ShortFormSection, OpenSection):
+    short_key = "name"
+    # see `fedmpi list rules`, or file.py:function; auto: the method's rule. A text instead of the section is the name
     name: Name = "auto"
 
     @model_validator(mode="after")
     def _check(self) -> RuleSettings:
         if self.name == "auto" and self.options:
             key = next(iter(self.options))
-            raise ValueError(f"{key}: is an option of no rule: server.rule.name is auto; name the rule")
+            raise ValueError(
+                f"{key}: is not an option of server.rule.name: auto; set server.rule.name to the rule that has it"
+            )
         return self
 
 
-ADAPTIVE = ("adam", "yogi", "adagrad")  # adagrad does not use beta2, but accepts it, for sweeps over the three
+ADAPTIVE_OPTIMISERS = (
+    "adam",
+    "yogi",
+    "adagrad",
+)  # adagrad ignores beta2, which is accepted so that a sweep can compare all three
 
 
 class ServerSettings(Section):
-    goes_with = {
+    prerequisites = {
         "momentum": ("optim", ("momentum",)),
-        **dict.fromkeys(("beta1", "beta2", "eps"), ("optim", ADAPTIVE)),
+        **dict.fromkeys(("beta1", "beta2", "eps"), ("optim", ADAPTIVE_OPTIMISERS)),
         "reduce": ("placement", ("root",)),
     }
     rule: RuleSettings = RuleSettings()  # aggregation rule for the updates of the cohort
     optim: Literal["sgd", "momentum", "adam", "yogi", "adagrad"] = "sgd"  # server optimiser
-    lr: NonNegative = 1.0  # learning rate of the server; 1 with sgd: the step is the aggregate
-    momentum: Fading = 0.9  # for optim: momentum
+    lr: NonNegative = 1.0  # learning rate of the server; with sgd and lr 1 the step is the aggregate
+    momentum: DecayFactor = 0.9  # for optim: momentum
     nesterov: bool = False  # for optim: momentum: the step is direction + momentum x velocity
-    beta1: Fading = 0.9  # of adam, yogi and adagrad: decay of the first moment
-    beta2: Fading = 0.99  # of adam and yogi: decay of the second moment
+    beta1: DecayFactor = 0.9  # for adam, yogi and adagrad: decay of the first moment
+    beta2: DecayFactor = 0.99  # for adam and yogi: decay of the second moment
     eps: Annotated[float, Field(gt=0, le=1)] = (
-        1e-3  # of adam, yogi and adagrad: added to the square root (tau in Reddi et al. 2021)
+        1e-3  # for adam, yogi and adagrad: added to the square root (tau in Reddi et al. 2021)
     )
     trains_clients: bool = False  # whether rank 0 trains clients, too
-    placement: Literal["root", "sharded"] = "root"  # uploads are held by rank 0, or each rank holds some columns
-    # for methods that use only means of uploads: rank 0 adds up all rows, or each rank first those of its clients (with
-    # the same bits for any number of ranks)
+    placement: Literal["root", "sharded"] = (
+        "root"  # where uploads are stored: all on rank 0, or some columns of each on every rank
+    )
+    # for methods that use only means of uploads. root: rank 0 sums all uploads; local: each rank sums those of its own
+    # clients first (with the same bits for any number of ranks)
     reduce: Literal["root", "local"] = "root"
 
     @model_validator(mode="after")
     def _check(self) -> ServerSettings:
         if self.nesterov and (self.optim != "momentum" or not self.momentum):
-            have = f"optim: {self.optim}, momentum: {self.momentum:g}"
-            raise ValueError(f"nesterov: true needs optim: momentum with momentum > 0, not {have}; or set it to false")
+            raise ValueError(
+                "nesterov: true needs server.optim: momentum and server.momentum > 0, but server.optim is "
+                f"{self.optim} and server.momentum is {self.momentum:g}; set both, or server.nesterov: false"
+            )
         return self
 
 
-class BestSettings(ShortSection):
-    """Selection of the best model on validation rows. A text in place of the section is the metric."""
+class BestSettings(ShortFormSection):
+    """Selection of the best model on validation rows. A text instead of the section is the metric."""
 
-    short = "metric"
-    goes_with = dict.fromkeys(("goal", "patience", "min_delta"), ("metric", None))
-    # "loss" or a metric of the task, of the global model on the rows that data.validation holds out at all clients, in
-    # each evaluation. If clients keep parts of the model, or have models of their own and no protocol evaluates the
-    # global one: the mean over clients, each with its own model on its own rows
+    short_key = "metric"
+    prerequisites = dict.fromkeys(("goal", "patience", "min_delta"), ("metric", None))
+    # "loss" or a metric of the task, computed in each evaluation for the global model on the rows that data.validation
+    # holds out at all clients. If clients keep parts of the model, or have models of their own and no protocol
+    # evaluates the global one: the mean over clients, each with its own model on its own rows
     metric: Name | None = None
     goal: Literal["auto", "lowest", "highest"] = "auto"  # auto: lowest if the name contains loss or mse
-    patience: Count | None = None  # the run ends after so many evaluations without a better model; null: never
+    patience: Count | None = None  # number of evaluations without a better model after which the run ends; null: never
     min_delta: NonNegative = 0.0  # improvement that a better model must exceed
 
 
@@ -257,7 +283,7 @@ class EvaluateSettings(Section):
     every: Count = 1  # rounds between evaluations; the last round is always evaluated
     # global: the global model on the whole test set; sites: the global model on the test rows of each site; personal:
     # each client's model on its own test rows; personal_on_global: these models on the whole test set; ft(EPOCHS):
-    # personal after so many epochs of fine-tuning, after the last round only
-    protocol: Annotated[tuple[Protocol, ...], Field(min_length=1), AfterValidator(each_once)] = ("global",)
+    # like personal, after EPOCHS epochs of fine-tuning; only after the last round
+    protocol: Annotated[tuple[Protocol, ...], Field(min_length=1), AfterValidator(check_unique)] = ("global",)
     batch_size: Count = 100  # samples
     best: BestSettings = BestSettings()  # selection of model-best.safetensors on validation rows

@@ -20,8 +20,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import control_character, show
 
 MAX_VALUES = 50_000  # in one text with its aliases expanded, as eight lines of aliases can stand for 10^8 values
-OPEN = "${env:"
-_REFERENCE = re.compile(r"\$\{env:([A-Za-z_]\w*)(:-[^{}\n]*)?\}", re.ASCII)
+REFERENCE_START = "${env:"
+_ENV_REFERENCE = re.compile(r"\$\{env:([A-Za-z_]\w*)(:-[^{}\n]*)?\}", re.ASCII)
 
 _TAG = "tag:yaml.org,2002:"
 _TYPES = {_TAG + kind for kind in ("map", "seq", "null", "bool", "int", "float", "str")}
@@ -33,7 +33,7 @@ _NUMBERS = {
 
 
 @dataclass
-class Document:
+class ConfigLayer:
     """The content of one source of settings.
 
     Attributes:
@@ -47,7 +47,7 @@ class Document:
     problems: list[str] = field(default_factory=list)
 
 
-def read(path: Path, needs: str = "a config needs at least data, model and method") -> Document:
+def read_yaml_file(path: Path, needs: str = "a config needs at least data, model and method") -> ConfigLayer:
     """Read a YAML file that contains a mapping. Duplicate and invalid keys become `problems` of the document.
 
     Args:
@@ -56,8 +56,8 @@ def read(path: Path, needs: str = "a config needs at least data, model and metho
     Raises:
         UserError: if the file cannot be read, is not valid YAML (with line and column), is empty, or is no mapping.
     """
-    document = Document()
-    value = read_value(read_text(path), str(path), "", document, has_lines=True)
+    document = ConfigLayer()
+    value = parse_value(read_config_text(path), str(path), "", document, has_lines=True)
     if value is None:
         raise UserError(f"{path}: is empty; {needs}")
     if not isinstance(value, dict):
@@ -66,7 +66,7 @@ def read(path: Path, needs: str = "a config needs at least data, model and metho
     return document
 
 
-def read_text(path: Path) -> str:
+def read_config_text(path: Path) -> str:
     """Return the text of a config file.
 
     Raises:
@@ -104,12 +104,12 @@ for _kind, _pattern in _NUMBERS.items():
         _class.add_implicit_resolver(_TAG + _kind, re.compile(f"^(?:{_pattern})$"), list("-+.0123456789"))
 
 
-def text_for(tree: dict[str, Any]) -> str:
+def to_yaml(tree: dict[str, Any]) -> str:
     """Format a mapping of plain values as YAML, from which `read` returns the same values."""
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
-def read_value(text: str, source: str, path: str, document: Document, has_lines: bool = False) -> Any:
+def parse_value(text: str, source: str, path: str, document: ConfigLayer, has_lines: bool = False) -> Any:
     """Parse the YAML text of one value; an empty text gives None.
 
     Args:
@@ -126,7 +126,7 @@ def read_value(text: str, source: str, path: str, document: Document, has_lines:
         node = loader.get_single_node()
         if node is None:
             return None
-        _Check(loader, source, document, has_lines).visit(node, path)
+        _NodeChecker(loader, source, document, has_lines).visit(node, path)
         return loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -140,7 +140,7 @@ def read_value(text: str, source: str, path: str, document: Document, has_lines:
 
 
 @dataclass
-class _Check:
+class _NodeChecker:
     """Check the nodes of a parsed YAML text before they become values.
 
     The origins of keys are recorded, duplicate and invalid keys are removed and reported, and references to environment
@@ -149,7 +149,7 @@ class _Check:
 
     loader: _Loader
     source: str
-    document: Document
+    document: ConfigLayer
     has_lines: bool
     values: int = 0
 
@@ -185,7 +185,7 @@ class _Check:
             elif text in lines:
                 self.document.problems.append(f"{where}: {inside}: duplicate key; it already stands at {lines[text]}")
                 node.value.remove(pair)
-            elif key.tag not in (_TAG + "str", _TAG + "int") or control_character(text) or OPEN in text:
+            elif key.tag not in (_TAG + "str", _TAG + "int") or control_character(text) or REFERENCE_START in text:
                 shown = show(text) if isinstance(key, yaml.ScalarNode) else "here"
                 self.document.problems.append(f"{where}: the key {shown} is not plain text; put it in quotes")
                 node.value.remove(pair)
@@ -195,7 +195,7 @@ class _Check:
                 self.visit(value, inside)
 
     def _visit_scalar(self, node: yaml.ScalarNode, where: str) -> None:
-        text = _REFERENCE.sub(lambda reference: _variable(reference, where), node.value)
+        text = _ENV_REFERENCE.sub(lambda reference: _expand_variable(reference, where), node.value)
         if "${" in text:
             raise UserError(f"{where}: {show(text)}: write ${{env:NAME}} or ${{env:NAME:-text}} for a variable")
         if text != node.value and node.style is None:  # without quotes, the new text may be a number
@@ -205,7 +205,7 @@ class _Check:
             raise UserError(f"{where}: {show(text)} holds {control_character(text)}; write text without it")
 
 
-def _variable(reference: re.Match[str], where: str) -> str:
+def _expand_variable(reference: re.Match[str], where: str) -> str:
     """Return the value of a referenced environment variable, or its default; raise UserError if it has neither."""
     name, default = reference.groups()
     value = os.environ.get(name, default[2:] if default else None)

@@ -121,7 +121,7 @@ def memory(settings: configs.Settings, job: Job) -> Row:
 
 def output(settings: configs.Settings, job: Job) -> Row:
     """Report the path of the run directory and the free space there, after a check of the required resources."""
-    resources.check(settings, writes=job.rank == 0)
+    resources.check_resources(settings, writes=job.rank == 0)
     place = settings.output.absolute() / settings.name
     free = shutil.disk_usage(next(path for path in place.parents if path.is_dir())).free
     number = "; it is there already: the run gets a number behind its name" if place.exists() else ""

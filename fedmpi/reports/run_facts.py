@@ -15,7 +15,7 @@ from fedmpi.common.metrics_row import SECONDS
 from fedmpi.common.redaction import redacted
 from fedmpi.common.text import format_metric, metric_title, nearest
 from fedmpi.common.type_descriptions import describe_value
-from fedmpi.config.field_types import flat
+from fedmpi.config.field_types import flatten
 from fedmpi.config.schema import Settings
 from fedmpi.reports.page import Figure, Part, Table, Text, Value
 from fedmpi.reports.run_groups import UNLIKE, Run, Runs, by_group, by_name, curve, mean_curve, read
@@ -126,7 +126,7 @@ def settings(runs: Runs) -> list[Part | None]:
         facts = {key: describe_value(value) for key, value in config.items() if key not in left_out}
         by_group[group.name] = facts | ({} if runs.alone else {"seeds": ", ".join(run.seed for run in group.runs)})
     shared, differing = _compared("settings", by_group)
-    defaults = flat(Settings.model_validate(LEAST).model_dump(mode="json", by_alias=True), "")
+    defaults = flatten(Settings.model_validate(LEAST).model_dump(mode="json", by_alias=True), "")
     changed = [row for row in shared if row[0] not in defaults or row[1] != describe_value(defaults[str(row[0])])]
     return [
         replace(differing, title="What differs between the runs") if differing else None,
@@ -140,7 +140,7 @@ def environment(runs: Runs) -> list[Part | None]:
     by_run = dict[str, dict[str, str]]()
     for run in (run for run in runs.all if run.environment):
         facts = {key: value for key, value in run.environment.items() if key != "ranks"}
-        facts = {key.removeprefix("packages."): str(value) for key, value in flat(facts, "").items() if value}
+        facts = {key.removeprefix("packages."): str(value) for key, value in flatten(facts, "").items() if value}
         for each in run.environment.get("ranks") or ():
             where = f"{each.get('device')} on {each.get('host')}"
             facts[where] = ", ".join(filter(None, (facts.get(where), f"rank {each.get('rank')}")))

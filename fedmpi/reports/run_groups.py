@@ -22,7 +22,7 @@ from fedmpi.common.jsonl import read_jsonl
 from fedmpi.common.metrics_row import NOT_METRICS
 from fedmpi.common.text import count, is_lower_better
 from fedmpi.config import yaml_source
-from fedmpi.config.field_types import flat
+from fedmpi.config.field_types import flatten
 from fedmpi.reports.page import Figure, Value
 from fedmpi.runtime.inspection.run_files import SWEEP_FILE, not_a_run_error, read_json_object
 from fedmpi.runtime.record import data_files
@@ -117,8 +117,8 @@ class Run:
     def _config(self) -> Row:
         path = self.path / "config.yaml"
         try:
-            if path.exists() and yaml_source.OPEN not in yaml_source.read_text(path):
-                return flat(yaml.safe_load(path.read_text(encoding="utf-8")) or {}, "")
+            if path.exists() and yaml_source.REFERENCE_START not in yaml_source.read_config_text(path):
+                return flatten(yaml.safe_load(path.read_text(encoding="utf-8")) or {}, "")
             if path.exists():  # references could reveal environment variables; fedmpi writes none
                 self.notes.append("config.yaml refers to environment variables, and is not read")
         except (UserError, yaml.YAMLError, AttributeError):

@@ -96,7 +96,7 @@ def read_statements(path: Path) -> dict[str, str]:
     """Read the statements, heading -> text, from a YAML file. Raises UserError if a value is not text or a number."""
     if not path.is_file():
         raise UserError(f"--about: there is no file {path}; write one with lines `Intended use: text`")
-    statements = yaml_source.read(path, "write lines `Intended use: text`").data
+    statements = yaml_source.read_yaml_file(path, "write lines `Intended use: text`").data
     for heading, text in statements.items():
         if not isinstance(text, (str, int, float)) or isinstance(text, bool) or not str(text).strip():
             raise UserError(f"--about: {path}: {heading}: {text!r} is no text; write `{heading}: some words`")

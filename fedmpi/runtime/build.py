@@ -126,7 +126,7 @@ def make_method(
     Raises:
         UserError: The name or an option is unknown or invalid, or the class is not a subclass of `Method`.
     """
-    choice, origins = choice or settings.method, settings.origins("method") if origins is None else origins
+    choice, origins = choice or settings.method, settings.key_origins("method") if origins is None else origins
     kind = registry.PluginKind(methods.KIND.label, methods.registry, where)
     target = registry.load(choice.selected_name, kind.registry, kind.label, origins.get("", ""))
     if not (isinstance(target, type) and issubclass(target, Method)):
@@ -161,7 +161,7 @@ def make_module(settings: Settings, input_shape: Shape, classes: int, dtype: Typ
         input_shape: Shape of one sample, without the batch axis; a dict if a sample has several tensors.
         dtype: The type of the samples.
     """
-    construct = registry.make(models.KIND, settings.model, settings.origins("model"))
+    construct = registry.make(models.KIND, settings.model, settings.key_origins("model"))
     if isinstance(input_shape, dict) and settings.model.name in models.registry:
         named = ", ".join(input_shape)
         raise UserError(
@@ -219,14 +219,14 @@ def make_experiment(settings: Settings, data: Federated, device: torch.device) -
     built = Experiment(settings, data, method, task, net, model, messages, local_training, rule, start, best)
     built = replace(built, pack=1 if settings.compute.clients_per_pass == 1 else choose_clients_per_pass(built))
     if settings.compute.compile:  # last, so that contradictory settings are reported also on machines without compiler
-        resources.compiler(gpu=device.type == "cuda")
+        resources.check_compiler(gpu=device.type == "cuda")
         module.compile()  # once for all clients of a rank
     return replace(built, data=data.to(device, channels_last=settings.compute.channels_last))
 
 
 def make_task(settings: Settings, data: Federated) -> Any:
     """Make the configured task; if the targets of the data are standardised, a regression on standardised targets."""
-    construct = registry.make(tasks.KIND, settings.task, settings.origins("task"))
+    construct = registry.make(tasks.KIND, settings.task, settings.key_origins("task"))
     with attribute_errors(f"task {settings.task.name}"), seeds.seeded(settings.seed, "task"):
         task = construct(data.classes)
         if data.target_scales:
@@ -304,7 +304,7 @@ def make_rule(settings: Settings) -> Rule | None:
     rule = settings.server.rule
     chosen: Rule | None = None
     if rule.name != "auto":
-        chosen = registry.make(rules.KIND, rule, settings.origins("server.rule"))
+        chosen = registry.make(rules.KIND, rule, settings.key_origins("server.rule"))
     return chosen
 
 

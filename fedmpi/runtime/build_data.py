@@ -57,7 +57,7 @@ def make_source(settings: Settings) -> partial[Any]:
     Raises UserError if data.download is set and the source cannot download its files.
     """
     chosen = registry.Selection(settings.data.source, settings.data.options, settings.data.reserved_keys)
-    source = registry.make(sources.KIND, chosen, settings.origins("data"))
+    source = registry.make(sources.KIND, chosen, settings.key_origins("data"))
     if not settings.data.download:
         return source
     if "download" not in inspect.signature(source.func).parameters:
@@ -72,7 +72,7 @@ def make_augmentations(settings: Settings) -> list[Operation]:
     parsed = []
     for i, item in enumerate(settings.data.augment):
         name, given = (item, None) if isinstance(item, str) else next(iter(item.items()))
-        parsed.append(operation(name, given, f"data.augment.{i}", settings.origins(f"data.augment.{i}.{name}")))
+        parsed.append(operation(name, given, f"data.augment.{i}", settings.key_origins(f"data.augment.{i}.{name}")))
     return parsed
 
 
@@ -85,7 +85,7 @@ def build_partitioned_data(settings: Settings) -> Federated:
     source, cut, augment = make_source(settings), settings.data.partition, make_augmentations(settings)
     assert cut is not None
     # Checks the options before data are read, with the line of the config in error messages.
-    registry.make(partitions.KIND, cut, settings.origins("data.partition"))
+    registry.make(partitions.KIND, cut, settings.key_origins("data.partition"))
     check_data_settings(settings)
     waiting: AbstractContextManager[None] = nullcontext()
     if settings.data.download:

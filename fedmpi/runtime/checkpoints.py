@@ -35,7 +35,7 @@ from torch import Tensor
 from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
 from fedmpi.config import Settings
-from fedmpi.config.resume_rules import comparable, depends_on_rounds, may_change
+from fedmpi.config.resume_rules import may_change_on_resume, normalize_identity, why_rounds_are_fixed
 from fedmpi.engine.faults.lost_ranks import Row, check
 from fedmpi.engine.faults.recovery import rejoin_sites
 from fedmpi.engine.federation import Federation
@@ -237,8 +237,10 @@ def _check_changes(path: Path, identity: Mapping[str, str], settings: Settings) 
     recorded = read_json_object(settings.working_dir / path / IDENTITY)
     if recorded is None:
         raise UserError(f"{path / IDENTITY} cannot be read; start a new run under another name")
-    now, before = comparable(identity), comparable(recorded)
-    changed = [key for key in {**before, **now} if before.get(key) != now.get(key) and not may_change(key, settings)]
+    now, before = normalize_identity(identity), normalize_identity(recorded)
+    changed = [
+        key for key in {**before, **now} if before.get(key) != now.get(key) and not may_change_on_resume(key, settings)
+    ]
     if "data.silos" in changed:
         _check_sites_appended(path, before.get("data.silos", ""), now.get("data.silos", ""))
     differences = [_describe_change(key, before, now, settings) for key in changed]
@@ -269,7 +271,7 @@ def _describe_change(key: str, before: Mapping[str, str], now: Mapping[str, str]
         copy = f" (as it was: plugins/{key[9:-1]} there)" if key.startswith("(plug-in ") else ""
         of_data = f" ({settings.data.source}, below {settings.data.root})" if key.endswith(" data)") else ""
         return f"{key[1:-1]} {how}{copy}{of_data}"
-    why = f" ({depends_on_rounds(settings)}, and those that are done would have been others)" * (key == "rounds")
+    why = f" ({why_rounds_are_fixed(settings)}, and those that are done would have been others)" * (key == "rounds")
     return f"{key} is {now.get(key, 'unset')}, was {before.get(key, 'unset')}{why}"
 
 

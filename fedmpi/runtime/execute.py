@@ -29,7 +29,7 @@ from fedmpi.common.errors import RESTART_LATER, UserError
 from fedmpi.common.signals import CommandProcess, StopRequest
 from fedmpi.common.user_code_errors import known_fix
 from fedmpi.config import Settings
-from fedmpi.config.resume_rules import comparable
+from fedmpi.config.resume_rules import normalize_identity
 from fedmpi.engine.faults.lost_ranks import LostRanks
 from fedmpi.engine.federation import Federation
 from fedmpi.runtime import build, build_data, checkpoints, code_trust, memory, rank_agreement
@@ -77,7 +77,7 @@ def execute_run(
     error_reporter = ErrorReporter(job, timeouts, stop=stop, close_run=recorder.close_failed) if job.size > 1 else None
     until_end = ExitStack()  # contexts that stay open until all ranks have finished
     try:
-        settings = settings.begun_in(os.getcwd())
+        settings = settings.with_working_dir(os.getcwd())
         until_end.enter_context(recorder.collect_warnings())
         if command is not None:
             stop.listen(signal.SIGINT)
@@ -143,7 +143,7 @@ def _run(
     written = resolve_settings(settings)
     # Settings are compared with all defaults filled in: rank 0 may resume from the config.yaml of the run directory,
     # the others from the user's file, which leaves defaults out.
-    items = {key: rank_agreement.short_digest(text) for key, text in comparable(written.digest_items()).items()}
+    items = {key: rank_agreement.short_digest(text) for key, text in normalize_identity(written.digest_items()).items()}
     rank_agreement.check_agreement(comm, items, settings.comm.start_timeout_s)
     if experiment is None:
         experiment = build.make_experiment(settings, build_data.build_silo_data(settings, comm), device)

@@ -13,7 +13,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest, show
 from fedmpi.config import loading
 from fedmpi.config.field_types import Section
-from fedmpi.config.yaml_source import Document
+from fedmpi.config.yaml_source import ConfigLayer
 
 SEED = "seed"
 SUMMARY_PARTS = ("last", "mean_last_10", "best", "selected")  # parts of summary.json that contain metrics
@@ -24,7 +24,7 @@ class Axis:
     """One axis of a sweep: a name, and labels that stand for settings."""
 
     name: str
-    choices: dict[str, Document]  # label -> settings
+    choices: dict[str, ConfigLayer]  # label -> settings
     is_key: bool  # whether the axis varies the values of one key, which is its name
 
     def slug(self, label: str) -> str:
@@ -41,11 +41,13 @@ class Axis:
         """Return whether a key is the one that this axis varies, or selects a component that the axis varies."""
         if self.is_key:
             return key == self.name
-        chosen = {plugin for plugin in loading.PLUGINS for layer in self.choices.values() if plugin in layer.origins}
+        chosen = {
+            plugin for plugin in loading.PLUGIN_KEYS for layer in self.choices.values() if plugin in layer.origins
+        }
         return any(key in (plugin, plugin.rpartition(".")[0]) for plugin in chosen)
 
 
-def read_axis(path: Path, document: Document, name: str, given: Any, below: str = "over") -> Axis:
+def read_axis(path: Path, document: ConfigLayer, name: str, given: Any, below: str = "over") -> Axis:
     """Read one axis of a sweep file.
 
     Args:
@@ -65,16 +67,16 @@ def read_axis(path: Path, document: Document, name: str, given: Any, below: str 
         return Axis(name, layers, is_key=False)
     if not isinstance(given, list) or not given:
         raise UserError(f"{where}: {show(given)}; a list of values or files, or names with settings, is needed")
-    is_key = not all(loading.is_config(item) for item in given)
+    is_key = not all(loading.is_config_file(item) for item in given)
     if not is_key:
-        layers = {Path(item).stem: loading.files(Path(item)) for item in given}
+        layers = {Path(item).stem: loading.read_with_bases(Path(item)) for item in given}
     elif any(isinstance(item, dict | list) for item in given) or name in ("method", "model", "task"):
         raise UserError(
             f"{where}: a list holds plain values of a key such as {name}.name, or files; give settings a name: "
             "{mine: {...}}"
         )
     else:
-        layers = {_format_label(item): loading.nested(name, item, where) for item in given}
+        layers = {_format_label(item): loading.nest_value(name, item, where) for item in given}
     if len(layers) < len(given):
         raise UserError(f"{where}: a value stands twice, or two files have one name; each once")
     return Axis(name, layers, is_key)
@@ -91,14 +93,14 @@ def _format_label(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _read_label_settings(document: Document, dotted: str, tree: Any) -> Document:
+def _read_label_settings(document: ConfigLayer, dotted: str, tree: Any) -> ConfigLayer:
     """Return the settings of one label, with the lines in which they were written."""
     if not isinstance(tree, dict):
         where = document.origins.get(dotted, "")
         raise UserError(f"{where}: {dotted}: {show(tree)}; settings are needed: {{train: {{lr: 0.1}}}}")
     start = f"{dotted}."
     origins = {key[len(start) :]: where for key, where in document.origins.items() if key.startswith(start)}
-    return Document(tree, origins)
+    return ConfigLayer(tree, origins)
 
 
 def read_labels(path: Path, axes: Sequence[Axis], key: str, given: dict[str, Any]) -> dict[str, list[str]]:

@@ -35,9 +35,9 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import suggest_key
 from fedmpi.config import loading
 from fedmpi.config.field_types import Section
-from fedmpi.config.loading import SWEEP
+from fedmpi.config.loading import SWEEP_KEYS
 from fedmpi.config.schema import Settings
-from fedmpi.config.yaml_source import Document
+from fedmpi.config.yaml_source import ConfigLayer
 from fedmpi.runtime.inspection.run_files import SWEEP_FILE
 from fedmpi.sweeps import progress, tuning
 from fedmpi.sweeps.axes import Axis, PublishedResults, PublishedSection, read_axis, read_labels, read_published_results
@@ -68,7 +68,7 @@ class Sweep:
     axes: tuple[Axis, ...]
     labels: tuple[Labels, ...]  # of each run, without the labels of a candidate
     published: tuple[PublishedResults, ...]  # one for each metric
-    base: Document = field(repr=False)  # the settings that all runs share
+    base: ConfigLayer = field(repr=False)  # the settings that all runs share
     overrides: tuple[str, ...] = ()  # of settings
     tuning: Tuning | None = None
     all_overrides: tuple[str, ...] = ()  # all overrides, including those of the keys that only sweep files have
@@ -76,7 +76,7 @@ class Sweep:
     @property
     def command(self) -> str:
         """The command line that trains the sweep. Secrets in it are replaced by a mark."""
-        return shlex.join(["fedmpi", "sweep", str(self.path), *map(loading.shown, self.all_overrides)])
+        return shlex.join(["fedmpi", "sweep", str(self.path), *map(loading.redact_override, self.all_overrides)])
 
     def run_name(self, labels: Labels) -> str:
         """Return the name of the run with these labels, which consists of a part for each axis."""
@@ -94,9 +94,9 @@ class Sweep:
         """
         layers = [self.tuning.evaluation_layer] if self.tuning else []
         layers += [self.base, *(axis.choices[labels[axis.name]] for axis in self._axes_of(labels))]
-        layers.append(loading.command_line(self.overrides))
+        layers.append(loading.parse_overrides(self.overrides))
         try:
-            settings = loading.settings(layers, self.path)
+            settings = loading.merge_settings(layers, self.path)
         except UserError as error:
             run = ", ".join(f"{name}: {label}" for name, label in labels.items())
             raise UserError(f"{error}\n  in the run {run}") from error
@@ -161,7 +161,7 @@ class Sweep:
         known, runs = {self.run_name(labels): labels for labels in self.first_stage_labels()}, list(names)
         content = {
             "file": str(self.path.resolve()),
-            "overrides": [loading.shown(text) for text in self.all_overrides],
+            "overrides": [loading.redact_override(text) for text in self.all_overrides],
             "runs": runs,
             "labels": {name: known[name] for name in runs if name in known},
         }
@@ -178,7 +178,7 @@ class Sweep:
 
 def is_sweep_file(path: str | Path) -> bool:
     """Return whether a config file, or one of its bases, describes a sweep."""
-    return any(key in loading.files(Path(path)).data for key in SWEEP)
+    return any(key in loading.read_with_bases(Path(path)).data for key in SWEEP_KEYS)
 
 
 def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
@@ -192,26 +192,30 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
             that an axis sets, or two runs have the same name.
     """
     path = Path(path)
-    asked = [text for text in overrides if re.split(r"[.=]", text)[0] in SWEEP]  # only={seed: 0}
+    asked = [text for text in overrides if re.split(r"[.=]", text)[0] in SWEEP_KEYS]  # only={seed: 0}
     rest = [text for text in overrides if text not in asked]
-    document = loading.merge(loading.files(path), loading.command_line(asked))
-    given = {key: document.data.pop(key) for key in SWEEP if key in document.data}
+    document = loading.merge_layers(loading.read_with_bases(path), loading.parse_overrides(asked))
+    given = {key: document.data.pop(key) for key in SWEEP_KEYS if key in document.data}
     loading.check_problems(document)
     unknown = next((key for key in document.data if key not in Settings.model_fields), None)
     if "over" not in given and unknown is not None:
         where = document.origins.get(unknown, path)
-        raise UserError(f"{where}: {unknown}: unknown key; {suggest_key(unknown, SWEEP)}; axes stand under `over`")
+        raise UserError(f"{where}: {unknown}: unknown key; {suggest_key(unknown, SWEEP_KEYS)}; axes stand under `over`")
     try:
         keys = SweepKeys.model_validate(given, strict=True)
     except ValidationError as error:
-        raise UserError(loading.complaints(error, replace(document, data=given), str(path), SweepKeys)[0]) from error
+        raise UserError(
+            loading.validation_messages(error, replace(document, data=given), str(path), SweepKeys)[0]
+        ) from error
     if not keys.over:
         raise UserError(f"{path}: over: there are no axes; a sweep needs some: over: {{seed: [0, 1, 2]}}")
     axes = tuple(read_axis(path, document, name, values) for name, values in keys.over.items())
     for text, axis in product(rest, axes):
         if axis.sets_key(text.partition("=")[0]):
             remedy = f"choose runs by only={{{axis.name}: ...}}, or others by over={{{axis.name}: ...}}"
-            raise UserError(f"command line: {loading.shown(text)}: the sweep's axis {axis.name} sets that; {remedy}")
+            raise UserError(
+                f"command line: {loading.redact_override(text)}: the sweep's axis {axis.name} sets that; {remedy}"
+            )
     labels = tuple(_expand_labels(path, axes, keys.only or {}, keys.leave_out or []))
     chosen = tuning.read_tuning(path, document, axes, labels, keys.best) if keys.best else None
     reported = read_published_results(path, axes, keys.published) if keys.published else ()

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
 from fedmpi.config import Settings
-from fedmpi.config.resume_rules import comparable, may_change
+from fedmpi.config.resume_rules import may_change_on_resume, normalize_identity
 from fedmpi.config.schema import Analysis
 from fedmpi.runtime.inspection.run_files import read_json_object, read_tail
 from fedmpi.runtime.record.summary import summarize_run
@@ -67,7 +67,7 @@ def read_state(settings: Settings) -> RunState:
     recorded = read_identity(settings)
     if recorded is None:
         return RunState(STARTED if place.exists() else MISSING, 0, {}, "")
-    if changed := _describe_changed_settings(settings, comparable(recorded)):
+    if changed := _describe_changed_settings(settings, normalize_identity(recorded)):
         raise UserError(f"{place} holds a run with {changed}; {RENAME_OR_MOVE}")
     rounds = count_finished_rounds(settings)
     if rounds > settings.rounds:
@@ -90,8 +90,10 @@ def _describe_changed_settings(settings: Settings, recorded: dict[str, Any]) -> 
     """
 
     def differing(asked: Settings) -> list[str]:
-        own = comparable(asked.identity())
-        changed = [key for key in own if recorded.get(key, own[key]) != own[key] and not may_change(key, settings)]
+        own = normalize_identity(asked.identity())
+        changed = [
+            key for key in own if recorded.get(key, own[key]) != own[key] and not may_change_on_resume(key, settings)
+        ]
         return [f"{key}: {recorded[key]}, and the sweep now asks for {own[key]}" for key in changed]
 
     changed = differing(settings)

@@ -20,7 +20,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import count, nearest
 from fedmpi.common.version import __version__
 from fedmpi.config import Settings
-from fedmpi.config.loading import shown
+from fedmpi.config.loading import redact_override
 from fedmpi.data.download import fetch
 from fedmpi.runtime.record.metadata import find_installed_version
 from fedmpi.sweeps import expand, progress, results_table, table_formats
@@ -134,7 +134,7 @@ def build_verdict(tables: Sequence[ResultsTable]) -> dict[str, Any]:
     return {
         "table": sweep.path.stem,
         "sha256": hashlib.sha256(sweep.path.read_bytes()).hexdigest(),
-        "overrides": [shown(text) for text in sweep.overrides],
+        "overrides": [redact_override(text) for text in sweep.overrides],
         "published": sweep.published[0].source if sweep.published else None,
         "fedmpi": __version__,
         "torch": find_installed_version("torch"),

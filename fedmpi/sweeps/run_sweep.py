@@ -175,7 +175,7 @@ def validate_sweep(sweep: Sweep, say: PrintLine) -> None:
             missing = missing or error
             build.make_method(settings)  # names and options can be checked without data
             for kind, chosen, key in ((models.KIND, settings.model, "model"), (tasks.KIND, settings.task, "task")):
-                registry.make(kind, chosen, settings.origins(key))
+                registry.make(kind, chosen, settings.key_origins(key))
     if missing:
         raise MissingDataError(f"{sweep.path}: nothing is wrong but that data are missing: {missing}") from missing
     say("ok")

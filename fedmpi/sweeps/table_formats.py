@@ -15,7 +15,7 @@ from typing import Any
 from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count, metric_title, shorten
-from fedmpi.config.loading import shown
+from fedmpi.config.loading import redact_override
 from fedmpi.sweeps.axes import SEED
 from fedmpi.sweeps.expand import Sweep
 from fedmpi.sweeps.results_table import (
@@ -137,7 +137,13 @@ def table_caption(cells: ResultsTable) -> str:
         over = f", seed {', '.join(best.using[SEED])}" if SEED in best.using else ""
         chosen = "; ".join(map(str, cells.sweep.tuning_choices().values()))
         text += f"; chosen by {best.metric_name.replace('_', ' ')} {PART_TITLES[best.summary_part]}{over}: {chosen}"
-    command = ["fedmpi", "table", str(cells.sweep.path), *map(shown, cells.sweep.all_overrides), *cells.command_options]
+    command = [
+        "fedmpi",
+        "table",
+        str(cells.sweep.path),
+        *map(redact_override, cells.sweep.all_overrides),
+        *cells.command_options,
+    ]
     return f"{text}. Made by: {shlex.join(command)}"
 
 

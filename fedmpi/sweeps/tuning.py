@@ -22,7 +22,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import count, is_lower_better, show
 from fedmpi.config import Settings, loading
 from fedmpi.config.field_types import Section
-from fedmpi.config.yaml_source import Document
+from fedmpi.config.yaml_source import ConfigLayer
 from fedmpi.sweeps import progress
 from fedmpi.sweeps.axes import SEED, Axis, read_axis, read_labels
 
@@ -59,9 +59,9 @@ class Tuning:
         return [dict(zip(names, chosen, strict=True)) for chosen in product(*(axis.choices for axis in self.axes))]
 
     @property
-    def evaluation_layer(self) -> Document:
+    def evaluation_layer(self) -> ConfigLayer:
         """The lowest layer of each run's settings, which evaluates the metric on validation rows."""
-        return loading.nested("evaluate.best.metric", self.metric, "best.by")
+        return loading.nest_value("evaluate.best.metric", self.metric, "best.by")
 
     def is_tuning_run(self, labels: Mapping[str, str]) -> bool:
         """Return whether the run with these labels is used to compare candidates."""
@@ -73,7 +73,7 @@ class Tuning:
 
 
 def read_tuning(
-    path: Path, document: Document, axes: Sequence[Axis], labels: Sequence[Mapping[str, str]], section: BestSection
+    path: Path, document: ConfigLayer, axes: Sequence[Axis], labels: Sequence[Mapping[str, str]], section: BestSection
 ) -> Tuning:
     """Check the section `best` of a sweep file and convert it to a `Best`.
 

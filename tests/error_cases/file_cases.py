@@ -25,14 +25,18 @@ FILES = {
     "odd key": ("yes: 1\n", None, r"the key 'yes' is not plain text; put it in quotes"),
     "half a pair": ('name: "\\ud800"\n', None, r"holds the control character"),
     "dots in a file": ("train.epochs: 3\n", None, "in a file write the section, then the key within it"),
-    "base is a text": ("base: a.yaml\n", None, r"base: 'a\.yaml' is not allowed; must be a list of files"),
+    "base is a text": ("base: a.yaml\n", None, r"base: 'a\.yaml' is not allowed; must be a list of file names"),
     "base is not there": ("base: [none.yaml]\n", None, r"none\.yaml: there is no such config file"),
     "base is a link to itself": (
         "base: [l]\n",
         lambda folder: (folder / "l").symlink_to("l"),
         r"cannot be read: Too many",
     ),
-    "base is the file": ("base: [run.yaml]\n", None, r"base files form a circle: .*run\.yaml -> .*run\.yaml"),
+    "base is the file": (
+        "base: [run.yaml]\n",
+        None,
+        r"base files include each other in a circle: .*run\.yaml -> .*run\.yaml",
+    ),
     "base is Latin-1": (
         "base: [l.yaml]\n",
         _put("l.yaml", b"name: \xe9\n"),

@@ -13,7 +13,7 @@ from helpers import ROOT
 from fedmpi import config, method
 from fedmpi.cli import load_app
 from fedmpi.common.metrics_row import CLIENTS_KEYS, METRICS_KEYS
-from fedmpi.config.field_types import flat
+from fedmpi.config.field_types import flatten
 from fedmpi.data.download.catalogue import MEDMNIST, SETS
 from fedmpi.data.sources import registry
 from fedmpi.data.sources.tables.read_table import GAPS
@@ -131,7 +131,7 @@ def test_every_key_has_type_default_and_meaning_on_the_page():
     settings = config.load(ROOT / "configs/quickstart.yaml", ["evaluate.best=loss", "data.validation=0.1"]).model_dump(
         mode="json"
     )
-    used = [key for key in flat(settings, "") if key not in ("data.partition.alpha", "method.margin", "method.keep")]
+    used = [key for key in flatten(settings, "") if key not in ("data.partition.alpha", "method.margin", "method.keep")]
     assert set(used) <= set(rows)
     for key, (kind, default, meaning) in rows.items():
         assert kind, key

@@ -26,7 +26,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import call, describe, sample_shape
 from fedmpi.common.target_scale import TargetScale
 from fedmpi.common.text import count, format_metric
-from fedmpi.config.loading import command_line
+from fedmpi.config.loading import parse_overrides
 from fedmpi.config.schema import Settings
 from fedmpi.data.batches import Shard, batches
 from fedmpi.data.lazy_images import Pictures
@@ -144,7 +144,7 @@ class Predictor:
     def __call__(self, rows: Any, *, site: str | None = None, ids: Sequence[str] = ()) -> Predictions:
         preprocessing, site = self._preprocessing(site)
         preparation = preprocessing.preparation
-        given = command_line(self.which.overrides).data.get("data")
+        given = parse_overrides(self.which.overrides).data.get("data")
         with ignoring(self.settings.task.options.get("ignore")):
             options = given if isinstance(given, dict) else {}
             reader = with_options(preparation, options, others=self.which.client is not None)
@@ -176,7 +176,7 @@ class Predictor:
 
     def _predict(self, rows: NewRows, names: Sequence[str], scales: Sequence[TargetScale] | None) -> Predictions:
         """Predict all rows, and compute the task's metrics if they have targets."""
-        construct = registry.make(tasks.KIND, self.settings.task, self.settings.origins("task"))
+        construct = registry.make(tasks.KIND, self.settings.task, self.settings.key_origins("task"))
         with seeds.seeded(self.settings.seed, "task"):
             task = construct(int(self.which.facts["classes"]))
         validation.check_task(task)

@@ -21,9 +21,9 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl, to_jsonable
 from fedmpi.common.redaction import MARK
 from fedmpi.common.text import count, shorten
-from fedmpi.config.field_types import flat
+from fedmpi.config.field_types import flatten
 from fedmpi.config.schema import Settings
-from fedmpi.config.yaml_source import read
+from fedmpi.config.yaml_source import read_yaml_file
 from fedmpi.engine.faults import lost_ranks
 from fedmpi.flat.model import FlatModel
 from fedmpi.runtime import code_trust
@@ -130,7 +130,7 @@ def verify_run(run: Path, say: Say, options: VerifyOptions, working_dir: Path) -
     findings, run, rows, replayed = Findings(say), working_dir / run, list[dict[str, Any]](), set[int]()
     has_checksums = _check_checksums(run, options.published, findings)
     try:
-        settings = code_trust.load_run_settings(run, options.trusted, options.overrides).begun_in(working_dir)
+        settings = code_trust.load_run_settings(run, options.trusted, options.overrides).with_working_dir(working_dir)
     except UserError as error:
         if not findings.altered:
             raise
@@ -202,7 +202,11 @@ def _check_files(run: Path, settings: Settings, rows: Rows, reason: str, finding
     elif reason == "finished" and len(rows) != max(settings.rounds, 1):
         findings.add_altered(f"metrics.jsonl: {count(len(rows), 'round')} of a finished run of {settings.rounds}")
     identity = read_json_object(run / "identity.json") or {}
-    written = {key: repr(value) for key, value in flat(read(run / "config.yaml").data, "").items() if value != MARK}
+    written = {
+        key: repr(value)
+        for key, value in flatten(read_yaml_file(run / "config.yaml").data, "").items()
+        if value != MARK
+    }
     for key in identity.keys() & written.keys():
         if identity[key] not in (written[key], hashlib.sha256(written[key].encode()).hexdigest()):
             both = f"{key} is {written[key]} in the one, {identity[key]} in the other"
@@ -238,7 +242,7 @@ def _check_summary(run: Path, rows: Rows, settings: Settings, findings: Findings
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         return findings.add_altered(f"metrics.jsonl or faults.jsonl: no summary can be made of it ({error})")
     written = read_json_object(run / "summary.json") or {}
-    was, now = (flat(to_jsonable({**each, "exit_reason": ""}), "") for each in (written, recomputed))
+    was, now = (flatten(to_jsonable({**each, "exit_reason": ""}), "") for each in (written, recomputed))
     for key in {**now, **was}:
         if was.get(key) != now.get(key):
             findings.add_altered(f"summary.json: {key} is {was.get(key)}, metrics.jsonl makes {now.get(key)}")

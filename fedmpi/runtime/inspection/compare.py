@@ -15,7 +15,7 @@ from fedmpi.common.jsonl import read_jsonl
 from fedmpi.common.metrics_row import VARIES_WITH_RANKS
 from fedmpi.common.text import count, shorten
 from fedmpi.config import Settings
-from fedmpi.config.resume_rules import comparable
+from fedmpi.config.resume_rules import normalize_identity
 from fedmpi.runtime.inspection import run_files
 
 MISSING = object()
@@ -43,7 +43,7 @@ class RunRecord:
         if not run_files.is_run_dir(run_files.check_directory(run)):
             raise run_files.not_a_run_error(run, " or ".join(run_files.RUN_FILES))
         self.run, self.strict = run, strict
-        self.identity = comparable(run_files.read_json_object(run / "identity.json") or {})
+        self.identity = normalize_identity(run_files.read_json_object(run / "identity.json") or {})
         about = run_files.read_json_object(run / "environment.json") or {}
         ranks = about.get("ranks") or []
         devices, hosts = (", ".join(sorted({str(each.get(what)) for each in ranks})) for what in ("device", "host"))

@@ -35,7 +35,7 @@ from fedmpi.common.jsonl import to_jsonable
 from fedmpi.common.redaction import redacted
 from fedmpi.common.registry import PluginKind, Selection, make
 from fedmpi.config import Settings
-from fedmpi.config.field_types import flat
+from fedmpi.config.field_types import flatten
 from fedmpi.runtime.inspection.run_files import read_json_object
 from fedmpi.runtime.record.run_dir import RunDirectory
 
@@ -102,7 +102,7 @@ def _make_logger(settings: Settings, key: str, where: str, name: str, options: A
         raise UserError(f"{where}.{name}: {options!r} is not allowed; it takes options by their names")
     label, known = (KIND.label, registry) if key == "loggers" else ("callback", {})
     kind = PluginKind(label, known, f"{where}.{name}")
-    construct = make(kind, Selection(name, options), settings.origins(f"{where}.{name}"))
+    construct = make(kind, Selection(name, options), settings.key_origins(f"{where}.{name}"))
     try:
         logger = construct()
     except ImportError as error:
@@ -135,7 +135,7 @@ def _preserve_process_state() -> Iterator[None]:
 # ---- loggers ----
 def numeric_values(row: Mapping[str, Any]) -> dict[str, float]:
     """Return a dict of all numbers in a row of metrics.jsonl; numbers in nested objects have dotted names."""
-    values = flat(dict(row), "")
+    values = flatten(dict(row), "")
     return {k: v for k, v in values.items() if isinstance(v, (int, float)) and not isinstance(v, bool) and k != "round"}
 
 

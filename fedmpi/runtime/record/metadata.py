@@ -24,7 +24,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.redaction import looks_secret
 from fedmpi.common.version import __version__
 from fedmpi.config import Settings
-from fedmpi.config.loading import shown
+from fedmpi.config.loading import redact_override
 from fedmpi.data import partitions, sources, transforms
 
 PACKAGES = ("torch", "torchvision", "numpy", "scipy", "scikit-learn", "pydantic", "safetensors", "mpi4py")
@@ -45,7 +45,7 @@ def describe_environment(
     mpi = sys.modules.get("mpi4py.MPI")  # not imported here, as an import starts MPI
     return {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(map(shown, sys.argv)),  # secrets are hidden
+        "command": shlex.join(map(redact_override, sys.argv)),  # secrets are hidden
         "directory": os.getcwd(),
         "launcher": launcher,
         "backend": backend,

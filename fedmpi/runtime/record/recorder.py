@@ -15,7 +15,7 @@ from fedmpi.common.inputs import to_text
 from fedmpi.common.jsonl import read_jsonl
 from fedmpi.common.redaction import redacted
 from fedmpi.common.signals import StopRequest
-from fedmpi.config.yaml_source import text_for
+from fedmpi.config.yaml_source import to_yaml
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.federation_config import RunCallbacks
 from fedmpi.engine.model_selection import BestModel
@@ -128,7 +128,7 @@ class Recorder(RankRecorder):
         self.is_described = True
         directory, experiment, settings = self.directory, self.experiment, self.experiment.settings
         directory.write_json("identity.json", identity)
-        directory.write("config.yaml", text_for(redacted(resolve_settings(settings).model_dump(mode="json"))).encode())
+        directory.write("config.yaml", to_yaml(redacted(resolve_settings(settings).model_dump(mode="json"))).encode())
         if experiment.initial is not None:
             directory.write(INITIAL, experiment.initial.content)
         write_preprocessing(directory, settings, experiment.data)

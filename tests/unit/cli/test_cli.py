@@ -167,8 +167,8 @@ def test_an_error_or_a_defect_names_its_rank(monkeypatch, path, engine, capsys, 
 def test_show_explains_a_key(monkeypatch, capsys):
     assert main(monkeypatch, "show", "train.decay") == 0
     assert capsys.readouterr().out == (
-        "train.decay: factor of lr: exponential in each round (null: 0.99), step at 1/2 and 3/4 of the rounds "
-        "(null: 0.1)\n"
+        "train.decay: factor by which lr is multiplied: exponential: after each round (null: 0.99); step: after "
+        "1/2 and 3/4 of the rounds (null: 0.1)\n"
         "  type     number > 0, <= 1; null\n  default  null\n"
     )
     assert main(monkeypatch, "show", "init") == 0

@@ -8,8 +8,8 @@ import yaml
 from fedmpi import config
 from fedmpi.common.errors import UserError
 from fedmpi.common.redaction import redacted
-from fedmpi.config.loading import shown
-from fedmpi.config.yaml_source import text_for
+from fedmpi.config.loading import redact_override
+from fedmpi.config.yaml_source import to_yaml
 
 GOOD = """\
 data: {source: digits, partition: {scheme: dirichlet, clients: 4, alpha: 0.3}}
@@ -73,7 +73,7 @@ def test_base_files_lie_beneath_and_are_relative_to_the_file_that_names_them(tmp
     assert (settings.seed, settings.rounds, settings.name) == (2, 1, "run")
     assert settings.origin("rounds") == f"{tmp_path}/parts/deep/a.yaml:3"
     assert settings.origin("train.lr") == f"{path}:7"
-    assert settings.origins("method") == {"": f"{path}:4", "name": f"{path}:4", "margin": f"{path}:4"}
+    assert settings.key_origins("method") == {"": f"{path}:4", "name": f"{path}:4", "margin": f"{path}:4"}
 
 
 def test_another_method_does_not_inherit_the_options_of_the_first(load):
@@ -169,7 +169,7 @@ def test_an_override_that_yaml_cannot_read_is_answered_with_how_to_write_a_text(
     path = write(tmp_path, GOOD)
     said = message(path, "data.folder=@home")
     assert "not valid YAML" in said
-    assert said.endswith("""; a text can be put in quotes: 'data.folder="@home"'""")
+    assert said.endswith("""; if it is a text, put it in quotes: 'data.folder="@home"'""")
     assert "quotes" not in message(path, "seed=[1")
 
 
@@ -233,6 +233,6 @@ def test_a_secret_from_a_variable_is_not_shown(load, monkeypatch):
     monkeypatch.setenv("HIDDEN", "hunter2")
     settings = load("method.token=${env:HIDDEN}")
     assert settings.method.options["token"] == "hunter2"
-    assert "hunter2" not in text_for(redacted(settings.model_dump(mode="json")))
+    assert "hunter2" not in to_yaml(redacted(settings.model_dump(mode="json")))
     for text in ("method.token=${env:HIDDEN}", "method={token: '${env:HIDDEN}'}", "method={token: ${env:HIDDEN}}"):
-        assert "hunter2" not in shown(text)
+        assert "hunter2" not in redact_override(text)

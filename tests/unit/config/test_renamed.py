@@ -4,8 +4,8 @@ import pytest
 
 from fedmpi.common.errors import UserError
 from fedmpi.config import load
-from fedmpi.config.loading import files, nested
-from fedmpi.config.reference import keys
+from fedmpi.config.loading import nest_value, read_with_bases
+from fedmpi.config.reference import list_keys
 from fedmpi.config.renamed import KEYS, VALUES, use_new_names
 
 CONFIG = """
@@ -49,7 +49,7 @@ def test_all_old_keys_are_reported_in_one_message_with_other_mistakes(config):
 
 
 def test_new_names_take_the_values_of_the_old_ones(config):
-    document = files(config)
+    document = read_with_bases(config)
     assert document.data["cohort"] == {"size": 2, "sampling": "cyclic"}
     assert document.data["client_state"] == {"max_gib": 3}
     assert "state" not in document.data
@@ -57,10 +57,10 @@ def test_new_names_take_the_values_of_the_old_ones(config):
 
 @pytest.mark.parametrize("old", KEYS)
 def test_the_new_key_exists_and_the_old_one_does_not(old):
-    names = {key.name for key in keys()}
+    names = {key.name for key in list_keys()}
     assert KEYS[old] in names
     assert old not in names
-    document = nested(old, 1, "here")
+    document = nest_value(old, 1, "here")
     use_new_names(document)
     assert document.problems == [f"here: {old} was renamed to {KEYS[old]}"]
     assert KEYS[old] in document.origins
@@ -68,5 +68,5 @@ def test_the_new_key_exists_and_the_old_one_does_not(old):
 
 
 def test_no_old_value_is_allowed():
-    kinds = {key.name: key.kind.split(", ") for key in keys()}
+    kinds = {key.name: key.kind.split(", ") for key in list_keys()}
     assert all(new in kinds[key] and old not in kinds[key] for key in VALUES for old, new in VALUES[key].items())

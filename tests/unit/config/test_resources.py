@@ -12,9 +12,9 @@ from fedmpi.config import resources
 
 def test_threads_are_at_most_the_cores_of_this_process(monkeypatch):
     monkeypatch.setattr(resources, "usable_cores", lambda: 3)
-    resources.check(settings(compute={"threads": 3}), writes=False)
+    resources.check_resources(settings(compute={"threads": 3}), writes=False)
     with pytest.raises(UserError, match=r"compute\.threads: 4 .* may use 3 core"):
-        resources.check(settings(compute={"threads": 4}), writes=False)
+        resources.check_resources(settings(compute={"threads": 4}), writes=False)
 
 
 def test_cores_are_those_that_a_launcher_left(monkeypatch):
@@ -27,13 +27,15 @@ def test_cores_are_those_that_a_launcher_left(monkeypatch):
 def test_output_must_be_possible(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for place in (tmp_path, tmp_path / "a" / "b", "."):  # `.` has no parts
-        resources.check(settings(output=str(place)))
+        resources.check_resources(settings(output=str(place)))
     assert not (tmp_path / "a").exists()
     (tmp_path / "f").write_text("")
     for place in ("f", "f/x"):
         with pytest.raises(UserError, match=r"output: .*/f is a file; it must be a directory"):
-            resources.check(settings(output=str(tmp_path / place)))
-    resources.check(settings(output=f"{tmp_path}/f"), writes=False)  # another rank writes, and has files of its own
+            resources.check_resources(settings(output=str(tmp_path / place)))
+    resources.check_resources(
+        settings(output=f"{tmp_path}/f"), writes=False
+    )  # another rank writes, and has files of its own
     monkeypatch.setattr(os, "access", lambda path, how: False)
     with pytest.raises(UserError, match=r"output: .* cannot be written to; choose another output"):
-        resources.check(settings(output=f"{tmp_path}/x"))
+        resources.check_resources(settings(output=f"{tmp_path}/x"))

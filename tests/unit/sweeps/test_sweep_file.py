@@ -84,8 +84,11 @@ published:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("over: {seed: [0, 1]}\n", r"sweep\.yaml:2: over: .* asks for many runs; `fedmpi sweep"),
-        ("seed: [0, 1]\n", r"must be: whole number .* write over: \{seed: \[0, 1\]\}, for fedmpi sweep"),
+        (
+            "over: {seed: [0, 1]}\n",
+            r"sweep\.yaml:2: over: .* is a sweep of several runs; train them with `fedmpi sweep",
+        ),
+        ("seed: [0, 1]\n", r"must be: whole number .* write over: \{seed: \[0, 1\]\} and use fedmpi sweep"),
         ("train: {lr: [0.1, 0.2]}\n", r"must be: number .* write over: \{train\.lr: \[0\.1, 0\.2\]\}"),
         ("data: {source: digits, axes: NHW}\n", r"data.axes: unknown key; (?!.*over)"),
     ],
@@ -129,7 +132,7 @@ def test_a_run_is_told_the_keys_of_a_sweep(tmp_path, text, words):
         ("over: {m: {A: {}}}\npublished: {values: {A: .inf}}\n", [], r"values\.A: inf; a finite mean"),
         ("over: {m: {A: {}}}\npublished: {metric: [a, b], values: {A: 1}}\n", [], r"values\.A: 1; a list with a"),
         ("over: {m: {A: {}}}\npublished: {axes: [n], values: {A: 1}}\n", [], r"published\.axes: .*a list of m is"),
-        ("over: {m: {A: {}}}\nbest: {}\n", [], r"best\.over: missing; it must be given"),
+        ("over: {m: {A: {}}}\nbest: {}\n", [], r"best\.over: is required, but missing"),
         (TUNED % "by: validation_loss", [], r"best\.by: 'validation_loss'; loss or a metric of the task"),
         (TUNED % "by: loss, of: first", [], r"best\.of: 'first' is not allowed; must be: last, mean_last_10"),
         (TUNED % "by: loss, to: 3", [], r"best\.to: unknown key; did you mean 'of'"),

@@ -107,7 +107,7 @@ def test_validate(run, tmp_path):
     assert "nothing is wrong but that data are missing" in missing
     assert "mnist: there is no file" in missing
     assert "method.mu: unknown key" in run("validate", *mnist, "method.mu=1", code=2)
-    assert "asks for many runs; `fedmpi sweep" in run("run", code=2)
+    assert "is a sweep of several runs; train them with `fedmpi sweep" in run("run", code=2)
 
 
 def test_each_method_has_the_best_of_a_few_settings(file, run, tmp_path):
