@@ -42,7 +42,7 @@ def run(settings: str | Path | config.Settings, overrides: Sequence[str] = ()) -
         settings = config.load(settings, overrides)
     elif overrides:
         raise UserError("fedmpi.run: these settings are made; give the overrides to fedmpi.config.load")
-    return Summary(execute_run(settings, after=after_run)[0])
+    return Summary(execute_run(settings, on_finish=after_run)[0])
 
 
 def load(
@@ -73,9 +73,9 @@ def load(
         UserError: if the path is no run directory, the run has not ended yet, files are damaged, foreign code is needed
             and `trust` is false, or the client does not exist or has no state in this directory.
     """
-    which = RunModel(Path(path), trust, overrides, best, client)
-    settings = which.settings()
-    module = which.load(settings)
+    run_model = RunModel(Path(path), trust, overrides, best, client)
+    settings = run_model.load_settings()
+    module = run_model.load(settings)
     if client is None and settings.data.standardise_target:
         warnings.warn(
             "the model's outputs are standardised targets (data.standardise_target); its function predict gives "
@@ -83,5 +83,5 @@ def load(
             stacklevel=2,
         )
     if not hasattr(module, "predict"):
-        module.predict = Predictor(module, which, settings)  # type: ignore[assignment]
+        module.predict = Predictor(module, run_model, settings)  # type: ignore[assignment]
     return module

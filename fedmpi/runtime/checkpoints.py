@@ -142,7 +142,7 @@ class Checkpoints:
         if last:
             self._writer.shutdown()
 
-    def begin_after(self, t: int, fed: Federation) -> None:
+    def remove_unneeded_files(self, t: int, fed: Federation) -> None:
         """Remove the files that a run does not need if it continues from the checkpoint of round t (-1: from none)."""
         trained, owner, rank = fed.states.trained, fed.states.owner, fed.comm.rank
         self.needed = {t: dict(trained)} if t >= 0 else {}
@@ -198,13 +198,13 @@ class Checkpoints:
 
 # ---- resuming: open the run directory ----
 def open_run_directory(
-    settings: Settings, identity: Mapping[str, str], until_end: ExitStack
+    settings: Settings, identity: Mapping[str, str], exit_stack: ExitStack
 ) -> tuple[RunDirectory, bool, list[str]]:
     """Open and lock the run directory (rank 0), a new one or that of a run to resume (checkpoint.resume).
 
     Args:
         identity: Name -> value of each setting, and name -> digest of code and data, that define the experiment.
-        until_end: Context that holds the lock of the directory until the run ends.
+        exit_stack: Context that holds the lock of the directory until the run ends.
 
     Returns:
         The directory; whether a run in it is resumed; descriptions of the changes that checkpoint.changes accepts.
@@ -215,7 +215,7 @@ def open_run_directory(
     path, how = Path(settings.output) / settings.name, settings.checkpoint.resume
     place = settings.working_dir / path
     if how != "never" and ((place / IDENTITY).is_file() or (place / lock.LOCK_FILE).is_file()):
-        until_end.enter_context(lock.hold_lock(place))
+        exit_stack.enter_context(lock.hold_lock(place))
         if (place / IDENTITY).is_file():
             return RunDirectory(path, settings.working_dir), True, _check_changes(path, identity, settings)
         if how == "auto":  # an earlier job ended before it wrote the identity file
@@ -223,7 +223,7 @@ def open_run_directory(
     if how == "must":
         raise UserError(f"checkpoint.resume is must, but {path} holds no run to go on with (no {IDENTITY})")
     directory = RunDirectory.create(settings.output, settings.name, settings.working_dir)
-    until_end.enter_context(lock.hold_lock(directory.path))
+    exit_stack.enter_context(lock.hold_lock(directory.path))
     return directory, False, []
 
 
@@ -277,7 +277,7 @@ def _describe_change(key: str, before: Mapping[str, str], now: Mapping[str, str]
 
 # ---- resuming: restore a checkpoint ----
 def restore_newest_checkpoint(
-    fed: Federation, checkpoints: Checkpoints, timeout_s: float, say: Callable[[str], None]
+    fed: Federation, checkpoints: Checkpoints, timeout_s: float, print_line: Callable[[str], None]
 ) -> int:
     """Restore the newest complete checkpoint on all ranks, and return its round; -1 if there is none.
 
@@ -290,7 +290,7 @@ def restore_newest_checkpoint(
         UserError: The run has already completed more rounds than the settings ask for; or it has finished, but none of
             its checkpoints is complete.
     """
-    comm, proposals = fed.comm, _iter_intact_checkpoints(checkpoints, say) if fed.comm.rank == 0 else iter(())
+    comm, proposals = fed.comm, _iter_intact_checkpoints(checkpoints, print_line) if fed.comm.rank == 0 else iter(())
     losses, harm = fed.scheduler.lost_ranks, "not looked at"
     while harm:
         t, server, memory = next(proposals, (-1, {}, {}))
@@ -299,7 +299,7 @@ def restore_newest_checkpoint(
         answers = comm.allgather_bytes(_find_damage(fed, checkpoints, t).encode()[:4000], timeout_s) if t >= 0 else []
         harm = next((answer.decode() for answer in answers if answer), "")
         if harm:
-            say(f"checkpoint of round {t}: {harm}; trying the one before")
+            print_line(f"checkpoint of round {t}: {harm}; trying the one before")
     if t >= fed.config.rounds:
         raise UserError(
             f"rounds: {fed.config.rounds}, but this run has completed {t + 1} of them, and goes on after those; ask "
@@ -308,12 +308,12 @@ def restore_newest_checkpoint(
     if t >= 0:
         fed.restore(t, memory, server)
     rejoin_sites(t + 1, fed.control)
-    checkpoints.begin_after(t, fed)
+    checkpoints.remove_unneeded_files(t, fed)
     return t
 
 
 def _iter_intact_checkpoints(
-    checkpoints: Checkpoints, say: Callable[[str], None]
+    checkpoints: Checkpoints, print_line: Callable[[str], None]
 ) -> Iterator[tuple[int, dict[str, Tensor], dict[str, Any]]]:
     """Yield (round, server's tensors, rank 0's memory) of each checkpoint with an intact server file, newest first.
 
@@ -323,7 +323,7 @@ def _iter_intact_checkpoints(
         try:
             tensors, facts = read_tensors(path)
         except CorruptFileError as error:
-            say(f"{error}; trying the checkpoint before")
+            print_line(f"{error}; trying the checkpoint before")
             continue
         yield facts["round"], tensors, facts["memory"]
     run_dir = checkpoints.folder.parent
@@ -356,7 +356,7 @@ def load_rank_failures(settings: Settings, directory: RunDirectory) -> list[Row]
     """Return the rank failures that a run starts with: those of the run it replays (faults.replay), or its own."""
     faults = settings.faults.replay
     if faults is None:
-        return directory.rows("faults.jsonl")
+        return directory.read_rows("faults.jsonl")
     try:
         if not (settings.working_dir / faults).exists():
             raise UserError(f"{faults} does not exist")

@@ -52,7 +52,7 @@ Summary = dict[str, Any]
 def execute_run(
     settings: Settings,
     command: CommandProcess | None = None,
-    after: Callable[[Settings, Summary], object] = lambda settings, summary: None,
+    on_finish: Callable[[Settings, Summary], object] = lambda settings, summary: None,
 ) -> tuple[Summary, int]:
     """Execute a run on this rank and return its summary and the exit code of the process.
 
@@ -60,7 +60,7 @@ def execute_run(
 
     Args:
         command: The process of a fedmpi command, if it ends after this call.
-        after: Function that rank 0 calls with the summary while the other ranks wait. (When they have exited, the
+        on_finish: Function that rank 0 calls with the summary while the other ranks wait. (When they have exited, the
             launcher may end rank 0.)
 
     Returns:
@@ -75,16 +75,16 @@ def execute_run(
     timeouts = Timeouts(settings.comm.start_timeout_s, settings.comm.round_timeout_s)
     recorder = RankRecorder() if job.rank else Recorder()
     error_reporter = ErrorReporter(job, timeouts, stop=stop, close_run=recorder.close_failed) if job.size > 1 else None
-    until_end = ExitStack()  # contexts that stay open until all ranks have finished
+    exit_stack = ExitStack()  # contexts that stay open until all ranks have finished
     try:
         settings = settings.with_working_dir(os.getcwd())
-        until_end.enter_context(recorder.collect_warnings())
+        exit_stack.enter_context(recorder.collect_warnings())
         if command is not None:
             stop.listen(signal.SIGINT)
         stop.exit_if_alone(RESTART_LATER if settings.checkpoint.every else 128 + (stop.signal or signal.SIGTERM))
-        comm, summary, code = _run(settings, job, stop, timeouts, recorder, error_reporter, until_end)
+        comm, summary, code = _run(settings, job, stop, timeouts, recorder, error_reporter, exit_stack)
         if job.rank == 0:
-            after(settings, summary)
+            on_finish(settings, summary)
         with suppress(*([Lost] if settings.faults.on_lost_rank != "abort" else [])):  # all results are on disk
             comm.close()
         if code and job.size > 1:
@@ -103,7 +103,7 @@ def execute_run(
             raise
         raise UserError(known) from error
     finally:
-        until_end.close()
+        exit_stack.close()
         vars(recorder).clear()  # free model and data: the thread that watches the launcher keeps the object alive
         stop.exit_if_alone(None)
         stop.restore_handlers(command is not None)
@@ -116,7 +116,7 @@ def _run(
     timeouts: Timeouts,
     recorder: RankRecorder,
     error_reporter: ErrorReporter | None,
-    until_end: ExitStack,
+    exit_stack: ExitStack,
 ) -> tuple[Communicator, Summary, int]:
     """Run all steps: build, connect, compare ranks, restore, train, record (rank 0).
 
@@ -157,12 +157,12 @@ def _run(
     is_resumed, changes, identity, environment = False, list[str](), written.identity() | digests, Summary()
     if isinstance(recorder, Recorder):  # rank 0
         loggers = make_loggers(settings) if settings.loggers or settings.callbacks else None
-        directory, is_resumed, changes = checkpoints.open_run_directory(settings, identity, until_end)
+        directory, is_resumed, changes = checkpoints.open_run_directory(settings, identity, exit_stack)
         backend = type(comm).__name__.lower()
         environment = describe_environment(job.launcher, backend, ranks, settings.compute.threads)
         recorder.open(directory, experiment, stop, loggers, console_text.describe_run(experiment, job, backend, ranks))
         if not is_resumed:  # a resumed run is described below, when it is known that it can be resumed
-            recorder.describe(identity, environment, own_code)
+            recorder.write_description(identity, environment, own_code)
         if settings.faults.on_lost_rank != "abort" and job.size > 1 and no_regroup:
             warnings.warn(f"faults.on_lost_rank: a rank that is lost ends this run: {no_regroup}", stacklevel=2)
     fed = build.make_federation(experiment, comm, stop, recorder, not no_regroup)
@@ -170,18 +170,18 @@ def _run(
     if isinstance(recorder, Recorder):
         if is_resumed:
             for change in changes:  # before anything else is written, as later rows depend on the change
-                recorder.say(f"accepted: {change}; from round {after + 1} on")
+                recorder.print_line(f"accepted: {change}; from round {after + 1} on")
             if changes:
                 recorder.append("accepted_changes.jsonl", {"round": after + 1, "changes": changes})
-            recorder.describe(identity, environment, own_code)
+            recorder.write_description(identity, environment, own_code)
             _truncate_records(settings, recorder, fed, after)
-        recorder.begin(fed, max(after, 0), is_resumed)
+        recorder.begin_training(fed, max(after, 0), is_resumed)
 
-    why_ended = fed.run()
+    end_reason = fed.run()
     if not isinstance(recorder, Recorder):
         return comm, {}, 0
     rounds_before = after + 1 if is_resumed else 0
-    return comm, *_close_run(recorder, fed, why_ended, rounds_before, job)
+    return comm, *_close_run(recorder, fed, end_reason, rounds_before, job)
 
 
 def exchange_rank_info(
@@ -219,12 +219,12 @@ def _set_up_files_and_restore(experiment: Experiment, fed: Federation, recorder:
     """
     settings, comm, silos = experiment.settings, fed.comm, experiment.settings.data.silos
     timeout_s, checkpoint = settings.comm.start_timeout_s, settings.checkpoint
-    directory, own_facts = recorder.directory if isinstance(recorder, Recorder) else None, dict[str, Any]()
+    directory, start_info = recorder.directory if isinstance(recorder, Recorder) else None, dict[str, Any]()
     if directory is not None:
-        own_facts = {"job": round(time.time(), 3), "name": directory.path.name, "going_on": is_resumed}
-        own_facts |= {"losses": checkpoints.load_rank_failures(settings, directory)}
-    start = comm.broadcast_json(own_facts)
-    fed.scheduler.lost_ranks = LostRanks(start["losses"])
+        start_info = {"job": round(time.time(), 3), "name": directory.path.name, "is_resumed": is_resumed}
+        start_info |= {"rank_failures": checkpoints.load_rank_failures(settings, directory)}
+    start = comm.broadcast_json(start_info)
+    fed.scheduler.lost_ranks = LostRanks(start["rank_failures"])
     there = settings.working_dir / settings.output / start["name"]
     path = there.absolute() if directory is None else directory.path
     if comm.audit is not None:  # written on this host if it does not see rank 0's directory
@@ -243,7 +243,7 @@ def _set_up_files_and_restore(experiment: Experiment, fed: Federation, recorder:
     blind = [rank for rank, answer in enumerate(answers) if answer != b"seen"]
     if stateful and blind and not silos:
         where = f"rank {blind[0]} does not see {path}, where the clients' state would be kept"
-        if start["going_on"] or checkpoint.resume == "must":
+        if start["is_resumed"] or checkpoint.resume == "must":
             raise UserError(f"checkpoint: {where}; put output on a file system that all ranks share")
         if comm.rank == 0:
             warnings.warn(f"checkpoint: {where}; this run cannot be gone on with", stacklevel=2)
@@ -254,9 +254,9 @@ def _set_up_files_and_restore(experiment: Experiment, fed: Federation, recorder:
     recorder.checkpoints = Checkpoints(path / "checkpoints", rows, checkpoint.every, checkpoint.keep)
     if stateful:
         fed.states.store, fed.states.max_in_memory = rows, experiment.max_states_in_memory or experiment.data.clients
-    if not start["going_on"]:
+    if not start["is_resumed"]:
         return -1
-    return checkpoints.restore_newest_checkpoint(fed, recorder.checkpoints, timeout_s, recorder.say)
+    return checkpoints.restore_newest_checkpoint(fed, recorder.checkpoints, timeout_s, recorder.print_line)
 
 
 def _truncate_records(settings: Settings, recorder: Recorder, fed: Federation, after: int) -> None:
@@ -268,7 +268,7 @@ def _truncate_records(settings: Settings, recorder: Recorder, fed: Federation, a
         recorder.save_best_model(best)
     if fed.scheduler.lost_ranks.rows or (directory.path / "faults.jsonl").exists():
         directory.write_rows("faults.jsonl", fed.scheduler.lost_ranks.rows)
-    recorder.say(console_text.format_resume(after, settings.rounds, rows_before))
+    recorder.print_line(console_text.format_resume(after, settings.rounds, rows_before))
 
 
 def _close_run(
@@ -285,11 +285,11 @@ def _close_run(
     stopped = 128 + (recorder.stop.signal or signal.SIGTERM) if recorder.checkpoints is None else RESTART_LATER
     code = {"finished": 0, "early_stopped": 0, "diverged": 1}.get(reason, stopped)
     if os.environ.get(OUTCOME_FILE_VARIABLE):
-        rounds = len(recorder.directory.rows("metrics.jsonl")) - rounds_before
+        rounds = len(recorder.directory.read_rows("metrics.jsonl")) - rounds_before
         with suppress(OSError):  # the reader of the file can fall back to the launcher's exit code
             atomic_files.write_atomically(Path(os.environ[OUTCOME_FILE_VARIABLE]), f"{code} {rounds}\n".encode())
             code = 0 if job.launcher == "torchrun" else code  # torchrun would turn it into 1 and print a traceback
-    return {**result, "directory": str(recorder.directory.shown)}, code
+    return {**result, "directory": str(recorder.directory.display_path)}, code
 
 
 def _error_text_and_code(error: Exception) -> tuple[str, int]:

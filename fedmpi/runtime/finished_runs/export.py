@@ -37,44 +37,48 @@ LARGE_BATCH, SMALL_BATCH = 64, 3  # numbers of test samples in the two larger ba
 TOLERANCE = 1e-4  # allowed difference, relative to the largest output (to 1 if outputs are smaller)
 
 
-def export_model(which: RunModel, to: str, say: Callable[[str], None], out: Path | None = None) -> Path:
+def export_model(
+    run_model: RunModel, file_format: str, print_line: Callable[[str], None], out: Path | None = None
+) -> Path:
     """Write a model of a run directory to a file and return the file's path.
 
     Args:
-        to: the format, one of FORMATS.
+        file_format: the format, one of FORMATS.
         out: the file; None: a file in the run directory, in the folder export.
 
     Raises:
         UserError: the format is unknown, packages or data are missing, the client does not exist, the model cannot be
             exported, or the exported model has other outputs.
     """
-    run, client = which.run, None if which.client is None else str(which.client)
-    path = out or run / "export" / f"{Path(which.file).stem}{'' if client is None else f'-client-{client}'}.{to}"
-    if to not in FORMATS:
-        raise UserError(f"--to: {to}; allowed: {', '.join(FORMATS)}")
-    if to == "onnx" and (missing := [name for name in ONNX_PACKAGES if find_spec(name) is None]):
+    run, client = run_model.run_dir, None if run_model.client is None else str(run_model.client)
+    of_client = "" if client is None else f"-client-{client}"
+    path = out or run / "export" / f"{Path(run_model.file_name).stem}{of_client}.{file_format}"
+    if file_format not in FORMATS:
+        raise UserError(f"--to: {file_format}; allowed: {', '.join(FORMATS)}")
+    if file_format == "onnx" and (missing := [name for name in ONNX_PACKAGES if find_spec(name) is None]):
         raise UserError(f"--to onnx needs {', '.join(missing)}, not installed here: pip install 'fedmpi[export]'")
-    if path.suffix != f".{to}":
-        raise UserError(f"--out: {path}: a file whose name ends in .{to} is needed, for --to {to}")
-    settings = which.settings("compute.compile=false", "compute.device=cpu")
-    with code_trust.forbid_external_code(which.trusted):
+    if path.suffix != f".{file_format}":
+        raise UserError(f"--out: {path}: a file whose name ends in .{file_format} is needed, for --to {file_format}")
+    settings = run_model.load_settings("compute.compile=false", "compute.device=cpu")
+    with code_trust.forbid_external_code(run_model.trusted):
         configure_numerics(settings)
-        facts = which.facts
+        facts = run_model.metadata
         if client is not None:
             facts = {"input": facts["input"], "classes": facts["classes"], "client": client}
         elif facts.get("kept"):
             raise UserError(f"there is no whole global model to export: {format_personal_notice(facts)}")
-        module = which.load(settings)
+        module = run_model.load(settings)
         if isinstance(module, ClientPredictor):
             raise UserError(
                 f"method {settings.method.name}: what a client uses is more than weights: its outputs look into its "
-                f"training data, which no file of {to} holds. Without --client the network is exported"
+                f"training data, which no file of {file_format} holds. Without --client the network is exported"
             )
-        content = (
-            _export_onnx(module, settings, client, say) if to == "onnx" else serialize_model(module.state_dict(), facts)
-        )
+        if file_format == "onnx":
+            content = _export_onnx(module, settings, client, print_line)
+        else:
+            content = serialize_model(module.state_dict(), facts)
     write_output(path, content)
-    say(f"{path}: {sum(p.numel() for p in module.parameters()):,} parameters")
+    print_line(f"{path}: {sum(p.numel() for p in module.parameters()):,} parameters")
     return path
 
 
@@ -92,7 +96,7 @@ class _ExportWrapper(nn.Module):
         return out if self.scale is None else self.scale.original(out)
 
 
-def _export_onnx(module: nn.Module, settings: Settings, client: str | None, say: Callable[[str], None]) -> bytes:
+def _export_onnx(module: nn.Module, settings: Settings, client: str | None, print_line: Callable[[str], None]) -> bytes:
     """Return the content of an ONNX file, after checking on test samples that its outputs equal the model's."""
     silos = settings.data.silos
     data = (
@@ -109,7 +113,9 @@ def _export_onnx(module: nn.Module, settings: Settings, client: str | None, say:
     site = "" if client is None or not data.site_names else find_client_site(data.site_names, client)
     scale = data.target_scales.get("", data.target_scales.get(site))
     if data.target_scales and scale is None:
-        say("the outputs are standardised targets (data.standardise_target); preprocessing.json of each site says how")
+        print_line(
+            "the outputs are standardised targets (data.standardise_target); preprocessing.json of each site says how"
+        )
     exported = _ExportWrapper(module, [name for name, _ in named], scale)
     with TemporaryDirectory(prefix="fedmpi-export-") as place:
         file = Path(place) / "model.onnx"
@@ -121,7 +127,7 @@ def _export_onnx(module: nn.Module, settings: Settings, client: str | None, say:
             f"--to onnx: outputs differ by {difference:.3g} on test samples (outputs up to {largest:.3g}): the model "
             "does what this format does not hold (chance, or paths that depend on values); nothing was written"
         )
-    say(f"{len(samples)} test samples, together and one by one: largest difference of outputs {difference:.2g}")
+    print_line(f"{len(samples)} test samples, together and one by one: largest difference of outputs {difference:.2g}")
     return content
 
 

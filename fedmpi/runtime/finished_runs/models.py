@@ -107,31 +107,31 @@ class RunModel:
     """Reference to a model of a run: the global model or a client's, after the last round or at the best round.
 
     Attributes:
-        run: the run directory.
+        run_dir: the run directory.
         trusted: whether code that the config names, and that is not part of fedmpi, may be executed.
         overrides: changes of the run's settings, such as `data.root=DIR`.
         best: whether to use the best model (evaluate.best) in place of the final one.
         client: the client's number, or the name of its site if clients are sites; None: the global model.
     """
 
-    run: Path
+    run_dir: Path
     trusted: bool = False
     overrides: Sequence[str] = ()
     best: bool = False
     client: int | str | None = None
 
     @property
-    def file(self) -> str:
+    def file_name(self) -> str:
         """The file name of the global model."""
         return BEST if self.best else MODEL
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """The metadata in the file of the global model."""
-        return read_model_metadata(self.run / self.file)
+        return read_model_metadata(self.run_dir / self.file_name)
 
-    def settings(self, *overrides: str) -> Settings:
-        return code_trust.load_run_settings(self.run, self.trusted, [*self.overrides, *overrides])
+    def load_settings(self, *overrides: str) -> Settings:
+        return code_trust.load_run_settings(self.run_dir, self.trusted, [*self.overrides, *overrides])
 
     def load(self, settings: Settings) -> nn.Module:
         """Return the module in evaluation mode; for a global model, warn if clients use other models.
@@ -141,43 +141,44 @@ class RunModel:
         with code_trust.forbid_external_code(self.trusted):
             if self.client is not None:
                 return _load_client_model(self)
-            module = load_global_model(self.run, settings, self.file)
-        if notice := format_personal_notice(self.facts):
+            module = load_global_model(self.run_dir, settings, self.file_name)
+        if notice := format_personal_notice(self.metadata):
             warnings.warn(notice, stacklevel=3)
         return module
 
 
-def _load_client_model(which: RunModel) -> nn.Module:
+def _load_client_model(run_model: RunModel) -> nn.Module:
     """Return the model with which a client was evaluated after the last round, or at the round of the best model."""
-    run_dir, start = which.run, which.run / INITIAL
+    run_dir, start = run_model.run_dir, run_model.run_dir / INITIAL
     start_from = [f"init.from={json.dumps(str(start.absolute()))}"] if start.is_file() else []
     # Training files are read with the options of the run; overrides of reading options concern new files only.
-    own = [text for text in which.overrides if text.partition("=")[0].removeprefix("data.") not in READING_OPTIONS]
-    settings = replace(which, overrides=own).settings(*start_from, *NO_TRAINING_OVERRIDES)
+    own = [text for text in run_model.overrides if text.partition("=")[0].removeprefix("data.") not in READING_OPTIONS]
+    settings = replace(run_model, overrides=own).load_settings(*start_from, *NO_TRAINING_OVERRIDES)
     evaluate = settings.evaluate.model_copy(update={"protocol": ["personal"], "best": BestSettings()})
     settings = settings.model_copy(update={"evaluate": evaluate})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run has already shown these warnings
         configure_numerics(settings)
-        module, facts = load_global_model(run_dir, settings, which.file), which.facts
+        module, facts = load_global_model(run_dir, settings, run_model.file_name), run_model.metadata
         try:
             partition = json.loads((run_dir / "partition.json").read_text(encoding="utf-8"))
             sizes = np.array(read_client_sizes(run_dir, partition)[0], dtype=np.int64)  # (N,) training samples
         except (OSError, ValueError) as error:
             raise UserError(f"{run_dir / 'partition.json'} cannot be read: {error}") from error
-        number = _client_number(which, settings, len(sizes))
+        number = _client_number(run_model, settings, len(sizes))
         experiment = _rebuild_experiment(run_dir, settings, facts, number, sizes)
         fed = build.make_federation(experiment, Solo(torch.device("cpu")), lambda: False)
-        t = int(facts["round"]) if which.best else int(RunDirectory(run_dir).rows("metrics.jsonl")[-1]["round"])
+        row = facts if run_model.best else RunDirectory(run_dir).read_rows("metrics.jsonl")[-1]
+        t = int(row["round"])
         _restore_state(fed, experiment, run_dir, t)
         return _compute_client_model(fed, experiment, module, number, t)
 
 
-def _client_number(which: RunModel, settings: Settings, clients: int) -> int:
+def _client_number(run_model: RunModel, settings: Settings, clients: int) -> int:
     """Return the number of the client, which is given by number or site name. Raises UserError if it is unknown."""
-    client, sites = which.client, list(settings.data.silos or ())
-    if not sites and (which.run / PREPROCESSING).is_file():
-        sites = list(read_preprocessing(which.run / PREPROCESSING).client_sites)
+    client, sites = run_model.client, list(settings.data.silos or ())
+    if not sites and (run_model.run_dir / PREPROCESSING).is_file():
+        sites = list(read_preprocessing(run_model.run_dir / PREPROCESSING).client_sites)
     if isinstance(client, str) and client in sites:
         return sites.index(client)
     if isinstance(client, bool) or not str(client).isdecimal() or int(str(client)) >= clients:

@@ -46,9 +46,9 @@ PREDICTIONS_FOLDER = "predictions"  # in the run directory
 
 
 def predict_file(
-    which: RunModel,
+    run_model: RunModel,
     file: Path,
-    say: Callable[[str], None],
+    print_line: Callable[[str], None],
     *,
     out: Path | None = None,
     site: str | None = None,
@@ -64,23 +64,23 @@ def predict_file(
     Raises:
         UserError: the rows differ in form from the training rows, the model is missing, or a file cannot be written.
     """
-    settings = which.settings("compute.compile=false")
-    with code_trust.forbid_external_code(which.trusted):
+    settings = run_model.load_settings("compute.compile=false")
+    with code_trust.forbid_external_code(run_model.trusted):
         configure_numerics(settings)
-        module = which.load(settings)
-        module = module if which.client is not None else module.to(choose_device(settings, detect({})))
-        predictions = Predictor(module, which, settings)(file, site=site, ids=ids)
+        module = run_model.load(settings)
+        module = module if run_model.client is not None else module.to(choose_device(settings, detect({})))
+        predictions = Predictor(module, run_model, settings)(file, site=site, ids=ids)
     columns = {column: np.asarray(values) for column, values in predictions.items()}
     suffix = ".npz" if any(values.ndim > 1 for values in columns.values()) else ".csv"
-    path = out or which.run / PREDICTIONS_FOLDER / f"{file.stem}{suffix}"
+    path = out or run_model.run_dir / PREDICTIONS_FOLDER / f"{file.stem}{suffix}"
     if path.suffix.lower() != suffix:
         raise UserError(f"--to: {path}: a file whose name ends in {suffix} is needed for these predictions")
     write_output(path, _format_npz(columns) if suffix == ".npz" else _format_csv(columns))
     shown = "; ".join(f"{metric} {format_metric(metric, value)}" for metric, value in predictions.metrics.items())
     rows = count(len(next(iter(columns.values()))), "row")
-    say(f"{path}: {rows}{f', by the targets in the file: {shown}' if shown else ''}")
-    if predictions.no_metrics:
-        say(f"{'metrics' if predictions.metrics else 'no metric'}: {predictions.no_metrics}")
+    print_line(f"{path}: {rows}{f', by the targets in the file: {shown}' if shown else ''}")
+    if predictions.why_no_metrics:
+        print_line(f"{'metrics' if predictions.metrics else 'no metric'}: {predictions.why_no_metrics}")
     return path
 
 
@@ -119,11 +119,11 @@ class Predictions(dict[str, Any]):
 
     Attributes:
         metrics: the task's metrics, if the rows have targets.
-        no_metrics: why rows with targets have no metrics, or why some rows do not count in the metrics.
+        why_no_metrics: why rows with targets have no metrics, or why some rows do not count in the metrics.
     """
 
     metrics: Mapping[str, float] = {}
-    no_metrics: str = ""
+    why_no_metrics: str = ""
 
 
 @dataclass(frozen=True)
@@ -138,23 +138,23 @@ class Predictor:
     """
 
     module: nn.Module
-    which: RunModel
+    run_model: RunModel
     settings: Settings
 
     def __call__(self, rows: Any, *, site: str | None = None, ids: Sequence[str] = ()) -> Predictions:
         preprocessing, site = self._preprocessing(site)
         preparation = preprocessing.preparation
-        given = parse_overrides(self.which.overrides).data.get("data")
+        given = parse_overrides(self.run_model.overrides).data.get("data")
         with ignoring(self.settings.task.options.get("ignore")):
             options = given if isinstance(given, dict) else {}
-            reader = with_options(preparation, options, others=self.which.client is not None)
+            reader = with_options(preparation, options, others=self.run_model.client is not None)
             new_rows = reader.read(Request(rows, site if preparation.site_names else None, tuple(ids)))
         others = [name for name in new_rows.sites if name not in (site, "")] if site is not None else []
         if others:
             message = f"{len(others)} of {count(len(new_rows.sites), 'row')} name another site, the first {others[0]!r}"
             warnings.warn(f"{message}; all are prepared as rows of {site!r}", stacklevel=2)
         new_rows = replace(new_rows, x=_apply_operations(new_rows.x, preprocessing.operations))
-        shape, trained = sample_shape(new_rows.x), parse_input_shape(self.which.facts)[0]
+        shape, trained = sample_shape(new_rows.x), parse_input_shape(self.run_model.metadata)[0]
         if shape != trained:
             raise UserError(f"the rows become samples of shape {shape}; the model was trained on {trained}")
         scales = preprocessing.scales(new_rows.sites if site is None else (site,), len(new_rows.x))
@@ -162,23 +162,23 @@ class Predictor:
 
     def _preprocessing(self, site: str | None) -> tuple[Preprocessing, str | None]:
         """Return the preprocessing of rows, and the site whose statistics it uses; None if it uses no site's."""
-        silos = self.settings.data.silos
+        silos, client = self.settings.data.silos, self.run_model.client
         if silos is not None:
-            site = site if site is not None or self.which.client is None else find_client_site(silos, self.which.client)
-            return read_preprocessing(find_own_preprocessing(self.which.run, silos, site)), None
-        preprocessing = read_preprocessing(self.which.run / PREPROCESSING)
+            site = site if site is not None or client is None else find_client_site(silos, client)
+            return read_preprocessing(find_own_preprocessing(self.run_model.run_dir, silos, site)), None
+        preprocessing = read_preprocessing(self.run_model.run_dir / PREPROCESSING)
         if not (preprocessing.preparation.site_names or preprocessing.target_sites):
             if site is not None:
                 raise UserError(f"site {site!r}: this run prepares the rows of all sites alike; leave it out")
-        elif site is None and self.which.client is not None and preprocessing.client_sites:
-            site = find_client_site(preprocessing.client_sites, self.which.client)
+        elif site is None and client is not None and preprocessing.client_sites:
+            site = find_client_site(preprocessing.client_sites, client)
         return preprocessing, site
 
     def _predict(self, rows: NewRows, names: Sequence[str], scales: Sequence[TargetScale] | None) -> Predictions:
         """Predict all rows, and compute the task's metrics if they have targets."""
         construct = registry.make(tasks.KIND, self.settings.task, self.settings.key_origins("task"))
         with seeds.seeded(self.settings.seed, "task"):
-            task = construct(int(self.which.facts["classes"]))
+            task = construct(int(self.run_model.metadata["classes"]))
         validation.check_task(task)
         targets = torch.zeros(len(rows.x)) if rows.y is None else rows.y
         shard = Shard(rows.x, targets, torch.arange(len(targets)))
@@ -201,7 +201,7 @@ class Predictor:
             if summaries:
                 known = slice(None) if rows.known is None else rows.known
                 predictions.metrics = validation.figures(task, torch.cat(summaries)[known], targets[known])
-        predictions.no_metrics = reason or rows.no_targets
+        predictions.why_no_metrics = reason or rows.no_targets
         return predictions
 
     def _outputs(self, x: Any) -> Tensor:

@@ -28,7 +28,7 @@ MAX_ROUNDS_TO_LAST = 10  # the last round is always replayed if a checkpoint lie
 
 
 def replay_run(
-    run: Path, settings: Settings, trusted: bool, say: Callable[[str], None], process: CommandProcess
+    run: Path, settings: Settings, trusted: bool, print_line: Callable[[str], None], process: CommandProcess
 ) -> int:
     """Train all rounds of a run again and compare the hashes of the global model.
 
@@ -41,7 +41,7 @@ def replay_run(
     if "directory" not in result or (code and not process.stop.rounds_done):  # ranks other than 0 have no results
         return code
     message, is_same = compare_hashes(run, Path(result["directory"]))
-    say(message)
+    print_line(message)
     return 0 if is_same else 1
 
 

@@ -45,7 +45,7 @@ from fedmpi.runtime.record.run_dir import (
 from fedmpi.runtime.record.saved_model import describe_best_model, read_model_metadata
 from fedmpi.runtime.record.summary import metric_names, summarize_run
 
-Say = Callable[[str], None]
+PrintLine = Callable[[str], None]
 Rows = Sequence[Mapping[str, Any]]
 VERIFIED, ALTERED, UNKNOWN = 0, 1, 2  # exit codes
 MAX_DIFFERENCES_SHOWN = 6  # differences that are printed for a row, at most
@@ -68,29 +68,29 @@ class Findings:
 
     Attributes:
         altered: number of findings that show an alteration.
-        unsure: number of findings that leave open whether something was altered.
+        undecided: number of findings that leave open whether something was altered.
         suspects: rounds whose lines have changed since checksums.json was written.
     """
 
-    say: Say
+    print_line: PrintLine
     altered: int = 0
-    unsure: int = 0
+    undecided: int = 0
     suspects: set[int] = field(default_factory=set)
 
     def add_altered(self, text: str) -> None:
         self.altered += 1
-        self.say(f"  ALTERED {text}")
+        self.print_line(f"  ALTERED {text}")
 
-    def add_unsure(self, text: str) -> None:
-        self.unsure += 1
-        self.say(f"  cannot tell: {text}")
+    def add_undecided(self, text: str) -> None:
+        self.undecided += 1
+        self.print_line(f"  cannot tell: {text}")
 
     @property
     def code(self) -> int:
-        return ALTERED if self.altered else UNKNOWN if self.unsure else VERIFIED
+        return ALTERED if self.altered else UNKNOWN if self.undecided else VERIFIED
 
 
-def verify_all(place: Path, say: Say, options: VerifyOptions) -> int:
+def verify_all(place: Path, print_line: PrintLine, options: VerifyOptions) -> int:
     """Verify a run directory, or all run directories of a sweep.
 
     Returns the exit code: 1 if any run was altered, else 2 if any result is unknown, else 0.
@@ -102,22 +102,22 @@ def verify_all(place: Path, say: Say, options: VerifyOptions) -> int:
     codes: dict[str, int] = {}
     for run in runs:
         try:
-            codes[run.name] = verify_run(run, say, options, working_dir)
+            codes[run.name] = verify_run(run, print_line, options, working_dir)
         except UserError as error:
             if len(runs) == 1:
                 raise
-            say(f"  cannot tell: {error}")
+            print_line(f"  cannot tell: {error}")
             codes[run.name] = UNKNOWN
     if len(runs) > 1:
         parts = [f"{list(codes.values()).count(VERIFIED)} verified"]
         for code, word in ((ALTERED, "altered"), (UNKNOWN, "cannot be told")):
             names = [name for name in codes if codes[name] == code]
             parts += [f"{len(names)} {word} ({', '.join(names)})"] if names else []
-        say(f"{count(len(runs), 'run')}: {'; '.join(parts)}")
+        print_line(f"{count(len(runs), 'run')}: {'; '.join(parts)}")
     return next((code for code in (ALTERED, UNKNOWN) if code in codes.values()), VERIFIED)
 
 
-def verify_run(run: Path, say: Say, options: VerifyOptions, working_dir: Path) -> int:
+def verify_run(run: Path, print_line: PrintLine, options: VerifyOptions, working_dir: Path) -> int:
     """Verify one run directory and print the findings.
 
     Args:
@@ -126,15 +126,15 @@ def verify_run(run: Path, say: Say, options: VerifyOptions, working_dir: Path) -
     Returns the exit code: 0 if the run is verified, 1 if it was altered, 2 if that is unknown. Raises UserError if it
     is not a run directory, or if it is not trusted and its config names code that is not part of fedmpi.
     """
-    say(f"{run}")
-    findings, run, rows, replayed = Findings(say), working_dir / run, list[dict[str, Any]](), set[int]()
+    print_line(f"{run}")
+    findings, run, rows, replayed = Findings(print_line), working_dir / run, list[dict[str, Any]](), set[int]()
     has_checksums = _check_checksums(run, options.published, findings)
     try:
         settings = code_trust.load_run_settings(run, options.trusted, options.overrides).with_working_dir(working_dir)
     except UserError as error:
         if not findings.altered:
             raise
-        findings.add_unsure(str(error))
+        findings.add_undecided(str(error))
     else:
         rows = _read_rows(run / "metrics.jsonl", findings)
         reason = str((read_json_object(run / "summary.json") or {}).get("exit_reason", ""))
@@ -143,13 +143,13 @@ def verify_run(run: Path, say: Say, options: VerifyOptions, working_dir: Path) -
         replayed = _replay_some_rounds(run, settings, sorted({row["round"] for row in rows}), reason, options, findings)
     rest = len(rows) - len(replayed)
     if findings.code == VERIFIED and not rows:
-        findings.add_unsure("no round of this run was written")
+        findings.add_undecided("no round of this run was written")
     elif findings.code == VERIFIED and rest and not has_checksums:
         why = f"there is no {CHECKSUMS}: the run was killed, or has not ended"
-        findings.add_unsure(f"{why}; --rounds all replays all rounds")
+        findings.add_undecided(f"{why}; --rounds all replays all rounds")
     others = f"; the other {rest} by checksums, which do not reveal a change by someone who rewrites them, too"
     verdicts = {ALTERED: f"ALTERED: {count(findings.altered, 'finding')}", UNKNOWN: "CANNOT TELL"}
-    say(verdicts.get(findings.code, f"verified{others if rest else ''}"))
+    print_line(verdicts.get(findings.code, f"verified{others if rest else ''}"))
     return findings.code
 
 
@@ -161,7 +161,7 @@ def _check_checksums(run: Path, published: str | None, findings: Findings) -> bo
     """
     if not (run / CHECKSUMS).is_file():
         if published is not None:
-            findings.add_unsure(f"there is no {CHECKSUMS}, which should have the checksum {published}")
+            findings.add_undecided(f"there is no {CHECKSUMS}, which should have the checksum {published}")
         return False
     recorded, now = read_json_object(run / CHECKSUMS) or {}, compute_checksums(run)
     digest = str(recorded.get("checksum"))
@@ -180,7 +180,7 @@ def _check_checksums(run: Path, published: str | None, findings: Findings) -> bo
             how = "is missing" if after is None else "was added" if before is None else "has changed"
             findings.add_altered(f"{name}{where} {how} since the run ended")
     if not findings.altered:
-        findings.say(f"  ok checksum {digest[:16]}: {count(len(files), 'file')} as they were when the run ended")
+        findings.print_line(f"  ok checksum {digest[:16]}: {count(len(files), 'file')} as they were when the run ended")
     return True
 
 
@@ -256,18 +256,20 @@ def _replay_some_rounds(
     record, done = RunRecord(run, strict=False), set[int]()
     # A resumed run evaluates the round of its checkpoint again. If a rank failed after the first evaluation, the two
     # evaluations may differ, so such a checkpoint is not used.
-    late = {row["round"] for row in record.rows("faults.jsonl").values() if lost_ranks.late(row)}
+    late = {row["round"] for row in record.read_rows("faults.jsonl").values() if lost_ranks.late(row)}
     checkpoints = [t for t in replay.find_intact_checkpoints(run) if t in rounds and t + 1 not in late]
     reasons = dict[str, None]()
     for start, last in replay.choose_segments(rounds, options.number, findings.suspects, checkpoints):
-        findings.say(f"  replaying to round {last}, {f'after checkpoint {start}' if start >= 0 else 'from the start'}")
-        which = (start, last, len(rounds))
-        with replay.replay_rounds(run, options.trusted, options.overrides, *which) as (path, stopped):
+        findings.print_line(
+            f"  replaying to round {last}, {f'after checkpoint {start}' if start >= 0 else 'from the start'}"
+        )
+        segment = (start, last, len(rounds))
+        with replay.replay_rounds(run, options.trusted, options.overrides, *segment) as (path, stopped):
             replayed = RunRecord(path, strict=False)
             changes = find_setup_differences(record, replayed)
             if other_data := [name for name in ("partition", "training data", "test data") if name in changes["data"]]:
                 where = f"below {settings.data.root} are not those of the run; data.root=DIR says where they are"
-                findings.add_unsure(f"{' and '.join(other_data)} {where}")
+                findings.add_undecided(f"{' and '.join(other_data)} {where}")
                 return done
             reasons |= dict.fromkeys(_causes_of_bit_differences(run, settings, changes))
             differences = _describe_row_differences(record, replayed, (start, last), stopped, options.tolerance)
@@ -279,12 +281,12 @@ def _replay_some_rounds(
         for text in differences:
             if reasons and options.tolerance is None:
                 why = f"This may come of where it was replayed: {'; '.join(reasons)}. --tolerance 1e-3 compares numbers"
-                findings.add_unsure(f"{text}. {why}")
+                findings.add_undecided(f"{text}. {why}")
             else:
                 findings.add_altered(text)
     if done and findings.code == VERIFIED:
         same = "the same bits and metrics" if options.tolerance is None else f"metrics within {options.tolerance:g}"
-        findings.say(f"  ok {count(len(done), 'round')} replayed: {same}")
+        findings.print_line(f"  ok {count(len(done), 'round')} replayed: {same}")
     return done
 
 
@@ -329,7 +331,7 @@ def _causes_of_bit_differences(run: Path, settings: Settings, changes: dict[str,
     ranks = len((read_json_object(run / "environment.json") or {}).get("ranks") or [1])
     if settings.compute.device != "cpu" and not (settings.compute.deterministic and ranks == 1):
         reasons += ["GPUs give the same bits to one process with compute.deterministic"] if is_available() else []
-    reasons += RunDirectory(run).accepted_changes()
+    reasons += RunDirectory(run).read_accepted_changes()
     if settings.compute.clients_per_pass != 1 and ranks > 1:
         pack = settings.compute.clients_per_pass
         reasons.append(f"{count(ranks, 'rank')} trained clients in other groups (compute.clients_per_pass: {pack})")

@@ -50,9 +50,9 @@ class RunRecord:
         self.environment = {key: value for key, value in about.items() if key not in IGNORED_ENVIRONMENT}
         self.environment |= about.get("packages") or {}
         self.environment |= {"number of ranks": len(ranks), "devices": devices, "hosts": hosts}
-        self.rounds = {row["round"]: row for row in self.rows("metrics.jsonl").values()}
+        self.rounds = {row["round"]: row for row in self.read_rows("metrics.jsonl").values()}
 
-    def rows(self, name: str) -> dict[RowKey, Facts]:
+    def read_rows(self, name: str) -> dict[RowKey, Facts]:
         """Return the rows of a file by (round, client, protocol).
 
         If several rows have the same key, the key of a later one gets one more element.
@@ -90,7 +90,7 @@ def find_differing_rows(
             compared. None: values must be equal.
         partial: a round that b has not evaluated; keys that its row lacks do not count.
     """
-    left, right = a.rows(name), b.rows(name)
+    left, right = a.read_rows(name), b.read_rows(name)
     left_out = {*VARIES_WITH_RANKS, *((WEIGHTS_HASH,) if tolerance is not None else ())}
     for key in sorted({**left, **right}, key=lambda key: (key[0], str(key[1:]))):
         x, y = left.get(key, {}), right.get(key, {})

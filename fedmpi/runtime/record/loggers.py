@@ -8,7 +8,7 @@ object is not called again. A class of `callbacks` has one or more of the follow
 are the arguments of its __init__:
 
     begin(run)      run: a dict with name, directory, id, settings, first (the first round that will be passed) and
-                    going_on (whether the run is resumed)
+                    resumed (whether the run is resumed)
     round(row)      row: the row of metrics.jsonl, as a dict
     end(summary)    summary: the content of summary.json, as a dict; not called if the run fails
 
@@ -54,11 +54,11 @@ class LoggerCollection:
     def __init__(self, loggers: dict[str, Any]) -> None:
         self.loggers = loggers
 
-    def begin(self, settings: Settings, directory: RunDirectory, first: int, going_on: bool) -> None:
-        known = (read_json_object(directory.path / STATE_FILE) or {}) if going_on else {}
+    def begin(self, settings: Settings, directory: RunDirectory, first: int, resumed: bool) -> None:
+        known = (read_json_object(directory.path / STATE_FILE) or {}) if resumed else {}
         about = {"id": known.get("id") or uuid.uuid4().hex[:16], "name": directory.path.name, "first": first}
         directory.write_json(STATE_FILE, {"id": about["id"]})
-        about |= {"directory": str(directory.path.absolute()), "going_on": going_on}
+        about |= {"directory": str(directory.path.absolute()), "resumed": resumed}
         self._call("begin", {**about, "settings": redacted(settings.model_dump(mode="json"))})
 
     def round(self, row: Mapping[str, Any]) -> None:

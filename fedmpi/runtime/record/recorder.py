@@ -61,7 +61,7 @@ class RankRecorder(RunCallbacks):
         if self.checkpoints is not None:
             self.checkpoints.save(fed, t, memory, last)
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print a line on the console. Does nothing on ranks except 0."""
 
     def close_failed(self, reason: str) -> str:
@@ -76,7 +76,7 @@ class Recorder(RankRecorder):
     the run directory is known.
     """
 
-    is_described = False  # whether `describe` has written the settings of the run to the directory
+    is_description_written = False  # whether `write_description` has written the settings of the run to the directory
 
     def open(
         self,
@@ -106,11 +106,11 @@ class Recorder(RankRecorder):
         self.rounds_shown, self.wall_s = 0, 0.0  # rounds of this job, and their total duration in seconds
         self.log = partial(directory.append, "log.txt")
         for line in lines:
-            self.say(line)
+            self.print_line(line)
         for line in self.early_lines:
             self.log(line)
 
-    def describe(
+    def write_description(
         self,
         identity: Mapping[str, str],
         environment: Mapping[str, Any],
@@ -125,7 +125,7 @@ class Recorder(RankRecorder):
             environment: The content of environment.json, without plug-ins.
             own_code: The plug-in files of the run.
         """
-        self.is_described = True
+        self.is_description_written = True
         directory, experiment, settings = self.directory, self.experiment, self.experiment.settings
         directory.write_json("identity.json", identity)
         directory.write("config.yaml", to_yaml(redacted(resolve_settings(settings).model_dump(mode="json"))).encode())
@@ -137,7 +137,7 @@ class Recorder(RankRecorder):
         cut = settings.data.partition
         write_partition(directory, cut.scheme if cut else "silos", settings.seed, experiment.data)
 
-    def begin(self, fed: Federation, first: int, resumed: bool) -> None:
+    def begin_training(self, fed: Federation, first: int, resumed: bool) -> None:
         """Prepare for training, and call the hook `begin` of all loggers.
 
         Args:
@@ -148,7 +148,7 @@ class Recorder(RankRecorder):
         if self.loggers is not None:
             self.loggers.begin(self.experiment.settings, self.directory, first, resumed)
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print a line on the console, and append it to log.txt."""
         self.log(text)
         if sys.stdout is not None:  # None if it was closed when Python started
@@ -159,7 +159,7 @@ class Recorder(RankRecorder):
         self.directory.append("metrics.jsonl", row)
         self.rounds_shown, self.wall_s = self.rounds_shown + 1, self.wall_s + row["wall_s"]
         names = [*self.shown_metrics, *self.server.view.logged]
-        self.say(
+        self.print_line(
             console_text.format_round(row, self.experiment.settings.rounds, names, self.wall_s / self.rounds_shown)
         )
         self.stop.rounds_done = 0 < self.stop.max_rounds <= row["round"] + 1
@@ -176,7 +176,7 @@ class Recorder(RankRecorder):
 
     def record_lost_ranks(self, row: dict[str, Any]) -> None:
         self.directory.append("faults.jsonl", row)
-        self.say(console_text.format_rank_failure(row, self.experiment.data.site_names))
+        self.print_line(console_text.format_rank_failure(row, self.experiment.data.site_names))
 
     # ---- the end ----
     def close(self, fed: Federation, reason: str) -> dict[str, Any]:
@@ -199,12 +199,12 @@ class Recorder(RankRecorder):
             self.loggers.end(result)
         evaluated = read_jsonl(self.directory.path / "clients.jsonl", rounds=True, tail=CLIENTS_TAIL).rows
         clients = [row for row in evaluated if row["round"] == evaluated[-1]["round"]]
-        rows = self.directory.rows("metrics.jsonl")
+        rows = self.directory.read_rows("metrics.jsonl")
         for line in console_text.format_results(rows, result, self.metrics[1], clients, self.experiment):
-            self.say(line)
-        self.say(f"run directory: {self.directory.shown}")
+            self.print_line(line)
+        self.print_line(f"run directory: {self.directory.display_path}")
         if reason == "stopped" and self.checkpoints is not None and not self.stop.rounds_done:
-            self.say(f"go on with: fedmpi resume {self.directory.shown}")
+            self.print_line(f"go on with: fedmpi resume {self.directory.display_path}")
         return result
 
     def close_failed(self, reason: str) -> str:
@@ -216,15 +216,15 @@ class Recorder(RankRecorder):
         Returns:
             A line on how to resume the run; "" if it has no checkpoint.
         """
-        if self.is_described and self.directory.close_failed():
+        if self.is_description_written and self.directory.close_failed():
             self._write_summary(f"failed: {reason}")
             if any(self.directory.path.glob("checkpoints/[0-9]*")):
-                return f"go on with: fedmpi resume {self.directory.shown}"
+                return f"go on with: fedmpi resume {self.directory.display_path}"
         return ""
 
     def _write_summary(self, exit_reason: str) -> dict[str, Any]:
         directory, lower_is_better = self.directory, tuple(getattr(self.experiment.task, "lower_is_better", ()))
-        rows, lost = directory.rows("metrics.jsonl"), directory.rows("faults.jsonl")
+        rows, lost = directory.read_rows("metrics.jsonl"), directory.read_rows("faults.jsonl")
         best = describe_best_model(directory.path) if self.experiment.settings.evaluate.best.metric else None
         result = summarize_run(rows, metric_names(rows, self.metrics), exit_reason, lost, best, lower_is_better)
         directory.write_json("summary.json", result)  # the last file before the checksums of all files are computed

@@ -40,13 +40,13 @@ TRACE, FLUSH_S, MAX_WAITING_LINES = "trace", 5.0, 1000
 
 
 class RunDirectory:
-    """The directory of one run. `path` is absolute, and `shown` is the path as the user gave it, for messages.
+    """The directory of one run. `path` is absolute, and `display_path` is the path as the user gave it, for messages.
 
     A relative path is relative to `working_dir`.
     """
 
     def __init__(self, path: Path, working_dir: Path = Path()) -> None:
-        self.path, self.shown = (working_dir / path).absolute(), path
+        self.path, self.display_path = (working_dir / path).absolute(), path
         self._lock = threading.RLock()  # only one thread writes: the main thread, or a thread that ends the run
 
     @classmethod
@@ -68,7 +68,7 @@ class RunDirectory:
         return cls(path, working_dir)
 
     # ---- reading and writing ----
-    def rows(self, name: str) -> list[dict[str, Any]]:
+    def read_rows(self, name: str) -> list[dict[str, Any]]:
         """Return the rows of a .jsonl file with one row or more per round; [] if it is missing.
 
         Raises UserError if it is damaged.
@@ -117,14 +117,14 @@ class RunDirectory:
                 yield self.path / name
         except OSError as error:
             raise UserError(
-                f"run directory: cannot write {self.shown / name}: {error.strerror or error}; what is there stays "
-                "readable. Free some space, or choose another output"
+                f"run directory: cannot write {self.display_path / name}: {error.strerror or error}; files that are "
+                "already written stay readable. Free some disk space, or set output to another directory"
             ) from error
 
     # ---- resumed and failed runs ----
-    def accepted_changes(self) -> list[str]:
+    def read_accepted_changes(self) -> list[str]:
         """Return descriptions of changes that were accepted when the run was resumed (checkpoint.changes=accept)."""
-        rows = self.rows("accepted_changes.jsonl")
+        rows = self.read_rows("accepted_changes.jsonl")
         return [f"from round {row['round']} on {change}" for row in rows for change in row.get("changes", ())]
 
     def truncate_after(self, t: int, analysed: bool = True) -> int:

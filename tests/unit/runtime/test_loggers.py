@@ -94,7 +94,7 @@ def test_each_round_is_told_and_the_run_is_as_without_them(made, tmp_path, monke
     assert [hook for hook, _ in good] == ["begin", "round", "round", "round", "end"]
     assert [what for hook, what in good if hook == "round"] == rows(tmp_path, "one")
     about = good[0][1]
-    assert (about["name"], about["first"], about["going_on"], about["settings"]["rounds"]) == ("one", 0, False, 3)
+    assert (about["name"], about["first"], about["resumed"], about["settings"]["rounds"]) == ("one", 0, False, 3)
     assert good[-1][1] == json.loads((tmp_path / "one" / "summary.json").read_text())
     assert [hook for hook, _ in heard(tmp_path, "bad")] == ["begin", "round"]
     assert [hook for hook, _ in heard(tmp_path, "gone")] == ["begin"]

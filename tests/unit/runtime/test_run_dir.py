@@ -40,8 +40,8 @@ def test_half_a_line_is_gone_when_a_run_goes_on(record):
         (record.path / name).write_text('{"round": 0, "pa')
     record.truncate_after(0)
     record.append("clients.jsonl", {"round": 1})
-    assert record.rows("clients.jsonl") == [{"round": 1}]
-    assert record.rows("metrics.jsonl") == []
+    assert record.read_rows("clients.jsonl") == [{"round": 1}]
+    assert record.read_rows("metrics.jsonl") == []
 
 
 def test_a_directory_is_never_shared_and_an_output_must_be_one(tmp_path):
@@ -74,9 +74,9 @@ def test_a_line_that_does_not_fit_is_cut_off_again(record, monkeypatch):
             patch.setattr(module, "open", lambda path, mode, **_: Full(path, mode.replace("b", "")), raising=False)
         with pytest.raises(UserError, match=r"run directory: cannot write .*metrics\.jsonl: No space left on device"):
             record.append("metrics.jsonl", {"round": 1})
-    assert record.rows("metrics.jsonl") == [{"round": 0}]
+    assert record.read_rows("metrics.jsonl") == [{"round": 0}]
     record.append("metrics.jsonl", {"round": 1})
-    assert record.rows("metrics.jsonl") == [{"round": 0}, {"round": 1}]
+    assert record.read_rows("metrics.jsonl") == [{"round": 0}, {"round": 1}]
 
 
 def test_a_file_that_does_not_fit_leaves_none_behind(record, monkeypatch):
@@ -96,7 +96,7 @@ def test_who_ends_a_run_has_the_last_word(record):
     late.start()
     late.join(0.2)
     assert late.is_alive()
-    assert record.rows("metrics.jsonl") == [{"round": 0}]
+    assert record.read_rows("metrics.jsonl") == [{"round": 0}]
     record.write_json("summary.json", {"rounds": 1})
     assert not record.close_failed()  # what is finished stays as it is
 
@@ -118,7 +118,7 @@ def test_lines_are_valid_json_whatever_the_numbers(record):
 
     first, second = (json.loads(line, parse_constant=refuse) for line in text.splitlines())
     assert first == {"round": 0, "loss": None, "x": [None, None], "n": 3, "ok": True}
-    assert record.rows("metrics.jsonl") == [first, second]
+    assert record.read_rows("metrics.jsonl") == [first, second]
     rows = [{"round": 0, "client": k, "accuracy": 50.0} for k in (2, 5)]
     record.append("clients.jsonl", *rows)
     assert [json.loads(line) for line in (record.path / "clients.jsonl").read_text().splitlines()] == rows
