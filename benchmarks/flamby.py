@@ -68,7 +68,7 @@ def run(name, method, start, seed, root):
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "start.safetensors"
         their_start(name, seed, file)
-        words = [f"over.seed=[{seed}]", *([f"data.root={root}"] if root else [])]
+        words = [f"grid.seed=[{seed}]", *([f"data.root={root}"] if root else [])]
         words += [f"init.from={file}"] if start != "ours" else []
         path = CONFIGS / f"flamby_{name}.yaml"
         if start == "coded" and name == "brca":

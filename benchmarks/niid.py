@@ -1,8 +1,8 @@
 """Check one cell of NIID-Bench as Flower runs it: write Flower's partition, and train with a minimal program.
 
     python benchmarks/niid.py partition --root DIR > flower.csv
-    fedmpi sweep configs/benchmarks/niid_bench.yaml 'only={set: FashionMNIST, partition: flower, method: FedAvg}' \\
-        'over.partition={flower: {data: {partition: {scheme: file, path: flower.csv}}}}' data.root=DIR
+    fedmpi sweep configs/benchmarks/niid_bench.yaml 'include={set: FashionMNIST, partition: flower, method: FedAvg}' \\
+        'grid.partition={flower: {data: {partition: {scheme: file, path: flower.csv}}}}' data.root=DIR
     python benchmarks/niid.py plain --root DIR [--seed 0] [--rounds 50]
 
 partition: divides FashionMNIST by Dirichlet(0.5) among ten clients, and prints a file for `scheme: file`. Flower's data

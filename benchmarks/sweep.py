@@ -17,7 +17,7 @@ from pathlib import Path
 import measure
 
 ROOT = Path(__file__).parents[1]
-FILE = "base: [{base}]\nname: {name}\noutput: {output}\nreport: false\nover: {{seed: {seeds}}}\n"
+FILE = "base: [{base}]\nname: {name}\noutput: {output}\nreport: false\ngrid: {{seed: {seeds}}}\n"
 
 
 def timed(commands, folder):

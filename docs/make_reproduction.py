@@ -10,6 +10,8 @@ import math
 import shlex
 from pathlib import Path
 
+from fedmpi.config.renamed import KEYS
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "reproduction"
 FIGURE = ROOT / "docs" / "figures" / "reproduction.png"
@@ -24,8 +26,16 @@ with `!`."""
 
 
 def results(folder=RESULTS):
-    """{table: verdict.json}, by name."""
-    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+    """{table: verdict.json}, by name. Overrides that were recorded with old names of keys have the new names."""
+    found = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+    return {
+        name: {**each, "overrides": [with_new_name(text) for text in each["overrides"]]} for name, each in found.items()
+    }
+
+
+def with_new_name(override):
+    key, equals, value = override.partition("=")
+    return f"{KEYS.get(key, key)}{equals}{value}"
 
 
 def compared_cells(found):

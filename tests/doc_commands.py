@@ -79,7 +79,7 @@ def shortened(line, rounds="rounds=1"):
     command = shlex.split(line, comments=True)
     trains = "run" in command or command[0].startswith("launch/") or command[0] == "sbatch"
     if command[:2] in (["fedmpi", "sweep"], ["fedmpi", "table"]):
-        return [*command, rounds, "model={name: logistic}", "only={seed: [0, 1]}"]
+        return [*command, rounds, "model={name: logistic}", "include={seed: [0, 1]}"]
     if command[:3] == ["fedmpi", "analyse", "variance"]:
         return [*command, rounds]
     if any(word.endswith("/trajectory.py") for word in command):

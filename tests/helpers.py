@@ -44,7 +44,7 @@ rounds: 2
 data: {source: digits, partition: {scheme: iid, clients: 3}}
 model: {name: logistic}
 method: {name: fedavg}
-over:
+grid:
   method: {FedAvg: {}, FedProx: {method: {name: fedprox, mu: 0.1}}}
   seed: [0, 1]
 """

@@ -142,7 +142,7 @@ def plan(
     from fedmpi.sweeps import expand
 
     if expand.is_sweep_file(config):
-        raise UserError(f"{config} asks for many runs; plan one of them: a config without `over`")
+        raise UserError(f"{config} asks for many runs; plan one of them: a config without `grid`")
     settings = configs.load(config, overrides or ())
     apply_machine_settings(settings, "plan")
     from fedmpi.doctor import plan as planning

@@ -17,7 +17,7 @@ from fedmpi.runtime.inspection.run_files import is_run_dir
 if TYPE_CHECKING:
     from fedmpi.sweeps.expand import Sweep
 
-SweepFile = Annotated[Path, Argument(metavar="SWEEP", help="A YAML file with `over`.")]
+SweepFile = Annotated[Path, Argument(metavar="SWEEP", help="A YAML file with `grid`.")]
 
 
 @app.command(short_help="Train all runs of a file.")

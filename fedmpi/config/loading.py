@@ -44,7 +44,7 @@ PLUGIN_KEYS = (
     "server.rule.name",
     "server.rule",
 )
-SWEEP_KEYS = ("over", "only", "leave_out", "published", "best")  # keys of sweep files (sweeps/expand.py)
+SWEEP_KEYS = ("grid", "include", "exclude", "published", "tune")  # keys of sweep files (sweeps/expand.py)
 KeyPath = tuple[str | int, ...]
 
 
@@ -130,7 +130,7 @@ def read_with_bases(
         except UserError as error:
             own.problems.append(f"{origin}: base: {error}")
     if (
-        "over" in own.data and "over" not in below.data
+        "grid" in own.data and "grid" not in below.data
     ):  # a sweep does not inherit the name of a run that it uses as a base file
         below.data.pop("name", None)
     return merge_layers(below, own)
@@ -254,14 +254,14 @@ def _make_paths_absolute(document: ConfigLayer, directory: Path) -> None:
     for key, value in document.data.items():
         if key not in SWEEP_KEYS:
             document.data[key] = _transform_texts(value, make_absolute)
-    best = document.data.get("best")
-    overs: list[Any] = [document.data.get("over"), best.get("over") if isinstance(best, dict) else None]
-    for over in overs:
-        for name, axis in over.items() if isinstance(over, dict) else ():
+    tune = document.data.get("tune")
+    grids: list[Any] = [document.data.get("grid"), tune.get("grid") if isinstance(tune, dict) else None]
+    for grid in grids:
+        for name, axis in grid.items() if isinstance(grid, dict) else ():
             if isinstance(axis, list):
-                over[name] = [os.path.abspath(directory / item) if is_config_file(item) else item for item in axis]
+                grid[name] = [os.path.abspath(directory / item) if is_config_file(item) else item for item in axis]
             elif isinstance(axis, dict):
-                over[name] = {label: _transform_texts(tree, make_absolute) for label, tree in axis.items()}
+                grid[name] = {label: _transform_texts(tree, make_absolute) for label, tree in axis.items()}
 
 
 def is_config_file(value: Any) -> bool:
@@ -330,7 +330,7 @@ def _describe_error(key: KeyPath, errors: list[Any], data: dict[str, Any], root:
     if name and isinstance(value, str):
         meant = f"; did you mean {dotted}.{name}={value}?"
     elif isinstance(value, list) and "list" not in text:
-        meant = f"; to train a run with each of them, write over: {{{dotted}: {show(value)}}} and use fedmpi sweep"
+        meant = f"; to train a run with each of them, write grid: {{{dotted}: {show(value)}}} and use fedmpi sweep"
     return text + meant
 
 

@@ -10,11 +10,16 @@ from typing import Any
 
 from fedmpi.config.yaml_source import ConfigLayer
 
-# Old dotted key -> new one.
+# Old dotted key -> new one. Keys of a section stand before the section.
 KEYS = {
+    "best.over": "tune.grid",
+    "best": "tune",
     "cohort.draw": "cohort.sampling",
     "comm.wire": "comm.compression",
     "compute.pack": "compute.clients_per_pass",
+    "leave_out": "exclude",
+    "only": "include",
+    "over": "grid",
     "server.trains": "server.trains_clients",
     "state.memory": "client_state.max_gib",
     "timeline": "trace",
@@ -83,19 +88,19 @@ def _rename(document: ConfigLayer, tree: Tree, start: str) -> list[tuple[str, st
 
 def _parts_of_sweep(data: Tree) -> Iterator[tuple[Tree, str]]:
     """Yield the parts of a sweep file that contain keys of settings, with their dotted keys as `_rename` takes them."""
-    tune = data.get("best")
+    tune = data.get("tune")
     tune = tune if isinstance(tune, dict) else {}
-    for start, axes in (("over.", data.get("over")), ("best.over.", tune.get("over"))):
+    for start, axes in (("grid.", data.get("grid")), ("tune.grid.", tune.get("grid"))):
         if isinstance(axes, dict):
             yield axes, start
             for name, labels in axes.items():
                 for label, tree in labels.items() if isinstance(labels, dict) else ():
                     if isinstance(tree, dict):
                         yield tree, f"{start}{name}.{label}."
-    excluded = data.get("leave_out")
+    excluded = data.get("exclude")
     entries = enumerate(excluded if isinstance(excluded, list) else ())
-    chosen = {"only.": data.get("only"), "best.using.": tune.get("using")}
-    for start, tree in [*chosen.items(), *((f"leave_out.{i}.", entry) for i, entry in entries)]:
+    chosen = {"include.": data.get("include"), "tune.using.": tune.get("using")}
+    for start, tree in [*chosen.items(), *((f"exclude.{i}.", entry) for i, entry in entries)]:
         if isinstance(tree, dict):
             yield tree, start
 

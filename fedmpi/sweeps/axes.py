@@ -47,7 +47,7 @@ class Axis:
         return any(key in (plugin, plugin.rpartition(".")[0]) for plugin in chosen)
 
 
-def read_axis(path: Path, document: ConfigLayer, name: str, given: Any, below: str = "over") -> Axis:
+def read_axis(path: Path, document: ConfigLayer, name: str, given: Any, below: str = "grid") -> Axis:
     """Read one axis of a sweep file.
 
     Args:

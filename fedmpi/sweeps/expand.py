@@ -1,13 +1,13 @@
-"""Load a sweep file, and expand it to the settings of its runs. A sweep file is a config with a key `over`.
+"""Load a sweep file, and expand it to the settings of its runs. A sweep file is a config with a key `grid`.
 
-    over:                                                       the axes; each has
+    grid:                                                       the axes; each has
       method: [methods/fedavg.yaml, methods/fedprox.yaml]      config files, as under `base`; or
       data.partition.alpha: [0.1, 0.5]                          values of a key; or
       set: {MNIST: {data: {source: mnist}}, digits: {...}}      labels with any settings
       seed: [0, 1, 2]
-    only: {set: [MNIST]}                 axis -> labels to run; a smaller sweep can have a larger one as its base
-    leave_out: [{set: digits, method: fedprox}]
-    best: {over: {train.lr: [0.01, 0.1]}, by: accuracy, per: [method], using: {seed: 0}}    see tuning.py
+    include: {set: [MNIST]}              axis -> labels to run; a smaller sweep can have a larger one as its base
+    exclude: [{set: digits, method: fedprox}]
+    tune: {grid: {train.lr: [0.01, 0.1]}, by: accuracy, per: [method], using: {seed: 0}}    see tuning.py
     published:                           published values, by labels of the axes except `seed`, in their order
       source: who
       metric: accuracy
@@ -36,12 +36,13 @@ from fedmpi.common.text import suggest_key
 from fedmpi.config import loading
 from fedmpi.config.field_types import Section
 from fedmpi.config.loading import SWEEP_KEYS
+from fedmpi.config.renamed import KEYS
 from fedmpi.config.schema import Settings
 from fedmpi.config.yaml_source import ConfigLayer
 from fedmpi.runtime.inspection.run_files import SWEEP_FILE
 from fedmpi.sweeps import progress, tuning
 from fedmpi.sweeps.axes import Axis, PublishedResults, PublishedSection, read_axis, read_labels, read_published_results
-from fedmpi.sweeps.tuning import BestSection, Choice, Tuning
+from fedmpi.sweeps.tuning import Choice, TuneSection, Tuning
 
 Labels = dict[str, str]  # axis -> label
 
@@ -49,18 +50,18 @@ Labels = dict[str, str]  # axis -> label
 class SweepKeys(Section):
     """The keys that only sweep files have."""
 
-    over: dict[str, Any] = {}
-    only: dict[str, Any] | None = None
-    leave_out: list[dict[str, Any]] | None = None
+    grid: dict[str, Any] = {}
+    include: dict[str, Any] | None = None
+    exclude: list[dict[str, Any]] | None = None
     published: PublishedSection | None = None
-    best: BestSection | None = None
+    tune: TuneSection | None = None
 
 
 @dataclass(frozen=True)
 class Sweep:
     """A sweep, which is loaded from a file, with the settings of its runs.
 
-    With `best`, candidates are compared on the tuning runs, whose labels include those of a candidate. The final runs
+    With `tune`, candidates are compared on the tuning runs, whose labels include those of a candidate. The final runs
     have the candidates that were chosen.
     """
 
@@ -103,7 +104,7 @@ class Sweep:
         return settings.model_copy(update={"output": settings.output / settings.name, "name": self.run_name(labels)})
 
     def first_stage_labels(self) -> list[Labels]:
-        """Return the labels of all runs; with `best`, those of the tuning runs, one for each candidate."""
+        """Return the labels of all runs; with `tune`, those of the tuning runs, one for each candidate."""
         if self.tuning is None:
             return list(self.labels)
         on = [each for each in self.labels if self.tuning.is_tuning_run(each)]
@@ -118,7 +119,7 @@ class Sweep:
                 yield labels
 
     def first_stage_runs(self) -> Iterator[tuple[Labels, Settings]]:
-        """Yield labels and settings of all runs; with `best`, only those of the tuning runs.
+        """Yield labels and settings of all runs; with `tune`, only those of the tuning runs.
 
         Raises:
             UserError: if two runs have the same settings.
@@ -128,11 +129,11 @@ class Sweep:
             settings = self.run_settings(labels)
             same = seen.setdefault(settings.model_dump_json(exclude={"name", "output"}), labels)
             if same is not labels:
-                raise UserError(f"{self.path}: over: {same} and {labels} are one run: their settings do not differ")
+                raise UserError(f"{self.path}: grid: {same} and {labels} are one run: their settings do not differ")
             yield labels, settings
 
     def tuning_choices(self) -> dict[tuple[str, ...], Choice]:
-        """Return {cell: choice of `best`} for all cells, including choices that still lack runs; {} without `best`."""
+        """Return {cell: choice of `tune`} for all cells, including choices that still lack runs; {} without `tune`."""
         return tuning.choose_candidates(self.tuning, self.first_stage_runs()) if self.tuning else {}
 
     def final_runs(self) -> list[tuple[Labels, Settings | None]]:
@@ -152,7 +153,7 @@ class Sweep:
         return list({settings.name: settings for settings in runs if settings is not None}.values())
 
     def needs_no_training(self, settings: Settings) -> bool:
-        """Return whether a run needs no more training because it is done, or is a candidate of `best` that diverged."""
+        """Return whether a run needs no more training because it is done, or is a candidate of `tune` that diverged."""
         state = progress.read_state(settings)
         return state.status == progress.DONE or (self.tuning is not None and state.diverged)
 
@@ -181,6 +182,12 @@ def is_sweep_file(path: str | Path) -> bool:
     return any(key in loading.read_with_bases(Path(path)).data for key in SWEEP_KEYS)
 
 
+def _is_sweep_key(override: str) -> bool:
+    """Return whether an override, such as include={seed: 0}, sets a key of sweep files, by its new or its old name."""
+    key = re.split(r"[.=]", override)[0]
+    return KEYS.get(key, key) in SWEEP_KEYS
+
+
 def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     """Load a sweep from a file.
 
@@ -188,55 +195,55 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
         overrides: as on the command line: `key=value` for settings of all runs and for the keys of the sweep.
 
     Raises:
-        UserError: if there is no `over`, an axis is empty, an axis or a label is unknown, an override changes a key
+        UserError: if there is no `grid`, an axis is empty, an axis or a label is unknown, an override changes a key
             that an axis sets, or two runs have the same name.
     """
     path = Path(path)
-    asked = [text for text in overrides if re.split(r"[.=]", text)[0] in SWEEP_KEYS]  # only={seed: 0}
+    asked = [text for text in overrides if _is_sweep_key(text)]
     rest = [text for text in overrides if text not in asked]
     document = loading.merge_layers(loading.read_with_bases(path), loading.parse_overrides(asked))
     given = {key: document.data.pop(key) for key in SWEEP_KEYS if key in document.data}
     loading.check_problems(document)
     unknown = next((key for key in document.data if key not in Settings.model_fields), None)
-    if "over" not in given and unknown is not None:
+    if "grid" not in given and unknown is not None:
         where = document.origins.get(unknown, path)
-        raise UserError(f"{where}: {unknown}: unknown key; {suggest_key(unknown, SWEEP_KEYS)}; axes stand under `over`")
+        raise UserError(f"{where}: {unknown}: unknown key; {suggest_key(unknown, SWEEP_KEYS)}; axes stand under `grid`")
     try:
         keys = SweepKeys.model_validate(given, strict=True)
     except ValidationError as error:
         raise UserError(
             loading.validation_messages(error, replace(document, data=given), str(path), SweepKeys)[0]
         ) from error
-    if not keys.over:
-        raise UserError(f"{path}: over: there are no axes; a sweep needs some: over: {{seed: [0, 1, 2]}}")
-    axes = tuple(read_axis(path, document, name, values) for name, values in keys.over.items())
+    if not keys.grid:
+        raise UserError(f"{path}: grid: there are no axes; a sweep needs some: grid: {{seed: [0, 1, 2]}}")
+    axes = tuple(read_axis(path, document, name, values) for name, values in keys.grid.items())
     for text, axis in product(rest, axes):
         if axis.sets_key(text.partition("=")[0]):
-            remedy = f"choose runs by only={{{axis.name}: ...}}, or others by over={{{axis.name}: ...}}"
+            remedy = f"choose runs by include={{{axis.name}: ...}}, or others by grid={{{axis.name}: ...}}"
             raise UserError(
                 f"command line: {loading.redact_override(text)}: the sweep's axis {axis.name} sets that; {remedy}"
             )
-    labels = tuple(_expand_labels(path, axes, keys.only or {}, keys.leave_out or []))
-    chosen = tuning.read_tuning(path, document, axes, labels, keys.best) if keys.best else None
+    labels = tuple(_expand_labels(path, axes, keys.include or {}, keys.exclude or []))
+    chosen = tuning.read_tuning(path, document, axes, labels, keys.tune) if keys.tune else None
     reported = read_published_results(path, axes, keys.published) if keys.published else ()
     sweep = Sweep(path, axes, labels, reported, document, tuple(rest), chosen, tuple(overrides))
     names: dict[str, Labels] = {}
     for each in sweep.first_stage_labels():
         if (first := names.setdefault(sweep.run_name(each), each)) is not each:
-            raise UserError(f"{path}: over: {first} and {each} have one name, {sweep.run_name(each)}; rename one")
+            raise UserError(f"{path}: grid: {first} and {each} have one name, {sweep.run_name(each)}; rename one")
     return sweep
 
 
 def _expand_labels(
-    path: Path, axes: Sequence[Axis], only: dict[str, Any], leave_out: list[dict[str, Any]]
+    path: Path, axes: Sequence[Axis], include: dict[str, Any], exclude: list[dict[str, Any]]
 ) -> list[Labels]:
-    """Return the labels of each run: all combinations of labels that `only` allows, without those in `leave_out`."""
-    chosen = read_labels(path, axes, "only", only)
-    excluded = [read_labels(path, axes, f"leave_out[{i}]", entry) for i, entry in enumerate(leave_out)]
+    """Return the labels of each run: all combinations of labels that `include` allows, without those in `exclude`."""
+    chosen = read_labels(path, axes, "include", include)
+    excluded = [read_labels(path, axes, f"exclude[{i}]", entry) for i, entry in enumerate(exclude)]
     included = [[label for label in axis.choices if label in chosen.get(axis.name, axis.choices)] for axis in axes]
     names = [axis.name for axis in axes]
     every = [dict(zip(names, labels, strict=True)) for labels in product(*included)]
     labels = [run for run in every if not any(all(run[k] in few for k, few in each.items()) for each in excluded)]
     if not labels:
-        raise UserError(f"{path}: only and leave_out leave no run")
+        raise UserError(f"{path}: include and exclude leave no run")
     return labels

@@ -219,7 +219,7 @@ def _check_comparability(sweep: Sweep, shown: Sequence[Settings]) -> list[str]:
             raise UserError(
                 f"{progress.run_directory(identities[0][0]).parent}: {mismatch}, and a mean would be over both. Move "
                 "those with the old one away and let `fedmpi sweep` train them again, leave some out (only, "
-                "leave_out), or put them together all the same with checkpoint.changes=accept"
+                "exclude), or put them together all the same with checkpoint.changes=accept"
             )
         notes.append(f"mixed: {mismatch}")
     return notes

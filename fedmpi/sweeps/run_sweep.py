@@ -27,7 +27,7 @@ PrintLine = Callable[[str], None]
 
 
 def run_sweep(sweep: Sweep, jobs: str, job: pool.TrainFunction, say: PrintLine) -> int:
-    """Train the missing runs of a sweep; with `best` first the tuning runs, then the runs with the chosen candidates.
+    """Train the missing runs of a sweep; with `tune` first the tuning runs, then the runs with the chosen candidates.
 
     Args:
         jobs: the number of runs that train at the same time, or "auto".
@@ -62,7 +62,7 @@ def _find_missing_runs(sweep: Sweep, runs: Sequence[Settings]) -> list[Settings]
 
 
 def write_choices(sweep: Sweep) -> list[str]:
-    """Write the chosen candidates to best.json, and return a line about each choice.
+    """Write the chosen candidates to tuning.json, and return a line about each choice.
 
     Raises:
         UserError: if no candidate can be chosen for a cell.
@@ -72,7 +72,7 @@ def write_choices(sweep: Sweep) -> list[str]:
     content = json.dumps(to_jsonable(tuning.choices_to_dict(sweep.tuning, choices)), indent=2) + "\n"
     atomic_files.write_atomically(place / tuning.CHOICES_FILE, content.encode())
     if without := [str(each) for each in choices.values() if each.chosen is None]:
-        raise UserError(f"best: {'; '.join(without)}; the candidates are in {place / tuning.CHOICES_FILE}")
+        raise UserError(f"tune: {'; '.join(without)}; the candidates are in {place / tuning.CHOICES_FILE}")
     return [f"chosen by {sweep.tuning.metric_name}: {each}" for each in choices.values()]
 
 
@@ -141,7 +141,7 @@ def _format_main_metric(row: dict[str, Any]) -> str:
 def check_complete(sweep: Sweep, say: PrintLine) -> None:
     """Show the status of a sweep, and raise UserError unless all runs are done.
 
-    With `best`, best.json and the list of runs are written as well.
+    With `tune`, tuning.json and the list of runs are written as well.
     """
     if missing := sweep_status.show_status(sweep, say):
         raise UserError(f"{count(missing, 'run')} missing; go on with: {sweep.command}")

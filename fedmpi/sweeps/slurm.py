@@ -86,7 +86,7 @@ def submit_sweep(sweep: Sweep, asked: ArrayOptions, dry: bool, say: Callable[[st
         sweep.write_run_list(place, [settings.name for settings in every])
         folder.mkdir(exist_ok=True)
     threads, jobs = max(settings.compute.threads for settings in every), list[str]()
-    for names in filter(None, arrays):  # runs that wait for the choice of `best` start when the tuning runs have ended
+    for names in filter(None, arrays):  # runs that wait for the choice of `tune` start when the tuning runs have ended
         after = [f"--dependency=afterany:{jobs[0]}"] if jobs else []
         jobs.append(_submit_job(after, build_array_script(sweep, asked, names, place, threads), dry, say))
         if not dry:
@@ -105,7 +105,7 @@ def submit_sweep(sweep: Sweep, asked: ArrayOptions, dry: bool, say: Callable[[st
 
 
 def _runs_after_tuning(sweep: Sweep) -> list[str]:
-    """Return the names, without a candidate's labels, of runs that can start only after `best` has chosen."""
+    """Return the names, without a candidate's labels, of runs that can start only after `tune` has chosen."""
     best, runs = sweep.tuning, sweep.final_runs() if sweep.tuning else []
     waiting = [(labels, run) for labels, run in runs if best and not best.is_tuning_run(labels)]
     return [sweep.run_name(labels) for labels, run in waiting if run is None or not sweep.needs_no_training(run)]
@@ -131,14 +131,14 @@ def build_array_script(sweep: Sweep, asked: ArrayOptions, names: Sequence[str], 
 
 
 def find_run(sweep: Sweep, name: str) -> Settings:
-    """Return the settings of the run with this name; with `best`, the part for the candidate may be left out.
+    """Return the settings of the run with this name; with `tune`, the part for the candidate may be left out.
 
     Raises:
-        UserError: if no run has this name, or the run waits for the choice of `best`.
+        UserError: if no run has this name, or the run waits for the choice of `tune`.
     """
     for labels, settings in sweep.final_runs():
         if settings is None and sweep.tuning is not None and sweep.run_name(labels) == name:
-            raise UserError(f"--run: {name} waits: best: {sweep.tuning_choices()[sweep.tuning.cell_key(labels)]}")
+            raise UserError(f"--run: {name} waits: tune: {sweep.tuning_choices()[sweep.tuning.cell_key(labels)]}")
         if settings is not None and sweep.run_name(labels) == name:
             return settings
     for settings in sweep.known_runs():

@@ -128,7 +128,7 @@ def _format_mean_and_std(cells: ResultsTable, mean: float, spread: float) -> str
 
 
 def table_caption(cells: ResultsTable) -> str:
-    """Return the caption of the table of means, with the metric, the choice of `best`, and the command that made it."""
+    """Return the caption of the table of means, with the metric, the choice of `tune`, and the command that made it."""
     what = f"{cells.metric.replace('_', ' ')}, {PART_TITLES[cells.summary_part]}"
     text = f"{what}, mean and sample standard deviation (n - 1) over {count(cells.num_seeds, 'seed')}"
     if cells.source:

@@ -1,6 +1,6 @@
 """Tune settings within a sweep: for each method, choose the best candidate on validation rows before the final runs.
 
-The section `best` has the candidates (`over`), the metric (`by`, `of`), the axes for whose labels candidates are chosen
+The section `tune` has the candidates (`grid`), the metric (`by`, `of`), the axes for whose labels candidates are chosen
 separately (`per`), and the runs on which candidates are compared (`using`). The candidate with the best mean over these
 runs is chosen, the first one if several are equal. A candidate is excluded if one of its runs diverged, or ended
 without a number.
@@ -26,13 +26,13 @@ from fedmpi.config.yaml_source import ConfigLayer
 from fedmpi.sweeps import progress
 from fedmpi.sweeps.axes import SEED, Axis, read_axis, read_labels
 
-CHOICES_FILE = "best.json"
+CHOICES_FILE = "tuning.json"
 
 
-class BestSection(Section):
-    """The section `best` of a sweep file."""
+class TuneSection(Section):
+    """The section `tune` of a sweep file."""
 
-    over: Annotated[dict[str, Any], Field(min_length=1)]  # axes of candidates; each combination is a candidate
+    grid: Annotated[dict[str, Any], Field(min_length=1)]  # axes of candidates; each combination is a candidate
     by: str  # metric on the rows that data.validation holds out; accuracy: validation_accuracy of each run
     of: Literal["last", "mean_last_10", "best"] = "last"
     per: list[str] | str | None = None  # null: all axes except `seed`
@@ -61,7 +61,7 @@ class Tuning:
     @property
     def evaluation_layer(self) -> ConfigLayer:
         """The lowest layer of each run's settings, which evaluates the metric on validation rows."""
-        return loading.nest_value("evaluate.best.metric", self.metric, "best.by")
+        return loading.nest_value("evaluate.best.metric", self.metric, "tune.by")
 
     def is_tuning_run(self, labels: Mapping[str, str]) -> bool:
         """Return whether the run with these labels is used to compare candidates."""
@@ -73,9 +73,9 @@ class Tuning:
 
 
 def read_tuning(
-    path: Path, document: ConfigLayer, axes: Sequence[Axis], labels: Sequence[Mapping[str, str]], section: BestSection
+    path: Path, document: ConfigLayer, axes: Sequence[Axis], labels: Sequence[Mapping[str, str]], section: TuneSection
 ) -> Tuning:
-    """Check the section `best` of a sweep file and convert it to a `Best`.
+    """Check the section `tune` of a sweep file and convert it to a `Best`.
 
     Args:
         labels: the labels of the sweep's runs.
@@ -84,21 +84,21 @@ def read_tuning(
         UserError: if the metric, an axis or a label is invalid, or there is no run on which to compare candidates.
     """
     if section.by.startswith(("validation_", "personal_", "test_")):
-        raise UserError(f"{path}: best.by: {show(section.by)}; loss or a metric of the task is needed: by: accuracy")
+        raise UserError(f"{path}: tune.by: {show(section.by)}; loss or a metric of the task is needed: by: accuracy")
     names = [each.name for each in axes if each.name != SEED]
-    if fixed := {*section.over} & {*names, SEED}:
-        raise UserError(f"{path}: best.over.{min(fixed)}: is an axis of over, or the seed; candidates are other keys")
-    tried = tuple(read_axis(path, document, name, values, "best.over") for name, values in section.over.items())
+    if fixed := {*section.grid} & {*names, SEED}:
+        raise UserError(f"{path}: tune.grid.{min(fixed)}: is an axis of grid, or the seed; candidates are other keys")
+    tried = tuple(read_axis(path, document, name, values, "tune.grid") for name, values in section.grid.items())
     per = [section.per] if isinstance(section.per, str) else names if section.per is None else section.per
     if not {*per} <= {*names}:
-        raise UserError(f"{path}: best.per: {show(per)}; a list of {', '.join(names) or 'axes of over'} is needed")
-    using = read_labels(path, axes, "best.using", section.using)
+        raise UserError(f"{path}: tune.per: {show(per)}; a list of {', '.join(names) or 'axes of grid'} is needed")
+    using = read_labels(path, axes, "tune.using", section.using)
     best = Tuning(tried, section.by, section.of, tuple(per), using)
     without = {best.cell_key(each) for each in labels} - {
         best.cell_key(each) for each in labels if best.is_tuning_run(each)
     }
     if without:
-        raise UserError(f"{path}: best.using: leaves no run by which to choose for {', '.join(min(without)) or 'all'}")
+        raise UserError(f"{path}: tune.using: leaves no run by which to choose for {', '.join(min(without)) or 'all'}")
     return best
 
 
@@ -158,13 +158,13 @@ def _read_candidate_metric(best: Tuning, state: progress.RunState, settings: Set
         return math.nan
     if best.metric_name not in state.summary.get("last", {}):
         raise UserError(
-            f"best.by: {best.metric}: the run {settings.name} has no {best.metric_name}; set data.validation: 0.1"
+            f"tune.by: {best.metric}: the run {settings.name} has no {best.metric_name}; set data.validation: 0.1"
         )
     return state.get_metric(best.summary_part, best.metric_name)
 
 
 def choices_to_dict(best: Tuning, choices: Mapping[tuple[str, ...], Choice]) -> dict[str, Any]:
-    """Return the content of best.json: the chosen candidate of each cell, and the metrics of all candidates."""
+    """Return the content of tuning.json: the chosen candidate of each cell, and the metrics of all candidates."""
     cells = []
     for each in choices.values():
         candidates = [

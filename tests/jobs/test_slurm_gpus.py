@@ -55,7 +55,7 @@ def test_of_the_documentation(say, line):
 
 
 def test_of_a_sweep(say, tmp_path):
-    (tmp_path / "sweep.yaml").write_text(f"base: [{ROOT}/configs/quickstart.yaml]\nover: {{seed: [0, 1]}}\n")
+    (tmp_path / "sweep.yaml").write_text(f"base: [{ROOT}/configs/quickstart.yaml]\ngrid: {{seed: [0, 1]}}\n")
     found = expand.load_sweep(tmp_path / "sweep.yaml")
     text = slurm.build_array_script(found, slurm.ArrayOptions(ranks=2, gpus=2), ["a"], tmp_path, 1)
     say("sbatch", "--test-only", input=text)

@@ -140,7 +140,7 @@ def test_killed_and_resumed_twice_it_has_the_bits_of_one_that_was_not(sweep):
 def test_a_choice_is_made_before_the_runs_that_wait_for_it(sweep):
     """Candidates are an array, the runs with what was chosen another one behind it."""
     cluster = sweep.cluster
-    words = ["rounds=2", "data.validation=0.2", "best={over: {train.lr: [0.001, 0.1]}, by: accuracy, using: {seed: 0}}"]
+    words = ["rounds=2", "data.validation=0.2", "tune={grid: {train.lr: [0.001, 0.1]}, by: accuracy, using: {seed: 0}}"]
     done = fedmpi("sweep", sweep.file, "--sbatch", *words, env=cluster.env)
     first, second, end = re.search(r"6 runs in job (\d+), (\d+); job (\d+) fails", done.stdout).groups()
     cluster.jobs += [first, second, end]
@@ -149,7 +149,7 @@ def test_a_choice_is_made_before_the_runs_that_wait_for_it(sweep):
     assert "4 runs to choose by in" in found.stdout
     assert "2 runs with what was chosen" in found.stdout
     assert found.stdout.count("of them done") == 2
-    assert len(json.loads((sweep.place / "best.json").read_text())["cells"]) == 2
+    assert len(json.loads((sweep.place / "tuning.json").read_text())["cells"]) == 2
 
 
 def test_what_slurm_refuses_is_one_message(sweep):

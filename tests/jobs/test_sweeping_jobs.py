@@ -49,7 +49,7 @@ def test_stopped_and_gone_on_with(file, tmp_path, number):
     assert gone(str(file))
     if number != signal.SIGKILL:
         assert f"go on with: fedmpi sweep {file} rounds=100000" in said
-    words = [f"rounds={len(rows(first)) + 3}", "only={seed: [0], method: [FedAvg]}"]
+    words = [f"rounds={len(rows(first)) + 3}", "include={seed: [0], method: [FedAvg]}"]
     for name in ("few", "whole"):
         succeed("sweep", file, *words, f"name={name}", cwd=tmp_path)
     assert not list(first.parent.glob("*-2"))

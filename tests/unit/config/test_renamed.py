@@ -4,9 +4,10 @@ import pytest
 
 from fedmpi.common.errors import UserError
 from fedmpi.config import load
-from fedmpi.config.loading import nest_value, read_with_bases
+from fedmpi.config.loading import SWEEP_KEYS, nest_value, read_with_bases
 from fedmpi.config.reference import list_keys
 from fedmpi.config.renamed import KEYS, VALUES, use_new_names
+from fedmpi.sweeps.expand import load_sweep
 
 CONFIG = """
 base: [base.yaml]
@@ -57,7 +58,7 @@ def test_new_names_take_the_values_of_the_old_ones(config):
 
 @pytest.mark.parametrize("old", KEYS)
 def test_the_new_key_exists_and_the_old_one_does_not(old):
-    names = {key.name for key in list_keys()}
+    names = {key.name for key in list_keys()} | {*SWEEP_KEYS, "tune.grid"}
     assert KEYS[old] in names
     assert old not in names
     document = nest_value(old, 1, "here")
@@ -70,3 +71,39 @@ def test_the_new_key_exists_and_the_old_one_does_not(old):
 def test_no_old_value_is_allowed():
     kinds = {key.name: key.kind.split(", ") for key in list_keys()}
     assert all(new in kinds[key] and old not in kinds[key] for key in VALUES for old, new in VALUES[key].items())
+
+
+OLD_SWEEP = """
+base: [base.yaml]
+over:
+  comm.wire: [fp32, int8]
+  mine: {A.1: {server: {trains: true}}, B: {timeline: false}}
+only: {comm.wire: int8}
+leave_out: [{comm.wire: int8, mine: B}]
+best: {by: loss, over: {cohort.draw: [uniform, cycles]}, using: {comm.wire: int8}}
+"""
+
+
+def test_all_old_keys_of_a_sweep_are_reported_in_one_message(config):
+    sweep = config.with_name("sweep.yaml")
+    sweep.write_text(OLD_SWEEP.lstrip())
+    with pytest.raises(UserError) as error:
+        load_sweep(sweep, ["leave_out=[]", "rounds=3"])
+    assert str(error.value).replace(f"{config.parent}/", "").splitlines() == [
+        "15 mistakes in the config",
+        "  base.yaml:4: train.keep_optim was renamed to train.persist_optimizer",
+        "  sweep.yaml:2: over was renamed to grid",
+        "  sweep.yaml:3: comm.wire was renamed to comm.compression",
+        "  sweep.yaml:4: server.trains was renamed to server.trains_clients",
+        "  sweep.yaml:4: timeline was renamed to trace",
+        "  sweep.yaml:5: only was renamed to include",
+        "  sweep.yaml:5: comm.wire was renamed to comm.compression",
+        "  sweep.yaml:6: leave_out was renamed to exclude",
+        "  sweep.yaml:6: comm.wire was renamed to comm.compression",
+        "  sweep.yaml:7: best.over was renamed to tune.grid",
+        "  sweep.yaml:7: best was renamed to tune",
+        "  sweep.yaml:7: cohort.draw was renamed to cohort.sampling",
+        "  sweep.yaml:7: cohort.sampling: cycles was renamed to cyclic",
+        "  sweep.yaml:7: comm.wire was renamed to comm.compression",
+        "  command line: leave_out=[]: leave_out was renamed to exclude",
+    ]

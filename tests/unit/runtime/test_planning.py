@@ -142,7 +142,7 @@ def test_the_text():
     [
         (["data.source=mnist", "data.root=/nowhere"], "/nowhere"),
         (["method.mu=1"], "method.mu"),
-        (["over={seed: [0, 1]}"], "over"),
+        (["grid={seed: [0, 1]}"], "grid"),
     ],
 )
 def test_mistakes(config, words, said):

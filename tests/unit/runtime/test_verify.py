@@ -262,7 +262,7 @@ def test_a_published_checksum_is_compared(copy, once):
     assert f"not {noted[:16]}" in said
 
 
-def test_going_on_breaks_the_seal_and_makes_it_anew(copy):
+def test_a_resumed_run_has_a_new_checksum(copy):
     noted = json.loads((copy / CHECKSUMS).read_text())["checksum"]
     more = config.load(
         copy / "config.yaml", [f"output={copy.parent}", "name=copy", "checkpoint.resume=must", "rounds=8"]

@@ -37,7 +37,7 @@ def test_a_wheel_has_every_config():
 def test_tables_are_found_where_a_wheel_puts_them(tmp_path, monkeypatch):
     place = tmp_path / "share" / "fedmpi" / "configs" / "papers"
     place.mkdir(parents=True)
-    (place / "mine.yaml").write_text("over: {seed: [0]}")
+    (place / "mine.yaml").write_text("grid: {seed: [0]}")
     monkeypatch.setattr(reproduce, "config_folders", lambda: [tmp_path / "none", place.parent])
     assert reproduce.find_table("configs/papers/mine.yaml") == place / "mine.yaml"
     with pytest.raises(UserError, match="unknown table 'min'; did you mean 'mine'"):
@@ -59,7 +59,7 @@ def test_missing_data_are_fetched_or_told(tmp_path, monkeypatch):
 def test_the_command_from_nothing_to_a_verdict(tmp_path):
     """On made patients, one round; what is done is not done twice."""
     words = ["reproduce", "flamby_heart_small", "rounds=1", "train.steps=2", "evaluate.every=1", f"output={tmp_path}"]
-    words += ["only={method: [FedAvg, SCAFFOLD]}", "--to", str(tmp_path / "out")]
+    words += ["include={method: [FedAvg, SCAFFOLD]}", "--to", str(tmp_path / "out")]
     done = fedmpi(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "verdict: nothing is published of this table; written: " in done.stdout

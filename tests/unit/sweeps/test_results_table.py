@@ -24,7 +24,7 @@ method: {name: fedavg}
 """
 SWEEP = """\
 name: t
-over:
+grid:
   method: {A: {}, B_2: {method: {name: fedprox}}}
   train.lr: [0.1, 0.5]
   seed: [0, 1, 2]
@@ -39,13 +39,13 @@ FIGURES = {
     ("B_2", "0.5"): (10.0, 61.0),
 }
 ODD = """\
-over:
+grid:
   "m & 100% of_{it} #1 $x$ ~ ^ \\\\ <a|b>":
     "A_b & \\\\c": {}
     "50% *": {train: {lr: 0.2}}
     "[x]": {train: {lr: 0.3}}
 """
-NO_NUMBERS = "over: {m: {A: {}, B: {train: {lr: 1}}, C: {train: {lr: 2}}}, seed: [0, 1, 2]}\n"
+NO_NUMBERS = "grid: {m: {A: {}, B: {train: {lr: 1}}, C: {train: {lr: 2}}}, seed: [0, 1, 2]}\n"
 
 
 def write_sweep(file, text, give):
@@ -121,7 +121,7 @@ def test_a_metric_goes_by_the_name_of_what_most_runs_have(asked, without):
         assert table_formats.table_caption(cells).startswith("personal accuracy, after the last round")
         assert cells.cells["A", "0.1"].values == {"0": 70.0, "1": 71.0, "2": 72.0}
         assert table_formats.table_notes(cells)[0] == "personal_accuracy is compared, as most runs have no accuracy"
-    alone = expand.load_sweep(asked.path, ["evaluate.protocol=[global, personal]", "only={method: A}"])
+    alone = expand.load_sweep(asked.path, ["evaluate.protocol=[global, personal]", "include={method: A}"])
     assert results_table.collect_results(alone, None, None).metric == (
         "personal_accuracy" if "A" in without else "accuracy"
     )
@@ -142,7 +142,7 @@ def test_no_mean_is_over_two_codes_or_data(asked, item):
     digests(lambda labels: {item: "x"} if labels == one else {})
     with pytest.raises(UserError, match=f"{re.escape(item[1:-1])}, and a mean would be over both. Move .*=accept"):
         results_table.collect_results(asked, None, "last")
-    rest = expand.load_sweep(asked.path, ["leave_out=[{method: A, train.lr: 0.5, seed: 1}]"])
+    rest = expand.load_sweep(asked.path, ["exclude=[{method: A, train.lr: 0.5, seed: 1}]"])
     assert results_table.collect_results(rest, None, "last").notes == ()
     cells = results_table.collect_results(expand.load_sweep(asked.path, ["checkpoint.changes=accept"]), None, "last")
     assert re.match(f"mixed: a_lr-0.1_seed-. and .* differ in {re.escape(item[1:-1])}", cells.notes[0])

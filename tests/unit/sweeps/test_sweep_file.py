@@ -16,8 +16,8 @@ model: {name: mlp}
 method: {name: fedavg}
 train: {lr: 0.1}
 """
-TUNED = "over: {m: {A: {}, B: {}}, seed: [0]}\nbest: {over: {train.lr: [1, 2]}, %s}\n"
-METHODS = "over: {method: {A: {method: {name: fedavg}}, B: {method: {name: fedprox}}}, seed: [0, 1, 2]}\n"
+TUNED = "grid: {m: {A: {}, B: {}}, seed: [0]}\ntune: {grid: {train.lr: [1, 2]}, %s}\n"
+METHODS = "grid: {method: {A: {method: {name: fedavg}}, B: {method: {name: fedprox}}}, seed: [0, 1, 2]}\n"
 
 
 def write(tmp_path, text, name="sweep.yaml", base=BASE):
@@ -30,7 +30,7 @@ def test_runs_are_every_choice_of_labels(tmp_path):
     (tmp_path / "fedprox.yaml").write_text("method: {name: fedprox, mu: 0.5}\n")
     (tmp_path / "fedavg.yaml").write_text("method: {name: fedavg}\n")
     text = """\
-over:
+grid:
   method: [fedavg.yaml, fedprox.yaml]
   data.partition.alpha: [0.1, 1]
   lr: {slow: {train: {lr: 0.01}}, fast: {train: {lr: 0.5, epochs: 3}}}
@@ -59,17 +59,17 @@ def test_the_name_of_a_run_that_it_is_based_on_is_not_a_sweeps(tmp_path):
         found = expand.load_sweep(file, given)
         return found.run_settings(found.first_stage_labels()[0]).output.name
 
-    file = write(tmp_path, "over: {seed: [0, 1]}\n", name="seeds.yaml")
+    file = write(tmp_path, "grid: {seed: [0, 1]}\n", name="seeds.yaml")
     assert (place(file), place(file, "name=other")) == ("seeds", "other")
     assert config.load(tmp_path / "base.yaml").name == "table"
-    write(tmp_path, "name: mine\nover: {seed: [0, 1]}\n", name="seeds.yaml")
-    (tmp_path / "part.yaml").write_text("base: [seeds.yaml]\nonly: {seed: 0}\n")
+    write(tmp_path, "name: mine\ngrid: {seed: [0, 1]}\n", name="seeds.yaml")
+    (tmp_path / "part.yaml").write_text("base: [seeds.yaml]\ninclude: {seed: 0}\n")
     assert (place(file), place(tmp_path / "part.yaml")) == ("mine", "mine")
 
 
 def test_published_figures(tmp_path):
     text = """\
-over: {method: {A: {}, B: {method: {name: fedprox}}}, data.partition.alpha: [0.1, 0.5], seed: [0, 1]}
+grid: {method: {A: {}, B: {method: {name: fedprox}}}, data.partition.alpha: [0.1, 0.5], seed: [0, 1]}
 published:
   source: Somebody, table 1
   metric: accuracy
@@ -85,11 +85,11 @@ published:
     ("text", "words"),
     [
         (
-            "over: {seed: [0, 1]}\n",
-            r"sweep\.yaml:2: over: .* is a sweep of several runs; train them with `fedmpi sweep",
+            "grid: {seed: [0, 1]}\n",
+            r"sweep\.yaml:2: grid: .* is a sweep of several runs; train them with `fedmpi sweep",
         ),
-        ("seed: [0, 1]\n", r"must be: whole number .* write over: \{seed: \[0, 1\]\} and use fedmpi sweep"),
-        ("train: {lr: [0.1, 0.2]}\n", r"must be: number .* write over: \{train\.lr: \[0\.1, 0\.2\]\}"),
+        ("seed: [0, 1]\n", r"must be: whole number .* write grid: \{seed: \[0, 1\]\} and use fedmpi sweep"),
+        ("train: {lr: [0.1, 0.2]}\n", r"must be: number .* write grid: \{train\.lr: \[0\.1, 0\.2\]\}"),
         ("data: {source: digits, axes: NHW}\n", r"data.axes: unknown key; (?!.*over)"),
     ],
 )
@@ -102,46 +102,46 @@ def test_a_run_is_told_the_keys_of_a_sweep(tmp_path, text, words):
     ("text", "given", "words"),
     [
         # A label is what its run is: else a table would show one number under several names, and call equal runs seeds.
-        (METHODS, ["seed=42"], "line: seed=42: the sweep's axis seed sets that; choose runs by only={seed: ...}"),
-        (METHODS, ["seed=42", "only={seed: 0}"], "the sweep's axis seed sets that"),
+        (METHODS, ["seed=42"], "line: seed=42: the sweep's axis seed sets that; choose runs by include={seed: ...}"),
+        (METHODS, ["seed=42", "include={seed: 0}"], "the sweep's axis seed sets that"),
         (METHODS, ["method.name=fednova"], "method.name=fednova: the sweep's axis method sets that"),
         (METHODS, ["method={name: fednova}"], "the sweep's axis method sets that"),
-        ("over: {train.lr: [0.1, 0.2], m: {a: {}, b: {train: {lr: 0.05}}}}\n", [], "are one run: their settings"),
-        ("over: {m: {a: {seed: 5}, b: {seed: 5, train: {lr: 0.1}}}}\n", [], "are one run: their settings"),
-        ("over: {name: [a, b]}\n", [], "name is no axis"),
-        ("over: {output: [a, b]}\n", [], "output is no axis"),
-        ("rounds: 3\n", [], "over: there are no axes; a sweep needs some"),
-        ("ovre: {seed: [0, 1]}\n", [], r"sweep\.yaml:2: ovre: unknown key; did you mean 'over'"),
-        ("over: {}\n", [], "there are no axes"),
-        ("over: {seed: []}\n", [], r"sweep\.yaml:2: over\.seed: .*a list of values or files"),
-        ("over: {seed: [1, 1]}\n", [], r"over\.seed: a value stands twice"),
-        ("over: {seed: [{a: 1}]}\n", [], r"over\.seed: a list holds plain values"),
-        ("over: {method: [none.yaml]}\n", [], r"none\.yaml"),
-        ("over: {method: [fedavg, ditto]}\n", [], r"plain values of a key such as method\.name, or files"),
-        ("over: {method: {A: 3}}\n", [], r"sweep\.yaml:2: over\.method\.A: 3; settings are needed"),
-        ("over: {m: {A b: {}, A-b: {}}}\n", [], r"have one name, a-b; rename one"),
-        ("over: {seed: [0]}\nonly: {sed: 0}\n", [], r"only: unknown axis 'sed'; did you mean 'seed'"),
-        ("over: {seed: [0]}\nonly: {seed: 1}\n", [], r"only\.seed: unknown label '1'"),
-        ("over: {seed: [0]}\nleave_out: [{seed: 0}]\n", [], "only and leave_out leave no run"),
-        ("over: {seed: [0]}\nleave_out: {seed: 0}\n", [], r"sweep\.yaml:3: leave_out: .* must be: list of"),
-        ("over: {seed: [0]}\npublished: 3\n", [], "published: 3 is not allowed; must be: mapping"),
-        ("over: {seed: [0]}\npublished: {values: {}, sauce: x}\n", [], r"published\.sauce: unknown key; did you mean"),
-        ("over: {m: {A: {}}}\npublished: {values: {B: 1}}\n", [], r"published\.values: unknown label 'B' of m"),
-        ("over: {m: {A: {}}}\npublished: {values: {A: x}}\n", [], r"published\.values\.A: 'x'; a finite mean"),
-        ("over: {m: {A: {}}}\npublished: {values: {A: [1, -2]}}\n", [], r"values\.A: \[1, -2\]; a finite mean"),
-        ("over: {m: {A: {}}}\npublished: {values: {A: .inf}}\n", [], r"values\.A: inf; a finite mean"),
-        ("over: {m: {A: {}}}\npublished: {metric: [a, b], values: {A: 1}}\n", [], r"values\.A: 1; a list with a"),
-        ("over: {m: {A: {}}}\npublished: {axes: [n], values: {A: 1}}\n", [], r"published\.axes: .*a list of m is"),
-        ("over: {m: {A: {}}}\nbest: {}\n", [], r"best\.over: is required, but missing"),
-        (TUNED % "by: validation_loss", [], r"best\.by: 'validation_loss'; loss or a metric of the task"),
-        (TUNED % "by: loss, of: first", [], r"best\.of: 'first' is not allowed; must be: last, mean_last_10"),
-        (TUNED % "by: loss, to: 3", [], r"best\.to: unknown key; did you mean 'of'"),
-        (TUNED % "by: loss, per: [seed]", [], r"best\.per: \['seed'\]; a list of m is needed"),
-        (TUNED % "by: loss, using: {m: A}", [], r"best\.using: leaves no run by which to choose for B"),
-        (TUNED.replace("train.lr", "seed") % "by: loss", [], r"best\.over\.seed: is an axis of over, or the seed"),
+        ("grid: {train.lr: [0.1, 0.2], m: {a: {}, b: {train: {lr: 0.05}}}}\n", [], "are one run: their settings"),
+        ("grid: {m: {a: {seed: 5}, b: {seed: 5, train: {lr: 0.1}}}}\n", [], "are one run: their settings"),
+        ("grid: {name: [a, b]}\n", [], "name is no axis"),
+        ("grid: {output: [a, b]}\n", [], "output is no axis"),
+        ("rounds: 3\n", [], "grid: there are no axes; a sweep needs some"),
+        ("gird: {seed: [0, 1]}\n", [], r"sweep\.yaml:2: gird: unknown key; did you mean 'grid'"),
+        ("grid: {}\n", [], "there are no axes"),
+        ("grid: {seed: []}\n", [], r"sweep\.yaml:2: grid\.seed: .*a list of values or files"),
+        ("grid: {seed: [1, 1]}\n", [], r"grid\.seed: a value stands twice"),
+        ("grid: {seed: [{a: 1}]}\n", [], r"grid\.seed: a list holds plain values"),
+        ("grid: {method: [none.yaml]}\n", [], r"none\.yaml"),
+        ("grid: {method: [fedavg, ditto]}\n", [], r"plain values of a key such as method\.name, or files"),
+        ("grid: {method: {A: 3}}\n", [], r"sweep\.yaml:2: grid\.method\.A: 3; settings are needed"),
+        ("grid: {m: {A b: {}, A-b: {}}}\n", [], r"have one name, a-b; rename one"),
+        ("grid: {seed: [0]}\ninclude: {sed: 0}\n", [], r"include: unknown axis 'sed'; did you mean 'seed'"),
+        ("grid: {seed: [0]}\ninclude: {seed: 1}\n", [], r"include\.seed: unknown label '1'"),
+        ("grid: {seed: [0]}\nexclude: [{seed: 0}]\n", [], "include and exclude leave no run"),
+        ("grid: {seed: [0]}\nexclude: {seed: 0}\n", [], r"sweep\.yaml:3: exclude: .* must be: list of"),
+        ("grid: {seed: [0]}\npublished: 3\n", [], "published: 3 is not allowed; must be: mapping"),
+        ("grid: {seed: [0]}\npublished: {values: {}, sauce: x}\n", [], r"published\.sauce: unknown key; did you mean"),
+        ("grid: {m: {A: {}}}\npublished: {values: {B: 1}}\n", [], r"published\.values: unknown label 'B' of m"),
+        ("grid: {m: {A: {}}}\npublished: {values: {A: x}}\n", [], r"published\.values\.A: 'x'; a finite mean"),
+        ("grid: {m: {A: {}}}\npublished: {values: {A: [1, -2]}}\n", [], r"values\.A: \[1, -2\]; a finite mean"),
+        ("grid: {m: {A: {}}}\npublished: {values: {A: .inf}}\n", [], r"values\.A: inf; a finite mean"),
+        ("grid: {m: {A: {}}}\npublished: {metric: [a, b], values: {A: 1}}\n", [], r"values\.A: 1; a list with a"),
+        ("grid: {m: {A: {}}}\npublished: {axes: [n], values: {A: 1}}\n", [], r"published\.axes: .*a list of m is"),
+        ("grid: {m: {A: {}}}\ntune: {}\n", [], r"tune\.grid: is required, but missing"),
+        (TUNED % "by: validation_loss", [], r"tune\.by: 'validation_loss'; loss or a metric of the task"),
+        (TUNED % "by: loss, of: first", [], r"tune\.of: 'first' is not allowed; must be: last, mean_last_10"),
+        (TUNED % "by: loss, to: 3", [], r"tune\.to: unknown key; did you mean 'of'"),
+        (TUNED % "by: loss, per: [seed]", [], r"tune\.per: \['seed'\]; a list of m is needed"),
+        (TUNED % "by: loss, using: {m: A}", [], r"tune\.using: leaves no run by which to choose for B"),
+        (TUNED.replace("train.lr", "seed") % "by: loss", [], r"tune\.grid\.seed: is an axis of grid, or the seed"),
         (
-            *("over: {train.lr: [0.1, -1], seed: [0]}\n", []),  # a mistake in a run says in which
-            r"sweep\.yaml:2: over\.train\.lr: train\.lr: -1 .*\n  in the run train\.lr: -1, seed: 0",
+            *("grid: {train.lr: [0.1, -1], seed: [0]}\n", []),  # a mistake in a run says in which
+            r"sweep\.yaml:2: grid\.train\.lr: train\.lr: -1 .*\n  in the run train\.lr: -1, seed: 0",
         ),
     ],
 )
@@ -152,19 +152,19 @@ def test_mistakes(tmp_path, text, given, words):
 
 def test_a_plugin_lies_beside_the_sweep(tmp_path):
     (tmp_path / "mine.py").write_text("")
-    found = expand.load_sweep(write(tmp_path, "over: {m: {A: {model: {name: mine.py:Net}}}}\n"))
+    found = expand.load_sweep(write(tmp_path, "grid: {m: {A: {model: {name: mine.py:Net}}}}\n"))
     assert next(iter(found.first_stage_runs()))[1].model.name == f"{tmp_path / 'mine.py'}:Net"
 
 
 def test_candidates(tmp_path):
     """Of more than one key, from a smaller file's base; they need validation rows."""
     text = """\
-over: {method: {A: {}, B: {method: {name: fedprox}}}, data.partition.alpha: [0.1, 1], seed: [0, 1]}
-best: {over: {train.lr: [0.1, 0.2], mu: {a: {train: {epochs: 2}}, b: {}}}, by: accuracy, per: method, using: {seed: 1}}
+grid: {method: {A: {}, B: {method: {name: fedprox}}}, data.partition.alpha: [0.1, 1], seed: [0, 1]}
+tune: {grid: {train.lr: [0.1, 0.2], mu: {a: {train: {epochs: 2}}, b: {}}}, by: accuracy, per: method, using: {seed: 1}}
 """
     write(tmp_path, text)
     small = tmp_path / "small.yaml"
-    small.write_text("base: [sweep.yaml]\nonly: {method: B}\ndata: {validation: 0.1}\n")
+    small.write_text("base: [sweep.yaml]\ninclude: {method: B}\ndata: {validation: 0.1}\n")
     found = expand.load_sweep(small)
     runs = list(found.first_stage_runs())
     assert len(runs) == 2 * 1 * 4
@@ -175,4 +175,4 @@ best: {over: {train.lr: [0.1, 0.2], mu: {a: {train: {epochs: 2}}, b: {}}}, by: a
     with pytest.raises(UserError, match=r"best\.metric: accuracy is measured on validation rows; there are none"):
         list(expand.load_sweep(small, ["data.validation=0"]).first_stage_runs())
     assert expand.load_sweep(small, ["evaluate.best.metric=loss"]).run_settings(labels).evaluate.best.metric == "loss"
-    assert len(list(expand.load_sweep(small, ["best=null"]).first_stage_runs())) == 4
+    assert len(list(expand.load_sweep(small, ["tune=null"]).first_stage_runs())) == 4

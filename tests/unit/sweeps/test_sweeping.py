@@ -42,7 +42,7 @@ def test_the_bits_of_single_runs_and_only_what_is_missing(run, tmp_path):
     assert all(": accuracy " in line for line in lines[1:])
     names = sorted(path.name for path in runs.iterdir())
     assert names == ["fedavg_seed-0", "fedavg_seed-1", "fedprox_seed-0", "fedprox_seed-1", "sweep.json"]
-    (tmp_path / "one.yaml").write_text(SMALL_SWEEP.partition("over:")[0] + "seed: 1\n")
+    (tmp_path / "one.yaml").write_text(SMALL_SWEEP.partition("grid:")[0] + "seed: 1\n")
     alone = fedmpi("run", "one.yaml", "method={name: fedprox, mu: 0.1}", "name=one", cwd=tmp_path)
     assert alone.returncode == 0, alone.stderr
     assert hashes(tmp_path / "runs" / "one") == hashes(runs / "fedprox_seed-1")
@@ -61,7 +61,7 @@ def test_a_run_that_is_in_use_has_not_failed(run, tmp_path):
     used = tmp_path / "runs" / "few" / "fedavg_seed-0"
     used.mkdir(parents=True)
     with lock.hold_lock(used):
-        said = run("sweep", "rounds=1", "only={seed: 0}", code=75)
+        said = run("sweep", "rounds=1", "include={seed: 0}", code=75)
     assert f"fedavg_seed-0: in use by process {os.getpid()} on host" in said
     assert "FAILED" not in said
     assert "1 run in use by another process; when that has ended: fedmpi sweep" in said
@@ -70,7 +70,7 @@ def test_a_run_that_is_in_use_has_not_failed(run, tmp_path):
 
 def test_a_run_that_ends_early_is_done(run, tmp_path):
     """Unless more patience is asked for."""
-    more = ["only={seed: 0, method: FedAvg}", "data.validation=0.2", "rounds=40"]
+    more = ["include={seed: 0, method: FedAvg}", "data.validation=0.2", "rounds=40"]
     best = "evaluate.best={metric: accuracy, goal: lowest, patience: %d}"  # the first model is the worst, and stays it
     run("sweep", *more, best % 1)
     done = tmp_path / "runs" / "few" / "fedavg_seed-0"
@@ -85,7 +85,7 @@ def test_a_run_that_ends_early_is_done(run, tmp_path):
 @pytest.mark.parametrize(("protocol", "shown"), [("global", "accuracy"), ("personal", "personal accuracy")])
 def test_runs_are_compared_by_what_they_are_judged_by(file, run, protocol, shown):
     """Not by what the method says of its steps, which stands in rounds before the first evaluation."""
-    words = ["rounds=4", "evaluate.every=2", f"evaluate.protocol=[{protocol}]", "only={seed: 0, method: Exp}"]
+    words = ["rounds=4", "evaluate.every=2", f"evaluate.protocol=[{protocol}]", "include={seed: 0, method: Exp}"]
     file.write_text(SMALL_SWEEP.replace("FedProx: {method: {name: fedprox, mu: 0.1}}", "Exp: {method: {name: fedexp}}"))
     assert re.search(rf": {shown} \d", run("sweep", *words))
     assert run("table", *words).startswith(f"{shown}, after the last round")
@@ -112,11 +112,11 @@ def test_validate(run, tmp_path):
 
 def test_each_method_has_the_best_of_a_few_settings(file, run, tmp_path):
     """Chosen on validation rows of the named seed; what diverges is not chosen; the choice is data, and is told."""
-    more = "best: {over: {train.lr: [0.001, 1.0e+30, 0.1, 0.3]}, by: accuracy, using: {seed: 0}}\n"
+    more = "tune: {grid: {train.lr: [0.001, 1.0e+30, 0.1, 0.3]}, by: accuracy, using: {seed: 0}}\n"
     file.write_text(SMALL_SWEEP.replace("clients: 3}", "clients: 3}, validation: 0.1") + more)
     first = run("sweep")
     runs = tmp_path / "runs" / "few"
-    found = json.loads((runs / "best.json").read_text())
+    found = json.loads((runs / "tuning.json").read_text())
     assert (found["by"], found["of"]) == ("validation_accuracy", "last")
     for cell in found["cells"]:
         values = {}
@@ -139,14 +139,14 @@ def test_each_method_has_the_best_of_a_few_settings(file, run, tmp_path):
     table = run("table")
     assert "2 of 2" not in table
     assert "chosen by validation accuracy after the last round" in table
-    none = run("sweep", "name=none", "best.over={train.lr: [1.0e+30]}", "only={method: FedAvg}", code=2)
-    assert "best: method FedAvg: not chosen, every candidate has diverged" in none
+    none = run("sweep", "name=none", "tune.grid={train.lr: [1.0e+30]}", "include={method: FedAvg}", code=2)
+    assert "tune: method FedAvg: not chosen, every candidate has diverged" in none
 
 
 def test_what_a_run_writes_down_at_length_is_what_was_asked_for(file, run):
     """Options of augmentation, and of methods within methods, with all their defaults."""
-    augmented = SMALL_SWEEP.partition("over:")[0].replace("clients: 3}", "clients: 3}, augment: [{crop: 1}, flip]")
-    file.write_text(augmented + "over: {method: {mine: {method: {name: fedsol, prox: fedprox}}}}\n")
+    augmented = SMALL_SWEEP.partition("grid:")[0].replace("clients: 3}", "clients: 3}, augment: [{crop: 1}, flip]")
+    file.write_text(augmented + "grid: {method: {mine: {method: {name: fedsol, prox: fedprox}}}}\n")
     run("sweep")
     assert "1 of them done" in run("sweep")
     assert "holds a run with data.augment" in run("sweep", "data.augment=[{crop: 2}, flip]", code=2)
