@@ -24,7 +24,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import call
 from fedmpi.config.schema import Settings
 from fedmpi.data.batches import Shard, batches, pooled_rows, samples_of
-from fedmpi.models.recurrent import differentiable
+from fedmpi.models.recurrent import without_cudnn_rnn
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.finished_runs.models import load_global_model
 from fedmpi.runtime.record.run_dir import MODEL
@@ -159,7 +159,7 @@ class Loss:
         parameters, out = [p for _, p in segments], torch.zeros_like(w)
         along = [s.view(v) for s, _ in segments]
         for x, y in self._batches():
-            with differentiable(model.module):
+            with without_cudnn_rnn(model.module):
                 part = self._part(x, y)
             first = torch.autograd.grad(part, parameters, create_graph=True, allow_unused=True)
             slope = sum((g * u).sum() for g, u in zip(first, along, strict=True) if g is not None)
@@ -177,4 +177,4 @@ class Loss:
     def _part(self, x: Any, y: Tensor) -> Tensor:
         """Return the contribution of a batch to the mean loss."""
         f = call(self.made.model.module, x)
-        return validation.mean_loss(self.made.task, f, x, y) * (self.made.task.batch_weight(y) / self.weight)
+        return validation.eval_loss(self.made.task, f, x, y) * (self.made.task.batch_weight(y) / self.weight)

@@ -57,7 +57,7 @@ from fedmpi.models.filter_atoms import AtomConv2d
 from fedmpi.runtime import build
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.finished_runs.models import load_global_model
-from fedmpi.tasks.metrics import Figures
+from fedmpi.tasks.metrics import Metrics
 
 Row = dict[str, Any]
 NAMES = {
@@ -225,7 +225,7 @@ def measure_virtual(made: Experiment, say: Callable[[str], None] = lambda text: 
     local = local_models(fed, trainer, members, t)
     w, b = linear.combine(local.w, local.p), linear.combine(local.b, local.p)
 
-    def judge(model: Tensor) -> Figures:
+    def judge(model: Tensor) -> Metrics:
         trainer.model.load(model, b)
         return evaluate(trainer, test, s.evaluate.batch_size).figures
 
@@ -256,7 +256,7 @@ def virtual_lines(facts: dict[str, Any]) -> list[str]:
 
     at = {(row["alpha"], row["atoms"]): row[name] for row in facts["models"]}
     matrix = [[f"alpha {i}", *(shown(name, at[i, j]) for j in clients)] for i in clients]
-    groups: dict[str, list[Figures]] = {
+    groups: dict[str, list[Metrics]] = {
         "clients (diagonal), mean of {}": [row for row in facts["models"] if row["alpha"] == row["atoms"]],
         "virtual clients, mean of {}": [row for row in facts["models"] if row["alpha"] != row["atoms"]],
         "alpha_bar x D_bar": [facts["aggregate"]],

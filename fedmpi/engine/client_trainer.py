@@ -20,8 +20,8 @@ from fedmpi.engine.messages import Messages
 from fedmpi.flat.model import FlatModel
 from fedmpi.flat.packing import Views
 from fedmpi.method.base import Method, overrides
-from fedmpi.models.mlp import straight
-from fedmpi.models.net import Net
+from fedmpi.models.mlp import forward_without_hooks
+from fedmpi.models.net import FeaturesAndHead
 from fedmpi.tasks.classification import Classification
 from fedmpi.tasks.regression import Regression
 
@@ -35,7 +35,7 @@ class ClientTrainer:
     def __init__(
         self,
         model: FlatModel,
-        net: Net,
+        net: FeaturesAndHead,
         task: Any,
         method: Method,
         data: Federated,
@@ -66,7 +66,7 @@ class ClientTrainer:
         self.pack, self.strict = pack, strict
         captures = graphs is True or (graphs == "auto" and consists_of_known_parts(model.module, task))
         self.graphs = PassGraphs(strict=graphs is True) if captures else None
-        self._twins: list[tuple[FlatModel, Net]] = []
+        self._twins: list[tuple[FlatModel, FeaturesAndHead]] = []
         self.nothing = model.w.new_empty(0)
         self.a0 = nan if local_training.not_plain_sgd_reason() else 0.0  # the initial value of a client's `a`
         self._broadcast: tuple[Tensor | None, Views] = (None, Views({}))  # the latest broadcast, and its fields
@@ -80,9 +80,9 @@ class ClientTrainer:
         self.label_counts = torch.from_numpy(data.label_counts).to(model.w.device)  # (N, classes)
         # Passes label counts to a task that weighs classes: once the sum over all clients, or, if counts are private to
         # the sites, those of each client before it trains.
-        self.weigh: Callable[[Tensor], object] = getattr(task, "weigh", lambda counts: None)
+        self.set_class_counts: Callable[[Tensor], object] = getattr(task, "set_class_counts", lambda counts: None)
         if data.counts_shared:
-            self.weigh(self.label_counts.sum(0))
+            self.set_class_counts(self.label_counts.sum(0))
 
     def generators(self, t: int, client: int, fit: int) -> tuple[torch.Generator, torch.Generator | None]:
         """Return the random generators of a client's call number `fit` of fit() in round t.
@@ -111,11 +111,11 @@ class ClientTrainer:
             self._broadcast = announcement, self.messages.announcement().packing.views(announcement)
         return self._broadcast[1]
 
-    def twin(self, number: int) -> tuple[FlatModel, Net]:
+    def twin(self, number: int) -> tuple[FlatModel, FeaturesAndHead]:
         """Return the frozen copy of the model with this number, in the same layout; it is created on first use."""
         while len(self._twins) <= number:
             model = self.model.twin()
-            self._twins.append((model, Net(model.module, self.data.input_shape, self.data.x_dtype)))
+            self._twins.append((model, FeaturesAndHead(model.module, self.data.input_shape, self.data.x_dtype)))
         return self._twins[number]
 
 
@@ -124,7 +124,7 @@ def _direct(module: nn.Module, task: Any) -> Callable[[Any, Tensor, Tensor], Ten
 
     Such code draws no random numbers and stores nothing.
     """
-    forward = straight(module)
+    forward = forward_without_hooks(module)
     if forward is None or type(task).loss not in (Classification.loss, Regression.loss):
         return None
     return lambda k, x, y: task.loss(forward, x, y)

@@ -47,9 +47,9 @@ from fedmpi.engine.server import FederationServer
 from fedmpi.engine.transport.round_transport import RoundTransport
 from fedmpi.flat.layout import EVERYTHING
 from fedmpi.method.base import overrides
-from fedmpi.models.probabilistic_features import REFERENCE
+from fedmpi.models.probabilistic_features import REFERENCE_GROUP
 from fedmpi.tasks import validation
-from fedmpi.tasks.metrics import Figures, hits_by_class, pooled, spread
+from fedmpi.tasks.metrics import Metrics, client_statistics, count_by_class, weighted_client_mean
 
 MOST_CLASSES = 100  # largest number of classes for which accuracies by class are recorded
 OWN = ("weights", "buffers", "predict")  # hooks that give each client a model of its own
@@ -58,7 +58,7 @@ OWN = ("weights", "buffers", "predict")  # hooks that give each client a model o
 class Evaluation(NamedTuple):
     """The results of one model on one shard."""
 
-    figures: Figures  # the loss, and the task's metrics
+    figures: Metrics  # the loss, and the task's metrics
     outputs: Tensor  # (n, ...) outputs, as the task reduces them
     targets: Tensor  # (n, ...)
 
@@ -84,16 +84,16 @@ def evaluate(
         for x, y in batches(shard, batch_size, None):
             f = _outputs(trainer, module, x, predict)
             of_batch = task.batch_weight(y)
-            loss, weight = loss + validation.mean_loss(task, f, x, y).double() * of_batch, weight + of_batch
-            outputs.append(validation.hold(task, f, y))
+            loss, weight = loss + validation.eval_loss(task, f, x, y).double() * of_batch, weight + of_batch
+            outputs.append(validation.reduce_outputs(task, f, y))
             targets.append(y)
         trainer.frozen_guard.check()
         f, y = torch.cat(outputs), torch.cat(targets)
-        whole = validation.whole_loss(task, f, y)
+        whole = validation.split_loss(task, f, y)
         if f.is_floating_point() and bool(f.isnan().any()):  # argmax would return a class for nan
             figures = dict.fromkeys(task.names, nan)
         else:
-            figures = validation.figures(task, f, y)
+            figures = validation.compute_metrics(task, f, y)
         return Evaluation({"loss": (loss / weight if whole is None else whole).item(), **figures}, f, y)
 
 
@@ -172,7 +172,7 @@ class Evaluator:
         if "sites" in self.protocol and not self.data.test_by_site:
             raise UserError("evaluate.protocol: sites needs a data set that says whose each test row is; take personal")
 
-    def evaluate_round(self, t: int, last: bool) -> tuple[Figures, list[dict[str, Any]]]:
+    def evaluate_round(self, t: int, last: bool) -> tuple[Metrics, list[dict[str, Any]]]:
         """Return the metrics of the model after round t and a row for each client; both are complete only at rank 0.
 
         The caller must preserve the state of the random generators (`seeds.preserve_rng`).
@@ -180,7 +180,7 @@ class Evaluator:
         Args:
             last: whether no round follows.
         """
-        figures, lines = Figures(), list[dict[str, Any]]()
+        figures, lines = Metrics(), list[dict[str, Any]]()
         if self.server is None and not self.asks_clients:
             return figures, lines
         of, t = t, max(t, 0)  # the initial model (round -1) is evaluated like that of round 0
@@ -219,7 +219,7 @@ class Evaluator:
         with attribute_errors(f"evaluation after round {t}"):
             return evaluate(self.trainer, shard, self.config.eval_batch)
 
-    def _global(self, t: int) -> Figures:
+    def _global(self, t: int) -> Metrics:
         """Return the metrics of the global model on the global test set; set `class_accuracy`."""
         assert self.data.global_test is not None
         figures, f, y = self._evaluate_global(t, self.data.global_test)
@@ -227,19 +227,19 @@ class Evaluator:
         logits = getattr(self.trainer.task, "classification", False) and f.ndim == 2 and f.shape[1] <= MOST_CLASSES
         classes = logits and y.dtype == torch.int64 and y.ndim == 1 and 0 <= int(y.min()) < int(y.max()) < f.shape[1]
         if classes and bool(f.isfinite().all()):
-            right, every, _ = hits_by_class(f.argmax(1), y, f.shape[1])
+            right, every, _ = count_by_class(f.argmax(1), y, f.shape[1])
             self.class_accuracy = [None if isnan(v) else round(v, 3) for v in (100 * right / every).tolist()]
         return figures
 
-    def _by_site(self, t: int) -> Figures:
+    def _by_site(self, t: int) -> Metrics:
         """Return the metrics of the global model on each site's test rows, and their spread over sites."""
-        rows, weights = dict[str, Figures](), dict[str, float]()
+        rows, weights = dict[str, Metrics](), dict[str, float]()
         for site, shard in self.data.test_by_site.items():
             rows[site], weights[site] = self._with_weight(self._evaluate_global(t, shard))
         over_sites = self._combine(t, "sites", rows, weights)
         return over_sites | {f"{name}@{site}": row[name] for site, row in rows.items() for name in self.names}
 
-    def _validated(self, t: int, downloads: Mapping[int, Tensor]) -> Figures:
+    def _validated(self, t: int, downloads: Mapping[int, Tensor]) -> Metrics:
         """Return the metrics on the validation rows, at rank 0."""
         if self.silo or self.own:
             rows, weights = self._evaluate_clients("validation", t, downloads)
@@ -247,12 +247,12 @@ class Evaluator:
         return {} if self.server is None else self._evaluate_global(t, pooled_rows(self.data.validation)).figures
 
     # ---- clients and sites ----
-    def _with_weight(self, of: Evaluation) -> tuple[Figures, float]:
+    def _with_weight(self, of: Evaluation) -> tuple[Metrics, float]:
         """Return metrics and their weight in a mean over shards: the number of samples, or targets, that count."""
         weight = float(self.trainer.task.split_weight(of.targets)) if len(of.targets) else 0.0
         return of.figures if weight else {**of.figures, "loss": nan}, weight
 
-    def _combine(self, t: int, protocol: str, rows: Mapping[Any, Figures], weights: Mapping[Any, float]) -> Figures:
+    def _combine(self, t: int, protocol: str, rows: Mapping[Any, Metrics], weights: Mapping[Any, float]) -> Metrics:
         """Return metrics over all clients or sites: pooled by samples if they evaluate one model, else their spread.
 
         They are nan, with a warning, if a model that has samples has no finite loss: a mean over the other models would
@@ -265,17 +265,17 @@ class Evaluator:
             text = f"round {t}, {protocol}: the loss of {who} (of {len(rows)}) is no number, and so no figure of all is"
             warnings.warn(RankWarning(text), stacklevel=2)
         if protocol in ("global", "validation"):
-            return dict.fromkeys(self.names, nan) if bad else pooled(rows, weights)
-        figures: Figures = {}
+            return dict.fromkeys(self.names, nan) if bad else weighted_client_mean(rows, weights)
+        figures: Metrics = {}
         for name in self.names:
             lower_is_better = is_lower_better(name, getattr(self.trainer.task, "lower_is_better", ()))
             values = [nan] if bad else [rows[k][name] for k in sorted(rows)]
-            figures |= spread(f"{protocol}_{name}", values, lower_is_better)
+            figures |= client_statistics(f"{protocol}_{name}", values, lower_is_better)
         return figures
 
     def _evaluate_clients(
         self, protocol: str, t: int, downloads: Mapping[int, Tensor]
-    ) -> tuple[dict[int, Figures], dict[int, float]]:
+    ) -> tuple[dict[int, Metrics], dict[int, float]]:
         """Return the metrics of the clients in `downloads` and their weights, complete at rank 0.
 
         The rank that has a client's state evaluates the client.
@@ -298,7 +298,7 @@ class Evaluator:
         figures = {k: dict(zip(self.names, numbers[1:], strict=True)) for k, numbers in values.items()}
         return figures, {k: numbers[0] for k, numbers in values.items()}
 
-    def _evaluate_client(self, protocol: str, client: ClientContext) -> tuple[Figures, float]:
+    def _evaluate_client(self, protocol: str, client: ClientContext) -> tuple[Metrics, float]:
         """Return the metrics of one client under one protocol, and their weight."""
         trainer, inputs, predict = self.trainer, client.read_only_check(), None
         if protocol == "global" or (protocol == "validation" and not self.own):
@@ -318,5 +318,5 @@ def own_parts(messages: Messages) -> frozenset[str]:
 
     Groups that no client trains (FedBABU's head) and reference parameters, which do not affect outputs, are excluded.
     """
-    left = messages.every - messages.shared_groups - {REFERENCE}
+    left = messages.every - messages.shared_groups - {REFERENCE_GROUP}
     return left if EVERYTHING in messages.method.trains else left.intersection(messages.method.trains)

@@ -30,7 +30,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.flat.layout import ATOM, BODY, COEF, EVERYTHING, HEAD
 from fedmpi.method import Client, Method, Row, State, borrows, declared, option, overrides
 from fedmpi.method.slots import BUFFERS, SCALAR, Slot, Slots, Travel
-from fedmpi.models.filter_atoms import decompose
+from fedmpi.models.filter_atoms import decompose_convolutions
 
 
 @borrows("client", step=True)
@@ -78,7 +78,7 @@ class FedAtom(Method):
         return Travel(but=(COEF,)) if t % self.period else Travel()  # (3)
 
     def prepare(self, module: nn.Module, classes: int) -> nn.Module:
-        return decompose(module, self.atoms, self.init)  # type: ignore[arg-type]
+        return decompose_convolutions(module, self.atoms, self.init)  # type: ignore[arg-type]
 
     def receive(self, client: Client) -> Tensor:
         if self.alpha_fast != "keep":

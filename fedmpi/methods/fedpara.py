@@ -18,7 +18,7 @@ from torch import nn
 
 from fedmpi.flat.layout import BODY, HEAD, NORM
 from fedmpi.method import Method, Travel, option
-from fedmpi.models.fedpara import factorise
+from fedmpi.models.fedpara import factorise_layers
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class FedPara(Method):
     init: str = option("factors", "what starts with variance 2 / fan_in", choices=("factors", "product"))
 
     def prepare(self, module: nn.Module, classes: int) -> nn.Module:
-        return factorise(module, self.ratio, personal=False, init=self.init)  # (1)
+        return factorise_layers(module, self.ratio, personal=False, init=self.init)  # (1)
 
 
 @dataclass(frozen=True)
@@ -39,4 +39,4 @@ class PFedPara(Method):
         return Travel(groups=(BODY, NORM, HEAD))
 
     def prepare(self, module: nn.Module, classes: int) -> nn.Module:
-        return factorise(module, self.ratio, personal=True, init=self.init)  # (3)
+        return factorise_layers(module, self.ratio, personal=True, init=self.init)  # (3)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
 from fedmpi.method import CLASSES, FEATURES, Client, Method, Travel, declared, option
-from fedmpi.models.probabilistic_features import REFERENCE, Gaussian
+from fedmpi.models.probabilistic_features import REFERENCE_GROUP, GaussianFeatures
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class FedSR(Method):
         return frozenset({FEATURES, CLASSES} if self.probabilistic else {FEATURES})  # references are per class
 
     def travels(self, t: int, rounds: int) -> Travel:
-        return Travel(but=(REFERENCE,)) if self.probabilistic else Travel()
+        return Travel(but=(REFERENCE_GROUP,)) if self.probabilistic else Travel()
 
     def prepare(self, module: nn.Module, classes: int) -> nn.Module:
         if not self.probabilistic:
             return module
         if not any(isinstance(layer, nn.Linear) for layer in module.modules()):
             raise UserError("method fedsr needs a model with a last linear layer")
-        return Gaussian(module, classes)
+        return GaussianFeatures(module, classes)
 
     def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
         if not self.l2r and not self.cmi:

@@ -1,6 +1,6 @@
 """Model architectures: functions `f(input_shape, classes, **options) -> nn.Module`.
 
-The engine uses each model through `net.Net`.
+The engine divides each model into features and head with `net.FeaturesAndHead`.
 """
 
 from fedmpi.common.registry import PluginKind

@@ -7,17 +7,16 @@ lenet5       Li, Diao, Chen, He: Federated Learning on Non-IID Data Silos, ICDE 
              Gradient-Based Learning Applied to Document Recognition, 1998, with ReLU and max pools, and no padding
 alexnet_s    Chen, Qiu: Extra Clients at No Extra Cost, 2025, https://arxiv.org/abs/2503.08652, section 6.1; based on
              Krizhevsky, Sutskever, Hinton: ImageNet Classification with Deep Convolutional Neural Networks, NIPS 2012.
-             The paper names three convolutions of 64, 256 and 256 filters and fully connected layers of 256 and 128;
-             kernel sizes and pooling are our choice
+             The paper specifies three convolutions of 64, 256 and 256 filters and fully connected layers of 256 and
+             128 units; kernel sizes and pooling are our choice
 small_cnn    Son, Kim, Chung, Huang, Liu: FedUV, CVPR 2024, https://arxiv.org/abs/2402.18372, supplement, Table 1;
-             its convolutions have no biases and no padding, and four times the base of 16, 32, 64 filters, as in the
-             authors' code
+             as in the authors' code, convolutions have no biases and no padding, and four times 16, 32 and 64 filters
 vgg11        Simonyan, Zisserman: Very Deep Convolutional Networks for Large-Scale Image Recognition, ICLR 2015,
              configuration A, https://arxiv.org/abs/1409.1556, with hidden layers of 512 and without dropout and batch
              normalisation, as FedSOL trains it
 
-A 2x2 max pool comes before its ReLU. Outputs and gradients are the same to the bit as in the other order, and the ReLU
-has a quarter of the entries.
+Each 2x2 max pool precedes its ReLU: outputs and gradients are bitwise equal to those of the usual order, and the ReLU
+processes a quarter of the values.
 """
 
 import math
@@ -27,15 +26,15 @@ from typing import Annotated
 from pydantic import Field
 from torch import nn
 
-from fedmpi.models.building_blocks import WIDTH, image, projection
+from fedmpi.models.building_blocks import PROJECTION_WIDTH, check_image_shape, projection_head
 
 
 def mcmahan_cnn(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """CNN of the FedAvg paper (McMahan 2017): two 5x5 convolutions, one hidden layer of 512; images from 4 x 4 pixels.
+    """CNN of the FedAvg paper (McMahan 2017): two 5x5 convolutions, one hidden layer of 512 units.
 
-    For 1 x 28 x 28 images of 10 classes it has 1,663,370 parameters.
+    Images need at least 4 x 4 pixels. For 1 x 28 x 28 images of 10 classes it has 1,663,370 parameters.
     """
-    channels, height, width = image("mcmahan_cnn", input_shape, least=4)
+    channels, height, width = check_image_shape("mcmahan_cnn", input_shape, min_side=4)
     body = nn.Sequential(
         nn.Conv2d(channels, 32, 5, padding=2),
         nn.MaxPool2d(2),
@@ -51,11 +50,12 @@ def mcmahan_cnn(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def lenet5(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """LeNet-5 with ReLU and max pools, the `simple-cnn` of NIID-Bench (Li 2022); images from 16 x 16 pixels.
+    """LeNet-5 with ReLU and max pools, the `simple-cnn` of NIID-Bench (Li 2022).
 
-    For 10 classes it has 44,426 parameters on 1 x 28 x 28 images, and 62,006 on 3 x 32 x 32 images.
+    Images need at least 16 x 16 pixels. For 10 classes it has 44,426 parameters on 1 x 28 x 28 images, and 62,006 on 3
+    x 32 x 32 images.
     """
-    channels, height, width = image("lenet5", input_shape, least=16)
+    channels, height, width = check_image_shape("lenet5", input_shape, min_side=16)
     height, width = (((side - 4) // 2 - 4) // 2 for side in (height, width))
     body = nn.Sequential(
         nn.Conv2d(channels, 6, 5),
@@ -74,11 +74,11 @@ def lenet5(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def alexnet_s(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Small AlexNet of the filter decomposition paper: three 3x3 convolutions, two hidden layers; images from 8 x 8.
+    """Small AlexNet of the filter decomposition paper: three 3x3 convolutions, two hidden layers.
 
-    For 3 x 32 x 32 images of 10 classes it has 1,822,602 parameters.
+    Images need at least 8 x 8 pixels. For 3 x 32 x 32 images of 10 classes it has 1,822,602 parameters.
     """
-    channels, height, width = image("alexnet_s", input_shape, least=8)
+    channels, height, width = check_image_shape("alexnet_s", input_shape, min_side=8)
     layers: list[nn.Module] = []
     for filters in (64, 256, 256):
         layers += [nn.Conv2d(channels, filters, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()]
@@ -88,42 +88,45 @@ def alexnet_s(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Sequential(*layers)
 
 
-# (kernel, stride, multiple of the width) of each block
-BLOCKS = ((3, 1, 1), (1, 1, 1), (3, 2, 2), (3, 1, 2), (1, 1, 2), (3, 2, 4), (3, 1, 4), (1, 1, 4))
-LEAST = 21  # pixels: the maps of smaller images become smaller than the last 3x3 kernel
+# Kernel size, stride and number of filters, as a multiple of the width, of each block
+SMALL_CNN_BLOCKS = ((3, 1, 1), (1, 1, 1), (3, 2, 2), (3, 1, 2), (1, 1, 2), (3, 2, 4), (3, 1, 4), (1, 1, 4))
+MIN_SIDE = 21  # pixels; with smaller images the last feature maps would be smaller than their 3x3 kernel
 Width = Annotated[int, Field(gt=0)]
 
 
 def small_cnn(input_shape: tuple[int, ...], classes: int, width: Width = 64) -> nn.Module:
-    """CNN of FedUV (2024): eight convolutions with batch normalisation, two hidden layers of 256; from 21 x 21 pixels.
+    """CNN of FedUV (2024): eight convolutions with batch normalisation, two hidden layers of 256 units.
 
-    Each convolution is followed by batch normalisation and ReLU, and all of them by the mean over the image and the
-    projection. For 3 x 32 x 32 images of 10 classes it has 1,331,402 parameters.
+    Each convolution is followed by batch normalisation and ReLU, and the last one by the mean over the image and the
+    projection head. Images need at least 21 x 21 pixels. For 3 x 32 x 32 images of 10 classes it has 1,331,402
+    parameters.
 
-    width: filters of the first two blocks; the others have two and four times as many.
+    width: number of filters of the first two blocks; later blocks have two or four times as many.
     """
-    channels, _, _ = image("small_cnn", input_shape, least=LEAST)
+    channels, _, _ = check_image_shape("small_cnn", input_shape, min_side=MIN_SIDE)
     layers: list[nn.Module] = []
-    for kernel, stride, times in BLOCKS:
+    for kernel, stride, times in SMALL_CNN_BLOCKS:
         filters = width * times
         layers += [nn.Conv2d(channels, filters, kernel, stride, bias=False), nn.BatchNorm2d(filters), nn.ReLU()]
         channels = filters
-    body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), projection(channels))
-    return nn.Sequential(OrderedDict(body=body, head=nn.Linear(WIDTH, classes)))
+    body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), projection_head(channels))
+    return nn.Sequential(OrderedDict(body=body, head=nn.Linear(PROJECTION_WIDTH, classes)))
 
 
-CONFIGURATION_A = (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0)  # filters; 0: 2x2 max pool
-SIDE = 32  # pixels, which the five pools reduce to one
+VGG11_FILTERS = (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0)  # number of filters; 0: a 2x2 max pool
+VGG11_SIDE = 32  # pixels; the five pools reduce a side to one pixel
 
 
 def vgg11(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """VGG-11 with hidden layers of 512 and no normalisation (FedSOL 2024); images are resized to 32 x 32.
+    """VGG-11 with hidden layers of 512 units and without normalisation (FedSOL 2024).
 
-    For 3 x 32 x 32 images of 10 classes it has 9,750,922 parameters.
+    Images are resized to 32 x 32 pixels. For 3 x 32 x 32 images of 10 classes it has 9,750,922 parameters.
     """
-    channels, *size = image("vgg11", input_shape)
-    layers: list[nn.Module] = [] if size == [SIDE, SIDE] else [nn.Upsample((SIDE, SIDE), mode="bilinear")]
-    for filters in CONFIGURATION_A:
+    channels, *size = check_image_shape("vgg11", input_shape)
+    layers: list[nn.Module] = (
+        [] if size == [VGG11_SIDE, VGG11_SIDE] else [nn.Upsample((VGG11_SIDE, VGG11_SIDE), mode="bilinear")]
+    )
+    for filters in VGG11_FILTERS:
         if filters:
             layers += [nn.Conv2d(channels, filters, 3, padding=1), nn.ReLU()]
         else:

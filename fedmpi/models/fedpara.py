@@ -1,11 +1,11 @@
-"""Layers whose weight is the Hadamard product of two low-rank weights, and a network made of them.
+"""FedPara's layers, whose weight is the Hadamard product of two low-rank weights, and their use in a model.
 
 FedPara. Hyeon-Woo, Ye-Bin, Oh. Low-Rank Hadamard Product for Communication-Efficient Federated Learning. ICLR 2022.
 https://arxiv.org/abs/2108.06098
 
     linear        W_s = X_s Y_s^T                                            X_s (m, r), Y_s (n, r)            (1)
     convolution   W_s[o,i,u,v] = sum_{x,y} T_s[x,y,u,v] O_s[x,o] I_s[y,i]    (r, r, k, k), (r, O), (r, I)      (2)
-    W = W_1 . W_2,     or with a personal second factor     W = W_1 . (W_2 + 1)                                (3)
+    W = W_1 . W_2,     or if W_2 is personal                W = W_1 . (W_2 + 1)                                (3)
 W has rank up to r^2, whereas W_s has rank r. Biases remain dense.
 """
 
@@ -16,14 +16,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, linear
 
-OWN = "own"  # layout group of the factors of a personal W_2
+PERSONAL_GROUP = "own"  # layout group of the factors of W_2 if it is personal
 
 
-class Factors(nn.Module):
-    """The low-rank weight W_s of a linear layer (1) or of a convolution (2).
+class LowRankWeight(nn.Module):
+    """A low-rank weight W_s, computed from its factors, of a linear layer (1) or of a convolution (2).
 
-    variance: initial variance of the entries of W_s. None: each factor is drawn from N(0, 2 / fan_in), with the fan_in
-    of the factor as it is stored, whatever the variance of W_s.
+    Args:
+        shape: the shape of W_s.
+        rank: the rank r.
+        variance: the initial variance of the entries of W_s. None: each factor is drawn from N(0, 2 / fan_in), with the
+            fan_in of the factor as it is stored; the variance of W_s follows from this.
     """
 
     def __init__(self, shape: torch.Size, rank: int, variance: float | None) -> None:
@@ -37,10 +40,12 @@ class Factors(nn.Module):
             self.X = nn.Parameter(torch.empty(out, rank))
             self.Y = nn.Parameter(torch.empty(into, rank))
         factors = list(self.parameters())
-        each = [2 / factor[0].numel() for factor in factors]
-        given = rank ** (len(factors) - 1) * math.prod(each)  # (1) is a sum over one index, (2) over two
-        scale = 1.0 if variance is None else (variance / given) ** (1 / len(factors))
-        for factor, own in zip(factors, each, strict=True):
+        variances = [2 / factor[0].numel() for factor in factors]
+        product_variance = rank ** (len(factors) - 1) * math.prod(
+            variances
+        )  # (1) is a sum over one index, (2) over two
+        scale = 1.0 if variance is None else (variance / product_variance) ** (1 / len(factors))
+        for factor, own in zip(factors, variances, strict=True):
             nn.init.normal_(factor, std=math.sqrt(own * scale))
 
     def forward(self) -> Tensor:
@@ -49,33 +54,33 @@ class Factors(nn.Module):
         return torch.einsum("xyuv,xo,yi->oiuv", self.T, self.O, self.I)  # (2)
 
 
-class Factorised(nn.Module):
-    """A linear layer or a convolution whose weight is W of (3)."""
+class FactorisedLayer(nn.Module):
+    """A linear layer or a convolution whose weight is W of (3), made from a dense layer."""
 
     def __init__(self, dense: nn.Linear | nn.Conv2d, rank: int, personal: bool, init: str) -> None:
         super().__init__()
-        he = 2 / dense.weight[0].numel()  # the variance of W, which is to equal v v, or v (v + 1)
+        he = 2 / dense.weight[0].numel()  # variance of the dense weight; W has variance v v, or v (v + 1)
         v = None if init == "factors" else (math.sqrt(1 + 4 * he) - 1) / 2 if personal else math.sqrt(he)
-        self.one, self.two = (Factors(dense.weight.shape, rank, v) for _ in range(2))
+        self.one, self.two = (LowRankWeight(dense.weight.shape, rank, v) for _ in range(2))
         self.bias, self.personal = dense.bias, personal
-        self.window = {n: getattr(dense, n) for n in ("stride", "padding", "dilation") if hasattr(dense, n)}
+        self.conv_options = {n: getattr(dense, n) for n in ("stride", "padding", "dilation") if hasattr(dense, n)}
 
     def weight(self) -> Tensor:
         one, two = self.one(), self.two()
         return one * (two + 1) if self.personal else one * two  # (3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return (conv2d if self.window else linear)(x, self.weight(), self.bias, **self.window)
+        return (conv2d if self.conv_options else linear)(x, self.weight(), self.bias, **self.conv_options)
 
 
-def rank_for(shape: torch.Size | tuple[int, ...], ratio: float) -> int:
-    """Return the rank r at which the two factors have `ratio` of the dense weight's entries, but at least a minimum.
+def factor_rank(shape: torch.Size | tuple[int, ...], ratio: float) -> int:
+    """Return the rank r for which W_1 and W_2 together have `ratio` times the parameters of the dense weight.
 
-    The minimum is ceil(sqrt(n_min)). For a linear layer n_min = min(m, n), since for smaller r a matrix W could not
-    have full rank (the paper's Corollary 1). For a convolution n_min = max(O, I), as in the authors' code, and r solves
-    2 r (O + I + r k^2) = ratio O I k^2.
+    The rank is at least ceil(sqrt(n_min)). For a linear layer n_min = min(m, n), since for smaller r a matrix W could
+    not have full rank (the paper's Corollary 1). For a convolution n_min = max(O, I), as in the authors' code, and r
+    solves 2 r (O + I + r k^2) = ratio O I k^2.
 
-    >>> [rank_for((256, 256, 3, 3), ratio) for ratio in (0.1, 0.3, 0.5)], rank_for((200, 100), 0.5)
+    >>> [factor_rank((256, 256, 3, 3), ratio) for ratio in (0.1, 0.3, 0.5)], factor_rank((200, 100), 0.5)
     ([36, 75, 103], 17)
     """
     out, into, *kernel = shape
@@ -89,35 +94,39 @@ def rank_for(shape: torch.Size | tuple[int, ...], ratio: float) -> int:
     return max(math.ceil(r), math.isqrt(least - 1) + 1)
 
 
-def factorise(module: nn.Module, ratio: float, personal: bool, init: str) -> nn.Module:
-    """Replace, in place, each convolution and linear layer by a Factorised layer if that makes it smaller.
+def factorise_layers(module: nn.Module, ratio: float, personal: bool, init: str) -> nn.Module:
+    """Replace, in place, each convolution and linear layer by a FactorisedLayer if it then has fewer parameters.
 
     The head, which is the last linear layer, remains dense, and so do frozen layers and convolutions with groups or
-    with a padding other than zeros. The changed module is returned.
+    with a padding other than zeros.
 
     Args:
-        ratio: share of a dense weight's entries that its factors have (see rank_for).
-        personal: use the second form of (3), and put the factors of W_2 into the layout group OWN.
-        init: variance 2 / fan_in of each factor as it is stored (factors), or of W, as for a dense weight (product).
+        module: the model, which is also returned.
+        ratio: the number of parameters of the factors, relative to that of the dense weight (see factor_rank).
+        personal: whether W_2 is personal: the second form of (3) is used, and the factors of W_2 are in the layout
+            group PERSONAL_GROUP.
+        init: what has the initial variance 2 / fan_in: each factor as it is stored (factors), or W, as for a dense
+            weight (product).
     """
     layers = [(path, layer) for path, layer in module.named_modules() if isinstance(layer, (nn.Linear, nn.Conv2d))]
     head = [layer for _, layer in layers if isinstance(layer, nn.Linear)][-1:]
     groups: dict[str, str] = getattr(module, "parameter_groups", dict)()
     factorised = False
     for path, layer in layers:
-        (out, into, *kernel), r = layer.weight.shape, rank_for(layer.weight.shape, ratio)
+        (out, into, *kernel), r = layer.weight.shape, factor_rank(layer.weight.shape, ratio)
         smaller = 2 * r * (out + into + (r * math.prod(kernel) if kernel else 0)) < layer.weight.numel()
         is_plain = isinstance(layer, nn.Linear) or (layer.groups == 1 and layer.padding_mode == "zeros")
         if layer in head or not (smaller and is_plain and layer.weight.requires_grad):
             continue
-        made, (parent, _, name) = Factorised(layer, r, personal, init), path.rpartition(".")
-        setattr(module.get_submodule(parent), name, made)
+        factorised_layer, (parent, _, name) = FactorisedLayer(layer, r, personal, init), path.rpartition(".")
+        setattr(module.get_submodule(parent), name, factorised_layer)
         factorised = True
         if personal:
-            groups |= {f"{path}.two.{leaf}": OWN for leaf, _ in made.two.named_parameters()}
+            groups |= {f"{path}.two.{leaf}": PERSONAL_GROUP for leaf, _ in factorised_layer.two.named_parameters()}
     if not factorised:
         warnings.warn(
-            f"no layer of the model below its head gets smaller at ratio {ratio}; all stay dense", stacklevel=3
+            f"no layer of the model except the head becomes smaller with ratio {ratio}; all layers remain dense",
+            stacklevel=3,
         )
     module.parameter_groups = lambda: groups  # type: ignore[assignment]
     return module

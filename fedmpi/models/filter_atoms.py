@@ -1,11 +1,11 @@
-"""Convolutions whose kernels are linear combinations of a few small filters, and a network made of them.
+"""Convolutions whose kernels are linear combinations of a few small filters (atoms), and their use in a model.
 
 Filter decomposition. Chen, Qiu. Extra Clients at No Extra Cost: Overcome Data Heterogeneity in Federated
 Learning with Filter Decomposition. 2025. https://arxiv.org/abs/2503.08652; the layer is that of DCFNet. Qiu, Cheng,
 Calderbank, Sapiro. ICML 2018. https://arxiv.org/abs/1802.04145
 
     W[o,i,u,v] = sum_a alpha[o,i,a] D[a,u,v]         coefficients alpha (o, i, m_a), atoms D (m_a, u, v)        (1)
-Each layer has its own atoms, which all its channels share. The forward pass computes W and convolves once.
+Each layer has its own atoms, which all its channels share. The forward pass computes W and then one convolution.
 """
 
 import math
@@ -17,24 +17,39 @@ from torch import Tensor, nn
 
 from fedmpi.flat.layout import ATOM, COEF
 
-GEOMETRY = ["in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode"]
+CONV_SETTINGS = [
+    "in_channels",
+    "out_channels",
+    "kernel_size",
+    "stride",
+    "padding",
+    "dilation",
+    "groups",
+    "padding_mode",
+]
 Init = Literal["he", "dcf", "from_conv"]
 
 
 class AtomConv2d(nn.Conv2d):
-    """A convolution whose weight is W of (1); it keeps the other settings of the convolution that it replaces.
+    """A convolution whose weight is W of (1), with the other settings of the convolution `dense` that it replaces.
 
-    The initial values depend on `init`. he: D ~ N(0, 1/k^2), alpha ~ N(0, 2/(i m_a)), so that Var W = 2/(i k^2), as
-    ReLU networks need it. dcf: D ~ N(0, 1), alpha ~ N(0, 1/(i m_a)), for networks with batch normalisation; Var W is
-    k^2/2 times as large. from_conv: the m_a leading right singular vectors of the given kernels (o i, k^2) and their
-    coefficients, so that W equals the given kernels if m_a >= k^2, and otherwise is the nearest W of rank m_a.
+    Args:
+        dense: the convolution that is replaced; its bias is used further.
+        atoms: the number of atoms m_a.
+        init: the initial values.
+            he: D ~ N(0, 1/k^2), alpha ~ N(0, 2/(i m_a)), so that Var W = 2/(i k^2), which suits ReLU networks.
+            dcf: D ~ N(0, 1), alpha ~ N(0, 1/(i m_a)), for networks with batch normalisation; Var W is k^2/2 times as
+            large.
+            from_conv: the m_a leading right singular vectors of the kernels of `dense`, as a matrix (o i, k^2), and
+            their coefficients: W equals these kernels if m_a >= k^2, and otherwise is their best approximation of rank
+            m_a.
     """
 
     coef: nn.Parameter  # (o, i / groups, m_a)
     atoms: nn.Parameter  # (m_a, u, v)
 
     def __init__(self, dense: nn.Conv2d, atoms: int, init: Init) -> None:
-        super().__init__(**{name: getattr(dense, name) for name in GEOMETRY}, bias=False, device="meta")
+        super().__init__(**{name: getattr(dense, name) for name in CONV_SETTINGS}, bias=False, device="meta")
         del self.weight
         (out, into, *kernel), like = dense.weight.shape, dense.weight
         self.coef = nn.Parameter(like.new_zeros(out, into, atoms), like.requires_grad)
@@ -65,14 +80,15 @@ class AtomConv2d(nn.Conv2d):
         return f"{super().extra_repr()}, atoms={len(self.atoms)}"
 
 
-def decompose(module: nn.Module, atoms: int = 9, init: Init = "he") -> nn.Module:
-    """Replace every Conv2d of `module` with kernels of more than one pixel by an AtomConv2d, in place, and return it.
+def decompose_convolutions(module: nn.Module, atoms: int = 9, init: Init = "he") -> nn.Module:
+    """Replace, in place, each Conv2d of `module` whose kernel is larger than 1x1 by an AtomConv2d; return the module.
 
-    Layout groups: atoms are in ATOM, coefficients and the biases of convolutions in COEF. COEF also has the
-    convolutions that are not replaced: 1x1 convolutions, frozen ones, and subclasses of Conv2d (which may have a
-    forward function or weights of their own). Linear layers (theta_h) keep their group.
+    Atoms are in the layout group ATOM; coefficients and the biases of convolutions are in COEF. Convolutions that are
+    not replaced are in COEF, too: 1x1 convolutions, frozen ones, and subclasses of Conv2d, which may have their own
+    forward function or weights. Linear layers (theta_h) keep their group.
 
     Args:
+        module: the model.
         atoms: number of atoms m_a of each layer.
         init: initial values, see AtomConv2d.
     """
@@ -89,7 +105,8 @@ def decompose(module: nn.Module, atoms: int = 9, init: Init = "he") -> nn.Module
         groups |= {f"{path}.{leaf}": ATOM if leaf == "atoms" else COEF for leaf, _ in layer.named_parameters()}
     if ATOM not in groups.values():
         warnings.warn(
-            "the model has no convolution to decompose; there are neither atoms nor coefficients", stacklevel=3
+            "the model has no convolution with a kernel larger than 1x1, so it has neither atoms nor coefficients",
+            stacklevel=3,
         )
     module.parameter_groups = lambda: groups  # type: ignore[assignment]
     return module

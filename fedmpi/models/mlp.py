@@ -1,4 +1,4 @@
-"""Fully connected networks on the flattened sample, and the forward pass of models that are a chain of layers."""
+"""Fully connected networks on the flattened sample, and a fast forward pass for models that are a chain of layers."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from fedmpi.common.errors import UserError
 
 
 class MLP(nn.Module):
-    """A multilayer perceptron: flatten; linear and ReLU for each width in `hidden`; a linear layer to the logits."""
+    """A multilayer perceptron on flattened samples, with a linear layer and ReLU per entry of `hidden`, then a head."""
 
     def __init__(self, inputs: int, hidden: Sequence[int], classes: int) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class MLP(nn.Module):
         self.head: nn.Module = nn.Linear(widths[-1], classes)
 
     def features(self, x: Tensor) -> Tensor:
-        return self.body(x)  # (B, hidden[-1]); the flat sample if there is no hidden layer
+        return self.body(x)  # (B, hidden[-1]), or the flattened samples without hidden layers
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.features(x))  # (B, C)
@@ -36,15 +36,15 @@ def mlp(
 ) -> MLP:
     """Multilayer perceptron with ReLU; by default the 2NN of the FedAvg paper (McMahan 2017).
 
-    hidden: units of each hidden layer, at least one layer.
+    hidden: number of units of each hidden layer; at least one layer is needed.
 
     For 1 x 28 x 28 images of 10 classes it has 199,210 parameters.
     """
     return MLP(math.prod(input_shape), hidden, classes)
 
 
-class Reference(nn.Module):
-    """A linear layer that computes logits of classes 1, 2, ...; the logit of class 0 is always 0."""
+class ReferenceClassHead(nn.Module):
+    """A linear layer for the logits of classes 1, 2, ...; the logit of class 0, the reference class, is always 0."""
 
     def __init__(self, inputs: int, classes: int) -> None:
         super().__init__()
@@ -55,11 +55,13 @@ class Reference(nn.Module):
 
 
 def logistic(input_shape: tuple[int, ...], classes: int, reference: bool = False) -> MLP:
-    """Softmax regression (one linear layer on the flat sample); with the task regression, linear regression.
+    """Softmax regression: one linear layer on the flattened sample; linear regression for the task regression.
 
-    reference: class 0 has no weights, and its logit is 0. For two classes this is textbook logistic regression, that is
-    Linear(f, 1), sigmoid and binary cross-entropy, whose steps are half as long as with weights for both classes. Its
-    features are the flat sample, so that the whole model is its head.
+    The features are the flattened sample, so that the whole model is its head.
+
+    reference: true fixes the logit of class 0 at 0, without weights. For two classes this is textbook logistic
+    regression: Linear(f, 1), sigmoid and binary cross-entropy. Its gradient steps are half as large as those of the
+    model with weights for both classes.
 
     For 1 x 28 x 28 images of 10 classes it has 7,850 parameters without `reference`.
     """
@@ -67,28 +69,33 @@ def logistic(input_shape: tuple[int, ...], classes: int, reference: bool = False
     model = MLP(inputs, (), classes)
     if reference:
         if classes < 2:
-            raise UserError("model.reference: true needs classes, and the target is a number; leave it out")
-        model.head = Reference(inputs, classes)
+            raise UserError(
+                "model.reference: true needs a task with classes, but the target is a number; remove model.reference"
+            )
+        model.head = ReferenceClassHead(inputs, classes)
     return model
 
 
-POINTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Identity)
+POINTWISE_LAYERS = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Identity)
 
 
-def layers_of(module: nn.Module) -> list[nn.Module] | None:
-    """Return the layers of a chain of known layers in order, or None if the module is not such a chain."""
+def chain_layers(module: nn.Module) -> list[nn.Module] | None:
+    """Return the layers of a module in order, or None unless it is a chain of linear and pointwise layers."""
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
         return None
     if type(module) in (MLP, nn.Sequential):  # children() leaves out repetitions of a layer
-        found = [layers_of(part) for part in module._modules.values() if part is not None]
-        return None if None in found else [layer for each in found if each for layer in each]
+        parts = [chain_layers(part) for part in module._modules.values() if part is not None]
+        return None if None in parts else [layer for each in parts if each for layer in each]
     flattens = type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
-    return [module] if flattens or type(module) is nn.Linear or type(module) in POINTWISE else None
+    return [module] if flattens or type(module) is nn.Linear or type(module) in POINTWISE_LAYERS else None
 
 
-def straight(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    """Return a function that equals module(x) but calls no hooks; None if it is not a chain of known layers."""
-    layers = layers_of(module)
+def forward_without_hooks(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
+    """Return a function that computes module(x) without the overhead of torch's hooks, or None.
+
+    It is None unless the module is a chain of linear and pointwise layers without hooks and is not compiled.
+    """
+    layers = chain_layers(module)
     if not layers or any(part._compiled_call_impl is not None for part in module.modules()):
         return None
     steps = [layer.forward for layer in layers]

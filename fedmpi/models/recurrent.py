@@ -1,7 +1,6 @@
-"""A character LSTM, and a switch to torch's own recurrent kernels.
+"""A character LSTM, and a switch from cuDNN's recurrent kernels to those of torch.
 
-On a GPU torch uses the recurrent layers of cuDNN, which have no backward pass in evaluation mode and no second
-derivatives.
+On a GPU torch uses cuDNN's recurrent kernels, which have no backward pass in evaluation mode and no second derivatives.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Width = Annotated[int, Field(ge=1, le=100_000)]
 
 
 class CharLSTM(nn.Module):
-    """An embedding, LSTM layers, and one linear layer applied at each position: x (B, L) int64 -> (B, L, V)."""
+    """A character LSTM, from symbols (B, L) int64 to logits (B, L, V): embedding, LSTM layers, and a linear layer."""
 
     def __init__(self, symbols: int, embedding: int, hidden: int, layers: int) -> None:
         super().__init__()
@@ -35,25 +34,29 @@ class CharLSTM(nn.Module):
 def char_lstm(
     input_shape: tuple[int, ...], classes: int, embedding: Width = 8, hidden: Width = 256, layers: Width = 2
 ) -> CharLSTM:
-    """LSTM that predicts the next character (McMahan 2017, LEAF): embedding of 8, two LSTM layers of 256, linear layer.
+    """LSTM that predicts the next character (McMahan 2017, LEAF): an embedding, LSTM layers, and a linear layer.
 
     Samples are texts of symbols 0..classes-1, (L,) int64. With 65 symbols it has 815,945 parameters.
 
-    embedding: units of the embedding of a symbol.
-    hidden: units of each LSTM layer.
+    embedding: dimension of the embedding of a symbol.
+    hidden: number of units of each LSTM layer.
     layers: number of LSTM layers.
     """
     if len(input_shape) != 1:
-        raise UserError(f"model char_lstm: a sample has shape {input_shape}, but it needs texts: (L,) symbols, int64")
+        raise UserError(
+            f"model char_lstm: a sample has the shape {input_shape}, but the model needs texts, (L,) int64 symbols; "
+            "choose "
+            "another model for these data"
+        )
     return CharLSTM(classes, embedding, hidden, layers)
 
 
 @contextmanager
-def differentiable(module: nn.Module) -> Iterator[None]:
-    """Use torch's own, slower recurrent kernels within this context.
+def without_cudnn_rnn(module: nn.Module) -> Iterator[None]:
+    """Use torch's own recurrent kernels within this context, which are slower than those of cuDNN.
 
-    It is needed around a forward pass in evaluation mode that has a backward pass, and around a forward pass that is
-    differentiated twice. It has no effect for a module without recurrent layers.
+    Use it for a forward pass in evaluation mode with a backward pass, and for one that is differentiated twice. It has
+    no effect for a module without recurrent layers.
     """
     before = torch.backends.cudnn.enabled
     torch.backends.cudnn.enabled = before and not any(isinstance(part, nn.RNNBase) for part in module.modules())

@@ -12,31 +12,39 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
 
-from fedmpi.models.building_blocks import image
+from fedmpi.models.building_blocks import check_image_shape
 
 Shift = Literal["pixel", "original"]
 Size = Annotated[int, Field(gt=0)]
-AXES = ((1, 0), (-1, 0), (0, 1), (0, -1))
-DIAGONALS = ((1, 1), (1, -1), (-1, 1), (-1, -1))
+AXIS_SHIFTS = ((1, 0), (-1, 0), (0, 1), (0, -1))
+DIAGONAL_SHIFTS = ((1, 1), (1, -1), (-1, 1), (-1, -1))
 
 
-def shifted(x: Tensor, steps: tuple[tuple[int, int], ...], pixels: int) -> Tensor:
-    """Return the image and four copies shifted by `pixels`, with zeros at the border: (B, C, H, W) -> (B, 5 C, H, W).
+def append_shifted_copies(x: Tensor, steps: tuple[tuple[int, int], ...], pixels: int) -> Tensor:
+    """Append four shifted copies to the channels of each image, (B, C, H, W) -> (B, 5 C, H, W).
 
-    steps: direction of each copy, as (down, right).
+    Args:
+        x: the images.
+        steps: the direction of each shift, as (down, right).
+        pixels: the length of each shift; pixels that are shifted in are zero.
     """
     height, width = x.shape[-2:]
-    around = pad(x, (pixels,) * 4)
-    moved = [
-        around[..., pixels - down * pixels :, pixels - right * pixels :][..., :height, :width] for down, right in steps
+    padded = pad(x, (pixels,) * 4)
+    copies = [
+        padded[..., pixels - down * pixels :, pixels - right * pixels :][..., :height, :width] for down, right in steps
     ]
-    return torch.cat([x, *moved], dim=1)
+    return torch.cat([x, *copies], dim=1)
 
 
 class Attention(nn.Module):
-    """Locality self-attention: softmax(e^tau q k' with -max on the diagonal) v.
+    """Locality self-attention: softmax(e^tau q k') v, in which no token attends to itself.
 
-    tau is one learned number, initially log(head^-1/2).
+    The temperature tau is one learned number, initially log(d^-1/2) for the width d of a head.
+
+    Args:
+        width: width of a token.
+        heads: number of heads.
+        head: width d of each head.
     """
 
     def __init__(self, width: int, heads: int, head: int) -> None:
@@ -57,9 +65,17 @@ class Attention(nn.Module):
 
 
 class SLViT(nn.Module):
-    """A vision transformer on shifted patches with a class token and learned positions.
+    """A vision transformer on shifted patches, with a class token and learned position embeddings.
 
-    It has `depth` layers, each of attention and two linear layers, then LayerNorm and the head.
+    Each layer consists of attention and two linear layers; the last one is followed by LayerNorm and the head.
+
+    Args:
+        channels: channels of the images.
+        side: height and width to which images are resized, in pixels.
+        resize: whether images have another size and must be resized.
+        classes: number of classes.
+        sizes: width of a token, number of layers, heads per layer, width of a head, hidden units of each layer.
+        shift: how the four copies of an image are shifted, see `sl_vit`.
     """
 
     def __init__(
@@ -68,7 +84,7 @@ class SLViT(nn.Module):
         super().__init__()
         width, depth, heads, head, hidden = sizes
         self.side, self.resize, self.patch = side, resize, min(side // 4, 16)
-        self.steps, self.pixels = (AXES, 1) if shift == "pixel" else (DIAGONALS, self.patch // 2)
+        self.steps, self.pixels = (AXIS_SHIFTS, 1) if shift == "pixel" else (DIAGONAL_SHIFTS, self.patch // 2)
         inputs = 5 * channels * self.patch**2
         self.patches = nn.Sequential(nn.LayerNorm(inputs), nn.Linear(inputs, width))
         self.token = nn.Parameter(torch.randn(width))
@@ -84,7 +100,7 @@ class SLViT(nn.Module):
     def features(self, x: Tensor) -> Tensor:
         side, patch = self.side, self.patch
         x = interpolate(x, (side, side), mode="bilinear", align_corners=False) if self.resize else x
-        x = shifted(x, self.steps, self.pixels)
+        x = append_shifted_copies(x, self.steps, self.pixels)
         tokens = nn.functional.unfold(x, patch, stride=patch).transpose(1, 2)  # (B, patches, 5 C patch^2)
         x = torch.cat([self.token.expand(len(x), 1, -1), self.patches(tokens)], dim=1) + self.positions
         for attention, forward in zip(self.attention, self.forward_part, strict=True):
@@ -106,20 +122,21 @@ def sl_vit(
     mlp: Size = 192,
     shift: Shift = "pixel",
 ) -> SLViT:
-    """Vision transformer for small sets, with the sizes of FedSOL (2024); patches of a quarter of the side, at most 16.
+    """Vision transformer for small data sets, with the sizes of FedSOL (2024).
 
-    Images are resized to a square of 32 or 64 pixels, or above that of the next multiple of 16 (28 x 28 becomes 32 x
-    32). For 3 x 32 x 32 images of 10 classes it has 6,176,275 parameters.
+    Images are resized to a square whose side is the next multiple of 32 pixels, or of 16 above 64 pixels (28 x 28
+    becomes 32 x 32). The side of a patch is a quarter of that, but at most 16 pixels. For 3 x 32 x 32 images of 10
+    classes it has 6,176,275 parameters.
 
     dim: width of a token.
     depth: number of layers.
-    heads: attention heads of each layer.
+    heads: number of attention heads of each layer.
     dim_head: width of each head.
-    mlp: hidden units of each layer.
-    shift: how the four copies are shifted: pixel, by one pixel along the axes, as in the code of FedSOL's authors, or
-    original, by half a patch along the diagonals, as in the original paper.
+    mlp: number of hidden units of each layer.
+    shift: how the four copies of an image are shifted: pixel (by one pixel along the axes, as in the code of FedSOL's
+    authors) or original (by half a patch along the diagonals, as in the original paper).
     """
-    channels, height, width = image("sl_vit", input_shape, least=8)
+    channels, height, width = check_image_shape("sl_vit", input_shape, min_side=8)
     step = 32 if max(height, width) <= 64 else 16
     side = math.ceil(max(height, width) / step) * step
     return SLViT(channels, side, (height, width) != (side, side), classes, (dim, depth, heads, dim_head, mlp), shift)

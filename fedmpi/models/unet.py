@@ -20,9 +20,15 @@ Width = Annotated[int, Field(ge=GROUPS, multiple_of=GROUPS, le=1024)]
 
 
 class UNet(nn.Module):
-    """A U-Net with two convolutions on each level, downwards and upwards, and a 1x1 convolution to the classes.
+    """A U-Net with two convolutions on each level of the encoder and the decoder, and a final 1x1 convolution.
 
-    dims: 2 for images (B, C, H, W) -> (B, classes, H, W), 3 for volumes (B, C, D, H, W) -> (B, classes, D, H, W).
+    Args:
+        dims: 2 for images, (B, C, H, W) -> (B, classes, H, W); 3 for volumes, (B, C, D, H, W) -> (B, classes, D, H, W).
+        channels: channels C of a sample.
+        classes: number of classes.
+        width: number of filters of the first level.
+        levels: number of times the size is halved.
+        norm: gn or bn.
     """
 
     def __init__(self, dims: int, channels: int, classes: int, width: int, levels: int, norm: str) -> None:
@@ -48,16 +54,16 @@ class UNet(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         x = self.first(x)
-        skipped = []
+        skips = []
         for down in self.down:
-            skipped.append(x)
+            skips.append(x)
             x = down(x)
         for up, merge in zip(self.up, self.merge, strict=True):
-            beside = skipped.pop()
+            skip = skips.pop()
             x = up(x)
             for axis in range(2, x.ndim):  # odd sizes were rounded up when they were halved
-                x = x.narrow(axis, 0, beside.shape[axis])
-            x = merge(torch.cat([beside, x], 1))
+                x = x.narrow(axis, 0, skip.shape[axis])
+            x = merge(torch.cat([skip, x], 1))
         return x
 
     def forward(self, x: Tensor) -> Tensor:
@@ -71,17 +77,17 @@ def unet(
     levels: Annotated[int, Field(ge=1, le=6)] = 2,
     norm: Literal["gn", "bn"] = "gn",
 ) -> UNet:
-    """U-Net for the task segmentation, of images (C, H, W) or, with 3-D convolutions, of volumes (C, D, H, W).
+    """U-Net for segmentation of images (C, H, W) or, with 3-D convolutions, of volumes (C, D, H, W).
 
-    width: filters of the first level; each further level has twice as many.
-    levels: how often the size is halved; sizes need not be even.
-    norm: gn (group normalisation, 8 groups) or bn.
+    width: number of filters of the first level; each further level has twice as many.
+    levels: number of times the size is halved; sizes need not be even.
+    norm: gn (group normalisation with 8 groups) or bn (batch normalisation).
 
     For volumes of one channel and 2 classes it has 339,586 parameters.
     """
     if len(input_shape) not in (3, 4):
         raise UserError(
-            f"model unet: a sample has shape {tuple(input_shape)}, but it needs pictures (channels, height, width) or "
-            "volumes (channels, depth, height, width)"
+            f"model unet: a sample has the shape {tuple(input_shape)}, but the model needs images (channels, height, "
+            "width) or volumes (channels, depth, height, width); choose another model for these data"
         )
     return UNet(len(input_shape) - 1, input_shape[0], classes, width, levels, norm)

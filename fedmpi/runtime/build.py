@@ -36,7 +36,7 @@ from fedmpi.engine.server import Rule
 from fedmpi.flat.formats import Format, Half, Int8
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
-from fedmpi.models.net import Net
+from fedmpi.models.net import FeaturesAndHead
 from fedmpi.runtime import compatibility
 from fedmpi.runtime.compatibility import check_module
 from fedmpi.runtime.record.saved_model import InitialWeights, load_initial_weights
@@ -59,7 +59,7 @@ class Experiment:
     data: Federated
     method: Method
     task: Any
-    net: Net
+    net: FeaturesAndHead
     model: FlatModel
     messages: Messages
     local_training: LocalTrainingConfig
@@ -201,10 +201,10 @@ def make_experiment(settings: Settings, data: Federated, device: torch.device) -
     if settings.init.source is not None:
         start = load_initial_weights(module, settings.working_dir / settings.init.source, settings.init.strict)
     with attribute_errors(f"model {name}"):
-        net = Net(module, data.input_shape, data.x_dtype)
+        net = FeaturesAndHead(module, data.input_shape, data.x_dtype)
     task.names = validation.metric_names(task, net.output_shape, data.two_targets())
     with attribute_errors(f"model {name}"):
-        model = FlatModel(module, net.head_names(), channels_last=settings.compute.channels_last)
+        model = FlatModel(module, net.head_parameter_names(), channels_last=settings.compute.channels_last)
     floats = [p for p in model.frozen.values() if p.is_floating_point()]
     if not all(are_finite([model.w, model.b, *floats])):
         raise UserError(f"model {name}: its initial weights hold values that are not finite")
@@ -235,7 +235,9 @@ def make_task(settings: Settings, data: Federated) -> Any:
     return task
 
 
-def make_messages(settings: Settings, method: Method, model: FlatModel, net: Net, data: Federated) -> Messages:
+def make_messages(
+    settings: Settings, method: Method, model: FlatModel, net: FeaturesAndHead, data: Federated
+) -> Messages:
     """Make the layouts and formats of all messages between server and clients, and of the state of clients and server.
 
     Raises:
@@ -275,9 +277,9 @@ def choose_clients_per_pass(experiment: Experiment) -> int:
     """
     s, data, train = experiment.settings, experiment.data, experiment.local_training
     pack, bf16 = s.compute.clients_per_pass, s.compute.precision == "bf16"
-    weigh = getattr(type(experiment.task), "weigh", Task.weigh)
+    hook = getattr(type(experiment.task), "set_class_counts", Task.set_class_counts)
     balanced = s.task.options.get("weights") == "balanced"
-    uses_counts = balanced if weigh is Classification.weigh else weigh is not Task.weigh
+    uses_counts = balanced if hook is Classification.set_class_counts else hook is not Task.set_class_counts
     reason = packed_rounds.unsupported_reason(
         experiment.method, experiment.model, train, bf16=bf16, compiled=s.compute.compile
     )

@@ -29,7 +29,7 @@ from fedmpi.engine.transport.gather import ChunkPlan
 from fedmpi.method import base
 from fedmpi.method.base import Method, means_of, overrides
 from fedmpi.method.slots import Travel
-from fedmpi.models.net import Net
+from fedmpi.models.net import FeaturesAndHead
 from fedmpi.tasks import validation
 from fedmpi.tasks.survival import Survival
 
@@ -75,7 +75,9 @@ def check_module(where: str, module: Any, made_by: Any) -> None:
 
 
 # ---- what the method needs ----
-def check_method(settings: Settings, method: Method, task: Any, net: Net, local_training: LocalTrainingConfig) -> None:
+def check_method(
+    settings: Settings, method: Method, task: Any, net: FeaturesAndHead, local_training: LocalTrainingConfig
+) -> None:
     """Check that model, task and settings meet all requirements of the method (`Method.needs`). Raises UserError."""
     lacking = _find_unmet_requirements(settings, task, net, local_training)
     for needed in sorted(method.needs):
@@ -86,7 +88,7 @@ def check_method(settings: Settings, method: Method, task: Any, net: Net, local_
 
 
 def _find_unmet_requirements(
-    settings: Settings, task: Any, net: Net, local_training: LocalTrainingConfig
+    settings: Settings, task: Any, net: FeaturesAndHead, local_training: LocalTrainingConfig
 ) -> dict[str, Any]:
     """Return a dict from each requirement to the reason why it is not met, or to a false value if it is met."""
     train, server, model = settings.train, settings.server, settings.model.name
@@ -110,13 +112,13 @@ def _find_unmet_requirements(
 
 
 # ---- data ----
-def check_data(settings: Settings, data: Federated, task: Any, net: Net) -> None:
+def check_data(settings: Settings, data: Federated, task: Any, net: FeaturesAndHead) -> None:
     """Check that targets fit the task, and the model's outputs fit the targets; warn of an empty test set.
 
     Raises UserError if they do not fit.
     """
     if getattr(task, "classification", False) and net.output_shape != (data.classes,):
-        has = net.outputs if len(net.output_shape) == 1 else net.output_shape
+        has = net.num_outputs if len(net.output_shape) == 1 else net.output_shape
         raise UserError(
             f"model {settings.model.name} has {has} outputs, but the data have {data.classes} classes; a "
             "classification needs one output a class (of texts: task.name=next_symbol)"
@@ -292,7 +294,7 @@ def check_robust_rule(rule: str, options: Mapping[str, Any], members: int, idle:
 
 # ---- evaluation ----
 def check_evaluation(
-    settings: Settings, method: Method, task: Any, net: Net, data: Federated, messages: Messages
+    settings: Settings, method: Method, task: Any, net: FeaturesAndHead, data: Federated, messages: Messages
 ) -> None:
     """Check that the configured analyses are possible, and warn if clients have own models that are not evaluated."""
     if settings.analysis:
@@ -307,7 +309,7 @@ def check_evaluation(
         )
 
 
-def _check_analysis(settings: Settings, task: Any, net: Net, data: Federated, messages: Messages) -> None:
+def _check_analysis(settings: Settings, task: Any, net: FeaturesAndHead, data: Federated, messages: Messages) -> None:
     """Check that the configured analyses are possible: they need a global model and rounds that can be repeated."""
     named = f"analysis: {', '.join(settings.analysis)}"
     if not messages.shared.whole:

@@ -1,6 +1,6 @@
-"""The base class of tasks, and helpers that several tasks share.
+"""The base class of tasks, and functions that several tasks share.
 
-A user's task derives from `Task`, or is a class with the functions `loss` and `metrics`; all other members have
+A user's task derives from `Task`, or is any class with the functions `loss` and `metrics`; all other members have
 defaults.
 """
 
@@ -17,23 +17,26 @@ from torch import Tensor
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
 
-Ignored = float | Literal["nan"]  # the option `ignore` of tasks with real-valued targets
+IgnoredTarget = float | Literal["nan"]  # the option `ignore` of tasks with real-valued targets
 
 
 class Task(ABC):
-    """The loss that clients minimise and the metrics of a model, for a data set of `classes` classes.
+    """A task defines the loss that clients minimise and the metrics by which a model is evaluated.
 
-    `classes` is 1 for a real-valued target. Outputs (B, ...) and targets y (B, ...) have any shape, and targets any
-    type. Only `loss` and `metrics` are required; all other members have defaults.
+    Outputs (B, ...) and targets y (B, ...) may have any shape, and targets any type. Only `loss` and `metrics` are
+    required; all other members have defaults.
+
+    Args:
+        classes: the number of classes of the data set; 1 for a real-valued target.
     """
 
-    names: tuple[str, ...]  # keys of `metrics`, the headline first; default: the keys for two samples of zeros
+    names: tuple[str, ...]  # keys of `metrics`, the main metric first; default: the keys for two outputs of zeros
     classification = False
     """True if outputs (B, c) are logits over classes and targets (B,) are class numbers. All methods accept such a
-    task; methods with `needs = {CLASSES}` accept no other. A task with one class per position is not one of them."""
+    task; methods with `needs = {CLASSES}` accept no other. False for a task with one class per position."""
     lower_is_better: tuple[str, ...] = ()  # metrics for which smaller values are better
-    capturable = True  # the loss launches the same kernels for all values, so that it can be captured as a CUDA graph
-    ignore: float | None = None  # targets of this value are left out of loss and metrics; math.nan for NaN
+    capturable = True  # whether the loss launches the same kernels for any values, as capture in a CUDA graph requires
+    ignore: float | None = None  # targets with this value do not count in loss and metrics; math.nan for NaN
 
     def __init__(self, classes: int) -> None:
         self.classes = classes
@@ -42,42 +45,60 @@ class Task(ABC):
     def loss(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
         """Return the mean loss of a batch, ().
 
-        Must call `model(x)` exactly once: evaluations pass a function that returns outputs computed before.
+        It must call `model(x)` exactly once. Evaluations pass a function that returns outputs computed earlier.
+
+        Args:
+            model: the model, from samples (B, ...) to outputs (B, ...).
+            x: the samples, (B, ...).
+            y: their targets, (B, ...).
         """
 
-    def judged(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
-        """Return the loss that evaluations report, (). It may differ from the loss that clients minimise."""
+    def eval_loss(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """Return the loss of a batch that evaluations report, (), by default the loss that clients minimise.
+
+        Args:
+            model: returns the outputs (B, ...) for the samples x.
+            x: the samples, (B, ...).
+            y: their targets, (B, ...).
+        """
         return self.loss(model, x, y)
 
-    def weigh(self, counts: Tensor) -> None:
-        """Set the loss's class weights, if it has any, from the number of training samples by class, (classes,).
+    def set_class_counts(self, counts: Tensor) -> None:
+        """Receive the number of training samples per class, for losses with class weights.
 
-        The engine calls this before training, with the counts of all clients. If sites do not share their label counts,
-        it is called before each client trains, with the counts of that client.
+        The engine calls this once before training, with the counts over all clients. If sites do not share their label
+        counts, it is called before each client trains, with the counts of that client.
+
+        Args:
+            counts: training samples per class, (classes,).
         """
         return None
 
     @abstractmethod
     def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
-        """Return the metrics of a whole split by name: exactly the names in `names`, NaN if undefined.
+        """Return the metrics of a data split by name: one for each of `names`, NaN if a metric is undefined.
 
         Args:
-            outputs: what `hold` returned for the batches of the split, (n, ...).
+            outputs: the results of `reduce_outputs` for all batches of the split, (n, ...).
             y: the targets of the split, (n, ...).
         """
 
-    def hold(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return what is kept of the outputs of a batch until `metrics` is called, (B, ...).
+    def reduce_outputs(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return what `metrics` needs of the outputs of a batch, (B, ...); by default the outputs themselves.
 
-        The default keeps all outputs. Override it if the outputs of a whole split do not fit into memory.
+        Override it if the outputs for a whole split do not fit into memory.
+
+        Args:
+            outputs: the outputs of the model, (B, ...).
+            y: the targets of the batch, (B, ...).
         """
         return outputs
 
-    def whole_loss(self, outputs: Tensor, y: Tensor) -> Tensor | None:
-        """Return the loss of a whole split, (), or None if it is the mean over samples of `loss`.
+    def split_loss(self, outputs: Tensor, y: Tensor) -> Tensor | None:
+        """Return the loss of a data split, (), or None if it is the mean of the batch losses, weighted by batch_weight.
 
         Args:
-            outputs: what `hold` returned for the batches of the split, (n, ...).
+            outputs: the results of `reduce_outputs` for all batches of the split, (n, ...).
             y: the targets of the split, (n, ...).
         """
         return None
@@ -85,8 +106,11 @@ class Task(ABC):
     def batch_weight(self, y: Tensor) -> int | Tensor:
         """Return the weight of a batch in a mean over batches or clients: its number of samples B.
 
-        With `ignore` it is B times the share of targets y (B, ...) that count, as a () float64 tensor on the device of
-        y, so that the CPU need not wait for the device.
+        If `ignore` is set, it is B times the fraction of targets that count, as a float64 tensor () on the device of y,
+        so that the CPU need not wait for the device.
+
+        Args:
+            y: the targets of the batch, (B, ...).
         """
         if self.ignore is None:
             return len(y)
@@ -101,76 +125,88 @@ class Task(ABC):
         return self.batch_weight(y)
 
     def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
-        """Return the columns that `fedmpi predict` writes, by name, each (n,) or (n, ...).
-
-        The default is the outputs themselves.
+        """Return the columns that `fedmpi predict` writes, by name, each (n, ...); by default the outputs themselves.
 
         Args:
             outputs: the outputs of the model, (n, ...).
             names: the names of the classes or labels in the order of the outputs; () if they are not known.
         """
-        return plain_predictions(outputs, names)
+        return output_columns(outputs, names)
 
     def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
-        """Return what is wrong with the targets of the data, and the remedy; "" if nothing is wrong.
+        """Return an error message if the task cannot use the targets of the data, otherwise "".
 
         Args:
-            y: targets, (n, ...).
+            y: the targets of the training or test part, (n, ...).
             outputs: the shape of the model's outputs for one sample.
+
+        Returns:
+            What is wrong and how to correct it; it is printed after "task NAME: PART data: ".
         """
         return ""
 
 
-def plain_predictions(outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
-    """Return the outputs (n, ...) unchanged: one column per output if each sample has a vector of outputs."""
+def output_columns(outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
+    """Return outputs (n, ...) as columns by name; a vector of outputs per sample gives one column per output."""
     if outputs[:1].numel() <= 1:
         return {"output": outputs.flatten()}
     if outputs.ndim > 2:
         return {"output": outputs}
-    return {f"output_{name}": column for name, column in zip(all_names(names, outputs), outputs.unbind(1), strict=True)}
+    return {
+        f"output_{name}": column
+        for name, column in zip(names_or_numbers(names, outputs), outputs.unbind(1), strict=True)
+    }
 
 
-def all_names(names: Sequence[str], outputs: Tensor) -> Sequence[str]:
-    """Return a name for each of the c outputs in (n, c, ...): the given names, or numbers if there are not c names."""
-    many = outputs.shape[1]
-    return names if len(names) == many else [str(number) for number in range(many)]
+def names_or_numbers(names: Sequence[str], outputs: Tensor) -> Sequence[str]:
+    """Return one name per output of (n, c, ...): `names`, or the numbers 0..c-1 if there are not c names."""
+    c = outputs.shape[1]
+    return names if len(names) == c else [str(number) for number in range(c)]
 
 
-def choose(task: str, known: Sequence[str], given: Sequence[str] | None, usual: Sequence[str]) -> tuple[str, ...]:
-    """Return the metrics given in task.metrics, or the usual ones if none are given.
+def select_metrics(
+    task: str, known: Sequence[str], requested: Sequence[str] | None, default: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the metrics named in task.metrics, or the default ones if it is not set.
+
+    Args:
+        task: the name of the task, for messages.
+        known: all metrics of the task.
+        requested: the value of task.metrics.
+        default: the metrics that are reported if `requested` is empty.
 
     Raises:
-        UserError: a given metric is not in `known`.
+        UserError: a requested metric is not known.
     """
-    for name in given or ():
+    for name in requested or ():
         if name not in known:
             raise UserError(f"task.metrics: task {task} has no metric {name!r}; {nearest(name, known)}")
-    return tuple(given or usual)
+    return tuple(requested or default)
 
 
 def is_counted(y: Tensor, ignore: float | str | None) -> Tensor:
-    """Return a mask of the shape of the targets y (B, ...), False if a target equals `ignore`."""
+    """Return a mask with the shape of the targets y (B, ...), False for targets that equal `ignore`."""
     if ignore is None:
         return torch.ones_like(y, dtype=torch.bool)
     value = float(ignore)
     return ~y.isnan() if math.isnan(value) else y != value
 
 
-def mean_counted(losses: Tensor, counted: Tensor) -> Tensor:
-    """Return the mean of the losses that count, (); 0 if none does.
+def mean_of_counted(losses: Tensor, counted: Tensor) -> Tensor:
+    """Return the mean of the losses for which `counted` is True, (); 0 if there are none.
 
-    The losses that do not count may be NaN; their gradient is 0.
+    The other losses may be NaN; their gradient is 0.
     """
     return losses.masked_fill(~counted, 0).sum() / counted.sum().clamp(min=1)
 
 
-def allowed(values: str, ignore: float | None) -> str:
-    """Return the end of an error message about targets, such as `0 and 1 are allowed`, with a note on task.ignore."""
-    more = "; task.ignore names a number that does not count"
-    return f"{values} are allowed{more if ignore is None else f' (and {ignore:g}, which does not count)'}"
+def allowed_values_text(values: str, ignore: float | None) -> str:
+    """Return the end of an error message about targets: the allowed values, and the ignored one or how to set it."""
+    remedy = "; correct it, or set task.ignore to the value that marks missing targets"
+    return f"only {values} are allowed" + (remedy if ignore is None else f" (and {ignore:g}, which is ignored)")
 
 
-def look(y: Tensor) -> str:
-    """Return the type and shape of targets for error messages, such as `int64 (n, 3)`."""
+def describe_targets(y: Tensor) -> str:
+    """Return the type and shape of targets y (n, ...) for error messages, such as `int64 (n, 3)`."""
     sizes = "".join(f", {size}" for size in y.shape[1:])
     return f"{str(y.dtype).removeprefix('torch.')} (n{sizes or ','})"

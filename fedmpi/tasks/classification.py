@@ -14,32 +14,41 @@ from torch.nn import functional
 
 from fedmpi.common.errors import UserError
 from fedmpi.tasks import metrics
-from fedmpi.tasks.base import Ignored, Task, all_names, allowed, choose, is_counted, look, mean_counted
+from fedmpi.tasks.base import (
+    IgnoredTarget,
+    Task,
+    allowed_values_text,
+    describe_targets,
+    is_counted,
+    mean_of_counted,
+    names_or_numbers,
+    select_metrics,
+)
 
-KNOWN = ("accuracy", "balanced_accuracy", "auroc", "f1", "ece", "top5")
-LABEL_METRICS = ("accuracy", "exact", "f1", "auroc")
-TOP = re.compile(r"top([1-9]\d{0,3})")
+METRICS = ("accuracy", "balanced_accuracy", "auroc", "f1", "ece", "top5")
+MULTI_LABEL_METRICS = ("accuracy", "exact", "f1", "auroc")
+TOP_K = re.compile(r"top([1-9]\d{0,3})")
 
 
-def balanced(counts: Tensor) -> Tensor:
-    """Return class weights (C,) float64 from training samples by class (C,):  w_c = n / (C n_c),  1 if n_c = 0."""
+def balanced_class_weights(counts: Tensor) -> Tensor:
+    """Return class weights w_c = n / (C n_c), (C,) float64, from the training samples per class, (C,); 1 if n_c = 0."""
     n = counts.double()
     return torch.where(n > 0, n.sum() / (len(n) * n.clamp(min=1)), 1.0)
 
 
 class Classification(Task):
-    """Classification with cross-entropy; reports accuracy in percent, and for two classes the AUROC (0 to 1).
+    """Classification with cross-entropy; reports accuracy in percent, and for two classes also AUROC (0 to 1).
 
     The loss is that of torch.nn.CrossEntropyLoss:
         L = sum_i [ (1 - e) w_{y_i} l_{i y_i} + e/C sum_c w_c l_ic ] / sum_i w_{y_i}       l_ic = -log softmax(f_i)_c
     Evaluations report it without weights and label smoothing.
 
     metrics: metrics that replace the default ones: accuracy, balanced_accuracy (mean recall) and topK (such as top5) in
-    percent; auroc (above two classes the mean of one against the rest), f1 (mean over classes) and ece (expected
-    calibration error, 15 bins) between 0 and 1.
-    weights: class weights w of the loss that clients minimise, one per class, or balanced, which is n / (C n_c)
-    computed from the training samples of all clients, or of the client alone if sites do not share their label counts.
-    label_smoothing: share e of each target that is spread evenly over all classes.
+    percent; auroc (for more than two classes the mean over classes of one against the rest), f1 (mean over classes) and
+    ece (expected calibration error, 15 bins) between 0 and 1.
+    weights: class weights w of the loss that clients minimise, one per class, or balanced: n / (C n_c), computed from
+    the training samples of all clients, or of each client alone if sites do not share their label counts.
+    label_smoothing: fraction e of each target that is distributed evenly over all classes.
     """
 
     classification = True
@@ -55,23 +64,28 @@ class Classification(Task):
         super().__init__(classes)
         if classes < 2:
             raise UserError(
-                f"task classification: the data set has {classes} class, but it needs 2 or more; "
-                "store class numbers as whole numbers, or choose task.name=regression for a real-valued target "
-                "(survival for an event and a time)"
+                f"task classification: the data set has {classes} class (a real-valued target counts as one), but at "
+                "least "
+                "2 are needed; store class numbers as integers, or set task.name=regression for real-valued targets, "
+                "or "
+                "task.name=survival for an event and a time"
             )
-        usual = ("accuracy", "auroc") if classes == 2 else ("accuracy",)
-        known = (*KNOWN, *(name for name in metrics or () if TOP.fullmatch(name) and name not in KNOWN))
-        self.names = choose("classification", known, metrics, usual)
+        default = ("accuracy", "auroc") if classes == 2 else ("accuracy",)
+        known = (*METRICS, *(name for name in metrics or () if TOP_K.fullmatch(name) and name not in METRICS))
+        self.names = select_metrics("classification", known, metrics, default)
         if weights is not None and weights != "balanced" and len(weights) != classes:
-            raise UserError(f"task.weights: {len(weights)} weights, but the data have {classes} classes; one a class")
-        self._balances, self._smoothing = weights == "balanced", label_smoothing
-        given = (1.0,) * classes if weights == "balanced" else weights  # until `weigh` is called
-        self._weights = None if given is None else torch.tensor(given, dtype=torch.float64)  # (C,)
-        self.plain = given is None and not label_smoothing  # True if the loss is the mean cross-entropy
+            raise UserError(
+                f"task.weights has {len(weights)} weights, but the data have {classes} classes; give one weight per "
+                "class"
+            )
+        self._uses_balanced_weights, self._smoothing = weights == "balanced", label_smoothing
+        initial = (1.0,) * classes if weights == "balanced" else weights  # used until `set_class_counts` is called
+        self._weights = None if initial is None else torch.tensor(initial, dtype=torch.float64)  # (C,)
+        self.is_plain_cross_entropy = weights is None and not label_smoothing  # without weights and label smoothing
 
-    def weigh(self, counts: Tensor) -> None:
-        if self._balances:
-            self._weights = balanced(counts)
+    def set_class_counts(self, counts: Tensor) -> None:
+        if self._uses_balanced_weights:
+            self._weights = balanced_class_weights(counts)
 
     def loss(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
         f = model(x)
@@ -79,52 +93,59 @@ class Classification(Task):
             self._weights = self._weights.to(f)  # in the first batch only
         return functional.cross_entropy(f, y, self._weights, label_smoothing=self._smoothing)
 
-    def judged(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
-        if type(self).loss is not Classification.loss:  # a subclass that is a user's own task
+    def eval_loss(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+        if type(self).loss is not Classification.loss:  # a user's subclass with its own loss
             return self.loss(model, x, y)
         return functional.cross_entropy(model(x), y)
 
     def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
         guess = outputs.argmax(1)  # the lowest class if logits are equal
         known: dict[str, Callable[[], float]] = {
-            "accuracy": lambda: metrics.percent(guess == y),
+            "accuracy": lambda: metrics.percent_true(guess == y),
             "balanced_accuracy": lambda: metrics.balanced_accuracy(guess, y, self.classes),
-            "auroc": lambda: metrics.class_auroc(outputs, y),
-            "f1": lambda: metrics.overlap(guess, y, self.classes)[0],
+            "auroc": lambda: metrics.multiclass_auroc(outputs, y),
+            "f1": lambda: metrics.f1_and_iou(guess, y, self.classes)[0],
             "ece": lambda: metrics.calibration_error(outputs, y),
         }
-        known |= {name: partial(metrics.top, outputs, y, int(name[3:])) for name in self.names if name not in known}
+        known |= {
+            name: partial(metrics.top_k_accuracy, outputs, y, int(name[3:])) for name in self.names if name not in known
+        }
         return {name: known[name]() for name in self.names}
 
     def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
         if y.dtype == torch.int64 and y.ndim == 1:
             return ""
         others = "next_symbol, segmentation" if y.dtype == torch.int64 else "multi_label, regression, survival"
-        return f"its targets are {look(y)}; class numbers, int64 (n,), are needed; other tasks: {others}"
+        return (
+            f"the targets are {describe_targets(y)}, but must be class numbers, int64 (n,); for other targets, choose "
+            f"another task ({others})"
+        )
 
     def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
         """Return `prediction`, the class of each sample, and `probability_NAME` for each class."""
-        names, shares = all_names(names, outputs), outputs.softmax(1)
+        names, probabilities = names_or_numbers(names, outputs), outputs.softmax(1)
         columns = {"prediction": [names[k] for k in outputs.argmax(1).tolist()]}
-        return columns | {f"probability_{name}": p for name, p in zip(names, shares.unbind(1), strict=True)}
+        return columns | {f"probability_{name}": p for name, p in zip(names, probabilities.unbind(1), strict=True)}
 
 
 class MultiLabel(Task):
-    """Multi-label classification with binary cross-entropy, mean over labels; reports accuracy and mean F1.
+    """Multi-label classification with binary cross-entropy, averaged over labels; reports accuracy and mean F1.
 
-    Targets are (n, classes), 0 or 1. A label is predicted if its logit is above 0.
+    Targets are (n, classes), each 0 or 1. A label is predicted if its logit is positive.
 
-    metrics: metrics that replace the default ones: accuracy (share of labels that are right) and exact (share of
+    metrics: metrics that replace the default ones: accuracy (fraction of labels that are right) and exact (fraction of
     samples whose labels are all right) in percent; f1 (mean over labels that occur or are predicted) and auroc (mean
     over labels) between 0 and 1.
-    ignore: a target that is left out of loss and metrics, such as -1 or nan for an unknown label; `exact` then uses the
-    other labels of a sample.
+    ignore: a target value that is left out of loss and metrics, such as -1 or nan for an unknown label; `exact` then
+    compares the other labels of a sample.
     """
 
-    def __init__(self, classes: int, metrics: tuple[str, ...] | None = None, ignore: Ignored | None = None) -> None:
+    def __init__(
+        self, classes: int, metrics: tuple[str, ...] | None = None, ignore: IgnoredTarget | None = None
+    ) -> None:
         super().__init__(classes)
         self.ignore = None if ignore is None else float(ignore)
-        self.names = choose("multi_label", LABEL_METRICS, metrics, ("accuracy", "f1"))
+        self.names = select_metrics("multi_label", MULTI_LABEL_METRICS, metrics, ("accuracy", "f1"))
 
     def loss(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
         f = model(x)
@@ -132,32 +153,38 @@ class MultiLabel(Task):
             return functional.binary_cross_entropy_with_logits(f, y.to(f.dtype))
         counted = is_counted(y, self.ignore)
         y = y.to(f.dtype).masked_fill(~counted, 0)
-        return mean_counted(functional.binary_cross_entropy_with_logits(f, y, reduction="none"), counted)
+        return mean_of_counted(functional.binary_cross_entropy_with_logits(f, y, reduction="none"), counted)
 
     def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
         counted = is_counted(y, self.ignore)
         y, predicted = (y > 0) & counted, (outputs > 0) & counted
         right, occurrences = (y & predicted).sum(0).double(), y.sum(0) + predicted.sum(0)
         known: dict[str, Callable[[], float]] = {
-            "accuracy": lambda: metrics.percent((y == predicted)[counted]),
-            "exact": lambda: metrics.percent((y == predicted).all(1)[counted.any(1)]),
-            "f1": lambda: metrics.mean(2 * right / occurrences),  # nan: neither occurs nor is predicted
-            "auroc": lambda: metrics.label_auroc(outputs, y, counted),
+            "accuracy": lambda: metrics.percent_true((y == predicted)[counted]),
+            "exact": lambda: metrics.percent_true((y == predicted).all(1)[counted.any(1)]),
+            "f1": lambda: metrics.nan_mean(
+                2 * right / occurrences
+            ),  # nan for labels that neither occur nor are predicted
+            "auroc": lambda: metrics.multilabel_auroc(outputs, y, counted),
         }
         return {name: known[name]() for name in self.names}
 
     def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
         if y.ndim != 2 or tuple(y.shape[1:]) != outputs:
-            return f"its targets are {look(y)}; one number a label, (n, {outputs[0]}), is needed, as the model gives"
-        odd = ((y != 0) & (y != 1) & is_counted(y, self.ignore)).nonzero()
-        if len(odd):
-            row, label = odd[0].tolist()
-            has = f"row {row} has {y[row, label].item():g} for label {label}"
-            return f"{has}; {allowed('0 (no) and 1 (yes)', self.ignore)}"
+            return (
+                f"the targets are {describe_targets(y)}, but must have one number per label, (n, {outputs[0]}), like "
+                "the "
+                "outputs of the model"
+            )
+        invalid = ((y != 0) & (y != 1) & is_counted(y, self.ignore)).nonzero()
+        if len(invalid):
+            row, label = invalid[0].tolist()
+            problem = f"label {label} in row {row} is {y[row, label].item():g}"
+            return f"{problem}; {allowed_values_text('0 (no) and 1 (yes)', self.ignore)}"
         return ""
 
     def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
         """Return `prediction_NAME`, 0 or 1, and `probability_NAME` for each label."""
-        names = all_names(names, outputs)
-        given = {f"prediction_{name}": (f > 0).long() for name, f in zip(names, outputs.T, strict=True)}
-        return given | {f"probability_{name}": f.sigmoid() for name, f in zip(names, outputs.T, strict=True)}
+        names = names_or_numbers(names, outputs)
+        predictions = {f"prediction_{name}": (f > 0).long() for name, f in zip(names, outputs.T, strict=True)}
+        return predictions | {f"probability_{name}": f.sigmoid() for name, f in zip(names, outputs.T, strict=True)}

@@ -1,6 +1,6 @@
-"""Metrics computed from outputs and targets in float64, and their statistics over clients.
+"""Metrics of outputs and targets, computed in float64, and their statistics over clients.
 
-n is the number of samples and c the number of classes. A metric that is not defined is NaN.
+n is the number of samples and c the number of classes. An undefined metric is NaN.
 """
 
 from __future__ import annotations
@@ -14,58 +14,64 @@ from torch import Tensor
 BINS = 15  # number of bins of the calibration error
 NAN = float("nan")
 
-Figures = dict[str, float]
+Metrics = dict[str, float]
 
 
-def mean(values: Tensor | Sequence[float]) -> float:
+def nan_mean(values: Tensor | Sequence[float]) -> float:
     """Return the mean of the values that are not NaN; NaN if there are none."""
     x = torch.as_tensor(values, dtype=torch.float64)
-    return x[~x.isnan()].mean().item()  # nan if no value is left
+    return x[~x.isnan()].mean().item()
 
 
-def percent(hits: Tensor) -> float:
-    """Return the share of True values in percent.   (n,) bool"""
-    return (100 * hits.sum(dtype=torch.float64) / hits.numel()).item()  # 0 / 0 = nan without samples
+def percent_true(hits: Tensor) -> float:
+    """Return the percentage of True values in a boolean tensor; NaN if it is empty."""
+    return (100 * hits.sum(dtype=torch.float64) / hits.numel()).item()  # 0 / 0 = NaN
 
 
-def top(f: Tensor, y: Tensor, k: int) -> float:
-    """Return the percentage of samples whose class is among the k largest logits; ties go to lower classes."""
-    return percent((f.argsort(dim=1, descending=True, stable=True)[:, :k] == y[:, None]).any(1))
+def top_k_accuracy(f: Tensor, y: Tensor, k: int) -> float:
+    """Return the percentage of samples whose class y (n,) is among the k largest logits f (n, c).
+
+    Of equal logits, those of lower classes count as larger.
+    """
+    return percent_true((f.argsort(dim=1, descending=True, stable=True)[:, :k] == y[:, None]).any(1))
 
 
-def hits_by_class(guess: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Count for each class its correct predictions, its targets and its predictions.   -> (c,) float64 each
+def count_by_class(guess: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the numbers of correct predictions, of targets and of predictions of each class, (c,) float64 each.
 
     Args:
         guess: predicted classes, of any shape.
         y: target classes, of the same shape.
+        classes: the number of classes c.
     """
     guess, y = guess.flatten(), y.flatten()
-    right, there, guessed = (torch.bincount(labels, minlength=classes).double() for labels in (y[guess == y], y, guess))
-    return right, there, guessed
+    right, targets, guessed = (
+        torch.bincount(labels, minlength=classes).double() for labels in (y[guess == y], y, guess)
+    )
+    return right, targets, guessed
 
 
 def balanced_accuracy(guess: Tensor, y: Tensor, classes: int) -> float:
-    """Return the mean recall, in percent, over the classes that occur."""
-    right, there, _ = hits_by_class(guess, y, classes)
-    return mean(100 * right / there)
+    """Return the mean recall in percent over the classes that occur among the targets."""
+    right, targets, _ = count_by_class(guess, y, classes)
+    return nan_mean(100 * right / targets)
 
 
-def overlap(guess: Tensor, y: Tensor, classes: int, first: int = 0) -> tuple[float, float]:
-    """Return F1 (Dice) 2 TP / (2 TP + FP + FN) and IoU TP / (TP + FP + FN), each a mean over classes.
+def f1_and_iou(guess: Tensor, y: Tensor, classes: int, first: int = 0) -> tuple[float, float]:
+    """Return F1 (Dice) = 2 TP / (2 TP + FP + FN) and IoU = TP / (TP + FP + FN), each averaged over classes.
 
-    The mean includes the classes >= `first` that occur or are predicted.
+    Classes below `first`, and classes that neither occur nor are predicted, are left out of the means.
     """
-    right, there, guessed = (each[first:] for each in hits_by_class(guess, y, classes))
-    return mean(2 * right / (there + guessed)), mean(right / (there + guessed - right))
+    right, targets, guessed = (count[first:] for count in count_by_class(guess, y, classes))
+    return nan_mean(2 * right / (targets + guessed)), nan_mean(right / (targets + guessed - right))
 
 
 def calibration_error(f: Tensor, y: Tensor) -> float:
-    """Return the expected calibration error of logits f (n, c), 0 to 1 (Guo et al. 2017).
+    """Return the expected calibration error of logits f (n, c), between 0 and 1 (Guo et al. 2017).
 
         sum_b |B_b| / n  |accuracy(B_b) - confidence(B_b)|
-    Bin b of the BINS bins has the samples whose confidence, the largest softmax probability, is in
-    ((b - 1) / BINS, b / BINS].
+    The confidence of a sample is its largest softmax probability. Bin b of the BINS bins contains the samples whose
+    confidence is in ((b - 1) / BINS, b / BINS].
     """
     sure, guess = f.double().softmax(1).max(1)
     if not len(y) or not bool(sure.isfinite().all()):
@@ -76,11 +82,11 @@ def calibration_error(f: Tensor, y: Tensor) -> float:
 
 
 def auroc(score: Tensor, positive: Tensor) -> float:
-    """Return the area under the ROC curve:  P(score of a positive > that of a negative) + P(equal) / 2.
+    """Return the area under the ROC curve, P(score of a positive > score of a negative) + P(equal scores) / 2.
 
     Args:
-        score: (n,).
-        positive: (n,) bool; NaN is returned if all or none of the samples are positive.
+        score: the score of each sample, (n,).
+        positive: whether each sample is positive, (n,) bool. The area is NaN if all or none are.
     """
     p, n = int(positive.sum()), int((~positive).sum())
     if not p or not n or not bool(score.isfinite().all()):
@@ -90,20 +96,21 @@ def auroc(score: Tensor, positive: Tensor) -> float:
     return (rank[place[positive]].sum().item() - p * (p + 1) / 2) / (p * n)
 
 
-def class_auroc(f: Tensor, y: Tensor) -> float:
-    """Return the AUROC of logits f (n, c): for two classes that of the score logit 1 - logit 0.
+def multiclass_auroc(f: Tensor, y: Tensor) -> float:
+    """Return the AUROC of logits f (n, c).
 
-    For more classes it is the mean over classes of one against the rest, with softmax probabilities as scores.
+    For two classes the score is logit 1 - logit 0. For more classes it is the mean over classes of the AUROC of one
+    class against the rest, with softmax probabilities as scores.
     """
     f = f.double()
     if f.shape[1] == 2:
         return auroc(f[:, 1] - f[:, 0], y == 1)
-    f = f.log_softmax(1)  # has the order of the probabilities, which near 1 are equal after rounding
-    return mean([auroc(f[:, c], y == c) for c in range(f.shape[1])])
+    f = f.log_softmax(1)  # ordered as the probabilities, but without ties from rounding near 1
+    return nan_mean([auroc(f[:, c], y == c) for c in range(f.shape[1])])
 
 
-def label_auroc(f: Tensor, y: Tensor, counted: Tensor) -> float:
-    """Return the mean over labels of the AUROC, each computed from the samples whose target counts.
+def multilabel_auroc(f: Tensor, y: Tensor, counted: Tensor) -> float:
+    """Return the mean over labels of the AUROC; each uses the samples whose target for this label counts.
 
     Args:
         f: logits, (n, c).
@@ -111,14 +118,14 @@ def label_auroc(f: Tensor, y: Tensor, counted: Tensor) -> float:
         counted: which targets count, (n, c) bool.
     """
     rows = counted.unbind(1)
-    return mean([auroc(f[rows[c], c].double(), y[rows[c], c]) for c in range(f.shape[1])])
+    return nan_mean([auroc(f[rows[c], c].double(), y[rows[c], c]) for c in range(f.shape[1])])
 
 
-def concordance(risk: Tensor, event: Tensor, time: Tensor) -> float:
-    """Return the C-index: the share of comparable pairs in which the sample with the higher risk has the event first.
+def concordance_index(risk: Tensor, event: Tensor, time: Tensor) -> float:
+    """Return the C-index: the fraction of comparable pairs in which the sample at higher risk has its event first.
 
-    Equal risks count one half. Samples (i, j) are comparable if i has an event and either time_i < time_j, or the times
-    are equal and j has no event (then j outlives i). All arguments are (n,); n^2 comparisons are made.
+    Pairs with equal risks count one half. Samples i and j are comparable if i has an event and either time_i < time_j,
+    or the times are equal and j has no event (then j outlives i). All arguments are (n,); n^2 comparisons are made.
     """
     if not bool(risk.isfinite().all()):
         return NAN
@@ -132,12 +139,17 @@ def concordance(risk: Tensor, event: Tensor, time: Tensor) -> float:
     return (right / pairs).item()
 
 
-def spread(name: str, values: Sequence[float], lower_is_better: bool = False) -> Figures:
-    """Return the mean, the population standard deviation and the mean of the worst tenth of values over clients.
+def client_statistics(name: str, values: Sequence[float], lower_is_better: bool = False) -> Metrics:
+    """Return the mean of a metric over clients, its population standard deviation, and the mean of its worst tenth.
 
-    The worst tenth has at least one client; NaN values are left out. lower_is_better: smaller values are better.
+    The worst tenth consists of at least one client. NaN values are left out.
 
-    >>> spread("accuracy", [90.0, 70.0])
+    Args:
+        name: the name of the metric, from which the names of the statistics are formed.
+        values: the metric of each client.
+        lower_is_better: whether lower values are better.
+
+    >>> client_statistics("accuracy", [90.0, 70.0])
     {'accuracy': 80.0, 'accuracy_std': 10.0, 'accuracy_worst_decile': 70.0}
     """
     x = np.sort(np.array([value for value in values if not np.isnan(value)] or [NAN]))
@@ -145,11 +157,15 @@ def spread(name: str, values: Sequence[float], lower_is_better: bool = False) ->
     return {name: float(x.mean()), f"{name}_std": float(x.std()), f"{name}_worst_decile": float(worst.mean())}
 
 
-def pooled(rows: Mapping[int, Figures], weights: Mapping[int, float]) -> Figures:
-    """Return the weighted mean over clients of each metric, without clients whose metric is NaN or whose weight is 0.
+def weighted_client_mean(rows: Mapping[int, Metrics], weights: Mapping[int, float]) -> Metrics:
+    """Return the weighted mean of each metric over clients; clients with a NaN or with weight 0 are left out.
 
-    With silos all metrics of the global model are such means, also AUROC and C-index, because outputs do not leave
+    In silo mode all metrics of the global model are such means, also AUROC and C-index, because outputs do not leave
     their site.
+
+    Args:
+        rows: the metrics of each client by name.
+        weights: the weight of each client.
     """
     out = {}
     for name in next(iter(rows.values())):

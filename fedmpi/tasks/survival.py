@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from fedmpi.tasks import metrics
-from fedmpi.tasks.base import Task, look
+from fedmpi.tasks.base import Task, describe_targets
 
 
 class Survival(Task):
     """Survival analysis with Cox's partial likelihood; reports the C-index (0 to 1).
 
-    Targets are (n, 2): the event (1: seen, 0: censored) and the time. The model has one output f, the log hazard: a
-    sample with a higher f is expected to have its event earlier. The loss of a batch is
+    Targets are (n, 2): the event (1: observed, 0: censored) and the time. The model has one output f, the log hazard:
+    the higher f is, the earlier the event is expected. The loss of a batch is
         - 1/B sum_{i: event} [ f_i - log sum_{j: t_j >= t_i} exp f_j ]        (Breslow's method for equal times)
-    and the loss of a split is computed as if the split were one batch.
+    In evaluations the whole data split is one batch.
     """
 
     names = ("c_index",)
@@ -26,17 +26,17 @@ class Survival(Task):
 
     def loss(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
         f = model(x)
-        return negative_log_likelihood(f.view(len(y)), y).to(f.dtype)
+        return cox_loss(f.view(len(y)), y).to(f.dtype)
 
     def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
-        return {"c_index": metrics.concordance(outputs.view(len(y)), y[:, 0], y[:, 1])}
+        return {"c_index": metrics.concordance_index(outputs.view(len(y)), y[:, 0], y[:, 1])}
 
     def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
-        """Return `risk`, the log hazard of each sample: the event is expected earlier if it is higher."""
+        """Return `risk`, the log hazard of each sample; the higher it is, the earlier the event is expected."""
         return {"risk": outputs.flatten()}
 
-    def whole_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return negative_log_likelihood(outputs.view(len(y)), y)
+    def split_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return cox_loss(outputs.view(len(y)), y)
 
     def split_weight(self, y: Tensor) -> int | Tensor:
         """Return the number of samples, or 0 if none has an event, since such a split has no meaningful loss."""
@@ -44,28 +44,32 @@ class Survival(Task):
 
     def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
         if tuple(y.shape[1:]) != (2,) or not y.is_floating_point():
-            needed = "float32 (n, 2) is needed: event (1: seen, 0: censored), time"
-            return f"its targets are {look(y)}; {needed}; of a table data.label_column: [EVENT, TIME]"
+            needed = "must be float32 (n, 2) with the columns event (1: observed, 0: censored) and time"
+            return f"the targets are {describe_targets(y)}; {needed}; for a table, set data.label_column: [EVENT, TIME]"
         if torch.Size(outputs).numel() != 1:
-            return f"the model gives {outputs} for a sample; one number is needed (data with classes=1)"
-        odd = ((y[:, 0] != 0) & (y[:, 0] != 1)).nonzero()
-        if len(odd):
-            row = int(odd[0])
             return (
-                f"row {row} has the event {y[row, 0].item():g}; 1 (seen) or 0 (censored), and then the time, is needed"
+                f"the model returns outputs {outputs} per sample, but must return one number; use data with classes=1"
             )
-        early = (~(y[:, 1] >= 0)).nonzero()
-        if len(early):
-            row = int(early[0])
-            return f"row {row} has the time {y[row, 1].item():g}; no time is below 0"
+        not_binary = ((y[:, 0] != 0) & (y[:, 0] != 1)).nonzero()
+        if len(not_binary):
+            row = int(not_binary[0])
+            return (
+                f"the event in row {row} is {y[row, 0].item():g}; must be 1 (observed) or 0 (censored); correct it, "
+                "and "
+                "put the event before the time"
+            )
+        negative = (~(y[:, 1] >= 0)).nonzero()
+        if len(negative):
+            row = int(negative[0])
+            return f"the time in row {row} is {y[row, 1].item():g}; must be at least 0; correct it or drop the row"
         return ""
 
 
-def negative_log_likelihood(f: Tensor, y: Tensor) -> Tensor:
-    """Return the loss of log hazards f (B,) and targets y (B, 2), () float64; 0 without an event.
+def cox_loss(f: Tensor, y: Tensor) -> Tensor:
+    """Return the negative partial log-likelihood of log hazards f (B,) for targets y (B, 2), () float64.
 
-    It is computed in float64: a sample that no other sample outlives has a gradient of 0, but in float32 a rounding
-    error of 1e-6 remains, which Adam would scale to a full step.
+    It is 0 if there is no event. It is computed in float64, because the gradient for a sample that no other sample
+    outlives is 0: in float32 a rounding error of 1e-6 would remain, which Adam scales to a full step.
     """
     f = f.double()
     time, order = y[:, 1].sort(descending=True, stable=True)

@@ -1,4 +1,4 @@
-"""Checks of a task, which may be a user's own: its members, its targets, and what its functions return."""
+"""Checks of a task, which may be a user's own: its members, its targets, and the results of its functions."""
 
 import inspect
 import math
@@ -17,75 +17,97 @@ from fedmpi.tasks.base import Task
 
 
 def check_task(task: Any) -> None:
-    """Check that a task has the functions `loss` and `metrics`, and add the defaults of `Task` for all missing members.
+    """Check that a task has the functions `loss` and `metrics`, and add defaults for all other members of `Task`.
 
     A user's task need not derive from `Task`.
     """
     for needed in ("loss", "metrics"):
         if not callable(getattr(task, needed, None)):
-            have = f"task.name stands for {type(task).__name__}, which has no function {needed}"
-            raise located_error(f"{have}; a task has loss and metrics (fedmpi.Task)", task)
+            problem = f"task.name: {type(task).__name__} has no function `{needed}`"
+            raise located_error(f"{problem}; a task needs `loss` and `metrics` (see fedmpi.Task)", task)
     for name, default in vars(Task).items():
         if not name.startswith("_") and not hasattr(task, name):
             setattr(task, name, partial(default, task) if callable(default) else default)
 
 
 def check_targets(name: str, task: Any, y: Tensor, outputs: tuple[int, ...], part: str) -> None:
-    """Raise UserError if the targets (n, ...) of a part of the data (training, test) do not suit the task."""
+    """Raise UserError if the task cannot use the targets of a part of the data.
+
+    Args:
+        name: the name of the task in the config.
+        task: the task.
+        y: the targets, (n, ...).
+        outputs: the shape of the model's outputs for one sample.
+        part: the name of the part for messages, such as `test data`.
+    """
     nan = y.isnan().flatten(1).any(1) if y.ndim > 1 else y.isnan()
     ignores_nan = isinstance(task.ignore, float) and math.isnan(task.ignore)
     if not ignores_nan and bool(nan.any()):
-        option = ", or say task.ignore: nan" if "ignore" in inspect.signature(type(task)).parameters else ""
-        raise UserError(f"task {name}: {part}: row {int(nan.nonzero()[0])} holds NaN; fill it or leave it out{option}")
-    wrong = task.check(y, outputs)
-    if wrong:
-        raise located_error(f"task {name}: {part}: {wrong}", type(task))
+        option = ", or set task.ignore: nan" if "ignore" in inspect.signature(type(task)).parameters else ""
+        problem = f"task {name}: {part}: the target in row {int(nan.nonzero()[0])} is NaN"
+        raise UserError(f"{problem}; fill it in or drop the row{option}")
+    problem = task.check(y, outputs)
+    if problem:
+        raise located_error(f"task {name}: {part}: {problem}", type(task))
 
 
 def metric_names(task: Any, outputs: tuple[int, ...], y: Tensor) -> tuple[str, ...]:
-    """Return the names of the task's metrics, the headline first.
+    """Return the names of the task's metrics, the main metric first.
 
     If a user's task does not declare `names`, they are the keys of its metrics for two samples with zero outputs.
 
     Args:
+        task: the task.
         outputs: the shape of the model's outputs for one sample.
         y: targets of two samples, (2, ...).
     """
     names: Any = getattr(task, "names", ())
     if not names:
-        with attribute_errors(f"task {type(task).__name__}, which has no names = ('accuracy',), asked for two samples"):
-            names = figures(task, hold(task, torch.zeros(2, *outputs), y), y)
+        what = f"task {type(task).__name__}: its metrics for two outputs of zeros (it does not define `names`)"
+        with attribute_errors(what):
+            names = compute_metrics(task, reduce_outputs(task, torch.zeros(2, *outputs), y), y)
     names = (names,) if isinstance(names, str) else tuple(names)
-    taken = RESERVED | {f"{name}{end}" for name in names for end in ("_std", "_worst_decile")}  # columns of the engine
-    wrong = [name for name in names if not isinstance(name, str) or name in taken or names.count(name) > 1]
-    if wrong or not names:
-        problem = f"a metric is called {wrong[0]!r}" if wrong else "metrics gives no figure"
-        allowed = "names are texts, one at least, each once, and none of the other columns of metrics.jsonl"
-        raise located_error(f"task {type(task).__name__}: {problem}; {allowed}", task)
+    reserved = RESERVED | {
+        f"{name}{end}" for name in names for end in ("_std", "_worst_decile")
+    }  # columns of the engine
+    invalid = [name for name in names if not isinstance(name, str) or name in reserved or names.count(name) > 1]
+    if invalid or not names:
+        problem = f"{invalid[0]!r} cannot be the name of a metric" if invalid else "it has no metrics"
+        needed = (
+            "at least one name is needed; names must be distinct strings that are not columns of metrics.jsonl already"
+        )
+        raise located_error(f"task {type(task).__name__}: {problem}; {needed}", task)
     return names
 
 
-def hold(task: Any, outputs: Tensor, y: Tensor) -> Tensor:
-    """Return the part of a batch's outputs that the task keeps for its metrics, after checking its shape."""
-    summary = task.hold(outputs, y)
-    if not isinstance(summary, Tensor) or summary.shape[:1] != y.shape[:1]:
-        raise _return_error(task, "hold", summary, f"a tensor ({len(y)}, ...)")
-    return summary
+def reduce_outputs(task: Any, outputs: Tensor, y: Tensor) -> Tensor:
+    """Call the task's `reduce_outputs`; raise UserError unless it returns a tensor with one row per target."""
+    reduced = task.reduce_outputs(outputs, y)
+    if not isinstance(reduced, Tensor) or reduced.shape[:1] != y.shape[:1]:
+        raise _return_error(task, "reduce_outputs", reduced, f"a tensor of shape ({len(y)}, ...)")
+    return reduced
 
 
-def mean_loss(task: Any, f: Tensor, x: Any, y: Tensor) -> Tensor:
-    """Return the loss that evaluations report, (), for outputs f that were computed before."""
-    return _scalar(task, "loss", task.judged(lambda _: f, x, y))
+def eval_loss(task: Any, f: Tensor, x: Any, y: Tensor) -> Tensor:
+    """Return the loss that evaluations report, (), for outputs f computed earlier; raise UserError if it is no scalar.
+
+    Args:
+        task: the task.
+        f: the outputs of the model, (B, ...).
+        x: the samples, (B, ...).
+        y: their targets, (B, ...).
+    """
+    return _check_scalar(task, "loss", task.eval_loss(lambda _: f, x, y))
 
 
-def whole_loss(task: Any, outputs: Tensor, y: Tensor) -> Tensor | None:
-    """Return the loss of a split, (), from the kept outputs; None if it is the mean over samples."""
-    loss = task.whole_loss(outputs, y)
-    return None if loss is None else _scalar(task, "whole_loss", loss)
+def split_loss(task: Any, outputs: Tensor, y: Tensor) -> Tensor | None:
+    """Return the loss of a data split, (), from reduced outputs and targets; None if it is the mean over batches."""
+    loss = task.split_loss(outputs, y)
+    return None if loss is None else _check_scalar(task, "split_loss", loss)
 
 
-def figures(task: Any, outputs: Tensor, y: Tensor) -> dict[str, float]:
-    """Return the metrics of a split, after checking that they are numbers under the names that the task declares."""
+def compute_metrics(task: Any, outputs: Tensor, y: Tensor) -> dict[str, float]:
+    """Return the metrics of a data split; raise UserError unless they are numbers, one for each of the task's names."""
     values = task.metrics(outputs, y)
     names = tuple(getattr(task, "names", ()) or (values if isinstance(values, Mapping) else ()))
     if isinstance(values, Mapping) and {*values} == {*names}:
@@ -93,12 +115,14 @@ def figures(task: Any, outputs: Tensor, y: Tensor) -> dict[str, float]:
             return {name: float(value) for name, value in values.items()}
         except (TypeError, ValueError, RuntimeError):
             pass
-    raise _return_error(task, "metrics", values, f"a number for each of its names, {names or '{name: number}'}")
+    raise _return_error(
+        task, "metrics", values, f"a dictionary with one number for each name, {names or '{name: number}'}"
+    )
 
 
-def _scalar(task: Any, function: str, loss: Any) -> Tensor:
+def _check_scalar(task: Any, function: str, loss: Any) -> Tensor:
     if not isinstance(loss, Tensor) or loss.shape != () or loss.is_complex():
-        raise _return_error(task, function, loss, "a tensor ()")
+        raise _return_error(task, function, loss, "a scalar tensor, of shape ()")
     return loss
 
 

@@ -45,8 +45,8 @@ TABLES = {
     "one number a row": (*table(x=X[:, 0]), r"a\.npz: x has the shape \(40,\); \(n, f\) or \(n, C, H, W\)"),
     "fewer labels": (*table(y=Y[:30]), r"found x 40, y 30"),
     "negative labels": (*table(y=Y - 1), r"a\.npz: y holds the label -1 in row 0; 0, 1, 2, \.\.\. are allowed"),
-    "float labels": (*table(y=Y * 1.0), r"has 1 class, .*store class numbers as whole numbers, .*survival"),
-    "one class": (*table(y=Y * 0), r"the data set has 1 class, but it needs 2 or more"),
+    "float labels": (*table(y=Y * 1.0), r"has 1 class .*store class numbers as integers, .*survival"),
+    "one class": (*table(y=Y * 0), r"the data set has 1 class .*, but at least 2 are needed"),
     "one-hot labels": (*table(y=np.eye(2)[Y]), r"y has the shape \(40, 2\); .* of one-hot rows store y\.argmax\(1\)"),
     "no test_x": (*table(test_y=Y), r"has no array 'test_x'; it holds x, y, test_y"),
     "a fraction beside a test part": (

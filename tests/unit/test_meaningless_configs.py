@@ -93,7 +93,7 @@ class Weighing:
     def __init__(self, classes):
         pass
 
-    def weigh(self, counts):
+    def set_class_counts(self, counts):
         self.w = 1.0 / counts.clamp(min=1).double()
 
     def loss(self, model, x, y):

@@ -71,7 +71,7 @@ def rows(c: Cohort) -> tuple[int, Mapping[int, Tensor]]:
     """Return the width and a row for each client of this rank: statistics of its local and of the global model."""
     trainer, data, weight = c.trainer, c.trainer.data, getattr(c.trainer.net.head, "weight", None)
     head = weight.detach() if isinstance(weight, Tensor) and weight.ndim == 2 else None  # of the loaded model
-    labels = data.target_dtype == torch.int64 and data.target_shape == () and trainer.net.outputs == data.classes
+    labels = data.target_dtype == torch.int64 and data.target_shape == () and trainer.net.num_outputs == data.classes
     classes = labels and getattr(trainer.task, "classification", False)
     after = statistics(*outputs(c, c.after), head, classes) if c.mine else torch.empty(0)
     own = {k: statistics(*outputs(c, model), head, classes) for k, model in c.mine.items()}

@@ -20,7 +20,7 @@ from torch.nn.functional import kl_div
 
 from fedmpi.engine.diagnostics.cohort import Cohort, Probe
 from fedmpi.engine.local.client_context import ClientContext
-from fedmpi.models.recurrent import differentiable
+from fedmpi.models.recurrent import without_cudnn_rnn
 
 TAU = 3.0
 FIRST = 100  # number of steps of a round that are recorded individually
@@ -79,7 +79,7 @@ class Steps:
         training = module.training
         module.eval()
         try:
-            with differentiable(module):
+            with without_cudnn_rnn(module):
                 return proximal(self.k.logits(x), teacher)
         finally:
             module.train(training)

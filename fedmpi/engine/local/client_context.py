@@ -26,8 +26,8 @@ from fedmpi.flat.layout import Segment
 from fedmpi.flat.packing import Views, share_memory
 from fedmpi.method.base import overrides
 from fedmpi.method.context import Batch, Client, Loss, Part, Regularizer, State
-from fedmpi.models.net import Net
-from fedmpi.models.recurrent import differentiable
+from fedmpi.models.net import FeaturesAndHead
+from fedmpi.models.recurrent import without_cudnn_rnn
 from fedmpi.tasks import validation
 
 NOTHING, NO_CONTEXT = Views({}), nullcontext()
@@ -63,7 +63,7 @@ class ClientContext(Client):
         self.n, self.classes, self.rounds = int(trainer.sizes[client]), data.classes, messages.rounds
         self.clients = data.clients
         if not data.counts_shared:
-            trainer.weigh(trainer.label_counts[client])
+            trainer.set_class_counts(trainer.label_counts[client])
         self.batch_size, self.epoch, self.last_epoch = config.batch_size, 0, False
         self.steps, self.a, self.fits = 0, trainer.a0, 0
         self.w, self.b = trainer.model.w, trainer.model.b
@@ -90,7 +90,7 @@ class ClientContext(Client):
         self.cut_short = True  # whether a stop request ends training; the upload then has a flag
         self.watch: Watch | None = None
         self.optim: OptimizerState | None = None  # only while training with train.persist_optimizer
-        self._frozen: dict[int | None, tuple[Tensor | None, Net]] = {}
+        self._frozen: dict[int | None, tuple[Tensor | None, FeaturesAndHead]] = {}
 
     @property
     def at_w0(self) -> bool:  # type: ignore[override]
@@ -184,8 +184,8 @@ class ClientContext(Client):
                 f = self.logits(x)
                 of_batch = task.batch_weight(y)
                 total, weight = total + self.task_loss(f, x, y) * of_batch, weight + of_batch
-                pairs.append((validation.hold(task, f, y), y))
-            whole = validation.whole_loss(task, *map(torch.cat, zip(*pairs, strict=True))) if pairs else None
+                pairs.append((validation.reduce_outputs(task, f, y), y))
+            whole = validation.split_loss(task, *map(torch.cat, zip(*pairs, strict=True))) if pairs else None
         return total / weight if whole is None else whole.double()
 
     # ---- gradient oracles ----
@@ -210,7 +210,7 @@ class ClientContext(Client):
     def hessian_vector(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         model = self.trainer.model
         members = [(s, p) for s, p in model.members if p.requires_grad]
-        with self._one_pass(None, None), differentiable(model.module), weights_as_leaf(self, self.w) as leaf:
+        with self._one_pass(None, None), without_cudnn_rnn(model.module), weights_as_leaf(self, self.w) as leaf:
             loss = checked(self, self.trainer.method.loss(self, x, y), "loss")
         weights: list[Tensor] = [*(p for _, p in members), leaf]
         vs = [*(s.view(v) for s, _ in members), v]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedmpi.models.mlp import layers_of
+from fedmpi.models.mlp import chain_layers
 from fedmpi.tasks.classification import Classification
 
 _nll = torch.ops.aten.nll_loss_forward.default
@@ -49,7 +49,7 @@ class MLPBackward:
         Args:
             flat: whether samples are vectors.
         """
-        layers = layers_of(module) or []
+        layers = chain_layers(module) or []
         if layers and isinstance(layers[0], nn.Flatten):
             flat, layers = True, layers[1:]
         linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
@@ -64,7 +64,11 @@ class MLPBackward:
             and all(p.is_cpu and p.requires_grad for p in weights)
             and all(part._compiled_call_impl is None for part in module.modules())
         )
-        return MLPBackward(layers) if fits and type(task).loss is Classification.loss and task.plain else None
+        return (
+            MLPBackward(layers)
+            if fits and type(task).loss is Classification.loss and task.is_plain_cross_entropy
+            else None
+        )
 
     def begin(self) -> None:
         """Make later calls write gradients to the parameters' .grad; needed before the first call of each fit."""

@@ -17,7 +17,7 @@ from fedmpi.engine.packed.chain import Members
 from fedmpi.flat.packing import Views
 from fedmpi.method.base import overrides
 from fedmpi.method.context import Quadratic, State
-from fedmpi.models.net import Net
+from fedmpi.models.net import FeaturesAndHead
 
 # Attributes of hooks' `client`: equal for all clients of a pack; numbers of each client; tensors that `values` holds.
 COMMON = (
@@ -41,7 +41,7 @@ TENSORS = ("w", "w0", "received", "label_counts")
 class _Call(nn.Module):
     """A net as a module, so that functional_call can replace its weights for one pass."""
 
-    def __init__(self, net: Net) -> None:
+    def __init__(self, net: FeaturesAndHead) -> None:
         super().__init__()
         self.module, self.net = net.module, net
 
@@ -100,7 +100,7 @@ class BatchedClientView:
         with torch.no_grad():
             return self._call(self.trainer.twin(0)[1], self.w0 if at is None else at, x)
 
-    def _call(self, net: Net, w: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _call(self, net: FeaturesAndHead, w: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return features and logits of a net at weights w (d,); for a model without features the logits twice."""
         pieces = zip(self.trainer.model.layout.segments, w.split(self.sizes), strict=True)
         tensors = dict(zip(self.names, (s.shaped(piece) for s, piece in pieces), strict=True))

@@ -32,7 +32,7 @@ from fedmpi.engine.faults.lost_ranks import LostRanks
 from fedmpi.engine.federation import Federation
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
-from fedmpi.models.net import Net
+from fedmpi.models.net import FeaturesAndHead
 from fedmpi.runtime import build, build_data, checkpoints, code_trust, rank_agreement
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.checkpoints import ClientStateFiles
@@ -225,8 +225,8 @@ def _build_experiment_without_data(
     module = build.make_prepared_module(settings, method, shape, classes, dtype)
     if settings.init.source is not None:
         load_initial_weights(module, settings.init.source, settings.init.strict)
-    net = Net(module, shape, dtype)
-    model = FlatModel(module, net.head_names(), channels_last=settings.compute.channels_last)
+    net = FeaturesAndHead(module, shape, dtype)
+    model = FlatModel(module, net.head_parameter_names(), channels_last=settings.compute.channels_last)
     messages, training = build.make_messages(settings, method, model, net, data), build.make_local_training(settings)
     return Experiment(settings, data, method, _PlaceholderTask(), net, model, messages, training, None)
 

@@ -193,14 +193,14 @@ class Predictor:
                 if not parts and rows.y is not None:
                     reason = reason or task.check(y, tuple(f.shape[1:]))
                 if rows.y is not None and not reason:
-                    summaries.append(validation.hold(task, f, y))
+                    summaries.append(validation.reduce_outputs(task, f, y))
                 parts.append(task.predictions(f, names))
             predictions = Predictions(
                 {**rows.ids, **{name: _concatenate([part[name] for part in parts]) for name in parts[0]}}
             )
             if summaries:
                 known = slice(None) if rows.known is None else rows.known
-                predictions.metrics = validation.figures(task, torch.cat(summaries)[known], targets[known])
+                predictions.metrics = validation.compute_metrics(task, torch.cat(summaries)[known], targets[known])
         predictions.why_no_metrics = reason or rows.no_targets
         return predictions
 

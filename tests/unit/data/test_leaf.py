@@ -69,7 +69,7 @@ def test_next_character(tmp_path):
     task = NextSymbol(4)
     outputs = torch.zeros(2, 3, 4)
     outputs[0, -1, 0] = 1  # the first row's character is right, the second one's not
-    assert task.metrics(task.hold(outputs, data.test_y), data.test_y)["accuracy"] == 50
+    assert task.metrics(task.reduce_outputs(outputs, data.test_y), data.test_y)["accuracy"] == 50
     given = leaf(tmp_path, path=".", alphabet="zcba?!")
     assert given.classes == 6
     assert given.train_x.tolist()[0] == [1, 3, 2]

@@ -6,7 +6,7 @@ import torch
 from helpers import federated, prepare, settings
 
 from fedmpi.common import seeds
-from fedmpi.tasks.classification import balanced
+from fedmpi.tasks.classification import balanced_class_weights
 
 GIVEN = [0.5, 1.0, 2.0, 4.0]
 
@@ -16,8 +16,11 @@ def test_balanced_is_scikit_learns():
 
     y = np.repeat([0, 1, 2], [5, 1, 14])
     expected = compute_class_weight("balanced", classes=np.arange(3), y=y)
-    np.testing.assert_allclose(balanced(torch.bincount(torch.from_numpy(y))), expected, rtol=1e-15)
-    assert balanced(torch.tensor([4, 0])).tolist() == [0.5, 1.0]  # nobody has the other class: nothing is divided by 0
+    np.testing.assert_allclose(balanced_class_weights(torch.bincount(torch.from_numpy(y))), expected, rtol=1e-15)
+    assert balanced_class_weights(torch.tensor([4, 0])).tolist() == [
+        0.5,
+        1.0,
+    ]  # nobody has the other class: nothing is divided by 0
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -100,11 +100,11 @@ def test_metrics_are_those_of_the_targets_that_count(task, y, shape):
         other += torch.randn_like(f) * 9 * ~counted[..., None]
     else:
         other += torch.randn_like(f) * 9 * ~counted
-    found, changed = (task.metrics(task.hold(x, y), y) for x in (f, other))
-    without_the_last = task.metrics(task.hold(f[:2], y[:2]), y[:2])
+    found, changed = (task.metrics(task.reduce_outputs(x, y), y) for x in (f, other))
+    without_the_last = task.metrics(task.reduce_outputs(f[:2], y[:2]), y[:2])
     assert found == pytest.approx(changed, nan_ok=True)
     assert found == pytest.approx(without_the_last, nan_ok=True)
-    assert all(map(math.isnan, task.metrics(task.hold(f[2:], y[2:]), y[2:]).values()))
+    assert all(map(math.isnan, task.metrics(task.reduce_outputs(f[2:], y[2:]), y[2:]).values()))
 
 
 def test_metrics_by_hand():
@@ -123,23 +123,28 @@ def test_metrics_by_hand():
 @pytest.mark.parametrize(
     ("task", "y", "shape", "words"),
     [
-        (MultiLabel(2), LABELS, (2,), r"row 0 has -1 for label 1; 0 \(no\) and 1 \(yes\) are allowed; task\.ignore"),
-        (MultiLabel(2, ignore=-1), LABELS - 1, (2,), r"row 0 has -2 for label 1.*\(and -1, which does not count\)"),
+        (
+            MultiLabel(2),
+            LABELS,
+            (2,),
+            r"label 1 in row 0 is -1; only 0 \(no\) and 1 \(yes\) are .*task\.ignore",
+        ),
+        (MultiLabel(2, ignore=-1), LABELS - 1, (2,), r"label 1 in row 0 is -2.*\(and -1, which is ignored\)"),
         (
             MultiLabel(2, ignore=-1),
             AMOUNTS,
             (2,),
-            r"row 0 holds NaN; fill it or leave it out, or say task\.ignore: nan",
+            r"the target in row 0 is NaN; fill it in or drop the row, or set task\.ignore: nan",
         ),
-        (Regression(2), AMOUNTS, (2,), r"row 0 holds NaN; .* task\.ignore: nan"),
-        (Segmentation(3), MASKS, (3, 2, 2), r"row 0 holds the class 255; 0\.\.2 are allowed; task\.ignore"),
+        (Regression(2), AMOUNTS, (2,), r"the target in row 0 is NaN; .* task\.ignore: nan"),
+        (Segmentation(3), MASKS, (3, 2, 2), r"row 0 contains the class 255; only 0\.\.2 are allowed; .*task\.ignore"),
         (
             Segmentation(3, ignore=254),
             MASKS,
             (3, 2, 2),
-            r"row 0 holds the class 255; 0\.\.2 are allowed \(and 254, which",
+            r"row 0 contains the class 255; only 0\.\.2 are allowed \(and 254, which",
         ),
-        (NextSymbol(3, ignore=0), WORDS, (3, 3), r"row 0 holds the class 3; .*\(and 0, which does not count\)"),
+        (NextSymbol(3, ignore=0), WORDS, (3, 3), r"row 0 contains the class 3; .*\(and 0, which is ignored\)"),
     ],
 )
 def test_targets_that_are_neither_allowed_nor_ignored_are_named(task, y, shape, words):

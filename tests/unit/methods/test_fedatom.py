@@ -13,7 +13,7 @@ from fedmpi.flat.layout import ATOM, BODY, COEF, HEAD
 from fedmpi.method.base import means_of
 from fedmpi.methods.fedatom import FedAtom
 from fedmpi.methods.fedld import FedLD
-from fedmpi.models.filter_atoms import decompose
+from fedmpi.models.filter_atoms import decompose_convolutions
 
 
 def config(net="mlp", method="fedatom", options=None, **changes):
@@ -69,7 +69,7 @@ def test_with_period_one_it_is_fedavg_on_the_decomposed_model():
 def decomposed(input_shape, classes):
     net = norm_net(input_shape, classes)
     with seeds.seeded(0, "prepare"):
-        return decompose(net)
+        return decompose_convolutions(net)
 
 
 def test_coefficients_change_in_slow_rounds_alone():

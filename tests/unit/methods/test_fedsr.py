@@ -9,12 +9,14 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import cross_entropy, softplus
 
 from fedmpi.common import seeds
-from fedmpi.models.probabilistic_features import Gaussian
+from fedmpi.models.probabilistic_features import GaussianFeatures
 
 
 def gaussian(inputs=6, width=5, classes=3):
     torch.manual_seed(0)
-    made = Gaussian(nn.Sequential(nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, classes)), classes).double()
+    made = GaussianFeatures(
+        nn.Sequential(nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, classes)), classes
+    ).double()
     with torch.no_grad():
         for p in (made.r_mu, made.r_sigma):
             p.add_(torch.randn_like(p))
@@ -38,18 +40,18 @@ def test_divergences_do_not_cancel_in_bf16():
     made = gaussian(width=512).float()
     mu, sigma = made.r_mu + 0.1, softplus(made.r_sigma)
     with torch.autocast("cpu", torch.bfloat16):
-        found = made.divergences(mu, sigma).diagonal()
-    assert torch.equal(found, made.divergences(mu, sigma).diagonal())
+        found = made.kl_divergences(mu, sigma).diagonal()
+    assert torch.equal(found, made.kl_divergences(mu, sigma).diagonal())
     assert (found > 0).all()
 
 
 def test_the_models_own_head_is_the_classifier():
     net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     weight = net[3].weight
-    made = Gaussian(net, 2)
+    made = GaussianFeatures(net, 2)
     assert made.head.layer.weight is weight
     assert made.encode.weight.shape == (6, 3)
-    alone = Gaussian(nn.Linear(4, 2), 2)
+    alone = GaussianFeatures(nn.Linear(4, 2), 2)
     assert alone(torch.randn(5, 4)).shape == (5, 2)
 
 

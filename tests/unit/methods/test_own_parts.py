@@ -16,7 +16,7 @@ from naive import (
 )
 from torch import nn
 
-from fedmpi.models.fedpara import OWN
+from fedmpi.models.fedpara import PERSONAL_GROUP
 from fedmpi.runtime import build_data
 
 MOVING = {"momentum": 0.9, "weight_decay": 1e-2}  # either would move weights that a careless optimiser still holds
@@ -33,7 +33,7 @@ ALL_CLIENTS = {"fraction": 1.0}
         ("lg_fedavg", "cnn", {"n_shared": 1}, lambda s: s.name not in HEAD),
         ("lg_fedavg", "cnn", {"n_shared": 2}, lambda s: s.name not in LAST_TWO),
         ("fedbn", "norm", {}, lambda s: s.name in ("1.weight", "1.bias")),
-        ("pfedpara", "cnn", {}, lambda s: s.group == OWN),
+        ("pfedpara", "cnn", {}, lambda s: s.group == PERSONAL_GROUP),
         ("fedsr", "mlp", {}, lambda s: s.name in ("r_mu", "r_sigma", "C")),
         ("local", "mlp", {}, lambda s: True),
     ],
@@ -158,7 +158,7 @@ def test_a_net_whose_layers_would_grow_is_fedavgs():
 def test_personal_factors():
     """W = W_1 . (W_2 + 1): with W_2 = 0 a client uses W_1 alone."""
     made = prepare(settings("pfedpara", "cnn")).made
-    own = {s.name.split(".two.")[1] for s in made.model.layout.segments if s.group == OWN}
+    own = {s.name.split(".two.")[1] for s in made.model.layout.segments if s.group == PERSONAL_GROUP}
     assert own == {"T", "O", "I", "X", "Y"}
     layer = made.net.module.body[3]
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What every registered architecture promises: counts, the cut between features and head, shapes, memory formats."""
+"""Architectures: parameter counts, division into features and head, shapes, and equality with naive implementations."""
 
 import copy
 from importlib import import_module
@@ -9,26 +9,26 @@ from torch import nn
 
 from fedmpi.common.errors import UserError
 from fedmpi.models import registry, sl_vit
-from fedmpi.models.mlp import MLP, straight
-from fedmpi.models.net import Net
-from fedmpi.models.recurrent import differentiable
+from fedmpi.models.mlp import MLP, forward_without_hooks
+from fedmpi.models.net import FeaturesAndHead
+from fedmpi.models.recurrent import without_cudnn_rnn
 
 
-def build(name, input_shape, classes, **given):
+def build(name, input_shape, classes, **options):
     module, _, function = registry[name].partition(":")
-    return getattr(import_module(module), function)(input_shape, classes, **given)
+    return getattr(import_module(module), function)(input_shape, classes, **options)
 
 
-def count(module):
+def count_parameters(module):
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 @pytest.mark.parametrize(
-    ("name", "input_shape", "classes", "given", "expected"),
+    ("name", "input_shape", "classes", "options", "expected"),
     [
         # (25 * channels + 1) * 32 + (25 * 32 + 1) * 64 + (64 * (side // 4)^2 + 1) * 512 + 513 * classes
         ("mcmahan_cnn", (3, 32, 32), 10, {}, 2_156_490),
-        ("mcmahan_cnn", (1, 28, 28), 10, {}, 1_663_370),  # also the figure in McMahan et al. 2017, section 3
+        ("mcmahan_cnn", (1, 28, 28), 10, {}, 1_663_370),  # as in McMahan et al. 2017, section 3
         ("alexnet_s", (3, 32, 32), 10, {}, 1_822_602),
         # eight convolutions (9 in + 1) out: 9,220,480; two layers of 513 * 512; the head 513 * 10
         ("vgg11", (3, 32, 32), 10, {}, 9_220_480 + 2 * 262_656 + 5_130),
@@ -50,7 +50,7 @@ def count(module):
         ),
         # 2,049 * 256 + 257 * 256 + 1,024 + 257 * 10, without 2,049 * 1,000
         ("resnet50", (3, 64, 64), 10, {"stem": "no_pool", "projection": True}, 25_557_032 + 593_930 - 2_049_000),
-        ("small_cnn", (3, 32, 32), 10, {}, 1_331_402),  # with the biases of linear layers alone
+        ("small_cnn", (3, 32, 32), 10, {}, 1_331_402),  # only linear layers have biases
         ("lenet5", (3, 32, 32), 10, {}, 62_006),  # the published count of this network on CIFAR-10
         # patches 2 * 960 + 961 * 192; token and positions 18 * 192; nine layers of attention (384 + 1 + 192 * 2,304 +
         # 769 * 192) and of two linear ones (384 + 2 * 193 * 192); LayerNorm and head 384 + 193 * 10
@@ -61,35 +61,35 @@ def count(module):
         ("unet", (1, 8, 8), 2, {}, 9 * 11_792 + 4 * 160 + (4 * 64 + 1) * 32 + (4 * 32 + 1) * 16 + 34),
     ],
 )
-def test_parameter_counts(name, input_shape, classes, given, expected):
-    assert count(build(name, input_shape, classes, **given)) == expected
+def test_parameter_counts_equal_the_closed_forms(name, input_shape, classes, options, expected):
+    assert count_parameters(build(name, input_shape, classes, **options)) == expected
 
 
 @pytest.mark.parametrize(("shape", "norm"), [((1, 9, 6, 7), "gn"), ((3, 5, 8), "bn"), ((2, 1, 1, 1), "gn")])
-def test_a_u_net_has_logits_at_each_pixel_whatever_the_size(shape, norm):
+def test_unet_returns_logits_for_each_pixel_of_any_size(shape, norm):
     module = build("unet", shape, 4, width=8, levels=3, norm=norm)
-    net = Net(module, shape)
+    net = FeaturesAndHead(module, shape)
     assert net.output_shape == (4, *shape[1:])
-    assert (net.feature_dim, net.head_names()) == (None, HEAD)
+    assert (net.feature_dim, net.head_parameter_names()) == (None, HEAD)
 
 
 @pytest.mark.parametrize("name", ["mcmahan_cnn", "alexnet_s", "lenet5"])
 def test_pooling_before_relu_equals_pooling_after_it(name):
-    """Max and max(., 0) commute; a gradient goes where the largest entry is, and nowhere where that is negative."""
+    """Both orders give the same outputs and gradients, since the maximum and max(., 0) commute."""
     torch.manual_seed(0)
     module = build(name, (3, 32, 32), 10).to(memory_format=torch.channels_last)
-    papers = copy.deepcopy(module)
-    layers = getattr(papers, "body", papers)
+    reference = copy.deepcopy(module)  # with ReLU before each max pool, as in the papers
+    layers = getattr(reference, "body", reference)
     swapped = 0
     for i, layer in enumerate(list(layers)):
         if isinstance(layer, nn.MaxPool2d):
             layers[i], layers[i + 1], swapped = nn.ReLU(), nn.MaxPool2d(2), swapped + 1
     assert swapped >= 2
     x = torch.randn(6, 3, 32, 32).contiguous(memory_format=torch.channels_last)
-    for net in (module, papers):
+    for net in (module, reference):
         nn.functional.cross_entropy(net(x), torch.arange(6)).backward()
-    assert torch.equal(module(x), papers(x))
-    for p, q in zip(module.parameters(), papers.parameters(), strict=True):
+    assert torch.equal(module(x), reference(x))
+    for p, q in zip(module.parameters(), reference.parameters(), strict=True):
         assert torch.equal(p.grad, q.grad)
 
 
@@ -109,25 +109,25 @@ SMALL = [
 ]
 
 
-@pytest.mark.parametrize(("name", "input_shape", "given", "width", "head"), SMALL)
-def test_logits_are_the_head_of_the_features(name, input_shape, given, width, head):
+@pytest.mark.parametrize(("name", "input_shape", "options", "width", "head"), SMALL)
+def test_logits_are_the_head_of_the_features(name, input_shape, options, width, head):
     torch.manual_seed(0)
-    module = build(name, input_shape, 3, **given)
+    module = build(name, input_shape, 3, **options)
     x = torch.randn(4, *input_shape)
     for mode in (True, False):
-        net = Net(module.train(mode), input_shape)
+        net = FeaturesAndHead(module.train(mode), input_shape)
         z, logits = net.forward(x)
-        assert (net.feature_dim, net.outputs, net.head_names()) == (width, 3, head)
+        assert (net.feature_dim, net.num_outputs, net.head_parameter_names()) == (width, 3, head)
         assert (z.shape, logits.shape) == ((4, width), (4, 3))
         assert torch.equal(net.head(z), logits)
-        assert torch.equal(module(x), logits)  # in training the batch's own statistics, so a second pass gives the same
+        assert torch.equal(module(x), logits)  # also in training, which uses the statistics of the batch
         if hasattr(module, "features"):
             assert torch.equal(module.features(x), z)
         assert module.training is mode
 
 
-def test_attention_by_hand():
-    """Against a loop over heads and tokens; nobody attends to itself, and one picture's tokens to its own alone."""
+def test_attention_equals_a_loop_over_heads_and_tokens():
+    """No token attends to itself or to tokens of another image."""
     torch.manual_seed(0)
     layer = sl_vit.Attention(6, heads=2, head=3).double()
     x = torch.randn(2, 4, 6, dtype=torch.float64)
@@ -136,43 +136,44 @@ def test_attention_by_hand():
         normed = nn.functional.layer_norm(x[b], (6,), layer.norm.weight, layer.norm.bias)
         q, k, v = ((normed @ part.T).view(4, 2, 3) for part in layer.qkv.weight.chunk(3))
         for i in range(4):
-            found = []
+            outputs = []
             for h in range(2):
                 others = [j for j in range(4) if j != i]
                 scores = torch.stack([q[i, h] @ k[j, h] for j in others]) / 3**0.5
-                found.append(sum(a * v[j, h] for a, j in zip(scores.softmax(0), others, strict=True)))
-            expected[b, i] = layer.out(torch.cat(found))
+                outputs.append(sum(a * v[j, h] for a, j in zip(scores.softmax(0), others, strict=True)))
+            expected[b, i] = layer.out(torch.cat(outputs))
     torch.testing.assert_close(layer(x), expected)
 
 
-def test_shifts_by_hand():
+def test_shifted_copies_move_in_the_given_directions():
     x = torch.arange(1.0, 10).view(1, 1, 3, 3)
-    own, down, up, right, left = sl_vit.shifted(x, sl_vit.AXES, 1)[0].tolist()
-    assert own == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    unshifted, down, up, right, left = sl_vit.append_shifted_copies(x, sl_vit.AXIS_SHIFTS, 1)[0].tolist()
+    assert unshifted == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
     assert down == [[0, 0, 0], [1, 2, 3], [4, 5, 6]]
     assert up == [[4, 5, 6], [7, 8, 9], [0, 0, 0]]
     assert right == [[0, 1, 2], [0, 4, 5], [0, 7, 8]]
     assert left == [[2, 3, 0], [5, 6, 0], [8, 9, 0]]
-    assert sl_vit.shifted(x, sl_vit.DIAGONALS, 2)[0, 1].tolist() == [[0, 0, 0], [0, 0, 0], [0, 0, 1]]
+    down_right = sl_vit.append_shifted_copies(x, sl_vit.DIAGONAL_SHIFTS, 2)[0, 1]
+    assert down_right.tolist() == [[0, 0, 0], [0, 0, 0], [0, 0, 1]]
 
 
 def test_logistic_with_a_reference_class_is_the_sigmoid():
-    """FLamby's heart disease: Linear(13, 1), sigmoid, binary cross-entropy; loss and gradients."""
+    """Loss and gradients equal those of FLamby's model for heart disease: Linear(13, 1), sigmoid, cross-entropy."""
     torch.manual_seed(0)
     module, x, y = build("logistic", (13,), 2, reference=True), torch.randn(6, 13), torch.tensor([0, 1, 1, 0, 1, 0])
-    twin = copy.deepcopy(module.head.linear)
+    linear = copy.deepcopy(module.head.linear)
     loss = nn.functional.cross_entropy(module(x), y)
-    same = nn.functional.binary_cross_entropy(torch.sigmoid(twin(x))[:, 0], y.float())
+    expected = nn.functional.binary_cross_entropy(torch.sigmoid(linear(x))[:, 0], y.float())
     loss.backward()
-    same.backward()
-    torch.testing.assert_close(loss, same)
-    torch.testing.assert_close(module.head.linear.weight.grad, twin.weight.grad)
-    torch.testing.assert_close(module.head.linear.bias.grad, twin.bias.grad)
-    with pytest.raises(UserError, match=r"model\.reference: true needs classes"):
+    expected.backward()
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(module.head.linear.weight.grad, linear.weight.grad)
+    torch.testing.assert_close(module.head.linear.bias.grad, linear.bias.grad)
+    with pytest.raises(UserError, match=r"model\.reference: true needs a task with classes"):
         build("logistic", (13,), 1, reference=True)
 
 
-def test_char_lstm_sees_what_came_before_and_nothing_after():
+def test_char_lstm_uses_only_earlier_symbols():
     torch.manual_seed(0)
     module = build("char_lstm", (6,), 5, hidden=7, layers=2)
     x = torch.tensor([[0, 1, 2, 3, 4, 0]])
@@ -185,30 +186,30 @@ def test_char_lstm_sees_what_came_before_and_nothing_after():
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "says"),
+    ("name", "shape", "message"),
     [
         ("mcmahan_cnn", (30,), r"mcmahan_cnn.*\(30,\).*mlp"),
         ("resnet18", (30,), r"resnet18.*\(30,\).*mlp"),
         ("mcmahan_cnn", (1, 5, 3), r"5 x 3 pixels.*4 x 4"),
-        ("unet", (5,), r"model unet: a sample has shape \(5,\), but it needs pictures"),
-        ("char_lstm", (1, 8, 8), r"char_lstm: a sample has shape \(1, 8, 8\), but it needs texts"),
+        ("unet", (5,), r"model unet: a sample has the shape \(5,\), but the model needs images"),
+        ("char_lstm", (1, 8, 8), r"char_lstm: a sample has the shape \(1, 8, 8\), but the model needs texts"),
     ],
 )
-def test_samples_that_a_model_cannot_take(name, shape, says):
-    with pytest.raises(UserError, match=says):
+def test_unsuitable_sample_shapes_are_errors(name, shape, message):
+    with pytest.raises(UserError, match=message):
         build(name, shape, 2)
 
 
-def test_a_chain_from_layer_to_layer_is_the_modules_own_forward_pass():
-    """Of weights that change in place; and of a layer in two places, which nn.Module.children() names once."""
+def test_forward_without_hooks_equals_the_modules_forward_pass():
+    """Also if weights change in place, and for a layer used twice, which nn.Module.children() lists once."""
     x = torch.randn(4, 3, 4)
-    twice, relu = nn.Linear(5, 5), nn.ReLU()
+    repeated, relu = nn.Linear(5, 5), nn.ReLU()
     for module in (
         MLP(12, (), 3),
         MLP(12, (7, 5), 3),
-        nn.Sequential(nn.Flatten(), nn.Linear(12, 5), relu, twice, relu, twice),
+        nn.Sequential(nn.Flatten(), nn.Linear(12, 5), relu, repeated, relu, repeated),
     ):
-        forward = straight(module)
+        forward = forward_without_hooks(module)
         assert torch.equal(forward(x), module(x))
         with torch.no_grad():
             next(module.parameters()).mul_(2)
@@ -216,8 +217,8 @@ def test_a_chain_from_layer_to_layer_is_the_modules_own_forward_pass():
 
 
 @pytest.mark.parametrize("module", [nn.Sequential(nn.LSTM(2, 2)), nn.Sequential(nn.Linear(2, 2))])
-def test_cudnn_is_off_for_modules_with_recurrent_layers_alone(module):
+def test_cudnn_is_disabled_only_for_modules_with_recurrent_layers(module):
     before = torch.backends.cudnn.enabled
-    with differentiable(module):
+    with without_cudnn_rnn(module):
         assert torch.backends.cudnn.enabled == (before and not isinstance(module[0], nn.LSTM))
     assert torch.backends.cudnn.enabled == before

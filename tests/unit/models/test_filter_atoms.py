@@ -1,4 +1,4 @@
-"""Decomposed convolutions: their kernels, three ways to start, networks made of them."""
+"""Convolutions with filter atoms: outputs, initial values, and the layers of a model that are replaced."""
 
 from functools import partial
 
@@ -9,8 +9,8 @@ from torch import nn
 from fedmpi.common.torchvision_compat import torchvision
 from fedmpi.flat.layout import ATOM, COEF, HEAD, NORM
 from fedmpi.flat.model import FlatModel
-from fedmpi.models.filter_atoms import GEOMETRY, AtomConv2d, decompose
-from fedmpi.models.net import Net
+from fedmpi.models.filter_atoms import CONV_SETTINGS, AtomConv2d, decompose_convolutions
+from fedmpi.models.net import FeaturesAndHead
 from fedmpi.models.resnet import resnet18
 
 CONVOLUTIONS = {
@@ -21,43 +21,42 @@ CONVOLUTIONS = {
 }
 
 
-def by_atoms(layer, x):
-    """Convolve every input channel with every atom, then 1x1 with the coefficients.   (B, c, h, w) -> (B, o, h', w')"""
+def convolve_by_atoms(layer, x):
+    """Convolve each input channel with each atom, then 1x1 with the coefficients, (B, c, h, w) -> (B, o, h', w')."""
     (out, into, m_a), channels = layer.coef.shape, x.shape[1]
-    same = {name: getattr(layer, name) for name in GEOMETRY}
-    same |= {"in_channels": channels, "out_channels": channels * m_a, "groups": channels}
-    each = nn.Conv2d(**same, bias=False, device="meta")
+    settings = {name: getattr(layer, name) for name in CONV_SETTINGS}
+    settings |= {"in_channels": channels, "out_channels": channels * m_a, "groups": channels}
+    each = nn.Conv2d(**settings, bias=False, device="meta")
     maps = each._conv_forward(x, layer.atoms.repeat(channels, 1, 1)[:, None], None)  # (B, c m_a, h', w')
     return nn.functional.conv2d(maps, layer.coef.view(out, into * m_a, 1, 1), layer.bias, groups=layer.groups)
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_a_layer_equals_convolutions_with_its_atoms(name):
-    """Those never form W; 1e-5 of values of order 1, in float32."""
+def test_atom_convolution_equals_convolutions_with_its_atoms(name):
+    """The reference never computes W; outputs and gradients agree to 1e-5 and 1e-4 in float32."""
     torch.manual_seed(0)
     dense, atoms = CONVOLUTIONS[name], (3, 9, 12)[[*CONVOLUTIONS].index(name) % 3]
     layer, x = AtomConv2d(dense, atoms, "he"), torch.randn(2, 6, 11, 10)
     assert layer(x).shape == dense(x).shape
-    torch.testing.assert_close(layer(x), by_atoms(layer, x), rtol=1e-5, atol=1e-5)
-    one, other = (
-        torch.autograd.grad(f(x).square().sum(), (layer.coef, layer.atoms)) for f in (layer, partial(by_atoms, layer))
-    )
-    for a, b in zip(one, other, strict=True):
+    torch.testing.assert_close(layer(x), convolve_by_atoms(layer, x), rtol=1e-5, atol=1e-5)
+    parameters, by_atoms = (layer.coef, layer.atoms), partial(convolve_by_atoms, layer)
+    ours, reference = (torch.autograd.grad(f(x).square().sum(), parameters) for f in (layer, by_atoms))
+    for a, b in zip(ours, reference, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * float(b.abs().max()))
 
 
-def test_fewer_atoms_are_the_nearest_of_their_rank():
-    """Eckart-Young: what is lost are the singular values beyond m_a."""
+def test_fewer_atoms_give_the_best_approximation_of_their_rank():
+    """By Eckart-Young the squared error is the sum of the squared singular values beyond m_a."""
     dense = nn.Conv2d(5, 7, 3)
-    lost = (AtomConv2d(dense, 4, "from_conv").kernels - dense.weight).square().sum()
-    beyond = torch.linalg.svdvals(dense.weight.detach().view(35, 9))[4:].square().sum()
-    torch.testing.assert_close(lost, beyond, rtol=1e-4, atol=0)
+    error = (AtomConv2d(dense, 4, "from_conv").kernels - dense.weight).square().sum()
+    expected = torch.linalg.svdvals(dense.weight.detach().view(35, 9))[4:].square().sum()
+    torch.testing.assert_close(error, expected, rtol=1e-4, atol=0)
 
 
 # ---- networks ----
-def test_resnet_keeps_its_downsampling_among_the_coefficients():
-    net = decompose(resnet18((3, 32, 32), 10, stem="small"))
-    model = FlatModel(net, Net(net, (3, 32, 32)).head_names())
+def test_1x1_convolutions_of_resnet_are_in_the_coefficient_group():
+    net = decompose_convolutions(resnet18((3, 32, 32), 10, stem="small"))
+    model = FlatModel(net, FeaturesAndHead(net, (3, 32, 32)).head_parameter_names())
     groups = {s.name: s.group for s in model.layout.segments}
     assert groups["layer2.0.downsample.0.weight"] == COEF
     assert type(net.layer2[0].downsample[0]) is nn.Conv2d
@@ -67,36 +66,36 @@ def test_resnet_keeps_its_downsampling_among_the_coefficients():
     assert model.layout.size == 11_173_962 + 17 * 81
 
 
-def test_a_network_computes_what_it_did():
-    """With as many atoms as the largest kernel has pixels."""
+def test_decomposition_from_kernels_preserves_the_outputs():
+    """This holds with as many atoms as the largest kernel has pixels."""
     torch.manual_seed(0)
     net = torchvision.models.mobilenet_v3_small(weights=None, num_classes=5).eval()
     x = torch.randn(2, 3, 64, 64)
     before = net(x)
     largest = max(m.weight[0, 0].numel() for m in net.modules() if isinstance(m, nn.Conv2d))
-    after = decompose(net, atoms=largest, init="from_conv").eval()(x)
+    after = decompose_convolutions(net, atoms=largest, init="from_conv").eval()(x)
     torch.testing.assert_close(after, before, rtol=1e-3, atol=1e-3 * before.abs().max().item())
 
 
-def test_a_layer_in_two_places_stays_one():
+def test_a_shared_layer_remains_shared():
     shared = nn.Conv2d(4, 4, 3, padding=1)
-    net = decompose(nn.Sequential(shared, nn.ReLU(), shared, nn.Flatten(), nn.Linear(64, 2)))
+    net = decompose_convolutions(nn.Sequential(shared, nn.ReLU(), shared, nn.Flatten(), nn.Linear(64, 2)))
     assert net[0] is net[2]
     assert net[0].bias is shared.bias
     assert sum(p.numel() for p in net.parameters()) == 4 * 4 * 9 + 4 + 81 + 130
 
 
-def test_nothing_to_decompose():
-    with pytest.warns(UserWarning, match="no convolution to decompose"):
-        net = decompose(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
+def test_a_model_without_convolutions_gives_a_warning():
+    with pytest.warns(UserWarning, match="no convolution with a kernel larger than 1x1"):
+        net = decompose_convolutions(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
     assert not any(isinstance(m, AtomConv2d) for m in net.modules())
-    net = decompose(nn.Sequential(nn.Conv2d(1, 2, 3)))
+    net = decompose_convolutions(nn.Sequential(nn.Conv2d(1, 2, 3)))
     layer = net[0]
-    assert decompose(net)[0] is layer  # which is decomposed already
+    assert decompose_convolutions(net)[0] is layer  # already decomposed
 
 
-def test_a_convolution_that_is_more_than_its_weight_stays():
-    """A forward of its own, weight norm, a frozen weight: as they were."""
+def test_special_convolutions_are_not_replaced():
+    """Convolutions with their own forward function, with weight norm or with a frozen weight are not replaced."""
 
     class Standardised(nn.Conv2d):
         def _conv_forward(self, x, weight, bias):
@@ -107,7 +106,7 @@ def test_a_convolution_that_is_more_than_its_weight_stays():
     net = nn.Sequential(Standardised(1, 2, 3), normed, frozen.requires_grad_(False), plain)
     before, x = list(net), torch.randn(2, 1, 8, 8)
     expected = net[:3](x)
-    decompose(net)
+    decompose_convolutions(net)
     assert list(net)[:3] == before[:3]
     assert type(net[3]) is AtomConv2d
     assert torch.equal(net[:3](x), expected)

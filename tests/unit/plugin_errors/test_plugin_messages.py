@@ -94,7 +94,7 @@ return nn.Sequential(nn.Linear(3, 4).half(), nn.Linear(4, classes))
 def forward(self, x): return self.head(x), x
     returns tuple for a batch of 2 samples; it must return one tensor of shape \(2, outputs\)
 def forward(self, x): return self.head(x.sub_(1))
-    writes to its input
+    modifies its input in place
 def forward(self, x): return self.head(x.mul_(2) if self.training else x)
     round 0, client 0: the model .* wrote to its batch
 def forward(self, x): raise SystemExit(0) if self.training else StopIteration
@@ -104,25 +104,25 @@ def forward(self, x): return self.head(x[:, :1] if self.training else x)
 """
 TASK = r"""
 loss = None
-    plugin, which has no function loss
+    has no function `loss`
 def loss(self, model, x, y): return functional.cross_entropy(model(x), y, reduction=later())
-    evaluation after round 0: task plugin: loss returned Tensor of shape \(20,\); it must return a tensor \(\)
+    evaluation after round 0: task plugin: loss returned Tensor of shape \(20,\); it must return a scalar tensor
 names = ('round',)
-    a metric is called 'round'; names are texts
+    'round' cannot be the name of a metric; .*names must be distinct strings
 names = ('hits', 'hits_std')
-    a metric is called 'hits_std'
+    'hits_std' cannot be the name of a metric
 def metrics(self, outputs, y): pass
-    metrics returned NoneType; it must return a number for each of its names, \('hits',\)
+    metrics returned NoneType; it must return a dictionary with one number for each name, \('hits',\)
 def metrics(self, outputs, y): return {'hits': 1.0, 'round': 7}
-    metrics returned \{'hits': .*'round': .*; it must return a number for each of its names, \('hits',\)
+    metrics returned \{'hits': .*'round': .*; it must return a dictionary with one number for each name, \('hits',\)
 def metrics(self, outputs, y): return {'hits': torch.ones(2)}
-    metrics returned \{'hits': tensor.*; it must return a number for each of its names
+    metrics returned \{'hits': tensor.*; it must return a dictionary with one number for each name
 def metrics(self, outputs, y): raise SystemExit(0)
     SystemExit: 0
 names = () | def metrics(self, outputs, y): return {}
-    metrics gives no figure; names are texts, one at least
+    it has no metrics; at least one name is needed
 names = () | def metrics(self, outputs, y): return {'hits': 1 / 0}
-    task plugin, which has no names = .*: ZeroDivisionError
+    task plugin: its metrics for two outputs of zeros .*: ZeroDivisionError
 """
 SOURCE = r"""
 return None
@@ -272,7 +272,7 @@ MODEL_WITHOUT_LINE = r"""
 def forward(self, x): return self.head(x).detach()
     hook loss returned a loss that depends on no weight
 return Base(input_shape, classes).half()
-    fails on a batch of two samples .* torch.float32: .*dtype
+    fails on a batch of two samples, .* torch.float32: .*dtype
 def __init__(self, *a): |     super().__init__(*a) |     nn.init.constant_(self.head.weight, torch.nan)
     model .*: its initial weights hold values that are not finite
 """
