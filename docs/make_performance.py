@@ -95,7 +95,7 @@ def points(found):
 def draw_scaling(found, path):
     from matplotlib.figure import Figure
 
-    from fedmpi.analysis.charts import COLOURS, MARKERS, save
+    from fedmpi.analysis.charts import COLOURS, MARKERS, save_figure
 
     all_points = list(points(found))
     figure = Figure(figsize=(9, 4), layout="constrained")
@@ -118,14 +118,14 @@ def draw_scaling(found, path):
         axes.minorticks_off()
         axes.legend(frameon=False, fontsize="small")
         axes.grid(alpha=0.3)
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_ratios(found, path):
     """Draw the ratios of all parts to their reference implementations, as bars."""
     from matplotlib.figure import Figure
 
-    from fedmpi.analysis.charts import BLACK, COLOURS, save
+    from fedmpi.analysis.charts import BLACK, COLOURS, save_figure
 
     bars = []
     for i, name in enumerate(each for each in found if each not in ("scaling", "peers", "rules")):
@@ -149,7 +149,7 @@ def draw_ratios(found, path):
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:e}"[0] in "235" else "")
     axes.grid(alpha=0.3, axis="x")
-    save(figure, path)
+    save_figure(figure, path)
     return bars
 
 

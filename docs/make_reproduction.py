@@ -91,7 +91,7 @@ def draw(tables, path):
     """Draw a panel for each table: published means on x, ours on y, with error bars, coloured by verdict."""
     from matplotlib.figure import Figure
 
-    from fedmpi.analysis.charts import BLUE, GREEN, RED, save
+    from fedmpi.analysis.charts import BLUE, GREEN, RED, save_figure
 
     styles = {"within the published spread": (BLUE, "o"), "within two": (GREEN, "s"), "outside": (RED, "^")}
     across = min(len(tables), 3)
@@ -128,7 +128,7 @@ def draw(tables, path):
         axes.set_box_aspect(1)
         axes.legend(frameon=False, fontsize="small", loc="upper left")
         axes.grid(alpha=0.3)
-    save(canvas, path)
+    save_figure(canvas, path)
 
 
 def main():

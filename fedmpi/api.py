@@ -11,7 +11,7 @@ from torch import nn
 
 from fedmpi import config
 from fedmpi.common.errors import UserError
-from fedmpi.reports import after_run
+from fedmpi.reports import write_report_after_run
 from fedmpi.runtime.execute import execute_run
 from fedmpi.runtime.finished_runs.models import RunModel
 from fedmpi.runtime.finished_runs.predict import Predictor
@@ -42,7 +42,7 @@ def run(settings: str | Path | config.Settings, overrides: Sequence[str] = ()) -
         settings = config.load(settings, overrides)
     elif overrides:
         raise UserError("fedmpi.run: these settings are made; give the overrides to fedmpi.config.load")
-    return Summary(execute_run(settings, on_finish=after_run)[0])
+    return Summary(execute_run(settings, on_finish=write_report_after_run)[0])
 
 
 def load(

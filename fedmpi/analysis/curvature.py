@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.analysis import charts, output
-from fedmpi.analysis.local_models import experiment
+from fedmpi.analysis.local_models import build_experiment
 from fedmpi.common import formatting, seeds
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import call
@@ -32,7 +32,7 @@ from fedmpi.runtime.record.saved_model import format_personal_notice, read_model
 from fedmpi.tasks import validation
 
 TOLERANCE = 1e-3  # relative error of an eigenvalue
-MOST_RESTARTS = 20  # restarts of the Lanczos method (with 2 k + 1 vectors), at most
+MAX_RESTARTS = 20  # restarts of the Lanczos method (with 2 k + 1 vectors), at most
 
 
 @dataclass(frozen=True)
@@ -43,29 +43,31 @@ class CurvatureOptions:
     span: float = 1.0  # the landscape extends from -span to span along both eigenvectors
 
 
-def analyse(run: Path, settings: Settings, options: CurvatureOptions, to: Path, say: Callable[[str], None]) -> None:
+def analyse_curvature(
+    run: Path, settings: Settings, options: CurvatureOptions, to: Path, say: Callable[[str], None]
+) -> None:
     """Measure the curvature of a run's final model, print and write the results (`fedmpi analyse curvature`)."""
-    to, module = output.folder(to), load_global_model(run, settings)
+    to, module = output.create_output_folder(to), load_global_model(run, settings)
     if notice := format_personal_notice(read_model_metadata(run / MODEL)):
         say(notice)
-    made = experiment(settings)
+    made = build_experiment(settings)
     made.model.module.load_state_dict(module.state_dict())
-    facts = measure(made, options, say)
+    facts = measure_curvature(made, options, say)
     say(f"eigenvalues: {'  '.join(formatting.number(value) for value in facts['eigenvalues'])}")
     if facts["ratio"] is not None:
         say(f"the first over the last of them: {formatting.number(facts['ratio'])}")
-    charts.write(landscape(facts), to / "landscape.png", "loss around the model, above its least")
-    say(f"written: {output.write(to / 'curvature.json', {'run': str(run), **facts})}, {to / 'landscape.png'}")
+    charts.write_chart(plot_landscape(facts), to / "landscape.png", "loss around the model, above its least")
+    say(f"written: {output.write_json(to / 'curvature.json', {'run': str(run), **facts})}, {to / 'landscape.png'}")
 
 
-def landscape(facts: dict[str, Any]) -> charts.Grid:
+def plot_landscape(facts: dict[str, Any]) -> charts.HeatMap:
     """Return the chart of the loss along the first two eigenvectors, with the model in its centre."""
     axis, least = [f"{round(float(x), 3):g}" for x in facts["axis"]], min(map(min, facts["loss"]))
     above = [[loss - least for loss in row] for row in facts["loss"]]
-    return charts.Grid(axis, axis, above, "along the second", "along the first eigenvector", "loss")
+    return charts.HeatMap(axis, axis, above, "along the second", "along the first eigenvector", "loss")
 
 
-def measure(
+def measure_curvature(
     made: Experiment, options: CurvatureOptions, say: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
     """Compute eigenvalues of the Hessian at the model of `made`, and the loss around it.
@@ -75,11 +77,11 @@ def measure(
         them, None if the last is 0; axis: (grid,) coordinates; loss: (grid, grid), loss[i][j] at
         w + axis[j] v1 + axis[i] v2.
     """
-    loss, w = Loss(made, options.samples), made.model.w.detach().clone()
+    loss, w = SubsetLoss(made, options.samples), made.model.w.detach().clone()
     of = f"{len(made.data.train)} clients, {w.numel()} weights"
     say(f"loss over {len(loss.shard)} training samples of {of}")
     generator = seeds.generator(made.settings.seed, "lanczos")
-    eigenvalues, vectors = largest_eigenpairs(lambda v: loss.hessian(w, v), w, options.top, generator)
+    eigenvalues, vectors = largest_eigenpairs(lambda v: loss.hessian_product(w, v), w, options.top, generator)
     axis = torch.linspace(-options.span, options.span, options.grid)
     first, second = vectors[0], vectors[min(1, len(vectors) - 1)]
     height = [[loss(w + float(x) * first + float(y) * second) for x in axis] for y in axis]
@@ -120,7 +122,7 @@ def largest_eigenpairs(
     else:
         operator = LinearOperator((d, d), matvec=multiply, dtype=np.float64)
         try:
-            values, vectors = eigsh(operator, k, which="LA", v0=start, tol=TOLERANCE, maxiter=MOST_RESTARTS)
+            values, vectors = eigsh(operator, k, which="LA", v0=start, tol=TOLERANCE, maxiter=MAX_RESTARTS)
         except ArpackNoConvergence as error:
             settled = f"{len(error.eigenvalues)} of {k} eigenvalues have settled"
             raise UserError(f"curvature: {settled}; use more --samples, or a smaller --top") from error
@@ -128,7 +130,7 @@ def largest_eigenpairs(
     return torch.from_numpy(values[order]), torch.from_numpy(vectors.T[order]).to(like)
 
 
-class Loss:
+class SubsetLoss:
     """Mean loss, as a function of the weights w (d,), over a fixed random subset of all clients' training samples.
 
     Raises UserError if the clients' samples are not in one data set, as with silos.
@@ -149,18 +151,18 @@ class Loss:
     def __call__(self, w: Tensor) -> float:
         self.made.model.load(w)
         with torch.no_grad():
-            return sum(self._part(x, y).item() for x, y in self._batches())
+            return sum(self._batch_loss(x, y).item() for x, y in self._iterate_batches())
 
-    def hessian(self, w: Tensor, v: Tensor) -> Tensor:
+    def hessian_product(self, w: Tensor, v: Tensor) -> Tensor:
         """Return the product of the Hessian at w (d,) with v (d,), by two backward passes."""
         model = self.made.model
         model.load(w)
         segments = [(s, p) for s, p in model.members if p.requires_grad]
         parameters, out = [p for _, p in segments], torch.zeros_like(w)
         along = [s.view(v) for s, _ in segments]
-        for x, y in self._batches():
+        for x, y in self._iterate_batches():
             with without_cudnn_rnn(model.module):
-                part = self._part(x, y)
+                part = self._batch_loss(x, y)
             first = torch.autograd.grad(part, parameters, create_graph=True, allow_unused=True)
             slope = sum((g * u).sum() for g, u in zip(first, along, strict=True) if g is not None)
             if isinstance(slope, Tensor) and slope.requires_grad:
@@ -170,11 +172,11 @@ class Loss:
                         s.view(out).add_(h)
         return out
 
-    def _batches(self) -> Any:
+    def _iterate_batches(self) -> Any:
         self.made.model.module.eval()
         return batches(self.shard, self.BATCH, None)
 
-    def _part(self, x: Any, y: Tensor) -> Tensor:
+    def _batch_loss(self, x: Any, y: Tensor) -> Tensor:
         """Return the contribution of a batch to the mean loss."""
         f = call(self.made.model.module, x)
         return validation.eval_loss(self.made.task, f, x, y) * (self.made.task.batch_weight(y) / self.weight)

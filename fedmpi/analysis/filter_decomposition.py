@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.analysis import charts, output
-from fedmpi.analysis.local_models import experiment, local_models, worker_with_seed
+from fedmpi.analysis.local_models import build_experiment, make_trainer_with_seed, train_local_models
 from fedmpi.comm.base import Solo
 from fedmpi.common import formatting, seeds
 from fedmpi.common.errors import UserError
@@ -60,7 +60,7 @@ from fedmpi.runtime.finished_runs.models import load_global_model
 from fedmpi.tasks.metrics import Metrics
 
 Row = dict[str, Any]
-NAMES = {
+RESULT_LABELS = {
     "kernel_mean": "kernels averaged",
     "product_mean": "product of averages",
     "ratio": "ratio",
@@ -100,7 +100,7 @@ def client_variance(p: Tensor, alpha: Tensor, D: Tensor) -> float:
     return (p @ squares).item()
 
 
-def factors(made: Experiment, w: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+def extract_factors(made: Experiment, w: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
     """Return coefficients alpha and atoms D of each AtomConv2d layer of m models, by the layer's path, in float64.
 
     (m, d) -> (m, o i, a), (m, a, u v), for o x i kernels of u x v pixels and a atoms. Raises UserError if the model has
@@ -123,21 +123,25 @@ def factors(made: Experiment, w: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
 # ---- variance ----
 def analyse_variance(settings: Settings, replicates: int, to: Path, say: Callable[[str], None]) -> None:
     """Measure the variance of the two averages of kernels and write variance.json, .png (`fedmpi analyse variance`)."""
-    to, made = output.folder(to), experiment(settings)
+    to, made = output.create_output_folder(to), build_experiment(settings)
 
     def each(row: Row) -> None:
         if row["round"] == 0:
             say("variance of the aggregated kernels, and of the clients' own")
-        figures_of = ", ".join(f"{name} {formatting.number(row[key])}" for key, name in NAMES.items())
+        figures_of = ", ".join(f"{name} {formatting.number(row[key])}" for key, name in RESULT_LABELS.items())
         rests = "" if COEF in made.messages.groups(row["round"]) else " (coefficients rest)"
         say(f"round {row['round']}: {figures_of}{rests}")
 
     facts = measure_variance(made, replicates, each)
-    say(f"written: {output.write(to / 'variance.json', facts)}")
+    say(f"written: {output.write_json(to / 'variance.json', facts)}")
     t = [row["round"] for row in facts["rounds"]]
-    lines = [charts.Series(NAMES[key], t, [row[key] for row in facts["rounds"]]) for key in NAMES if key != "ratio"]
-    chart = charts.Lines(lines, "round", "variance (squared weights)", from_zero=True)
-    say(f"written: {charts.write(chart, to / 'variance.png', 'variance of aggregated kernels')}")
+    lines = [
+        charts.Series(RESULT_LABELS[key], t, [row[key] for row in facts["rounds"]])
+        for key in RESULT_LABELS
+        if key != "ratio"
+    ]
+    chart = charts.LineChart(lines, "round", "variance (squared weights)", from_zero=True)
+    say(f"written: {charts.write_chart(chart, to / 'variance.png', 'variance of aggregated kernels')}")
 
 
 def measure_variance(
@@ -149,14 +153,14 @@ def measure_variance(
 
     Returns config, replicates, sha256 of the final model, and rounds, the list of rows.
     """
-    factors(made, made.model.w[None])  # raises an error for a model without atoms
+    extract_factors(made, made.model.w[None])  # raises an error for a model without atoms
     s, rows, final = made.settings, list[Row](), ""
     if s.rounds == 0:
         raise UserError("rounds: 0 leaves no round to measure; at least 1 is needed")
 
     def at(t: int) -> None:
         if t % s.evaluate.every == 0 and t < s.rounds:
-            rows.append(one_round(made, fed, t, replicates))
+            rows.append(measure_round(made, fed, t, replicates))
             each(rows[-1])
 
     def on_round(line: dict[str, Any]) -> None:
@@ -170,7 +174,7 @@ def measure_variance(
     return {"config": redacted(s.model_dump(mode="json")), "replicates": replicates, "sha256": final, "rounds": rows}
 
 
-def one_round(made: Experiment, fed: Federation, t: int, replicates: int) -> Row:
+def measure_round(made: Experiment, fed: Federation, t: int, replicates: int) -> Row:
     """Train round t `replicates` times from the global model of `fed`, and return the variances.
 
     Returns:
@@ -183,8 +187,8 @@ def one_round(made: Experiment, fed: Federation, t: int, replicates: int) -> Row
         members = scheduler.draw_cohort(
             seed, t, fed.trainer.data.clients, fed.config.fraction, fed.config.sampling, fed.config.members
         )
-        local = local_models(fed, worker_with_seed(made, seed), members, t)
-        layers, p = factors(made, local.w).values(), local.p.to(local.w.device)
+        local = train_local_models(fed, make_trainer_with_seed(made, seed), members, t)
+        layers, p = extract_factors(made, local.w).values(), local.p.to(local.w.device)
         by_kernels.append(torch.cat([kernel_mean(p, alpha, D).flatten() for alpha, D in layers]))
         by_product.append(torch.cat([product_mean(p, alpha, D).flatten() for alpha, D in layers]))
         clients += sum(client_variance(p, alpha, D) for alpha, D in layers) / replicates
@@ -196,25 +200,25 @@ def one_round(made: Experiment, fed: Federation, t: int, replicates: int) -> Row
 # ---- virtual clients ----
 def analyse_virtual(run: Path, settings: Settings, to: Path, say: Callable[[str], None]) -> None:
     """Evaluate the virtual clients of a run, print a table and write virtual.json (`fedmpi analyse virtual`)."""
-    to, module = output.folder(to), load_global_model(run, settings)
+    to, module = output.create_output_folder(to), load_global_model(run, settings)
     options = f" {describe_value(redacted(settings.data.options))}" if settings.data.options else ""
     say(f"data: {settings.data.source}{options}, files below {settings.data.root}")
-    made = experiment(settings)
+    made = build_experiment(settings)
     made.model.module.load_state_dict(module.state_dict())
-    facts = measure_virtual(made, say)
-    for line in virtual_lines(facts):
+    facts = evaluate_virtual_clients(made, say)
+    for line in format_virtual_clients(facts):
         say(line)
-    say(f"written: {output.write(to / 'virtual.json', {'run': str(run), **facts})}")
+    say(f"written: {output.write_json(to / 'virtual.json', {'run': str(run), **facts})}")
 
 
-def measure_virtual(made: Experiment, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+def evaluate_virtual_clients(made: Experiment, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """Train clients for one more round from the model of `made`, and evaluate all products alpha_i x D_j.
 
     Returns:
         round, clients (the cohort), weights p of the aggregate, headline (the task's first metric); models: one row for
         each pair of clients, with alpha, atoms and the metrics on the global test set; aggregate: its metrics.
     """
-    factors(made, made.model.w[None])  # raises an error for a model without atoms
+    extract_factors(made, made.model.w[None])  # raises an error for a model without atoms
     test, s, trainer = made.data.global_test, made.settings, build.make_trainer(made, lambda: False)
     if test is None:
         raise UserError("data.silos: there is no global test set to judge the models by; `virtual` needs one")
@@ -222,7 +226,7 @@ def measure_virtual(made: Experiment, say: Callable[[str], None] = lambda text: 
     t = next((t for t in range(s.rounds, 2 * s.rounds + 1) if COEF in made.messages.groups(t)), s.rounds)
     members = scheduler.draw_cohort(s.seed, t, made.data.clients, s.cohort.fraction, s.cohort.sampling, s.cohort.size)
     say(f"round {t}: {len(members)} clients train, then {len(members) ** 2 + 1} models are evaluated")
-    local = local_models(fed, trainer, members, t)
+    local = train_local_models(fed, trainer, members, t)
     w, b = linear.combine(local.w, local.p), linear.combine(local.b, local.p)
 
     def judge(model: Tensor) -> Metrics:
@@ -230,7 +234,7 @@ def measure_virtual(made: Experiment, say: Callable[[str], None] = lambda text: 
         return evaluate(trainer, test, s.evaluate.batch_size).figures
 
     models = [
-        {"alpha": i, "atoms": j, **judge(product(made, w, alpha, D))}
+        {"alpha": i, "atoms": j, **judge(recombine_filters(made, w, alpha, D))}
         for i, alpha in zip(members, local.w, strict=True)
         for j, D in zip(members, local.w, strict=True)
     ]
@@ -238,7 +242,7 @@ def measure_virtual(made: Experiment, say: Callable[[str], None] = lambda text: 
     return {**facts, "models": models, "aggregate": judge(w)}
 
 
-def product(made: Experiment, w: Tensor, alpha: Tensor, D: Tensor) -> Tensor:
+def recombine_filters(made: Experiment, w: Tensor, alpha: Tensor, D: Tensor) -> Tensor:
     """Return w with the coefficients of the model `alpha` and the atoms of the model `D`.   (d,), (d,), (d,) -> (d,)"""
     out = w.clone()
     for group, source in ((COEF, alpha), (ATOM, D)):
@@ -247,7 +251,7 @@ def product(made: Experiment, w: Tensor, alpha: Tensor, D: Tensor) -> Tensor:
     return out
 
 
-def virtual_lines(facts: dict[str, Any]) -> list[str]:
+def format_virtual_clients(facts: dict[str, Any]) -> list[str]:
     """Format the results as lines: the main metric of each alpha_i x D_j, means over clients, and the aggregate."""
     name, clients = facts["headline"], facts["clients"]
 

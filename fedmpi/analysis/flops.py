@@ -24,7 +24,7 @@ from torch.utils.flop_counter import flop_registry
 from torch.utils.module_tracker import ModuleTracker
 
 from fedmpi.analysis import output
-from fedmpi.analysis.local_models import data_of, local_models
+from fedmpi.analysis.local_models import load_all_data, train_local_models
 from fedmpi.comm.base import Solo
 from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
@@ -37,7 +37,7 @@ from fedmpi.runtime import build
 KINDS = ("forward", "backward", "frozen")
 
 
-class Counter(TorchDispatchMode):
+class OperationCounter(TorchDispatchMode):
     """Context manager that counts operations. count: (3,) int64, the operations of each of KINDS so far."""
 
     def __init__(self) -> None:
@@ -52,12 +52,12 @@ class Counter(TorchDispatchMode):
         return out
 
 
-def analyse(settings: Settings, to: Path, say: Callable[[str], None]) -> None:
+def analyse_flops(settings: Settings, to: Path, say: Callable[[str], None]) -> None:
     """Print the operations of the config's method and of FedAvg, and write flops.json (`fedmpi analyse flops`)."""
-    to, (data, device) = output.folder(to), data_of(settings)
+    to, (data, device) = output.create_output_folder(to), load_all_data(settings)
     client = int(data.train_sizes.argmax())
     plain = settings.model_copy(update={"method": MethodSettings(name="fedavg")})
-    measurements = [measure(each, data, device, client) for each in (plain, settings)]
+    measurements = [count_operations(each, data, device, client) for each in (plain, settings)]
     step, per_round = measurements[0]["step"], measurements[0]["round"]
     for each in measurements:
         each |= {"ratio": each["step"] / step, "delta": each["frozen"] / step, "round_ratio": each["round"] / per_round}
@@ -69,10 +69,10 @@ def analyse(settings: Settings, to: Path, say: Callable[[str], None]) -> None:
         say(line)
     facts = {"client": client, "samples": samples, "methods": measurements}
     config = redacted(settings.model_dump(mode="json"))
-    say(f"written: {output.write(to / 'flops.json', {**facts, 'config': config})}")
+    say(f"written: {output.write_json(to / 'flops.json', {**facts, 'config': config})}")
 
 
-def measure(settings: Settings, data: Federated, device: torch.device, client: int) -> dict[str, Any]:
+def count_operations(settings: Settings, data: Federated, device: torch.device, client: int) -> dict[str, Any]:
     """Count the operations of one client's training in round 0.
 
     Returns:
@@ -84,7 +84,7 @@ def measure(settings: Settings, data: Federated, device: torch.device, client: i
     """
     made = build.make_experiment(settings, data, device)
     fed = build.make_federation(made, Solo(device), lambda: False)
-    counter, steps, start = Counter(), list[tuple[int, Tensor]](), torch.zeros(len(KINDS), dtype=torch.int64)
+    counter, steps, start = OperationCounter(), list[tuple[int, Tensor]](), torch.zeros(len(KINDS), dtype=torch.int64)
 
     def watch(_: ClientContext) -> Watch:
         start.copy_(counter.count)
@@ -92,9 +92,9 @@ def measure(settings: Settings, data: Federated, device: torch.device, client: i
 
     trainer = build.make_trainer(made, lambda: False)
     trainer.mlp_backward = None  # its backward passes do not use autograd; with autograd the operations are the same
-    local_models(fed, trainer, [client], 0)  # creates the frozen models, which runs them once, not to be counted
+    train_local_models(fed, trainer, [client], 0)  # creates the frozen models, which runs them once, not to be counted
     with counter:
-        local_models(fed, trainer, [client], 0, watch)
+        train_local_models(fed, trainer, [client], 0, watch)
     name = settings.method.name
     if len(steps) < 2:
         raise UserError(

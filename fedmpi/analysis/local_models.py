@@ -21,7 +21,7 @@ from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.device import choose_device, configure_numerics
 
 
-def data_of(settings: Settings) -> tuple[Federated, torch.device]:
+def load_all_data(settings: Settings) -> tuple[Federated, torch.device]:
     """Load the data of all clients into this process; return them and the device to train on."""
     configure_numerics(settings)
     device = choose_device(settings, detect({}))
@@ -33,12 +33,12 @@ def data_of(settings: Settings) -> tuple[Federated, torch.device]:
     return data, device
 
 
-def experiment(settings: Settings) -> Experiment:
+def build_experiment(settings: Settings) -> Experiment:
     """Build the experiment with all clients in this process."""
-    return build.make_experiment(settings, *data_of(settings))
+    return build.make_experiment(settings, *load_all_data(settings))
 
 
-def worker_with_seed(made: Experiment, seed: int) -> ClientTrainer:
+def make_trainer_with_seed(made: Experiment, seed: int) -> ClientTrainer:
     """Return a trainer for the experiment with another seed, which changes batches, dropout masks and so on."""
     settings = made.settings.model_copy(update={"seed": seed})
     return build.make_trainer(replace(made, settings=settings), lambda: False)
@@ -54,7 +54,7 @@ class LocalModels:
     b: Tensor  # (m, b) float buffers
 
 
-def local_models(
+def train_local_models(
     fed: Federation,
     trainer: ClientTrainer,
     members: Sequence[int],

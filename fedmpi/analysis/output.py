@@ -12,7 +12,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import to_jsonable
 
 
-def folder(to: Path, option: str = "--to") -> Path:
+def create_output_folder(to: Path, option: str = "--to") -> Path:
     """Create the output directory of a command before its work begins, and return its path.
 
     Raises UserError, which names `option`, if the directory cannot be created or written to.
@@ -26,7 +26,7 @@ def folder(to: Path, option: str = "--to") -> Path:
     return to
 
 
-def write(path: Path, facts: Mapping[str, Any]) -> Path:
+def write_json(path: Path, facts: Mapping[str, Any]) -> Path:
     """Write facts to a JSON file and return its path. Numbers that are not finite become null."""
     path.write_text(json.dumps(to_jsonable(facts), indent=2, allow_nan=False) + "\n", encoding="utf-8")
     return path

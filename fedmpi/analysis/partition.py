@@ -20,11 +20,14 @@ from fedmpi.config import Settings
 from fedmpi.data.federated import Federated
 from fedmpi.runtime import build_data
 
-CLIENTS, CLASSES = 40, 12  # largest numbers for which the console shows a table of samples by client and class
-DRAWN = 150  # clients in a drawing, at most, which has a row for each
+MAX_TABLE_CLIENTS, MAX_TABLE_CLASSES = (
+    40,
+    12,
+)  # largest numbers for which the console shows a table of samples by client and class
+MAX_CLIENTS_DRAWN = 150  # clients in a drawing, at most, which has a row for each
 
 
-def analyse(settings: Settings, write: Path | None, draw: Path | None, say: Callable[[str], None]) -> None:
+def analyse_partition(settings: Settings, write: Path | None, draw: Path | None, say: Callable[[str], None]) -> None:
     """Print the partition of a config, and write and draw it on request (`fedmpi partition`).
 
     Args:
@@ -40,45 +43,45 @@ def analyse(settings: Settings, write: Path | None, draw: Path | None, say: Call
         if path is not None and path.suffix not in endings:
             raise UserError(f"{option}: {path}: a name that ends in {', '.join(endings)} is needed")
         if path is not None:
-            output.folder(path.parent, option)
+            output.create_output_folder(path.parent, option)
     data = build_data.build_partitioned_data(settings)
-    for line in lines(data):
+    for line in describe_partition(data):
         say(line)
     try:
         if write is not None:
-            _write(write, data)
+            _write_owners(write, data)
             say(f"written: {write}")
         if draw is not None:
-            say(f"written: {_draw(data, draw)}")
+            say(f"written: {_plot_partition(data, draw)}")
     except OSError as error:
         raise UserError(f"cannot write {error.filename}: {error.strerror}; choose another file") from error
 
 
-def _draw(data: Federated, path: Path) -> Path:
+def _plot_partition(data: Federated, path: Path) -> Path:
     """Draw the training samples by client and class, and return the path of the file."""
     from fedmpi.analysis import charts
 
     if not data.label_counts.any():
         raise UserError("--draw: the targets are no classes, or sites keep their counts to themselves")
     names = data.site_names or tuple(map(str, range(data.clients)))
-    some = range(0, data.clients, -(-data.clients // DRAWN))
+    some = range(0, data.clients, -(-data.clients // MAX_CLIENTS_DRAWN))
     rows, classes = [f"{names[k]} ({data.train_sizes[k]})" for k in some], [str(c) for c in range(data.classes)]
     counts = data.label_counts[some].tolist()
-    chart = charts.Grid(rows, classes, counts, "client (samples)", "class", "samples", written=True)
-    return charts.write(chart, path, "training samples by client and class")
+    chart = charts.HeatMap(rows, classes, counts, "client (samples)", "class", "samples", show_numbers=True)
+    return charts.write_chart(chart, path, "training samples by client and class")
 
 
-def lines(data: Federated) -> list[str]:
+def describe_partition(data: Federated) -> list[str]:
     """Describe a partition in lines of text: sizes, classes per client, label skew, and a table if it is small."""
     sizes, counts = data.train_sizes, data.label_counts
-    text = [f"{data.clients:,} clients, {sizes.sum():,} training samples", _spread("samples a client", sizes)]
+    text = [f"{data.clients:,} clients, {sizes.sum():,} training samples", _format_spread("samples a client", sizes)]
     if data.test_sizes.any():
-        text.append(_spread("test samples a client", data.test_sizes))
+        text.append(_format_spread("test samples a client", data.test_sizes))
     if not counts.any():
         return text
-    text.append(_spread("classes a client", (counts > 0).sum(1)))
-    text.append(_spread("distance to all samples", distances(counts)))
-    if data.clients <= CLIENTS and data.classes <= CLASSES:
+    text.append(_format_spread("classes a client", (counts > 0).sum(1)))
+    text.append(_format_spread("distance to all samples", compute_label_skew(counts)))
+    if data.clients <= MAX_TABLE_CLIENTS and data.classes <= MAX_TABLE_CLASSES:
         names = data.site_names or tuple(map(str, range(data.clients)))
         rows = [("client", "samples", *(f"class {c}" for c in range(data.classes)))]
         rows += [(name, str(n), *map(str, row)) for name, n, row in zip(names, sizes, counts.tolist(), strict=True)]
@@ -86,22 +89,22 @@ def lines(data: Federated) -> list[str]:
     return text
 
 
-def _spread(name: str, values: np.ndarray) -> str:
+def _format_spread(name: str, values: np.ndarray) -> str:
     low, middle, high = np.quantile(values, (0, 0.5, 1))
     return f"{name:<25} {values.mean():.4g} on average; least {low:.4g}, median {middle:.4g}, most {high:.4g}"
 
 
-def distances(counts: np.ndarray) -> np.ndarray:
+def compute_label_skew(counts: np.ndarray) -> np.ndarray:
     """Return the total variation distance between the labels of each client and those of all samples.   (N, C) -> (N,)
 
-    >>> distances(np.array([[4, 0], [2, 2]])).tolist()
+    >>> compute_label_skew(np.array([[4, 0], [2, 2]])).tolist()
     [0.25, 0.25]
     """
     shares = counts / counts.sum(1, keepdims=True)
     return np.abs(shares - counts.sum(0) / counts.sum()).sum(1) / 2
 
 
-def _write(path: Path, data: Federated) -> None:
+def _write_owners(path: Path, data: Federated) -> None:
     """Write the client of each training sample; -1: none. Validation samples belong to the client that holds them."""
     owner = np.full(len(data.train[0].y), -1)
     for rows in (data.parts, getattr(data.validation, "rows", None)):

@@ -66,7 +66,7 @@ def communication(
     require_single_process()
     from fedmpi.reports import run_facts
 
-    run_facts.communication(runs, metric, to, typer.echo)
+    run_facts.compare_communication(runs, metric, to, typer.echo)
 
 
 @analyse.command(short_help="What a local step costs beside FedAvg's.")
@@ -77,7 +77,7 @@ def flops(config: Config, overrides: Overrides = None, to: To = Path("analysis")
     apply_machine_settings(settings, "analyse")
     from fedmpi.analysis import flops
 
-    flops.analyse(settings, to, typer.echo)
+    flops.analyse_flops(settings, to, typer.echo)
 
 
 @analyse.command(short_help="Which rank did what when.")
@@ -92,7 +92,7 @@ def timeline(
     require_single_process()
     from fedmpi.reports import timeline
 
-    timeline.analyse(run, rounds, to, typer.echo)
+    timeline.write_timeline(run, rounds, to, typer.echo)
 
 
 @analyse.command(short_help="How sharp the minimum is.")
@@ -113,4 +113,4 @@ def curvature(
     from fedmpi.runtime.code_trust import forbid_external_code
 
     with forbid_external_code(trust):
-        curvature.analyse(run, settings, curvature.CurvatureOptions(samples, top, grid, span), to, typer.echo)
+        curvature.analyse_curvature(run, settings, curvature.CurvatureOptions(samples, top, grid, span), to, typer.echo)

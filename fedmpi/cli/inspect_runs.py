@@ -75,12 +75,12 @@ def report(
             raise UserError("--alone and --about go with --sites")
         from fedmpi.reports import report as pages
 
-        return pages.analyse(directories, to, figures, typer.echo)
+        return pages.write_report(directories, to, figures, typer.echo)
     if to or figures or len(directories) > 1:
         raise UserError("--sites is for one RUN_DIR, without --to and --figures")
     from fedmpi.reports import site_pages
 
-    site_pages.analyse(directories[0], alone, about, typer.echo)
+    site_pages.write_site_pages(directories[0], alone, about, typer.echo)
 
 
 @app.command(short_help="Check that a run's results are its own.")

@@ -25,7 +25,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.signals import CommandProcess
 from fedmpi.common.version import __version__
 from fedmpi.config import Settings
-from fedmpi.reports import after_run
+from fedmpi.reports import write_report_after_run
 
 app = typer.Typer(
     add_completion=False,
@@ -65,7 +65,7 @@ def train_and_report(settings: Settings, process: CommandProcess) -> int:
     from fedmpi.runtime.execute import execute_run
 
     def after(settings: Settings, result: dict[str, Any]) -> None:
-        written = after_run(settings, result)
+        written = write_report_after_run(settings, result)
         if written is not None:
             typer.echo(f"report: {written}")
 
@@ -165,7 +165,7 @@ def partition(
     apply_machine_settings(settings)
     from fedmpi.analysis import partition as division
 
-    division.analyse(settings, write, draw, typer.echo)
+    division.analyse_partition(settings, write, draw, typer.echo)
 
 
 @app.command(short_help="Show what this machine has.")

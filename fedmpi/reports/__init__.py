@@ -10,7 +10,7 @@ from typing import Any
 from fedmpi.config import Settings
 
 
-def after_run(settings: Settings, result: Mapping[str, Any]) -> Path | None:
+def write_report_after_run(settings: Settings, result: Mapping[str, Any]) -> Path | None:
     """Write report.html at the end of a run, unless the config has `report: false`, and return its path.
 
     An error becomes a warning, since the run is complete without the page.
@@ -25,7 +25,7 @@ def after_run(settings: Settings, result: Mapping[str, Any]) -> Path | None:
         from fedmpi.reports import report, run_groups
         from fedmpi.runtime.record import atomic_files
 
-        page = report.html(run_groups.read([settings.working_dir / directory]))
+        page = report.render_report(run_groups.read_runs([settings.working_dir / directory]))
         to = directory / report.REPORT
         atomic_files.write_atomically(settings.working_dir / to, page.encode())
         return to

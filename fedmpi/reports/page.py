@@ -19,7 +19,7 @@ from markupsafe import Markup
 from fedmpi.analysis import charts
 from fedmpi.common.text import printable
 
-MOST_ROWS = 20_000  # rows of a figure's CSV data in a page, at most; with more rows the page does not contain them
+MAX_CSV_ROWS = 20_000  # rows of a figure's CSV data in a page, at most; with more rows the page does not contain them
 Value = float | int | str | None  # content of a cell; None and nan: empty
 
 
@@ -43,7 +43,7 @@ class Table:
     rows: Sequence[Sequence[Value]]
     title: str = ""
     note: str = ""
-    folded: str = ""
+    collapsed_title: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,15 @@ class Section:
     parts: Sequence[Part]
 
 
-def render(template: str, title: str, lead: Sequence[str], **values: Any) -> str:
+def render_page(template: str, title: str, lead: Sequence[str], **values: Any) -> str:
     """Render a page as HTML by a template of the folder templates: page, card or site. lead: lines below the title."""
     loader = PackageLoader("fedmpi.reports")
-    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=cell)
-    environment.filters |= {"csv": as_csv, "base64": base64.b64encode, "columns": column_classes}
-    environment.globals |= {"draw": lambda each: Markup(charts.svg(each.chart, each.name, each.title))}
-    environment.globals["most_rows"] = MOST_ROWS
+    environment = Environment(
+        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=format_cell
+    )
+    environment.filters |= {"csv": format_csv, "base64": base64.b64encode, "columns": css_classes_of_columns}
+    environment.globals |= {"draw": lambda each: Markup(charts.render_svg(each.chart, each.name, each.title))}
+    environment.globals["max_csv_rows"] = MAX_CSV_ROWS
     script, style = (loader.get_source(environment, name)[0] for name in ("page.js", "page.css"))
     values |= {"title": title, "lead": lead, "script": Markup(script), "style": Markup(style)}
     # The page's security policy allows only the script with this digest.
@@ -80,11 +82,11 @@ def render(template: str, title: str, lead: Sequence[str], **values: Any) -> str
     return environment.get_template(f"{template}.html.j2").render(values)
 
 
-def cell(value: Any) -> str:
+def format_cell(value: Any) -> str:
     """Format a value for a page; the templates apply this function to all values.
 
-    >>> cell(1234567), cell(0.123456), cell(float("nan")), cell(None), cell(96.1002785)
-    ('1,234,567', '0.1235', '-', '-', '96.1')
+    >>> [format_cell(value) for value in (1234567, 0.123456, float("nan"), None, 96.1002785)]
+    ['1,234,567', '0.1235', '-', '-', '96.1']
     """
     if isinstance(value, Markup):
         return value
@@ -95,7 +97,7 @@ def cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else printable(value)
 
 
-def as_csv(figure: Figure) -> str:
+def format_csv(figure: Figure) -> str:
     """Return the data of a figure as CSV text."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -104,7 +106,7 @@ def as_csv(figure: Figure) -> str:
     return out.getvalue()
 
 
-def column_classes(table: Table) -> list[str]:
+def css_classes_of_columns(table: Table) -> list[str]:
     """Return the CSS class of each column: "n" for columns of numbers, which are aligned right, else ""."""
     classes = []
     for column in zip(*table.rows, strict=True):

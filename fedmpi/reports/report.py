@@ -12,33 +12,39 @@ from fedmpi.analysis import charts
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count
 from fedmpi.reports import diagnostics, results, run_facts
-from fedmpi.reports.page import Figure, Part, Section, Text, as_csv, render
-from fedmpi.reports.run_groups import Runs, base_name, read
+from fedmpi.reports.page import Figure, Part, Section, Text, format_csv, render_page
+from fedmpi.reports.run_groups import RunCollection, base_name, read_runs
 from fedmpi.runtime.record import atomic_files
 from fedmpi.runtime.record.run_dir import REPORT
 
-BROKEN = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)  # raised for unexpected file contents
-SECTIONS: tuple[tuple[str, str, str, Callable[[Runs], list[Part | None]]], ...] = (
+DAMAGED_FILE_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+)  # raised for unexpected file contents
+SECTIONS: tuple[tuple[str, str, str, Callable[[RunCollection], list[Part | None]]], ...] = (
     # name, title, attribute of Run that must not be empty for this section, function that returns its parts
-    ("summary", "Summary", "path", results.summary),
-    ("learning", "Learning", "rows", results.learning),
-    ("method", "The methods' own figures", "own_metrics", results.own_metrics),
-    ("clients", "Clients", "clients", results.clients),
-    ("updates", "Updates: drift and conflict", "updates", diagnostics.updates),
-    ("analysis", "What lies behind", "analysis", diagnostics.analysis),
-    ("features", "Features and outputs", "analysis", diagnostics.features),
-    ("steps", "Local steps", "analysis", diagnostics.local_steps),
-    ("classes", "Classes", "rows", results.classes),
-    ("partition", "Partition", "partition", results.partition),
-    ("traffic", "Traffic", "rows", run_facts.traffic),
-    ("time", "Time", "path", run_facts.time),
-    ("faults", "Faults", "path", results.faults),
-    ("settings", "Settings", "config", run_facts.settings),
-    ("environment", "Environment", "environment", run_facts.environment),
+    ("summary", "Summary", "path", results.build_summary_section),
+    ("learning", "Learning", "rows", results.build_learning_section),
+    ("method", "The methods' own figures", "own_metrics", results.build_method_metrics_section),
+    ("clients", "Clients", "clients", results.build_clients_section),
+    ("updates", "Updates: drift and conflict", "updates", diagnostics.build_updates_section),
+    ("analysis", "What lies behind", "analysis", diagnostics.build_analysis_section),
+    ("features", "Features and outputs", "analysis", diagnostics.build_features_section),
+    ("steps", "Local steps", "analysis", diagnostics.build_local_steps_section),
+    ("classes", "Classes", "rows", results.build_classes_section),
+    ("partition", "Partition", "partition", results.build_partition_section),
+    ("traffic", "Traffic", "rows", run_facts.build_traffic_section),
+    ("time", "Time", "path", run_facts.build_time_section),
+    ("faults", "Faults", "path", results.build_faults_section),
+    ("settings", "Settings", "config", run_facts.build_settings_section),
+    ("environment", "Environment", "environment", run_facts.build_environment_section),
 )
 
 
-def sections(runs: Runs) -> list[Section]:
+def build_sections(runs: RunCollection) -> list[Section]:
     """Return the sections for which runs have records. If files are damaged, the section contains a warning instead.
 
     Names of figures are made unique and reduced to ASCII letters, digits, "_" and "-", since they are used as file
@@ -48,7 +54,7 @@ def sections(runs: Runs) -> list[Section]:
     for name, title, needs, make in SECTIONS:
         try:
             parts = [part for part in make(runs) if part] if any(getattr(run, needs) for run in runs.all) else []
-        except BROKEN as error:
+        except DAMAGED_FILE_ERRORS as error:
             why = "This part cannot be made: a file of the run directory is not as fedmpi writes it"
             parts = [Text(f"{why} ({error!r}).", warning=True)]
         for i, part in enumerate(parts):
@@ -63,20 +69,22 @@ def sections(runs: Runs) -> list[Section]:
     return result
 
 
-def html(runs: Runs) -> str:
+def render_report(runs: RunCollection) -> str:
     """Return the report on runs as an HTML page."""
     places = list(dict.fromkeys(run.path.resolve().parent.name for run in runs.all))
     where = ", ".join(places[:3]) + (", ..." if len(places) > 3 else "")
-    title = runs.alone.name if runs.alone else f"{count(len(runs.all), 'run')} in {where}"
+    title = runs.single.name if runs.single else f"{count(len(runs.all), 'run')} in {where}"
     config = runs.all[0].config
-    shared = [base_name(config[k]) for k in ("data.source", "model.name") if k in config and k not in runs.differing]
+    shared = [
+        base_name(config[k]) for k in ("data.source", "model.name") if k in config and k not in runs.differing_keys
+    ]
     methods = ", ".join(dict.fromkeys(base_name(run.config.get("method.name", "?")) for run in runs.all))
     lead = f"{methods} on {', '.join(shared) or 'several data sets or models'}"
-    parts = sections(runs)
-    return render("page", title, [lead], titles={each.name: each.title for each in parts}, sections=parts)
+    parts = build_sections(runs)
+    return render_page("page", title, [lead], titles={each.name: each.title for each in parts}, sections=parts)
 
 
-def analyse(paths: Sequence[Path], to: Path | None, figures: Path | None, say: Callable[[str], None]) -> None:
+def write_report(paths: Sequence[Path], to: Path | None, figures: Path | None, say: Callable[[str], None]) -> None:
     """Write the report on runs and, if requested, its figures as separate files (`fedmpi report`).
 
     Args:
@@ -84,20 +92,20 @@ def analyse(paths: Sequence[Path], to: Path | None, figures: Path | None, say: C
         to: the HTML file; None: report.html in the directory, or in the working directory if there are several.
         figures: a directory for each figure as .svg, .png and .csv; None: no such files.
     """
-    runs = read(paths)
+    runs = read_runs(paths)
     to = to or (paths[0] / REPORT if len(paths) == 1 else Path(REPORT))
     if to.suffix not in (".html", ".htm") or to.is_dir():
         raise UserError(f"--to: {to}: a file whose name ends in .html is needed")
     try:
         if figures is not None:
             figures.mkdir(parents=True, exist_ok=True)
-            for part in (part for section in sections(runs) for part in section.parts):
+            for part in (part for section in build_sections(runs) for part in section.parts):
                 if isinstance(part, Figure):
                     for suffix in ("svg", "png"):
-                        charts.write(part.chart, figures / f"{part.name}.{suffix}", part.title)
-                    (figures / f"{part.name}.csv").write_text(as_csv(part), encoding="utf-8")
+                        charts.write_chart(part.chart, figures / f"{part.name}.{suffix}", part.title)
+                    (figures / f"{part.name}.csv").write_text(format_csv(part), encoding="utf-8")
             say(f"written: {figures}/*.svg, .png, .csv")
-        atomic_files.write_atomically(to, html(runs).encode())
+        atomic_files.write_atomically(to, render_report(runs).encode())
     except OSError as error:
         raise UserError(f"{error.filename or to}: {error.strerror}; choose another place (--to, --figures)") from error
     say(f"written: {to}")

@@ -8,56 +8,58 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from fedmpi.analysis.charts import Bars, Grid, Lines, Series, stacked_bars
+from fedmpi.analysis.charts import BarChart, HeatMap, LineChart, Series, stack_bars
 from fedmpi.common.metrics_row import CLIENT_NAMES
 from fedmpi.common.text import count, format_metric, metric_title
-from fedmpi.reports.page import Figure, Part, Table, Text, Value, cell
+from fedmpi.reports.page import Figure, Part, Table, Text, Value, format_cell
 from fedmpi.reports.run_groups import (
-    Group,
     Row,
     Run,
-    Runs,
+    RunCollection,
+    RunGroup,
+    average_curves,
     base_name,
-    by_group,
-    by_name,
-    curve,
-    mean_curve,
-    number,
-    thinned,
+    extract_curve,
+    finite_number,
+    plot_by_group,
+    plot_curves,
+    subsample,
 )
 from fedmpi.runtime.inspection import compare
 from fedmpi.runtime.record.data_files import MAX_CLIENTS_IN_JSON
 
-BAND = "A line with a band is the mean of runs that differ in their seeds alone, and one sample standard deviation."
-COLUMNS = 4  # metrics in the table that compares runs, at most
-OF_CLIENTS = ("_std", "_worst_decile")  # metrics that the section on clients shows
-NAMED = 40  # clients for which there are bars, at most; more are drawn as a curve
-SPREAD = ("worst", "10th percentile", "median", "90th percentile")
-FAIRNESS = ("mean", "std", "worst 10 %", "best 10 %", "Jain's index")
+BAND_NOTE = (
+    "A line with a band is the mean of runs that differ in their seeds alone, and one sample standard deviation."
+)
+MAX_METRIC_COLUMNS = 4  # metrics in the table that compares runs, at most
+CLIENT_STATISTIC_SUFFIXES = ("_std", "_worst_decile")  # metrics that the section on clients shows
+MAX_CLIENT_BARS = 40  # clients for which there are bars, at most; more are drawn as a curve
+SPREAD_STATISTICS = ("worst", "10th percentile", "median", "90th percentile")
+FAIRNESS_STATISTICS = ("mean", "std", "worst 10 %", "best 10 %", "Jain's index")
 FAIRNESS_NOTE = (
     "Over clients: population standard deviation, means of the worst and the best tenth, at least one client (q-FFL), "
     "and Jain's index, (sum x)² / (N sum x²): 1 where all clients have the same, 1/N where one has everything."
 )
-ROUNDS, CLASSES, CLIENTS = 120, 60, 150  # rows and columns of heat maps, at most
-ROWS = 200  # rows of the table of faults, at most
+MAX_ROUNDS_DRAWN, MAX_CLASSES_DRAWN, MAX_CLIENTS_DRAWN = 120, 60, 150  # rows and columns of heat maps, at most
+MAX_FAULT_ROWS = 200  # rows of the table of faults, at most
 
 
-def summary(runs: Runs) -> list[Part | None]:
+def build_summary_section(runs: RunCollection) -> list[Part | None]:
     """Show the last metrics of each group of runs (mean and standard deviation), or all metrics of a single run."""
-    names = [name for name in runs.metrics if not name.endswith(OF_CLIENTS)]
-    warnings = [Text(text, warning=True) for text in _warnings(runs)]
-    if runs.alone is not None:
-        return [*warnings, *_facts(runs.alone, names)]
+    names = [name for name in runs.metrics if not name.endswith(CLIENT_STATISTIC_SUFFIXES)]
+    warnings = [Text(text, warning=True) for text in _list_warnings(runs)]
+    if runs.single is not None:
+        return [*warnings, *_build_run_tables(runs.single, names)]
     rows: list[list[Value]] = []
     for group in runs.groups:
         done = f"{sum(run.complete for run in group.runs)} of {len(group.runs)}"
-        rows.append([group.name, done, *(_last_over_runs(group, name) for name in names[:COLUMNS])])
-    head = ("settings", "runs finished", *(name.replace("_", " ") for name in names[:COLUMNS]))
+        rows.append([group.name, done, *(_format_last_values(group, name) for name in names[:MAX_METRIC_COLUMNS])])
+    head = ("settings", "runs finished", *(name.replace("_", " ") for name in names[:MAX_METRIC_COLUMNS]))
     note = "Last evaluated round, mean ± sample standard deviation over the runs of these settings."
     return [*warnings, Table(head, rows, note=note)]
 
 
-def _last_over_runs(group: Group, name: str) -> str:
+def _format_last_values(group: RunGroup, name: str) -> str:
     last = [value for run in group.runs if (value := run.last.get(name)) is not None]
     if not last:
         return "-"
@@ -66,11 +68,11 @@ def _last_over_runs(group: Group, name: str) -> str:
     return f"{format_metric(name, fmean(last))}{spread}{some}"
 
 
-def _warnings(runs: Runs) -> list[str]:
+def _list_warnings(runs: RunCollection) -> list[str]:
     warnings = list[str]()
     if unfinished := [run for run in runs.all if not run.complete]:
         several = f"{count(len(unfinished), 'run')} of {len(runs.all)} not finished"
-        who = f"This run has not finished ({runs.alone.state})" if runs.alone else several
+        who = f"This run has not finished ({runs.single.state})" if runs.single else several
         warnings.append(f"{who}: figures are of the rounds so far.")
     different = dict[str, None]()
     for group in runs.groups:
@@ -83,9 +85,10 @@ def _warnings(runs: Runs) -> list[str]:
     return warnings
 
 
-def _facts(run: Run, names: Sequence[str]) -> list[Part]:
+def _build_run_tables(run: Run, names: Sequence[str]) -> list[Part]:
     seconds, up, down = (
-        sum(number(row.get(key)) or 0.0 for row in run.rows) for key in ("wall_s", "received_bytes", "sent_bytes")
+        sum(finite_number(row.get(key)) or 0.0 for row in run.rows)
+        for key in ("wall_s", "received_bytes", "sent_bytes")
     )
     facts = {
         **{key: base_name(run.config.get(f"{key}.name")) for key in ("method", "model")},
@@ -111,43 +114,43 @@ def _facts(run: Run, names: Sequence[str]) -> list[Part]:
     return [table, *([Table(head, rows, note=biased)] if rows else [])]
 
 
-def learning(runs: Runs) -> list[Part | None]:
+def build_learning_section(runs: RunCollection) -> list[Part | None]:
     """Draw each metric of training and evaluation over rounds: the curve of one run, or the mean of each group."""
-    names = [name for name in runs.metrics if not name.endswith(OF_CLIENTS)]
-    parts = [_by_group(runs, "learning", name, metric_title(name)) for name in names if "@" not in name]
-    of_sites = [name.split("@", 1) for name in names if "@" in name and runs.alone]
+    names = [name for name in runs.metrics if not name.endswith(CLIENT_STATISTIC_SUFFIXES)]
+    parts = [_plot_metric(runs, "learning", name, metric_title(name)) for name in names if "@" not in name]
+    of_sites = [name.split("@", 1) for name in names if "@" in name and runs.single]
     for what in dict.fromkeys(name for name, _ in of_sites):
-        sites = {site: curve(runs.all[0].rows, f"{what}@{site}") for name, site in of_sites if name == what}
+        sites = {site: extract_curve(runs.all[0].rows, f"{what}@{site}") for name, site in of_sites if name == what}
         title, note = f"{what.replace('_', ' ')} by site", "The global model on the test rows of each site."
-        parts.append(by_name(f"learning-{what}-by-site", title, metric_title(what), sites, note=note))
+        parts.append(plot_curves(f"learning-{what}-by-site", title, metric_title(what), sites, note=note))
     if parts and any(len(group.runs) > 1 for group in runs.groups):
-        return [Text(BAND), *parts]
+        return [Text(BAND_NOTE), *parts]
     why = "No figure of any round is a number: nothing was evaluated yet, or training diverged at once."
     return list(parts) or [Text(why, warning=True)]
 
 
-def own_metrics(runs: Runs) -> list[Part | None]:
+def build_method_metrics_section(runs: RunCollection) -> list[Part | None]:
     """Draw the metrics that methods record with `server.figures`."""
     names = dict.fromkeys(name for run in runs.all for name in run.own_metrics)
-    return [_by_group(runs, "method", name, name) for name in names]
+    return [_plot_metric(runs, "method", name, name) for name in names]
 
 
-def _by_group(runs: Runs, section: str, name: str, label: str) -> Figure | None:
-    curves = {run.path: curve(run.rows, name) for run in runs.all}
-    return by_group(runs, f"{section}-{name}", name.replace("_", " "), label, curves, name)
+def _plot_metric(runs: RunCollection, section: str, name: str, label: str) -> Figure | None:
+    curves = {run.path: extract_curve(run.rows, name) for run in runs.all}
+    return plot_by_group(runs, f"{section}-{name}", name.replace("_", " "), label, curves, name)
 
 
-def clients(runs: Runs) -> list[Part | None]:
+def build_clients_section(runs: RunCollection) -> list[Part | None]:
     """Show each metric's distribution over clients, by round and after the last round (from clients.jsonl)."""
     kinds = dict[tuple[str, str], None]()
     for run in runs.all:
         for line in run.clients:
             names = [name for name in line if name not in CLIENT_NAMES]
             kinds |= {(str(line.get("protocol")), name): None for name in names if name != "loss" or len(names) == 1}
-    return [part for protocol, name in kinds for part in _clients_by(runs, protocol, name)]
+    return [part for protocol, name in kinds for part in _show_client_metric(runs, protocol, name)]
 
 
-def _clients_by(runs: Runs, protocol: str, name: str) -> list[Part | None]:
+def _show_client_metric(runs: RunCollection, protocol: str, name: str) -> list[Part | None]:
     """Show one metric of the clients in one evaluation protocol.
 
     For one group of runs: percentiles over clients by round; for several groups: the worst client; for a single run,
@@ -156,51 +159,58 @@ def _clients_by(runs: Runs, protocol: str, name: str) -> list[Part | None]:
     title, slug, label = f"{protocol} {name}".replace("_", " "), f"clients-{protocol}-{name}", metric_title(name)
     values: dict[Path, dict[int, dict[str, float]]] = {run.path: {} for run in runs.all}  # by run, round and client
     for run, line in [(each, line) for each in runs.all for line in each.clients]:
-        if str(line.get("protocol")) == protocol and (value := number(line.get(name))) is not None:
+        if str(line.get("protocol")) == protocol and (value := finite_number(line.get(name))) is not None:
             client = run.client_names.get(line.get("client", -1), str(line.get("client")))
             values[run.path].setdefault(line["round"], {})[client] = value
     spread: dict[Path, list[Row]] = {
-        run.path: [{"round": t, **over_clients([*at.values()], run.falls(name))} for t, at in values[run.path].items()]
+        run.path: [
+            {"round": t, **compute_client_statistics([*at.values()], run.is_lower_better(name))}
+            for t, at in values[run.path].items()
+        ]
         for run in runs.all
     }
     parts = list[Part | None]()
     if len(runs.groups) == 1:
-        lines = {part: mean_curve(curve(rows, part) for rows in spread.values()) for part in SPREAD}
+        lines = {
+            part: average_curves(extract_curve(rows, part) for rows in spread.values()) for part in SPREAD_STATISTICS
+        }
         many = f" Means over {len(runs.all)} runs." if len(runs.all) > 1 else ""
         note = f"Over all clients that were evaluated.{many}"
-        parts.append(by_name(slug, f"{title} over clients", label, lines, note=note))
+        parts.append(plot_curves(slug, f"{title} over clients", label, lines, note=note))
     else:
-        worst = {path: curve(rows, "worst") for path, rows in spread.items()}
-        parts.append(by_group(runs, f"{slug}-worst", f"{title}: worst client", label, worst, "worst"))
-    if runs.alone is not None and (own := values[runs.alone.path]):
+        worst = {path: extract_curve(rows, "worst") for path, rows in spread.items()}
+        parts.append(plot_by_group(runs, f"{slug}-worst", f"{title}: worst client", label, worst, "worst"))
+    if runs.single is not None and (own := values[runs.single.path]):
         order = sorted(own[max(own)].items(), key=lambda pair: pair[1])
-        chart = _by_client(dict(order), name, label, "clients, the lowest first")
+        chart = _chart_by_client(dict(order), name, label, "clients, the lowest first")
         parts.append(Figure(f"{slug}-last", f"{title}, last round", chart, ("client", name), order))
     rows: list[list[Value]] = []
     for group in runs.groups:
         last = [max(each, key=lambda row: row["round"]) for run in group.runs if (each := spread[run.path])]
-        known = [[v for row in last if (v := row[part]) is not None] for part in (*SPREAD, *FAIRNESS)]
+        known = [
+            [v for row in last if (v := row[part]) is not None] for part in (*SPREAD_STATISTICS, *FAIRNESS_STATISTICS)
+        ]
         if last:
             rows.append([group.name, *(fmean(values) if values else None for values in known)])
-    head, title = ("settings", *SPREAD, *FAIRNESS), f"{title}: spread and fairness, last round"
+    head, title = ("settings", *SPREAD_STATISTICS, *FAIRNESS_STATISTICS), f"{title}: spread and fairness, last round"
     return [*parts, Table(head, rows, title, FAIRNESS_NOTE) if rows else None]
 
 
-def _by_client(values: dict[str, float], part: str, label: str, order: str) -> Bars | Lines:
+def _chart_by_client(values: dict[str, float], part: str, label: str, order: str) -> BarChart | LineChart:
     """Return a chart with a bar for each client, or a line over clients if they are many or values are negative."""
-    if len(values) <= NAMED and min(values.values(), default=0.0) >= 0:
-        return stacked_bars(list(values), {part: list(values.values())}, label)
-    return Lines([Series(part, range(1, len(values) + 1), list(values.values()))], order, label)
+    if len(values) <= MAX_CLIENT_BARS and min(values.values(), default=0.0) >= 0:
+        return stack_bars(list(values), {part: list(values.values())}, label)
+    return LineChart([Series(part, range(1, len(values) + 1), list(values.values()))], order, label)
 
 
-def over_clients(values: Sequence[float], lower_is_better: bool) -> dict[str, float | None]:
+def compute_client_statistics(values: Sequence[float], lower_is_better: bool) -> dict[str, float | None]:
     """Return the statistics over clients that SPREAD and FAIRNESS name.
 
     Args:
         values: one value for each client.
         lower_is_better: whether lower values are better.
 
-    >>> list(over_clients([90.0, 70.0, 80.0], lower_is_better=False).values())[:4]
+    >>> list(compute_client_statistics([90.0, 70.0, 80.0], lower_is_better=False).values())[:4]
     [70.0, 72.0, 80.0, 88.0]
     """
     x = np.sort(np.asarray(values, dtype=np.float64))
@@ -212,17 +222,17 @@ def over_clients(values: Sequence[float], lower_is_better: bool) -> dict[str, fl
         scaled = x / x.max()  # prevents overflow of squares of large losses
         index = float(scaled.sum() ** 2 / (len(x) * (scaled**2).sum()))
     numbers = (x[-1] if lower_is_better else x[0], *np.quantile(x, (0.1, 0.5, 0.9)), x.mean(), x.std(), worst, best)
-    return dict(zip((*SPREAD, *FAIRNESS), [*map(float, numbers), index], strict=True))
+    return dict(zip((*SPREAD_STATISTICS, *FAIRNESS_STATISTICS), [*map(float, numbers), index], strict=True))
 
 
-def classes(runs: Runs) -> list[Part | None]:
+def build_classes_section(runs: RunCollection) -> list[Part | None]:
     """Draw the accuracy of each class of the global test set: by round, or for several groups after the last round."""
     columns = dict[str, list[float | None]]()  # label of a round or a group -> accuracy by class
     many = len(runs.groups) > 1
     for group in runs.groups:
         rows = [row for run in group.runs for row in run.rows if isinstance(row.get("class_accuracy"), list)]
         names = range(max((len(row["class_accuracy"]) for row in rows), default=0))
-        curves = [mean_curve(curve([row], "class_accuracy", str(c)) for row in rows) for c in names]
+        curves = [average_curves(extract_curve([row], "class_accuracy", str(c)) for row in rows) for c in names]
         rounds = sorted({row["round"] for row in rows})
         for t in rounds[-1:] if many else rounds:
             columns[group.name if many else str(t)] = [each.get(t) for each in curves]
@@ -230,29 +240,35 @@ def classes(runs: Runs) -> list[Part | None]:
         return []
     note = "Percent of the samples of a class in the global test set that are recognised as of it."
     what, title = ("settings", "last round") if many else ("round", "by round")
-    shown = thinned(list(columns), ROUNDS)
+    shown = subsample(list(columns), MAX_ROUNDS_DRAWN)
     names = range(max(map(len, columns.values())))
     values = [[dict(enumerate(columns[each])).get(c) for each in shown] for c in names]
-    chart = Grid([str(c) for c in names], shown, values, "class", what, "%", written=len(shown) < 10)
+    chart = HeatMap([str(c) for c in names], shown, values, "class", what, "%", show_numbers=len(shown) < 10)
     data: list[list[Value]] = [[each, c, v] for each, row in columns.items() for c, v in enumerate(row)]
     return [Figure("classes", f"accuracy by class, {title}", chart, (what, "class", "accuracy"), data, note)]
 
 
-def partition(runs: Runs) -> list[Part | None]:
+def build_partition_section(runs: RunCollection) -> list[Part | None]:
     """Draw the training samples by client and class, and by client, for the first run that has such records."""
-    run = next((run for run in runs.all if run.by_client[0] is not None and len(run.by_client[0])), None)
+    run = next(
+        (run for run in runs.all if run.samples_by_client[0] is not None and len(run.samples_by_client[0])), None
+    )
     if run is None:
         return []
-    sizes, counts = run.by_client
-    drawn = thinned(range(len(sizes)), CLIENTS)
+    sizes, counts = run.samples_by_client
+    drawn = subsample(range(len(sizes)), MAX_CLIENTS_DRAWN)
     listed = range(len(sizes)) if len(sizes) <= MAX_CLIENTS_IN_JSON else drawn  # clients in the CSV data of the figures
     names, parts = [run.client_names.get(k, str(k)) for k in range(len(sizes))], list[Part | None]()
     if any(each.partition != run.partition for each in runs.all):
-        parts.append(Text(f"Runs have other partitions, by seed or setting; that of {runs.labels[run.path]} is shown."))
+        parts.append(
+            Text(f"Runs have other partitions, by seed or setting; that of {runs.run_names[run.path]} is shown.")
+        )
     if counts is not None and any(map(any, counts)):
-        columns = [str(c) for c in range(min(len(counts[0]), CLASSES))]
-        values = [[float(v) for v in counts[k][:CLASSES]] for k in drawn]
-        grid = Grid([names[k] for k in drawn], columns, values, "client", "class", "samples", written=len(counts) <= 24)
+        columns = [str(c) for c in range(min(len(counts[0]), MAX_CLASSES_DRAWN))]
+        values = [[float(v) for v in counts[k][:MAX_CLASSES_DRAWN]] for k in drawn]
+        grid = HeatMap(
+            [names[k] for k in drawn], columns, values, "client", "class", "samples", show_numbers=len(counts) <= 24
+        )
         data: list[list[Value]] = [[names[k], c, int(n)] for k in listed for c, n in enumerate(counts[k]) if n]
         note = f"Scheme {run.partition.get('scheme')}, seed {run.partition.get('seed')}."
         if len(drawn) < len(sizes) or len(columns) < len(counts[0]):
@@ -263,18 +279,18 @@ def partition(runs: Runs) -> list[Part | None]:
     else:
         why = "sites keep it to themselves, or targets are no classes"
         parts.append(Text(f"Which client holds how many samples of which class is not recorded: {why}."))
-    order = range(len(sizes)) if len(sizes) <= NAMED else sorted(range(len(sizes)), key=lambda k: -sizes[k])
+    order = range(len(sizes)) if len(sizes) <= MAX_CLIENT_BARS else sorted(range(len(sizes)), key=lambda k: -sizes[k])
     samples = {f"{names[k]}": float(sizes[k]) for k in order}
-    chart = _by_client(samples, "samples", "training samples", "clients, the largest first")
+    chart = _chart_by_client(samples, "samples", "training samples", "clients, the largest first")
     data = [[names[k], int(sizes[k])] for k in listed]
     return [*parts, Figure("samples", "training samples by client", chart, ("client", "samples"), data)]
 
 
-def faults(runs: Runs) -> list[Part | None]:
+def build_faults_section(runs: RunCollection) -> list[Part | None]:
     """Show rank failures, refused uploads, divergence, unfinished runs and damaged files."""
     parts, rows = list[Part | None](), list[list[Value]]()
     for run in runs.all:
-        name = runs.labels[run.path]
+        name = runs.run_names[run.path]
         since = run.summary.get("diverged")
         notes = [] if since is None else [f"training diverged: from round {since} on the loss is far above its best."]
         notes += [] if run.complete else [f"{run.state}."]
@@ -286,10 +302,13 @@ def faults(runs: Runs) -> list[Part | None]:
             rows.append([name, row.get("round"), f"lost: {', '.join(ranks)}", text])
         for row in run.rows:
             for each in row.get("refused") or ():
-                norm, bound = cell(number(each.get("norm"))), cell(number(each.get("bound")))
+                norm, bound = (
+                    format_cell(finite_number(each.get("norm"))),
+                    format_cell(finite_number(each.get("bound"))),
+                )
                 text = "an error while it trained" if each.get("error") else f"norm {norm}, bound {bound}"
                 rows.append([name, row["round"], f"client {each.get('client')}: upload refused", text])
     if rows:
-        note = f"The first {ROWS} of {len(rows):,}." if len(rows) > ROWS else ""
-        parts.append(Table(("run", "round", "what", "details"), rows[:ROWS], "Lost ranks and uploads", note))
+        note = f"The first {MAX_FAULT_ROWS} of {len(rows):,}." if len(rows) > MAX_FAULT_ROWS else ""
+        parts.append(Table(("run", "round", "what", "details"), rows[:MAX_FAULT_ROWS], "Lost ranks and uploads", note))
     return parts

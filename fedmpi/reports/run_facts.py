@@ -8,7 +8,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from fedmpi.analysis import charts, output
-from fedmpi.analysis.charts import Lines, Series
+from fedmpi.analysis.charts import LineChart, Series
 from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
 from fedmpi.common.metrics_row import SECONDS
@@ -18,26 +18,35 @@ from fedmpi.common.type_descriptions import describe_value
 from fedmpi.config.field_types import flatten
 from fedmpi.config.schema import Settings
 from fedmpi.reports.page import Figure, Part, Table, Text, Value
-from fedmpi.reports.run_groups import UNLIKE, Run, Runs, by_group, by_name, curve, mean_curve, read
-from fedmpi.reports.timeline import figures, last_job
+from fedmpi.reports.run_groups import (
+    KEYS_IGNORED_IN_GROUPS,
+    Run,
+    RunCollection,
+    average_curves,
+    extract_curve,
+    plot_by_group,
+    plot_curves,
+    read_runs,
+)
+from fedmpi.reports.timeline import plot_timeline, read_last_job
 
-WAYS = ("up", "down", "both")
-SECONDS_OF = ("round", "busiest rank trains", "rank 0 waits", "server step", "evaluation")
-LEAST = {  # the required keys of a config, with placeholders, so that all other settings have their defaults
+DIRECTIONS = ("up", "down", "both")
+TIME_LABELS = ("round", "busiest rank trains", "rank 0 waits", "server step", "evaluation")
+REQUIRED_SETTINGS = {  # placeholders for the required keys of a config; all other settings have their defaults
     "data": {"source": "-", "partition": {"scheme": "-", "clients": 1}},
     "model": {"name": "-"},
     "method": {"name": "-"},
 }
-ROUNDS = 3  # rounds in the drawing of the timeline
+TIMELINE_ROUNDS = 3  # rounds in the drawing of the timeline
 
 
-def traffic(runs: Runs) -> list[Part | None]:
+def build_traffic_section(runs: RunCollection) -> list[Part | None]:
     """Draw the main evaluation metric against the number of transmitted parameters."""
     name = next((each for each in runs.metrics if not each.startswith("train_")), "")
-    return [_by_parameters({group.name: group.runs for group in runs.groups}, name)]
+    return [_plot_by_parameters({group.name: group.runs for group in runs.groups}, name)]
 
 
-def _by_parameters(lines: Mapping[str, Sequence[Run]], metric: str) -> Figure | None:
+def _plot_by_parameters(lines: Mapping[str, Sequence[Run]], metric: str) -> Figure | None:
     """Draw a metric against the number of parameters that all clients have sent and received up to a round.
 
     There is one line for each label, the mean over its runs. The counts are `up_parameters` and `down_parameters` in
@@ -46,19 +55,23 @@ def _by_parameters(lines: Mapping[str, Sequence[Run]], metric: str) -> Figure | 
     """
     series, data = list[Series](), list[list[Value]]()
     for label, runs in lines.items():
-        counts = [mean_curve(curve(run.rows, f"{way}_parameters") for run in runs) for way in ("up", "down")]
+        counts = [
+            average_curves(extract_curve(run.rows, f"{way}_parameters") for run in runs) for way in ("up", "down")
+        ]
         up, down = (dict(zip(each, accumulate(each.values()), strict=True)) for each in counts)
-        y = {t: value for t, value in mean_curve(curve(run.rows, metric) for run in runs).items() if t in up}
+        y = {
+            t: value for t, value in average_curves(extract_curve(run.rows, metric) for run in runs).items() if t in up
+        }
         series.append(Series(label, [up[t] + down[t] for t in y], list(y.values())))
         data += [[label, t, up[t], down[t], value] for t, value in y.items()]
     if not any(len(each.x) > 1 for each in series):
         return None
-    chart = Lines(series, "parameters sent and received, all clients", metric_title(metric), integer_x=False)
+    chart = LineChart(series, "parameters sent and received, all clients", metric_title(metric), integer_x=False)
     head, title = ("settings", "round", "up", "down", metric), f"{metric_title(metric)} by what was transmitted"
     return Figure("cost", title, chart, head, data)
 
 
-def communication(paths: Sequence[Path], metric: str, to: Path, say: Callable[[str], None]) -> None:
+def compare_communication(paths: Sequence[Path], metric: str, to: Path, say: Callable[[str], None]) -> None:
     """Compare the parameters that runs transmit, in total and per round (`fedmpi analyse communication`).
 
     Prints averages per round with ratios to the first run, and writes communication.json and communication.png, a chart
@@ -68,33 +81,37 @@ def communication(paths: Sequence[Path], metric: str, to: Path, say: Callable[[s
     Raises:
         UserError: a path is not a run directory, a run does not have the metric, or has it in fewer than two rounds.
     """
-    to, rows = output.folder(to), list[list[object]]()
-    runs = {str(path): read([path]).alone for path in paths}
+    to, rows = output.create_output_folder(to), list[list[object]]()
+    runs = {str(path): read_runs([path]).single for path in paths}
     averages = list[list[float]]()
     for path, run in runs.items():
         if run is None or not run.rows:
             raise UserError(f"{path} is no run directory: it holds no metrics.jsonl with a complete round")
         if metric not in run.metrics:
             raise UserError(f"--metric: {path} has no '{metric}'; {nearest(metric, run.metrics)}")
-        values = list(curve(run.rows, metric).values())
+        values = list(extract_curve(run.rows, metric).values())
         if len(values) < 2:
             raise UserError(f"{path}: {metric} was measured after {len(values)} round; a curve needs 2 or more")
-        up, down = (sum(curve(run.rows, f"{way}_parameters").values()) / len(run.rows) for way in ("up", "down"))
+        up, down = (
+            sum(extract_curve(run.rows, f"{way}_parameters").values()) / len(run.rows) for way in ("up", "down")
+        )
         averages.append([up, down, up + down])
         ratios = [f"{a / b:.3f}" if b else "-" for a, b in zip(averages[-1], averages[0], strict=True)]
         rows.append([path, len(run.rows), *map(round, averages[-1]), *ratios, format_metric(metric, values[-1], 4)])
     say("parameters transmitted in an average round, over all its clients, and ratios to the first run")
-    for line in formatting.table([["run", "rounds", *WAYS, *(f"ratio {way}" for way in WAYS), metric], *rows]):
+    for line in formatting.table(
+        [["run", "rounds", *DIRECTIONS, *(f"ratio {way}" for way in DIRECTIONS), metric], *rows]
+    ):
         say(line)
-    figure = _by_parameters({path: [run] for path, run in runs.items() if run}, metric)
+    figure = _plot_by_parameters({path: [run] for path, run in runs.items() if run}, metric)
     if figure is None:
         raise UserError(f"{paths[0]}: metrics.jsonl counts no parameters (up_parameters, down_parameters)")
     facts = [dict(zip(figure.head, point, strict=True)) for point in figure.data]
-    say(f"written: {output.write(to / 'communication.json', {'metric': metric, 'points': facts})}")
-    say(f"written: {charts.write(figure.chart, to / 'communication.png', figure.title)}")
+    say(f"written: {output.write_json(to / 'communication.json', {'metric': metric, 'points': facts})}")
+    say(f"written: {charts.write_chart(figure.chart, to / 'communication.png', figure.title)}")
 
 
-def time(runs: Runs) -> list[Part | None]:
+def build_time_section(runs: RunCollection) -> list[Part | None]:
     """Draw the seconds of a round over rounds: of its parts for one group of runs, in total for several groups.
 
     For a single run, also draw the timeline of each rank.
@@ -102,40 +119,42 @@ def time(runs: Runs) -> list[Part | None]:
     measures = any(run.config.get("analysis") for run in runs.all)
     note = "Rounds in which `analysis` measures train their clients twice, which counts." if measures else ""
     if len(runs.groups) > 1:
-        wall_s = {run.path: curve(run.rows, "wall_s") for run in runs.all}
-        return [by_group(runs, "seconds", "seconds a round", "seconds", wall_s, "wall_s", note)]
+        wall_s = {run.path: extract_curve(run.rows, "wall_s") for run in runs.all}
+        return [plot_by_group(runs, "seconds", "seconds a round", "seconds", wall_s, "wall_s", note)]
     curves = {
-        label: mean_curve(curve(run.rows, key) for run in runs.all)
-        for label, key in zip(SECONDS_OF, SECONDS, strict=True)
+        label: average_curves(extract_curve(run.rows, key) for run in runs.all)
+        for label, key in zip(TIME_LABELS, SECONDS, strict=True)
     }
-    parts: list[Part | None] = [by_name("seconds", "seconds a round", "seconds", curves, SECONDS, note, from_zero=True)]
-    if runs.alone is not None:
+    parts: list[Part | None] = [
+        plot_curves("seconds", "seconds a round", "seconds", curves, SECONDS, note, from_zero=True)
+    ]
+    if runs.single is not None:
         try:
-            parts += figures(last_job(runs.alone.path), ROUNDS)
+            parts += plot_timeline(read_last_job(runs.single.path), TIMELINE_ROUNDS)
         except UserError as error:
             parts.append(Text(f"What each rank did when is not known: {error}"))
     return parts
 
 
-def settings(runs: Runs) -> list[Part | None]:
+def build_settings_section(runs: RunCollection) -> list[Part | None]:
     """Show the settings that differ between runs, shared settings that are not defaults, and all shared settings."""
     by_group = dict[str, dict[str, str]]()
     for group in runs.groups:
         config = redacted(group.runs[0].config)
-        left_out = () if runs.alone else UNLIKE
+        left_out = () if runs.single else KEYS_IGNORED_IN_GROUPS
         facts = {key: describe_value(value) for key, value in config.items() if key not in left_out}
-        by_group[group.name] = facts | ({} if runs.alone else {"seeds": ", ".join(run.seed for run in group.runs)})
-    shared, differing = _compared("settings", by_group)
-    defaults = flatten(Settings.model_validate(LEAST).model_dump(mode="json", by_alias=True), "")
+        by_group[group.name] = facts | ({} if runs.single else {"seeds": ", ".join(run.seed for run in group.runs)})
+    shared, differing = _split_shared_and_differing("settings", by_group)
+    defaults = flatten(Settings.model_validate(REQUIRED_SETTINGS).model_dump(mode="json", by_alias=True), "")
     changed = [row for row in shared if row[0] not in defaults or row[1] != describe_value(defaults[str(row[0])])]
     return [
         replace(differing, title="What differs between the runs") if differing else None,
         Table(("key", "value"), changed, "What is not as by default; options of plug-ins"),
-        Table(("key", "value"), shared, folded=f"All {len(shared)} settings"),
+        Table(("key", "value"), shared, collapsed_title=f"All {len(shared)} settings"),
     ]
 
 
-def environment(runs: Runs) -> list[Part | None]:
+def build_environment_section(runs: RunCollection) -> list[Part | None]:
     """Show the contents of environment.json: values that are equal in all runs, and values that differ."""
     by_run = dict[str, dict[str, str]]()
     for run in (run for run in runs.all if run.environment):
@@ -144,13 +163,15 @@ def environment(runs: Runs) -> list[Part | None]:
         for each in run.environment.get("ranks") or ():
             where = f"{each.get('device')} on {each.get('host')}"
             facts[where] = ", ".join(filter(None, (facts.get(where), f"rank {each.get('rank')}")))
-        by_run[runs.labels[run.path]] = facts
-    shared, differing = _compared("run", by_run)
+        by_run[runs.run_names[run.path]] = facts
+    shared, differing = _split_shared_and_differing("run", by_run)
     folded = f"What differs: {', '.join(differing.head[1:])}" if differing else ""
-    return [Table(("what", "value"), shared), replace(differing, folded=folded) if differing else None]
+    return [Table(("what", "value"), shared), replace(differing, collapsed_title=folded) if differing else None]
 
 
-def _compared(what: str, by_name: Mapping[str, Mapping[str, str]]) -> tuple[list[list[Value]], Table | None]:
+def _split_shared_and_differing(
+    what: str, by_name: Mapping[str, Mapping[str, str]]
+) -> tuple[list[list[Value]], Table | None]:
     """Return the facts that are equal for all names, as rows; and a table of the others with a row for each name.
 
     what: heading of the column of names.

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
-from fedmpi.analysis.charts import Lines, Series
+from fedmpi.analysis.charts import LineChart, Series
 from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
 from fedmpi.common.metrics_row import NOT_METRICS
@@ -29,9 +29,9 @@ from fedmpi.runtime.record import data_files
 
 Row = dict[str, Any]
 Curve = dict[int, float]  # round -> value
-NEEDED = ("config.yaml", "metrics.jsonl", "environment.json", "partition.json")
-MARKS = ("config.yaml", "metrics.jsonl", "summary.json")  # a directory with one of these files is a run directory
-UNLIKE = ("seed", "name", "output")  # settings in which runs of one group may differ
+REQUIRED_FILES = ("config.yaml", "metrics.jsonl", "environment.json", "partition.json")
+RUN_FILES = ("config.yaml", "metrics.jsonl", "summary.json")  # a directory with one of these files is a run directory
+KEYS_IGNORED_IN_GROUPS = ("seed", "name", "output")  # settings in which runs of one group may differ
 T = TypeVar("T")
 
 
@@ -52,31 +52,33 @@ class Run:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.notes = [f"there is no {name}" for name in NEEDED if not (path / name).exists()]
-        self.config = self._config()
+        self.notes = [f"there is no {name}" for name in REQUIRED_FILES if not (path / name).exists()]
+        self.config = self._read_config()
         self.rows, self.clients, self.faults, self.updates, self.analysis = (
-            self.lines(f"{name}.jsonl") for name in ("metrics", "clients", "faults", "updates", "analysis")
+            self.read_rows(f"{name}.jsonl") for name in ("metrics", "clients", "faults", "update_stats", "analysis")
         )
         self.summary, self.environment, self.identity, self.partition = (
-            self._object(f"{name}.json") for name in ("summary", "environment", "identity", "partition")
+            self._read_json(f"{name}.json") for name in ("summary", "environment", "identity", "partition")
         )
         self.name, self.seed = str(self.config.get("name", path.name)), str(self.config.get("seed", ""))
         self.state = str(self.summary.get("exit_reason", "")) or "not ended: going on, or killed"
         self.complete = self.state == "finished" or self.state.startswith("early_stopped")
         self.rounds = [row["round"] for row in self.rows if row["round"] >= 0]
         self.last_hash = next((row["sha256"] for row in reversed(self.rows) if row.get("sha256")), None)
-        self.last = {name: number(value) for row in self.rows for name, value in row.items()}
+        self.last = {name: finite_number(value) for row in self.rows for name, value in row.items()}
         numbers, own = dict[str, None](), set[str]()
         for row in self.rows:
             names = list(row)
-            numbers |= dict.fromkeys(name for name in names if number(row[name]) is not None)
+            numbers |= dict.fromkeys(name for name in names if finite_number(row[name]) is not None)
             if "server_s" in names and "sent_bytes" in names:  # the method's metrics are between these two keys
                 own.update(names[names.index("server_s") + 1 : names.index("sent_bytes")])
         self.own_metrics = [name for name in numbers if name in own]
-        self.metrics = sorted((name for name in numbers if name not in own and name not in NOT_METRICS), key=self.falls)
+        self.metrics = sorted(
+            (name for name in numbers if name not in own and name not in NOT_METRICS), key=self.is_lower_better
+        )
 
     @cached_property
-    def by_client(self) -> tuple[Any, Any]:
+    def samples_by_client(self) -> tuple[Any, Any]:
         """The training samples (N,) by client, and (N, C) by client and class; None if not recorded."""
         try:
             return data_files.read_client_sizes(self.path, self.partition)
@@ -95,12 +97,12 @@ class Run:
         many = Counter(names.values())
         return {k: name if many[name] < 2 else f"{name} ({k})" for k, name in names.items()}
 
-    def falls(self, name: str) -> bool:
+    def is_lower_better(self, name: str) -> bool:
         """Return whether lower values of a metric are better."""
         own = self.summary.get("lower_is_better")
         return is_lower_better(name, map(str, own) if isinstance(own, list) else ())
 
-    def lines(self, name: str, *, rounds: bool = True) -> list[Row]:
+    def read_rows(self, name: str, *, rounds: bool = True) -> list[Row]:
         """Return the rows of a .jsonl file, without damaged lines, whose number is added to `notes`.
 
         rounds: whether rows without the key `round` count as damaged.
@@ -114,7 +116,7 @@ class Run:
             self.notes.append(f"{name}: {count(bad, 'line')} cut or damaged, and left out")
         return content.rows
 
-    def _config(self) -> Row:
+    def _read_config(self) -> Row:
         path = self.path / "config.yaml"
         try:
             if path.exists() and yaml_source.REFERENCE_START not in yaml_source.read_config_text(path):
@@ -125,7 +127,7 @@ class Run:
             self.notes.append("config.yaml is not valid YAML, and is not read")
         return {}
 
-    def _object(self, name: str) -> Row:
+    def _read_json(self, name: str) -> Row:
         value = read_json_object(self.path / name)
         if value is None and (self.path / name).exists():
             self.notes.append(f"{name} is damaged: no JSON object")
@@ -133,25 +135,25 @@ class Run:
 
 
 # ---- values of rows ----
-def number(value: Any) -> float | None:
+def finite_number(value: Any) -> float | None:
     """Return a value as a float if it is a finite number; else return None."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if math.isfinite(value) else None
 
 
-def numbers(values: Any) -> list[float]:
+def finite_numbers(values: Any) -> list[float]:
     """Return the finite numbers in a list; [] if `values` is not a list."""
-    return [v for each in values if (v := number(each)) is not None] if isinstance(values, list) else []
+    return [v for each in values if (v := finite_number(each)) is not None] if isinstance(values, list) else []
 
 
-def curve(rows: Iterable[Row], *keys: str) -> Curve:
+def extract_curve(rows: Iterable[Row], *keys: str) -> Curve:
     """Return a number of each row, by round; rows without it are left out.
 
     Args:
         keys: path of the number in a row, one key for each level; if it leads to a list, the mean of its numbers.
 
-    >>> curve([{"round": 3, "drift": {"norms": [1.0, 2.0]}}, {"round": 4}], "drift", "norms")
+    >>> extract_curve([{"round": 3, "drift": {"norms": [1.0, 2.0]}}, {"round": 4}], "drift", "norms")
     {3: 1.5}
     """
     points = {}
@@ -163,13 +165,13 @@ def curve(rows: Iterable[Row], *keys: str) -> Curve:
             else:
                 value = value.get(key) if isinstance(value, dict) else None
         if isinstance(value, list):
-            value = fmean(known) if (known := numbers(value)) else None
-        if (v := number(value)) is not None:
+            value = fmean(known) if (known := finite_numbers(value)) else None
+        if (v := finite_number(value)) is not None:
             points[row["round"]] = v
     return points
 
 
-def thinned(items: Sequence[T], most: int) -> list[T]:
+def subsample(items: Sequence[T], most: int) -> list[T]:
     """Return at most `most` of the items, at equal distances, beginning with the first."""
     return list(items)[:: max(-(-len(items) // most), 1)]
 
@@ -184,14 +186,14 @@ def base_name(value: Any) -> str:
 
 
 # ---- groups of runs ----
-class Group(NamedTuple):
+class RunGroup(NamedTuple):
     """Runs that differ only in the seed. name: their labels in the sweep, or else the name of the first run."""
 
     name: str
     runs: list[Run]
 
 
-class Runs:
+class RunCollection:
     """The runs of a report.
 
     Attributes:
@@ -204,27 +206,29 @@ class Runs:
 
     def __init__(self, every: Sequence[Run]) -> None:
         self.all = list(every)
-        self.alone = self.all[0] if len(self.all) == 1 else None
-        keys = dict.fromkeys(key for run in every for key in run.config if key not in UNLIKE)
-        self.differing = [key for key in keys if not self.alone and len({setting(run, key) for run in every}) > 1]
-        self.groups = [Group(self.alone.name, self.all)] if self.alone else self._groups()
+        self.single = self.all[0] if len(self.all) == 1 else None
+        keys = dict.fromkeys(key for run in every for key in run.config if key not in KEYS_IGNORED_IN_GROUPS)
+        self.differing_keys = [
+            key for key in keys if not self.single and len({format_setting(run, key) for run in every}) > 1
+        ]
+        self.groups = [RunGroup(self.single.name, self.all)] if self.single else self._groups()
         unique = len({run.name for run in self.all}) == len(self.all)
-        self.labels = {run.path: run.name if unique else str(run.path) for run in self.all}
-        falls = {name: run.falls(name) for run in self.all for name in run.metrics}
+        self.run_names = {run.path: run.name if unique else str(run.path) for run in self.all}
+        falls = {name: run.is_lower_better(name) for run in self.all for name in run.metrics}
         self.metrics = sorted(falls, key=lambda name: falls[name])
 
-    def _groups(self) -> list[Group]:
+    def _groups(self) -> list[RunGroup]:
         by_values: dict[tuple[str, ...], list[Run]] = {}
         for run in self.all:
-            by_values.setdefault(tuple(setting(run, key) for key in self.differing), []).append(run)
+            by_values.setdefault(tuple(format_setting(run, key) for key in self.differing_keys), []).append(run)
         groups = list(by_values.values())
         if len(groups) == 1:
-            return [Group(f"mean of {len(self.all)} runs", self.all)]
-        names = names_by_sweep([group[0] for group in groups]) or [group[0].name for group in groups]
-        return [Group(name, group) for name, group in zip(names, groups, strict=True)]
+            return [RunGroup(f"mean of {len(self.all)} runs", self.all)]
+        names = find_names_in_sweep([group[0] for group in groups]) or [group[0].name for group in groups]
+        return [RunGroup(name, group) for name, group in zip(names, groups, strict=True)]
 
 
-def read(paths: Sequence[Path]) -> Runs:
+def read_runs(paths: Sequence[Path]) -> RunCollection:
     """Read the runs in directories, each of which is a run directory or the directory of a sweep.
 
     Raises UserError if a directory does not exist or contains no run.
@@ -233,28 +237,28 @@ def read(paths: Sequence[Path]) -> Runs:
     for path in paths:
         if not path.is_dir():
             raise UserError(f"{path} is no directory; name one that `fedmpi run` or `fedmpi sweep` has written")
-        inside = [path] if is_run(path) else [each for each in path.iterdir() if is_run(each)]
+        inside = [path] if is_run_directory(path) else [each for each in path.iterdir() if is_run_directory(each)]
         names = (read_json_object(path / SWEEP_FILE) or {}).get(
             "runs"
         )  # runs in the order of the sweep; others come last
         order = {name: i for i, name in enumerate(map(str, names))} if isinstance(names, list) else {}
         inside.sort(key=lambda each: (order.get(each.name, len(order)), each))
         if not inside:
-            raise not_a_run_error(path, f"{', '.join(MARKS)}, and no directory that does")
+            raise not_a_run_error(path, f"{', '.join(RUN_FILES)}, and no directory that does")
         runs |= {each.resolve(): Run(each) for each in inside}
-    return Runs(list(runs.values()))
+    return RunCollection(list(runs.values()))
 
 
-def is_run(path: Path) -> bool:
-    return any((path / name).is_file() for name in MARKS)
+def is_run_directory(path: Path) -> bool:
+    return any((path / name).is_file() for name in RUN_FILES)
 
 
-def setting(run: Run, key: str) -> str:
+def format_setting(run: Run, key: str) -> str:
     value = run.config.get(key, "-")
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def names_by_sweep(runs: Sequence[Run]) -> list[str] | None:
+def find_names_in_sweep(runs: Sequence[Run]) -> list[str] | None:
     """Return names for runs, made of their labels in the sweep; None if labels do not distinguish the runs."""
     labels = list[dict[str, str]]()
     for place in (run.path.resolve() for run in runs):
@@ -263,14 +267,14 @@ def names_by_sweep(runs: Sequence[Run]) -> list[str] | None:
         pairs = own.items() if isinstance(own, dict) else ()
         labels.append({str(axis): str(label) for axis, label in pairs if axis != "seed"})
     axes = [axis for axis in labels[0] if len({each.get(axis) for each in labels}) > 1]
-    names = [", ".join(axis_name(axis, each[axis]) for axis in axes if axis in each) for each in labels]
+    names = [", ".join(format_axis_label(axis, each[axis]) for axis in axes if axis in each) for each in labels]
     return names if axes and len(set(names)) == len(names) else None
 
 
-def axis_name(axis: str, label: str) -> str:
+def format_axis_label(axis: str, label: str) -> str:
     """Return the part of a run's name for one axis of a sweep: the label, after the axis if that is not evident.
 
-    >>> axis_name("method", "fedavg"), axis_name("train.lr", "0.1"), axis_name("width", "8")
+    >>> format_axis_label("method", "fedavg"), format_axis_label("train.lr", "0.1"), format_axis_label("width", "8")
     ('fedavg', 'lr 0.1', 'width 8')
     """
     plain = "." not in axis and not label.replace(".", "").isdigit()
@@ -278,7 +282,7 @@ def axis_name(axis: str, label: str) -> str:
 
 
 # ---- curves of groups ----
-def means(curves: Iterable[Curve]) -> dict[int, tuple[float, float | None, int]]:
+def mean_and_std_by_round(curves: Iterable[Curve]) -> dict[int, tuple[float, float | None, int]]:
     """Return round -> (mean, sample standard deviation or None if there is one run, number of runs with the round)."""
     by_round: dict[int, list[float]] = {}
     for each in curves:
@@ -287,12 +291,18 @@ def means(curves: Iterable[Curve]) -> dict[int, tuple[float, float | None, int]]
     return {t: (fmean(v), stdev(v) if len(v) > 1 else None, len(v)) for t, v in sorted(by_round.items())}
 
 
-def mean_curve(curves: Iterable[Curve]) -> Curve:
-    return {t: mean for t, (mean, _, _) in means(curves).items()}
+def average_curves(curves: Iterable[Curve]) -> Curve:
+    return {t: mean for t, (mean, _, _) in mean_and_std_by_round(curves).items()}
 
 
-def by_group(
-    runs: Runs, name: str, title: str, y_label: str, curves: Mapping[Path, Curve], column: str = "", note: str = ""
+def plot_by_group(
+    runs: RunCollection,
+    name: str,
+    title: str,
+    y_label: str,
+    curves: Mapping[Path, Curve],
+    column: str = "",
+    note: str = "",
 ) -> Figure | None:
     """Draw one line for each group of runs: the curve of a single run, or the mean of several with a band around it.
 
@@ -304,17 +314,17 @@ def by_group(
     series, data = list[Series](), list[list[Value]]()
     least, most = (0.0, 100.0) if y_label.endswith("(%)") else (-math.inf, math.inf)  # limits of a band
     for group in runs.groups:
-        by_round = means(curves[run.path] for run in group.runs)
+        by_round = mean_and_std_by_round(curves[run.path] for run in group.runs)
         if by_round:
             band = [(max(m - (s or 0.0), least), min(m + (s or 0.0), most)) for m, s, _ in by_round.values()]
             low, high = zip(*band, strict=True) if len(group.runs) > 1 else ((), ())
             series.append(Series(group.name, list(by_round), [m for m, _, _ in by_round.values()], low, high))
             data += [[group.name, t, *facts] for t, facts in by_round.items()]
     head = ("settings", "round", column or name, "std", "runs")
-    return Figure(name, title, Lines(series, "round", y_label), head, data, note) if series else None
+    return Figure(name, title, LineChart(series, "round", y_label), head, data, note) if series else None
 
 
-def by_name(
+def plot_curves(
     name: str, title: str, y_label: str, curves: Mapping[str, Curve], head: Sequence[str] = (), note: str = "",
     from_zero: bool = False,
 ) -> Figure | None:  # fmt: skip
@@ -328,5 +338,5 @@ def by_name(
     rounds = sorted({t for each in curves.values() for t in each})
     series = [Series(label, rounds, [each.get(t) for t in rounds]) for label, each in curves.items() if each]
     data: list[list[Value]] = [[t, *(each.get(t) for each in curves.values())] for t in rounds]
-    chart = Lines(series, "round", y_label, from_zero=from_zero)
+    chart = LineChart(series, "round", y_label, from_zero=from_zero)
     return Figure(name, title, chart, ("round", *(head or curves)), data, note) if series else None

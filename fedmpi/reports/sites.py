@@ -16,24 +16,24 @@ from fedmpi.common.host_memory import size_text
 from fedmpi.common.metrics_row import CLIENT_NAMES
 from fedmpi.common.text import metric_title
 from fedmpi.reports.page import Value
-from fedmpi.reports.run_groups import Curve, Row, Run, curve, is_run
+from fedmpi.reports.run_groups import Curve, Row, Run, extract_curve, is_run_directory
 
 PROTOCOLS = {  # evaluation protocols for the results of a site; the first one that was evaluated is used
     "personal": "the model that the site would use, on its own test samples",
     "global": "the common model, on the site's own test samples",
 }
-METHOD = "local"  # the method with which each site trains alone
-SAME = (  # prefixes of settings that must be equal in a fair baseline
+BASELINE_METHOD = "local"  # the method with which each site trains alone
+BASELINE_KEYS = (  # prefixes of settings that must be equal in a fair baseline
     *("data.", "model.", "task.", "train.", "init.", "seed", "rounds"),
     *("cohort.fraction", "cohort.size", "cohort.sampling"),
 )
 # Settings among them that do not influence metrics.
-PLACES = ("data.root", "data.download", "data.audit", "data.stream", "data.share_ranks")
-CLEAR = 2.0  # smallest difference, in standard errors, that decides a verdict
-FEWEST = 20  # number of test samples that a verdict requires
+NEUTRAL_KEYS = ("data.root", "data.download", "data.audit", "data.stream", "data.share_ranks")
+MIN_STANDARD_ERRORS = 2.0  # smallest difference, in standard errors, that decides a verdict
+MIN_TEST_SAMPLES = 20  # number of test samples that a verdict requires
 
 
-class Evaluated(NamedTuple):
+class SiteMetrics(NamedTuple):
     """Metrics of a site in one evaluation protocol. curves: metric -> round -> value; end: the last evaluated round."""
 
     samples: int
@@ -57,24 +57,27 @@ class Site:
 
     def __init__(self, run: Run, client: int, train: int, counts: list[int] | None, share: float | None) -> None:
         self.run, self.client, self.name = run, client, run.client_names.get(client, str(client))
-        self.train, self.counts, self.share = train, counts, share
-        self.took_part = [row["round"] for row in run.rows if client in (row.get("cohort") or ())]
-        self.refused = [row["round"] for row in run.rows if client in _refused(row)]
-        evaluated = {protocol: _evaluated(run, client, protocol) for protocol in PROTOCOLS}
+        self.num_train, self.label_counts, self.mean_weight = train, counts, share
+        self.participated_rounds = [row["round"] for row in run.rows if client in (row.get("cohort") or ())]
+        self.refused_rounds = [row["round"] for row in run.rows if client in _refused_clients(row)]
+        evaluated = {protocol: _read_site_metrics(run, client, protocol) for protocol in PROTOCOLS}
         protocol = next((each for each in PROTOCOLS if evaluated[each]), "")
-        self.own, self.personal = evaluated.get(protocol), evaluated["personal"]
-        self.what, self.samples = PROTOCOLS.get(protocol, ""), self.own.samples if self.own else None
-        names = self.own.curves if self.own else ()
-        self.metrics = sorted(names, key=lambda name: (name == "loss", run.falls(name)))
+        self.evaluation, self.personal_evaluation = evaluated.get(protocol), evaluated["personal"]
+        self.model_description, self.num_test = (
+            PROTOCOLS.get(protocol, ""),
+            self.evaluation.samples if self.evaluation else None,
+        )
+        names = self.evaluation.curves if self.evaluation else ()
+        self.metric_names = sorted(names, key=lambda name: (name == "loss", run.is_lower_better(name)))
 
-    def last(self, name: str) -> float | None:
+    def last_value(self, name: str) -> float | None:
         """Return the value of a metric in the last evaluated round; None if it is missing or not a finite number."""
-        return self.own.curves.get(name, {}).get(self.own.end) if self.own else None
+        return self.evaluation.curves.get(name, {}).get(self.evaluation.end) if self.evaluation else None
 
 
-def sites(run: Run) -> list[Site]:
+def list_sites(run: Run) -> list[Site]:
     """Return all sites of a run in the order of its clients. Raises UserError if the clients are not sites."""
-    sizes, counts = run.by_client
+    sizes, counts = run.samples_by_client
     if not run.client_names or not isinstance(sizes, (list, np.ndarray)):
         raise UserError(
             f"{run.path}: its clients have no names, so there are no sites to write pages for; sites are the entries "
@@ -83,23 +86,23 @@ def sites(run: Run) -> list[Site]:
         )
     # If targets are not classes, all counts are 0.
     known = isinstance(counts, (list, np.ndarray)) and len(counts) == len(sizes) and bool(np.any(counts))
-    shares = _shares(run, np.asarray(sizes, dtype=float))
+    shares = _mean_weights(run, np.asarray(sizes, dtype=float))
     return [
         Site(run, k, int(n), [int(c) for c in counts[k]] if known else None, None if shares is None else shares[k])
         for k, n in enumerate(sizes)
     ]
 
 
-def _refused(row: Row) -> set[int]:
+def _refused_clients(row: Row) -> set[int]:
     return {each["client"] for each in row.get("refused") or () if isinstance(each, dict) and "client" in each}
 
 
-def _shares(run: Run, sizes: np.ndarray) -> list[float] | None:
+def _mean_weights(run: Run, sizes: np.ndarray) -> list[float] | None:
     """Return the mean over rounds of each client's weight p_k; it is 0 in rounds where its upload did not count."""
     weights = np.ones_like(sizes) if run.config.get("cohort.weighting") == "uniform" else sizes
     shares = list[np.ndarray]()
     for row in run.rows:
-        members = [k for k in row.get("cohort") or () if k not in _refused(row) and k < len(sizes)]
+        members = [k for k in row.get("cohort") or () if k not in _refused_clients(row) and k < len(sizes)]
         weight = np.zeros_like(sizes)
         weight[members] = weights[members]
         if weight.sum() > 0:
@@ -107,33 +110,33 @@ def _shares(run: Run, sizes: np.ndarray) -> list[float] | None:
     return [float(share) for share in np.mean(shares, axis=0)] if shares else None
 
 
-def _evaluated(run: Run, client: int, protocol: str) -> Evaluated | None:
+def _read_site_metrics(run: Run, client: int, protocol: str) -> SiteMetrics | None:
     lines = [line for line in run.clients if line.get("client") == client and line.get("protocol") == protocol]
     if not lines:
         return None
     names = dict.fromkeys(name for line in lines for name in line if name not in CLIENT_NAMES)
-    curves = {name: curve(lines, name) for name in names}
-    return Evaluated(int(lines[0].get("samples") or 0), curves, max(line["round"] for line in lines))
+    curves = {name: extract_curve(lines, name) for name in names}
+    return SiteMetrics(int(lines[0].get("samples") or 0), curves, max(line["round"] for line in lines))
 
 
 # ---- audit of the data that a site sent ----
-class Audit(NamedTuple):
+class AuditFile(NamedTuple):
     """The audit file (comm/audit.py) of the rank that opened a site's files. size: bytes of all messages, as text."""
 
     path: Path
-    lines: list[Row]
+    rows: list[Row]
     size: str
     sha256: str
 
 
-def read_audit(site: Site) -> Audit | None:
+def read_audit(site: Site) -> AuditFile | None:
     """Read the audit file of a site. Returns None if it is not in this copy of the run directory."""
     path = audit_path(site)
     if path is None or not (site.run.path / path).is_file():
         return None
-    lines = site.run.lines(str(path), rounds=False)
+    lines = site.run.read_rows(str(path), rounds=False)
     size = size_text(sum(int(line.get("bytes") or 0) for line in lines))
-    return Audit(path, lines, size, hashlib.sha256((site.run.path / path).read_bytes()).hexdigest())
+    return AuditFile(path, lines, size, hashlib.sha256((site.run.path / path).read_bytes()).hexdigest())
 
 
 def audit_path(site: Site) -> Path | None:
@@ -150,34 +153,38 @@ def audit_path(site: Site) -> Path | None:
 
 
 # ---- training alone ----
-class Baseline(NamedTuple):
+class BaselineRun(NamedTuple):
     """A run in which each site trained alone. differs: settings that should be as in the joint run, and are not."""
 
     run: Run
     sites: Sequence[Site]
-    differs: Sequence[str]
+    differing_settings: Sequence[str]
 
 
-def read_baseline(run: Run, path: Path) -> Baseline:
+def read_baseline(run: Run, path: Path) -> BaselineRun:
     """Read the run in `path` as the baseline of `run`. Raises UserError if it is not a suitable baseline."""
-    if not is_run(path):
+    if not is_run_directory(path):
         raise UserError(f"--alone: {path} is no run directory; name one that `fedmpi run` has written")
     other = Run(path)
     method = other.config.get("method.name")
-    if method != METHOD or run.client_names != other.client_names:
+    if method != BASELINE_METHOD or run.client_names != other.client_names:
         raise UserError(
             f"--alone: {path} is a run of method {method} at {', '.join(other.client_names.values()) or 'no sites'}; "
             f"method.name=local at the sites of {run.path} is needed: {', '.join(run.client_names.values())}"
         )
-    alone = sites(other)
-    if not any(site.personal for site in alone):
+    alone = list_sites(other)
+    if not any(site.personal_evaluation for site in alone):
         raise UserError(
             f"--alone: {path} does not say how good each site's model is; run it with evaluate.protocol=[personal]"
         )
-    keys = [key for key in dict.fromkeys([*run.config, *other.config]) if key.startswith(SAME) and key not in PLACES]
+    keys = [
+        key
+        for key in dict.fromkeys([*run.config, *other.config])
+        if key.startswith(BASELINE_KEYS) and key not in NEUTRAL_KEYS
+    ]
     differs = [key for key in keys if run.config.get(key) != other.config.get(key)]
     differs += [f"how they ended ({run.state}; {other.state})"] if run.state != other.state else []
-    return Baseline(other, alone, differs)
+    return BaselineRun(other, alone, differs)
 
 
 def baseline_command(run: Run) -> str:
@@ -189,33 +196,35 @@ def baseline_command(run: Run) -> str:
     return f"{command} (started as the joint run was), and name it by --alone"
 
 
-def compare(site: Site, baseline: Baseline | None) -> list[list[Any]]:
+def compare_with_baseline(site: Site, baseline: BaselineRun | None) -> list[list[Any]]:
     """Return a row for each metric of a site: title, value in the joint run, value in the baseline, and verdict."""
     alone = baseline.sites[site.client] if baseline else None
     rows = list[list[Value]]()
-    for name in site.metrics:
-        before = alone.last(name) if alone else None
-        rows.append([metric_title(name), site.last(name), before, verdict(site, alone, name) if alone else None])
+    for name in site.metric_names:
+        before = alone.last_value(name) if alone else None
+        rows.append(
+            [metric_title(name), site.last_value(name), before, compare_metric(site, alone, name) if alone else None]
+        )
     return rows
 
 
-def verdict(site: Site, alone: Site, name: str) -> str:
+def compare_metric(site: Site, alone: Site, name: str) -> str:
     """Return the verdict on a metric of a site: "better together", "better alone", or why neither is certain.
 
     Accuracies that differ by less than CLEAR standard errors are too close to tell. The standard error of the
     difference of two shares a, b of n samples is sqrt(a (1 - a) / n + b (1 - b) / n), an overestimate if both models
     fail on the same samples. For metrics other than accuracy the standard error is unknown, and any difference counts.
     """
-    joint, before = site.last(name), alone.last(name)
+    joint, before = site.last_value(name), alone.last_value(name)
     if joint is None or before is None:
         return "-"
-    n = min(site.samples or 0, alone.samples or 0)
-    if 0 < n < FEWEST:
+    n = min(site.num_test or 0, alone.num_test or 0)
+    if 0 < n < MIN_TEST_SAMPLES:
         return f"too few test samples ({n}) for a verdict"
     if joint == before:
         return "the same"
     if name == "accuracy" and n:
         error = sqrt(sum(a * (100 - a) / n for a in (joint, before)))
-        if abs(joint - before) < CLEAR * error:
+        if abs(joint - before) < MIN_STANDARD_ERRORS * error:
             return "too close to tell"
-    return "better together" if (joint < before) == site.run.falls(name) else "better alone"
+    return "better together" if (joint < before) == site.run.is_lower_better(name) else "better alone"

@@ -14,38 +14,40 @@ from pathlib import Path
 from typing import Any
 
 from fedmpi.analysis import charts, output
-from fedmpi.analysis.charts import Bars, stacked_bars
+from fedmpi.analysis.charts import BarChart, stack_bars
 from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
 from fedmpi.engine.tracing import WAITS
 from fedmpi.reports.page import Figure, Value
-from fedmpi.reports.run_groups import thinned
+from fedmpi.reports.run_groups import subsample
 from fedmpi.runtime.record.run_dir import TRACE, read_timelines
 
-LAPS, RANKS = 6, 24  # laps with their own colour, and ranks in a drawing, at most
-Job = dict[str, Any]
+MAX_SPAN_KINDS, MAX_RANKS = 6, 24  # laps with their own colour, and ranks in a drawing, at most
+JobTimeline = dict[str, Any]
 
 
-def analyse(run: Path, rounds: int, to: Path, say: Callable[[str], None]) -> None:
+def write_timeline(run: Path, rounds: int, to: Path, say: Callable[[str], None]) -> None:
     """Print a table of time shares, and write timeline.json, .svg and .png (`fedmpi analyse timeline`).
 
     rounds: number of rounds in the drawing, which are the last ones.
     """
-    to, job = output.folder(to), last_job(run)
-    by_rank = shares(job)
-    for text in table(by_rank):
+    to, job = output.create_output_folder(to), read_last_job(run)
+    by_rank = compute_time_shares(job)
+    for text in format_time_shares(by_rank):
         say(text)
-    say(f"written: {output.write(to / 'timeline.json', {'run': str(run), 'ranks': by_rank})}")
-    _, figure = figures(job, rounds)
+    say(f"written: {output.write_json(to / 'timeline.json', {'run': str(run), 'ranks': by_rank})}")
+    _, figure = plot_timeline(job, rounds)
     for name in ("timeline.svg", "timeline.png"):
-        charts.write(figure.chart, to / name, figure.title)
+        charts.write_chart(figure.chart, to / name, figure.title)
     say(f"written: {to / 'timeline.svg'}, {to / 'timeline.png'}")
 
 
-def last_job(run: Path) -> Job:
+def read_last_job(run: Path) -> JobTimeline:
     """Return the records of the last job of a run. Raises UserError if there are none, or if they are damaged."""
     try:
-        jobs: list[Job] = [job for job in read_timelines(run) if any(r["rounds"] for r in job["ranks"].values())]
+        jobs: list[JobTimeline] = [
+            job for job in read_timelines(run) if any(r["rounds"] for r in job["ranks"].values())
+        ]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{run / TRACE} is damaged: a line is not as fedmpi writes it ({error})") from error
     if not jobs:
@@ -54,7 +56,7 @@ def last_job(run: Path) -> Job:
     return jobs[-1]
 
 
-def shares(job: Job) -> list[dict[str, Any]]:
+def compute_time_shares(job: JobTimeline) -> list[dict[str, Any]]:
     """Return one row for each rank with the shares of its time.
 
     Returns:
@@ -76,7 +78,7 @@ def shares(job: Job) -> list[dict[str, Any]]:
     return by_rank
 
 
-def table(by_rank: Sequence[dict[str, Any]]) -> list[str]:
+def format_time_shares(by_rank: Sequence[dict[str, Any]]) -> list[str]:
     laps = list(dict.fromkeys(lap for each in by_rank for lap in each["laps"]))
     rows: list[list[object]] = [["rank", "host", "rounds", "s a round", "busy", "waiting", *laps]]
     for each in by_rank:
@@ -84,29 +86,29 @@ def table(by_rank: Sequence[dict[str, Any]]) -> list[str]:
         percent = [f"{100 * part:.1f} %" for part in parts]
         seconds = f"{each['seconds'] / max(each['rounds'], 1):.3f}"
         rows.append([str(each["rank"]), each["host"], each["rounds"], seconds, *percent])
-    return [*formatting.table(rows), f"{_busiest(by_rank)} (waiting: {', '.join(WAITS)})"]
+    return [*formatting.table(rows), f"{_describe_busiest_rank(by_rank)} (waiting: {', '.join(WAITS)})"]
 
 
-def figures(job: Job, rounds: int) -> tuple[Figure, Figure]:
+def plot_timeline(job: JobTimeline, rounds: int) -> tuple[Figure, Figure]:
     """Return two figures: seconds by rank and lap in all rounds, and the timeline of the last `rounds` rounds."""
-    by_rank = shares(job)
+    by_rank = compute_time_shares(job)
     seconds = {each["rank"]: {lap: part * each["seconds"] for lap, part in each["laps"].items()} for each in by_rank}
     total = Counter[str]()
     for laps in seconds.values():
         total.update(laps)
-    kinds = [lap for lap, _ in total.most_common(LAPS)]
+    kinds = [lap for lap, _ in total.most_common(MAX_SPAN_KINDS)]
     kind_of = {lap: lap if lap in kinds else "other" for lap in total}
-    kinds += ["other"] if len(total) > LAPS else []
-    ranks = thinned(list(seconds), RANKS)
+    kinds += ["other"] if len(total) > MAX_SPAN_KINDS else []
+    ranks = subsample(list(seconds), MAX_RANKS)
     names = [f"rank {rank}" for rank in ranks]
     parts = {
         kind: [sum(s for lap, s in seconds[rank].items() if kind_of[lap] == kind) for rank in ranks] for kind in kinds
     }
-    chart = stacked_bars(names, parts, "seconds in all rounds of the last job")
+    chart = stack_bars(names, parts, "seconds in all rounds of the last job")
     data: list[list[Value]] = [
         [each["rank"], each["host"], lap, s] for each in by_rank for lap, s in seconds[each["rank"]].items()
     ]
-    note = f"{_busiest(by_rank)} ({', '.join(WAITS)}). What the laps are: docs/analysis.md, What ranks do when."
+    note = f"{_describe_busiest_rank(by_rank)} ({', '.join(WAITS)}). docs/analysis.md explains the spans."
     bars = Figure("laps", "seconds by rank and lap", chart, ("rank", "host", "lap", "seconds"), data, note)
 
     lines = [(i, line) for i, rank in enumerate(ranks) for line in job["ranks"][rank]["rounds"]]
@@ -122,9 +124,9 @@ def figures(job: Job, rounds: int) -> tuple[Figure, Figure]:
             rows.append([ranks[i], line["round"], what, at, ms / 1e3, str(client[0]) if client else ""])
     title = f"the last {rounds} rounds, rank by rank" if rounds > 1 else "the last round, rank by rank"
     head = ("rank", "round", "lap", "from_s", "seconds", "client")
-    return bars, Figure("timeline", title, Bars(names, spans, "seconds"), head, rows)
+    return bars, Figure("timeline", title, BarChart(names, spans, "seconds"), head, rows)
 
 
-def _busiest(by_rank: Sequence[dict[str, Any]]) -> str:
+def _describe_busiest_rank(by_rank: Sequence[dict[str, Any]]) -> str:
     least = min(by_rank, key=lambda each: (each["waiting"], each["rank"]))
     return f"Rank {least['rank']} is the busiest: it waits {100 * least['waiting']:.1f} % of the time"

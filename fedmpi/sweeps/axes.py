@@ -85,7 +85,7 @@ def read_axis(path: Path, document: ConfigLayer, name: str, given: Any, below: s
 def _format_label(value: Any) -> str:
     """Format a value as in YAML, as the label of an axis.
 
-    >>> [_label(x) for x in (0.1, 1, True, None, "iid")]
+    >>> [_format_label(x) for x in (0.1, 1, True, None, "iid")]
     ['0.1', '1', 'true', 'null', 'iid']
     """
     if isinstance(value, bool) or value is None:

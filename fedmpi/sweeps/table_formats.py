@@ -209,7 +209,7 @@ def _latex_row(row: Sequence[str]) -> str:
 def escape_latex(cell: str) -> str:
     r"""Escape a text for LaTeX.
 
-    >>> print(escaped("a_b 5%"))
+    >>> print(escape_latex("a_b 5%"))
     a\_b 5\%
     """
     return "".join(LATEX_ESCAPES.get(c, c) for c in " ".join(cell.split()))
@@ -273,5 +273,5 @@ def plot_table(cells: ResultsTable, to: Path) -> None:
         warnings.warn(f"left out of the picture, as seeds are missing: {', '.join(incomplete)}", stacklevel=2)
     x_label = cells.axes[0].name.rpartition(".")[2] if cells.axes else ""
     log_x = numeric and min(x) > 0 and max(x) >= 30 * min(x)
-    chart = charts.Lines(series, x_label, metric_title(cells.metric), log_x=log_x, ticks=labels)
-    charts.write(chart, to, f"{metric_title(cells.metric)}, {PART_TITLES[cells.summary_part]}")
+    chart = charts.LineChart(series, x_label, metric_title(cells.metric), log_x=log_x, ticks=labels)
+    charts.write_chart(chart, to, f"{metric_title(cells.metric)}, {PART_TITLES[cells.summary_part]}")

@@ -31,7 +31,7 @@ def made():
 
 
 def test_softmax_regression_against_the_matrix_itself(made):
-    loss = curvature.Loss(made, 10**6)
+    loss = curvature.SubsetLoss(made, 10**6)
     assert len(loss.shard) == made.data.train_sizes.sum()
     x, y = loss.shard.x[loss.shard.index].flatten(1), loss.shard.y[loss.shard.index]
     w = 0.3 * torch.randn(made.model.w.numel(), generator=random())
@@ -46,10 +46,10 @@ def test_softmax_regression_against_the_matrix_itself(made):
     H = torch.autograd.functional.hessian(of, w)
     assert len(shapes) == 2
     v = torch.randn(w.numel(), generator=random())
-    torch.testing.assert_close(loss.hessian(w, v), H @ v, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(loss.hessian_product(w, v), H @ v, rtol=1e-4, atol=1e-5)
     assert loss(w) == pytest.approx(of(w).item(), rel=1e-5)
     made.model.load(w)
-    facts = curvature.measure(made, curvature.CurvatureOptions(10**6, top=3, grid=5, span=0.5))
+    facts = curvature.measure_curvature(made, curvature.CurvatureOptions(10**6, top=3, grid=5, span=0.5))
     values, vectors = torch.linalg.eigh(H.double())
     assert facts["eigenvalues"] == pytest.approx(values.flip(0)[:3].tolist(), rel=1e-3)
     first = vectors[:, -1].float()
@@ -59,13 +59,13 @@ def test_softmax_regression_against_the_matrix_itself(made):
 
 
 def test_fewer_samples_are_the_same_ones_every_time(made):
-    few, again = curvature.Loss(made, 20), curvature.Loss(made, 20)
+    few, again = curvature.SubsetLoss(made, 20), curvature.SubsetLoss(made, 20)
     assert torch.equal(few.shard.index, again.shard.index)
     assert len(set(few.shard.index.tolist())) == 20
 
 
 def test_the_picture(made, tmp_path):
-    facts = curvature.measure(made, curvature.CurvatureOptions(50, top=1, grid=3))
+    facts = curvature.measure_curvature(made, curvature.CurvatureOptions(50, top=1, grid=3))
     assert len(facts["eigenvalues"]) == 1
-    path = charts.write(curvature.landscape(facts), tmp_path / "a.png", "loss")
+    path = charts.write_chart(curvature.plot_landscape(facts), tmp_path / "a.png", "loss")
     assert path.stat().st_size > 1000

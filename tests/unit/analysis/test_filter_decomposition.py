@@ -9,13 +9,13 @@ from helpers import CPU, federated, play, settings
 from fedmpi.analysis import filter_decomposition
 from fedmpi.analysis.filter_decomposition import (
     client_variance,
-    factors,
+    extract_factors,
     kernel_mean,
     measure_variance,
     product_mean,
     replicate_variance,
 )
-from fedmpi.analysis.local_models import local_models
+from fedmpi.analysis.local_models import train_local_models
 from fedmpi.comm.base import Solo
 from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
@@ -66,7 +66,7 @@ def test_factors_are_those_of_the_layers(net):
     made = build.make_experiment(settings("fedatom", net, options={"atoms": 3}), federated(), CPU)
     module, w = made.model.module, made.model.w
     kernels = {path: layer.kernels for path, layer in module.named_modules() if isinstance(layer, AtomConv2d)}
-    layers = factors(made, torch.stack([w, 2 * w]))
+    layers = extract_factors(made, torch.stack([w, 2 * w]))
     assert list(layers) == list(kernels)
     for path, (alpha, D) in layers.items():
         W = kernels[path].double().flatten(2).flatten(0, 1)  # (o i, u v)
@@ -76,7 +76,7 @@ def test_factors_are_those_of_the_layers(net):
 def test_a_model_without_atoms_is_refused():
     made = build.make_experiment(settings("fedavg", "cnn"), federated(), CPU)
     with pytest.raises(UserError, match=r"method\.name: fedavg on model mcmahan_cnn has no filter atoms") as caught:
-        factors(made, made.model.w[None])
+        extract_factors(made, made.model.w[None])
     assert "\n" not in str(caught.value)
 
 
@@ -108,7 +108,7 @@ def test_replicates_are_rounds_with_another_seed():
         other = made.settings.model_copy(update={"seed": seeds.derive(made.settings.seed, "replicate", number)})
         fed = build.make_federation(replace(made, settings=other), Solo(CPU), lambda: False)
         fed.run()
-        W.append(torch.cat([(alpha @ D).flatten() for alpha, D in factors(made, fed.server.w[None]).values()]))
+        W.append(torch.cat([(alpha @ D).flatten() for alpha, D in extract_factors(made, fed.server.w[None]).values()]))
     assert row["product_mean"] == pytest.approx(replicate_variance(torch.stack(W)), rel=1e-4)  # the server adds in fp32
 
 
@@ -123,7 +123,7 @@ def made():
 def found(made):
     fed = build.make_federation(made, Solo(CPU), lambda: False)
     before = fed.server.w.clone(), fed.server.b.clone()
-    models = local_models(fed, build.make_trainer(made, lambda: False), [1, 2, 4], 0)
+    models = train_local_models(fed, build.make_trainer(made, lambda: False), [1, 2, 4], 0)
     assert torch.equal(fed.server.w, before[0])
     assert torch.equal(fed.server.b, before[1])
     assert not fed.states.rows
@@ -132,7 +132,7 @@ def found(made):
 
 def test_a_product_takes_coefficients_here_atoms_there_and_the_rest_from_the_aggregate(made, found):
     w = linear.combine(found.w, found.p)
-    out = filter_decomposition.product(made, w, found.w[0], found.w[2])
+    out = filter_decomposition.recombine_filters(made, w, found.w[0], found.w[2])
     for segment in made.model.layout.segments:
         source = {COEF: found.w[0], ATOM: found.w[2]}.get(segment.group, w)
         assert torch.equal(segment.view(out), segment.view(source)), segment.name
@@ -143,12 +143,12 @@ def test_the_weighted_mean_of_all_products_is_the_aggregate(made, found):
     w = linear.combine(found.w, found.p)
 
     def kernels(model):
-        ((alpha, D),) = factors(made, model[None]).values()
+        ((alpha, D),) = extract_factors(made, model[None]).values()
         return (alpha @ D)[0]
 
     pairs = [(i, j) for i in range(3) for j in range(3)]
     mean = sum(
-        found.p[i] * found.p[j] * kernels(filter_decomposition.product(made, w, found.w[i], found.w[j]))
+        found.p[i] * found.p[j] * kernels(filter_decomposition.recombine_filters(made, w, found.w[i], found.w[j]))
         for i, j in pairs
     )
     torch.testing.assert_close(mean, kernels(w), rtol=1e-5, atol=1e-6)  # w in fp32

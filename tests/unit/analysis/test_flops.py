@@ -6,7 +6,7 @@ from helpers import CPU, federated, settings
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedmpi.analysis import flops
-from fedmpi.analysis.local_models import local_models
+from fedmpi.analysis.local_models import train_local_models
 from fedmpi.comm.base import Solo
 from fedmpi.runtime import build
 
@@ -24,7 +24,7 @@ def data():
 
 def measured(method, data, **changes):
     client = int(data.train_sizes.argmax())
-    return flops.measure(settings(method, **changes), data, CPU, client), client
+    return flops.count_operations(settings(method, **changes), data, CPU, client), client
 
 
 def test_the_head_alone_takes_one_pass_through_the_body(data):
@@ -40,9 +40,9 @@ def test_a_round_as_torch_counts_it(net, method, data):
     made = build.make_experiment(settings(method, net), data, CPU)
     fed, trainer = build.make_federation(made, Solo(CPU), lambda: False), build.make_trainer(made, lambda: False)
     trainer.mlp_backward = None
-    local_models(fed, trainer, [client], 0)
+    train_local_models(fed, trainer, [client], 0)
     with FlopCounterMode(display=False) as counter:
-        local_models(fed, trainer, [client], 0)
+        train_local_models(fed, trainer, [client], 0)
     assert found["round"] * int(data.train_sizes[client]) == pytest.approx(counter.get_total_flops(), rel=1e-12)
 
 
@@ -51,8 +51,8 @@ def test_no_secret_is_written_down(tmp_path):
         update={"data": settings().data.model_copy(update={"options": {"token": "SECRET123"}})}
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flops, "data_of", lambda _: (federated(), CPU))
-        flops.analyse(config, tmp_path, lambda _: None)
+        patch.setattr(flops, "load_all_data", lambda _: (federated(), CPU))
+        flops.analyse_flops(config, tmp_path, lambda _: None)
     text = (tmp_path / "flops.json").read_text()
     assert "SECRET123" not in text
     assert '"token"' in text

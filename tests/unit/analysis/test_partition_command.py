@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from helpers import ROOT, fedmpi
 
-from fedmpi.analysis.partition import distances
+from fedmpi.analysis.partition import compute_label_skew
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
 from fedmpi.data.partitions.site_and_file import file
@@ -14,7 +14,7 @@ QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 
 def test_distances_by_hand():
     counts = np.array([[6, 0, 0], [0, 3, 3]])  # of all samples 1/2, 1/4, 1/4 are of each class
-    assert distances(counts).tolist() == [0.5, 0.5]
+    assert compute_label_skew(counts).tolist() == [0.5, 0.5]
 
 
 def test_what_is_written_is_the_same_division(tmp_path):

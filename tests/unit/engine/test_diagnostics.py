@@ -8,7 +8,7 @@ from helpers import federated, play, prepare, record, settings, small_settings
 from test_transport import on_ranks
 from torch.nn import functional as F
 
-from fedmpi.analysis.local_models import local_models
+from fedmpi.analysis.local_models import train_local_models
 from fedmpi.common.errors import UserError
 from fedmpi.engine.diagnostics import round_metrics
 from fedmpi.engine.diagnostics.probes import PROBES
@@ -38,7 +38,7 @@ def test_a_round_against_plain_loops():
     it = prepare(config)
     trainer = build.make_trainer(it.made, lambda: False)
     members = row["clients"]
-    made, data = local_models(it.fed, trainer, members, 0), it.made.data
+    made, data = train_local_models(it.fed, trainer, members, 0), it.made.data
     w0, p = it.fed.server.w.clone(), made.p
     mean = (p.float() @ made.w), (p.float() @ made.b)
 

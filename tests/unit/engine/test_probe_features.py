@@ -10,7 +10,7 @@ from helpers import federated, prepare, settings
 from test_diagnostics import watched
 from torch import nn
 
-from fedmpi.analysis.local_models import local_models
+from fedmpi.analysis.local_models import train_local_models
 from fedmpi.common.errors import UserError
 from fedmpi.engine.diagnostics.probes import PROBES
 from fedmpi.methods import feduv
@@ -22,7 +22,7 @@ def test_a_round_against_numpy():
     [row] = watched(config).files["analysis.jsonl"]
     it = prepare(config)
     trainer = build.make_trainer(it.made, lambda: False)
-    made, test = local_models(it.fed, trainer, row["clients"], 0), it.made.data.global_test
+    made, test = train_local_models(it.fed, trainer, row["clients"], 0), it.made.data.global_test
     x = test.x[test.index]
 
     def seen(w, b):

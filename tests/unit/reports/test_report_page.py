@@ -17,7 +17,7 @@ from helpers import ROOT, clean_env, fedmpi
 from fedmpi.analysis import charts
 from fedmpi.reports import report, timeline
 from fedmpi.reports.page import Figure
-from fedmpi.reports.run_groups import read
+from fedmpi.reports.run_groups import read_runs
 
 ROUNDS, CLIENTS, RANKS = 200, 100, 12
 NASTY = "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)>"
@@ -113,8 +113,8 @@ def large(path, rounds=ROUNDS, clients=CLIENTS, ranks=RANKS):
 
 
 def made(*paths):
-    runs = read(paths)
-    return report.html(runs)
+    runs = read_runs(paths)
+    return report.render_report(runs)
 
 
 @pytest.fixture(scope="module")
@@ -155,20 +155,22 @@ def test_a_run_ends_with_its_page_and_its_numbers_are_those_of_the_files(trained
 
 
 CHARTS = {
-    "lines": charts.Lines([charts.Series("a", [0, 1, 2], [0.5, None, 1.0]), charts.Series("b", [0], [1e9])], "x", "y"),
-    "band": charts.Lines([charts.Series("a", [0, 1], [1 - 2**-53, 1.0], [0.9, 0.9], [1.0, 1.1])], "x", "y"),
-    "bars": charts.stacked_bars(["one", NASTY], {"p": [1.0, -2.0], "q": [0.0, 3.0]}, "x"),
-    "grid": charts.Grid(["r"], ["c", "d"], [[-0.5, None]], "row", "column", "u", signed=True, written=True),
-    "image": charts.Grid([str(r) for r in range(30)], list("abcdefghijklmnopqrstuvwxyz"), [range(26)] * 30, *"rcu"),
+    "lines": charts.LineChart(
+        [charts.Series("a", [0, 1, 2], [0.5, None, 1.0]), charts.Series("b", [0], [1e9])], "x", "y"
+    ),
+    "band": charts.LineChart([charts.Series("a", [0, 1], [1 - 2**-53, 1.0], [0.9, 0.9], [1.0, 1.1])], "x", "y"),
+    "bars": charts.stack_bars(["one", NASTY], {"p": [1.0, -2.0], "q": [0.0, 3.0]}, "x"),
+    "grid": charts.HeatMap(["r"], ["c", "d"], [[-0.5, None]], "row", "column", "u", signed=True, show_numbers=True),
+    "image": charts.HeatMap([str(r) for r in range(30)], list("abcdefghijklmnopqrstuvwxyz"), [range(26)] * 30, *"rcu"),
 }
 
 
 @pytest.mark.parametrize("kind", CHARTS)
 def test_a_chart_is_light_or_dark_by_the_page_and_equal_for_equal_numbers(kind, tmp_path):
-    drawn = charts.svg(CHARTS[kind], "n", NASTY)
-    assert drawn == charts.svg(CHARTS[kind], "n", NASTY)
-    plain = charts.write(CHARTS[kind], tmp_path / "n.svg", NASTY).read_text()
-    assert plain == charts.write(CHARTS[kind], tmp_path / "n.svg", NASTY).read_text()
+    drawn = charts.render_svg(CHARTS[kind], "n", NASTY)
+    assert drawn == charts.render_svg(CHARTS[kind], "n", NASTY)
+    plain = charts.write_chart(CHARTS[kind], tmp_path / "n.svg", NASTY).read_text()
+    assert plain == charts.write_chart(CHARTS[kind], tmp_path / "n.svg", NASTY).read_text()
     ElementTree.fromstring(plain)
     assert set(re.findall(r"(?<=: )#\w+", drawn)) == set()  # each colour is one of the page's
     assert set(re.findall(r"var\(--\w+,(#\w+)\)", drawn)) <= set(re.findall(r"(?<=: )#\w+", plain))
@@ -191,7 +193,7 @@ def test_figures_are_files_too(trained, tmp_path):
     done = fedmpi("report", trained, "--to", tmp_path / "page.html", "--figures", tmp_path / "figures")
     assert done.returncode == 0, done.stderr
     names = {path.stem for path in (tmp_path / "figures").iterdir()}
-    parts = [part for section in report.sections(read([trained])) for part in section.parts]
+    parts = [part for section in report.build_sections(read_runs([trained])) for part in section.parts]
     assert names == {part.name for part in parts if isinstance(part, Figure)}
     for name in names:
         root = ElementTree.parse(tmp_path / "figures" / f"{name}.svg").getroot()
@@ -203,9 +205,9 @@ def test_figures_are_files_too(trained, tmp_path):
 
 
 def test_names_and_texts_of_others_stay_text(tmp_path, monkeypatch):
-    save = charts.save
+    save = charts.save_figure
     monkeypatch.setattr(
-        charts, "save", lambda *of, **more: of[1].suffix == ".svg" and save(*of, **more)
+        charts, "save_figure", lambda *of, **more: of[1].suffix == ".svg" and save(*of, **more)
     )  # PNGs are slow
     place = tmp_path / "<b>run" / "r&r"
     run = large(place, rounds=2, clients=2, ranks=1)
@@ -224,7 +226,7 @@ def test_names_and_texts_of_others_stay_text(tmp_path, monkeypatch):
     assert [tag for tag, _ in page.tags].count("script") == 1
     assert not [tag for tag, attrs in page.tags if tag == "img" or any(name.startswith("on") for name in attrs)]
     assert "cannot be made" not in content
-    report.analyse([run], tmp_path / "p.html", tmp_path / "figures", print)  # no figure's file lies elsewhere
+    report.write_report([run], tmp_path / "p.html", tmp_path / "figures", print)  # no figure's file lies elsewhere
     assert {path.parent for kind in ("svg", "csv") for path in tmp_path.rglob(f"*.{kind}")} == {tmp_path / "figures"}
     for path in (tmp_path / "figures").glob("*.svg"):
         ElementTree.parse(path)
@@ -258,11 +260,11 @@ def test_what_is_missing_or_damaged_is_said_and_the_rest_stands(tmp_path, damage
 
 def test_the_timeline_is_a_table_and_a_drawing(tmp_path):
     run, to, said = large(tmp_path / "run", rounds=4, clients=4, ranks=2), tmp_path / "to", []
-    timeline.analyse(run, 3, to, said.append)
+    timeline.write_timeline(run, 3, to, said.append)
     assert said[-3].startswith("Rank 0 is the busiest: it waits 6.0 % of the time")  # 15 of 250 ms
     facts = json.loads((to / "timeline.json").read_text())
     assert facts["ranks"][0]["laps"] == pytest.approx({"train": 0.24, "word": 0.04, "uploads": 0.02})
-    _, drawn = timeline.figures(timeline.last_job(run), 3)
+    _, drawn = timeline.plot_timeline(timeline.read_last_job(run), 3)
     assert sum(map(len, drawn.chart.spans.values())) == len(drawn.data) == 3 * 2 * 5  # rounds, ranks, laps
     assert (to / "timeline.svg").exists()
 

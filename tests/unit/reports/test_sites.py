@@ -15,7 +15,7 @@ from fedmpi import config
 from fedmpi.common.errors import UserError
 from fedmpi.reports import site_pages
 from fedmpi.reports.run_groups import Run
-from fedmpi.reports.sites import compare, read_baseline, sites
+from fedmpi.reports.sites import compare_with_baseline, list_sites, read_baseline
 
 SITES = ["north", "<img src=x onerror=alert(1)>", "south"]
 SIZES = [60, 30, 10]
@@ -73,12 +73,12 @@ def text_of(page):
 
 
 def page_of(run, client, baseline=None):
-    everybody = sites(run)
-    return text_of(site_pages.page(everybody[client], everybody, baseline))
+    everybody = list_sites(run)
+    return text_of(site_pages.render_site_page(everybody[client], everybody, baseline))
 
 
 def card_of(run, baseline=None, statements=()):
-    return text_of(site_pages.card(sites(run), baseline, dict(statements)))
+    return text_of(site_pages.render_model_card(list_sites(run), baseline, dict(statements)))
 
 
 # ---- what a site gave ----
@@ -88,7 +88,7 @@ def test_a_sites_page_names_no_other(tmp_path):
     assert "60 of 100" in said
     assert "3 of 3" in said
     assert not any(name in said for name in SITES[1:])
-    lengths = site_pages.update_lengths(sites(run)[0])
+    lengths = site_pages.plot_update_norms(list_sites(run)[0])
     # of one other site none: it would be its own
     assert lengths.data == [[0, 1.0, 2.5], [1, 1.0, None], [2, 1.0, None]]
 
@@ -107,19 +107,19 @@ def test_a_sites_page_names_no_other(tmp_path):
 def test_verdicts(tmp_path, together, alone, said):
     run, other = Run(made(tmp_path / "r", accuracy=[together] * 3)), made(tmp_path / "a", "local", [alone] * 3)
     lower = "the same" if together == alone else "better together" if 1 / together < 1 / alone else "better alone"
-    assert [row[-1] for row in compare(sites(run)[0], read_baseline(run, other))] == [said, lower]
+    assert [row[-1] for row in compare_with_baseline(list_sites(run)[0], read_baseline(run, other))] == [said, lower]
 
 
 def test_a_baseline_differs_in_nothing_but_the_method(tmp_path):
     run = Run(made(tmp_path / "runs" / "r"))
     fair = made(tmp_path / "runs" / "fair", "local", data={**CONFIG["data"], "root": "elsewhere"})
-    assert read_baseline(run, fair).differs == []
+    assert read_baseline(run, fair).differing_settings == []
     faster = made(tmp_path / "runs" / "faster", "local", train={"lr": 0.5})
-    assert read_baseline(run, faster).differs == ["train.lr"]
+    assert read_baseline(run, faster).differing_settings == ["train.lr"]
     in_turn = made(tmp_path / "runs" / "in_turn", "local", cohort={"sampling": "cyclic"})
-    assert read_baseline(run, in_turn).differs == ["cohort.sampling"]
+    assert read_baseline(run, in_turn).differing_settings == ["cohort.sampling"]
     (cut := made(tmp_path / "runs" / "cut", "local")).joinpath("summary.json").unlink()
-    assert "how they ended" in read_baseline(run, cut).differs[0]
+    assert "how they ended" in read_baseline(run, cut).differing_settings[0]
     assert "train.lr differ" in page_of(run, 0, read_baseline(run, faster))
     with pytest.raises(UserError, match=r"is a run of method fedavg at north, .*; method.name=local at the sites"):
         read_baseline(run, run.path)
@@ -184,7 +184,7 @@ def test_targets_that_are_no_classes_have_no_counts(tmp_path):
     path = made(tmp_path / "r", task={"name": "survival"})
     (path / "partition.json").write_text(json.dumps({"sizes": SIZES, "label_counts": [[0]] * 3}))
     run = Run(path)
-    assert site_pages.samples_by_site(sites(run)).head == ("site", "training samples", "test samples")
+    assert site_pages.build_samples_table(list_sites(run)).head == ("site", "training samples", "test samples")
     assert "which class" not in card_of(run)
     said = page_of(run, 1)
     assert "zeros in place of label counts" in said
@@ -197,8 +197,8 @@ def test_a_loss_that_a_site_does_not_have_is_a_dash(tmp_path):
     write_lines(path / "clients.jsonl", [{**row, "loss": None} if row["client"] == 1 else row for row in rows])
     run = Run(path)
     alone = read_baseline(run, made(tmp_path / "a", "local"))
-    assert compare(sites(run)[1], alone)[-1] == ["loss", None, 1 / 70, "-"]
-    site_pages.analyse(path, None, None, print)  # curves without a point, too
+    assert compare_with_baseline(list_sites(run)[1], alone)[-1] == ["loss", None, 1 / 70, "-"]
+    site_pages.write_site_pages(path, None, None, print)  # curves without a point, too
 
 
 # ---- the files ----
@@ -206,7 +206,7 @@ def test_pages_are_whole_escaped_and_need_nothing_else(tmp_path):
     path, said = made(tmp_path / "runs" / "r"), []
     alone = made(tmp_path / "runs" / "alone", "local")
     (tmp_path / "about.yaml").write_text("Contact: <script>alert(1)</script>\n")
-    site_pages.analyse(path, alone, tmp_path / "about.yaml", said.append)
+    site_pages.write_site_pages(path, alone, tmp_path / "about.yaml", said.append)
     assert sorted(os.listdir(path / "sites")) == [
         "img-src-x-onerror-alert-1.html",
         "model-card.html",

@@ -12,8 +12,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import hold_out, split
 from fedmpi.data.partitions.site_and_file import file
-from fedmpi.reports.results import CLIENTS, partition
-from fedmpi.reports.run_groups import Run, read
+from fedmpi.reports.results import MAX_CLIENTS_DRAWN, build_partition_section
+from fedmpi.reports.run_groups import Run, read_runs
 from fedmpi.runtime.record.data_files import MAX_CLIENTS_IN_JSON, read_client_sizes, write_partition
 from fedmpi.runtime.record.run_dir import RunDirectory
 
@@ -69,10 +69,10 @@ def test_sites_without_common_rows_are_all_written(tmp_path):
 def test_the_report_draws_some_of_many_clients(tmp_path):
     fed = federation(MAX_CLIENTS_IN_JSON + 500)
     written(tmp_path / "run", fed)
-    grid, curve = partition(read([tmp_path / "run"]))
-    every = (MAX_CLIENTS_IN_JSON + 500) // CLIENTS
+    grid, curve = build_partition_section(read_runs([tmp_path / "run"]))
+    every = (MAX_CLIENTS_IN_JSON + 500) // MAX_CLIENTS_DRAWN
     assert grid.chart.values == fed.label_counts[::every].tolist()
-    assert f"{CLIENTS} of {MAX_CLIENTS_IN_JSON + 500} clients" in grid.note
+    assert f"{MAX_CLIENTS_DRAWN} of {MAX_CLIENTS_IN_JSON + 500} clients" in grid.note
     assert "partition.npz has all." in grid.note
     assert {row[0] for row in grid.data} == {str(k) for k in range(0, MAX_CLIENTS_IN_JSON + 500, every)}
     (series,) = curve.chart.series
@@ -85,9 +85,9 @@ def test_arrays_that_are_missing_are_told(tmp_path):
         path = folder / "partition.npz"
         path.write_bytes(path.read_bytes()[:300]) if damage == "cut" else path.unlink()
         run = Run(folder)
-        assert run.by_client == (None, None)
+        assert run.samples_by_client == (None, None)
         assert "partition.npz cannot be read" in run.notes[-1]
-        assert partition(read([folder])) == []
+        assert build_partition_section(read_runs([folder])) == []
     done = fedmpi("report", folder)
     assert done.returncode == 0, done.stderr
 

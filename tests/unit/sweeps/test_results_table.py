@@ -281,7 +281,7 @@ def test_what_analysis_has_measured(asked, scatter, word):
 def test_pictures(asked, tmp_path, monkeypatch):
     """Means and deviations of the cells, over the rows' labels, which are numbers or words."""
     drawn = []
-    monkeypatch.setattr(charts, "write", lambda chart, to, title: drawn.append(chart))
+    monkeypatch.setattr(charts, "write_chart", lambda chart, to, title: drawn.append(chart))
     for rows in ("train.lr", None):
         with pytest.warns(UserWarning, match=r"left out of the picture, as seeds are missing: (0.5 B_2|B_2 0.5)$"):
             table_formats.show_table(asked, None, "last", rows, tmp_path / "t.png", lambda line: None)

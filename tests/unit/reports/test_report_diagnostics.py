@@ -6,7 +6,7 @@ import pytest
 
 from fedmpi.reports import diagnostics, report
 from fedmpi.reports.page import Figure
-from fedmpi.reports.run_groups import read
+from fedmpi.reports.run_groups import read_runs
 
 
 def made(path, rows, seed=0, file="analysis"):
@@ -18,7 +18,7 @@ def made(path, rows, seed=0, file="analysis"):
 
 
 def figures(section, *paths):
-    return {part.name: part for part in section(read(paths)) if isinstance(part, Figure)}
+    return {part.name: part for part in section(read_runs(paths)) if isinstance(part, Figure)}
 
 
 def test_without_records_there_is_no_section(tmp_path):
@@ -30,7 +30,7 @@ def test_without_records_there_is_no_section(tmp_path):
         {"round": 1, "layers": {"layers": ["a"]}},
     ]
     for i, rows in enumerate(([], odd)):
-        names = {section.name for section in report.sections(read([made(tmp_path / str(i), rows)]))}
+        names = {section.name for section in report.build_sections(read_runs([made(tmp_path / str(i), rows)]))}
         assert not names & {"analysis", "features", "steps", "updates"}
 
 
@@ -45,7 +45,7 @@ def test_analysis_of_one_run(tmp_path):
         {"round": 0, "clients": [4, 7], "losses": LOSSES, "knowledge": KNOWN, "contribution": {"gain": [0.1, -0.2]}},
         {"round": 5, "clients": [7], "losses": {**LOSSES, "total": 2.0}, "drift": DRIFT, "contribution": {"gain": [1]}},
     ]
-    found = figures(diagnostics.analysis, made(tmp_path / "r", rows))
+    found = figures(diagnostics.build_analysis_section, made(tmp_path / "r", rows))
     assert list(found) == ["analysis-losses", "analysis-drift", "analysis-knowledge", "analysis-gain"]
     assert found["analysis-losses"].data == [[0, 1.25, 1.0, 0.5, -0.25], [5, 2.0, 1.0, 0.5, -0.25]]
     assert found["analysis-drift"].data == [[5, 2.0, None]]
@@ -61,7 +61,7 @@ SEEN |= {"uniformity": 0.4, "uniformity_local": 0.5, "classifier": 2.5, "classif
 
 def test_features_of_one_run(tmp_path):
     rows = [{"round": 0, "features": SEEN}, {"round": 5, "features": {**SEEN, "deviation": 0.35}}]
-    found = figures(diagnostics.features, made(tmp_path / "r", rows))
+    found = figures(diagnostics.build_features_section, made(tmp_path / "r", rows))
     assert list(found) == [f"features-{name}" for name in ("deviation", "classifier", "uniformity", "rank")]
     assert found["features-deviation"].data == [[0, 0.3, 0.2], [5, 0.35, 0.2]]
 
@@ -80,7 +80,7 @@ LAYERS = {
 
 def test_local_steps_of_one_run(tmp_path):
     rows = [{"round": t, "orthogonality": {**STEPS, "cosine": -0.1 * t}, "layers": LAYERS} for t in range(9)]
-    found = figures(diagnostics.local_steps, made(tmp_path / "r", rows))
+    found = figures(diagnostics.build_local_steps_section, made(tmp_path / "r", rows))
     assert list(found) == ["steps-loss", "steps-cosine", "steps-layers"]
     assert found["steps-cosine"].data[2] == [2, -0.2, -0.5]
     assert [line.y[1] for line in found["steps-cosine"].chart.series] == [-0.1, -0.5]
@@ -101,7 +101,7 @@ def updates_row(t, norms, direction, **more):
 def test_updates_of_one_run(tmp_path):
     along = {"to_direction": [0.9, None, -0.1]}
     rows = [updates_row(0, [1.0, 2.0, 3.0], 1.0, **GRAM, **along), updates_row(1, [2.0, 4.0], 3.0)]
-    found = figures(diagnostics.updates, made(tmp_path / "r", rows, file="updates"))
+    found = figures(diagnostics.build_updates_section, made(tmp_path / "r", rows, file="update_stats"))
     assert found["updates-norms"].data == [[0, 2.0], [1, 3.0]]
     norms = found["updates-by-client"]
     assert norms.data == [[0, "2", 1.0], [1, "2", 2.0], [0, "3", 2.0], [1, "3", 4.0], [0, "4", 3.0]]
@@ -119,7 +119,7 @@ def test_updates_of_one_run(tmp_path):
 def test_updates_of_many_clients_and_rounds_some_are_drawn(tmp_path):
     norms = [float(k + 1) for k in range(90)]
     rows = [updates_row(t, norms, 1.0, to_direction=[0.5] * 90, **GRAM) for t in range(200)]
-    found = figures(diagnostics.updates, made(tmp_path / "r", rows, file="updates"))
+    found = figures(diagnostics.build_updates_section, made(tmp_path / "r", rows, file="update_stats"))
     grid = found["updates-direction"]
     assert (len(grid.chart.rows), len(grid.chart.columns)) == (45, 50)
     assert len(grid.data) == 90 * 200
@@ -129,8 +129,8 @@ def test_updates_of_many_clients_and_rounds_some_are_drawn(tmp_path):
 def test_updates_of_several_runs(tmp_path):
     """Means over the seeds; sample standard deviations."""
     for seed, direction in ((0, 1.0), (1, 3.0)):
-        made(tmp_path / f"r{seed}", [updates_row(0, [2.0, 2.0], direction, **GRAM)], seed, "updates")
-    found = figures(diagnostics.updates, tmp_path)
+        made(tmp_path / f"r{seed}", [updates_row(0, [2.0, 2.0], direction, **GRAM)], seed, "update_stats")
+    found = figures(diagnostics.build_updates_section, tmp_path)
     (kept,) = found["updates-kept"].data
     assert kept[2:] == [1.0, pytest.approx(2**-0.5), 2]
     assert found["updates-spectrum-0"].data[0][2] == pytest.approx(0.6)
