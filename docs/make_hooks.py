@@ -26,11 +26,11 @@ slots, the limits of what a method can do, and how to read a checkpoint.
 
 The symbols in shapes are those of [slots](#slots); for example, (d,) is a vector with one entry per parameter. The
 arguments of hooks belong to the engine. Hooks read them and return new tensors. If a hook writes to an argument, the
-run ends with an error that names the hook. There are two exceptions: `gradient` may write to its argument g, and
-hooks of a client may write to `client.scratch`."""
+run ends with an error that names the hook. There are two exceptions: `correct_gradient` may write to its argument g,
+and hooks of a client may write to `client.accumulators`."""
 ROUND = (
     ("when", "where", "hooks, in this order", "round", "state that they see"),
-    ("the run starts", "every rank", "`prepare`, `travels`", "", ""),
+    ("the run starts", "every rank", "`prepare_model`, `shared_parts`", "", ""),
     (
         "round t is broadcast",
         "rank 0",
@@ -41,9 +41,10 @@ ROUND = (
     (
         "a client trains",
         "its rank",
-        "`receive`; `train`, and in each step of `client.fit` `loss` (or `step`), `regularizer`, `gradient`; `upload`",
+        "`initial_weights`; `train`, and in each step of `client.fit` `loss` (or `step`), `regularizer`, "
+        "`correct_gradient`; `upload`",
         "`client.round` = t",
-        "`client.down` before round t, `client.state` of its previous round",
+        "`client.downloads` before round t, `client.state` of its previous round",
     ),
     (
         "uploads have arrived",
@@ -62,9 +63,9 @@ ROUND = (
     (
         "",
         "the client's rank",
-        "`weights`, `buffers`, `tune`, `predict`",
+        "`personal_weights`, `personal_buffers`, `finetune`, `predict`",
         "`client.round` = t",
-        "`client.down`, `client.received`, `client.state` AFTER round t",
+        "`client.downloads`, `client.received`, `client.state` AFTER round t",
     ),
 )
 AROUND = """With `rounds: 0` the evaluation has t = 0 and the initial state. For a client that was not in the cohort of
@@ -72,18 +73,18 @@ round t, `client.state` is the state after the last round in which it took part.
 
 Autograd is enabled in every hook, also on the server. Arguments do not require a gradient; a server that trains
 something uses `x = server.state.x.clone().requires_grad_()` and `torch.autograd.grad`. Results of hooks are detached.
-`client.frozen`, `client.mean_loss`, `client.passes` and the function that `predict` returns compute no gradient. In
-`loss` and `regularizer`, client.w is a leaf that requires a gradient, so that terms in the weights contribute to the
-step.
+`client.reference_forward`, `client.mean_loss`, `client.forward_batches` and the function that `predict` returns compute
+no gradient. In `loss` and `regularizer`, client.w is a leaf that requires a gradient, so that terms in the weights
+contribute to the step.
 
 Hooks of clients may be called under `torch.vmap` for several clients at once (`compute.clients_per_pass`):
 [packing.md](packing.md)."""
 ORDER = {
-    "Once": ("prepare", "travels"),
+    "Once": ("prepare_model", "shared_parts"),
     "The server sends": ("download",),
-    "A client trains": ("receive", "train", "loss", "step", "regularizer", "gradient", "upload"),
+    "A client trains": ("initial_weights", "train", "loss", "step", "regularizer", "correct_gradient", "upload"),
     "The server's step": ("aggregate",),
-    "Evaluation": ("weights", "buffers", "tune", "predict"),
+    "Evaluation": ("personal_weights", "personal_buffers", "finetune", "predict"),
 }
 FILES = (
     ("file of a run directory", "holds"),
@@ -105,7 +106,7 @@ FILES = (
     ),
 )
 CHECKPOINT = """A client that has not trained yet has no file. A slot of shape (n, d) is stored as n consecutive rows of
-length d. By default a run keeps the last two checkpoints (`checkpoint: {every: 1, keep: 2}`). `Slots.bind(sizes)`
+length d. By default a run keeps the last two checkpoints (`checkpoint: {every: 1, keep: 2}`). `Slots.to_packing(sizes)`
 returns an object that finds slots by name. For the third method of
 [write_a_method.md](write_a_method.md#third-example-server-state-and-downloads-for-single-clients):"""
 CODE = """```python
@@ -121,7 +122,7 @@ run = Path(sys.argv[1])
 server = load_file(max((run / "checkpoints").glob("*.safetensors")))  # the newest
 offsets = np.load(run / "partition.npz")["offsets"]
 sizes = {"d": len(server["w"]), "N": len(offsets) - 1, "rank": Hyper.rank}
-state = Hyper.server_state.bind(sizes).views(server["state"])
+state = Hyper.server_state.to_packing(sizes).views(server["state"])
 print("samples of each client:", np.diff(offsets))
 print("basis:", tuple(state.basis.shape), "coefficients:", state.e)
 ```
@@ -207,9 +208,14 @@ def hooks():
             doc = inspect.cleandoc(hook.__doc__)
             first, _, more = doc.partition("\n")
             said, _, shapes = first.partition("   ")
-            texts, _ = paragraphs(f"{said}\n{more}")
+            texts, items = paragraphs(f"{said}\n{more}")
             code = f"`{name}{signature(hook)}`" + (f", `{shapes.strip()}`" if shapes else "")
-            lines += [f"**{code}**", "", *(line for text in texts for line in (wrapped(text), ""))]
+            texts.sort(key=lambda text: text.startswith("Returns:"))
+            parts = [wrapped(text) for text in texts]
+            parts.insert(
+                len(parts) - texts[-1].startswith("Returns:"), "\n".join(wrapped(f"- {item}", "  ") for item in items)
+            )
+            lines += [f"**{code}**", "", *(line for part in parts for line in (part, ""))]
     return lines
 
 
@@ -253,7 +259,7 @@ def declarations():
         'Options of the method are fields of the dataclass: `mu: float = option(0.1, "meaning", ge=0)`. Helpers:',
         "",
     ]
-    for helper in (method.option, base.declared, base.borrows, base.overrides):
+    for helper in (method.option, base.declared_property, base.delegates_to, base.overrides):
         called = "" if inspect.isclass(helper) else signature(helper, 0)
         lines.append(wrapped(f"- `{helper.__name__}{called}`: {' '.join(paragraphs(helper.__doc__)[0])}", "  "))
     return [*lines, ""]
@@ -265,21 +271,29 @@ def slot_section():
         if name in PUBLIC:
             lines.append(row(f"`{name}`", f"`{value}`", said))
     lines.append("")
-    for owner in (slots.Slot, slots.Slots, slots.Travel, context.Row, context.State, context.Quadratic, context.Fitted):
-        names = [each for each in declared(owner) if owner in (slots.Slot, slots.Travel, context.Quadratic)]
+    for owner in (
+        slots.Slot,
+        slots.Slots,
+        slots.SharedParts,
+        context.SlotValues,
+        context.State,
+        context.Quadratic,
+        context.FitResult,
+    ):
+        names = [each for each in declared(owner) if owner in (slots.Slot, slots.SharedParts, context.Quadratic)]
         fields = ", ".join(f"{name}={declared(owner)[name][0]}".removesuffix("=") for name in names)
         lines.append(
             wrapped(
                 f"- `{owner.__name__}{f'({fields})' if fields else ''}`: {' '.join(paragraphs(owner.__doc__)[0])}", "  "
             )
         )
-        for name in ("times", "bind"):
+        for name in ("with_leading_dim", "to_packing"):
             if name in vars(owner):
                 function = vars(owner)[name]
                 lines.append(
                     wrapped(f"  - `.{name}{signature(function)}`: {paragraphs(function.__doc__)[0][0]}", "    ")
                 )
-        if owner is context.Fitted:
+        if owner is context.FitResult:
             lines += [wrapped(f"  - `.{name}`: {said}", "    ") for name, (_, said) in declared(owner).items()]
     taken = ", ".join(f"`{name}`" for name in sorted(slots.RESERVED))
     return [*lines, "", wrapped(f"The names {taken} cannot be used for slots, nor names that begin with `_`."), ""]
@@ -287,7 +301,7 @@ def slot_section():
 
 def main():
     shapes = inspect.cleandoc(context.__doc__).partition("\n\n")[2]
-    _, head, cannot = inspect.cleandoc(method.__doc__).partition("What a method cannot do:\n\n")
+    _, head, cannot = inspect.cleandoc(method.__doc__).partition("A method cannot\n\n")
     assert head
     uploads = [" ".join(paragraphs(context.Uploads.__doc__)[0])]
     sections = [

@@ -20,12 +20,12 @@ from fedmpi.method import (
     SCALAR,
     Client,
     Method,
-    Row,
     Server,
+    SharedParts,
     Slot,
     Slots,
+    SlotValues,
     State,
-    Travel,
     Uploads,
 )
 from fedmpi.methods._prototypes import class_means
@@ -86,23 +86,25 @@ class OtherFedProto(Method):
     server_state = Slots(protos=PROTOTYPES, known=PER_CLASS)
     receives = ("protos", "known")
     sends = Slots(**Method.sends, protos=PROTOTYPES, held=PER_CLASS)
-    scratch = Slots(sums=PROTOTYPES, counts=PER_CLASS)
+    accumulators = Slots(sums=PROTOTYPES, counts=PER_CLASS)
 
-    def travels(self, t: int, rounds: int) -> Travel:
-        return Travel(groups=())
+    def shared_parts(self, t: int, rounds: int) -> SharedParts:
+        return SharedParts(groups=())
 
     def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
         z, f = client.forward(x)
-        client.scratch.sums.index_add_(0, y, z.detach())
-        client.scratch.counts.index_add_(0, y, z.new_ones(len(y)))
+        client.accumulators.sums.index_add_(0, y, z.detach())
+        client.accumulators.counts.index_add_(0, y, z.new_ones(len(y)))
         if self.to_zero and not client.state.seen:
             return client.task_loss(f, x, y)
-        counts = torch.ones_like(y) if self.to_zero else client.down.known[y]
-        return client.task_loss(f, x, y) + self.lam * ((z - client.down.protos[y]).square() * counts[:, None]).mean()
+        counts = torch.ones_like(y) if self.to_zero else client.downloads.known[y]
+        return (
+            client.task_loss(f, x, y) + self.lam * ((z - client.downloads.protos[y]).square() * counts[:, None]).mean()
+        )
 
-    def upload(self, client: Client) -> tuple[Row, State]:
-        protos, held = class_means(client.scratch.sums, client.scratch.counts)
-        return Row(protos=protos, held=held), State(seen=torch.ones_like(client.state.seen))
+    def upload(self, client: Client) -> tuple[SlotValues, State]:
+        protos, held = class_means(client.accumulators.sums, client.accumulators.counts)
+        return SlotValues(protos=protos, held=held), State(seen=torch.ones_like(client.state.seen))
 
     def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
         protos, known = class_means(updates.protos.sum(0), updates.held.sum(0))
@@ -124,12 +126,12 @@ class PflScaffold(Method):
     receives = ("c",)
     sends = Slots(**Method.sends, dc=FLAT)
 
-    def gradient(self, client: Client, g: Tensor) -> Tensor:
-        return g - client.state.c_i + client.down.c
+    def correct_gradient(self, client: Client, g: Tensor) -> Tensor:
+        return g - client.state.c_i + client.downloads.c
 
-    def upload(self, client: Client) -> tuple[Row, State]:
-        dc = (client.w - client.w0) / (client.a * client.lr) - client.down.c
-        return Row(dc=dc), State(c_i=client.state.c_i + dc)
+    def upload(self, client: Client) -> tuple[SlotValues, State]:
+        dc = (client.w - client.w0) / (client.gradient_weight * client.lr) - client.downloads.c
+        return SlotValues(dc=dc), State(c_i=client.state.c_i + dc)
 
     def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
         return updates.mean("dw"), State(
@@ -168,12 +170,12 @@ class PfllibFedDyn(Method):
     client_state = Slots(g_k=FLAT)
     server_state = Slots(h=FLAT)
 
-    def gradient(self, client: Client, g: Tensor) -> Tensor:
+    def correct_gradient(self, client: Client, g: Tensor) -> Tensor:
         away = client.w - client.w0
         return g - client.state.g_k + self.alpha / 2 * away / away.norm().clamp(min=1e-300)
 
-    def upload(self, client: Client) -> tuple[Row, State]:
-        return Row(), State(g_k=client.state.g_k - self.alpha * (client.w - client.w0))
+    def upload(self, client: Client) -> tuple[SlotValues, State]:
+        return SlotValues(), State(g_k=client.state.g_k - self.alpha * (client.w - client.w0))
 
     def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
         h = server.state.h - self.alpha * len(updates) / server.clients * updates.mean("dw")
@@ -192,10 +194,10 @@ class PfllibAPFL(Method):
     alpha: float = option(0.5, "")
 
     client_state = Slots(v=INITIAL, alpha=Slot(start="alpha"))
-    scratch = Slots(v=FLAT, alpha=SCALAR)
+    accumulators = Slots(v=FLAT, alpha=SCALAR)
 
     def step(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
-        v, a = client.scratch.v, client.scratch.alpha
+        v, a = client.accumulators.v, client.accumulators.alpha
         if not client.steps:
             v.copy_(client.state.v)
             a.copy_(client.state.alpha)
@@ -205,6 +207,6 @@ class PfllibAPFL(Method):
         a.sub_(client.lr * slope).clamp_(0, 1)
         return g
 
-    def upload(self, client: Client) -> tuple[Row, State]:
-        v, a = client.scratch.v, client.scratch.alpha
-        return Row(), State(v=(1 - a) * client.w + a * v, alpha=a)
+    def upload(self, client: Client) -> tuple[SlotValues, State]:
+        v, a = client.accumulators.v, client.accumulators.alpha
+        return SlotValues(), State(v=(1 - a) * client.w + a * v, alpha=a)

@@ -13,9 +13,9 @@ from fedmpi.method import (
     SCALAR,
     Client,
     Method,
-    Row,
     Server,
     Slots,
+    SlotValues,
     State,
     Uploads,
 )
@@ -31,8 +31,8 @@ class FlukeFedNova(Method):
 
     sends = Slots(**Method.sends, a=SCALAR)
 
-    def upload(self, client: Client) -> tuple[Row, State]:
-        return Row(a=client.w.new_tensor(client.a)), client.state
+    def upload(self, client: Client) -> tuple[SlotValues, State]:
+        return SlotValues(a=client.w.new_tensor(client.gradient_weight)), client.state
 
     def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
         c = updates.p * (updates.p @ updates.a) / updates.a
@@ -58,18 +58,18 @@ class FlukeFedDyn(Method):
     receives = ("L_mean",)
     sends = Slots(**Method.sends, L=FLAT)
 
-    def receive(self, client: Client) -> Tensor:
-        return client.received + client.down.L_mean if client.state.seen else client.received
+    def initial_weights(self, client: Client) -> Tensor:
+        return client.received + client.downloads.L_mean if client.state.seen else client.received
 
     def share(self, client: Client) -> float:
         return self.alpha * self.mean_n / client.n
 
-    def gradient(self, client: Client, g: Tensor) -> Tensor:
+    def correct_gradient(self, client: Client, g: Tensor) -> Tensor:
         return g + self.share(client) * (client.w - client.w0 + client.state.L)
 
-    def upload(self, client: Client) -> tuple[Row, State]:
+    def upload(self, client: Client) -> tuple[SlotValues, State]:
         L = client.state.L + self.share(client) * (client.w0 - client.w)
-        return Row(dw=client.w - client.received, L=L), State(L=L, seen=torch.ones_like(client.state.seen))
+        return SlotValues(dw=client.w - client.received, L=L), State(L=L, seen=torch.ones_like(client.state.seen))
 
     def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
         return updates.mean("dw"), State(L_mean=updates.mean("L", updates.uniform))
@@ -87,17 +87,17 @@ class FlukeSAM(Method):
     adaptive: bool = option(False, "")
 
     client_state = Slots(h=FLAT)
-    scratch = Slots(h=FLAT)
+    accumulators = Slots(h=FLAT)
 
     def step(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
-        h = client.scratch.h
+        h = client.accumulators.h
         if not client.steps:
             h.copy_(client.state.h)
         g, T = client.grad(x, y) + h, client.w.abs() if self.adaptive else torch.ones_like(client.w)
         return h.copy_(client.grad(x, y, at=client.w + self.rho * T**2 * g / (T * g).norm())).clone()
 
-    def upload(self, client: Client) -> tuple[Row, State]:
-        return Row(), State(h=client.scratch.h)
+    def upload(self, client: Client) -> tuple[SlotValues, State]:
+        return SlotValues(), State(h=client.accumulators.h)
 
 
 @final
@@ -111,13 +111,13 @@ class FlukeMOON(Method):
     client_state = Slots(last=INITIAL, seen=SCALAR)
 
     def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
-        (z, f), near = client.forward(x), client.frozen(x)[0]
-        far = client.frozen(x, at=client.state.last)[0] if client.state.seen else near
+        (z, f), near = client.forward(x), client.reference_forward(x)[0]
+        far = client.reference_forward(x, at=client.state.last)[0] if client.state.seen else near
         to_near, to_far = (torch.cosine_similarity(z, other) / self.tau for other in (near, far))
         return client.task_loss(f, x, y) + self.mu * (1 + (to_far - to_near).exp()).log().mean()
 
-    def upload(self, client: Client) -> tuple[Row, State]:
-        return Row(), State(last=client.w, seen=torch.ones_like(client.state.seen))
+    def upload(self, client: Client) -> tuple[SlotValues, State]:
+        return SlotValues(), State(last=client.w, seen=torch.ones_like(client.state.seen))
 
 
 @final
@@ -158,7 +158,7 @@ class FlukePerFedAvg(Method):
 
     alpha: float = option(0.05, "")
 
-    batches_a_step = 2
+    batches_per_step = 2
 
     def step(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
         (x1, x2), (y1, y2) = x.chunk(2), y.chunk(2)
@@ -175,5 +175,5 @@ class FlukeAPFL(Method):
 
     client_state = Slots(v=INITIAL)
 
-    def upload(self, client: Client) -> tuple[Row, State]:
-        return Row(), State(v=(1 - self.alpha) * client.w + self.alpha * client.state.v)
+    def upload(self, client: Client) -> tuple[SlotValues, State]:
+        return SlotValues(), State(v=(1 - self.alpha) * client.w + self.alpha * client.state.v)

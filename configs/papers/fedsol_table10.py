@@ -13,21 +13,21 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedmpi.method import Client, Method, borrows, declared, option
+from fedmpi.method import Client, Method, declared_property, delegates_to, option
 from fedmpi.methods.fedsol import FedSOL
 
 # The weights for CE, then for L_p: w, e (w + eps), or - (no such term).
 PLACES = {"A0": "w-", "A1": "e-", "A2": "we", "A3": "ee", "A4": "ee", "A5": "ww", "A6": "ew"}
 
 
-@borrows("fedsol")
+@delegates_to("fedsol")
 @dataclass(frozen=True)
 class Objective(Method):
     objective: str = option("A1", "ablation of Table 10", choices=PLACES)
     beta: float = option(1.0, "weight of L_p in the objectives that hold it", ge=0)
     fedsol: Method = field(default=FedSOL(), metadata={"doc": "FedSOL and its options", "method": True})
 
-    @declared
+    @declared_property
     def needs(self) -> frozenset[str]:
         return self.fedsol.needs
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedmpi.method import FEATURES, SGD_STEPS, Client, Method, Quadratic, Row, State, borrows, option
+from fedmpi.method import FEATURES, SGD_STEPS, Client, Method, Quadratic, SlotValues, State, delegates_to, option
 from fedmpi.methods.feddyn import FedDyn
 from fedmpi.methods.fednova import FedNova
 from fedmpi.methods.fedsol import FedSOL
@@ -24,10 +24,10 @@ from fedmpi.methods.scaffold import Scaffold
 
 
 def mean_gradient(client: Client) -> Tensor:
-    return (client.w0 - client.w) / (client.a * client.lr)
+    return (client.w0 - client.w) / (client.gradient_weight * client.lr)
 
 
-@borrows("scaffold")
+@delegates_to("scaffold")
 @dataclass(frozen=True)
 class ScaffoldTerm(Method):
     """SCAFFOLD's term <c - c_i, w>, for FedSOL's option `prox`."""
@@ -36,16 +36,16 @@ class ScaffoldTerm(Method):
     needs = frozenset({SGD_STEPS})
 
     def regularizer(self, client: Client) -> Tensor:
-        return (client.down.c - client.state.c_i) @ client.w
+        return (client.downloads.c - client.state.c_i) @ client.w
 
-    def upload(self, client: Client) -> tuple[Row, State]:
+    def upload(self, client: Client) -> tuple[SlotValues, State]:
         if not client.steps or not client.lr:
-            return Row(dc=client.state.c_i * 0), client.state
+            return SlotValues(dc=client.state.c_i * 0), client.state
         c_i = mean_gradient(client)
-        return Row(dc=c_i - client.state.c_i), State(c_i=c_i)
+        return SlotValues(dc=c_i - client.state.c_i), State(c_i=c_i)
 
 
-@borrows("fednova")
+@delegates_to("fednova")
 @dataclass(frozen=True)
 class FedNovaTerm(Method):
     """FedNova's term <d - d_k, w>, for FedSOL's option `prox`. d_k is the mean gradient in FedNova itself, too."""
@@ -54,10 +54,10 @@ class FedNovaTerm(Method):
     needs = frozenset({SGD_STEPS})
 
     def regularizer(self, client: Client) -> Tensor:
-        return (client.down.d - client.state.d_k) @ client.w
+        return (client.downloads.d - client.state.d_k) @ client.w
 
 
-@borrows("feddyn")
+@delegates_to("feddyn")
 @dataclass(frozen=True)
 class FedDynTerm(Method):
     """FedDyn's term alpha / 2 ||w - w0||^2 - <g_k, w>, for FedSOL's option `prox`."""
@@ -73,11 +73,11 @@ class FedDynTerm(Method):
     def regularizer(self, client: Client) -> Quadratic:
         return self.feddyn.regularizer(client)
 
-    def upload(self, client: Client) -> tuple[Row, State]:
-        return Row(), State(g_k=mean_gradient(client)) if client.steps and client.lr else client.state
+    def upload(self, client: Client) -> tuple[SlotValues, State]:
+        return SlotValues(), State(g_k=mean_gradient(client)) if client.steps and client.lr else client.state
 
 
-@borrows("moon")
+@delegates_to("moon")
 @dataclass(frozen=True)
 class AlongMOON(Method):
     """FedSOL with a perturbation along mu times MOON's contrastive term."""

@@ -71,7 +71,7 @@ def harmonize(updates: Uploads, server: Server) -> Tensor:
 
 def median(updates: Uploads, server: Server) -> Tensor:
     """Median of each coordinate of the updates, with equal weights for all clients (Yin 2018)."""
-    return updates.trimmed(0.5)
+    return updates.trimmed_mean(0.5)
 
 
 def trimmed_mean(updates: Uploads, server: Server, trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.1) -> Tensor:
@@ -79,7 +79,7 @@ def trimmed_mean(updates: Uploads, server: Server, trim: Annotated[float, Field(
 
     trim: share of the m values that is left out at each end.
     """
-    return updates.trimmed(trim)
+    return updates.trimmed_mean(trim)
 
 
 def krum(

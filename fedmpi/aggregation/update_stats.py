@@ -39,11 +39,11 @@ class RecordingUploads(Uploads):
             self.known = self.up.gram()
         return self.known.clone()
 
-    def products(self, v: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
-        return self.up.products(v, slot, span)
+    def inner_products(self, v: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
+        return self.up.inner_products(v, slot, span)
 
-    def trimmed(self, trim: float, slot: str = "dw") -> Tensor:
-        return self.up.trimmed(trim, slot)
+    def trimmed_mean(self, trim: float, slot: str = "dw") -> Tensor:
+        return self.up.trimmed_mean(trim, slot)
 
 
 def update_stats(
@@ -88,7 +88,7 @@ def update_stats(
     stats |= dict(zip(("cosine_mean", "cosine_min", "negative_pairs"), pairs, strict=True))
     stats["eigenvalues"] = _rounded(spectrum.where(spectrum > noise, 0.0).tolist())
     if form:
-        along = updates.up.products(direction.detach())
+        along = updates.up.inner_products(direction.detach())
         stats["to_direction"] = _rounded((along / (lengths * length)).clamp(-1, 1).tolist())
     return stats
 

@@ -85,7 +85,7 @@ def check(
     problems = []
     named = named or getattr(target, "__name__", str(target))
     keys = [*declared, *reserved_keys]
-    moved = getattr(target, "MOVED", {})  # option of earlier versions -> message that names its replacement
+    moved = getattr(target, "REPLACED_OPTIONS", {})  # option of earlier versions -> message that names its replacement
 
     def complain(key: str, text: str) -> None:
         prefix = f"{origins[key]}: " if key in origins else ""

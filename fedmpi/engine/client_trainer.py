@@ -26,7 +26,7 @@ from fedmpi.tasks.classification import Classification
 from fedmpi.tasks.regression import Regression
 
 # hooks that are called while clients train
-HOOKS = ("receive", "train", "loss", "regularizer", "gradient", "step", "upload")
+HOOKS = ("initial_weights", "train", "loss", "regularizer", "correct_gradient", "step", "upload")
 
 
 class ClientTrainer:
@@ -68,7 +68,9 @@ class ClientTrainer:
         self.graphs = PassGraphs(strict=graphs is True) if captures else None
         self._twins: list[tuple[FlatModel, FeaturesAndHead]] = []
         self.nothing = model.w.new_empty(0)
-        self.a0 = nan if local_training.not_plain_sgd_reason() else 0.0  # the initial value of a client's `a`
+        self.initial_gradient_weight = (
+            nan if local_training.not_plain_sgd_reason() else 0.0
+        )  # the initial value of a client's `a`
         self._broadcast: tuple[Tensor | None, Views] = (None, Views({}))  # the latest broadcast, and its fields
         self.frozen_guard = FrozenTensorGuard(model)
         self.direct = None if overrides(method, "loss") or bf16 else _direct(model.module, task)

@@ -52,7 +52,7 @@ from fedmpi.tasks import validation
 from fedmpi.tasks.metrics import Metrics, client_statistics, count_by_class, weighted_client_mean
 
 MOST_CLASSES = 100  # largest number of classes for which accuracies by class are recorded
-OWN = ("weights", "buffers", "predict")  # hooks that give each client a model of its own
+OWN = ("personal_weights", "personal_buffers", "predict")  # hooks that give each client a model of its own
 
 
 class Evaluation(NamedTuple):
@@ -124,8 +124,10 @@ def load_own_model(client: ClientContext, fine_tuned: int = 0) -> Callable[[Tens
         The function from samples to outputs that the method's hook `predict` returned, or None.
     """
     method = client.trainer.method
-    w = client.check("weights", method.weights(client))
-    client.trainer.model.load(w, client.check("buffers", method.buffers(client), tuple(client.b0.shape)))
+    w = client.check("personal_weights", method.personal_weights(client))
+    client.trainer.model.load(
+        w, client.check("personal_buffers", method.personal_buffers(client), tuple(client.b0.shape))
+    )
     if fine_tuned:
         client.fine_tune(fine_tuned)
     predict = method.predict(client)
@@ -190,7 +192,7 @@ class Evaluator:
             asked = [k for k in range(self.data.clients) if k not in self.states.unavailable]
             downloads = dict.fromkeys(asked, self.transport.no_download)
             # these hooks may read it
-            if any(overrides(self.trainer.method, hook) for hook in ("weights", "predict", "tune")):
+            if any(overrides(self.trainer.method, hook) for hook in ("personal_weights", "predict", "finetune")):
                 downloads = self.transport.send_downloads(t, asked, self.states.owner, self.server)
         for protocol in self.protocol:
             if protocol.startswith("ft(") and not last:
@@ -309,7 +311,7 @@ class Evaluator:
         shard = self.data.global_test if protocol == "personal_on_global" else own[client.id]
         assert shard is not None
         result = self._with_weight(evaluate(trainer, shard, self.config.eval_batch, predict))
-        inputs.check_hooks(trainer.method, client.where, "weights", "buffers", "tune", "predict")
+        inputs.check_hooks(trainer.method, client.where, "personal_weights", "personal_buffers", "finetune", "predict")
         return result
 
 

@@ -33,7 +33,7 @@ from fedmpi.engine.diagnostics.probes import Probes
 from fedmpi.engine.faults.recovery import FailurePolicy
 from fedmpi.engine.faults.upload_filter import UpdateFilter
 from fedmpi.engine.federation_config import FederationConfig, RunCallbacks
-from fedmpi.engine.hook_checks import check_figures
+from fedmpi.engine.hook_checks import check_metric_names
 from fedmpi.engine.messages import FAILED, STOP
 from fedmpi.engine.packed import packed_rounds
 from fedmpi.engine.reporting import Reporter
@@ -261,7 +261,7 @@ class Federation:
             "server_s": time.perf_counter() - arrived,
         }
         if figures:
-            check_figures(self.trainer.method, figures, self.trainer.task.names, f"round {t}")
+            check_metric_names(self.trainer.method, figures, self.trainer.task.names, f"round {t}")
         received.release()
         sent_bytes, received_bytes = self.comm.sent_bytes - counted[0], self.comm.received_bytes - counted[1]
         return line | figures | {"sent_bytes": sent_bytes, "received_bytes": received_bytes}

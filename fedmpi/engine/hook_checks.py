@@ -20,7 +20,7 @@ from fedmpi.common.user_code_errors import in_user_code, known_fix, located_erro
 from fedmpi.flat.model import FlatModel
 from fedmpi.flat.packing import Packing
 from fedmpi.method.base import Method, overrides
-from fedmpi.method.context import Row, State
+from fedmpi.method.context import SlotValues, State
 from fedmpi.method.slots import Slots
 
 UNCHANGED = {  # hook -> hint for state that does not change
@@ -66,7 +66,9 @@ def check_slots(
         due: the slots that it must return; by default all that are declared.
     """
     if not isinstance(given, Mapping):
-        raise wrong(method, hook, where, f"returned {type(given).__name__}; it must return Row(...) or State(...)")
+        raise wrong(
+            method, hook, where, f"returned {type(given).__name__}; it must return SlotValues(...) or State(...)"
+        )
     for name in given:
         if name not in declared:
             text = f"returned slot {name!r}, which is not declared; {nearest(str(name), declared)}"
@@ -91,7 +93,11 @@ def check_hook_returns(client: Any, states: Mapping[str, Any], sent: Any) -> Non
     method, messages = client.trainer.method, client.trainer.messages
     upload, declared = messages.upload(client.round).packing, method.client_state
     due = [name for name in upload.shapes if name in method.sends and name != "dw"]
-    if type(sent) is Row and not (sent or due or declared) and all(type(s) is State and not s for s in states.values()):
+    if (
+        type(sent) is SlotValues
+        and not (sent or due or declared)
+        and all(type(s) is State and not s for s in states.values())
+    ):
         return  # the usual case: nothing is declared, and nothing was returned
     check_slots(method, "upload", sent, method.sends, upload, client.where, client.w, due)
     returned = dict[str, Any]()
@@ -136,7 +142,7 @@ def check_finite(method: Method, hook: str, packing: Packing, row: Tensor, where
 def check_pair(method: Method, hook: str, given: Any, where: str) -> tuple[Any, Any]:
     """Return the result of a hook if it is a pair; otherwise raise UserError."""
     if not isinstance(given, tuple) or len(given) != 2:
-        needed = "Row(...), State(...)" if hook == "upload" else "direction, State(...)"
+        needed = "SlotValues(...), State(...)" if hook == "upload" else "direction, State(...)"
         raise wrong(method, hook, where, f"returned {type(given).__name__}; it must return the pair {needed}")
     return given
 
@@ -177,7 +183,7 @@ def not_passed(module: nn.Module, x: Samples, error: Exception) -> Exception:
     return UserError(f"{text} ({place})" if place else text)
 
 
-def check_figures(method: Method, figures: Collection[str], metrics: Collection[str], where: str) -> None:
+def check_metric_names(method: Method, figures: Collection[str], metrics: Collection[str], where: str) -> None:
     """Raise UserError if a metric that the method reports has the name of another key of a row of metrics.jsonl."""
     for name in figures:
         if name in RESERVED or name in metrics:
@@ -188,7 +194,7 @@ def check_figures(method: Method, figures: Collection[str], metrics: Collection[
 def check_declarations(method: Method) -> None:
     """Raise UserError if a declaration of a method has the wrong type or names a slot or hook that does not exist."""
     text = f"method {type(method).__name__}"
-    for name in ("client_state", "server_state", "per_client_download", "sends", "scratch"):
+    for name in ("client_state", "server_state", "per_client_download", "sends", "accumulators"):
         slots = getattr(method, name)
         if not isinstance(slots, Slots):
             raise UserError(f"{text}: {name} is {type(slots).__name__}; it must be Slots(...)")

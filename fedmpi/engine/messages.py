@@ -6,9 +6,9 @@
     client state   [own weights | own float buffers | declared client state | optimiser state]   stays with the client
 
 Entries have the model's type. The names of the engine's own fields begin with an underscore. The layout groups of w and
-of the buffers that a message contains depend on the round (`Method.travels`): each set of groups has its own layout.
-With comm.compression, the large slots of an upload, which are as wide as the model or one of its groups, are encoded in
-another format (flat/formats.py).
+of the buffers that a message contains depend on the round (`Method.shared_parts`): each set of groups has its own
+layout. With comm.compression, the large slots of an upload, which are as wide as the model or one of its groups, are
+encoded in another format (flat/formats.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fedmpi.flat.layout import ATOM, BODY, COEF, EVERYTHING, HEAD, NORM, Layout,
 from fedmpi.flat.model import FlatModel
 from fedmpi.flat.packing import Packing
 from fedmpi.method.base import Method
-from fedmpi.method.slots import Slot, Slots, Travel
+from fedmpi.method.slots import SharedParts, Slot, Slots
 
 STANDARD_GROUPS = (BODY, NORM, HEAD, ATOM, COEF)
 COMMAND = "_command"
@@ -116,12 +116,12 @@ class Messages:
         self.sizes = {**whole, **named, **letters, "c": classes, "z": features, "N": clients}
 
         bound: dict[str, Packing] = {}
-        for declaration in ("server_state", "per_client_download", "scratch", "client_state"):
+        for declaration in ("server_state", "per_client_download", "accumulators", "client_state"):
             try:
-                bound[declaration] = getattr(method, declaration).bind(self.sizes)
+                bound[declaration] = getattr(method, declaration).to_packing(self.sizes)
             except TypeError as error:
                 raise UserError(f"method {type(method).__name__}, {declaration}: {error}") from error
-        self.server_state, self.per_client, self.scratch, kept = bound.values()
+        self.server_state, self.per_client, self.accumulators, kept = bound.values()
         own = {"_w": (self.personal.size,), "_b": (self.personal_b.size,)}
         self.client_state = Packing(own | kept.shapes | dict(optim))
 
@@ -136,35 +136,35 @@ class Messages:
                 raise UserError(f"{method}: there is no layout group {group!r}; this model has {has}")
 
     # ---- rounds ----
-    def travel(self, t: int) -> Travel:
+    def shared_parts(self, t: int) -> SharedParts:
         """Return what the method sends in round t, checked against the model and the method's declarations."""
         with attribute_errors(f"round {t}"):
-            travel = self.method.travels(t, self.rounds)
-        hook = f"method {type(self.method).__name__}, hook travels, round {t}"
-        if not isinstance(travel, Travel):
-            text = f"{hook} returned {type(travel).__name__}; it must return Travel(...)"
-            raise located_error(text, self.method.travels)
-        for groups in (travel.groups, travel.but):
-            self.check_groups(groups, f"hook travels, round {t}")
-        for slot in travel.slots or ():
+            parts = self.method.shared_parts(t, self.rounds)
+        hook = f"method {type(self.method).__name__}, hook shared_parts, round {t}"
+        if not isinstance(parts, SharedParts):
+            text = f"{hook} returned {type(parts).__name__}; it must return SharedParts(...)"
+            raise located_error(text, self.method.shared_parts)
+        for groups in (parts.groups, parts.exclude):
+            self.check_groups(groups, f"hook shared_parts, round {t}")
+        for slot in parts.slots or ():
             if slot not in self.method.sends:
                 raise UserError(f"{hook}: sends declares no slot {slot!r}")
-        return travel
+        return parts
 
     def groups(self, t: int) -> Groups:
         """Return the layout groups that clients upload, and the server changes, in round t."""
-        travel = self.travel(t)
-        return (self.every if EVERYTHING in travel.groups else self.every & set(travel.groups)) - set(travel.but)
+        parts = self.shared_parts(t)
+        return (self.every if EVERYTHING in parts.groups else self.every & set(parts.groups)) - set(parts.exclude)
 
     def upload(self, t: int) -> Upload:
         """Return the layout of the row that each client uploads in round t."""
         if self._last[0] != t:
-            slots = self.travel(t).slots
+            slots = self.shared_parts(t).slots
             key = groups, names = self.groups(t), tuple(self.method.sends) if slots is None else slots
             if key not in self._uploads:
                 w, b = self.model.layout.select(groups), self.model.buffer_layout.select(groups)
                 sent = Slots(**{name: self.method.sends[name] for name in names})
-                declared = sent.bind(self.sizes | {"s": w.size})
+                declared = sent.to_packing(self.sizes | {"s": w.size})
                 shapes = {"_loss": (), "_seconds": (), "_flag": (), "_b": (b.size,), **declared.shapes}
                 # Large slots come last, as ChunkPlan (transport/gather.py) requires.
                 packing = Packing(dict(sorted(shapes.items(), key=lambda slot: prod(slot[1]) > linear.BLOCK)))
@@ -220,7 +220,7 @@ class Messages:
         for name, slot in getattr(self.method, of).items():
             # A text that is not an option names a hook of the method, which the server calls later.
             start: Tensor | float = self.options.get(slot.start, 0.0) if isinstance(slot.start, str) else slot.start
-            if slot.initial:  # a leading dimension (N, h) repeats the initial value
+            if slot.from_initial_model:  # a leading dimension (N, h) repeats the initial value
                 start = source[str(slot.dims[-1])].expand(packing.shapes[name])
             packing.write(row, {name: start})
         return row
@@ -228,7 +228,7 @@ class Messages:
 
 def is_change(name: str, slot: Slot) -> bool:
     """Return whether an upload's slot is a change to be added to the server's values, as dw is."""
-    return slot.change or name == "dw"
+    return slot.is_update or name == "dw"
 
 
 def compose(shared: Selection, received: Tensor, personal: Selection, own: Tensor) -> Tensor:

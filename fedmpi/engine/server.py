@@ -53,7 +53,7 @@ class ServerView(Server):
             )
         return self.counts
 
-    def figures(self, **values: float | Tensor) -> None:
+    def log_metrics(self, **values: float | Tensor) -> None:
         self.logged |= {name: float(value) for name, value in values.items()}
 
     def generator(self, *purpose: str | int) -> torch.Generator:

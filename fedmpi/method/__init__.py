@@ -1,19 +1,20 @@
-"""The contract between a method and the engine: the hooks, what they see, what they declare.
+"""The interface between a method and the engine: hooks, their arguments, and what a method declares.
 
-The author of a method imports everything from here: `from fedmpi.method import Client, Method, Row, State, option`.
+The author of a method imports everything from here: `from fedmpi.method import Client, Method, State, option`.
 
-What a method cannot do:
+A method cannot
 
-- Exchange messages twice in one round. A round is one download and one upload per client. A method with two exchanges
-  uses two rounds, and distinguishes them in `travels` and the other hooks by their numbers.
-- Broadcast something other than w. Every rank receives all parts of w that are sent in any round, and the server state
-  named in `receives`; `download` adds to it. With Travel(groups=()) in all rounds, no part of w is sent.
-- Choose the cohort, or know it before the uploads arrive: it is drawn according to `cohort` in the config. `aggregate`
-  has updates.clients.
-- Choose the buffers from which local training starts: `receive` returns weights only. client.fit(start=...,
-  buffers=...) trains another model beside the current one.
-- Change how float buffers are aggregated: always by updates.p.
-- Keep state whose shape changes, or that is not a tensor: a slot has one shape for the whole run.
+- exchange messages twice in one round. A round is one download and one upload per client. A method with two exchanges
+  uses two rounds; `shared_parts` and the other hooks distinguish them by the round number.
+- replace the broadcast of w. Every rank receives all parts of w that are sent in any round, and the server state named
+  in `receives`; the hook `download` adds values for each client. With SharedParts(groups=()) in all rounds, no part of
+  w is sent.
+- choose the cohort, or know it before the uploads arrive. The cohort is drawn as the section `cohort` of the config
+  says; `aggregate` finds it in updates.clients.
+- choose the buffers from which local training starts: `initial_weights` returns weights only. client.fit(start=...,
+  buffers=...) trains a second model, with its own buffers.
+- change how float buffers are aggregated. They are always averaged with the weights updates.p.
+- keep state whose shape changes, or that is not a tensor. A slot has one shape for the whole run.
 """
 
 from fedmpi.common.options import option
@@ -28,14 +29,13 @@ from fedmpi.method.base import (
     SGD_STEPS,
     VALIDATION,
     Method,
-    borrows,
-    declared,
+    declared_property,
+    delegates_to,
     overrides,
 )
-from fedmpi.method.context import Client, Fitted, Loss, Quadratic, Row, Server, State, Uploads
+from fedmpi.method.context import Client, FitResult, Loss, Quadratic, Server, SlotValues, State, Uploads
 from fedmpi.method.slots import (
     BUFFERS,
-    CHANGE,
     FLAT,
     HEAD_FLAT,
     INITIAL,
@@ -44,7 +44,8 @@ from fedmpi.method.slots import (
     PROTOTYPES,
     SCALAR,
     SHARED,
+    UPDATE,
+    SharedParts,
     Slot,
     Slots,
-    Travel,
 )

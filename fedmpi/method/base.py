@@ -1,11 +1,11 @@
-"""The base class of all methods: its hooks, and what a method may declare.
+"""The base class of all methods: the hooks that a method may override, and the attributes that it may declare.
 
-The defaults of all hooks together are FedAvg. A method overrides the smallest hook that can express its equation,
-    loss, regularizer < gradient < step < train < upload
-and declares what it keeps, sends and receives. Hooks map tensors to tensors (context.py describes their arguments);
-only the engine writes, stores and sends. Methods derive from `Method` and from nothing else, are frozen dataclasses
-(fields are hyperparameters), and never call super(). An obvious mistake, such as a hook with a misspelled name, is a
-TypeError when the class is defined.
+Together, the default hooks implement FedAvg. A method overrides the smallest hook that can express its equation,
+    loss, regularizer < correct_gradient < step < train < upload
+and declares which state it keeps, sends and receives. Hooks map tensors to tensors (context.py describes their
+arguments); only the engine writes, stores and sends. A method derives from `Method` and from nothing else, is a frozen
+dataclass (its fields are the hyperparameters), and never calls super(). Obvious mistakes, such as a misspelled hook
+name, raise a TypeError when the class is defined.
 """
 
 from __future__ import annotations
@@ -19,205 +19,295 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from fedmpi.flat.layout import EVERYTHING
-from fedmpi.method.context import Client, Quadratic, Row, Server, State, Uploads
-from fedmpi.method.slots import SHARED, Slots, Travel
+from fedmpi.method.context import Client, Quadratic, Server, SlotValues, State, Uploads
+from fedmpi.method.slots import SHARED, SharedParts, Slots
 
-# Requirements that a method may have of an experiment. They are checked before training.
+# Requirements that a method may have of an experiment (`needs`). They are checked before training.
 
 PLAIN_SGD = "plain SGD"  # SGD_STEPS without momentum
-SGD_STEPS = "steps of SGD (train.optim: sgd; without train.clip_norm, train.persist_optimizer)"
+SGD_STEPS = "SGD steps (train.optim: sgd; without train.clip_norm and train.persist_optimizer)"
 FEATURES = "a model with features and a last linear layer"
-LAST_LAYER = "a model with a last linear layer"  # whose inputs the method does not read
+LAST_LAYER = "a model with a last linear layer"  # if the method does not read the inputs of that layer
 CLASSES = "a classification task"
 PLAIN_SERVER = "a plain server step (server.optim: sgd, server.lr: 1, server.rule: auto)"
 LABEL_COUNTS = "the label counts of all clients"
-ONE_CLASS = "targets of one class each"  # no smoothing: a method that takes absent classes out of the softmax
+ONE_CLASS = "targets of one class each"  # no label smoothing: the method removes absent classes from the softmax
 VALIDATION = "validation rows"
 
 
 class Method:
-    """FedAvg, and the base of every method. Its public functions are the hooks, its annotations the declarations."""
+    """Base class of every method, and FedAvg itself.
 
-    # State that each client keeps between its rounds, on whichever rank it trains. Hooks read it as client.state.NAME;
-    # `train` and `upload` return its new values.
+    Its public functions are the hooks, and its annotated attributes are the declarations.
+    """
+
+    # State that each client keeps between rounds, and that moves with it from rank to rank. Hooks read it as
+    # client.state.NAME; `train` and `upload` return its new values.
     client_state: ClassVar[Slots] = Slots()
-    # State that rank 0 keeps. Hooks read it as server.state.NAME; `aggregate` returns its new values.
+    # State of the server, on rank 0. Hooks read it as server.state.NAME; `aggregate` returns its new values.
     server_state: ClassVar[Slots] = Slots()
-    # Names of server_state that all clients receive with the weights, as client.down.NAME.
+    # Names of slots of server_state that all clients receive with the weights, as client.downloads.NAME.
     receives: ClassVar[tuple[str, ...]] = ()
-    # Values that differ from client to client, which the hook `download` computes: client.down.NAME. In evaluations,
-    # clients receive them if the method overrides `weights`, `predict` or `tune`; otherwise client.down.NAME is zero.
+    # Values that differ between clients. The hook `download` computes them, and the client reads them as
+    # client.downloads.NAME. In evaluations they are computed if the method overrides `personal_weights`, `predict` or
+    # `finetune`, and are zero otherwise.
     per_client_download: ClassVar[Slots] = Slots()
-    # The slots of an upload: updates.NAME in `aggregate`. The engine computes dw = w - w0 if it is declared.
+    # Slots of an upload, which `aggregate` reads as updates.NAME. The engine computes dw = w - w0 if it is declared.
     sends: ClassVar[Slots] = Slots(dw=SHARED)
-    # Large slots of which `aggregate` uses only updates.mean, with the weights of that mean ("p" or "uniform"). None:
-    # it reads single rows. A class that overrides `aggregate` without `means` reads rows.
-    means: ClassVar[Mapping[str, tuple[str, ...]] | None] = {"dw": ("p",)}
-    # Accumulators that the hooks of one client may write to during a round, such as sums over batches.
-    scratch: ClassVar[Slots] = Slots()
-    trains: ClassVar[tuple[str, ...]] = (EVERYTHING,)  # layout groups that local training changes; "*": all
-    # Number of batches that one step gets, concatenated in x and y (Per-FedAvg needs b1, b2, b3).
-    batches_a_step: ClassVar[int] = 1
-    # Whether the method's own options decide how long a client trains, and not train.epochs and train.steps.
-    own_length: ClassVar[bool] = False
-    # Requirements of the experiment, a set of the names below. A run that lacks one ends with an error at its start.
+    # Large slots that `aggregate` reads only through updates.mean, with the weights of that mean ("p" or "uniform"), so
+    # that the engine need not store single rows. None: `aggregate` reads single rows, which is also assumed of a class
+    # that overrides `aggregate` and does not declare this.
+    mean_only_slots: ClassVar[Mapping[str, tuple[str, ...]] | None] = {"dw": ("p",)}
+    # Tensors that the hooks of one client may write to during a round, for example sums over batches.
+    accumulators: ClassVar[Slots] = Slots()
+    trains: ClassVar[tuple[str, ...]] = (EVERYTHING,)  # layout groups that local training updates; "*": all
+    # Number of batches per step, concatenated in x and y (Per-FedAvg needs b1, b2, b3).
+    batches_per_step: ClassVar[int] = 1
+    # Whether the method's own options, and not train.epochs and train.steps, decide how long a client trains.
+    sets_training_length: ClassVar[bool] = False
+    # Requirements of the experiment: FEATURES, CLASSES, ... (below). If one is not met, the run ends at its start.
     needs: ClassVar[frozenset[str]] = frozenset()
-    neutral: ClassVar[Mapping[str, Any] | None] = None  # hyperparameters for which the method equals FedAvg, to the bit
+    # Hyperparameters at which the method gives the same bits as FedAvg; None: there are none.
+    equals_fedavg_at: ClassVar[Mapping[str, Any] | None] = None
 
     def __init_subclass__(cls) -> None:
         """Raise TypeError for a declaration or hook that would not have the effect that its author expects."""
-        written, mistake = vars(cls), f"method {cls.__name__}: "
-        options = written.get("__annotations__", {})
+        members, prefix = vars(cls), f"method {cls.__name__}: "
+        options = members.get("__annotations__", {})
         for name in {*options} & {*HOOKS, *DECLARATIONS}:
             if "ClassVar" not in str(options[name]):
-                raise TypeError(f"{mistake}{name!r} is a declaration, not an option; write {name} = ...")
-        for name, value in written.items():
+                raise TypeError(
+                    f"{prefix}{name!r} is a declaration, not an option; write it without a type: {name} = ..."
+                )
+        for name, value in members.items():
             if name.startswith("_") or name in options or name in DECLARATIONS:
                 continue
             if name not in HOOKS:
                 close = difflib.get_close_matches(name, (*HOOKS, *DECLARATIONS), n=1, cutoff=0.75)
                 if close:
-                    meant = f"did you mean {close[0]!r}? (call a helper of your own _{name})"
-                    raise TypeError(f"{mistake}{name!r} is no hook; {meant}")
+                    hint = f"did you mean {close[0]!r}? (a helper of your own must start with an underscore: _{name})"
+                    raise TypeError(f"{prefix}{name!r} is not a hook; {hint}")
                 continue
             if isinstance(value, property):
                 continue
             if not inspect.isfunction(value):
-                raise TypeError(f"{mistake}{name!r} is a hook: a function, not {value!r}")
-            wanted = [*inspect.signature(getattr(Method, name)).parameters]
-            if len(inspect.signature(value).parameters) != len(wanted):
-                raise TypeError(f"{mistake}hook {name} takes ({', '.join(wanted)})")
-        for name in {*(written.get("neutral") or ())} - {*options}:
-            raise TypeError(f"{mistake}neutral names {name!r}, which is no option")
+                raise TypeError(f"{prefix}{name!r} is a hook, so it must be a function, not {value!r}")
+            arguments = [*inspect.signature(getattr(Method, name)).parameters]
+            if len(inspect.signature(value).parameters) != len(arguments):
+                raise TypeError(f"{prefix}hook {name} must have the arguments ({', '.join(arguments)})")
+        for name in {*(members.get("equals_fedavg_at") or ())} - {*options}:
+            raise TypeError(f"{prefix}equals_fedavg_at names {name!r}, which is not an option of the method")
 
     def __new__(cls, *_: Any, **__: Any) -> Method:
+        """Raise TypeError if the class is not a frozen dataclass."""
         parameters = cls.__dict__.get("__dataclass_params__")
         if cls is not Method and (parameters is None or not parameters.frozen):
-            raise TypeError(f"method {cls.__name__}: write @dataclass(frozen=True) above the class")
+            raise TypeError(
+                f"method {cls.__name__} is not a frozen dataclass; write @dataclass(frozen=True) above the class"
+            )
         return super().__new__(cls)
 
-    def prepare(self, module: nn.Module, classes: int) -> nn.Module:
-        """Return the architecture that the method needs, made from the configured model.
+    def prepare_model(self, module: nn.Module, classes: int) -> nn.Module:
+        """Return the configured model with the changes to its architecture that the method needs.
 
         Called on every rank at the start of a run, and whenever a saved model is loaded, before the parameters are
         packed into one flat vector.
+
+        Args:
+            module: the configured model, which may be modified in place.
+            classes: the number of classes.
         """
         return module
 
-    def travels(self, t: int, rounds: int) -> Travel:
-        """Return which layout groups and slots clients upload in round t of `rounds`.
+    def shared_parts(self, t: int, rounds: int) -> SharedParts:
+        """Return the layout groups and slots that clients upload in round t of `rounds`.
 
-        Called often, on every rank and for any round, so it must depend on t and `rounds` only.
+        Called often, on every rank and for any round, so the result may depend on t and `rounds` only.
+
+        Args:
+            t: the round, from 0.
+            rounds: the number of rounds of the run.
         """
-        return Travel()
+        return SharedParts()
 
     # ---- client ----
     def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
-        """Return the loss of a batch at the current weights.   x (B, ...), y (B,) -> ()
+        """Return the loss of a batch at the current weights.
 
-        Called for each batch; if the method has its own `step`, called by client.grad. Gradients also flow through
+        Called for each batch; if the method overrides `step`, called by client.grad. Gradients also flow through
         client.w. A term that depends on the weights only belongs in `regularizer`, which is not part of the recorded
         loss.
+
+        Args:
+            client: the client that trains.
+            x: (B, ...) samples.
+            y: (B,) targets.
+
+        Returns:
+            The loss (), with a gradient.
         """
         return client.task_loss(client.logits(x), x, y)
 
     def regularizer(self, client: Client) -> Tensor | Quadratic | None:
-        """Return a penalty on the weights client.w, such as mu / 2 ||w - w0||^2, or None.   -> ()
+        """Return a penalty on the weights client.w, for example mu / 2 ||w - w0||^2.
 
-        Called in each step at the current weights. Its gradient with respect to client.w is added to that of `loss`, or
-        to the result of `step`, before `gradient` is called: by autograd, or, for a `Quadratic`, by one kernel. The
-        penalty is not part of the recorded loss.
+        Called in each step at the current weights. The gradient of the penalty with respect to client.w is added to
+        that of `loss`, or to the result of `step`, before `correct_gradient` is called. Autograd computes it; for a
+        `Quadratic` one kernel does. The penalty is not part of the recorded loss.
+
+        Args:
+            client: the client that trains.
+
+        Returns:
+            The penalty (), a `Quadratic`, or None for no penalty.
         """
         return None
 
-    def gradient(self, client: Client, g: Tensor) -> Tensor:
-        """Correct the flat gradient of a batch; may change g in place.   (d,) -> (d,)
+    def correct_gradient(self, client: Client, g: Tensor) -> Tensor:
+        """Return the corrected gradient of a batch; g may be modified in place.
 
-        Called before clipping, with the sum of the gradients of `loss` (or the result of `step`) and `regularizer`.
+        Called in each step before clipping.
+
+        Args:
+            client: the client that trains.
+            g: (d,) the gradient of `loss`, or the result of `step`, plus the gradient of `regularizer`.
+
+        Returns:
+            The gradient (d,) that the optimiser gets.
         """
         return g
 
     def step(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
-        """Return the direction that the optimiser descends, for rules with more than one gradient per step.   -> (d,)
+        """Return the gradient of one optimiser step, for rules that need more than one gradient per step.
 
         Called once per step in place of `loss`.
+
+        Args:
+            client: the client that trains.
+            x: (B, ...) samples.
+            y: (B,) targets.
+
+        Returns:
+            The direction (d,) along which the optimiser descends.
         """
         return client.grad(x, y)
 
-    def receive(self, client: Client) -> Tensor:
-        """Return the weights from which local training starts.   -> (d,)
+    def initial_weights(self, client: Client) -> Tensor:
+        """Return the weights (d,) from which local training starts.
 
-        Called after the download, with client.w = client.received. Buffers start as received. Not called in evaluation.
+        Called after the download, with client.w = client.received. The buffers start as they were received. Not called
+        in evaluations.
+
+        Args:
+            client: the client that is about to train.
         """
         return client.received
 
     def train(self, client: Client) -> State:
-        """Train one client for one round, in one or several phases; return new client state.
+        """Train a client for one round, in one or several phases, and return new client state.
 
-        Called with client.w = client.w0. client.state is what the client's previous round returned; client.down holds
-        server state from before this round's `aggregate`.
+        Called with client.w = client.w0. client.state holds the values that the client's previous round returned, and
+        client.downloads the server state from before this round's `aggregate`.
+
+        Args:
+            client: the client, whose client.fit trains it.
+
+        Returns:
+            State(...) with the slots of client_state that `upload` does not return.
         """
         client.fit()
         return State()
 
-    def upload(self, client: Client) -> tuple[Row, State]:
-        """Return the client's upload and its new client state.
+    def upload(self, client: Client) -> tuple[SlotValues, State]:
+        """Return a client's upload and its new client state.
 
-        The engine adds dw = w - w0 to the upload if it is declared. Each slot of client_state is returned by exactly
-        one of `train` and `upload`. Return `client.state` for slots that do not change.
+        The engine adds dw = w - w0 to the upload if it is declared. Each slot of client_state must be returned by
+        exactly one of `train` and `upload`. For slots that do not change return `client.state`.
+
+        Args:
+            client: the client, after its training.
+
+        Returns:
+            SlotValues(...) with the slots of `sends`, and State(...).
         """
-        return Row(), State()
+        return SlotValues(), State()
 
-    def weights(self, client: Client) -> Tensor:
-        """Return the weights that are evaluated as this client's model.   -> (d,)
+    def personal_weights(self, client: Client) -> Tensor:
+        """Return the weights (d,) that are evaluated as this client's model.
 
         Called in the evaluation after round t for the protocols personal, personal_on_global and ft(e), for every
-        client, whether it took part or not. client.round is t; client.received, client.down and client.state are those
-        AFTER round t. client.w0 is client.received, client.scratch is zero and client.steps is 0. Do not read client.w
-        and client.b, which may belong to another client.
+        client, whether it took part in the round or not. client.round is t; client.received, client.downloads and
+        client.state are those AFTER round t. client.w0 is client.received, client.accumulators is zero and client.steps
+        is 0. Do not read client.w and client.b, which may belong to another client.
+
+        Args:
+            client: the client that is evaluated.
         """
         return client.received
 
-    def buffers(self, client: Client) -> Tensor:
-        """Return the batch statistics that are evaluated with `weights`, after which this is called.   -> (b,)"""
+    def personal_buffers(self, client: Client) -> Tensor:
+        """Return the batch statistics (b,) with which `personal_weights` are evaluated; called after that hook.
+
+        Args:
+            client: the client that is evaluated.
+        """
         return client.b0
 
-    def tune(self, client: Client, epochs: int) -> None:
-        """Fine-tune a client's model before it is evaluated, for the protocol ft(epochs). The result is not stored.
+    def finetune(self, client: Client, epochs: int) -> None:
+        """Fine-tune a client's model before it is evaluated, for the protocol ft(epochs); the result is not stored.
 
-        Called after the last round, at the weights and buffers that `weights` and `buffers` returned. client.w0 is
-        client.received.
+        Called after the last round, with the weights and buffers that `personal_weights` and `personal_buffers`
+        returned. client.w0 is client.received.
+
+        Args:
+            client: the client, whose client.fit trains it.
+            epochs: passes over the client's training rows.
         """
-        client.fit(epochs, plain=True)
+        client.fit(epochs, fedavg_steps=True)
 
     def predict(self, client: Client) -> Callable[[Tensor], Tensor] | None:
-        """Return a function x (B, ...) -> (B, c) that replaces the outputs of the client's model, or None.
+        """Return a function that replaces the forward pass of the client's model in evaluations, or None.
 
-        For methods whose predictions use more than the model, such as kNN-Per's neighbours. Called at the weights that
-        are evaluated, after `tune`. The function is called for each batch in evaluation and inference mode. The
-        protocols of the global model (global, sites) do not call it.
+        For methods whose predictions use more than the model, for example kNN-Per's neighbours. Called with the
+        evaluated weights, after `finetune`. The protocols that evaluate the global model (global, sites) do not call
+        it.
+
+        Args:
+            client: the client that is evaluated.
+
+        Returns:
+            A function from samples x (B, ...) to outputs (B, c), which is called for each batch in evaluation and
+            inference mode; None to use the model.
         """
         return None
 
     # ---- server ----
-    def download(self, server: Server, client: int) -> Row:
+    def download(self, server: Server, client: int) -> SlotValues:
         """Return the values of `per_client_download` for one client.
 
-        Called on rank 0: before round t for each client of the cohort, in ascending order, with server.w and
-        server.state from before the round; and in the evaluation after round t for every client, with those after it.
-        server.round is t in both cases. The cohort is not known here, and server.shared, server.segments,
-        server.train_lr and server.figures may be used in `aggregate` only.
+        Called on rank 0 (a) before round t, for each client of the cohort in ascending order, when server.w and
+        server.state are those from before the round; (b) in the evaluation after round t, for every client, when they
+        are those from after the round. server.round is t in both cases. The cohort is not known here. Members of
+        server that only `aggregate` may use: server.shared, server.segments, server.train_lr and server.log_metrics.
+
+        Args:
+            server: the server's weights and state.
+            client: the id of the client.
         """
-        return Row()
+        return SlotValues()
 
     def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
         """Return the direction of the server's step, w <- server_optim(w, direction), and the new server state.
 
-        Called on rank 0 once per round when all uploads have arrived, unless no upload counts. server.w and
+        Called on rank 0 once per round when all uploads have arrived, unless all of them were rejected. server.w and
         server.state are those before the step. The engine averages float buffers itself, with weights updates.p.
 
+        Args:
+            server: the server's weights and state.
+            updates: the uploads of the cohort.
+
         Returns:
-            The direction (s,), with columns as in updates.dw; the new server state, server.state if nothing changes.
+            The direction (s,), with columns as in updates.dw; the new server state, or server.state if it is unchanged.
         """
         return updates.mean("dw"), server.state
 
@@ -227,49 +317,64 @@ DECLARATIONS = tuple(Method.__annotations__)
 
 
 def overrides(method: Method, hook: str) -> bool:
-    """Return whether a method overrides a hook."""
+    """Return whether a method overrides a hook.
+
+    Args:
+        method: the method.
+        hook: the name of the hook.
+    """
     return getattr(method, hook).__func__ is not getattr(Method, hook)
 
 
-def means_of(method: Method) -> Mapping[str, tuple[str, ...]] | None:
-    """Return the `means` that belong to the method's `aggregate`; None if a subclass has replaced `aggregate` only."""
+def get_mean_only_slots(method: Method) -> Mapping[str, tuple[str, ...]] | None:
+    """Return `mean_only_slots` if it was declared together with the method's `aggregate`, else None.
+
+    A subclass that overrides only `aggregate` does not inherit the declaration, because its hook may read single rows.
+
+    Args:
+        method: the method.
+    """
     for owner in type(method).__mro__:
-        if "means" in vars(owner):
-            return method.means
+        if "mean_only_slots" in vars(owner):
+            return method.mean_only_slots
         if "aggregate" in vars(owner):
             return None
     return None
 
 
-class declared(property):  # noqa: N801 - written where `property` would be
-    """A declaration that depends on hyperparameters. Read on the class, it has the value for the default options."""
+class declared_property(property):  # noqa: N801 - written where `property` would be
+    """Decorator for a declaration that depends on hyperparameters.
+
+    Read on the class instead of an instance, it has the value for the default hyperparameters.
+    """
 
     def __get__(self, method: Any, owner: type | None = None) -> Any:
         return super().__get__(owner() if method is None and owner else method, owner)
 
 
-STEP = ("loss", "regularizer", "gradient", "step", "batches_a_step", "needs")  # members that define a local step
+# Members that define a local step.
+STEP_MEMBERS = ("loss", "regularizer", "correct_gradient", "step", "batches_per_step", "needs")
 
 
-def borrows(option: str, step: bool = False) -> Callable[[type], type]:
-    """Class decorator: take hooks and declarations from another method, which an option of this one holds.
+def delegates_to(option: str, step: bool = False) -> Callable[[type], type]:
+    """Class decorator that takes hooks and declarations from another method, which is the value of an option.
 
-    If the option is None they are those of FedAvg. Members that the class defines itself are kept.
+    If the option is None, they are those of FedAvg. Members that the class defines itself take precedence.
 
     Args:
         option: the name of the option.
         step: whether to take the members that define a local step, too.
     """
 
-    def borrowed(name: str) -> declared:
-        get: Callable[[Any], Any] = means_of if name == "means" else attrgetter(name)
-        return declared(lambda method: get(getattr(method, option) or Method()))
+    def delegate(name: str) -> declared_property:
+        get: Callable[[Any], Any] = get_mean_only_slots if name == "mean_only_slots" else attrgetter(name)
+        return declared_property(lambda method: get(getattr(method, option) or Method()))
 
     def decorate(cls: type) -> type:
-        own = {"neutral", *vars(cls)} | ({"means"} if "aggregate" in vars(cls) else set())
+        own = {"equals_fedavg_at", *vars(cls)} | ({"mean_only_slots"} if "aggregate" in vars(cls) else set())
         for name in (*HOOKS, *DECLARATIONS):
-            if name not in own and (step or name not in STEP):
-                setattr(cls, name, borrowed(name))
+            if name not in own and (step or name not in STEP_MEMBERS):
+                setattr(cls, name, delegate(name))
         return cls
 
     return decorate

@@ -1,11 +1,11 @@
 """The arguments of a method's hooks, and the types that hooks return.
 
-`Client` is the client that trains or is evaluated, `Uploads` the rows that the cohort sent, `Server` the server's side
-of a round.
+`Client` is the client that trains or is evaluated, `Uploads` are the uploads of the cohort, and `Server` is the server
+in a round.
 
-Samples x can be passed on, and indexed by rows: x[a:b], x.chunk(n), len(x). If a sample has several tensors, x is an
-`Inputs` that holds them by name (common/inputs.py). With needs = {CLASSES}, targets are (B,) class numbers; otherwise
-targets and outputs have the shape of the task, (B, ...).
+Hooks may pass samples x to other functions, and index them by rows: x[a:b], x.chunk(n), len(x). If a sample consists of
+several tensors, x is an `Inputs` object that holds them by name (common/inputs.py). With needs = {CLASSES}, targets are
+(B,) class numbers; otherwise targets and outputs have the shape of the task, (B, ...).
 
 Shapes: d parameters without frozen ones, s parameters that are sent in the round, b float buffers, c classes, z
 features, N clients, m clients in the cohort, B samples in a batch.
@@ -25,14 +25,18 @@ from fedmpi.flat.layout import Segment
 from fedmpi.flat.packing import Views
 
 
-class Row(dict[str, Tensor]):
-    """The upload of a client, one tensor per slot: Row(dw=..., dc=...). The engine adds dw if it is missing."""
+class SlotValues(dict[str, Tensor]):
+    """Values of declared slots, as `upload` and `download` return them: SlotValues(dw=..., dc=...).
+
+    The engine adds dw = w - w0 to an upload if it is declared and missing.
+    """
 
 
 class State(dict[str, Tensor]):
-    """Values of declared state. Read client.state.c_i or server.state.c; return State(c_i=...) with all slots.
+    """Values of the declared state of a client or of the server.
 
-    For slots that do not change return the old state: `client.state`, or State(**client.state, more=...).
+    Read client.state.c_i or server.state.c; return State(c_i=...) with all slots. For slots that do not change return
+    the old state: `client.state`, or State(**client.state, more=...).
     """
 
     def __getattr__(self, name: str) -> Tensor:
@@ -40,17 +44,19 @@ class State(dict[str, Tensor]):
             return self[name]
         except KeyError:
             declared = ", ".join(self) or "none"
-            raise AttributeError(f"no state {name!r} is declared here (declared: {declared})") from None
+            raise AttributeError(f"state {name!r} is not declared; declared: {declared}") from None
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"state {name!r} is read-only: return the new value, the engine stores it")
+        raise AttributeError(
+            f"state {name!r} is read-only; return its new value from the hook, and the engine stores it"
+        )
 
 
 @dataclass(frozen=True)
 class Quadratic:
-    """The penalty weight / 2 ||w - anchor||^2 - <slope, w> of the current weights w, as a result of `regularizer`.
+    """A quadratic penalty, weight / 2 ||w - anchor||^2 - <slope, w>, that the hook `regularizer` may return.
 
-    It has the same gradient as that formula under autograd, in a fifth of the time.
+    Its gradient is the one that autograd computes from this formula, in a fifth of the time.
     """
 
     weight: float
@@ -58,18 +64,18 @@ class Quadratic:
     slope: Tensor | None = None  # (d,)
 
     def value(self, w: Tensor) -> Tensor:
-        """Return the penalty () at w (d,)."""
+        """Return the penalty () at the weights w (d,)."""
         value = self.weight / 2 * (w - self.anchor).square().sum()
         return value if self.slope is None else value - self.slope @ w
 
     def add_gradient(self, g: Tensor, w: Tensor) -> Tensor:
-        """Add the gradient at w (d,) to g (d,) in place, and return g."""
+        """Add the gradient of the penalty at the weights w (d,) to g (d,) in place, and return g."""
         if self.slope is not None:
             g.sub_(self.slope)
         return g.add_(w - self.anchor, alpha=self.weight)
 
 
-class Fitted(NamedTuple):
+class FitResult(NamedTuple):
     """The result of `Client.fit`."""
 
     w: Tensor  # (d,) trained weights
@@ -83,38 +89,38 @@ Part = Literal["train", "validation"]  # of a client's own training rows
 
 
 class Client(Protocol):
-    """The client that trains or is evaluated, as its hooks see it.
+    """The client that trains or is evaluated, as hooks see it.
 
-    Do not write to its tensors, and do not keep them: the engine uses them again in the next round. What a client keeps
-    is declared state, which moves with it to the rank that trains it.
+    Do not write to its tensors, and do not store them: the engine reuses them in the next round. To keep a value
+    between rounds, declare it in client_state, which moves with the client to the rank that trains it.
     """
 
     id: int  # from 0 to N - 1
     clients: int  # N, the number of clients
     round: int  # from 0; in the evaluation after round t it is t
     rounds: int  # rounds of the whole run
-    n: int  # training samples, without those held out for validation
-    label_counts: Tensor  # (c,) int64, of the training samples
+    n: int  # number of training samples, without validation samples
+    label_counts: Tensor  # (c,) int64, number of training samples of each class
     classes: int  # c, the number of classes
     lr: float  # eta_t, the learning rate of this round
-    batch_size: int | None  # samples of a batch; None: all at once
-    epoch: int  # number of the current pass of `fit`, from 0
+    batch_size: int | None  # samples in a batch; None: all samples
+    epoch: int  # index of the current pass of `fit` over the samples, from 0
     last_epoch: bool  # whether the current step belongs to the last pass of `fit`
     steps: int  # K, the number of optimiser steps that `fit` has made on client.w
-    # Sum of the weights with which a constant gradient enters w: K without momentum (FedNova's a_k); nan if steps are
-    # not such sums. Declare needs = {SGD_STEPS}
-    a: float
+    # Sum of the weights with which a constant gradient enters w (FedNova's a_k): K without momentum. It is nan if
+    # w - w0 is not a weighted sum of gradients, so declare needs = {SGD_STEPS}.
+    gradient_weight: float
     w: Tensor  # (d,) current weights; in `loss` and `regularizer` a leaf tensor that requires a gradient
     b: Tensor  # (b,) current float buffers (batch statistics)
     received: Tensor  # (d,) the weights received, with the client's own parts
     b0: Tensor  # (b,) the float buffers received
-    w0: Tensor  # (d,) weights at the start of local training: `received`, or the result of the hook `receive`
-    at_w0: bool  # whether no step has been made, so that w equals w0; known without synchronising the device
+    w0: Tensor  # (d,) weights at the start of local training: `received`, or the result of the hook `initial_weights`
+    at_w0: bool  # whether w equals w0 because no step has been made yet; does not synchronise the device
     state: State  # client_state, as client.state.NAME; return new values from `train` or `upload`
-    down: Views  # the slots of `receives` and per_client_download, as client.down.NAME
-    # Accumulators of this client and round, as client.scratch.NAME: zero at the start of the round, not stored. Hooks
-    # may write to them in place: client.scratch.NAME.add_(...)
-    scratch: Views
+    downloads: Views  # the slots named in `receives` or declared in per_client_download: client.downloads.NAME
+    # Accumulators of this client, as client.accumulators.NAME. They are zero at the start of each round and are not
+    # stored. Hooks may write to them in place: client.accumulators.NAME.add_(...)
+    accumulators: Views
 
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits f(x) at the current weights.
@@ -127,32 +133,49 @@ class Client(Protocol):
         """
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return features z(x) and logits f(x) at the current weights, from one pass. Declare needs = {FEATURES}.
+        """Return features z(x) and logits f(x) at the current weights, from one pass.
 
-        Returns:
-            (B, z) inputs of the head, (B, c) logits.
-        """
-
-    def frozen(self, x: Tensor, at: Tensor | None = None, buffers: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return features and logits of another model, in evaluation mode and without a gradient.
+        Declare needs = {FEATURES}.
 
         Args:
             x: (B, ...) samples.
-            at: (d,) weights that do not change during the round; default w0.
-            buffers: (b,) float buffers; default those received.
+
+        Returns:
+            (B, z) features, the inputs of the head; (B, c) logits.
+        """
+
+    def reference_forward(
+        self, x: Tensor, at: Tensor | None = None, buffers: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return features and logits of a fixed reference model, in evaluation mode and without a gradient.
+
+        Args:
+            x: (B, ...) samples.
+            at: (d,) weights of the reference model, which must not change during the round; default w0.
+            buffers: (b,) its float buffers; default those received.
 
         Returns:
             (B, z) features, (B, c) logits; for a model without features the logits twice.
         """
 
     def task_loss(self, f: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Return the task's loss () of given outputs f (B, c)."""
+        """Return the task's loss () of given outputs.
+
+        Args:
+            f: (B, c) outputs.
+            x: (B, ...) samples.
+            y: (B,) targets.
+        """
 
     def mean_loss(self, at: Tensor, part: Part = "validation") -> Tensor:
-        """Return the mean task loss of the weights `at` (d,) over a part of the client's rows, () float64.
+        """Return the mean task loss () float64 of given weights over the client's training or validation rows.
 
         The loss is computed in evaluation mode, without a gradient, with the current buffers; it is nan if there are no
-        rows. The current model does not change. Declare needs = {VALIDATION} for the validation part.
+        rows. The current model does not change.
+
+        Args:
+            at: (d,) weights.
+            part: "train", or "validation", for which the method must declare needs = {VALIDATION}.
         """
 
     def grad(
@@ -166,65 +189,94 @@ class Client(Protocol):
     ) -> Tensor:
         """Return the gradient of a loss on one batch.
 
-        The first pass of a step updates the current batch statistics. Further passes do not, nor passes outside of
-        steps, nor passes with `buffers`.
+        The first pass of a step updates the current batch statistics. Further passes of the step do not, and neither do
+        passes outside of steps or passes with `buffers`.
 
         Args:
-            x, y: (B, ...) samples, (B,) targets.
+            x: (B, ...) samples.
+            y: (B,) targets.
             at: (d,) weights; default the current ones.
-            loss: (client, x, y) -> (); default the method's, without its regularizer.
-            buffers: (b,) float buffers of `at`, for example in client.scratch, which the pass writes to; default the
-                current ones.
+            loss: a function (client, x, y) -> (); default the method's `loss`, without its regularizer.
+            buffers: (b,) float buffers of `at`, which the pass updates in place, for example a slot of
+                client.accumulators; default the current ones.
 
         Returns:
             (d,) gradient.
         """
 
     def regularizer_grad(self, regularizer: Regularizer) -> Tensor:
-        """Return the gradient (d,) of a regularizer, such as that of another method, with respect to client.w."""
+        """Return the gradient (d,) of a regularizer with respect to client.w.
 
-    def hessian_vector(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        """Return the exact Hessian-vector product H v (d,) of the method's loss at the current weights, for v (d,)."""
+        Args:
+            regularizer: a function client -> () or `Quadratic`, for example the hook of another method.
+        """
+
+    def hessian_vector_product(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
+        """Return the exact Hessian-vector product H v (d,) of the method's loss at the current weights.
+
+        Args:
+            x: (B, ...) samples.
+            y: (B,) targets.
+            v: (d,) vector.
+        """
 
     def head_grad(self, z: Tensor, loss: Callable[[Tensor], Tensor], *, at: Tensor | None = None) -> Tensor:
         """Return the gradient of loss(head(z)) without another pass through the body.
 
         Args:
-            z: (B, z) features. If they have a graph, the gradient continues into the body, and the loss is recorded as
-                that of the step. With `z.detach()` only the head has a gradient, and no loss is recorded.
-            loss: logits (B, c) -> ().
-            at: (d,) weights of the head; default the current ones.
+            z: (B, z) features. If they have an autograd graph, the gradient includes the body, and the loss is recorded
+                as that of the step. With `z.detach()` the gradient is that of the head only, and no loss is recorded.
+            loss: a function logits (B, c) -> ().
+            at: (d,) weights, of which the head is used; default the current ones.
 
         Returns:
             (d,) gradient.
         """
 
-    def take(self, group: str, flat: Tensor) -> Tensor:
-        """Return the entries of a (d,) vector that belong to a layout group ("head", "body", ...)."""
+    def extract_group(self, group: str, flat: Tensor) -> Tensor:
+        """Return the entries of a flat vector that belong to a layout group.
 
-    def lift(self, group: str, part: Tensor, into: Tensor) -> Tensor:
-        """Return a copy of the (d,) vector `into` in which the entries of a layout group are replaced by `part`."""
+        Args:
+            group: "head", "body", ... (see `segments`).
+            flat: (d,) vector.
+        """
+
+    def replace_group(self, group: str, part: Tensor, into: Tensor) -> Tensor:
+        """Return a copy of a flat vector in which the entries of a layout group are replaced.
+
+        Args:
+            group: "head", "body", ... (see `segments`).
+            part: the new entries, as `extract_group` returns them.
+            into: (d,) the vector to copy.
+        """
 
     def segments(self, groups: Sequence[str] | None = None) -> Sequence[Segment]:
-        """Return the positions of parameter tensors in the flat vector, for these layout groups or for all.
+        """Return the positions of the parameter tensors in the flat vector.
 
         Each segment has .name (as in the state_dict), .group, .shape, .start and .stop; segment.view(flat) is the
-        tensor. Groups are body, norm (normalisation layers), head (the last layer), atom and coef (filter
-        decomposition), and those that parameter_groups() of a model names.
+        tensor. The layout groups are body, norm (normalisation layers), head (the last layer), atom and coef (filter
+        decomposition), and those that the model's parameter_groups() names.
+
+        Args:
+            groups: the layout groups whose segments are returned; default all.
         """
 
     def batches(self, generator: torch.Generator | None = None) -> Iterator[Batch]:
         """Yield batches of the client's training rows without augmentation, for hooks that read data outside of steps.
 
         Args:
-            generator: draws the order (see `generator`); None: the order of the rows.
+            generator: draws the order of the rows (see `generator`); None: the rows are not shuffled.
 
         Yields:
             (B, ...) samples and (B,) targets with B = train.batch_size; the last batch may be smaller.
         """
 
-    def passes(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield features (B, z), logits (B, c), targets (B,) of the training rows; evaluation mode, no gradient."""
+    def forward_batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Run the current model on the training rows, in evaluation mode and without a gradient.
+
+        Yields:
+            Features (B, z), logits (B, c) and targets (B,) of each batch.
+        """
 
     def fit(
         self,
@@ -235,27 +287,37 @@ class Client(Protocol):
         start: Tensor | None = None,
         buffers: Tensor | None = None,
         regularizer: Regularizer | None = None,
-        plain: bool = False,
-        bare: bool = False,
-    ) -> Fitted:
-        """Train with the optimiser train.optim, which is new unless train.persist_optimizer has stored its state.
+        fedavg_steps: bool = False,
+        plain_sgd: bool = False,
+    ) -> FitResult:
+        """Train the client with the optimiser train.optim.
+
+        The optimiser starts without state, unless train.persist_optimizer has stored its state in an earlier round.
 
         Args:
-            epochs: passes over the training rows; default train.epochs, or enough for train.steps.
+            epochs: passes over the training rows; default train.epochs, or as many as train.steps needs.
             groups: layout groups to train; default the method's `trains`.
             lr: learning rate; default eta_t.
-            start: (d,) weights of another model to train. client.w, its buffers, counters and recorded loss do not
-                change, and the optimiser is new.
+            start: (d,) weights of another model to train in place of client.w. client.w, its buffers, counters and
+                recorded loss do not change, and the optimiser starts without state.
             buffers: (b,) float buffers of that model; default the current ones.
-            regularizer: used in place of the hook of that name.
-            plain: make FedAvg's steps on all parameters, with a new optimiser.
-            bare: make steps w <- w - lr g, without momentum, weight decay, clipping and optimiser of `train`.
+            regularizer: replaces the hook `regularizer`.
+            fedavg_steps: make FedAvg's steps on all parameters, without the method's hooks, and with an optimiser that
+                starts without state.
+            plain_sgd: like fedavg_steps, but with steps w <- w - lr g: momentum, weight decay, clipping and optimiser
+                of the section `train` are not used.
+
+        Returns:
+            The trained weights and buffers.
         """
 
     def generator(self, *purpose: str | int) -> torch.Generator:
-        """Return a random generator on the CPU, seeded from the run's seed, this client and `purpose`.
+        """Return a random generator on the CPU, seeded by the run's seed, this client's id and a purpose.
 
-        It draws the same numbers in every round, unless `purpose` contains the round.
+        It draws the same numbers in every round, unless `purpose` includes the round number.
+
+        Args:
+            purpose: words and numbers that distinguish this generator from others of the client.
         """
 
 
@@ -263,11 +325,14 @@ Span = tuple[int, int]
 
 
 class Uploads:
-    """The uploads of the cohort: one attribute per declared slot, with one row per client, as updates.dw (m, s)."""
+    """The uploads of the cohort.
 
-    clients: tuple[int, ...]  # ids of the clients whose uploads count, ascending, as the rows
-    n: Tensor  # (m,) float64 training samples
-    p: Tensor  # (m,) float64 weights, sum 1 (cohort.weighting)
+    Each declared slot is an attribute with one row per client, for example updates.dw (m, s).
+    """
+
+    clients: tuple[int, ...]  # ids of the clients whose uploads are used, ascending, in the order of the rows
+    n: Tensor  # (m,) float64 numbers of training samples
+    p: Tensor  # (m,) float64 weights with sum 1 (cohort.weighting)
 
     def __init__(self, clients: Sequence[int], n: Tensor, p: Tensor, views: Views) -> None:
         self.clients, self.n, self.p = tuple(clients), n, p
@@ -281,20 +346,25 @@ class Uploads:
 
     @property
     def uniform(self) -> Tensor:
-        """Equal weights 1/m, (m,) float64."""
+        """Equal weights 1/m of all clients, (m,) float64."""
         return torch.full((len(self),), 1 / len(self), dtype=torch.float64)
 
     def mean(self, slot: str = "dw", p: Tensor | None = None) -> Tensor:
-        """Return sum_i p_i slot_i, summed in float64; the default of the weights p (m,) is updates.p."""
+        """Return the weighted mean sum_i p_i slot_i, summed in float64.
+
+        Args:
+            slot: the name of the slot.
+            p: (m,) weights; default updates.p.
+        """
         return self.combine(self.p if p is None else p, slot)
 
     def combine(self, coefficients: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
-        """Return sum_i c_i slot_i in the shape of the slot.
+        """Return the linear combination sum_i c_i slot_i, in the shape of the slot.
 
         Args:
-            coefficients: (m,) c.
+            coefficients: (m,) the factors c.
             slot: the name of the slot.
-            span: (a, b) restricts the sum to columns a to b - 1 of the flat slot; the result is (b - a,) then.
+            span: (a, b) to combine only columns a to b - 1 of the flat slot; the result is then (b - a,).
         """
         x = getattr(self, slot)
         columns, start, width = _columns(x, span)
@@ -302,52 +372,78 @@ class Uploads:
         return combined if span else combined.view(x.shape[1:])
 
     def gram(self, slot: str = "dw", span: Span | None = None) -> Tensor:
-        """Return the inner products of the clients' rows, (m, m) float64, over all columns or a span (a, b)."""
+        """Return the inner products of all pairs of the clients' rows, (m, m) float64.
+
+        Args:
+            slot: the name of the slot.
+            span: (a, b) to use only columns a to b - 1 of the flat slot.
+        """
         return linear.total(linear.gram_blocks(*_columns(getattr(self, slot), span)))
 
-    def products(self, v: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
-        """Return the inner products of the clients' rows with v, (m,) float64, over all columns or those of a span."""
+    def inner_products(self, v: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
+        """Return the inner product of each client's row with a vector, (m,) float64.
+
+        Args:
+            v: the vector, in the shape of the slot, or (b - a,) with a span.
+            slot: the name of the slot.
+            span: (a, b) to use only columns a to b - 1 of the flat slot.
+        """
         columns, start, _ = _columns(getattr(self, slot), span)
         return linear.products(columns, v.flatten(), start)
 
-    def trimmed(self, trim: float, slot: str = "dw") -> Tensor:
-        """Return the mean of each entry without its floor(trim m) smallest and largest values; 1/2 gives the median."""
+    def trimmed_mean(self, trim: float, slot: str = "dw") -> Tensor:
+        """Return the trimmed mean of each entry over the clients, in the shape of the slot.
+
+        Args:
+            trim: the fraction of the clients that is left out at each end, floor(trim m) values; 1/2 gives the median.
+            slot: the name of the slot.
+        """
         x = getattr(self, slot)
         return linear.trimmed_mean(_columns(x)[0], trim).view(x.shape[1:])
 
 
 def _columns(x: Tensor, span: Span | None = None) -> tuple[Tensor, int, int]:
-    """Return rows (m, n) of a slot or of a span of its columns; the first column; the slot's number of columns."""
+    """Return the rows (m, n) of a slot restricted to a span of columns, the first column, and the slot's width."""
     rows = x.flatten(1) if x.dim() > 1 else x[:, None]
     a, b = span or (0, rows.shape[1])
     return rows[:, a:b], a, rows.shape[1]
 
 
 class Server(Protocol):
-    """The server, as its hooks see it. Do not write to its tensors: the engine uses them again in the next round."""
+    """The server, as hooks see it.
+
+    Do not write to its tensors: the engine reuses them in the next round.
+    """
 
     clients: int  # N, the number of clients
     classes: int  # c, the number of classes
-    label_counts: Tensor  # (N, c) int64, training samples of all clients. Declare needs = {LABEL_COUNTS}
+    # (N, c) int64, number of training samples of each client and class. Declare needs = {LABEL_COUNTS}.
+    label_counts: Tensor
     round: int  # from 0; in the evaluation after round t it is t
     rounds: int  # rounds of the whole run
     lr: float  # server.lr of the config
     train_lr: float  # eta_t, the clients' learning rate of this round; only in `aggregate`
-    w: Tensor  # (d,) the global model: in `aggregate` before the step, in `download` as it is broadcast
-    shared: Tensor  # (s,) the entries of w that are sent in this round, with the columns of dw; only in `aggregate`
-    # The parameter tensors as columns of dw: .name, .group, .start, .stop, .shape, segment.view(updates.dw[i]); only in
-    # `aggregate`
+    w: Tensor  # (d,) the global model: in `aggregate` before the step, in `download` as it will be broadcast
+    shared: Tensor  # (s,) the entries of w that are sent in this round, in the columns of dw; only in `aggregate`
+    # The positions of the parameter tensors in the columns of dw: .name, .group, .start, .stop, .shape,
+    # segment.view(updates.dw[i]); only in `aggregate`
     segments: Sequence[Segment]
     state: State  # server_state, as server.state.NAME; return new values from `aggregate`
 
-    def figures(self, **values: float | Tensor) -> None:
-        """Record numbers of the method in this round's row of metrics.jsonl and on the console: figures(step=1.5).
+    def log_metrics(self, **values: float | Tensor) -> None:
+        """Add metrics of the method to this round's row of metrics.jsonl and to the console output.
 
-        Only in `aggregate`.
+        May be called in `aggregate` only: server.log_metrics(step=1.5).
+
+        Args:
+            values: the metrics by name.
         """
 
     def generator(self, *purpose: str | int) -> torch.Generator:
-        """Return a random generator on the CPU, seeded from the run's seed and `purpose`.
+        """Return a random generator on the CPU, seeded by the run's seed and a purpose.
 
-        It draws the same numbers in every round, unless `purpose` contains the round.
+        It draws the same numbers in every round, unless `purpose` includes the round number.
+
+        Args:
+            purpose: words and numbers that distinguish this generator from others of the server.
         """

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedmpi.method import PLAIN_SGD, Client, Method, Row, Server, State, Uploads, option
+from fedmpi.method import PLAIN_SGD, Client, Method, Server, SlotValues, State, Uploads, option
 from fedmpi.method.slots import BUFFERS, FLAT, INITIAL, INITIAL_BUFFERS, SCALAR, SHARED, Slot, Slots
 
 
@@ -29,38 +29,38 @@ class APFL(Method):
 
     client_state = Slots(v=INITIAL, v_b=INITIAL_BUFFERS, alpha=Slot(start="alpha"))
     sends = Slots(dw=SHARED, alpha=SCALAR)
-    means = {"dw": ("p",)}
-    scratch = Slots(v=FLAT, v_b=BUFFERS, alpha=SCALAR)
+    mean_only_slots = {"dw": ("p",)}
+    accumulators = Slots(v=FLAT, v_b=BUFFERS, alpha=SCALAR)
     needs = frozenset({PLAIN_SGD})
-    neutral = {"alpha": 0.0, "adapt": "never"}
+    equals_fedavg_at = {"alpha": 0.0, "adapt": "never"}
 
     def step(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
-        v, alpha = client.scratch.v, client.scratch.alpha
+        v, alpha = client.accumulators.v, client.accumulators.alpha
         if not client.steps:
             v.copy_(client.state.v)
-            client.scratch.v_b.copy_(client.state.v_b)
+            client.accumulators.v_b.copy_(client.state.v_b)
             alpha.copy_(client.state.alpha)
         g = client.grad(x, y)  # (2)
         if self.adapt == "never" and not self.alpha:
             return g
-        at_u = client.grad(x, y, at=alpha * v + (1 - alpha) * client.w, buffers=client.scratch.v_b)
+        at_u = client.grad(x, y, at=alpha * v + (1 - alpha) * client.w, buffers=client.accumulators.v_b)
         slope = (v - client.w) @ at_u
         v.sub_(client.lr * alpha * at_u)  # (3)
         if self.adapt == "step" or (self.adapt == "round" and not client.steps):
             alpha.sub_(client.lr * slope).clamp_(0, 1)  # (4)
         return g
 
-    def upload(self, client: Client) -> tuple[Row, State]:
-        scratch = client.scratch
+    def upload(self, client: Client) -> tuple[SlotValues, State]:
+        scratch = client.accumulators
         state = State(v=scratch.v, v_b=scratch.v_b, alpha=scratch.alpha) if client.steps else client.state
-        return Row(alpha=state.alpha), state
+        return SlotValues(alpha=state.alpha), state
 
-    def weights(self, client: Client) -> Tensor:
+    def personal_weights(self, client: Client) -> Tensor:
         return client.state.alpha * client.state.v + (1 - client.state.alpha) * client.received  # (1)
 
-    def buffers(self, client: Client) -> Tensor:
+    def personal_buffers(self, client: Client) -> Tensor:
         return client.state.alpha * client.state.v_b + (1 - client.state.alpha) * client.b0
 
     def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
-        server.figures(alpha=updates.alpha.mean())
+        server.log_metrics(alpha=updates.alpha.mean())
         return updates.mean("dw"), State()

@@ -20,9 +20,9 @@ from torch.nn.functional import cross_entropy
 
 from fedmpi.common.errors import UserError
 from fedmpi.flat.layout import HEAD
-from fedmpi.method import Client, Method, Row, Server, State, Uploads, option
+from fedmpi.method import Client, Method, Server, SlotValues, State, Uploads, option
 from fedmpi.method.base import CLASSES, FEATURES, LABEL_COUNTS, PLAIN_SERVER
-from fedmpi.method.slots import PER_CLASS, PROTOTYPES, SHARED, Slot, Slots, Travel
+from fedmpi.method.slots import PER_CLASS, PROTOTYPES, SHARED, SharedParts, Slot, Slots
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,16 @@ class CCVR(Method):
     batch_size: int = option(64, "features a step", ge=1)
 
     sends = Slots(dw=SHARED, counts=PER_CLASS, means=PROTOTYPES, covariances=Slot(("c", "z", "z")))
-    means = {"dw": ("p",)}
+    mean_only_slots = {"dw": ("p",)}
     needs = frozenset({FEATURES, CLASSES, PLAIN_SERVER, LABEL_COUNTS})
 
-    def travels(self, t: int, rounds: int) -> Travel:
+    def shared_parts(self, t: int, rounds: int) -> SharedParts:
         if t < rounds - 1:
-            return Travel(slots=("dw",))
+            return SharedParts(slots=("dw",))
         # The server changes the head; clients upload statistics.
-        return Travel(groups=(HEAD,), slots=("counts", "means", "covariances"))
+        return SharedParts(groups=(HEAD,), slots=("counts", "means", "covariances"))
 
-    def prepare(self, module: nn.Module, classes: int) -> nn.Module:
+    def prepare_model(self, module: nn.Module, classes: int) -> nn.Module:
         head = getattr(module, "head", None)
         if isinstance(head, nn.Module) and not isinstance(head, nn.Linear):
             raise UserError(f"it trains a head that is one linear layer; this model's is {type(head).__name__}")
@@ -54,13 +54,13 @@ class CCVR(Method):
             client.fit()
         return State()
 
-    def upload(self, client: Client) -> tuple[Row, State]:
+    def upload(self, client: Client) -> tuple[SlotValues, State]:
         if client.round < client.rounds - 1:
-            return Row(), State()
-        z, y = (torch.cat(parts) for parts in zip(*((z, y) for z, _, y in client.passes()), strict=True))
+            return SlotValues(), State()
+        z, y = (torch.cat(parts) for parts in zip(*((z, y) for z, _, y in client.forward_batches()), strict=True))
         each = map(statistics, z[y.argsort(stable=True)].split(client.label_counts.tolist()))  # of each class
         means, covariances = (torch.stack(parts) for parts in zip(*each, strict=True))
-        return Row(counts=client.label_counts, means=means, covariances=covariances), State()
+        return SlotValues(counts=client.label_counts, means=means, covariances=covariances), State()
 
     def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
         if server.round < server.rounds - 1:

@@ -20,7 +20,7 @@ class Ditto(Method):
     lam: float = option(0.75, "pull of the personal model towards the global one", ge=0)
 
     client_state = Slots(v=INITIAL, v_b=INITIAL_BUFFERS)
-    neutral = {}  # its global model is FedAvg's for every lam
+    equals_fedavg_at = {}  # its global model is FedAvg's for every lam
 
     def train(self, client: Client) -> State:
         client.fit()
@@ -30,8 +30,8 @@ class Ditto(Method):
     def pull(self, client: Client) -> Quadratic:
         return Quadratic(self.lam, client.w0)  # of (2)
 
-    def weights(self, client: Client) -> Tensor:
+    def personal_weights(self, client: Client) -> Tensor:
         return client.state.v
 
-    def buffers(self, client: Client) -> Tensor:
+    def personal_buffers(self, client: Client) -> Tensor:
         return client.state.v_b

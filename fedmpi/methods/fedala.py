@@ -22,7 +22,19 @@ import torch
 from torch import Tensor
 
 from fedmpi.flat.layout import HEAD
-from fedmpi.method import INITIAL, LAST_LAYER, SCALAR, Client, Method, Row, Slot, Slots, State, declared, option
+from fedmpi.method import (
+    INITIAL,
+    LAST_LAYER,
+    SCALAR,
+    Client,
+    Method,
+    Slot,
+    Slots,
+    SlotValues,
+    State,
+    declared_property,
+    option,
+)
 from fedmpi.methods._terms import differ
 
 FEWEST, MOST = 11, 100  # number of passes over the rows the first time
@@ -37,19 +49,19 @@ class FedALA(Method):
     threshold: float = option(0.1, "deviation of the loss at which the first learning of W ends", ge=0)
 
     needs = frozenset({LAST_LAYER})
-    neutral = {"rate": 0.0}
+    equals_fedavg_at = {"rate": 0.0}
 
-    @declared
+    @declared_property
     def client_state(self) -> Slots:
         return Slots(last=INITIAL, W=Slot(("h" if self.layers == "head" else "d",), start=1.0), learned=SCALAR)
 
-    @declared
-    def scratch(self) -> Slots:
+    @declared_property
+    def accumulators(self) -> Slots:
         return Slots(W=Slot(("h" if self.layers == "head" else "d",)), learned=SCALAR)
 
-    def receive(self, client: Client) -> Tensor:
-        W = client.scratch.W.copy_(client.state.W)
-        client.scratch.learned.copy_(client.state.learned)
+    def initial_weights(self, client: Client) -> Tensor:
+        W = client.accumulators.W.copy_(client.state.W)
+        client.accumulators.learned.copy_(client.state.learned)
         learned, moved = torch.stack([client.state.learned > 0, differ(client.received, client.state.last)]).tolist()
         if not self.rate or not moved:
             return client.received
@@ -59,7 +71,7 @@ class FedALA(Method):
             # Reading losses waits for the device, so it is done only when the loop may end.
             if len(losses) >= FEWEST and pstdev(torch.stack(losses[-WINDOW:]).tolist()) < self.threshold:
                 break
-        client.scratch.learned.fill_(1)
+        client.accumulators.learned.fill_(1)
         return self.mixed(client, W)
 
     def learn(self, client: Client, W: Tensor) -> Tensor:
@@ -85,17 +97,17 @@ class FedALA(Method):
 
     def part(self, client: Client, flat: Tensor) -> Tensor:
         """Return the entries of a (d,) vector for which W is learned."""
-        return client.take(HEAD, flat) if self.layers == "head" else flat
+        return client.extract_group(HEAD, flat) if self.layers == "head" else flat
 
     def mixed(self, client: Client, W: Tensor) -> Tensor:
         """Return the mixture u (1) of the received model and the client's last one, with weights W.   -> (d,)"""
         here = self.part(client, client.state.last) + W * self.part(client, client.received - client.state.last)
-        return client.lift(HEAD, here, into=client.received) if self.layers == "head" else here
+        return client.replace_group(HEAD, here, into=client.received) if self.layers == "head" else here
 
-    def upload(self, client: Client) -> tuple[Row, State]:
+    def upload(self, client: Client) -> tuple[SlotValues, State]:
         # The server averages trained models, so dw is relative to the received model, not to u.
-        learned = State(W=client.scratch.W, learned=client.scratch.learned)
-        return Row(dw=client.w - client.received), State(last=client.w, **learned)
+        learned = State(W=client.accumulators.W, learned=client.accumulators.learned)
+        return SlotValues(dw=client.w - client.received), State(last=client.w, **learned)
 
-    def weights(self, client: Client) -> Tensor:
+    def personal_weights(self, client: Client) -> Tensor:
         return self.mixed(client, client.state.W) if self.rate else client.received

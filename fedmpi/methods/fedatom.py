@@ -28,12 +28,12 @@ from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
 from fedmpi.flat.layout import ATOM, BODY, COEF, EVERYTHING, HEAD
-from fedmpi.method import Client, Method, Row, State, borrows, declared, option, overrides
-from fedmpi.method.slots import BUFFERS, SCALAR, Slot, Slots, Travel
+from fedmpi.method import Client, Method, SlotValues, State, declared_property, delegates_to, option, overrides
+from fedmpi.method.slots import BUFFERS, SCALAR, SharedParts, Slot, Slots
 from fedmpi.models.filter_atoms import decompose_convolutions
 
 
-@borrows("client", step=True)
+@delegates_to("client", step=True)
 @dataclass(frozen=True)
 class FedAtom(Method):
     atoms: int = option(9, "m_a, atoms of a layer", ge=1)
@@ -46,18 +46,18 @@ class FedAtom(Method):
     alpha_fast: str = option("discard", "alpha_k in fast rounds (3)", choices=("discard", "freeze", "keep"))
     client: Method | None = field(default=None, metadata={"doc": "method behind (1), null: FedAvg", "method": True})
 
-    MOVED = {
+    REPLACED_OPTIONS = {
         "personal": "personal atoms are method fedatom_personal, this is the method without them",
         "pers_head": "is an option of method fedatom_personal",
     }
 
     def __post_init__(self) -> None:
-        inner, phases = self.inner, ("train", "receive", "upload")
-        shares_all = inner.travels(0, 1) == Travel() and EVERYTHING in inner.trains
+        inner, phases = self.inner, ("train", "initial_weights", "upload")
+        shares_all = inner.shared_parts(0, 1) == SharedParts() and EVERYTHING in inner.trains
         only_dw = set(inner.sends) == {"dw"} and not inner.server_state
         for needed, met in {
             "a method that shares and trains the whole model": shares_all,
-            "a method that leaves the architecture alone": not overrides(inner, "prepare"),
+            "a method that leaves the architecture alone": not overrides(inner, "prepare_model"),
             "period: 1 with a method that sends or keeps more on the server than dw": self.period == 1 or only_dw,
             "alpha_fast: discard with a method that has phases itself": self.alpha_fast == "discard"
             or not any(overrides(inner, hook) for hook in phases),
@@ -69,24 +69,24 @@ class FedAtom(Method):
     def inner(self) -> Method:
         return self.client or Method()
 
-    @declared
+    @declared_property
     def client_state(self) -> Slots:
         own = Slots(alpha=Slot((COEF,)), trained=SCALAR) if self.alpha_fast == "keep" else Slots()
         return Slots(**self.inner.client_state, **own)
 
-    def travels(self, t: int, rounds: int) -> Travel:
-        return Travel(but=(COEF,)) if t % self.period else Travel()  # (3)
+    def shared_parts(self, t: int, rounds: int) -> SharedParts:
+        return SharedParts(exclude=(COEF,)) if t % self.period else SharedParts()  # (3)
 
-    def prepare(self, module: nn.Module, classes: int) -> nn.Module:
+    def prepare_model(self, module: nn.Module, classes: int) -> nn.Module:
         return decompose_convolutions(module, self.atoms, self.init)  # type: ignore[arg-type]
 
-    def receive(self, client: Client) -> Tensor:
+    def initial_weights(self, client: Client) -> Tensor:
         if self.alpha_fast != "keep":
-            return self.inner.receive(client)
+            return self.inner.initial_weights(client)
         slow = max(client.round - 1, 0) // self.period * self.period  # the last slow round before this one
         keeps = client.state.trained > slow + 1  # `trained` is the round + 1; 0: never trained
-        alpha = torch.where(keeps, client.state.alpha, client.take(COEF, client.received))
-        return client.lift(COEF, alpha, into=client.received)
+        alpha = torch.where(keeps, client.state.alpha, client.extract_group(COEF, client.received))
+        return client.replace_group(COEF, alpha, into=client.received)
 
     def train(self, client: Client) -> State:
         if self.alpha_fast == "freeze" and client.round % self.period:
@@ -94,15 +94,15 @@ class FedAtom(Method):
             return State()
         return self.inner.train(client)  # (1)
 
-    def upload(self, client: Client) -> tuple[Row, State]:
+    def upload(self, client: Client) -> tuple[SlotValues, State]:
         if self.alpha_fast != "keep":
             return self.inner.upload(client)
         # dw is the difference to the server's alpha, not to the client's own, from which training started.
-        row = Row() if client.round % self.period else Row(dw=client.w - client.received)
-        return row, State(alpha=client.take(COEF, client.w), trained=client.w.new_full((), client.round + 1))
+        row = SlotValues() if client.round % self.period else SlotValues(dw=client.w - client.received)
+        return row, State(alpha=client.extract_group(COEF, client.w), trained=client.w.new_full((), client.round + 1))
 
 
-@borrows("fedatom", step=True)
+@delegates_to("fedatom", step=True)
 @dataclass(frozen=True)
 class FedAtomPersonal(Method):
     """FedAtom with personal atoms, which each client trains by (4) after its part of the global round."""
@@ -116,7 +116,7 @@ class FedAtomPersonal(Method):
 
     def __post_init__(self) -> None:
         inner = self.fedatom.inner
-        if overrides(inner, "weights") or overrides(inner, "predict"):
+        if overrides(inner, "personal_weights") or overrides(inner, "predict"):
             raise UserError(
                 f"method.client: fedatom_personal says what its clients use, and so does {type(inner).__name__}; "
                 "method fedatom takes it"
@@ -131,7 +131,7 @@ class FedAtomPersonal(Method):
         """Return the groups of parameters that each client keeps for its personal model."""
         return (ATOM,) if self.pers_head == "global" else (ATOM, BODY, HEAD)
 
-    @declared
+    @declared_property
     def client_state(self) -> Slots:
         own = Slots(own_atom=Slot((ATOM,)), own_b=BUFFERS, began=SCALAR)
         head = Slots(own_body=Slot((BODY,)), own_head=Slot((HEAD,))) if HEAD in self.own else Slots()
@@ -139,16 +139,18 @@ class FedAtomPersonal(Method):
 
     def train(self, client: Client) -> State:
         state = self.fedatom.train(client)
-        own = client.fit(start=self.weights(client), groups=self.own, plain=True)  # (4)
-        parts = {f"own_{group}": client.take(group, own.w) for group in self.own}
+        own = client.fit(start=self.personal_weights(client), groups=self.own, fedavg_steps=True)  # (4)
+        parts = {f"own_{group}": client.extract_group(group, own.w) for group in self.own}
         return State(**state, began=client.w.new_ones(()), own_b=own.b, **parts)
 
-    def weights(self, client: Client) -> Tensor:
+    def personal_weights(self, client: Client) -> Tensor:
         w = client.received
         for group in self.own:
-            own = torch.where(client.state.began > 0, getattr(client.state, f"own_{group}"), client.take(group, w))
-            w = client.lift(group, own, into=w)
+            own = torch.where(
+                client.state.began > 0, getattr(client.state, f"own_{group}"), client.extract_group(group, w)
+            )
+            w = client.replace_group(group, own, into=w)
         return w
 
-    def buffers(self, client: Client) -> Tensor:
+    def personal_buffers(self, client: Client) -> Tensor:
         return torch.where(client.state.began > 0, client.state.own_b, client.b0)

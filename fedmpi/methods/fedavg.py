@@ -12,4 +12,4 @@ from fedmpi.method import Method
 
 @dataclass(frozen=True)
 class FedAvg(Method):
-    neutral = {}
+    equals_fedavg_at = {}

@@ -9,7 +9,7 @@ Evaluation:    e epochs of fine-tuning at each client with ft(e), of the full ne
 from dataclasses import dataclass
 
 from fedmpi.flat.layout import BODY, EVERYTHING, HEAD, NORM
-from fedmpi.method import LAST_LAYER, Client, Method, Travel, option
+from fedmpi.method import LAST_LAYER, Client, Method, SharedParts, option
 
 TUNED = {"full": (EVERYTHING,), "head": (HEAD,), "body": (BODY, NORM)}
 
@@ -21,8 +21,8 @@ class FedBABU(Method):
     trains = (BODY, NORM)
     needs = frozenset({LAST_LAYER})
 
-    def travels(self, t: int, rounds: int) -> Travel:
-        return Travel(but=(HEAD,))  # (1)
+    def shared_parts(self, t: int, rounds: int) -> SharedParts:
+        return SharedParts(exclude=(HEAD,))  # (1)
 
-    def tune(self, client: Client, epochs: int) -> None:
-        client.fit(epochs, groups=TUNED[self.tuned], plain=True)  # (2)
+    def finetune(self, client: Client, epochs: int) -> None:
+        client.fit(epochs, groups=TUNED[self.tuned], fedavg_steps=True)  # (2)

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedmpi.flat.layout import BODY, NORM
 from fedmpi.flat.model import NORM_LAYERS
-from fedmpi.method import Method, Travel, option
+from fedmpi.method import Method, SharedParts, option
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class FedBN(Method):
         choices=("type", "any", "name"),
     )
 
-    def travels(self, t: int, rounds: int) -> Travel:
-        return Travel(but=(NORM,))  # (1)
+    def shared_parts(self, t: int, rounds: int) -> SharedParts:
+        return SharedParts(exclude=(NORM,))  # (1)
 
-    def prepare(self, module: nn.Module, classes: int) -> nn.Module:
+    def prepare_model(self, module: nn.Module, classes: int) -> nn.Module:
         """Put the tensors that stay with the client into layout group norm, other normalisation tensors into body."""
         groups: dict[str, str] = getattr(module, "parameter_groups", dict)()
         local = NORM_LAYERS[:1] if self.bn_match == "type" else NORM_LAYERS

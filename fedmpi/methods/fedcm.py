@@ -13,7 +13,20 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedmpi.method import FLAT, SCALAR, SGD_STEPS, SHARED, Client, Method, Row, Server, Slots, State, Uploads, option
+from fedmpi.method import (
+    FLAT,
+    SCALAR,
+    SGD_STEPS,
+    SHARED,
+    Client,
+    Method,
+    Server,
+    Slots,
+    SlotValues,
+    State,
+    Uploads,
+    option,
+)
 
 
 @dataclass(frozen=True)
@@ -24,13 +37,13 @@ class FedCM(Method):
     server_state = Slots(delta=FLAT)
     receives = ("delta",)
     sends = Slots(dw=SHARED, a=SCALAR)
-    neutral = {"alpha": 1.0}
+    equals_fedavg_at = {"alpha": 1.0}
 
-    def gradient(self, client: Client, g: Tensor) -> Tensor:
-        return g if self.alpha == 1 else g.mul_(self.alpha).add_(client.down.delta, alpha=1 - self.alpha)  # (1)
+    def correct_gradient(self, client: Client, g: Tensor) -> Tensor:
+        return g if self.alpha == 1 else g.mul_(self.alpha).add_(client.downloads.delta, alpha=1 - self.alpha)  # (1)
 
-    def upload(self, client: Client) -> tuple[Row, State]:
-        return Row(a=client.w.new_full((), client.a)), State()
+    def upload(self, client: Client) -> tuple[SlotValues, State]:
+        return SlotValues(a=client.w.new_full((), client.gradient_weight)), State()
 
     def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
         if not server.train_lr:

@@ -24,7 +24,7 @@ class FedDecorr(Method):
     scale: str = option("code", "scale of the term: (3) or (2)", choices=("code", "paper"))
 
     needs = frozenset({FEATURES})
-    neutral = {"beta": 0.0}
+    equals_fedavg_at = {"beta": 0.0}
 
     def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
         z, f = client.forward(x)

@@ -25,7 +25,7 @@ class FedDisco(Method):
     normalise: bool = option(True, "divide discrepancies by their sum over the cohort")
 
     needs = frozenset({CLASSES, LABEL_COUNTS})
-    neutral = {"a": 0.0, "b": 0.0}
+    equals_fedavg_at = {"a": 0.0, "b": 0.0}
 
     def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
         d = discrepancy(server.label_counts[list(updates.clients)], self.metric)

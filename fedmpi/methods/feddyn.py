@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedmpi.method import Client, Method, Quadratic, Row, Server, State, Uploads, declared, option
+from fedmpi.method import Client, Method, Quadratic, Server, SlotValues, State, Uploads, declared_property, option
 from fedmpi.method.base import PLAIN_SERVER, SGD_STEPS
 from fedmpi.method.slots import FLAT, Slots
 
@@ -26,25 +26,25 @@ class FedDyn(Method):
 
     client_state = Slots(g_k=FLAT)
     server_state = Slots(h=FLAT)
-    means = {"dw": ("p", "uniform")}
+    mean_only_slots = {"dw": ("p", "uniform")}
 
-    @declared
+    @declared_property
     def needs(self) -> frozenset[str]:
         one = frozenset({PLAIN_SERVER}) if self.report == "avg" else frozenset[str]()  # otherwise w != m - h / alpha
         return one | {SGD_STEPS}
 
-    @declared
+    @declared_property
     def receives(self) -> tuple[str, ...]:
         return ("h",) if self.report == "avg" else ()
 
-    def receive(self, client: Client) -> Tensor:
-        return client.received - client.down.h / self.alpha if self.report == "avg" else client.received
+    def initial_weights(self, client: Client) -> Tensor:
+        return client.received - client.downloads.h / self.alpha if self.report == "avg" else client.received
 
     def regularizer(self, client: Client) -> Quadratic:
         return Quadratic(self.alpha, client.w0, slope=client.state.g_k)  # of (1)
 
-    def upload(self, client: Client) -> tuple[Row, State]:
-        return Row(), State(g_k=client.state.g_k - self.alpha * (client.w - client.w0))  # (2)
+    def upload(self, client: Client) -> tuple[SlotValues, State]:
+        return SlotValues(), State(g_k=client.state.g_k - self.alpha * (client.w - client.w0))  # (2)
 
     def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
         h = server.state.h - self.alpha * len(updates) / server.clients * updates.mean("dw", updates.uniform)  # (3)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedmpi.method import FLAT, PLAIN_SERVER, Client, Method, Server, Slots, State, Uploads, declared, option
+from fedmpi.method import FLAT, PLAIN_SERVER, Client, Method, Server, Slots, State, Uploads, declared_property, option
 
 
 @dataclass(frozen=True)
@@ -23,25 +23,25 @@ class FedExP(Method):
     eps: float = option(1e-3, "eps of (1), in squared units of the weights", gt=0)
     report: str = option("last", "the global model: the last w, or the mean of two", choices=("last", "average"))
 
-    @declared
+    @declared_property
     def needs(self) -> frozenset[str]:
         return frozenset({PLAIN_SERVER}) if self.report == "average" else frozenset()
 
-    @declared
+    @declared_property
     def server_state(self) -> Slots:
         return Slots(ahead=FLAT) if self.report == "average" else Slots()
 
-    @declared
+    @declared_property
     def receives(self) -> tuple[str, ...]:
         return tuple(self.server_state)
 
-    def receive(self, client: Client) -> Tensor:
-        return client.received + client.down.ahead if self.report == "average" else client.received
+    def initial_weights(self, client: Client) -> Tensor:
+        return client.received + client.downloads.ahead if self.report == "average" else client.received
 
     def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
         K, p = updates.gram("dw"), updates.p
         eta_g = (p @ K.diagonal() / (2 * (p @ K @ p + self.eps))).clamp(min=1)  # (1)
-        server.figures(server_step=eta_g)
+        server.log_metrics(server_step=eta_g)
         step = updates.combine(eta_g * p)  # (2)
         if self.report == "last" or server.round == 0:
             return step, server.state

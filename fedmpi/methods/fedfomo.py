@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedmpi.method import VALIDATION, Client, Method, Row, Server, State, Uploads, option
-from fedmpi.method.slots import FLAT, INITIAL, Slot, Slots, Travel
+from fedmpi.method import VALIDATION, Client, Method, Server, SlotValues, State, Uploads, option
+from fedmpi.method.slots import FLAT, INITIAL, SharedParts, Slot, Slots
 
 
 @dataclass(frozen=True)
@@ -32,37 +32,39 @@ class FedFomo(Method):
     decay: float = option(0.05, "by which that chance falls each round", ge=0)
 
     client_state = Slots(base=INITIAL)
-    server_state = Slots(last=INITIAL.times("N"), P=Slot(("N", "N")))
-    per_client_download = Slots(thetas=FLAT.times("models"), who=Slot(("models",)))
+    server_state = Slots(last=INITIAL.with_leading_dim("N"), P=Slot(("N", "N")))
+    per_client_download = Slots(thetas=FLAT.with_leading_dim("models"), who=Slot(("models",)))
     sends = Slots(theta=FLAT, who=Slot(("models",)), u=Slot(("models",)))
-    scratch = Slots(u=Slot(("models",)))
+    accumulators = Slots(u=Slot(("models",)))
     needs = frozenset({VALIDATION})
 
-    def travels(self, t: int, rounds: int) -> Travel:
-        return Travel(groups=())
+    def shared_parts(self, t: int, rounds: int) -> SharedParts:
+        return SharedParts(groups=())
 
-    def download(self, server: Server, client: int) -> Row:
+    def download(self, server: Server, client: int) -> SlotValues:
         gains = server.state.P[client].tolist()
         others = sorted((n for n in range(server.clients) if n != client), key=lambda n: -gains[n])
         chosen, g = [-1] * self.models, server.generator("pick", server.round, client)
         for i in range(min(self.models, len(others))):  # (3)
             by_chance = torch.rand((), generator=g) < self.explore - self.decay * server.round
             chosen[i] = others.pop(int(torch.randint(len(others), (), generator=g)) if by_chance else 0)
-        return Row(thetas=server.state.last[chosen], who=torch.tensor(chosen))  # -1: an unused place, as N - 1 < models
+        return SlotValues(
+            thetas=server.state.last[chosen], who=torch.tensor(chosen)
+        )  # -1: an unused place, as N - 1 < models
 
-    def receive(self, client: Client) -> Tensor:
+    def initial_weights(self, client: Client) -> Tensor:
         b = client.received if self.base == "trained" else client.state.base
         others = min(self.models, client.clients - 1)
-        thetas = torch.cat([client.received[None], client.down.thetas[:others]])
+        thetas = torch.cat([client.received[None], client.downloads.thetas[:others]])
         moves = thetas - b
         u = usefulness(client.mean_loss(b), torch.stack([client.mean_loss(theta) for theta in thetas]), moves)
         known = ~u.isnan().any()  # nan means that there are no validation rows
-        client.scratch.u[:others] = torch.where(known, u[1:], 0.0)
+        client.accumulators.u[:others] = torch.where(known, u[1:], 0.0)
         share = u.clamp(min=0) / u.clamp(min=0).sum().clamp(min=1e-300)
         return torch.where(known, b + share.to(b.dtype) @ moves, client.received)  # (2)
 
-    def upload(self, client: Client) -> tuple[Row, State]:
-        return Row(theta=client.w, who=client.down.who, u=client.scratch.u), State(base=client.w0)
+    def upload(self, client: Client) -> tuple[SlotValues, State]:
+        return SlotValues(theta=client.w, who=client.downloads.who, u=client.accumulators.u), State(base=client.w0)
 
     def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
         last, P = server.state.last.clone(), server.state.P.clone()

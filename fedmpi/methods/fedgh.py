@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedmpi.aggregation import rules
 from fedmpi.aggregation.gradient_harmonization import hierarchical
-from fedmpi.method import SHARED, Method, Server, Slots, State, Uploads, declared, option
+from fedmpi.method import SHARED, Method, Server, Slots, State, Uploads, declared_property, option
 
 KEPT = 0.99  # share of the history that a round keeps
 
@@ -27,7 +27,7 @@ KEPT = 0.99  # share of the history that a round keeps
 class FedGH(Method):
     variant: str = option("pairwise", "how conflicts are found", choices=("pairwise", "hierarchical"))
 
-    @declared
+    @declared_property
     def server_state(self) -> Slots:
         return Slots(history=SHARED) if self.variant == "hierarchical" else Slots()
 
@@ -40,7 +40,7 @@ class FedGH(Method):
         parts = []
         for segment in server.segments:
             span = segment.start, segment.stop
-            along = updates.products(server.state.history[slice(*span)], "dw", span)
+            along = updates.inner_products(server.state.history[slice(*span)], "dw", span)
             parts.append(updates.combine(hierarchical(updates.gram("dw", span), along), "dw", span))  # (3)
         direction = torch.cat(parts)
         return direction, State(history=KEPT * server.state.history + (1 - KEPT) * direction)  # (4)

@@ -24,7 +24,7 @@ from typing import Any
 from torch import Tensor
 
 from fedmpi.aggregation import rules
-from fedmpi.method import CLASSES, Client, Method, Server, State, Uploads, declared, option
+from fedmpi.method import CLASSES, Client, Method, Server, State, Uploads, declared_property, option
 
 # Options of the rule `principal` for each reading of (5).
 READINGS: dict[str, dict[str, Any]] = {
@@ -52,12 +52,12 @@ class FedLD(Method):
     keep: float = option(0.8, "kept share of the m principal directions", gt=0, le=1)
     variant: str = option("text", "reading of (5): its text, as printed, or the authors' code", choices=READINGS)
 
-    neutral = {"margin": 0.0, "principal": False}
-    MOVED = dict.fromkeys(
+    equals_fedavg_at = {"margin": 0.0, "principal": False}
+    REPLACED_OPTIONS = dict.fromkeys(
         ("correction", "share", "scope", "margin_on", "margin_norm", "plain_first_round", "published"), NOW
     )
 
-    @declared
+    @declared_property
     def needs(self) -> frozenset[str]:
         return frozenset({CLASSES} if self.margin else ())  # without the margin term the loss is the task's
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedmpi.method import SGD_STEPS, Client, Method, Row, Server, State, Uploads, declared, option
+from fedmpi.method import SGD_STEPS, Client, Method, Server, SlotValues, State, Uploads, declared_property, option
 from fedmpi.method.slots import FLAT, SCALAR, SHARED, Slots
 
 
@@ -24,26 +24,26 @@ class FedNova(Method):
     sends = Slots(dw=SHARED, a=SCALAR)
     needs = frozenset({SGD_STEPS})
 
-    @declared
+    @declared_property
     def client_state(self) -> Slots:
         return Slots(d_k=FLAT) if self.ccvr else Slots()
 
-    @declared
+    @declared_property
     def server_state(self) -> Slots:
         return Slots(d=FLAT) if self.ccvr else Slots()
 
-    @declared
+    @declared_property
     def receives(self) -> tuple[str, ...]:
         return tuple(self.server_state)
 
-    def gradient(self, client: Client, g: Tensor) -> Tensor:
-        return g.sub_(client.state.d_k).add_(client.down.d) if self.ccvr else g  # (3)
+    def correct_gradient(self, client: Client, g: Tensor) -> Tensor:
+        return g.sub_(client.state.d_k).add_(client.downloads.d) if self.ccvr else g  # (3)
 
-    def upload(self, client: Client) -> tuple[Row, State]:
-        sent = Row(a=client.w.new_full((), client.a))
+    def upload(self, client: Client) -> tuple[SlotValues, State]:
+        sent = SlotValues(a=client.w.new_full((), client.gradient_weight))
         if not self.ccvr or not client.steps or not client.lr:
             return sent, client.state
-        return sent, State(d_k=(client.w0 - client.w) / (client.a * client.lr))  # (1)
+        return sent, State(d_k=(client.w0 - client.w) / (client.gradient_weight * client.lr))  # (1)
 
     def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
         a = updates.a.double().cpu()

@@ -22,13 +22,13 @@ class FedNTD(Method):
     tau: float = option(1.0, "temperature of teacher and student", gt=0)
 
     needs = frozenset({CLASSES})
-    neutral = {"beta": 0.0}
+    equals_fedavg_at = {"beta": 0.0}
 
     def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
         f = client.logits(x)
         if not self.beta:
             return client.task_loss(f, x, y)
-        _, f0 = client.frozen(x)
+        _, f0 = client.reference_forward(x)
         distilled = distillation(not_true(f, y), not_true(f0, y), self.tau)
         return client.task_loss(f, x, y) + self.beta * self.tau**2 * distilled  # (1)
 

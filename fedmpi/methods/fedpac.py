@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedmpi.flat.layout import BODY, HEAD, NORM
-from fedmpi.method import CLASSES, FEATURES, LABEL_COUNTS, Client, Method, Row, Server, State, Uploads, option
-from fedmpi.method.slots import HEAD_FLAT, PER_CLASS, PROTOTYPES, SCALAR, SHARED, Slot, Slots, Travel
+from fedmpi.method import CLASSES, FEATURES, LABEL_COUNTS, Client, Method, Server, SlotValues, State, Uploads, option
+from fedmpi.method.slots import HEAD_FLAT, PER_CLASS, PROTOTYPES, SCALAR, SHARED, SharedParts, Slot, Slots
 from fedmpi.methods._prototypes import class_means, class_sums, head_mixture, prototype_loss
 
 
@@ -27,51 +27,51 @@ class FedPAC(Method):
     head_epochs: int = option(1, "epochs of the head phase", ge=0)
     head_lr: float = option(0.1, "learning rate of the head phase, the same in every round", ge=0)
 
-    server_state = Slots(heads=Slot(("N", "h"), initial=True), protos=PROTOTYPES, known=PER_CLASS)
+    server_state = Slots(heads=Slot(("N", "h"), from_initial_model=True), protos=PROTOTYPES, known=PER_CLASS)
     receives = ("protos", "known")
     per_client_download = Slots(head=HEAD_FLAT)
     sends = Slots(dw=SHARED, head=HEAD_FLAT, h=PROTOTYPES, V=SCALAR, protos=PROTOTYPES, counts=PER_CLASS)
-    means = {"dw": ("p",)}
-    scratch = Slots(h=PROTOTYPES, V=SCALAR, targets=PROTOTYPES, known=PER_CLASS)
+    mean_only_slots = {"dw": ("p",)}
+    accumulators = Slots(h=PROTOTYPES, V=SCALAR, targets=PROTOTYPES, known=PER_CLASS)
     needs = frozenset({FEATURES, CLASSES, LABEL_COUNTS})
 
-    def travels(self, t: int, rounds: int) -> Travel:
-        return Travel(but=(HEAD,))
+    def shared_parts(self, t: int, rounds: int) -> SharedParts:
+        return SharedParts(exclude=(HEAD,))
 
-    def download(self, server: Server, client: int) -> Row:
-        return Row(head=server.state.heads[client])
+    def download(self, server: Server, client: int) -> SlotValues:
+        return SlotValues(head=server.state.heads[client])
 
-    def receive(self, client: Client) -> Tensor:
-        return client.lift(HEAD, client.down.head, into=client.received)
+    def initial_weights(self, client: Client) -> Tensor:
+        return client.replace_group(HEAD, client.downloads.head, into=client.received)
 
-    def weights(self, client: Client) -> Tensor:
-        return self.receive(client)
+    def personal_weights(self, client: Client) -> Tensor:
+        return self.initial_weights(client)
 
     def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
         z, f = client.forward(x)
         if not self.lam or client.round == 0:
             return client.task_loss(f, x, y)
-        term = prototype_loss(z, y, client.scratch.targets, client.scratch.known)
+        term = prototype_loss(z, y, client.accumulators.targets, client.accumulators.known)
         return client.task_loss(f, x, y) + self.lam * term  # (2)
 
     def train(self, client: Client) -> State:
-        sums, counts, squares = class_sums(client.passes(), client.classes)
+        sums, counts, squares = class_sums(client.forward_batches(), client.classes)
         mu, present = class_means(sums, counts)
         pi = counts / counts.sum()
-        client.scratch.h.copy_(pi[:, None] * mu)  # (1)
+        client.accumulators.h.copy_(pi[:, None] * mu)  # (1)
         variances = pi * squares / counts.clamp(min=1) - pi**2 * mu.square().sum(1)
-        client.scratch.V.copy_(variances.sum() / client.n)  # (1)
-        client.scratch.targets.copy_(client.down.protos + (1 - client.down.known)[:, None] * mu)
-        client.scratch.known.copy_(client.down.known.maximum(present))
+        client.accumulators.V.copy_(variances.sum() / client.n)  # (1)
+        client.accumulators.targets.copy_(client.downloads.protos + (1 - client.downloads.known)[:, None] * mu)
+        client.accumulators.known.copy_(client.downloads.known.maximum(present))
         client.fit(self.head_epochs, groups=(HEAD,), lr=self.head_lr)
         client.fit(groups=(BODY, NORM))
         return State()
 
-    def upload(self, client: Client) -> tuple[Row, State]:
-        sums, counts, _ = class_sums(client.passes(), client.classes)
+    def upload(self, client: Client) -> tuple[SlotValues, State]:
+        sums, counts, _ = class_sums(client.forward_batches(), client.classes)
         protos, _ = class_means(sums, counts)
-        own = {"head": client.take(HEAD, client.w), "h": client.scratch.h, "V": client.scratch.V}
-        return Row(**own, protos=protos, counts=counts), State()
+        own = {"head": client.extract_group(HEAD, client.w), "h": client.accumulators.h, "V": client.accumulators.V}
+        return SlotValues(**own, protos=protos, counts=counts), State()
 
     def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
         sums, counts = (updates.counts[:, :, None] * updates.protos).sum(0), updates.counts.sum(0)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from fedmpi.flat.layout import BODY, HEAD, NORM
-from fedmpi.method import Method, Travel, option
+from fedmpi.method import Method, SharedParts, option
 from fedmpi.models.fedpara import factorise_layers
 
 
@@ -26,7 +26,7 @@ class FedPara(Method):
     ratio: float = option(0.5, "factors' entries over the dense weight's, per layer", gt=0, lt=1)
     init: str = option("factors", "what starts with variance 2 / fan_in", choices=("factors", "product"))
 
-    def prepare(self, module: nn.Module, classes: int) -> nn.Module:
+    def prepare_model(self, module: nn.Module, classes: int) -> nn.Module:
         return factorise_layers(module, self.ratio, personal=False, init=self.init)  # (1)
 
 
@@ -35,8 +35,8 @@ class PFedPara(Method):
     ratio: float = option(0.5, "factors' entries over the dense weight's, per layer", gt=0, lt=1)
     init: str = option("product", "what starts with variance 2 / fan_in", choices=("factors", "product"))
 
-    def travels(self, t: int, rounds: int) -> Travel:
-        return Travel(groups=(BODY, NORM, HEAD))
+    def shared_parts(self, t: int, rounds: int) -> SharedParts:
+        return SharedParts(groups=(BODY, NORM, HEAD))
 
-    def prepare(self, module: nn.Module, classes: int) -> nn.Module:
+    def prepare_model(self, module: nn.Module, classes: int) -> nn.Module:
         return factorise_layers(module, self.ratio, personal=True, init=self.init)  # (3)

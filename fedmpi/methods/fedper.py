@@ -9,12 +9,12 @@ A client that was not sampled is evaluated with the new body and the head from t
 from dataclasses import dataclass
 
 from fedmpi.flat.layout import HEAD
-from fedmpi.method import LAST_LAYER, Method, Travel
+from fedmpi.method import LAST_LAYER, Method, SharedParts
 
 
 @dataclass(frozen=True)
 class FedPer(Method):
     needs = frozenset({LAST_LAYER})
 
-    def travels(self, t: int, rounds: int) -> Travel:
-        return Travel(but=(HEAD,))  # (1)
+    def shared_parts(self, t: int, rounds: int) -> SharedParts:
+        return SharedParts(exclude=(HEAD,))  # (1)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedmpi.method import CLASSES, FEATURES, Client, Method, Row, Server, State, Uploads, option
-from fedmpi.method.slots import PER_CLASS, PROTOTYPES, SHARED, Slots, Travel
+from fedmpi.method import CLASSES, FEATURES, Client, Method, Server, SlotValues, State, Uploads, option
+from fedmpi.method.slots import PER_CLASS, PROTOTYPES, SHARED, SharedParts, Slots
 from fedmpi.methods._prototypes import class_means, prototype_loss
 
 
@@ -25,27 +25,27 @@ class FedProto(Method):
     server_state = Slots(protos=PROTOTYPES, known=PER_CLASS)
     receives = ("protos", "known")
     sends = Slots(dw=SHARED, protos=PROTOTYPES, present=PER_CLASS)
-    means = {"dw": ("p",)}
-    scratch = Slots(sums=PROTOTYPES, counts=PER_CLASS)
+    mean_only_slots = {"dw": ("p",)}
+    accumulators = Slots(sums=PROTOTYPES, counts=PER_CLASS)
     needs = frozenset({FEATURES, CLASSES})
-    neutral = {"lam": 0.0, "share_weights": True}
+    equals_fedavg_at = {"lam": 0.0, "share_weights": True}
 
-    def travels(self, t: int, rounds: int) -> Travel:
-        return Travel() if self.share_weights else Travel(groups=())
+    def shared_parts(self, t: int, rounds: int) -> SharedParts:
+        return SharedParts() if self.share_weights else SharedParts(groups=())
 
     def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
         z, f = client.forward(x)
         if client.last_epoch:
-            client.scratch.sums.index_add_(0, y, z.detach())
-            client.scratch.counts.index_add_(0, y, z.new_ones(len(y)))
+            client.accumulators.sums.index_add_(0, y, z.detach())
+            client.accumulators.counts.index_add_(0, y, z.new_ones(len(y)))
         loss = client.task_loss(f, x, y)
         if not self.lam:
             return loss
-        return loss + self.lam * prototype_loss(z, y, client.down.protos, client.down.known)  # (3)
+        return loss + self.lam * prototype_loss(z, y, client.downloads.protos, client.downloads.known)  # (3)
 
-    def upload(self, client: Client) -> tuple[Row, State]:
-        protos, present = class_means(client.scratch.sums, client.scratch.counts)  # (1)
-        return Row(protos=protos, present=present), State()
+    def upload(self, client: Client) -> tuple[SlotValues, State]:
+        protos, present = class_means(client.accumulators.sums, client.accumulators.counts)  # (1)
+        return SlotValues(protos=protos, present=present), State()
 
     def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
         # Classes that a client lacks have rows of zeros in its upload, so a plain sum suffices.

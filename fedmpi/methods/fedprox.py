@@ -14,7 +14,7 @@ from fedmpi.method import Client, Method, Quadratic, option
 class FedProx(Method):
     mu: float = option(0.01, "weight of the proximal term", ge=0)
 
-    neutral = {"mu": 0.0}
+    equals_fedavg_at = {"mu": 0.0}
 
     def regularizer(self, client: Client) -> Quadratic | None:
         return Quadratic(self.mu, client.w0) if self.mu else None  # of (2)

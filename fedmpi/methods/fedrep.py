@@ -10,7 +10,7 @@ and train.steps are not used.
 from dataclasses import dataclass
 
 from fedmpi.flat.layout import BODY, HEAD, NORM
-from fedmpi.method import LAST_LAYER, Client, Method, State, Travel, option
+from fedmpi.method import LAST_LAYER, Client, Method, SharedParts, State, option
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,10 @@ class FedRep(Method):
     body_epochs: int = option(1, "epochs of the body phase", ge=0)
 
     needs = frozenset({LAST_LAYER})
-    own_length = True
+    sets_training_length = True
 
-    def travels(self, t: int, rounds: int) -> Travel:
-        return Travel(but=(HEAD,))
+    def shared_parts(self, t: int, rounds: int) -> SharedParts:
+        return SharedParts(exclude=(HEAD,))
 
     def train(self, client: Client) -> State:
         client.fit(self.head_epochs, groups=(HEAD,))  # (1)

@@ -26,13 +26,23 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.flat.layout import HEAD, Segment
-from fedmpi.method import CLASSES, FEATURES, SGD_STEPS, Client, Method, borrows, declared, option, overrides
+from fedmpi.method import (
+    CLASSES,
+    FEATURES,
+    SGD_STEPS,
+    Client,
+    Method,
+    declared_property,
+    delegates_to,
+    option,
+    overrides,
+)
 from fedmpi.methods._terms import perturbation, retention, share_of_norm
 
 IN_TABLE_10 = "is an option of configs/papers/fedsol_table10.py:Objective now, which has FedSOL as its option `fedsol`"
 
 
-@borrows("prox")
+@delegates_to("prox")
 @dataclass(frozen=True)
 class FedSOL(Method):
     rho: float = option(2.0, "length of the perturbation; 0: FedAvg", ge=0)
@@ -44,8 +54,8 @@ class FedSOL(Method):
     )
     prox: Method | None = field(default=None, metadata={"doc": "method to perturb along, null: (5)", "method": True})
 
-    neutral = {"rho": 0.0}
-    MOVED = {"objective": IN_TABLE_10, "beta": IN_TABLE_10}
+    equals_fedavg_at = {"rho": 0.0}
+    REPLACED_OPTIONS = {"objective": IN_TABLE_10, "beta": IN_TABLE_10}
 
     def __post_init__(self) -> None:
         # FedDyn's g_k assumes steps along its regularizer. It is recognised by its name, because the file of a method
@@ -56,7 +66,7 @@ class FedSOL(Method):
                 "steps along it: fedprox, or one of configs/papers/fedsol_table4.py (SCAFFOLD, FedNova, FedDyn, MOON)"
             )
 
-    @declared
+    @declared_property
     def needs(self) -> frozenset[str]:
         term = {SGD_STEPS} | (self.prox.needs if self.prox else frozenset({CLASSES}))
         return frozenset(term if self.layers == "all" else term | {FEATURES})
@@ -65,7 +75,7 @@ class FedSOL(Method):
         if not self.rho or (client.at_w0 and not self.prox):  # L_p has its minimum at w0: g_p = 0
             return client.grad(x, y)
         if self.layers == "head" and not self.prox:
-            (_, teacher), (z, _) = client.frozen(x), client.forward(x)
+            (_, teacher), (z, _) = client.reference_forward(x), client.forward(x)
             g_p = client.head_grad(z.detach(), lambda f: retention(f, teacher, self.tau))  # (5)
             perturbed = client.w + self.perturbation(client, g_p)
             return client.head_grad(z, lambda f: client.task_loss(f, x, y), at=perturbed)  # (4)
@@ -73,7 +83,7 @@ class FedSOL(Method):
         return client.grad(x, y, at=client.w + self.perturbation(client, g_p))  # (4)
 
     def distil(self, client: Client, x: Tensor, y: Tensor, at: Tensor | None = None) -> Tensor:
-        _, teacher = client.frozen(x)
+        _, teacher = client.reference_forward(x)
         return client.grad(x, y, at=at, loss=lambda client, x, _: retention(client.logits(x), teacher, self.tau))  # (5)
 
     def perturbation(self, client: Client, g_p: Tensor, adaptive: bool = True) -> Tensor:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
-from fedmpi.method import CLASSES, FEATURES, Client, Method, Travel, declared, option
+from fedmpi.method import CLASSES, FEATURES, Client, Method, SharedParts, declared_property, option
 from fedmpi.models.probabilistic_features import REFERENCE_GROUP, GaussianFeatures
 
 
@@ -24,20 +24,20 @@ class FedSR(Method):
     cmi: float = option(0.001, "weight of the divergence from the class's reference", ge=0)
     probabilistic: bool = option(True, "Gaussian features; false: those of the model")
 
-    neutral = {"l2r": 0.0, "cmi": 0.0, "probabilistic": False}
+    equals_fedavg_at = {"l2r": 0.0, "cmi": 0.0, "probabilistic": False}
 
     def __post_init__(self) -> None:
         if self.cmi and not self.probabilistic:
             raise UserError(f"method.cmi: {self.cmi} needs Gaussian features; set cmi: 0 or probabilistic: true")
 
-    @declared
+    @declared_property
     def needs(self) -> frozenset[str]:
         return frozenset({FEATURES, CLASSES} if self.probabilistic else {FEATURES})  # references are per class
 
-    def travels(self, t: int, rounds: int) -> Travel:
-        return Travel(but=(REFERENCE_GROUP,)) if self.probabilistic else Travel()
+    def shared_parts(self, t: int, rounds: int) -> SharedParts:
+        return SharedParts(exclude=(REFERENCE_GROUP,)) if self.probabilistic else SharedParts()
 
-    def prepare(self, module: nn.Module, classes: int) -> nn.Module:
+    def prepare_model(self, module: nn.Module, classes: int) -> nn.Module:
         if not self.probabilistic:
             return module
         if not any(isinstance(layer, nn.Linear) for layer in module.modules()):

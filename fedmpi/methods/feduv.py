@@ -26,7 +26,7 @@ class FedUV(Method):
     hinge: str = option("linear", "h of (3)", choices=("linear", "none", "squared"))
 
     needs = frozenset({FEATURES, CLASSES})
-    neutral = {"mu": 0.0, "lam": 0.0}
+    equals_fedavg_at = {"mu": 0.0, "lam": 0.0}
 
     def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
         z, f = client.forward(x)

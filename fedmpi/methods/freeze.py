@@ -10,7 +10,7 @@ discards the result, because it compares "Freeze" with "freeze".)
 from dataclasses import dataclass
 
 from fedmpi.flat.layout import BODY, HEAD, NORM
-from fedmpi.method import LAST_LAYER, Method, Travel
+from fedmpi.method import LAST_LAYER, Method, SharedParts
 
 
 @dataclass(frozen=True)
@@ -18,5 +18,5 @@ class Freeze(Method):
     trains = (BODY, NORM)
     needs = frozenset({LAST_LAYER})
 
-    def travels(self, t: int, rounds: int) -> Travel:
-        return Travel(but=(HEAD,))  # (1)
+    def shared_parts(self, t: int, rounds: int) -> SharedParts:
+        return SharedParts(exclude=(HEAD,))  # (1)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedmpi.method import CLASSES, Client, Method, declared, option
+from fedmpi.method import CLASSES, Client, Method, declared_property, option
 from fedmpi.methods._terms import retention
 
 
@@ -24,7 +24,7 @@ class GradProj(Method):
     tau: float = option(3.0, "temperature of teacher and student", gt=0)
     distance: str = option("kl", "of what g_p is the gradient: of outputs, or of weights", choices=("kl", "l2"))
 
-    @declared
+    @declared_property
     def needs(self) -> frozenset[str]:
         return frozenset({CLASSES} if self.distance == "kl" else ())
 
@@ -34,7 +34,7 @@ class GradProj(Method):
             return g_l
         if self.distance == "l2":
             return without_conflict(g_l, client.w - client.w0)
-        _, teacher = client.frozen(x)
+        _, teacher = client.reference_forward(x)
         g_p = client.grad(x, y, loss=lambda client, x, _: retention(client.logits(x), teacher, self.tau))
         return without_conflict(g_l, g_p)
 

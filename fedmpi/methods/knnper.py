@@ -32,12 +32,12 @@ class KNNPer(Method):
     mix: str = option("softmax", "what the neighbours are mixed with", choices=("softmax", "logits"))
 
     needs = frozenset({FEATURES, CLASSES})
-    neutral = {"lam": 0.0}
+    equals_fedavg_at = {"lam": 0.0}
 
     def predict(self, client: Client) -> Callable[[Tensor], Tensor] | None:
         if not self.lam:
             return None
-        z_k, y_k = (torch.cat(parts) for parts in zip(*((z, y) for z, _, y in client.passes()), strict=True))
+        z_k, y_k = (torch.cat(parts) for parts in zip(*((z, y) for z, _, y in client.forward_batches()), strict=True))
         if len(y_k) > self.capacity:
             chosen = torch.randperm(len(y_k), generator=client.generator("memory"))[: self.capacity].to(y_k.device)
             z_k, y_k = z_k[chosen], y_k[chosen]

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedmpi.common.errors import UserError
 from fedmpi.flat.layout import HEAD
-from fedmpi.method import LAST_LAYER, Method, Travel, option
+from fedmpi.method import LAST_LAYER, Method, SharedParts, option
 
 GLOBAL = "global"  # layout group of the shared layers below the head
 
@@ -24,10 +24,10 @@ class LGFedAvg(Method):
 
     needs = frozenset({LAST_LAYER})
 
-    def travels(self, t: int, rounds: int) -> Travel:
-        return Travel(groups=(HEAD, GLOBAL) if self.n_shared > 1 else (HEAD,))  # (1)
+    def shared_parts(self, t: int, rounds: int) -> SharedParts:
+        return SharedParts(groups=(HEAD, GLOBAL) if self.n_shared > 1 else (HEAD,))  # (1)
 
-    def prepare(self, module: nn.Module, classes: int) -> nn.Module:
+    def prepare_model(self, module: nn.Module, classes: int) -> nn.Module:
         """Put the n_shared - 1 linear layers below the head into the layout group that is shared."""
         linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
         if len(linear) < self.n_shared:

@@ -9,10 +9,10 @@ evaluate.protocol: [personal].
 
 from dataclasses import dataclass
 
-from fedmpi.method import Method, Travel
+from fedmpi.method import Method, SharedParts
 
 
 @dataclass(frozen=True)
 class Local(Method):
-    def travels(self, t: int, rounds: int) -> Travel:
-        return Travel(groups=())  # (1)
+    def shared_parts(self, t: int, rounds: int) -> SharedParts:
+        return SharedParts(groups=())  # (1)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import normalize, softplus
 
-from fedmpi.method import FEATURES, INITIAL, INITIAL_BUFFERS, Client, Method, Row, Slots, State, option
+from fedmpi.method import FEATURES, INITIAL, INITIAL_BUFFERS, Client, Method, Slots, SlotValues, State, option
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class MOON(Method):
 
     client_state = Slots(last=INITIAL, last_b=INITIAL_BUFFERS)
     needs = frozenset({FEATURES})
-    neutral = {"mu": 0.0}
+    equals_fedavg_at = {"mu": 0.0}
 
     def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
         z, f = client.forward(x)
@@ -32,12 +32,12 @@ class MOON(Method):
         return loss + self.mu * self.contrast(client, x, z) if self.mu else loss  # (2)
 
     def contrast(self, client: Client, x: Tensor, z: Tensor) -> Tensor:
-        z0, _ = client.frozen(x)
-        last, _ = client.frozen(x, at=client.state.last, buffers=client.state.last_b)
+        z0, _ = client.reference_forward(x)
+        last, _ = client.reference_forward(x, at=client.state.last, buffers=client.state.last_b)
         return contrastive(z, z0, last, self.tau)
 
-    def upload(self, client: Client) -> tuple[Row, State]:
-        return Row(), State(last=client.w, last_b=client.b)
+    def upload(self, client: Client) -> tuple[SlotValues, State]:
+        return SlotValues(), State(last=client.w, last_b=client.b)
 
 
 def contrastive(z: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedmpi.method import Client, Method, declared, option
+from fedmpi.method import Client, Method, declared_property, option
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class PerFedAvg(Method):
     delta: float = option(0.001, "length of the difference in (3), per unit of gradient", gt=0)
     tuning: str = option("plain", "what ft(e) does", choices=("plain", "meta"))
 
-    neutral = {"alpha": 0.0}
+    equals_fedavg_at = {"alpha": 0.0}
 
-    @declared
-    def batches_a_step(self) -> int:
+    @declared_property
+    def batches_per_step(self) -> int:
         return 1 if not self.alpha else 2 if self.variant == "first_order" else 3
 
     def step(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
         if not self.alpha:
             return client.grad(x, y)
-        n, many = len(y), self.batches_a_step
+        n, many = len(y), self.batches_per_step
         size = client.batch_size or n
         size = size if n > (many - 1) * size else -(-n // many)  # too few samples for full batches: divide them evenly
         cut = [(x[at : at + size], y[at : at + size]) for at in range(0, n, size)]
@@ -52,10 +52,10 @@ class PerFedAvg(Method):
         if self.variant == "hessian_free":
             ahead, behind = (client.grad(*b3, at=client.w + sign * self.delta * v) for sign in (1, -1))
             return v - (ahead - behind) * (self.alpha / (2 * self.delta))  # (3)
-        return v - self.alpha * client.hessian_vector(*b3, v) if self.variant == "exact" else v  # (4)
+        return v - self.alpha * client.hessian_vector_product(*b3, v) if self.variant == "exact" else v  # (4)
 
-    def tune(self, client: Client, epochs: int) -> None:
+    def finetune(self, client: Client, epochs: int) -> None:
         if self.tuning == "meta":
             client.fit(epochs)
         else:
-            client.fit(epochs, lr=self.alpha, bare=True)
+            client.fit(epochs, lr=self.alpha, plain_sgd=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedmpi.method import PLAIN_SGD, Client, Method, Row, State, option
+from fedmpi.method import PLAIN_SGD, Client, Method, SlotValues, State, option
 from fedmpi.method.slots import FLAT, INITIAL, INITIAL_BUFFERS, Slots
 
 
@@ -29,11 +29,11 @@ class PFedMe(Method):
     decay: float = option(0.0, "weight decay of (2)", ge=0)
 
     client_state = Slots(theta=INITIAL, theta_b=INITIAL_BUFFERS)
-    scratch = Slots(theta=FLAT)
+    accumulators = Slots(theta=FLAT)
     needs = frozenset({PLAIN_SGD})  # (3) is one step of plain SGD
 
     def step(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
-        theta = client.scratch.theta
+        theta = client.accumulators.theta
         if self.start == "w" or not client.steps:
             theta.copy_(client.w)
         for _ in range(self.steps):
@@ -41,11 +41,11 @@ class PFedMe(Method):
             theta.sub_(g, alpha=self.personal_lr)  # (2)
         return self.lam * (client.w - theta)  # (3)
 
-    def upload(self, client: Client) -> tuple[Row, State]:
-        return Row(), State(theta=client.scratch.theta, theta_b=client.b) if client.steps else client.state
+    def upload(self, client: Client) -> tuple[SlotValues, State]:
+        return SlotValues(), State(theta=client.accumulators.theta, theta_b=client.b) if client.steps else client.state
 
-    def weights(self, client: Client) -> Tensor:
+    def personal_weights(self, client: Client) -> Tensor:
         return client.state.theta
 
-    def buffers(self, client: Client) -> Tensor:
+    def personal_buffers(self, client: Client) -> Tensor:
         return client.state.theta_b

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedmpi.method import SGD_STEPS, Client, Method, Row, Server, State, Uploads, declared, option
-from fedmpi.method.slots import CHANGE, FLAT, SHARED, Slots
+from fedmpi.method import SGD_STEPS, Client, Method, Server, SlotValues, State, Uploads, declared_property, option
+from fedmpi.method.slots import FLAT, SHARED, UPDATE, Slots
 
 
 @dataclass(frozen=True)
@@ -27,20 +27,20 @@ class Scaffold(Method):
     client_state = Slots(c_i=FLAT)
     server_state = Slots(c=FLAT)
     receives = ("c",)
-    sends = Slots(dw=SHARED, dc=CHANGE)
+    sends = Slots(dw=SHARED, dc=UPDATE)
 
-    @declared
-    def means(self) -> dict[str, tuple[str, ...]]:
+    @declared_property
+    def mean_only_slots(self) -> dict[str, tuple[str, ...]]:
         return {"dw": ("p",), "dc": ("uniform" if self.mean_c == "uniform" else "p",)}
 
-    def gradient(self, client: Client, g: Tensor) -> Tensor:
-        return g.sub_(client.state.c_i).add_(client.down.c)  # (1)
+    def correct_gradient(self, client: Client, g: Tensor) -> Tensor:
+        return g.sub_(client.state.c_i).add_(client.downloads.c)  # (1)
 
-    def upload(self, client: Client) -> tuple[Row, State]:
+    def upload(self, client: Client) -> tuple[SlotValues, State]:
         if not client.steps or not client.lr:
-            return Row(dc=client.state.c_i * 0), client.state
-        dc = (client.w0 - client.w) / (client.a * client.lr) - client.down.c  # (2)
-        return Row(dc=dc), State(c_i=client.state.c_i + dc)
+            return SlotValues(dc=client.state.c_i * 0), client.state
+        dc = (client.w0 - client.w) / (client.gradient_weight * client.lr) - client.downloads.c  # (2)
+        return SlotValues(dc=dc), State(c_i=client.state.c_i + dc)
 
     def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
         dc = updates.mean("dc", updates.uniform if self.mean_c == "uniform" else updates.p)

@@ -183,12 +183,12 @@ def make_module(settings: Settings, input_shape: Shape, classes: int, dtype: Typ
 def make_prepared_module(
     settings: Settings, method: Method, input_shape: Shape, classes: int, dtype: Type = torch.float32
 ) -> nn.Module:
-    """Make the configured model with its initial weights, and change it as the method's hook `prepare` requires."""
+    """Build the configured model with its initial weights, adapted by the method's hook `prepare_model`."""
     module = make_module(settings, input_shape, classes, dtype)
-    where = f"method {settings.method.name}, hook prepare"
+    where = f"method {settings.method.name}, hook prepare_model"
     with attribute_errors(where), seeds.seeded(settings.seed, "prepare"):
-        module = method.prepare(module, classes)
-        check_module(where, module, method.prepare)
+        module = method.prepare_model(module, classes)
+        check_module(where, module, method.prepare_model)
     return module
 
 
@@ -288,7 +288,7 @@ def choose_clients_per_pass(experiment: Experiment) -> int:
     elif uses_counts and not s.data.share_label_counts and not reason:
         reason = "what the task weighs by are each client's own counts (data.share_label_counts: false)"
     if not reason:
-        hooks = any(overrides(experiment.method, hook) for hook in ("loss", "regularizer", "gradient"))
+        hooks = any(overrides(experiment.method, hook) for hook in ("loss", "regularizer", "correct_gradient"))
         chain = MLPBackward.of(experiment.model.module, experiment.task, len(data.input_shape) == 1)
         full = train.momentum or train.weight_decay or hooks or chain is None
         samples = 0 if full else (train.epochs or 0) * int(data.train_sizes.max(initial=0))

@@ -27,8 +27,8 @@ from fedmpi.engine.messages import Messages, is_change
 from fedmpi.engine.model_selection import SelectionCriterion
 from fedmpi.engine.transport.gather import ChunkPlan
 from fedmpi.method import base
-from fedmpi.method.base import Method, means_of, overrides
-from fedmpi.method.slots import Travel
+from fedmpi.method.base import Method, get_mean_only_slots, overrides
+from fedmpi.method.slots import SharedParts
 from fedmpi.models.net import FeaturesAndHead
 from fedmpi.tasks import validation
 from fedmpi.tasks.survival import Survival
@@ -209,7 +209,7 @@ def check_uploads(settings: Settings, data: Federated, messages: Messages) -> No
     Raises UserError if one of them cannot be used with these uploads.
     """
     rule, name, sends, form = settings.server.rule, settings.method.name, messages.method.sends, messages.wire
-    model, wire_name, first = settings.model.name, settings.comm.compression, messages.travel(0)
+    model, wire_name, first = settings.model.name, settings.comm.compression, messages.shared_parts(0)
     uploads = [messages.upload(t) for t in range(max(settings.rounds, 1))]
     large = [key for key, slot in sends.items() if messages.large(slot)]
     no_changes = form is not None and form.changes_only and large and not any(is_change(k, sends[k]) for k in large)
@@ -221,7 +221,7 @@ def check_uploads(settings: Settings, data: Federated, messages: Messages) -> No
         "use server.placement: root, or leave comm.compression out",
         no_changes
         and f"comm.compression: {wire_name} is for changes; method {name} sends none, but "
-        f"{', '.join(large)}; use bf16 or fp16 (Slot(..., change=True) in a method says that what a slot holds is "
+        f"{', '.join(large)}; use bf16 or fp16 (Slot(..., is_update=True) in a method says that what a slot holds is "
         "added to what the server has)",
         rule.name != "auto"
         and "dw" not in sends
@@ -235,7 +235,7 @@ def check_uploads(settings: Settings, data: Federated, messages: Messages) -> No
     if rule.name in ROBUST_RULES:
         members = scheduler.cohort_size(data.clients, settings.cohort.fraction, settings.cohort.size)
         check_robust_rule(rule.name, rule.options, members, _find_idle_clients(settings, data))
-    if (first.groups != Travel().groups or first.but) and messages.shared.whole:
+    if (first.groups != SharedParts().groups or first.exclude) and messages.shared.whole:
         warnings.warn(f"method {name} keeps parts with the client, but all of model {model} travels", stacklevel=2)
     if name != "local" and not messages.shared.size and {*sends} <= {"dw"}:
         warnings.warn(
@@ -247,14 +247,14 @@ def check_uploads(settings: Settings, data: Federated, messages: Messages) -> No
 
 def _reason_against_local_sums(settings: Settings, messages: Messages) -> str:
     """Return an error text if the experiment cannot use server.reduce: local, as it needs single uploads; else ""."""
-    faults, method, means = settings.faults, settings.method.name, means_of(messages.method) or {}
+    faults, method, means = settings.faults, settings.method.name, get_mean_only_slots(messages.method) or {}
     uploads = {messages.upload(t).packing for t in range(max(settings.rounds, 1))}
     single = sorted({name for packing in uploads for name in ChunkPlan(packing).large} - {*means, "_b"})
     drops = [f"faults.{key}: {value}" for key in FAULT_KEYS if (value := getattr(faults, key)) != "abort"]
     reasons = [
         not means
         and f"method {method} looks at single uploads (one of your own whose aggregate reads updates.mean alone says "
-        'so: means = {"dw": ("p",)})',
+        'so: mean_only_slots = {"dw": ("p",)})',
         single and f"method {method} looks at single {', '.join(single)}",
         settings.server.rule.name != "auto" and f"server.rule {settings.server.rule.name} looks at single uploads",
         drops and f"{drops[0]} may leave some out",
@@ -299,7 +299,7 @@ def check_evaluation(
     """Check that the configured analyses are possible, and warn if clients have own models that are not evaluated."""
     if settings.analysis:
         _check_analysis(settings, task, net, data, messages)
-    own, mixed = own_parts(messages), overrides(method, "weights") and method.client_state
+    own, mixed = own_parts(messages), overrides(method, "personal_weights") and method.client_state
     if (own or mixed or overrides(method, "predict")) and not {*settings.evaluate.protocol} - SERVERS:
         what = "parts of the model" if own and own != messages.every else "models"
         warnings.warn(

@@ -14,7 +14,7 @@ from fedmpi.common.text import count
 from fedmpi.engine.federation_config import SERVERS
 from fedmpi.engine.transport.gather import UNSENT, ChunkPlan
 from fedmpi.flat import linear
-from fedmpi.method.base import means_of
+from fedmpi.method.base import get_mean_only_slots
 from fedmpi.runtime.build_data import training_ranks
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def count_upload_rows(experiment: Experiment, size: int) -> tuple[float, float]:
     """Return the number of upload rows in memory on rank 0 and on a training rank, in a job of `size` ranks."""
     way, cohort = choose_gather_mode(experiment, size), experiment.cohort_size
     if way == "reduced":  # one row, and sums with 64 bits per number
-        sums = sum(map(len, (means_of(experiment.method) or {}).values()))
+        sums = sum(map(len, (get_mean_only_slots(experiment.method) or {}).values()))
         return (2 * (1 + 2 * max(sums, 1)),) * 2
     if size == 1:
         return (3, 0) if way == "streamed" else (cohort, 0)
@@ -84,7 +84,7 @@ def choose_gather_mode(experiment: Experiment, size: int) -> str:
 
     engine/transport describes the four ways.
     """
-    server, means = experiment.settings.server, means_of(experiment.method)
+    server, means = experiment.settings.server, get_mean_only_slots(experiment.method)
     packings = {experiment.messages.upload(t).packing for t in range(max(experiment.settings.rounds, 1))}
     large = {name for packing in packings for name in ChunkPlan(packing).large}
     if large and server.placement == "sharded" and size > 1:

@@ -59,7 +59,7 @@ def validate_settings(settings: Settings, job: Job | None = None) -> list[tuple[
     shared = "none that a rank sees" if data.global_test is None else count(len(data.global_test), "sample")
     states = [size_text(part.size * entry) for part in (messages.client_state, messages.server_state)]
     root, trainer = size_text(needs[memory.RANK_0]), size_text(needs[memory.TRAINING_RANK])
-    per_round = console_text.describe_training(settings, data.clients, messages.method.own_length)
+    per_round = console_text.describe_training(settings, data.clients, messages.method.sets_training_length)
     return [
         (settings.name, console_text.describe_experiment(experiment)),
         ("clients", f"{data.clients}, {training}{validation}"),

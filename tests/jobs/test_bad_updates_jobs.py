@@ -9,7 +9,7 @@ from real_job import rows, succeed
 METHOD = """
 from dataclasses import dataclass
 import fedmpi
-from fedmpi.method import FLAT, Row, Slots, State
+from fedmpi.method import FLAT, SlotValues, Slots, State
 
 @dataclass(frozen=True)
 class Wild(fedmpi.Method):
@@ -19,9 +19,9 @@ class Wild(fedmpi.Method):
         if (k.id, k.round) == (1, 1) and FAILS:
             raise ValueError("this sample cannot be read")
         dw = k.w - k.w0
-        return Row(dw=dw * 1e7 if (k.id, k.round) == (1, 1) else dw), State(drift=k.state.drift + dw)
+        return SlotValues(dw=dw * 1e7 if (k.id, k.round) == (1, 1) else dw), State(drift=k.state.drift + dw)
 
-    def weights(self, k):
+    def personal_weights(self, k):
         return k.received + k.state.drift
 """
 

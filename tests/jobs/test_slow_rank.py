@@ -16,7 +16,7 @@ import fedmpi
 
 @dataclass(frozen=True)
 class Slow(fedmpi.Method):
-    def receive(self, k):
+    def initial_weights(self, k):
         if os.environ.get("OMPI_COMM_WORLD_RANK") == os.environ.get("SLOW_RANK"):
             time.sleep(1e-3 * k.n)
         return k.received

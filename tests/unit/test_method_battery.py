@@ -17,7 +17,7 @@ from fedmpi.data.partitions.base import Partition
 from fedmpi.methods import registry
 
 METHODS = sorted(registry)
-NEUTRAL = [name for name in METHODS if load(name, registry, "method").neutral is not None]
+NEUTRAL = [name for name in METHODS if load(name, registry, "method").equals_fedavg_at is not None]
 # What follows clients' ids by its nature, and how to do without: noise is drawn for an id, FedGH takes pairs in order.
 WITHOUT_IDS = {
     "fedsr": {"probabilistic": False, "cmi": 0.0},
@@ -39,7 +39,7 @@ def fedavg(net, momentum):
 
 
 def neutral(method):
-    return {**SPECIAL.get(method, {}), **load(method, registry, "method").neutral}
+    return {**SPECIAL.get(method, {}), **load(method, registry, "method").equals_fedavg_at}
 
 
 # ---- what it becomes ----
@@ -159,7 +159,7 @@ def _travelling(made, round_=None):
     """The layout groups that the method says travel in a round; in any round if none is named."""
     method, rounds, found = made.method, made.settings.rounds, set()
     for t in range(rounds) if round_ is None else [round_]:
-        said, groups = method.travels(t, rounds), made.model.layout.groups() | made.model.buffer_layout.groups()
+        said, groups = method.shared_parts(t, rounds), made.model.layout.groups() | made.model.buffer_layout.groups()
         found |= (groups if "*" in said.groups else groups & set(said.groups)) - set(said.but)
     return found
 
@@ -205,7 +205,7 @@ def test_the_declared_bytes_are_the_sum_of_what_the_method_names(method):
     received = sum(entries({n: method.server_state[n]}) for n in method.receives)
     assert messages.announcement().packing.size == shared + buffers + received + 1
     for t in range(made.settings.rounds):
-        groups, named = _travelling(made, t), method.travels(t, made.settings.rounds).slots
+        groups, named = _travelling(made, t), method.shared_parts(t, made.settings.rounds).slots
         slots = {n: slot for n, slot in method.sends.items() if named is None or n in named}
         of_w, of_b = (_entries_in(groups, layout) for layout in (made.model.layout, made.model.buffer_layout))
         assert messages.upload(t).packing.size == entries(slots, of_w) + of_b + 3

@@ -61,7 +61,7 @@ def rule(up, s):
 
 @dataclass(frozen=True)
 class Mine(fedmpi.Method):
-    def gradient(self, k, g):
+    def correct_gradient(self, k, g):
         return g * drawn()
 
     def aggregate(self, s, up):
@@ -70,7 +70,7 @@ class Mine(fedmpi.Method):
 
 @dataclass(frozen=True)
 class Alike(Mine):
-    def gradient(self, k, g):
+    def correct_gradient(self, k, g):
         return g * float(np.random.rand())
 """
 

@@ -75,7 +75,7 @@ class Steps:
         return out
 
     def _proximal(self, x: Tensor) -> Tensor:
-        module, (_, teacher) = self.k.trainer.model.module, self.k.frozen(x)
+        module, (_, teacher) = self.k.trainer.model.module, self.k.reference_forward(x)
         training = module.training
         module.eval()
         try:

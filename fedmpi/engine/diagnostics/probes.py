@@ -75,7 +75,7 @@ class Probes:
                 self._steps[client] = steps.row()
             self._mine[client] = Model(model.w.clone(), model.b.clone())
             if MOVED & {*self.names}:
-                # k.w0 may differ from the global model: `receive`, comm.compression
+                # k.w0 may differ from the global model: `initial_weights`, comm.compression
                 self._moved[client] = model.w - k.w0
 
     def measure(self, t: int, members: Sequence[int], where: Mapping[int, int]) -> None:

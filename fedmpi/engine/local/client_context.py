@@ -65,15 +65,17 @@ class ClientContext(Client):
         if not data.counts_shared:
             trainer.set_class_counts(trainer.label_counts[client])
         self.batch_size, self.epoch, self.last_epoch = config.batch_size, 0, False
-        self.steps, self.a, self.fits = 0, trainer.a0, 0
+        self.steps, self.gradient_weight, self.fits = 0, trainer.initial_gradient_weight, 0
         self.w, self.b = trainer.model.w, trainer.model.b
 
         broadcast, kept = trainer.unpack_broadcast(announcement), messages.client_state.views(state_row)
         self.state = State({name: getattr(kept, name) for name in trainer.method.client_state})
-        self.down = broadcast.beside(messages.per_client.views(download)) if messages.per_client.shapes else broadcast
-        size = messages.scratch.size
-        self.scratch_row = state_row.new_zeros(size) if size else trainer.nothing
-        self.scratch = messages.scratch.views(self.scratch_row) if size else NOTHING
+        self.downloads = (
+            broadcast.beside(messages.per_client.views(download)) if messages.per_client.shapes else broadcast
+        )
+        size = messages.accumulators.size
+        self.accumulator_row = state_row.new_zeros(size) if size else trainer.nothing
+        self.accumulators = messages.accumulators.views(self.accumulator_row) if size else NOTHING
         self.received, self.b0 = broadcast._w, broadcast._b  # no copy if all parameters are sent
         if not messages.shared.whole:
             self.received = compose(messages.shared, broadcast._w, messages.personal, kept._w)
@@ -107,8 +109,8 @@ class ClientContext(Client):
     def read_only_check(self) -> ReadOnlyCheck:
         """Return a check that hooks do not write to the tensors that they may only read."""
         tensors = {
-            "client.w0 (client.received) or client.down": self.announcement,
-            "client.down": self.download,
+            "client.w0 (client.received) or client.downloads": self.announcement,
+            "client.downloads": self.download,
             "client.state": self.state_row,
             "client.w0 (client.received)": self.received,  # a separate vector if the client keeps some parameters
             "client.label_counts": self.trainer.label_counts,
@@ -116,13 +118,13 @@ class ClientContext(Client):
         return ReadOnlyCheck({**tensors, "client.w": self.w, "client.b": self.b})
 
     def start(self) -> None:
-        """Load the weights of the hook `receive`, where training starts, and the optimiser state of earlier rounds.
+        """Load the weights where training starts (hook `initial_weights`), and the optimiser state of earlier rounds.
 
         The hook changes neither buffers nor counters.
         """
         model = self.trainer.model
-        if overrides(self.trainer.method, "receive"):
-            w0 = self.check("receive", self.trainer.method.receive(self))
+        if overrides(self.trainer.method, "initial_weights"):
+            w0 = self.check("initial_weights", self.trainer.method.initial_weights(self))
             self.w0 = w0.clone() if share_memory(w0, model.w) else w0  # training is about to change client.w
             self._frozen.clear()  # frozen models of the w0 before the hook
             if self.w0 is not self.received:
@@ -132,12 +134,12 @@ class ClientContext(Client):
             self.optim = OptimizerState(self.trainer.messages.client_state.views(self.state_row), model.layout)
 
     def fine_tune(self, epochs: int) -> None:
-        """Fine-tune the current weights by the method's hook `tune`, for the protocol ft(epochs); nothing is stored."""
+        """Fine-tune the current weights by the hook `finetune`, for the protocol ft(epochs); nothing is stored."""
         self.trainer.model.module.train()
         self.cut_short = False  # a stop request must not shorten an evaluation
         self.version_at_w0 = self.w._version if torch.equal(self.w, self.w0) else None
         with seeds.seeded(self.trainer.seed, "tune", self.round, self.id):
-            self.trainer.method.tune(self, epochs)
+            self.trainer.method.finetune(self, epochs)
 
     # ---- forward passes ----
     def logits(self, x: Tensor) -> Tensor:
@@ -159,7 +161,9 @@ class ClientContext(Client):
         except Exception as error:
             raise not_passed(self.trainer.model.module, x, error) from error
 
-    def frozen(self, x: Tensor, at: Tensor | None = None, buffers: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def reference_forward(
+        self, x: Tensor, at: Tensor | None = None, buffers: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         key = None if at is None else id(at)
         with torch.inference_mode(False), torch.no_grad(), self.trainer.precision():  # evaluation is in inference mode
             if key not in self._frozen:
@@ -207,7 +211,7 @@ class ClientContext(Client):
     def regularizer_grad(self, regularizer: Regularizer) -> Tensor:
         return add_regularizer(self, regularizer, self.w, torch.zeros_like(self.w))
 
-    def hessian_vector(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
+    def hessian_vector_product(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         model = self.trainer.model
         members = [(s, p) for s, p in model.members if p.requires_grad]
         with self._one_pass(None, None), without_cudnn_rnn(model.module), weights_as_leaf(self, self.w) as leaf:
@@ -252,12 +256,12 @@ class ClientContext(Client):
             self.step_loss = loss.detach()
 
     # ---- the flat vector's parts, the client's data ----
-    def take(self, group: str, flat: Tensor) -> Tensor:
-        self.trainer.messages.check_groups((group,), "client.take")
+    def extract_group(self, group: str, flat: Tensor) -> Tensor:
+        self.trainer.messages.check_groups((group,), "client.extract_group")
         return self.trainer.model.layout.select({group}).take(flat)
 
-    def lift(self, group: str, part: Tensor, into: Tensor) -> Tensor:
-        self.trainer.messages.check_groups((group,), "client.lift")
+    def replace_group(self, group: str, part: Tensor, into: Tensor) -> Tensor:
+        self.trainer.messages.check_groups((group,), "client.replace_group")
         out = into.clone()
         self.trainer.model.layout.select({group}).put(part, out)
         return out
@@ -270,7 +274,7 @@ class ClientContext(Client):
         size = self.batch_size or (self.n if generator else None)
         return batches(self.trainer.data.train[self.id], size, generator)
 
-    def passes(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def forward_batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         with self._evaluating():
             for x, y in batches(self.trainer.data.train[self.id], EVALUATION_BATCH, None):
                 yield (*self.forward(x), y)
@@ -309,7 +313,7 @@ class ClientContext(Client):
         """Load another model, w (d,) and b (b,), within this context, without recording its losses; then restore."""
         model = self.trainer.model
         before = model.w.clone(), model.b.clone(), [counter.clone() for counter in model.counters]
-        names = ("version_at_w0", "steps", "a", "losses", "watch", "optim")
+        names = ("version_at_w0", "steps", "gradient_weight", "losses", "watch", "optim")
         own = {name: getattr(self, name) for name in names}
         self.version_at_w0, self.losses, self.watch, self.optim = None, [], None, None
         model.load(w, b)

@@ -48,9 +48,9 @@ def _train(client: ClientContext, here: Tensor) -> Result:
         seeds.reseed(trainer.seed, "torch", client.round, client.id)
     with attribute_errors(client.where):
         client.start()
-        inputs.check_hooks(method, client.where, "receive")
+        inputs.check_hooks(method, client.where, "initial_weights")
         new = method.train(client)
-        inputs.check_hooks(method, client.where, "train", "loss", "regularizer", "gradient", "step")
+        inputs.check_hooks(method, client.where, "train", "loss", "regularizer", "correct_gradient", "step")
     return write_upload(client, here, inputs, new), mean_loss(client.losses)
 
 

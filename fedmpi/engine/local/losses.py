@@ -72,9 +72,9 @@ def weights_as_leaf(client: ClientContext, w: Tensor) -> Iterator[Tensor]:
         yield client.w
     finally:
         client.w = live
-        if client.scratch_row.requires_grad:  # a hook has added client.w to an accumulator; drop its graph
-            client.scratch_row = client.scratch_row.detach()
-            client.scratch = client.trainer.messages.scratch.views(client.scratch_row)
+        if client.accumulator_row.requires_grad:  # a hook has added client.w to an accumulator; drop its graph
+            client.accumulator_row = client.accumulator_row.detach()
+            client.accumulators = client.trainer.messages.accumulators.views(client.accumulator_row)
 
 
 def checked(client: ClientContext, value: Any, hook: str, by: Any = None) -> Tensor:

@@ -23,10 +23,10 @@ from fedmpi.engine.local.client_optimizers import LocalOptimizer
 from fedmpi.engine.local.losses import add_regularizer, run_pass
 from fedmpi.flat.layout import Selection
 from fedmpi.method.base import Method, overrides
-from fedmpi.method.context import Fitted, Regularizer
+from fedmpi.method.context import FitResult, Regularizer
 
 ClientContext = Any  # the class in context.py, which imports this module
-PLAIN = Method()  # FedAvg, for fits without the method's hooks
+FEDAVG = Method()  # for fits without the method's hooks
 REMEDY = (
     "other passes would see it; make a copy (operations that end in _, assignments to [...] and ReLU(inplace=True) "
     "as the first layer write)"
@@ -42,29 +42,32 @@ def fit(
     start: Tensor | None = None,
     buffers: Tensor | None = None,
     regularizer: Regularizer | None = None,
-    plain: bool = False,
-    bare: bool = False,
-) -> Fitted:
+    fedavg_steps: bool = False,
+    plain_sgd: bool = False,
+) -> FitResult:
     """Train the client: the batch loop of all methods. method/context.py, `Client.fit`, describes the arguments."""
     trainer, model = client.trainer, client.trainer.model
-    config, plain = trainer.local_training.plain_sgd() if bare else trainer.local_training, plain or bare
-    method = PLAIN if plain else trainer.method
+    config = trainer.local_training.plain_sgd() if plain_sgd else trainer.local_training
+    fedavg_steps = fedavg_steps or plain_sgd
+    method = FEDAVG if fedavg_steps else trainer.method
     if groups is not None:
         trainer.messages.check_groups(groups, "client.fit, groups")
     if epochs is not None and not (isinstance(epochs, int) and epochs >= 0):
         raise UserError(f"client.fit: epochs is {epochs!r}; a whole number >= 0 is needed")
-    found = batches_of(client, epochs, method.batches_a_step, trainer.generators(client.round, client.id, client.fits))
+    steps = batches_of(
+        client, epochs, method.batches_per_step, trainer.generators(client.round, client.id, client.fits)
+    )
     client.fits += 1
     other_model = nullcontext() if start is None else client.elsewhere(start, buffers)
     with other_model, model.only(method.trains if groups is None else groups) as parameters:
         if parameters:  # none if the model has no parameters in these groups
             trained = [s for s, p in model.members if p.requires_grad]
-            kept = client.optim.of(trained) if client.optim and not plain else None
+            kept = client.optim.of(trained) if client.optim and not fedavg_steps else None
             optimiser = LocalOptimizer(config, parameters, client.lr if lr is None else lr, kept)
             clipped = None if config.clip_norm is None else model.layout.entries(trained)
             form_gradient = gradient_of_steps(client, method, regularizer, parameters, clipped)
             carry = 0.0
-            for x, y in found:
+            for x, y in steps:
                 client.step_loss, client.passed = None, False
                 batch = ReadOnlyCheck({"x": x, "y": y})
                 form_gradient(x, y)
@@ -77,11 +80,11 @@ def fit(
                 optimiser.step()
                 client.passed, client.version_at_w0 = True, None
                 carry = config.momentum * carry + 1.0  # the velocity is this number times a constant gradient
-                client.a += 1 + config.momentum * carry if config.nesterov else carry
+                client.gradient_weight += 1 + config.momentum * carry if config.nesterov else carry
                 client.steps += 1
                 if client.step_loss is not None:
                     client.losses.append(client.step_loss)
-        return Fitted(model.w, model.b) if start is None else Fitted(model.w.clone(), model.b.clone())
+        return FitResult(model.w, model.b) if start is None else FitResult(model.w.clone(), model.b.clone())
 
 
 def mean_loss(losses: Sequence[Tensor]) -> Tensor | float | None:
@@ -103,17 +106,17 @@ def gradient_of_steps(
     """Return a function (x, y) -> None that computes the gradient of a step and stores it in the parameters' .grad.
 
     The gradient is that of the loss of the batch, or the result of the hook `step`. The gradient of the regularizer is
-    added, the hook `gradient` corrects the sum, and the result is clipped.
+    added, the hook `correct_gradient` corrects the sum, and the result is clipped.
 
     Args:
         regularizer: replaces the method's.
         parameters: the parameters that are trained.
-        clipped: the entries whose norm train.clip_norm limits; the hook `gradient` may have written to others.
+        clipped: the entries whose norm train.clip_norm limits; the hook `correct_gradient` may have written to others.
     """
     trainer, model, called = client.trainer, client.trainer.model, client.trainer.direct or method.loss
     step = method.step if overrides(method, "step") else None
     regularizer = regularizer or (method.regularizer if overrides(method, "regularizer") else None)
-    correct = method.gradient if overrides(method, "gradient") else None
+    correct = method.correct_gradient if overrides(method, "correct_gradient") else None
     uses_flat = bool(step or regularizer or correct or clipped)
     run: Callable[[Tensor, Tensor], Tensor] = partial(run_pass, client, called, uses_flat)
     if not uses_flat:
@@ -143,7 +146,7 @@ def gradient_of_steps(
         if regularizer:
             g = add_regularizer(client, regularizer, client.w, g if g is flat else flat.copy_(g))
         if correct:
-            g = client.check("gradient", correct(client, g), by=correct)
+            g = client.check("correct_gradient", correct(client, g), by=correct)
         if g is not flat:
             flat.copy_(g)
         if clipped:

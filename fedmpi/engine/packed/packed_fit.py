@@ -48,7 +48,7 @@ class PackedFit:
         trainer, config, w0 = self.trainer, self.trainer.local_training, self.clients[0].w0
         chain, hooks = (
             trainer.mlp_backward,
-            any(overrides(trainer.method, hook) for hook in ("regularizer", "gradient")),
+            any(overrides(trainer.method, hook) for hook in ("regularizer", "correct_gradient")),
         )
         if chain is None or hooks or config.momentum or config.weight_decay or "*" not in trainer.method.trains:
             return None
@@ -139,4 +139,4 @@ class PackedFit:
         self.sum[members] += losses.double()
         for i in places:
             k, self.carry[i] = self.clients[i], self.trainer.local_training.momentum * self.carry[i] + 1
-            k.steps, k.a = k.steps + 1, k.a + self.carry[i]
+            k.steps, k.gradient_weight = k.steps + 1, k.gradient_weight + self.carry[i]

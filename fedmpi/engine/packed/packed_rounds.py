@@ -43,7 +43,7 @@ def unsupported_reason(
     reasons = {
         f"method {name} has phases of its own (hook train)": overrides(method, "train"),
         f"method {name} has steps of its own (hook step)": overrides(method, "step"),
-        f"method {name} takes several batches for a step": method.batches_a_step != 1,
+        f"method {name} takes several batches for a step": method.batches_per_step != 1,
         "the model has buffers (batch statistics)": bool(len(model.b) or model.counters),
         "the model draws random numbers (dropout)": any(dropout),
         config.not_plain_sgd_reason(): bool(config.not_plain_sgd_reason()),
@@ -136,7 +136,7 @@ def _uploads_are_differences(fit: PackedFit) -> bool:
     trainer, first = fit.trainer, fit.clients[0]
     upload, method = trainer.messages.upload(first.round), trainer.method
     alone = [name for name in upload.packing.shapes if name[:1] != "_"] == ["dw"] and upload.coding is None
-    stateless = not len(first.state_row) and not any(overrides(method, hook) for hook in ("receive", "upload"))
+    stateless = not len(first.state_row) and not any(overrides(method, hook) for hook in ("initial_weights", "upload"))
     return alone and upload.w.whole and stateless and all(k.w0 is first.w0 for k in fit.clients)
 
 
@@ -160,13 +160,13 @@ def _start(client: ClientContext) -> tuple[ReadOnlyCheck, Drawn]:
         The check that hooks do not write to their inputs; the state of the random generators for `upload`, if needed.
     """
     trainer, inputs, drawn = client.trainer, client.read_only_check(), None
-    if overrides(trainer.method, "receive"):
+    if overrides(trainer.method, "initial_weights"):
         seeds.reseed(trainer.seed, "torch", client.round, client.id)
         with attribute_errors(client.where):
             trainer.model.load(client.received, client.b0)
             client.start()
             drawn = seeds.state() if overrides(trainer.method, "upload") else None
-        inputs.check_hooks(trainer.method, client.where, "receive")
+        inputs.check_hooks(trainer.method, client.where, "initial_weights")
     return inputs, drawn
 
 
@@ -184,8 +184,8 @@ def _finish(
 
     def write(here: Tensor) -> Result:
         trainer = client.trainer
-        if isinstance(fit.steps, VmapSteps) and trainer.messages.scratch.size:
-            client.scratch = trainer.messages.scratch.views(fit.steps.scratch[i])
+        if isinstance(fit.steps, VmapSteps) and trainer.messages.accumulators.size:
+            client.accumulators = trainer.messages.accumulators.views(fit.steps.accumulators[i])
         trainer.model.load(w, client.b0)
         if overrides(trainer.method, "upload"):
             seeds.reseed(trainer.seed, "torch", client.round, client.id)

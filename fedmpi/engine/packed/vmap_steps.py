@@ -30,11 +30,11 @@ COMMON = (
     "epochs",
     "b",
     "task_loss",
-    "take",
-    "lift",
+    "extract_group",
+    "replace_group",
     "segments",
 )
-NUMBERS = ("id", "n", "steps", "a")
+NUMBERS = ("id", "n", "steps", "gradient_weight")
 TENSORS = ("w", "w0", "received", "label_counts")
 
 
@@ -82,13 +82,13 @@ class BatchedClientView:
         return State({name: getattr(views, name) for name in self.trainer.method.client_state})
 
     @property
-    def down(self) -> Views:
+    def downloads(self) -> Views:
         broadcast, each = self.trainer.unpack_broadcast(self.first.announcement), self.trainer.messages.per_client
         return broadcast.beside(each.views(self.values["download"])) if each.size else broadcast
 
     @property
-    def scratch(self) -> Views:
-        return self.trainer.messages.scratch.views(self.values["scratch"])
+    def accumulators(self) -> Views:
+        return self.trainer.messages.accumulators.views(self.values["accumulators"])
 
     def logits(self, x: Tensor) -> Tensor:
         return self.forward(x)[1]
@@ -96,7 +96,9 @@ class BatchedClientView:
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self._call(self.trainer.net, self.w, x)
 
-    def frozen(self, x: Tensor, at: Tensor | None = None, buffers: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def reference_forward(
+        self, x: Tensor, at: Tensor | None = None, buffers: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             return self._call(self.trainer.twin(0)[1], self.w0 if at is None else at, x)
 
@@ -115,7 +117,7 @@ class VmapSteps:
         self.trainer, self.method, self.view = trainer, trainer.method, BatchedClientView(trainer, clients)
         self.w = torch.stack([k.w0 for k in clients])
         self.v = torch.zeros_like(self.w) if trainer.local_training.momentum else None
-        self.scratch = torch.stack([k.scratch_row for k in clients])
+        self.accumulators = torch.stack([k.accumulator_row for k in clients])
         with trainer.model.only(self.method.trains):
             trained = trainer.model.layout.entries(s for s, p in trainer.model.members if p.requires_grad)
         fixed = torch.ones_like(self.w[0], dtype=torch.bool)  # entries that are not trained
@@ -131,20 +133,20 @@ class VmapSteps:
 
     def step(self, members: Members, x: Tensor, y: Tensor, lr: float) -> Tensor:
         """Make a step of the clients `members` on their batches x (n, B, ...), y (n, B); return their losses (n,)."""
-        tensors = [self.w, self.scratch] + ([] if self.v is None else [self.v])
+        tensors = [self.w, self.accumulators] + ([] if self.v is None else [self.v])
         parts = [tensor[members] for tensor in tensors]  # views if `members` is a slice, else copies
-        w, scratch, own = parts[0], parts[1], {name: value[members] for name, value in self.own.items()}
+        w, accumulators, own = parts[0], parts[1], {name: value[members] for name, value in self.own.items()}
         check = ReadOnlyCheck({**self.common, **own, "x": x, "y": y, "w": w})
-        leaf, own = w.detach().requires_grad_(), {**own, "scratch": scratch}
+        leaf, own = w.detach().requires_grad_(), {**own, "accumulators": accumulators}
         losses, g = self._gradient(leaf, x, y, own)
-        if overrides(self.method, "gradient"):
-            g = self._call(lambda g: self.method.gradient(self.view, g), own | {"w": w}, g)  # type: ignore[arg-type]
+        if overrides(self.method, "correct_gradient"):
+            g = self._call(lambda g: self.method.correct_gradient(self.view, g), own | {"w": w}, g)  # type: ignore[arg-type]
             if not isinstance(g, Tensor) or g.shape != w.shape or not g.is_floating_point():
-                raise RuntimeError("hook gradient returned something else than a gradient")
+                raise RuntimeError("hook correct_gradient returned something else than a gradient")
         if check.written() is not None:
             raise RuntimeError("a hook or the model wrote to what it may only read")
-        if scratch.requires_grad:
-            raise RuntimeError("a hook added client.w to client.scratch; write client.w.detach()")
+        if accumulators.requires_grad:
+            raise RuntimeError("a hook added client.w to client.accumulators; write client.w.detach()")
         self._descend(w, g, lr, parts[2] if self.v is not None else None)
         if isinstance(members, Tensor):
             for tensor, part in zip(tensors, parts, strict=True):

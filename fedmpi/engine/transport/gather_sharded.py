@@ -236,17 +236,17 @@ class ShardedUploads(HeadUploads):
             return super().gram(slot, span)
         return linear.total(self.gathered.query(GRAM, slot, span=span)).cpu()
 
-    def products(self, v: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
+    def inner_products(self, v: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
         if slot not in self.chunks.large:
-            return super().products(v, slot, span)
+            return super().inner_products(v, slot, span)
         flat, first = v.flatten().to(self.gathered.heads.dtype), span[0] if span else 0
         return linear.total(
             self.gathered.query(PRODUCTS, slot, lambda part: flat[part[0] - first : part[1] - first], span)
         ).cpu()
 
-    def trimmed(self, trim: float, slot: str = "dw") -> Tensor:
+    def trimmed_mean(self, trim: float, slot: str = "dw") -> Tensor:
         if slot not in self.chunks.large:
-            return super().trimmed(trim, slot)
+            return super().trimmed_mean(trim, slot)
         return self.gathered.query(TRIMMED, slot, _just(trim)).view(self.chunks.packing.shapes[slot])
 
 

@@ -1,6 +1,6 @@
 """Gathers of uploads that keep sums in place of rows, so that memory does not depend on the size of the cohort.
 
-They serve methods that read large slots through `updates.mean` only, and declare this (`means`).
+They serve methods that read large slots through `updates.mean` only, and declare this (`mean_only_slots`).
 
 Streaming: rank 0 adds rows up as they arrive, in the order of the clients and piece by piece; the next pieces are
 received meanwhile. No row can be left out, because bad rows are known only at the end.

@@ -18,7 +18,7 @@ from fedmpi.engine.server import FederationServer
 from fedmpi.engine.transport.gather import BufferPool, GatherContext, RowGather, UploadGather
 from fedmpi.engine.transport.gather_sharded import ShardedGather
 from fedmpi.engine.transport.gather_sums import ReducingGather, StreamingGather
-from fedmpi.method.base import means_of
+from fedmpi.method.base import get_mean_only_slots
 
 Placement = Mapping[int, int]  # client -> rank
 ALIGNED = 64  # bytes, as torch aligns its allocations
@@ -136,7 +136,7 @@ class RoundTransport:
     def gather_uploads(self, t: int, members: Sequence[int], where: Placement, p: Tensor) -> UploadGather:
         """Return the object that gathers round t's uploads on this rank; `p` (m,) are the weights of the cohort."""
         context = GatherContext(self.comm, t, self.messages.upload(t), members, where, self.buffers)
-        large, means = context.chunks.large, means_of(self.messages.method)
+        large, means = context.chunks.large, get_mean_only_slots(self.messages.method)
         sums = bool(large and members) and means is not None and set(large) <= {*means, "_b"}
         gather: UploadGather
         if self.way == "sharded" and large and len(self.comm.alive) > 1:

@@ -260,7 +260,7 @@ def _compute_client_model(fed: Federation, experiment: Experiment, module: nn.Mo
     t, method, trainer, sites = max(t, 0), experiment.method, fed.trainer, experiment.settings.data.silos
     try:
         downloads = {client: fed.transport.no_download}
-        if any(overrides(method, hook) for hook in ("weights", "predict", "tune")):
+        if any(overrides(method, hook) for hook in ("personal_weights", "predict", "finetune")):
             downloads = fed.transport.send_downloads(t, [client], fed.states.owner, fed.server)
         view = fed.states.view(client, t, fed.config.learning_rate(t), fed.transport.inbox, downloads[client])
     except CorruptFileError as error:

@@ -43,7 +43,7 @@ def describe_run(experiment: Experiment, job: Job, backend: str, ranks: Sequence
         f"{count(data.clients, 'client')} with {sizes.min()} to {sizes.max()} samples{classes}; {where}, "
         f"{describe_devices(ranks)}, {count(s.compute.threads, 'thread')} a rank",
         *sites,
-        f"{count(s.rounds, 'round')} with {describe_training(s, data.clients, messages.method.own_length)}",
+        f"{count(s.rounds, 'round')} with {describe_training(s, data.clients, messages.method.sets_training_length)}",
         describe_traffic(messages, s.rounds, experiment.itemsize),
         *(experiment.initial.lines if experiment.initial is not None else ()),
     ]
@@ -58,15 +58,15 @@ def describe_experiment(experiment: Experiment) -> str:
     return f"{method} on {source}, {model} with {experiment.model.layout.size:,} parameters{frozen}"
 
 
-def describe_training(s: Settings, clients: int, own_length: bool = False) -> str:
+def describe_training(s: Settings, clients: int, sets_training_length: bool = False) -> str:
     """Return a text on local training: cohort size, epochs or steps, batch size, optimiser and learning rate.
 
     Args:
-        own_length: The method's own options decide how long clients train, so epochs and steps are left out.
+        sets_training_length: The method's own options decide how long clients train, so epochs and steps are left out.
     """
     train, members = s.train, scheduler.cohort_size(clients, s.cohort.fraction, s.cohort.size)
     work = count(train.steps or 0, "step") if train.epochs is None else count(train.epochs, "epoch")
-    amount = "" if own_length else f"{work} "
+    amount = "" if sets_training_length else f"{work} "
     batches = "full batches" if train.batch_size == "full" else f"batches of {train.batch_size}"
     last = learning_rate(train.lr, train.schedule, max(s.rounds - 1, 0), max(s.rounds, 1), train.decay)
     end = "" if train.schedule == "constant" else f", {last:.3g} at last"

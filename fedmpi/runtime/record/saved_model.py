@@ -31,7 +31,7 @@ def describe_personal_models(name: str, messages: Messages) -> dict[str, str]:
     name: the name of the method.
     """
     groups = ", ".join(sorted(own_parts(messages)))
-    hooks = ", ".join(hook for hook in (*OWN, "tune") if overrides(messages.method, hook))
+    hooks = ", ".join(hook for hook in (*OWN, "finetune") if overrides(messages.method, hook))
     return {"method": name, "kept": groups, "hooks": hooks} if groups or hooks else {}
 
 
@@ -49,7 +49,7 @@ def format_personal_notice(facts: Mapping[str, Any]) -> str:
             f"method {name} keeps parts of the model with each client ({groups}), and the global model has their "
             f"initial values there. {own}"
         )
-    if hooks != "tune":
+    if hooks != "finetune":
         return f"method {name} gives each client a model of its own, and this is the global one. {own}"
     return (
         f"method {name} tunes the global model with each client's data before the client uses it "

@@ -16,7 +16,7 @@ from torch import nn
 from fedmpi.common.errors import UserError
 from fedmpi.engine.packed.chain import Factored
 from fedmpi.engine.packed.packed_fit import PackedFit
-from fedmpi.method import FLAT, SHARED, Method, Row, Slots, State
+from fedmpi.method import FLAT, SHARED, Method, Slots, SlotValues, State
 from fedmpi.methods import registry
 
 TOLERANCE = 1e-5
@@ -135,28 +135,30 @@ class Curious(Method):
 
     client_state = Slots(last=FLAT)
     sends = Slots(dw=SHARED, sums=FLAT)
-    scratch = Slots(sums=FLAT)
+    accumulators = Slots(sums=FLAT)
 
-    def receive(self, k):
-        k.scratch.sums.add_(1)
+    def initial_weights(self, k):
+        k.accumulators.sums.add_(1)
         return k.received + 1e-3 * torch.randn_like(k.received)
 
     def loss(self, k, x, y):
         z, f = k.forward(x)
-        z0, f0 = k.frozen(x)
+        z0, f0 = k.reference_forward(x)
         again = k.logits(x + 0.1)
         pull = (f - f0).square().mean() + (z - z0).square().mean() * k.lr + 0.1 * again.square().mean()
         own = (k.label_counts / k.label_counts.sum()).to(f.dtype)
-        k.scratch.sums.add_(k.w.detach() - k.state.last, alpha=1 / (1 + k.epoch + k.last_epoch + k.round))
+        k.accumulators.sums.add_(k.w.detach() - k.state.last, alpha=1 / (1 + k.epoch + k.last_epoch + k.round))
         return k.task_loss(f + own, x, y) + pull
 
-    def gradient(self, k, g):
-        head = k.take("head", k.w - k.received)
-        return k.lift("head", k.take("head", g) + 0.1 * head, into=g) + 0.01 * (k.w - k.w0) / (1 + (k.w - k.w0).norm())
+    def correct_gradient(self, k, g):
+        head = k.extract_group("head", k.w - k.received)
+        return k.replace_group("head", k.extract_group("head", g) + 0.1 * head, into=g) + 0.01 * (k.w - k.w0) / (
+            1 + (k.w - k.w0).norm()
+        )
 
     def upload(self, k):
-        noise = torch.randn_like(k.w)  # goes on where `receive` has stopped drawing
-        return Row(sums=k.scratch.sums + noise), State(last=k.w / max(k.steps, 1) + k.a)
+        noise = torch.randn_like(k.w)  # goes on where `initial_weights` has stopped drawing
+        return SlotValues(sums=k.accumulators.sums + noise), State(last=k.w / max(k.steps, 1) + k.gradient_weight)
 
 
 def test_hooks_see_what_they_would_see_one_by_one(packed):

@@ -13,7 +13,7 @@ from fedmpi.engine.transport import gather, gather_sharded, gather_sums
 from fedmpi.engine.transport.gather import ChunkPlan
 from fedmpi.flat import linear
 from fedmpi.flat.packing import Packing
-from fedmpi.method.base import means_of
+from fedmpi.method.base import get_mean_only_slots
 from fedmpi.method.context import State
 from fedmpi.methods import registry
 
@@ -41,7 +41,7 @@ def ways(monkeypatch):
 def whole(config, monkeypatch):
     """One process that holds all rows."""
     with monkeypatch.context() as patch:
-        patch.setattr("fedmpi.engine.transport.round_transport.means_of", lambda method: None)
+        patch.setattr("fedmpi.engine.transport.round_transport.get_mean_only_slots", lambda method: None)
         return record(play(config))
 
 
@@ -132,7 +132,7 @@ class Raw(fedmpi.Method):
 
 @dataclass(frozen=True)
 class Wrong(fedmpi.Method):
-    means = {"dw": ("p",)}
+    mean_only_slots = {"dw": ("p",)}
 
     def aggregate(self, s, up):
         return up.dw[0], State()
@@ -140,7 +140,7 @@ class Wrong(fedmpi.Method):
 
 @dataclass(frozen=True)
 class Another(fedmpi.Method):
-    means = {"dw": ("uniform",)}
+    mean_only_slots = {"dw": ("uniform",)}
 
     def aggregate(self, s, up):
         return up.mean("dw"), State()
@@ -170,7 +170,7 @@ def test_the_same_bits_on_any_ranks(method):
     config = small_settings(method, "mlp", rounds=3)
     it = prepare(config)
     large = {name for t in range(3) for name in ChunkPlan(it.made.messages.upload(t).packing).large}
-    means = means_of(it.made.method)
+    means = get_mean_only_slots(it.made.method)
     if means is None or not large <= {*means, "_b"}:
         with pytest.raises(UserError, match=r"looks at single .*; use server"):
             prepare(local(config))
@@ -218,7 +218,7 @@ def test_an_entry_that_the_sums_cannot_hold_is_told(size, monkeypatch):
 
 @dataclass(frozen=True)
 class Torn(fedmpi.Method):
-    means = {"dw": ("p",)}
+    mean_only_slots = {"dw": ("p",)}
 
     def upload(self, k):
         return State(dw=(k.w - k.w0) / (0.0 if k.id == 1 else 1.0)), State()

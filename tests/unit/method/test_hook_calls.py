@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import small_settings
 
-from fedmpi.method import FLAT, INITIAL, SCALAR, Method, Row, Slot, Slots, State
+from fedmpi.method import FLAT, INITIAL, SCALAR, Method, Slot, Slots, SlotValues, State
 from fedmpi.runtime import build
 from fedmpi.runtime.execute import execute_run
 from fedmpi.runtime.record.atomic_files import read_tensors
@@ -19,7 +19,7 @@ class Told(Method):
     """Writes down (hook, client, round, state that it sees)."""
 
     seen: ClassVar[list] = []
-    server_state = Slots(count=SCALAR, table=INITIAL.times("N"), last=Slot(("N",)))
+    server_state = Slots(count=SCALAR, table=INITIAL.with_leading_dim("N"), last=Slot(("N",)))
     receives = ("count",)
     per_client_download = Slots(mine=SCALAR)
     client_state = Slots(rounds=SCALAR, at=FLAT)
@@ -30,15 +30,15 @@ class Told(Method):
 
     def download(self, s, client):
         self._tell("download", client, s.round, s.state.count.item())
-        return Row(mine=s.state.count + 100 * client)
+        return SlotValues(mine=s.state.count + 100 * client)
 
-    def receive(self, k):
-        self._tell("receive", k.id, k.round, k.down.count.item(), k.down.mine.item())
+    def initial_weights(self, k):
+        self._tell("initial_weights", k.id, k.round, k.downloads.count.item(), k.downloads.mine.item())
         return k.received
 
     def upload(self, k):
         assert not k.w.requires_grad
-        return Row(), State(rounds=k.state.rounds + 1, at=k.w)
+        return SlotValues(), State(rounds=k.state.rounds + 1, at=k.w)
 
     def aggregate(self, s, up):
         self._tell("aggregate", None, s.round, s.state.count.item())
@@ -47,8 +47,10 @@ class Told(Method):
         assert not any(x.requires_grad for x in (s.w, s.state.last, up.dw))
         return up.mean(), State(count=s.state.count + 1, table=s.state.table, last=leaf + grad)
 
-    def weights(self, k):
-        self._tell("weights", k.id, k.round, k.down.count.item(), k.down.mine.item(), k.state.rounds.item())
+    def personal_weights(self, k):
+        self._tell(
+            "personal_weights", k.id, k.round, k.downloads.count.item(), k.downloads.mine.item(), k.state.rounds.item()
+        )
         assert k.w0 is k.received
         return k.received
 
@@ -91,16 +93,16 @@ def test_which_round_and_state_each_hook_sees(made):
     made(Told)
     rounds = [[each for each in Told.seen if each[2] == t] for t in (0, 1)]
     for t, seen in enumerate(rounds):
-        cohort = [k for hook, k, *_ in seen if hook == "receive"]
+        cohort = [k for hook, k, *_ in seen if hook == "initial_weights"]
         assert len(cohort) == 2
         before, after = float(t), t + 1.0
         expected = [("download", k, t, before) for k in cohort]
-        expected += [("receive", k, t, before, before + 100 * k) for k in cohort]
+        expected += [("initial_weights", k, t, before, before + 100 * k) for k in cohort]
         expected += [("aggregate", None, t, before)]
         expected += [("download", k, t, after) for k in range(3)]
         assert seen[: len(expected)] == expected
         assert [each[:5] for each in seen[len(expected) :]] == [
-            ("weights", k, t, after, after + 100 * k) for k in range(3)
+            ("personal_weights", k, t, after, after + 100 * k) for k in range(3)
         ]
     assert sum(each[5] for each in rounds[1][-3:]) == 4  # client state of after the round: two rounds of two clients
 
@@ -115,7 +117,7 @@ def test_a_checkpoint_is_flat_in_order_of_declaration_and_of_the_models_type(mad
     assert state[0] == 2
     assert torch.equal(state[1 : 1 + d], state[1 + d : 1 + 2 * d])
     assert state[-3:].tolist() == [6, 6, 6]
-    named = Told.server_state.bind({"d": d, "N": 3}).views(state)
+    named = Told.server_state.to_packing({"d": d, "N": 3}).views(state)
     assert torch.equal(named.table, state[1 : 1 + 3 * d].view(3, d))
     rows = [read_tensors(path)[0]["row"] for path in (folder / "state").iterdir()]
     assert {len(row) for row in rows} == {1 + d}

@@ -71,7 +71,7 @@ SETTINGS = {
 @pytest.mark.parametrize("changes", SETTINGS)
 def test_its_gradient_is_added(monkeypatch, way, changes):
     """Whoever forms it, the clients end where those end that add mu (w - w0) to the gradient themselves."""
-    ways = (WAYS[way], {"gradient": in_gradient}, {})
+    ways = (WAYS[way], {"correct_gradient": in_gradient}, {})
     mine, theirs, plain = (play(monkeypatch, hooks, **SETTINGS[changes]) for hooks in ways)
     torch.testing.assert_close(mine.w, theirs.w, rtol=0, atol=1e-6)
     assert (mine.w - plain.w).abs().max() > 1e-4
@@ -115,22 +115,22 @@ def test_only_what_is_trained_moves(monkeypatch):
 
 
 def test_accumulators_outlive_the_graph(monkeypatch):
-    """k.w has a gradient where it is added to k.scratch; the sum has none."""
+    """k.w has a gradient where it is added to k.accumulators; the sum has none."""
     seen = []
 
     def loss(self, k, x, y):
-        k.scratch.sum.add_(k.w)
+        k.accumulators.sum.add_(k.w)
         return k.task_loss(k.logits(x), x, y)
 
     def regularizer(self, k):
-        k.scratch.sum.add_(k.w)
+        k.accumulators.sum.add_(k.w)
         return (k.w - k.w0).square().sum()
 
     def upload(self, k):
-        seen.append((k.steps, k.scratch.sum.clone(), k.w0.clone()))
+        seen.append((k.steps, k.accumulators.sum.clone(), k.w0.clone()))
         return Method.upload(self, k)
 
-    hooks = {"scratch": Slots(sum=FLAT), "loss": loss, "regularizer": regularizer, "upload": upload}
+    hooks = {"accumulators": Slots(sum=FLAT), "loss": loss, "regularizer": regularizer, "upload": upload}
     play(monkeypatch, hooks, train={"lr": 1e-9})
     steps, total, w0 = seen[0]
     assert not total.requires_grad
@@ -150,7 +150,7 @@ def test_hessian_of_a_loss_with_such_a_term(monkeypatch, weight):
         v = torch.nn.functional.normalize(torch.linspace(-1, 1, len(k.w)), dim=0)
         at = k.w.clone()
         ahead, behind = (k.grad(x, y, at=at + sign * 1e-3 * v) for sign in (1, -1))
-        seen.append((k.hessian_vector(x, y, v), (ahead - behind) / 2e-3))
+        seen.append((k.hessian_vector_product(x, y, v), (ahead - behind) / 2e-3))
         return k.grad(x, y)
 
     play(monkeypatch, {"loss": loss, "step": step}, train={"batch_size": "full", "epochs": 1})

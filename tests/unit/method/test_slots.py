@@ -11,7 +11,7 @@ SIZES = {"d": 12, "s": 9, "h": 3, "b": 2, "c": 4, "z": 5, "N": 7}
 
 def test_shapes_from_letters():
     slots = Slots(a=FLAT, b=SHARED, c=HEAD_FLAT, e=PER_CLASS, f=PROTOTYPES, g=SCALAR, heads=Slot(("N", "h")), v=INITIAL)
-    packing = slots.bind(SIZES)
+    packing = slots.to_packing(SIZES)
     assert packing.shapes == {
         "a": (12,), "b": (9,), "c": (3,), "e": (4,), "f": (4, 5), "g": (), "heads": (7, 3), "v": (12,)
     }  # fmt: skip

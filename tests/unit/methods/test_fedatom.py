@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from fedmpi.common import seeds
 from fedmpi.flat.layout import ATOM, BODY, COEF, HEAD
-from fedmpi.method.base import means_of
+from fedmpi.method.base import get_mean_only_slots
 from fedmpi.methods.fedatom import FedAtom
 from fedmpi.methods.fedld import FedLD
 from fedmpi.models.filter_atoms import decompose_convolutions
@@ -104,7 +104,9 @@ def test_fast_rounds_discard_freeze_keep(trained):
         it, before = atoms("mlp", period=3, alpha_fast=mode), None
         for t in (1, 2, 3):
             client, row = trained(it, 0, t)
-            received, start, end = (client.take(COEF, w).clone() for w in (client.received, client.w0, client.w))
+            received, start, end = (
+                client.extract_group(COEF, w).clone() for w in (client.received, client.w0, client.w)
+            )
             assert torch.equal(start, end) == (mode == "freeze" and t < 3), (mode, t)
             assert torch.equal(start, received if mode != "keep" or t == 1 else before), (mode, t)
             before = end
@@ -119,7 +121,7 @@ def test_a_kept_alpha_does_not_outlive_a_slow_round(client_of, trained):
 
     def starts_from_the_servers(k, round_):
         client = client_of(it, k, round_)
-        return torch.equal(it.made.method.receive(client), client.received)
+        return torch.equal(it.made.method.initial_weights(client), client.received)
 
     trained(it, 0, 2)
     assert not starts_from_the_servers(0, 3)
@@ -165,7 +167,7 @@ def test_the_personal_pass_changes_personal_parts_alone(trained, client_of, head
     _, other = trained(plain)
     assert torch.equal(row.dw, other.dw)
     assert torch.equal(row._b, other._b)
-    used = mine.made.method.weights(client_of(mine))
+    used = mine.made.method.personal_weights(client_of(mine))
     for s in mine.made.model.layout.segments:
         own = s.group == ATOM or (head == "local" and s.group == HEAD)
         assert torch.equal(s.view(used), s.view(client.received)) != own, s.name
@@ -180,7 +182,7 @@ def test_personal_atoms_by_hand(trained, client_of):
     for t in (0, 1):
         trained(it, 0, t)
         train_epochs(module, rows_of(it), (t, 0, 1))
-        used = it.made.method.weights(client_of(it, 0, t + 1))
+        used = it.made.method.personal_weights(client_of(it, 0, t + 1))
         torch.testing.assert_close(it.made.model.layout.tensors(used)["0.atoms"], module[0].atoms.detach())
 
 
@@ -192,8 +194,8 @@ def test_the_personal_model_has_its_own_statistics_once_it_was_trained(client_of
             assert not torch.equal(it.kept(k).own_b, it.b)
         else:
             client = client_of(it, k)
-            assert torch.equal(it.made.method.weights(client), it.w)
-            assert torch.equal(it.made.method.buffers(client), it.b)
+            assert torch.equal(it.made.method.personal_weights(client), it.w)
+            assert torch.equal(it.made.method.personal_buffers(client), it.b)
 
 
 # ---- with other methods, with other rules ----
@@ -230,5 +232,5 @@ def test_server_optimisers_rest_with_the_coefficients(optim):
 
 def test_what_its_clients_method_replaces_is_replaced_here():
     """means is FedAvg's: of a method with an aggregate of its own it is nobody's, borrowed or not."""
-    assert means_of(FedAtom()) == {"dw": ("p",)}
-    assert means_of(FedAtom(client=FedLD())) is None
+    assert get_mean_only_slots(FedAtom()) == {"dw": ("p",)}
+    assert get_mean_only_slots(FedAtom(client=FedLD())) is None

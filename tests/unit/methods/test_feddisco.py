@@ -65,7 +65,7 @@ def test_three_rounds_against_a_loop(weighting, metric, normalise):
     [
         {"options": {"a": 100.0, "normalise": False}},  # no score is above 0
         {"options": {"a": 9.0}, "cohort": {"fraction": 0.15}},  # cohorts of one
-        {"options": FedDisco.neutral, "cohort": {"fraction": 0.9, "weighting": "uniform"}},  # 6 (1/6) is not 1
+        {"options": FedDisco.equals_fedavg_at, "cohort": {"fraction": 0.9, "weighting": "uniform"}},  # 6 (1/6) is not 1
     ],
 )
 @pytest.mark.parametrize("net", ["mlp", "norm"])

@@ -35,14 +35,14 @@ def test_losses_are_those_of_evaluation(client_of):
     last = it.fed.server.state.last
     last += 0.1 * torch.randn(last.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     client = client_of(it, 3)
-    it.made.method.receive(client)
+    it.made.method.initial_weights(client)
     assert torch.equal(client.w, it.w)
     assert torch.equal(client.b, it.b)
     assert it.made.net.module.training
-    assert client.down.who.tolist() == [0, 1]  # P is 0
+    assert client.downloads.who.tolist() == [0, 1]  # P is 0
     losses = [loss_of(module_of(it, w), rows_of(it, 3, "validation")) for w in (it.w, last[0], last[1])]
     u = [(losses[0] - losses[i + 1]) / (last[i] - it.w0).norm().item() for i in range(2)]
-    assert client.scratch.u.tolist() == pytest.approx(u, abs=1e-12)
+    assert client.accumulators.u.tolist() == pytest.approx(u, abs=1e-12)
 
 
 A = np.array([(1.0, 0.5), (1.5, 1.0), (2.0, 0.25), (0.5, 3.0), (1.0, 1.0)])

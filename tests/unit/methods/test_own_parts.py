@@ -42,7 +42,7 @@ def test_own_tensors(client_of, method, net, options, is_own):
     """No two of the seven clients use the same own tensors, which never travel and never move at the server; all use
     its others."""
     it = play(settings(method, net, options=options, cohort=ALL_CLIENTS, rounds=2))
-    used = [it.made.method.weights(client_of(it, k)).clone() for k in range(7)]
+    used = [it.made.method.personal_weights(client_of(it, k)).clone() for k in range(7)]
     for s in it.made.model.layout.segments:
         values = [s.view(w) for w in used]
         if is_own(s):

@@ -26,7 +26,7 @@ def accuracy(module, x, y):
 def used(it, client_of, k, round_):
     """A module that holds what client k is evaluated with, batch statistics included."""
     client = client_of(it, k, round_)
-    return module_of(it, it.made.method.weights(client), it.made.method.buffers(client))
+    return module_of(it, it.made.method.personal_weights(client), it.made.method.personal_buffers(client))
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedper", "fedbn", "ditto", "local"])

@@ -228,7 +228,7 @@ def test_memory_is_a_uniform_subset_and_the_same_in_every_round(client_of):
     def remembered(k, round_):
         """Rows that are at distance zero from their own memory: those with similarity to nothing nearer."""
         client = client_of(it, k, round_)
-        z, y = next((z, y) for z, _, y in client.passes())
+        z, y = next((z, y) for z, _, y in client.forward_batches())
         chosen = torch.randperm(len(y), generator=client.generator("memory"))[:4]
         labels = it.made.method.predict(client)(rows_of(it, k)[0]).argmax(1)
         assert torch.equal(labels, y[chosen][torch.cdist(z, z[chosen]).argmin(1)])

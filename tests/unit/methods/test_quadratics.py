@@ -266,5 +266,5 @@ def test_feddyn_reports_the_mean_in_place_of_w(play_quadratic, client_of):
         for k in (0, 1):
             torch.testing.assert_close(avg.kept(k).g_k, w.kept(k).g_k, rtol=0, atol=1e-12)
     client = client_of(avg, 0, 5)
-    assert avg.made.method.receive(client).item() == pytest.approx(w.w.item(), abs=1e-12)
-    assert avg.made.method.weights(client).item() == pytest.approx(avg.w.item(), abs=1e-12)
+    assert avg.made.method.initial_weights(client).item() == pytest.approx(w.w.item(), abs=1e-12)
+    assert avg.made.method.personal_weights(client).item() == pytest.approx(avg.w.item(), abs=1e-12)

@@ -142,7 +142,7 @@ def test_rounds_and_what_is_reported(play_quadratic, client_of, weighting, eps, 
             assert all([line["x0"], line["x1"]] == shown for line in lines)
         client = client_of(it, 1, 5)
         assert client.received.tolist() == it.w.tolist() == shown
-        assert it.made.method.receive(client).tolist() == pytest.approx(w.tolist(), abs=1e-10)
+        assert it.made.method.initial_weights(client).tolist() == pytest.approx(w.tolist(), abs=1e-10)
 
 
 @pytest.mark.parametrize("changes", [{"options": {"eps": 1e30}}, {"cohort": {"fraction": 0.15}}])

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional
 
 import fedmpi
-from fedmpi.method import FLAT, SCALAR, SHARED, Row, Slot, Slots, State, Travel
+from fedmpi.method import FLAT, SCALAR, SHARED, SlotValues, Slot, Slots, State, SharedParts
 
 
 class Base(nn.Module):
@@ -39,34 +39,34 @@ def later():
 
 """
 METHOD = r"""
-def upload(self, k): k.w.zero_(); return Row(), State()
+def upload(self, k): k.w.zero_(); return SlotValues(), State()
     client 0: a hook of method plugin wrote to client.w, which.* It was upload
 def loss(self, k, x, y): k.label_counts.add_(1); return k.task_loss(k.logits(x), x, y)
     wrote to client.label_counts, which.* It was loss
 def loss(self, k, x, y): return k.task_loss(k.logits(x.mul_(2)), x, y)
     wrote to its batch, x or y
-def weights(self, k): return k.received.mul_(2)
-    wrote to client.w0 \(client.received\) or client.down, which.* It was weights
+def personal_weights(self, k): return k.received.mul_(2)
+    wrote to client.w0 \(client.received\) or client.downloads, which.* It was personal_weights
 def aggregate(self, s, up): up.p.fill_(1); return up.mean('dw'), State()
     round 0: a hook of method plugin wrote to updates.p, which.* It was aggregate
 def loss(self, k, x, y): return k.task_loss(k.logits(x).detach(), x, y)
     round 0, client 0: method plugin, hook loss returned a loss that
-def gradient(self, k, g): return torch.ones_like(g, dtype=torch.int64)
-    hook gradient returned a tensor of torch.int64
+def correct_gradient(self, k, g): return torch.ones_like(g, dtype=torch.int64)
+    hook correct_gradient returned a tensor of torch.int64
 def step(self, k, x, y): return k.grad(x, y).to_sparse()
     hook step returned a sparse_coo tensor
-sends = Slots(dw=SHARED, c=SCALAR) | def upload(self, k): return Row(c=np.ones(())), State()
+sends = Slots(dw=SHARED, c=SCALAR) | def upload(self, k): return SlotValues(c=np.ones(())), State()
     hook upload: slot 'c' is \(\), but it returned ndarray
-client_state = Slots(c=FLAT) | def upload(self, k): return Row(), State(c=k.w.double() + 1e300)
+client_state = Slots(c=FLAT) | def upload(self, k): return SlotValues(), State(c=k.w.double() + 1e300)
     not finite \(nan or inf\) in torch.float32: slot 'c' is
 def predict(self, k): return k.w
     hook predict returned Tensor; it must return None or a function
 def predict(self, k): return lambda x: k.logits(x)[:, :1]
     the function that hook predict gave returned torch.float32 \(\d+, 1\) for \d+
-def travels(self, t, rounds): return ('head',)
-    hook travels, round 0 returned tuple; it must return Travel\(...\)
-def prepare(self, module, classes): module.head = None
-    hook prepare must return a torch.nn.Module.*it returned NoneType
+def shared_parts(self, t, rounds): return ('head',)
+    hook shared_parts, round 0 returned tuple; it must return SharedParts\(...\)
+def prepare_model(self, module, classes): module.head = None
+    hook prepare_model must return a torch.nn.Module.*it returned NoneType
 def train(self, k): k.fit(groups='hea'); return State()
     client.fit, groups: 'hea' is text
 def train(self, k): k.fit(groups=('haed',)); return State()
@@ -75,14 +75,14 @@ def train(self, k): k.fit(epochs=-1); return State()
     client.fit: epochs is -1; a whole number >= 0
 def train(self, k): k.fit(start=k.w[:1]); return State()
     ValueError: weights of shape \(1,\) for a model of \(26,\)
-def weights(self, k): return k.lift('head', k.w[:1], into=k.received)
+def personal_weights(self, k): return k.replace_group('head', k.w[:1], into=k.received)
     ValueError: a tensor of shape \(1,\) where \d+ entries are needed
-def upload(self, k): self.last = k.w; return Row(), State()
+def upload(self, k): self.last = k.w; return SlotValues(), State()
     FrozenInstanceError
 def loss(self, k, x, y): raise StopIteration
     round 0, client 0: plugin.loss at .*StopIteration
-client_state = Slots(c=SCALAR) | def upload(self, k): return Row(), State(c=k.state.d)
-    no state 'd' is declared here \(declared: c\)
+client_state = Slots(c=SCALAR) | def upload(self, k): return SlotValues(), State(c=k.state.d)
+    state 'd' is not declared; declared: c
 """
 MODEL = r"""
 return None
@@ -194,48 +194,48 @@ def run_with(folder, kind, code):
 
 
 METHOD_WITHOUT_LINE = r"""
-def upolad(self, k): return Row(), State()
+def upolad(self, k): return SlotValues(), State()
     did you mean 'upload'\?
 client_sate = Slots(c=FLAT)
     did you mean 'client_state'\?
 def loss(self, x, y): return 0
-    hook loss takes \(self, client, x, y\)
-gradient = 3
-    'gradient' is a hook: a function, not 3
+    hook loss must have the arguments \(self, client, x, y\)
+correct_gradient = 3
+    'correct_gradient' is a hook, so it must be a function, not 3
 sends: Slots = Slots(dw=SHARED, c=FLAT)
     'sends' is a declaration, not an option
 client_state = Slots(c=5)
     slot 'c' is 5; it must be a Slot
-mu: float = 1.0 | neutral = {'nu': 0.0}
-    neutral names 'nu', which is no option
+mu: float = 1.0 | equals_fedavg_at = {'nu': 0.0}
+    equals_fedavg_at names 'nu', which is not an option of the method
 sends = Slots(dw=SHARED, n=FLAT)
-    a slot cannot be called 'n'
+    slot name 'n' is not allowed; reserved names: _
 sends = Slots(dw=SHARED, c=FLAT)
     round 0, client 0: method plugin, hook upload left out the declared slot 'c'
-def upload(self, k): return Row(extra=k.w), State()
+def upload(self, k): return SlotValues(extra=k.w), State()
     round 0, client 0: method plugin, hook upload returned slot 'extra', which is not declared; allowed: dw
-sends = Slots(dw=SHARED, c=SCALAR) | def upload(self, k): return Row(c=torch.ones(1)), State()
+sends = Slots(dw=SHARED, c=SCALAR) | def upload(self, k): return SlotValues(c=torch.ones(1)), State()
     round 0, client 0: method plugin, hook upload: slot 'c' is \(\), but it returned \(1,\)
-client_state = Slots(c=SCALAR) | def train(self, k): return k.state | def upload(self, k): return Row(), k.state
+client_state = Slots(c=SCALAR) | def train(self, k): return k.state | def upload(self, k): return SlotValues(), k.state
     hook upload returned slot 'c', which an earlier hook returned, too
 client_state = Slots(c=FLAT)
     hook train, upload left out the declared slot 'c'; return client\.state
 per_client_download = Slots(c=SCALAR)
     round 0, client 0: method plugin, hook download left out the declared slot 'c'
 def train(self, k): k.fit()
-    round 0, client 0: method plugin, hook train returned NoneType; it must return Row\(\.\.\.\) or State\(\.\.\.\)
-def upload(self, k): return Row()
-    hook upload returned Row; it must return the pair Row\(\.\.\.\), State\(\.\.\.\)
+    round 0, client 0: method plugin, hook train returned NoneType; it must return SlotValues\(\.\.\.\) or State
+def upload(self, k): return SlotValues()
+    hook upload returned SlotValues; it must return the pair SlotValues\(\.\.\.\), State\(\.\.\.\)
 def aggregate(self, s, up): return up.mean('dw')
     hook aggregate returned Tensor; it must return the pair direction, State\(\.\.\.\)
 def aggregate(self, s, up): return up.mean('dw')[:1], State()
     hook aggregate returned shape \(1,\); it must return a tensor \(26,\)
 def loss(self, k, x, y): return k.logits(x).square().sum(1)
     round 0, client 0: method plugin, hook loss returned shape \(5,\); it must return a tensor \(\)
-def travels(self, t, rounds): return Travel(groups=('haed',))
-    method plugin, hook travels, round 0: there is no layout group 'haed'; this model has body, head
-def travels(self, t, rounds): return Travel(slots=('dw', 'c'))
-    method plugin, hook travels, round 0: sends declares no slot 'c'
+def shared_parts(self, t, rounds): return SharedParts(groups=('haed',))
+    method plugin, hook shared_parts, round 0: there is no layout group 'haed'; this model has body, head
+def shared_parts(self, t, rounds): return SharedParts(slots=('dw', 'c'))
+    method plugin, hook shared_parts, round 0: sends declares no slot 'c'
 trains = 'head'
     method plugin, trains: 'head' is text; write \('head',\)
 receives = ('g',)
@@ -245,11 +245,11 @@ client_state = dict(c=FLAT)
 needs = frozenset({'plain sgd'})
     needs plain sgd, but fedmpi.method has no such requirement
 client_state = Slots(c=Slot(('q',)))
-    slot dimension 'q' is not known
-def aggregate(self, s, up): |     s.figures(loss=1.0) |     return up.mean('dw'), State()
+    slot 'c': dimension 'q' is unknown
+def aggregate(self, s, up): |     s.log_metrics(loss=1.0) |     return up.mean('dw'), State()
     hook aggregate: figures\(loss=\.\.\.\) has the name of another key of a row of metrics\.jsonl
 def train(self, k): |     k.w0.add_(1) |     return State()
-    client 0: a hook of method plugin wrote to client\.w0 \(client\.received\) or client\.down, which
+    client 0: a hook of method plugin wrote to client\.w0 \(client\.received\) or client\.downloads, which
 client_state = Slots(c=FLAT) | def train(self, k): |     k.state.c[0] = 1 |     return k.state
     client 0: a hook of method plugin wrote to client\.state, which
 def aggregate(self, s, up): return s.w.mul_(0), State()

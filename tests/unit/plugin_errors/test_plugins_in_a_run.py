@@ -17,7 +17,7 @@ import fedmpi
 from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import to_jsonable
 from fedmpi.common.metrics_row import CLIENTS_KEYS, METRICS_KEYS
-from fedmpi.method import FLAT, SCALAR, SHARED, Row, Slot, Slots, State, Travel, option
+from fedmpi.method import FLAT, SCALAR, SHARED, SharedParts, Slot, Slots, SlotValues, State, option
 
 DATA = {"source": GOOD, "partition": {"scheme": "iid", "clients": 3}}
 
@@ -76,16 +76,16 @@ class Graphs(fedmpi.Method):
     server_state = Slots(d=FLAT)
     sends = Slots(dw=SHARED, e=FLAT)
 
-    def receive(self, k):
+    def initial_weights(self, k):
         return graphed(k.received)
 
-    def gradient(self, k, g):
+    def correct_gradient(self, k, g):
         return graphed(g)
 
     def upload(self, k):
-        return Row(dw=graphed(k.w - k.w0), e=graphed(k.w)), State(c=graphed(k.w))
+        return SlotValues(dw=graphed(k.w - k.w0), e=graphed(k.w)), State(c=graphed(k.w))
 
-    def weights(self, k):
+    def personal_weights(self, k):
         return graphed(k.received)
 
     def aggregate(self, s, up):
@@ -105,7 +105,7 @@ class Helpers(fedmpi.Method):
     sends = Slots(dw=SHARED, note=SCALAR)
 
     def upload(self, k):
-        return Row(note=self._losses() + self.helper), State()
+        return SlotValues(note=self._losses() + self.helper), State()
 
     def _losses(self):
         return torch.zeros(())
@@ -175,14 +175,14 @@ def test_rows_have_the_keys_that_are_listed_in_their_order_with_their_types():
 class OddRounds(fedmpi.Method):
     sends = Slots(dw=SHARED, note=SCALAR)
 
-    def travels(self, t, rounds):
-        return Travel(slots=("dw", "note") if t % 2 else ("dw",))
+    def shared_parts(self, t, rounds):
+        return SharedParts(slots=("dw", "note") if t % 2 else ("dw",))
 
     def upload(self, k):
-        return Row(note=torch.tensor(10.0 * k.round + k.id)), State()
+        return SlotValues(note=torch.tensor(10.0 * k.round + k.id)), State()
 
     def aggregate(self, s, up):
-        s.figures(note=up.note.sum() if s.round % 2 else -1.0)
+        s.log_metrics(note=up.note.sum() if s.round % 2 else -1.0)
         assert hasattr(up, "note") == bool(s.round % 2)
         return up.mean("dw"), State()
 
@@ -214,7 +214,7 @@ def test_state_may_be_moved_from_slot_to_slot():
 
 @dataclass(frozen=True)
 class Aliased(fedmpi.Method):
-    def receive(self, k):
+    def initial_weights(self, k):
         return k.w
 
 
@@ -264,7 +264,7 @@ class FailsAtTheServer(fedmpi.Method):
 @dataclass(frozen=True)
 class WrongName(fedmpi.Method):
     def upload(self, k):
-        return Row(c=k.nothing), State()
+        return SlotValues(c=k.nothing), State()
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ class Undecorated(fedmpi.Method):
 @pytest.mark.parametrize("method", [Undecorated, dataclass(type("Unfrozen", (Undecorated,), {}))])
 def test_a_method_without_its_decorator_is_refused(method):
     """Without it an option would be the class's default for ever."""
-    with pytest.raises(TypeError, match=r"write @dataclass\(frozen=True\) above the class"):
+    with pytest.raises(TypeError, match=r"write @dataclass\(frozen=True\) above it"):
         method()
 
 
@@ -301,10 +301,10 @@ class Infinite(fedmpi.Method):
     sends = Slots(dw=SHARED, f=SCALAR)
 
     def upload(self, k):
-        return Row(f=1 / torch.tensor(k.id - 1.0)), State()
+        return SlotValues(f=1 / torch.tensor(k.id - 1.0)), State()
 
     def aggregate(self, s, up):
-        s.figures(f=up.f.mean())
+        s.log_metrics(f=up.f.mean())
         return up.mean(), State()
 
 
@@ -324,7 +324,7 @@ class ReadsMeans(fedmpi.Method):
 
 
 def test_a_method_that_reads_means_is_told_how_to_say_so():
-    text = r'of your own whose aggregate reads updates\.mean alone says so: means = \{"dw": \("p",\)\}'
+    text = r'of your own whose aggregate reads updates\.mean alone says so: mean_only_slots = \{"dw": \("p",\)\}'
     with pytest.raises(UserError, match=text):
         run(ReadsMeans, server={"reduce": "local"})
 
