@@ -79,10 +79,12 @@ RootOption = Annotated[Path | None, Option(metavar="DIR", help="Default: $FEDMPI
 @data.command("list", short_help="Show the data sets.")
 def list_public_sets() -> None:
     """List the data sets that fedmpi knows, with their sizes and how to obtain them."""
-    from fedmpi.data.download.fetch import SETS
+    from fedmpi.data.download.catalogue import CATALOGUE
 
-    shown = {name: listing for name, listing in SETS.items() if not name.endswith(("_64", "_128", "_224"))}
-    print_table([(name, f"{each.what}; {'fetch' if each.downloads else 'by hand'}") for name, each in shown.items()])
+    shown = {name: listing for name, listing in CATALOGUE.items() if not name.endswith(("_64", "_128", "_224"))}
+    print_table(
+        [(name, f"{each.description}; {'fetch' if each.downloads else 'by hand'}") for name, each in shown.items()]
+    )
     typer.echo("MedMNIST's sets are there with 64, 128 and 224 pixels, too: pathmnist_64")
 
 
@@ -91,13 +93,13 @@ def check(name: SetName, root: RootOption = None) -> None:
     """Show where the files of data set NAME belong, and which of them are missing. The exit code is 1 if any is."""
     from fedmpi.data.download import fetch
 
-    listing, where = fetch.find(name), _data_root(root)
-    files = fetch.check(name, where)
+    listing, where = fetch.find_entry(name), _data_root(root)
+    files = fetch.check_files(name, where)
     print_table([(place, wrong or "ok") for place, wrong in files])
     typer.echo(f"home: {listing.home}\nlicence: {listing.licence}")
     typer.echo(f"config: data: {{{listing.config}, root: {where}}}")
     if any(wrong for _, wrong in files):
-        typer.echo(f"to do: {listing.by_hand or f'fedmpi data fetch {name} --root {where}'}")
+        typer.echo(f"to do: {listing.manual_steps or f'fedmpi data fetch {name} --root {where}'}")
         raise typer.Exit(1)
 
 
@@ -107,9 +109,9 @@ def fetch(name: SetName, root: RootOption = None) -> None:
     from fedmpi.data.download import fetch
 
     where = _data_root(root)
-    fetch.find(name)
-    with fetch.one_at_a_time(where):
-        new = fetch.fetch(name, where)
+    fetch.find_entry(name)
+    with fetch.download_lock(where):
+        new = fetch.fetch_dataset(name, where)
     typer.echo(f"{name}: {'fetched to' if new else 'all there, in'} {where}")
 
 

@@ -27,7 +27,7 @@ from fedmpi.data.federated import Federated, augmented, hold_out, split
 from fedmpi.data.lazy_images import Pictures
 from fedmpi.data.leaks import warn_of_leaks
 from fedmpi.data.silos import COLUMNS, WIDTH, describe, label_table, open_silos, silo_federation
-from fedmpi.data.sources.source_utils import ignoring
+from fedmpi.data.sources.source_utils import set_ignored_target
 from fedmpi.data.streaming import Stream, choosing
 from fedmpi.data.transforms.base import Operation
 from fedmpi.data.transforms.pipeline import operation
@@ -89,12 +89,12 @@ def build_partitioned_data(settings: Settings) -> Federated:
     check_data_settings(settings)
     waiting: AbstractContextManager[None] = nullcontext()
     if settings.data.download:
-        from fedmpi.data.download.fetch import one_at_a_time  # imports the catalogue, which no other run needs
+        from fedmpi.data.download.fetch import download_lock  # imports the catalogue, which no other run needs
 
-        waiting = one_at_a_time(settings.data.root)
+        waiting = download_lock(settings.data.root)
     with waiting, attribute_errors("data"):
         ignored = settings.task.options.get("ignore")
-        with choosing(settings.data.stream), ignoring(ignored), seeds.seeded(settings.seed, "source"):
+        with choosing(settings.data.stream), set_ignored_target(ignored), seeds.seeded(settings.seed, "source"):
             dataset = require_dataset(source((settings.working_dir / settings.data.root).absolute()), source.func)
         check_dataset(settings, dataset)
     with attribute_errors("data.partition"), seeds.seeded(settings.seed, "scheme"):
@@ -276,7 +276,11 @@ def _open_sites(settings: Settings, clients: Sequence[int]) -> dict[int, Dataset
     """Open the files of some sites, and return a dict from client number to data set."""
     source, names = make_source(settings), settings.data.silos or ()
     root = (settings.working_dir / settings.data.root).absolute()
-    with attribute_errors("data"), choosing(settings.data.stream), ignoring(settings.task.options.get("ignore")):
+    with (
+        attribute_errors("data"),
+        choosing(settings.data.stream),
+        set_ignored_target(settings.task.options.get("ignore")),
+    ):
         opened = open_silos(source.func, root, names, clients, settings.seed, **source.keywords)
     return {k: require_dataset(dataset, source.func) for k, dataset in opened.items()}
 

@@ -91,11 +91,11 @@ def fetch_data(sweep: Sweep, say: PrintLine) -> None:
 
     for name, settings in find_datasets(sweep).items():
         root = settings.data.root
-        if name not in fetch.SETS:
+        if name not in fetch.CATALOGUE:
             build_data.make_source(settings)(root)
             continue
-        with fetch.one_at_a_time(root):
-            if fetch.fetch(name, root):
+        with fetch.download_lock(root):
+            if fetch.fetch_dataset(name, root):
                 say(f"{name} was fetched to {root}")
 
 

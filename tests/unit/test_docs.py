@@ -14,9 +14,9 @@ from fedmpi import config, method
 from fedmpi.cli import load_app
 from fedmpi.common.metrics_row import CLIENTS_KEYS, METRICS_KEYS
 from fedmpi.config.field_types import flatten
-from fedmpi.data.download.catalogue import MEDMNIST, SETS
+from fedmpi.data.download.catalogue import CATALOGUE, MEDMNIST
 from fedmpi.data.sources import registry
-from fedmpi.data.sources.tables.read_table import GAPS
+from fedmpi.data.sources.tables.read_table import MISSING_WORDS
 from fedmpi.method import Client, Server, Uploads
 from fedmpi.method.base import DECLARATIONS, HOOKS
 
@@ -144,11 +144,11 @@ def test_every_key_has_type_default_and_meaning_on_the_page():
 
 def test_what_the_data_page_says_of_each_set_is_what_is_listed():
     sections = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", DATA_PAGE, flags=re.MULTILINE | re.DOTALL))
-    alone = {name for name in SETS if name.partition("_")[0] not in MEDMNIST}
+    alone = {name for name in CATALOGUE if name.partition("_")[0] not in MEDMNIST}
     assert alone | {"medmnist"} <= set(sections) <= set(registry)
     for name in alone:
         for part in ("config", "home", "licence", "by_hand"):
-            assert getattr(SETS[name], part) in sections[name], (name, part)
+            assert getattr(CATALOGUE[name], part) in sections[name], (name, part)
     for name, (classes, _, (training, validation, test), _) in MEDMNIST.items():
         assert f"| {name} | {training:,} + {validation:,} + {test:,} | {classes} |" in sections["medmnist"]
 
@@ -157,5 +157,5 @@ def test_every_picture_source_and_every_gap_is_on_the_data_page():
     of_pictures = {name for name, target in registry.items() if ".pictures." in target or "mnist" in target}
     assert [name for name in of_pictures if not re.search(rf"\bsource: {name}\b", DATA_PAGE)] == []
     row = re.search(r"^\| `missing` \|.*$", DATA_PAGE, re.MULTILINE)[0].casefold()
-    assert [word for word in GAPS - {""} if f"`{word}`" not in row] == []
+    assert [word for word in MISSING_WORDS - {""} if f"`{word}`" not in row] == []
     assert re.search(r"This is an extract of\s+`patients\.csv`; it is too short to be trained on", DATA_PAGE)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 
-class Part(NamedTuple):
+class DatasetPart(NamedTuple):
     """A file, or a folder with a number of files, at one of several possible paths relative to data.root."""
 
     paths: tuple[str, ...]
@@ -29,19 +29,19 @@ class Download(NamedTuple):
     into: str = ""
 
 
-class Listing(NamedTuple):
+class CatalogueEntry(NamedTuple):
     """A data set in the catalogue, as `fedmpi data` lists it."""
 
-    what: str  # "grey 28x28 digits, 10 classes"
+    description: str  # "grey 28x28 digits, 10 classes"
     config: str  # under `data:` in a config
     home: str
     licence: str
-    parts: tuple[Part, ...]
+    parts: tuple[DatasetPart, ...]
     downloads: tuple[Download, ...] = ()
-    by_hand: str = ""  # instructions if a program cannot download the set, because an account or a click is needed
+    manual_steps: str = ""  # instructions if a program cannot download the set, because an account or a click is needed
 
 
-class MedMNIST(NamedTuple):
+class MedMNISTSet(NamedTuple):
     """A set of MedMNIST. samples: numbers in training, validation and test part; md5: one checksum per image size."""
 
     classes: int
@@ -50,51 +50,51 @@ class MedMNIST(NamedTuple):
     md5: tuple[str, ...]
 
 
-SIZES = (28, 64, 128, 224)  # pixels of MedMNIST v2 and MedMNIST+
+MEDMNIST_SIZES = (28, 64, 128, 224)  # pixels of MedMNIST v2 and MedMNIST+
 
 
-def _expand(pattern: str) -> list[str]:
+def _expand_pattern(pattern: str) -> list[str]:
     """Return all paths of a pattern: `{train,test}.bin` gives train.bin and test.bin."""
     pieces = [piece.split(",") for piece in re.split(r"[{}]", pattern)]
     return ["".join(choice) for choice in product(*pieces)]
 
 
-def _parts(*paths: Any) -> list[Part]:
+def _make_parts(*paths: Any) -> list[DatasetPart]:
     """Return the parts of an entry of `files`: patterns of alternative paths, and for folders the number of files."""
     patterns = [path for path in paths if isinstance(path, str)]
     number = next((path for path in paths if isinstance(path, int)), 0)
-    return [Part(places, number) for places in zip(*map(_expand, patterns), strict=True)]
+    return [DatasetPart(places, number) for places in zip(*map(_expand_pattern, patterns), strict=True)]
 
 
-def _listing(files: list[Any], downloads: tuple[Any, ...] = (), **facts: str) -> Listing:
-    parts = tuple(part for entry in files for part in _parts(*entry))
-    return Listing(parts=parts, downloads=tuple(Download(tuple(d.pop("urls")), **d) for d in downloads), **facts)
+def _make_entry(files: list[Any], downloads: tuple[Any, ...] = (), **facts: str) -> CatalogueEntry:
+    parts = tuple(part for entry in files for part in _make_parts(*entry))
+    return CatalogueEntry(parts=parts, downloads=tuple(Download(tuple(d.pop("urls")), **d) for d in downloads), **facts)
 
 
 def medmnist_file(name: str, size: int) -> str:
     """Return the name of a MedMNIST file without extension: pathmnist for size 28, pathmnist_64 for size 64."""
-    return name if size == SIZES[0] else f"{name}_{size}"
+    return name if size == MEDMNIST_SIZES[0] else f"{name}_{size}"
 
 
-def _medmnist_listing(name: str, size: int, md5: str) -> Listing:
+def _make_medmnist_entry(name: str, size: int, md5: str) -> CatalogueEntry:
     row, file = MEDMNIST[name], f"{medmnist_file(name, size)}.npz"
     labels = "labels a picture" if name == "chestmnist" else "classes"
     url = f"https://zenodo.org/records/10519652/files/{file}?download=1"
-    return Listing(
+    return CatalogueEntry(
         f"{'colour' if row.channels == 3 else 'grey'} {size}x{size} medical pictures, {row.classes} {labels}",
-        f"source: medmnist, set: {name}" + ("" if size == SIZES[0] else f", size: {size}"),
+        f"source: medmnist, set: {name}" + ("" if size == MEDMNIST_SIZES[0] else f", size: {size}"),
         "https://medmnist.com/",
         "CC BY-NC 4.0" if name == "dermamnist" else "CC BY 4.0",
-        (Part((f"medmnist/{file}", file)),),
+        (DatasetPart((f"medmnist/{file}", file)),),
         (Download((url,), f"medmnist/{file}", md5),),
     )
 
 
 _CONTENT = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-MEDMNIST = {name: MedMNIST(**row) for name, row in _CONTENT["medmnist"].items()}
-SETS: dict[str, Listing] = {name: _listing(**row) for name, row in _CONTENT["sets"].items()}
-SETS |= {
-    medmnist_file(name, size): _medmnist_listing(name, size, md5)
+MEDMNIST = {name: MedMNISTSet(**row) for name, row in _CONTENT["medmnist"].items()}
+CATALOGUE: dict[str, CatalogueEntry] = {name: _make_entry(**row) for name, row in _CONTENT["sets"].items()}
+CATALOGUE |= {
+    medmnist_file(name, size): _make_medmnist_entry(name, size, md5)
     for name, row in MEDMNIST.items()
-    for size, md5 in zip(SIZES, row.md5, strict=True)
+    for size, md5 in zip(MEDMNIST_SIZES, row.md5, strict=True)
 }

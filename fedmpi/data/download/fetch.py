@@ -17,29 +17,29 @@ from pathlib import Path
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
-from fedmpi.data.download.catalogue import SETS, Download, Listing, Part
+from fedmpi.data.download.catalogue import CATALOGUE, CatalogueEntry, DatasetPart, Download
 
 TIMEOUT_S = 30.0  # seconds without receiving a byte
-TRIES, WAIT_S = 3, 1.0
-CHUNK = 1 << 20  # bytes
+MAX_TRIES, RETRY_DELAY_S = 3, 1.0
+CHUNK_BYTES = 1 << 20  # bytes
 
 
-def find(name: str) -> Listing:
+def find_entry(name: str) -> CatalogueEntry:
     """Return the catalogue entry of a data set. Raise UserError with similar names if it is unknown."""
-    if name not in SETS:
-        shown = [known for known in SETS if not known.endswith(("_64", "_128", "_224"))]
+    if name not in CATALOGUE:
+        shown = [known for known in CATALOGUE if not known.endswith(("_64", "_128", "_224"))]
         raise UserError(f"data: no files of a data set {name!r} are listed here; {nearest(name, shown)}")
-    return SETS[name]
+    return CATALOGUE[name]
 
 
-def check(name: str, root: Path) -> list[tuple[str, str]]:
+def check_files(name: str, root: Path) -> list[tuple[str, str]]:
     """Return (path, problem) for each file and folder of a data set; the problem is "" if the part is complete."""
-    listing = find(name)
+    listing = find_entry(name)
     known = {each.path: each.md5 for each in listing.downloads if not each.into}
-    return [_checked(part, root, known.get(part.paths[0])) for part in listing.parts]
+    return [_check_part(part, root, known.get(part.paths[0])) for part in listing.parts]
 
 
-def _checked(part: Part, root: Path, md5: str | None) -> tuple[str, str]:
+def _check_part(part: DatasetPart, root: Path, md5: str | None) -> tuple[str, str]:
     """Return the path where a part is or should be, and its problem. md5: checksum of the file at the first path."""
     places = [root / path for path in part.paths]
     place = next((place for place in places if place.exists()), places[0])
@@ -49,71 +49,73 @@ def _checked(part: Part, root: Path, md5: str | None) -> tuple[str, str]:
             problem = "is missing"
         elif part.files and (n := sum(len(names) for _, _, names in os.walk(place))) < part.files:
             problem = f"holds {n:,} of {part.files:,} files"
-        elif md5 and place.name == places[0].name and (own := _md5(place)) != md5:
+        elif md5 and place.name == places[0].name and (own := _compute_md5(place)) != md5:
             problem = f"has the MD5 {own}, not {md5}"
     except OSError as error:
         problem = f"cannot be read: {error.strerror}"
     return str(place), problem
 
 
-def fetch(name: str, root: Path) -> bool:
+def fetch_dataset(name: str, root: Path) -> bool:
     """Download the missing files of a data set; return whether any were missing.
 
     Raises UserError, with what to fetch by other means and where to put it, if this machine cannot download them.
     """
-    listing = find(name)
-    files = check(name, root)
+    listing = find_entry(name)
+    files = check_files(name, root)
     if not any(problem for _, problem in files):
         return False
     if not listing.downloads:
-        lines = [f"{name} cannot be fetched by a program: {listing.by_hand}", f"home: {listing.home}"]
+        lines = [f"{name} cannot be fetched by a program: {listing.manual_steps}", f"home: {listing.home}"]
         lines += [f"licence: {listing.licence}", "what is missing:"]
         raise UserError("\n".join(lines + [f"  {place} {problem}" for place, problem in files if problem]))
     bad = {path for part, (_, problem) in zip(listing.parts, files, strict=True) if problem for path in part.paths}
     downloads = [each for each in listing.downloads if each.into or each.path in bad]
     try:
         for each in downloads:
-            _fetch(each, root)
+            _fetch_file(each, root)
     except UserError as error:
-        raise UserError(f"{name} could not be fetched:\n{error}\n{_without_network(name, downloads, root)}") from error
+        raise UserError(
+            f"{name} could not be fetched:\n{error}\n{_offline_instructions(name, downloads, root)}"
+        ) from error
     except OSError as error:
         raise UserError(f"{name}: {error.filename or root} cannot be written: {error.strerror}") from error
-    for place, problem in check(name, root):
+    for place, problem in check_files(name, root):
         if problem:
             raise UserError(f"{name}: the download lacks {place}: it {problem}")
     return True
 
 
-def _fetch(wanted: Download, root: Path) -> None:
+def _fetch_file(wanted: Download, root: Path) -> None:
     file = root / wanted.path
-    brought_by_hand = bool(wanted.into) and file.is_file() and _md5(file) == wanted.md5
+    brought_by_hand = bool(wanted.into) and file.is_file() and _compute_md5(file) == wanted.md5
     if not brought_by_hand:
-        download(wanted.urls, file, wanted.md5)
+        download_file(wanted.urls, file, wanted.md5)
     if wanted.into:
-        unpack(file, root / wanted.into)
+        unpack_archive(file, root / wanted.into)
         if not brought_by_hand:
             file.unlink()
 
 
-def _without_network(name: str, downloads: Sequence[Download], root: Path) -> str:
+def _offline_instructions(name: str, downloads: Sequence[Download], root: Path) -> str:
     lines = [f"Does this machine reach the internet? If not, run `fedmpi data fetch {name}` on one that does and copy"]
     lines += ["what it gives, or bring these by any means, and run it here again:"]
     return "\n".join(lines + [f"  {each.urls[0]} -> {root / each.path}" for each in downloads])
 
 
-def download(urls: Sequence[str], file: Path, md5: str) -> None:
+def download_file(urls: Sequence[str], file: Path, md5: str) -> None:
     """Download a file from the first address that provides it with this MD5; it gets its name only when it is complete.
 
     Raises UserError with the problem of each address.
     """
     part, problems = file.with_name(f"{file.name}.part"), {}
     file.parent.mkdir(parents=True, exist_ok=True)
-    for attempt in range(TRIES):
-        time.sleep(attempt * WAIT_S)
+    for attempt in range(MAX_TRIES):
+        time.sleep(attempt * RETRY_DELAY_S)
         for url in urls:
             try:
-                _receive(url, part, file.name)
-                received = _md5(part)
+                _receive_file(url, part, file.name)
+                received = _compute_md5(part)
                 if received == md5:
                     os.replace(part, file)
                     return
@@ -124,7 +126,7 @@ def download(urls: Sequence[str], file: Path, md5: str) -> None:
     raise UserError("\n".join(f"{url}: {problem}" for url, problem in problems.items()))
 
 
-def _receive(url: str, to: Path, name: str) -> None:
+def _receive_file(url: str, to: Path, name: str) -> None:
     from rich.console import Console  # imported here, because runs that download nothing need neither
     from rich.progress import wrap_file
 
@@ -132,18 +134,18 @@ def _receive(url: str, to: Path, name: str) -> None:
     with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer, to.open("wb") as file:
         total = int(answer.headers.get("Content-Length") or 0)
         with wrap_file(answer, total, description=name, console=Console(stderr=True)) as shown:
-            shutil.copyfileobj(shown, file, CHUNK)
+            shutil.copyfileobj(shown, file, CHUNK_BYTES)
 
 
-def _md5(path: Path) -> str:
+def _compute_md5(path: Path) -> str:
     digest = hashlib.md5(usedforsecurity=False)
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
+        while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
 
 
-def unpack(archive: Path, to: Path) -> None:
+def unpack_archive(archive: Path, to: Path) -> None:
     """Unpack a .zip or .tar.gz file into the folder `to`; a single top-level folder of the archive is removed.
 
     Files are moved only after all have been unpacked, so that `to` never holds an incomplete file. Other files in it
@@ -169,17 +171,17 @@ def unpack(archive: Path, to: Path) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def ready(name: str, root: Path, download: bool) -> str:
+def fetch_or_advise(name: str, root: Path, download: bool) -> str:
     """Download a data set's missing files if `download` is true; return advice for other missing files."""
     if download:
-        fetch(name, root)
-    if find(name).downloads:
+        fetch_dataset(name, root)
+    if find_entry(name).downloads:
         return f"correct data.root, or set data.download=true, or run `fedmpi data fetch {name} --root {root}`"
     return f"correct data.root; `fedmpi data check {name} --root {root}` says what to fetch by hand and where it goes"
 
 
 @contextmanager
-def one_at_a_time(root: Path) -> Iterator[None]:
+def download_lock(root: Path) -> Iterator[None]:
     """Hold a lock in `root`, so that only one process on a file system downloads while others wait."""
     try:
         root.mkdir(parents=True, exist_ok=True)

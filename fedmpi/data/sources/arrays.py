@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.lazy_images import Pictures, of_bytes
-from fedmpi.data.sources.images.decode import PixelRange, check_range, scale
-from fedmpi.data.sources.source_utils import finite, gaps_allowed
+from fedmpi.data.sources.images.decode import PixelRange, check_pixel_range, scale_to_unit_range
+from fedmpi.data.sources.source_utils import check_finite, missing_targets_allowed
 from fedmpi.data.streaming import ArraySource, StoredArrays, Stream
 
 Array = TypeVar("Array", np.ndarray, Tensor)
@@ -38,10 +38,10 @@ class ArrayOptions:
     std: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
-        check_range(self.pixel_range)
+        check_pixel_range(self.pixel_range)
 
 
-def samples(
+def convert_samples(
     array: np.ndarray | StoredArrays, options: ArrayOptions, name: str, at: Path, grey: bool = True
 ) -> Tensor | Pictures:
     """Convert an array of samples to the inputs of a model.
@@ -64,12 +64,12 @@ def samples(
     spatial = array.ndim in (4, 5) or (array.ndim == 3 and (grey or key is not None))
     if not spatial and key is not None:
         raise UserError(f"{at}: {name} has the shape {array.shape}; data.{key} is for images and volumes: leave it out")
-    axes = _axes_of(array.shape, options.axes, name, at) if spatial else ""
+    axes = _resolve_axes(array.shape, options.axes, name, at) if spatial else ""
     if isinstance(array, StoredArrays):
-        return _normalised(Stream(ArraySource(array, axes)), options)
+        return _normalize(Stream(ArraySource(array, axes)), options)
     if options.pixel_range is not None:
         try:
-            array = np.stack([scale(row, options.pixel_range) for row in array])
+            array = np.stack([scale_to_unit_range(row, options.pixel_range) for row in array])
         except ValueError as error:
             raise UserError(f"{at}: {name}: {error}; fill or drop it") from error
     elif not spatial or array.dtype != np.uint8:
@@ -77,12 +77,12 @@ def samples(
         with np.errstate(over="ignore"):  # `finite` reports values beyond the range of float32 with their row
             array = array.astype(np.float32) / divisor
     pixels = array.dtype == np.uint8 or options.pixel_range is not None
-    x = channels_first(torch.from_numpy(array), axes) if spatial else torch.from_numpy(array)
-    normalised = _normalised(x, options, pixels)
-    return normalised if isinstance(normalised, Pictures) else finite(normalised, name, at)
+    x = to_channels_first(torch.from_numpy(array), axes) if spatial else torch.from_numpy(array)
+    normalised = _normalize(x, options, pixels)
+    return normalised if isinstance(normalised, Pictures) else check_finite(normalised, name, at)
 
 
-def _normalised(x: Tensor | Stream, options: ArrayOptions, pixels: bool = True) -> Tensor | Pictures:
+def _normalize(x: Tensor | Stream, options: ArrayOptions, pixels: bool = True) -> Tensor | Pictures:
     """Return (x - mean) / std by channel, as Pictures if x holds pixels (uint8, or floats in 0..1; `pixels`)."""
     for name, numbers in (("mean", options.mean), ("std", options.std)):
         if numbers is not None and len(numbers) != x.shape[1]:
@@ -94,7 +94,7 @@ def _normalised(x: Tensor | Stream, options: ArrayOptions, pixels: bool = True) 
     return x if options.std is None else x / torch.tensor(options.std).view(each)
 
 
-def _axes_of(shape: Sequence[int], axes: str | None, name: str, at: Path) -> str:
+def _resolve_axes(shape: Sequence[int], axes: str | None, name: str, at: Path) -> str:
     """Return the axes of an array of this shape: those of the config, or those that the shape implies.
 
     The shape implies them if exactly one of the first and the last axis of a row has 1 or 3 entries: the channels.
@@ -115,14 +115,14 @@ def _axes_of(shape: Sequence[int], axes: str | None, name: str, at: Path) -> str
     return order
 
 
-def channels_first(x: Array, axes: str) -> Array:
+def to_channels_first(x: Array, axes: str) -> Array:
     """Return the array as (N, C, H, W) or (N, C, D, H, W); an array without the axis C gets one channel."""
     order = [axes.index(axis) for axis in "NCDHW" if axis in axes]
     x = x.permute(order) if isinstance(x, Tensor) else x.transpose(order)
     return x if "C" in axes else x[:, None]
 
 
-def targets_of(array: np.ndarray, name: str, at: Path) -> Tensor:
+def convert_targets(array: np.ndarray, name: str, at: Path) -> Tensor:
     """Convert targets to (n, ...) int64 class numbers if the array holds integers, otherwise to float32 numbers."""
     array = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
     if array.dtype.kind in "iub":
@@ -130,4 +130,4 @@ def targets_of(array: np.ndarray, name: str, at: Path) -> Tensor:
             row = int((array < 0).argmax())
             raise UserError(f"{at}: {name} holds the label {array[row]} in row {row}; 0, 1, 2, ... are allowed")
         return torch.from_numpy(array.astype(np.int64))
-    return finite(torch.from_numpy(array.astype(np.float32)), name, at, nan=gaps_allowed())
+    return check_finite(torch.from_numpy(array.astype(np.float32)), name, at, nan=missing_targets_allowed())

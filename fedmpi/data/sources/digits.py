@@ -13,7 +13,7 @@ from pydantic import Field
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.arrays import ArrayOptions
 from fedmpi.data.sources.named_arrays import ArrayPreparation
-from fedmpi.data.sources.source_utils import holdout
+from fedmpi.data.sources.source_utils import split_train_test
 
 
 def digits(root: Path, *, test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2) -> Dataset:
@@ -30,6 +30,6 @@ def digits(root: Path, *, test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0
     table = np.loadtxt(Path(package.submodule_search_locations[0]) / "datasets/data/digits.csv.gz", delimiter=",")
     x = torch.from_numpy(table[:, :-1] / 16).float().view(-1, 1, 8, 8)  # (1797, 1, 8, 8)
     y = torch.from_numpy(table[:, -1].astype(np.int64))
-    train, test = (torch.from_numpy(rows) for rows in holdout(y.numpy(), test_fraction))
+    train, test = (torch.from_numpy(rows) for rows in split_train_test(y.numpy(), test_fraction))
     preparation = ArrayPreparation((8, 8), False, ArrayOptions(axes="NHW", pixel_range=(0, 16)))
     return Dataset(x[train], y[train], x[test], y[test], classes=10, preparation=preparation)

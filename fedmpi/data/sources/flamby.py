@@ -22,23 +22,23 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import show
 from fedmpi.data.csv_file import csv_rows
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.sources.source_utils import chosen_sites, find, holdout, joined
-from fedmpi.data.sources.tables.read_table import Table, read
+from fedmpi.data.sources.source_utils import concat_sites, find_file, select_sites, split_train_test
+from fedmpi.data.sources.tables.read_table import Table, read_table
 from fedmpi.data.sources.tables.table_preprocessing import (
-    Column,
-    Fit,
+    FeatureColumn,
     TablePreparation,
-    column_moments,
+    TrainingStatistics,
+    compute_column_moments,
     standardise_columns,
 )
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
-FIRST_TEN = ["age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak"]
-FEATURES = [*FIRST_TEN, "slope", "ca", "thal"]
+FIRST_TEN_FEATURES = ["age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak"]
+FEATURES = [*FIRST_TEN_FEATURES, "slope", "ca", "thal"]
 NUMBER = re.compile(r"[-+]?[0-9]{0,6}\.?[0-9]+\.?")  # float() reads nan, inf and 1_000, too
 # FLamby leaves out slope, ca and thal, and encodes cp and restecg as columns of 0 and 1.
-FLAMBY_COLUMNS, CP, RESTECG = (0, 1, 3, 4, 5, 7, 8, 9), 2, 6
-FLAMBY_TRAIN = 0.66
+FLAMBY_COLUMNS, CP_COLUMN, RESTECG_COLUMN = (0, 1, 3, 4, 5, 7, 8, 9), 2, 6
+FLAMBY_TRAIN_FRACTION = 0.66
 
 
 def heart_disease(
@@ -64,7 +64,7 @@ def heart_disease(
     rows of each hospital do not change.
     test_fraction: the share of each class of each hospital that is its test part, the same for every seed.
     """
-    names = chosen_sites("heart_disease", HOSPITALS, site)
+    names = select_sites("heart_disease", HOSPITALS, site)
     if standardise == "pooled" and (site is not None or variant != "flamby"):
         raise UserError(
             "heart_disease: standardise: pooled goes with variant: flamby and the rows of all hospitals; leave "
@@ -72,18 +72,18 @@ def heart_disease(
         )
     if variant == "flamby" and test_fraction != 0.2:
         raise UserError("heart_disease: variant flamby has its own test part, 34 %; leave data.test_fraction out")
-    tables = [_read(root, name) for name in names]
+    tables = [_read_hospital(root, name) for name in names]
     if variant == "flamby":
         return _flamby_dataset(tables, names, standardise == "pooled")
-    hospitals = [_hospital(table, test_fraction) for table in tables]
-    data = hospitals[0][0] if site is not None else joined([part for part, _ in hospitals], names)
+    hospitals = [_prepare_hospital(table, test_fraction) for table in tables]
+    data = hospitals[0][0] if site is not None else concat_sites([part for part, _ in hospitals], names)
     fits = (
         {"": hospitals[0][1]}
         if site is not None
         else {name: fit for name, (_, fit) in zip(names, hospitals, strict=True)}
     )
     preparation = TablePreparation(
-        columns=tuple(map(Column, FEATURES)),
+        columns=tuple(map(FeatureColumn, FEATURES)),
         sites=fits,
         labels=("num",),
         class_names=("0", "1"),
@@ -94,21 +94,21 @@ def heart_disease(
     return replace(data, preparation=preparation)
 
 
-def _hospital(table: np.ndarray, test_fraction: float) -> tuple[Dataset, Fit]:
+def _prepare_hospital(table: np.ndarray, test_fraction: float) -> tuple[Dataset, TrainingStatistics]:
     x, y = table[:, :-1], (table[:, -1] > 0).astype(np.int64)
     cholesterol = x[:, FEATURES.index("chol")]
     cholesterol[cholesterol == 0] = np.nan  # 0 mg/dl means that it was not measured (all patients in Switzerland)
-    train, test = holdout(y, test_fraction)
-    mean, std = (numbers.tolist() for numbers in column_moments(x[train]))
+    train, test = split_train_test(y, test_fraction)
+    mean, std = (numbers.tolist() for numbers in compute_column_moments(x[train]))
     tx, ty = torch.from_numpy(standardise_columns(x, mean, std)).float(), torch.from_numpy(y)
-    fit = Fit((None,) * len(FEATURES), tuple(mean), tuple(std))
+    fit = TrainingStatistics((None,) * len(FEATURES), tuple(mean), tuple(std))
     return Dataset(tx[train], ty[train], tx[test], ty[test], classes=2), fit
 
 
-def _read(root: Path, name: str) -> np.ndarray:
+def _read_hospital(root: Path, name: str) -> np.ndarray:
     """Return the table of one hospital, (n, 14) float64, with NaN for `?`."""
     file = f"processed.{name}.data"
-    path = find(root, (f"heart_disease/{file}", file), "heart_disease", "correct data.root; the files are UCI's")
+    path = find_file(root, (f"heart_disease/{file}", file), "heart_disease", "correct data.root; the files are UCI's")
     rows = []
     for number, cells in csv_rows(path, remedy="fetch the file anew"):
         row = ["nan" if cell.strip() == "?" else cell.strip() for cell in cells]
@@ -128,19 +128,19 @@ def _flamby_dataset(tables: Sequence[np.ndarray], names: Sequence[str], pooled: 
 
     pooled: standardise the training rows by the training parts of all hospitals, too, as in FLamby's pooled training.
     """
-    parts = [_flamby_hospital(table) for table in tables]
+    parts = [_prepare_flamby_hospital(table) for table in tables]
     sites = []
     for x, y, train in parts:
-        z = _flamby_standardised(x, x[train])
+        z = _standardise_as_flamby(x, x[train])
         sites.append(Dataset(z[train], y[train], z[~train], y[~train], classes=2))
     if len(sites) == 1:
         return sites[0]
     train_x, test_x = torch.cat([x[t] for x, _, t in parts]), torch.cat([x[~t] for x, _, t in parts])
-    data = joined(sites, names, global_x=_flamby_standardised(test_x, train_x))
-    return replace(data, train_x=_flamby_standardised(train_x, train_x)) if pooled else data
+    data = concat_sites(sites, names, global_x=_standardise_as_flamby(test_x, train_x))
+    return replace(data, train_x=_standardise_as_flamby(train_x, train_x)) if pooled else data
 
 
-def _flamby_hospital(table: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+def _prepare_flamby_hospital(table: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
     """Return the inputs x (n, 13) float32, not standardised, the classes y (n,) and train (n,) bool of one hospital.
 
     table (n', 14) holds its patients. Patients with a missing value among the first ten measurements are left out;
@@ -149,15 +149,17 @@ def _flamby_hospital(table: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
     """
     from sklearn.model_selection import train_test_split  # imported here, because that takes a second
 
-    table = table[~np.isnan(table[:, : len(FIRST_TEN)]).any(1)]
+    table = table[~np.isnan(table[:, : len(FIRST_TEN_FEATURES)]).any(1)]
     y = (table[:, -1] > 0).astype(np.int64)
-    dummies = [table[:, CP] == value for value in (2, 3, 4)] + [table[:, RESTECG] == value for value in (1, 2)]
+    dummies = [table[:, CP_COLUMN] == value for value in (2, 3, 4)] + [
+        table[:, RESTECG_COLUMN] == value for value in (1, 2)
+    ]
     x = np.concatenate([table[:, FLAMBY_COLUMNS], np.stack(dummies, axis=1)], axis=1)
     counts = np.unique(y, return_counts=True)[1]
     _, test = train_test_split(
         np.arange(len(y)),
-        test_size=1.0 - FLAMBY_TRAIN,
-        train_size=FLAMBY_TRAIN,
+        test_size=1.0 - FLAMBY_TRAIN_FRACTION,
+        train_size=FLAMBY_TRAIN_FRACTION,
         random_state=43,
         shuffle=True,
         stratify=y if len(counts) > 1 and counts.min() > 2 else None,
@@ -166,14 +168,14 @@ def _flamby_hospital(table: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
     return torch.from_numpy(x).float(), torch.from_numpy(y), torch.from_numpy(train)
 
 
-def _flamby_standardised(x: Tensor, by: Tensor) -> Tensor:
+def _standardise_as_flamby(x: Tensor, by: Tensor) -> Tensor:
     """Subtract from x the mean of the rows `by`, and divide by their unbiased standard deviation + 1e-9."""
     return (x - by.mean(0)) / (by.std(0) + 1e-9)
 
 
 # ---- TCGA-BRCA ----
 REGIONS = ("Northeast", "South", "West", "Midwest", "Europe", "Canada")
-AIMS = ("E", "T")  # event (1: died, 0: censored) and time in days
+TARGET_COLUMNS = ("E", "T")  # event (1: died, 0: censored) and time in days
 
 
 def tcga_brca(root: Path) -> Dataset:
@@ -185,33 +187,39 @@ def tcga_brca(root: Path) -> Dataset:
     """
     remedy = "correct data.root; the files are in github.com/owkin/FLamby, flamby/datasets/fed_tcga_brca"
     table, folds = (
-        read(find(root, (f"tcga_brca/{name}", name), "tcga_brca", remedy), ",")
+        read_table(find_file(root, (f"tcga_brca/{name}", name), "tcga_brca", remedy), ",")
         for name in ("brca.csv", "train_test_split.csv")
     )
-    fold = _folds(folds)
-    who = table.words("pid", "source")
-    table = table.keep(np.flatnonzero([pid in fold for pid in who]))
+    fold = _read_folds(folds)
+    who = table.parse_words("pid", "source")
+    table = table.select_rows(np.flatnonzero([pid in fold for pid in who]))
     if not len(table):
         raise UserError(f"{table.path}: no patient of it is in {folds.path}; fetch both anew")
-    parts, owner = zip(*(fold[pid] for pid in table.words("pid", "source")), strict=True)
+    parts, owner = zip(*(fold[pid] for pid in table.parse_words("pid", "source")), strict=True)
     train, site = np.array(parts) == "train", torch.tensor(owner)
-    names = [name for name in table.columns if name not in ("pid", *AIMS)]
+    names = [name for name in table.columns if name not in ("pid", *TARGET_COLUMNS)]
     x, y = (
-        torch.from_numpy(np.stack([table.numbers(name, "source") for name in columns], axis=1)).float()
-        for columns in (names, AIMS)
+        torch.from_numpy(np.stack([table.parse_numbers(name, "source") for name in columns], axis=1)).float()
+        for columns in (names, TARGET_COLUMNS)
     )
     first, last = torch.from_numpy(train), torch.from_numpy(~train)
     owners = site[first], site[last], REGIONS
-    preparation = TablePreparation(tuple(map(Column, names)), {"": Fit((None,) * len(names))}, AIMS)
+    preparation = TablePreparation(
+        tuple(map(FeatureColumn, names)), {"": TrainingStatistics((None,) * len(names))}, TARGET_COLUMNS
+    )
     return Dataset(x[first], y[first], x[last], y[last], 1, *owners, preparation=preparation)
 
 
-def _folds(folds: Table) -> dict[str, tuple[str, int]]:
+def _read_folds(folds: Table) -> dict[str, tuple[str, int]]:
     """Return for each patient the part, train or test, and the number of the region."""
     folds_by_patient = {}
-    for row, (pid, fold) in enumerate(zip(folds.words("pid", "source"), folds.words("fold2", "source"), strict=True)):
+    for row, (pid, fold) in enumerate(
+        zip(folds.parse_words("pid", "source"), folds.parse_words("fold2", "source"), strict=True)
+    ):
         part, _, number = fold.partition("_")
         if part not in ("train", "test") or number not in map(str, range(len(REGIONS))):
-            raise UserError(f"{folds.at(row)}: fold2 is {fold!r}; train_0 to test_{len(REGIONS) - 1} are allowed")
+            raise UserError(
+                f"{folds.row_location(row)}: fold2 is {fold!r}; train_0 to test_{len(REGIONS) - 1} are allowed"
+            )
         folds_by_patient[pid] = part, int(number)
     return folds_by_patient

@@ -18,25 +18,31 @@ from fedmpi.common.text import natural_order, shorten
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.arrays import ArrayOptions
 from fedmpi.data.sources.images.decode import PixelRange
-from fedmpi.data.sources.named_arrays import ArrayPreparation, from_arrays
-from fedmpi.data.sources.source_utils import as_floats, file_name, find, image_bytes, with_sites
+from fedmpi.data.sources.named_arrays import ArrayPreparation, dataset_from_arrays
+from fedmpi.data.sources.source_utils import (
+    find_file,
+    resolve_file_name,
+    to_float32,
+    to_uint8_if_exact,
+    with_clients_as_sites,
+)
 from fedmpi.data.streaming import StoredArrays, wanted
 
-PARTS = {  # words in the name of a data set or of its group -> prefix of the arrays of that part
+PREFIX_BY_WORD = {  # words in the name of a data set or of its group -> prefix of the arrays of that part
     **dict.fromkeys(("train", "training"), ""),
     **dict.fromkeys(("val", "valid", "validation"), "val_"),
     **dict.fromkeys(("test", "testing"), "test_"),
 }
-USUAL = {  # the names that are searched for if the config has none
+DEFAULT_NAMES = {  # the names that are searched for if the config has none
     "x": ("x", "images", "image", "pixels", "inputs", "features", "data"),
     "y": ("y", "labels", "label", "targets", "target"),
     "site": ("site", "sites"),
 }
-OPTION = {"x": "inputs", "y": "labels", "site": "sites"}
-Arrays = dict[str, dict[str, Any]]  # "x", "y", "site", "val_x", ..., "test_site" -> data sets by client
-CLIENTS = "examples"  # the group that holds one group per client in the files of TensorFlow Federated
+OPTION_KEYS = {"x": "inputs", "y": "labels", "site": "sites"}
+ClientArrays = dict[str, dict[str, Any]]  # "x", "y", "site", "val_x", ..., "test_site" -> data sets by client
+CLIENTS_GROUP = "examples"  # the group that holds one group per client in the files of TensorFlow Federated
 # An array of TFF's CIFAR-100, whose test clients differ from the training clients of the same names.
-SHARED_TEST = "coarse_label"
+SHARED_TEST_ARRAY = "coarse_label"
 
 Name = Annotated[str, Field(min_length=1)]
 
@@ -79,11 +85,13 @@ def hdf5(
     pixel_range: [low, high]: these values become 0 and 1; or file: the smallest and the largest value of each row.
     """
     names = {"x": inputs, "y": labels, "site": sites}
-    at = find(root, (file_name("hdf5", site, path),), "hdf5", "correct data.root or data.path")
-    arrays, unread = _arrays_in(at, names)
+    at = find_file(root, (resolve_file_name("hdf5", site, path),), "hdf5", "correct data.root or data.path")
+    arrays, unread = _find_arrays(at, names)
     if test_path is not None:
-        test_at = find(root, (file_name("hdf5", site, test_path, "test_path"),), "hdf5", "correct data.test_path")
-        tests, others = _arrays_in(test_at, names, "test_")
+        test_at = find_file(
+            root, (resolve_file_name("hdf5", site, test_path, "test_path"),), "hdf5", "correct data.test_path"
+        )
+        tests, others = _find_arrays(test_at, names, "test_")
         twice = {*arrays} & {*tests}
         if twice or len({bool(client) for part in (arrays, tests) for own in part.values() for client in own}) > 1:
             problem = f"both hold {min(twice)}" if twice else "do not both have a group for each client"
@@ -91,22 +99,22 @@ def hdf5(
         arrays, unread = arrays | tests, [*unread, *others]
     for key, name in names.items():
         if not any(each.endswith(key) for each in arrays) and (name or key != "site"):
-            known = f"{name!r} (data.{OPTION[key]})" if name else f"for {key}: {', '.join(USUAL[key])}"
+            known = f"{name!r} (data.{OPTION_KEYS[key]})" if name else f"for {key}: {', '.join(DEFAULT_NAMES[key])}"
             raise UserError(f"{at} has no data set {known}; others are {shorten(', '.join(unread)) or 'none'}")
     clients = natural_order({client for own in arrays.values() for client in own} - {""})
-    ready, uint8 = _joined(arrays, clients, at, on_disk=pixel_range is None)
+    ready, uint8 = _concat_clients(arrays, clients, at, on_disk=pixel_range is None)
     options = ArrayOptions(axes, pixel_range, mean, std)
-    data = from_arrays(ready, at, options, classes, test_fraction, by_site=True)
+    data = dataset_from_arrays(ready, at, options, classes, test_fraction, by_site=True)
     if isinstance(data.preparation, ArrayPreparation):  # floats in the file may be kept as bytes: store its own type
         data = replace(data, preparation=replace(data.preparation, uint8=uint8))
     if site is not None or data.site is None or not clients:
         return data
-    shared = data.test_site is None or any(name.endswith(SHARED_TEST) for name in unread)
+    shared = data.test_site is None or any(name.endswith(SHARED_TEST_ARRAY) for name in unread)
     test_owner = np.zeros(len(data.test_y), np.int64) if data.test_site is None else data.test_site.numpy()
-    return with_sites(data, clients, data.site.numpy(), test_owner, shared)
+    return with_clients_as_sites(data, clients, data.site.numpy(), test_owner, shared)
 
 
-def open_file(path: Path) -> Any:
+def open_hdf5(path: Path) -> Any:
     """Open an HDF5 file for reading, without a lock: reading needs none, and many cluster file systems refuse locks."""
     if find_spec("h5py") is None:
         raise UserError(f"{path} is read by h5py, which is not installed; pip install h5py")
@@ -118,7 +126,7 @@ def open_file(path: Path) -> Any:
         raise UserError(f"{path} cannot be opened as HDF5: {error}; write it anew with h5py") from error
 
 
-def _arrays_in(at: Path, names: Mapping[str, str | None], part: str = "") -> tuple[Arrays, list[str]]:
+def _find_arrays(at: Path, names: Mapping[str, str | None], part: str = "") -> tuple[ClientArrays, list[str]]:
     """Return the data sets of a file by client ("" if the file has no clients), and the paths of all other data sets.
 
     Args:
@@ -128,32 +136,32 @@ def _arrays_in(at: Path, names: Mapping[str, str | None], part: str = "") -> tup
     """
     import h5py
 
-    file = open_file(at)
-    top = file.get(CLIENTS, file)
+    file = open_hdf5(at)
+    top = file.get(CLIENTS_GROUP, file)
     entries = {name: top.get(name) for name in top}  # None: a broken link
     by_client = bool(entries) and all(isinstance(entry, h5py.Group) for entry in entries.values())
-    if top is file and any(word in PARTS for name in entries for word in _words(name)):
+    if top is file and any(word in PREFIX_BY_WORD for name in entries for word in _split_words(name)):
         by_client = False
-    arrays: Arrays = {}
+    arrays: ClientArrays = {}
     unread: dict[str, None] = {}
     for client in natural_order(entries) if by_client else [""]:
-        for name, array in _data_sets(top[client] if client else top):
-            key = _key(name, names, part)
+        for name, array in _list_data_sets(top[client] if client else top):
+            key = _match_key(name, names, part)
             if key is None:
                 unread[name] = None
                 continue
             other = arrays.setdefault(key, {}).setdefault(client, array)
             if other is not array:
                 both = f"{other.name} and {array.name} could both be {key}"
-                raise UserError(f"{at}: {both}; say which in data.{OPTION[key.rpartition('_')[2]]}")
-    to_report = [name for name in unread if name != SHARED_TEST]
+                raise UserError(f"{at}: {both}; say which in data.{OPTION_KEYS[key.rpartition('_')[2]]}")
+    to_report = [name for name in unread if name != SHARED_TEST_ARRAY]
     if to_report:
         remedy = "data.inputs, data.labels and data.sites name what is read"
         warnings.warn(f"data: {at}: not read: {shorten(', '.join(to_report))}; {remedy}", stacklevel=3)
     return arrays, list(unread)
 
 
-def _data_sets(group: Any, above: str = "") -> Iterator[tuple[str, Any]]:
+def _list_data_sets(group: Any, above: str = "") -> Iterator[tuple[str, Any]]:
     """Yield path and data set for all data sets below a group."""
     import h5py
 
@@ -162,33 +170,35 @@ def _data_sets(group: Any, above: str = "") -> Iterator[tuple[str, Any]]:
         if isinstance(entry, h5py.Dataset):
             yield f"{above}{name}", entry
         elif isinstance(entry, h5py.Group):
-            yield from _data_sets(entry, f"{above}{name}/")
+            yield from _list_data_sets(entry, f"{above}{name}/")
 
 
-def _words(name: str) -> list[str]:
+def _split_words(name: str) -> list[str]:
     return [word.casefold() for word in re.split(r"[^0-9A-Za-z]+", name) if word]
 
 
-def _without_part(name: str) -> tuple[str | None, str]:
+def _split_part_word(name: str) -> tuple[str | None, str]:
     """Split a name into the prefix of the part and the rest: ("test_", "x") for "test_set_x", "x_test" and "test/x"."""
-    words = _words(name)
-    part = next((PARTS[word] for word in words if word in PARTS), None)
-    dropped = {*PARTS, "set"} if part is not None else set()
+    words = _split_words(name)
+    part = next((PREFIX_BY_WORD[word] for word in words if word in PREFIX_BY_WORD), None)
+    dropped = {*PREFIX_BY_WORD, "set"} if part is not None else set()
     return part, "_".join(word for word in words if word not in dropped)
 
 
-def _key(name: str, names: Mapping[str, str | None], part: str) -> str | None:
+def _match_key(name: str, names: Mapping[str, str | None], part: str) -> str | None:
     """Return the key, such as "test_x", of the HDF5 data set with this name; None if the data set is not read."""
-    own_part, rest = _without_part(name)
+    own_part, rest = _split_part_word(name)
     if part and own_part not in (None, part):
         return None
     for key, option in names.items():
-        if rest in (USUAL[key] if option is None else (_without_part(option)[1],)):
+        if rest in (DEFAULT_NAMES[key] if option is None else (_split_part_word(option)[1],)):
             return f"{own_part or part}{key}"
     return None
 
 
-def _joined(arrays: Arrays, clients: Sequence[str], at: Path, on_disk: bool) -> tuple[dict[str, Any], bool]:
+def _concat_clients(
+    arrays: ClientArrays, clients: Sequence[str], at: Path, on_disk: bool
+) -> tuple[dict[str, Any], bool]:
     """Concatenate the arrays of all clients and add the client of each row; return also whether samples are uint8.
 
     Images that clients store as floats v / 255 are kept as bytes. on_disk: uint8 images may be read when a batch needs
@@ -208,13 +218,15 @@ def _joined(arrays: Arrays, clients: Sequence[str], at: Path, on_disk: bool) -> 
         joined: dict[str, Any] = {key: StoredArrays(parts) for key, parts in inputs.items()}
     else:
         may_shrink = clients and is_images
-        read = {key: [image_bytes(x) if may_shrink else x for x in map(_read, inputs[key])] for key in inputs}
+        read = {
+            key: [to_uint8_if_exact(x) if may_shrink else x for x in map(_read_data_set, inputs[key])] for key in inputs
+        }
         if may_shrink and any(x.dtype != np.uint8 for parts in read.values() for x in parts):
-            read = {key: [as_floats(x) for x in parts] for key, parts in read.items()}
+            read = {key: [to_float32(x) for x in parts] for key, parts in read.items()}
         joined = {key: np.concatenate(parts) for key, parts in read.items()}
     for key, parts in stored.items():
         if key not in inputs:
-            array = np.concatenate([_read(part) for part in parts])
+            array = np.concatenate([_read_data_set(part) for part in parts])
             joined[key] = array.reshape(len(array)) if 0 < array.size == len(array) else array
     for key in inputs if clients else ():
         rows = [len(arrays[key].get(name, ())) for name in clients]
@@ -222,7 +234,7 @@ def _joined(arrays: Arrays, clients: Sequence[str], at: Path, on_disk: bool) -> 
     return joined, all(part.dtype == np.uint8 for part in inputs["x"])
 
 
-def _read(part: Any) -> np.ndarray:
+def _read_data_set(part: Any) -> np.ndarray:
     """Read all rows of a data set, in the byte order of this machine."""
     try:
         array = part.asstr()[()] if part.dtype.kind == "O" else part[()]

@@ -16,20 +16,20 @@ from fedmpi.common.text import natural_order, shorten
 from fedmpi.data.csv_file import text_of
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.source_utils import (
-    PARTS,
-    check_groups,
-    checked_fraction,
-    find,
-    holdout,
-    ignored_target,
-    joined,
-    number_groups,
+    PART_BY_WORD,
+    check_groups_not_split,
+    concat_sites,
+    encode_groups,
+    find_file,
+    get_ignored_target,
+    resolve_test_fraction,
+    split_train_test,
 )
-from fedmpi.data.sources.tables.read_table import read
+from fedmpi.data.sources.tables.read_table import read_table
 
 
 @dataclass(frozen=True)
-class Sample:
+class LabelledFile:
     """A file with the name of its class, or with its mask.
 
     Attributes:
@@ -45,20 +45,20 @@ class Sample:
     file: Path
     label: str = ""
     mask: Path = Path()
-    at: str = ""
+    location: str = ""
     site: str = ""
     part: str = ""
     group: str = ""
 
-    def error(self, text: str) -> UserError:
-        return UserError(f"{self.at}: {text}" if self.at else text)
+    def make_error(self, text: str) -> UserError:
+        return UserError(f"{self.location}: {text}" if self.location else text)
 
 
-ReadSite = Callable[[Sequence[Sample], np.ndarray, np.ndarray], Dataset]
+ReadSite = Callable[[Sequence[LabelledFile], np.ndarray, np.ndarray], Dataset]
 
 
-def dataset_of(
-    samples: Sequence[Sample],
+def dataset_from_files(
+    samples: Sequence[LabelledFile],
     read_site: ReadSite,
     source: str,
     *,
@@ -82,41 +82,43 @@ def dataset_of(
     """
     groups = [sample.group for sample in samples if sample.group]
     # Groups are checked across sites, because the same patient may occur at two sites.
-    check_groups(groups, [sample.part != "test" for sample in samples], lambda k: samples[k].at)
-    by_site: dict[str, list[Sample]] = {}
+    check_groups_not_split(groups, [sample.part != "test" for sample in samples], lambda k: samples[k].location)
+    by_site: dict[str, list[LabelledFile]] = {}
     for sample in samples:
         by_site.setdefault(sample.site, []).append(sample)
     number, sites = {name: k for k, name in enumerate(classes)}, {}
     for site, own in by_site.items():
         labels = np.array([number.get(sample.label, 0) for sample in own], dtype=np.int64)
-        train, test = _divided(own, labels, split_column, test_fraction)
+        train, test = _split_parts(own, labels, split_column, test_fraction)
         if not len(train):
             whose = f"{source}: no sample{f' of {site}' if site else ''}"
             raise UserError(f"{whose} is of the training part; correct data.path or the parts")
         own_groups = [own[k].group for k in train if own[k].group]
-        sites[site] = replace(read_site(own, train, test), group=number_groups(own_groups))
+        sites[site] = replace(read_site(own, train, test), group=encode_groups(own_groups))
     (first, data), *others = sites.items()
     for site, part in others:
         if part.input_shape != data.input_shape:
             sizes = " and ".join(" x ".join(map(str, each.train_x.shape[2:])) for each in (data, part))
             raise UserError(f"{source}: {first} and {site} have images of {sizes}; give data.size")
-    return data if silo is not None or "" in sites else joined(list(sites.values()), list(sites))
+    return data if silo is not None or "" in sites else concat_sites(list(sites.values()), list(sites))
 
 
-def _divided(
-    own: Sequence[Sample], labels: np.ndarray, split_column: str | None, test_fraction: float | None
+def _split_parts(
+    own: Sequence[LabelledFile], labels: np.ndarray, split_column: str | None, test_fraction: float | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the indices of the training part and of the test part."""
     is_test = np.array([sample.part == "test" for sample in own], dtype=bool)
     if split_column or is_test.any():
-        checked_fraction(test_fraction, f"data.split_column: {split_column}" if split_column else "the folder test")
+        resolve_test_fraction(
+            test_fraction, f"data.split_column: {split_column}" if split_column else "the folder test"
+        )
         return np.flatnonzero(~is_test), np.flatnonzero(is_test)
-    fraction, groups = checked_fraction(test_fraction), [sample.group for sample in own if sample.group]
-    return holdout(labels, fraction, groups) if own else (labels, labels)
+    fraction, groups = resolve_test_fraction(test_fraction), [sample.group for sample in own if sample.group]
+    return split_train_test(labels, fraction, groups) if own else (labels, labels)
 
 
 # ---- CSV files ----
-def read_rows(path: Path, columns: Mapping[str, str], delimiter: str = ",") -> Iterator[tuple[str, dict[str, str]]]:
+def read_csv_rows(path: Path, columns: Mapping[str, str], delimiter: str = ",") -> Iterator[tuple[str, dict[str, str]]]:
     """Yield place ("a.csv, line 7") and cells of each row of a CSV file; spaces around a cell are removed.
 
     Args:
@@ -127,19 +129,19 @@ def read_rows(path: Path, columns: Mapping[str, str], delimiter: str = ",") -> I
     Raises:
         UserError: the file cannot be read, or a column or a value is missing; the message has the line.
     """
-    table = read(path, delimiter)
+    table = read_table(path, delimiter)
     cells = {key: [str(cell).strip() for cell in text_of(table.column(name, key))] for key, name in columns.items()}
     for k in range(len(table)):
         values = {key: column[k] for key, column in cells.items()}
         gap = next((columns[key] for key, value in values.items() if not value), None)
         if gap is not None:
-            raise UserError(f"{table.at(k)}: the column {gap!r} is empty; fill it, or leave the row out")
-        yield table.at(k), values
+            raise UserError(f"{table.row_location(k)}: the column {gap!r} is empty; fill it, or leave the row out")
+        yield table.row_location(k), values
 
 
-def files_in_table(
+def list_files_in_table(
     source: str, root: Path, path: str, folder: str, columns: Mapping[str, str | None], delimiter: str, silo: str | None
-) -> list[Sample]:
+) -> list[LabelledFile]:
     """Return the samples that the CSV file root/path lists, sorted by site; in silo mode those of the silo only.
 
     columns: key of the config -> name of the column. The first one holds the files, relative to root/folder; the others
@@ -147,20 +149,22 @@ def files_in_table(
     """
     if silo is not None and not columns["site_column"]:
         raise UserError(f"{source}: data.site_column is missing; silos need it")
-    at = find(root, (path,), source, "correct data.root or data.path")
+    at = find_file(root, (path,), source, "correct data.root or data.path")
     (file_key, _), *_ = columns.items()
-    samples: dict[Path, Sample] = {}
-    for where, values in read_rows(at, {key: name for key, name in columns.items() if name}, delimiter):
+    samples: dict[Path, LabelledFile] = {}
+    for where, values in read_csv_rows(at, {key: name for key, name in columns.items() if name}, delimiter):
         part = values.get("split_column", "")
-        if part and part.lower() not in PARTS:
-            raise UserError(f"{where}: {columns['split_column']} is {part!r}; allowed: {', '.join(PARTS)}")
+        if part and part.lower() not in PART_BY_WORD:
+            raise UserError(f"{where}: {columns['split_column']} is {part!r}; allowed: {', '.join(PART_BY_WORD)}")
         # On Windows, paths may be written with backslashes.
         file, mask = (Path(values.get(key, "").replace("\\", "/")) for key in (file_key, "mask_column"))
         label, site, group = (values.get(key, "") for key in ("label_column", "site_column", "group_column"))
         home = root / folder
-        sample = Sample(home / file, label, home / mask, where, site, PARTS.get(part.lower(), ""), group)
+        sample = LabelledFile(home / file, label, home / mask, where, site, PART_BY_WORD.get(part.lower(), ""), group)
         if file in samples:
-            raise sample.error(f"the picture {file} is that of {samples[file].at}, too; leave one of them out")
+            raise sample.make_error(
+                f"the picture {file} is that of {samples[file].location}, too; leave one of them out"
+            )
         samples[file] = sample
     place = {site: k for k, site in enumerate(natural_order(sample.site for sample in samples.values()))}
     if silo is not None and silo not in place:
@@ -170,7 +174,7 @@ def files_in_table(
 
 
 # ---- folders ----
-def subfolders(folder: Path) -> list[str]:
+def list_subfolders(folder: Path) -> list[str]:
     """Return the names of the subfolders in natural order, without hidden ones (.ipynb_checkpoints) and __MACOSX."""
     try:
         names = [entry.name for entry in folder.iterdir() if entry.is_dir()]
@@ -179,19 +183,21 @@ def subfolders(folder: Path) -> list[str]:
     return natural_order(name for name in names if not name.startswith((".", "__MACOSX")))
 
 
-def part_folders(home: Path) -> list[tuple[str, Path]]:
+def find_part_folders(home: Path) -> list[tuple[str, Path]]:
     """Return (part, folder) for the folders train, val and test in `home`; [("", home)] if there are none."""
-    folders = [(PARTS[name.lower()], home / name) for name in subfolders(home) if name.lower() in PARTS]
+    folders = [
+        (PART_BY_WORD[name.lower()], home / name) for name in list_subfolders(home) if name.lower() in PART_BY_WORD
+    ]
     return folders or [("", home)]
 
 
-def site_folders(source: str, root: Path, path: str, sites: bool, silo: str | None) -> dict[str, Path]:
+def find_site_folders(source: str, root: Path, path: str, sites: bool, silo: str | None) -> dict[str, Path]:
     """Return the folder of each site by name, in silo mode that of the silo only; {"": root/path} without `sites`."""
     home = root / path
     if not os.path.isdir(home):
         missing = f"there is no folder {home} (data.root = {root})"
         raise MissingDataError(f"{source}: {missing}; correct data.root or data.path")
-    names = subfolders(home) if sites or silo is not None else []
+    names = list_subfolders(home) if sites or silo is not None else []
     if silo is not None:
         if not os.path.isdir(home / silo):
             there = ", ".join(names) or "no folder"
@@ -199,14 +205,14 @@ def site_folders(source: str, root: Path, path: str, sites: bool, silo: str | No
         return {silo: home / silo}
     if not sites:
         return {"": home}
-    if not names or any(name.lower() in PARTS for name in names):
+    if not names or any(name.lower() in PART_BY_WORD for name in names):
         problem = f"{home} holds {'parts' if names else 'no folder'}, and each folder is a site"
         raise UserError(f"{source}: {problem}; say data.sites: false, or correct data.path")
     return {name: home / name for name in names}
 
 
 @dataclass(frozen=True)
-class Naming:
+class PairPatterns:
     """The patterns by which images and masks are found below the folder of a site.
 
     Attributes:
@@ -224,27 +230,27 @@ class Naming:
                 needed = "a path below the site's folder with one *, which stands for the name that images and masks"
                 raise UserError(f"data.{key}: {pattern!r}; {needed} have in common, is needed, another one for each")
 
-    def samples(self, home: Path, site: str) -> list[Sample]:
+    def find_pairs(self, home: Path, site: str) -> list[LabelledFile]:
         """Return the pairs of image and mask in the folder of a site, or in its folders train, val and test."""
-        folders = part_folders(home)
+        folders = find_part_folders(home)
         folders = folders if any(part == "train" for part, _ in folders) else [("", home)]
-        samples = [pair for part, folder in folders for pair in self._pairs(folder, part, site)]
+        samples = [pair for part, folder in folders for pair in self._match_pairs(folder, part, site)]
         if not samples:
             patterns = f"{self.image} (data.image_pattern) and {self.mask} (data.mask_pattern)"
             raise UserError(f"{home} holds no file {patterns}; correct data.path or the patterns")
         return samples
 
-    def _pairs(self, folder: Path, part: str, site: str) -> list[Sample]:
+    def _match_pairs(self, folder: Path, part: str, site: str) -> list[LabelledFile]:
         """Return the images of a folder with their masks, by name; raise UserError if an image or mask is missing."""
-        masks = self._files(folder, self.mask)
-        images = self._files(folder, self.image, but=masks.values())
+        masks = self._match_files(folder, self.mask)
+        images = self._match_files(folder, self.image, but=masks.values())
         for name in natural_order({*images} ^ {*masks}):
             has = f"{images[name]} has no mask" if name in images else f"{masks[name]} has no image"
             wanted = folder / (self.mask if name in images else self.image).replace("*", name)
             raise UserError(f"{has} {wanted}; add it, or remove the other one")
-        return [Sample(images[name], mask=masks[name], part=part, site=site) for name in natural_order(images)]
+        return [LabelledFile(images[name], mask=masks[name], part=part, site=site) for name in natural_order(images)]
 
-    def _files(self, folder: Path, pattern: str, but: Collection[Path] = ()) -> dict[str, Path]:
+    def _match_files(self, folder: Path, pattern: str, but: Collection[Path] = ()) -> dict[str, Path]:
         """Return name -> file for the files that match a pattern and are not in `but`."""
         any_ending = bool(self.endings) and Path(pattern.replace("*", "x")).suffix.lower() not in self.endings
         first, last = pattern.split("*")
@@ -262,10 +268,12 @@ class Naming:
         return files
 
 
-def pairs(source: str, root: Path, path: str, naming: Naming, sites: bool, silo: str | None) -> list[Sample]:
+def find_image_mask_pairs(
+    source: str, root: Path, path: str, patterns: PairPatterns, sites: bool, silo: str | None
+) -> list[LabelledFile]:
     """Return the pairs of image and mask in the folder root/path, or in the folders of its sites."""
-    homes = site_folders(source, root, path, sites, silo)
-    return [sample for site, home in homes.items() for sample in naming.samples(home, site)]
+    homes = find_site_folders(source, root, path, sites, silo)
+    return [sample for site, home in homes.items() for sample in patterns.find_pairs(home, site)]
 
 
 # ---- masks ----
@@ -284,7 +292,7 @@ class MaskValues:
     values: Sequence[int] | None
 
     def __post_init__(self) -> None:
-        values, ignore = self.values, ignored_target()
+        values, ignore = self.values, get_ignored_target()
         if values is None:
             return
         if len(set(values)) < len(values) or self.classes not in (None, len(values)):
@@ -295,24 +303,26 @@ class MaskValues:
             raise UserError(f"{self.source}: {problem}; ignore another number")
 
     @property
-    def many(self) -> int:
-        return len(self.allowed)
+    def num_classes(self) -> int:
+        return len(self.allowed_values)
 
     @property
-    def allowed(self) -> Sequence[int]:
+    def allowed_values(self) -> Sequence[int]:
         return range(self.classes or 0) if self.values is None else self.values
 
-    def numbers(self, mask: np.ndarray, pair: Sample) -> Tensor:
+    def to_classes(self, mask: np.ndarray, pair: LabelledFile) -> Tensor:
         """Convert the values of a mask to int64 class numbers; keep `task.ignore`, raise UserError for others."""
         numbers = mask.astype(np.int64)
         if not np.array_equal(numbers, mask):
-            raise pair.error(f"{pair.mask} holds numbers that are not whole; a mask holds the number of a class")
-        unknown = {*np.unique(numbers).tolist()} - {*self.allowed, ignored_target()}
+            raise pair.make_error(f"{pair.mask} holds numbers that are not whole; a mask holds the number of a class")
+        unknown = {*np.unique(numbers).tolist()} - {*self.allowed_values, get_ignored_target()}
         if unknown:
             holds = f"{pair.mask} holds {shorten(', '.join(map(str, sorted(unknown))))}"
-            only = f"{shorten(', '.join(map(str, self.allowed)) or 'none')} are allowed"
+            only = f"{shorten(', '.join(map(str, self.allowed_values)) or 'none')} are allowed"
             keys = "data.classes says how many classes there are, or data.mask_values the number of each in the masks"
-            raise pair.error(f"{self.source}: {holds}; {only}: {keys}; task.ignore names a number that does not count")
+            raise pair.make_error(
+                f"{self.source}: {holds}; {only}: {keys}; task.ignore names a number that does not count"
+            )
         if self.values is None:
             return torch.from_numpy(numbers)
         out = numbers.copy()
@@ -321,8 +331,8 @@ class MaskValues:
         return torch.from_numpy(out)
 
 
-def check_shapes(pair: Sample, image: Sequence[int], mask: Sequence[int]) -> None:
+def check_same_size(pair: LabelledFile, image: Sequence[int], mask: Sequence[int]) -> None:
     """Raise UserError unless an image and its mask have the same size."""
     if tuple(image) != tuple(mask):
         sizes = " and ".join(" x ".join(map(str, shape)) for shape in (image, mask))
-        raise pair.error(f"{pair.file} and its mask {pair.mask} are of different sizes, {sizes}")
+        raise pair.make_error(f"{pair.file} and its mask {pair.mask} are of different sizes, {sizes}")

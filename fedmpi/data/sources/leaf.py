@@ -17,33 +17,33 @@ from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.common.text import natural_order, show
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.lazy_images import Pictures, of_bytes
-from fedmpi.data.sources.images.class_images import read_classes
-from fedmpi.data.sources.images.decode import DecodeOptions, is_picture
-from fedmpi.data.sources.labelled_files import Sample, dataset_of
-from fedmpi.data.sources.source_utils import as_floats, finite, image_bytes, with_sites
+from fedmpi.data.sources.images.class_images import make_class_reader
+from fedmpi.data.sources.images.decode import DecodeOptions, is_image_file
+from fedmpi.data.sources.labelled_files import LabelledFile, dataset_from_files
+from fedmpi.data.sources.source_utils import check_finite, to_float32, to_uint8_if_exact, with_clients_as_sites
 from fedmpi.data.sources.texts import (
-    SKIP,
+    IGNORE_INDEX,
     TextPreparation,
     check_characters,
-    code_points,
+    encode_characters,
     make_alphabet,
-    number_characters,
+    to_code_points,
 )
 
-Kind = Literal["numbers", "characters", "texts", "image files"]
-Users = dict[str, tuple[Any, np.ndarray]]  # user -> samples of one kind, and numbers as y (n,)
+SampleKind = Literal["numbers", "characters", "texts", "image files"]
+UserSamples = dict[str, tuple[Any, np.ndarray]]  # user -> samples of one kind, and numbers as y (n,)
 
-OPTIONS: dict[Kind, tuple[str, ...]] = {
+OPTIONS_BY_KIND: dict[SampleKind, tuple[str, ...]] = {
     "numbers": ("classes",),
     "characters": ("alphabet",),
     "texts": ("classes", "vocabulary"),
     "image files": ("classes", "size"),
 }
-CELEBA = "raw/img_align_celeba"  # folder beside train/ and test/ in which LEAF's scripts expect the images
-FEMNIST = 784  # pixels of an image of 28 x 28
-TWEET = 4  # index of the text in a row of Sent140
+CELEBA_FOLDER = "raw/img_align_celeba"  # folder beside train/ and test/ in which LEAF's scripts expect the images
+FEMNIST_PIXELS = 784  # pixels of an image of 28 x 28
+TWEET_COLUMN = 4  # index of the text in a row of Sent140
 WORD = re.compile(r"[\w']+|[.,!?;]")  # LEAF, models/utils/language_utils.py
-REMEDY = "LEAF's preprocess.sh writes {'users': [...], 'user_data': {USER: {'x': [...], 'y': [...]}}}"
+EXPECTED_FORMAT = "LEAF's preprocess.sh writes {'users': [...], 'user_data': {USER: {'x': [...], 'y': [...]}}}"
 
 
 def leaf(
@@ -72,68 +72,72 @@ def leaf(
     size: image files are scaled and cropped at the centre to size x size; default 84.
     """
     folder = root / path
-    (kind, train), (test_kind, test) = _read(folder / "train"), _read(folder / "test")
+    (kind, train), (test_kind, test) = _read_part(folder / "train"), _read_part(folder / "test")
     if kind != test_kind:
         raise UserError(f"{folder}: x is {kind} in train/ and {test_kind} in test/; they must be alike")
     options = {"classes": classes, "alphabet": alphabet, "vocabulary": vocabulary, "size": size}
     for key, value in options.items():
-        if value is not None and key not in OPTIONS[kind]:
+        if value is not None and key not in OPTIONS_BY_KIND[kind]:
             raise UserError(f"data.{key} changes nothing, for x in {folder} is {kind}; leave it out")
     users = natural_order([*train, *test])
     train, test = ({user: part[user] for user in users if user in part} for part in (train, test))
     if kind == "characters":
-        data = _next_characters(train, test, alphabet, folder)
+        data = _next_character_dataset(train, test, alphabet, folder)
     else:
-        (y, test_y), outputs = _targets(train, test, classes, folder)
+        (y, test_y), outputs = _convert_labels(train, test, classes, folder)
         if kind == "image files":
-            samples = _files(folder, "train", train, y) + _files(folder, "test", test, test_y)
-            read = read_classes([str(k) for k in range(outputs)], DecodeOptions(size or 84, 3, (0.5,), (0.5,)))
-            data = dataset_of(samples, read, "leaf")
+            samples = _list_image_files(folder, "train", train, y) + _list_image_files(folder, "test", test, test_y)
+            read = make_class_reader([str(k) for k in range(outputs)], DecodeOptions(size or 84, 3, (0.5,), (0.5,)))
+            data = dataset_from_files(samples, read, "leaf")
         else:
-            x, test_x = _numbers(train, test, folder) if kind == "numbers" else _words(train, test, vocabulary or 1000)
+            x, test_x = (
+                _stack_numbers(train, test, folder)
+                if kind == "numbers"
+                else _count_words(train, test, vocabulary or 1000)
+            )
             data = Dataset(x, y, test_x, test_y, outputs)
     owner, test_owner = (
         np.repeat(np.arange(len(users)), [len(part[user][1]) if user in part else 0 for user in users])
         for part in (train, test)
     )
-    return with_sites(data, users, owner, test_owner)
+    return with_clients_as_sites(data, users, owner, test_owner)
 
 
 # ---- files ----
-def _read(folder: Path) -> tuple[Kind, Users]:
+def _read_part(folder: Path) -> tuple[SampleKind, UserSamples]:
     """Read all files of one part, in which each user occurs once; return the type of the samples and the users."""
     files = sorted(folder.glob("*.json"))
     if not files:
         remedy = "correct data.root or data.path, or run LEAF's preprocess.sh with `-t sample`"
         raise MissingDataError(f"leaf: there is no file {folder}/*.json; {remedy}")
-    users: Users = {}
-    kinds: set[Kind] = set()
+    users: UserSamples = {}
+    kinds: set[SampleKind] = set()
     for file in files:
         try:
             content = json.loads(file.read_bytes())["user_data"].items()
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{file} cannot be read as LEAF's JSON: {error!r}; {REMEDY}") from error
+            raise UserError(f"{file} cannot be read as LEAF's JSON: {error!r}; {EXPECTED_FORMAT}") from error
         for user, entry in content:
             at = f"{file}, user {user!r}"
             x, y = (entry.get(key) if isinstance(entry, dict) else None for key in ("x", "y"))
             if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
-                raise UserError(f"{at}: {show(entry)} has no lists x and y of one length; {REMEDY}")
+                raise UserError(f"{at}: {show(entry)} has no lists x and y of one length; {EXPECTED_FORMAT}")
             if user in users:
                 raise UserError(f"{at} occurs twice in {folder}; each user must be in one file")
             if x:
-                kind = _kind(x[0], y[0], at)
+                kind = _detect_kind(x[0], y[0], at)
                 if kinds - {kind}:
                     raise UserError(
                         f"{at}: x is {kind}, that of the users before {next(iter(kinds))}; they must be alike"
                     )
                 kinds.add(kind)
-                users[user] = _convert(kind, x, y, at)
+                users[user] = _convert_user(kind, x, y, at)
     if not users:
-        raise UserError(f"{folder}: no user has a sample; {REMEDY}")
+        raise UserError(f"{folder}: no user has a sample; {EXPECTED_FORMAT}")
     return next(iter(kinds)), users
 
 
-def _kind(x: Any, y: Any, at: str) -> Kind:
+def _detect_kind(x: Any, y: Any, at: str) -> SampleKind:
     """Return the type of a user's samples, judged by the first one."""
     first = x
     while isinstance(first, list) and first:
@@ -143,8 +147,8 @@ def _kind(x: Any, y: Any, at: str) -> Kind:
     if isinstance(x, str) and isinstance(y, str) and len(y) == 1:
         return "characters"
     if isinstance(x, str):
-        return "image files" if is_picture(Path(x)) else "texts"
-    if isinstance(x, list) and len(x) > TWEET and all(isinstance(cell, str) for cell in x):
+        return "image files" if is_image_file(Path(x)) else "texts"
+    if isinstance(x, list) and len(x) > TWEET_COLUMN and all(isinstance(cell, str) for cell in x):
         return "texts"
     raise UserError(
         f"{at}: a sample is x = {show(x)}, y = {show(y)}; numbers, strings with the next character, texts and names of "
@@ -152,7 +156,7 @@ def _kind(x: Any, y: Any, at: str) -> Kind:
     )
 
 
-def _convert(kind: Kind, x: list[Any], y: list[Any], at: str) -> tuple[Any, np.ndarray]:
+def _convert_user(kind: SampleKind, x: list[Any], y: list[Any], at: str) -> tuple[Any, np.ndarray]:
     """Convert x and y of a user to arrays; strings and y become code points (n, L + 1), texts and names stay lists."""
     if kind == "characters":
         if any(not isinstance(c, str) or len(c) != 1 or not isinstance(s, str) for s, c in zip(x, y, strict=True)):
@@ -160,7 +164,7 @@ def _convert(kind: Kind, x: list[Any], y: list[Any], at: str) -> tuple[Any, np.n
         rows = [text + after for text, after in zip(x, y, strict=True)]
         if len({*map(len, rows)}) > 1:
             raise UserError(f"{at}: the strings in x have different lengths; they must have as many characters")
-        return code_points("".join(rows)).reshape(len(rows), -1), np.zeros(len(y))
+        return to_code_points("".join(rows)).reshape(len(rows), -1), np.zeros(len(y))
     try:
         labels = np.array(y, dtype=np.float64).reshape(len(x))
     except (TypeError, ValueError) as error:
@@ -171,15 +175,17 @@ def _convert(kind: Kind, x: list[Any], y: list[Any], at: str) -> tuple[Any, np.n
                 numbers = np.array(x, dtype=np.float64).astype(np.float32)
         except (TypeError, ValueError) as error:
             raise UserError(f"{at}: x does not have as many numbers in each sample ({error})") from error
-        return image_bytes(numbers), labels
-    texts = [row[TWEET] if isinstance(row, list) and len(row) > TWEET else row for row in x]
+        return to_uint8_if_exact(numbers), labels
+    texts = [row[TWEET_COLUMN] if isinstance(row, list) and len(row) > TWEET_COLUMN else row for row in x]
     if not all(isinstance(text, str) for text in texts):
         raise UserError(f"{at}: x holds other things among {kind}")
     return texts, labels
 
 
 # ---- samples ----
-def _targets(train: Users, test: Users, classes: int | None, folder: Path) -> tuple[list[Tensor], int]:
+def _convert_labels(
+    train: UserSamples, test: UserSamples, classes: int | None, folder: Path
+) -> tuple[list[Tensor], int]:
     """Return the int64 labels of both parts, and the number of classes."""
     parts = [np.concatenate([y for _, y in users.values()]) for users in (train, test)]
     both = np.concatenate(parts)
@@ -190,7 +196,7 @@ def _targets(train: Users, test: Users, classes: int | None, folder: Path) -> tu
     return [torch.from_numpy(y.astype(np.int64)) for y in parts], classes or int(high) + 1
 
 
-def _arrays(train: Users, test: Users, folder: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def _list_arrays(train: UserSamples, test: UserSamples, folder: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Return the samples of each user of both parts. Raise UserError if samples differ in shape."""
     arrays = [x for users in (train, test) for x, _ in users.values()]
     other = next((x.shape[1:] for x in arrays if x.shape[1:] != arrays[0].shape[1:]), None)
@@ -200,45 +206,45 @@ def _arrays(train: Users, test: Users, folder: Path) -> tuple[list[np.ndarray], 
     return arrays[: len(train)], arrays[len(train) :]
 
 
-def _numbers(train: Users, test: Users, folder: Path) -> list[Tensor | Pictures]:
+def _stack_numbers(train: UserSamples, test: UserSamples, folder: Path) -> list[Tensor | Pictures]:
     """Return the samples of both parts, as bytes if they are images with 256 grey levels."""
-    both = _arrays(train, test, folder)
+    both = _list_arrays(train, test, folder)
     size = both[0][0].shape[1:]
-    shape = (1, 28, 28) if size == (FEMNIST,) else size or (1,)
+    shape = (1, 28, 28) if size == (FEMNIST_PIXELS,) else size or (1,)
     is_images = len(shape) == 3 and all(x.dtype == np.uint8 for arrays in both for x in arrays)
     parts: list[Tensor | Pictures] = []
     for name, arrays in zip(("train", "test"), both, strict=True):
-        rows = np.concatenate(arrays if is_images else [as_floats(x) for x in arrays])
-        x = finite(torch.from_numpy(rows.reshape(-1, *shape)), f"x of {name}/", folder)
+        rows = np.concatenate(arrays if is_images else [to_float32(x) for x in arrays])
+        x = check_finite(torch.from_numpy(rows.reshape(-1, *shape)), f"x of {name}/", folder)
         parts.append(of_bytes(x, None, None, shape[0]) if is_images else x)
     return parts
 
 
-def _files(folder: Path, part: str, users: Users, y: Tensor) -> list[Sample]:
+def _list_image_files(folder: Path, part: str, users: UserSamples, y: Tensor) -> list[LabelledFile]:
     names = [name for x, _ in users.values() for name in x]
-    images = folder / CELEBA
+    images = folder / CELEBA_FOLDER
     if not images.is_dir():
         remedy = "unpack CelebA's img_align_celeba.zip there"
         raise MissingDataError(f"leaf: there is no folder {images} of the image files, such as {names[0]}; {remedy}")
     pairs = zip(names, map(str, y.tolist()), strict=True)
-    return [Sample(images / file, label, at=str(folder / part), part=part) for file, label in pairs]
+    return [LabelledFile(images / file, label, location=str(folder / part), part=part) for file, label in pairs]
 
 
-def _next_characters(train: Users, test: Users, alphabet: str | None, folder: Path) -> Dataset:
+def _next_character_dataset(train: UserSamples, test: UserSamples, alphabet: str | None, folder: Path) -> Dataset:
     """Return a data set for the task next_symbol: of each row of code points (n, L + 1) the last one is the target."""
-    rows, test_rows = map(np.concatenate, _arrays(train, test, folder))
+    rows, test_rows = map(np.concatenate, _list_arrays(train, test, folder))
     characters, test_characters = ({chr(code) for code in np.unique(part)} for part in (rows, test_rows))
     if alphabet is not None:
         check_characters("".join(characters | test_characters), alphabet, str(folder))
     symbols = tuple(alphabet or make_alphabet(characters, test_characters))
-    x, test_x = (number_characters(part, symbols) for part in (rows, test_rows))
+    x, test_x = (encode_characters(part, symbols) for part in (rows, test_rows))
     y, test_y = x[:, 1:].clone(), test_x[:, 1:].clone()
-    y[:, :-1] = test_y[:, :-1] = SKIP
+    y[:, :-1] = test_y[:, :-1] = IGNORE_INDEX
     preparation = TextPreparation(symbols, x.shape[1] - 1, closed=alphabet is not None, last=True)
     return Dataset(x[:, :-1], y, test_x[:, :-1], test_y, len(symbols), meaning=symbols, preparation=preparation)
 
 
-def _words(train: Users, test: Users, vocabulary: int) -> list[Tensor]:
+def _count_words(train: UserSamples, test: UserSamples, vocabulary: int) -> list[Tensor]:
     """Count in each text of both parts the occurrences of the most frequent words of the training part."""
     parts = [[text for x, _ in users.values() for text in x] for users in (train, test)]
     counts = Counter(word for text in parts[0] for word in WORD.findall(text))

@@ -17,11 +17,11 @@ from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.lazy_images import Pictures, stacked
 from fedmpi.data.preprocessing import NewRows, Preparation, Request, array_rows
-from fedmpi.data.sources.arrays import ArrayOptions, samples, targets_of
+from fedmpi.data.sources.arrays import ArrayOptions, convert_samples, convert_targets
 from fedmpi.data.sources.images.decode import PixelRange
-from fedmpi.data.sources.source_utils import checked_fraction, file_name, find, holdout
+from fedmpi.data.sources.source_utils import find_file, resolve_file_name, resolve_test_fraction, split_train_test
 
-KEYS = {  # name of an array -> its names in the files of Keras and MedMNIST
+ARRAY_NAMES = {  # name of an array -> its names in the files of Keras and MedMNIST
     "x": ("x_train", "train_images"),
     "y": ("y_train", "train_labels"),
     "site": (),
@@ -32,9 +32,9 @@ KEYS = {  # name of an array -> its names in the files of Keras and MedMNIST
     "test_y": ("y_test", "test_labels"),
     "test_site": (),
 }
-OWN_NAMES = {other: key for key, others in KEYS.items() for other in (key, *others)}
-PARTS = ("", "val_", "test_")  # prefixes of x, y and site
-LARGEST_SITE = 1_000_000
+CANONICAL_NAMES = {other: key for key, others in ARRAY_NAMES.items() for other in (key, *others)}
+PART_PREFIXES = ("", "val_", "test_")  # prefixes of x, y and site
+MAX_SITES = 1_000_000
 
 
 def npz(
@@ -71,30 +71,32 @@ def npz(
     is the first or the last one of a sample if exactly one of them has 1 or 3 entries; other shapes are errors.
     pixel_range: [low, high]: these values become 0 and 1; or file: the smallest and the largest value of each row.
     """
-    name = file_name("npz", site, path)
-    at = find(root, (name,), "npz", "correct data.root, or data.path (data.silos in silo mode)")
+    name = resolve_file_name("npz", site, path)
+    at = find_file(root, (name,), "npz", "correct data.root, or data.path (data.silos in silo mode)")
     try:
-        arrays = _read(at)
+        arrays = _load_arrays(at)
     except Exception as error:  # a damaged file can raise many errors, from zip, zlib or numpy's header
         raise UserError(
             f"{at} is no readable .npz file of plain arrays: {error}; write it anew with numpy.savez"
         ) from error
-    return from_arrays(arrays, at, ArrayOptions(axes, pixel_range, mean, std), classes, test_fraction)
+    return dataset_from_arrays(arrays, at, ArrayOptions(axes, pixel_range, mean, std), classes, test_fraction)
 
 
-def _read(path: Path) -> dict[str, np.ndarray]:
+def _load_arrays(path: Path) -> dict[str, np.ndarray]:
     """Return the arrays of the file that have a known name, under the names of KEYS."""
     with np.load(path, allow_pickle=False) as archive:
-        known = [key for key in archive.files if key in OWN_NAMES]
-        unknown = [key for key in archive.files if key not in OWN_NAMES]
-        if len({OWN_NAMES[key] for key in known}) < len(known):
+        known = [key for key in archive.files if key in CANONICAL_NAMES]
+        unknown = [key for key in archive.files if key not in CANONICAL_NAMES]
+        if len({CANONICAL_NAMES[key] for key in known}) < len(known):
             raise ValueError(f"it holds {', '.join(known)}; each once, under one of its names")
         if unknown:
-            warnings.warn(f"{path}: not looked at: {', '.join(unknown)}; known are {', '.join(KEYS)}", stacklevel=3)
-        return {OWN_NAMES[key]: archive[key] for key in known}
+            warnings.warn(
+                f"{path}: not looked at: {', '.join(unknown)}; known are {', '.join(ARRAY_NAMES)}", stacklevel=3
+            )
+        return {CANONICAL_NAMES[key]: archive[key] for key in known}
 
 
-class Part(NamedTuple):
+class ArrayPart(NamedTuple):
     """The samples (n, ...) and targets (n, ...) of one part, and the site of each row (n,) if rows have sites."""
 
     x: Tensor | Pictures
@@ -121,7 +123,7 @@ class ArrayPreparation(Preparation):
 
     def read(self, request: Request) -> NewRows:
         stored, where = array_rows(request, "an .npz file")
-        arrays = {OWN_NAMES[name]: array for name, array in stored.items() if name in OWN_NAMES}
+        arrays = {CANONICAL_NAMES[name]: array for name, array in stored.items() if name in CANONICAL_NAMES}
         part = "" if "x" in arrays else "test_"
         if f"{part}x" not in arrays:
             raise UserError(f"{where} has no array 'x'; it holds {', '.join(stored) or 'none'}")
@@ -129,15 +131,15 @@ class ArrayPreparation(Preparation):
         if (array.dtype == np.uint8) != self.uint8 or array.shape[1:] != self.row or not len(array):
             needed = f"{'uint8' if self.uint8 else 'other'} rows of the shape {self.row} are needed, as in training"
             raise UserError(f"{where}: {part}x is {array.dtype} of the shape {array.shape}; {needed}")
-        rows = NewRows({"row": np.arange(len(array))}, samples(array, self.options, f"{part}x", Path(where)))
+        rows = NewRows({"row": np.arange(len(array))}, convert_samples(array, self.options, f"{part}x", Path(where)))
         if y is None:
             return rows
         if len(y) != len(array):
             return NewRows(rows.ids, rows.x, no_targets=f"{where}: {part}y has {len(y)} rows, {part}x {len(array)}")
-        return NewRows(rows.ids, rows.x, targets_of(y, f"{part}y", Path(where)))
+        return NewRows(rows.ids, rows.x, convert_targets(y, f"{part}y", Path(where)))
 
 
-def from_arrays(
+def dataset_from_arrays(
     arrays: Mapping[str, Any],
     at: Path,
     options: ArrayOptions,
@@ -147,21 +149,21 @@ def from_arrays(
 ) -> Dataset:
     """Return the data set of the arrays x, y, ... (keys of KEYS) of the file `at`; see `npz`. x may stay on disk."""
     parts = {}
-    for prefix in PARTS:
+    for prefix in PART_PREFIXES:
         own = {name: arrays[f"{prefix}{name}"] for name in ("x", "y", "site") if f"{prefix}{name}" in arrays}
         missing = next((name for name in ("x", "y") if name not in own and (own or not prefix)), None)
         if missing:
             raise UserError(f"{at} has no array '{prefix}{missing}'; it holds {', '.join(arrays) or 'none'}")
         if own:
-            parts[prefix] = _part(own, prefix, at, options)
+            parts[prefix] = _convert_part(own, prefix, at, options)
     if parts[""].y.ndim > 1 and classes is None:
         shape = f"y has the shape {arrays['y'].shape}; targets of several numbers need data.classes"
         raise UserError(f"{at}: {shape}, the model's outputs; of one-hot rows store y.argmax(1)")
     preparation = ArrayPreparation(arrays["x"].shape[1:], arrays["x"].dtype == np.uint8, options)
-    return join_parts(parts, at, classes, test_fraction, preparation, by_site)
+    return dataset_from_parts(parts, at, classes, test_fraction, preparation, by_site)
 
 
-def _part(arrays: Mapping[str, Any], prefix: str, at: Path, options: ArrayOptions) -> Part:
+def _convert_part(arrays: Mapping[str, Any], prefix: str, at: Path, options: ArrayOptions) -> ArrayPart:
     for name, array in arrays.items():
         if array.dtype.kind not in "biuf" or array.ndim == 0:
             raise UserError(f"{at}: {prefix}{name} is {array.dtype} of shape {array.shape}, not rows of numbers")
@@ -173,14 +175,16 @@ def _part(arrays: Mapping[str, Any], prefix: str, at: Path, options: ArrayOption
     if x.ndim < 2 or 0 in x.shape:
         raise UserError(f"{at}: {prefix}x has the shape {x.shape}; (n, f) or (n, C, H, W) is needed, without a 0")
     if site is not None:
-        if site.ndim != 1 or (site != np.floor(site)).any() or site.min() < 0 or site.max() >= LARGEST_SITE:
+        if site.ndim != 1 or (site != np.floor(site)).any() or site.min() < 0 or site.max() >= MAX_SITES:
             raise UserError(f"{at}: {prefix}site holds {site.dtype} of shape {site.shape}; (n,) 0, 1, 2, ... is needed")
         site = torch.from_numpy(site.astype(np.int64))
-    return Part(samples(x, options, f"{prefix}x", at), targets_of(arrays["y"], f"{prefix}y", at), site)
+    return ArrayPart(
+        convert_samples(x, options, f"{prefix}x", at), convert_targets(arrays["y"], f"{prefix}y", at), site
+    )
 
 
-def join_parts(
-    parts: Mapping[str, Part],
+def dataset_from_parts(
+    parts: Mapping[str, ArrayPart],
     at: Path,
     classes: int | None,
     test_fraction: float | None,
@@ -197,10 +201,12 @@ def join_parts(
         preparation: how new rows become inputs.
         by_site: apply the share to each class of each site.
     """
-    fraction = checked_fraction(test_fraction, str(at) if "test_" in parts else "")
+    fraction = resolve_test_fraction(test_fraction, str(at) if "test_" in parts else "")
     for prefix, part in parts.items():
-        if prefix and _format(part) != _format(parts[""]):
-            formats = f"rows of x, y are {_format(parts[''])}, of {prefix}x, {prefix}y {_format(part)}"
+        if prefix and _describe_format(part) != _describe_format(parts[""]):
+            formats = (
+                f"rows of x, y are {_describe_format(parts[''])}, of {prefix}x, {prefix}y {_describe_format(part)}"
+            )
             raise UserError(f"{at}: {formats}; they must agree")
     if len({part.site is None for prefix, part in parts.items() if prefix != "test_"}) > 1:
         raise UserError(f"{at} has site and no val_site, or the reverse; store both, or neither")
@@ -212,7 +218,9 @@ def join_parts(
     if "test_" in parts:
         test_x, test_y, test_site = parts["test_"]
     else:
-        train_rows, test_rows = map(torch.from_numpy, holdout(_strata(y, site if by_site else None), fraction))
+        train_rows, test_rows = map(
+            torch.from_numpy, split_train_test(_make_strata(y, site if by_site else None), fraction)
+        )
         test_x, test_y, test_site = x[test_rows], y[test_rows], None if site is None else site[test_rows]
         x, y, site = x[train_rows], y[train_rows], None if site is None else site[train_rows]
     outputs = classes or _count_classes(y, test_y, at)
@@ -221,14 +229,14 @@ def join_parts(
     return Dataset(x, y, test_x, test_y, outputs, site=site, test_site=test_site, preparation=preparation)
 
 
-def _format(part: Part) -> str:
+def _describe_format(part: ArrayPart) -> str:
     """Return shape and type of a row of samples and of targets, which must be the same in all parts."""
     x = part.x.stored if isinstance(part.x, Pictures) else part.x
     words = [f"{tuple(each.shape[1:])} {str(each.dtype).removeprefix('torch.')}" for each in (x, part.y)]
     return " and ".join(words)
 
 
-def _strata(y: Tensor, site: Tensor | None) -> np.ndarray:
+def _make_strata(y: Tensor, site: Tensor | None) -> np.ndarray:
     """Return the number of each row's class, or of its class and site, (n,); real-valued targets are one class."""
     labels = y.numpy() if y.ndim == 1 and not y.is_floating_point() else np.zeros(len(y), dtype=np.int64)
     if site is None:

@@ -17,7 +17,14 @@ from torch.nn.functional import interpolate, pad
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.preprocessing import NewRows, Preparation, Request, file_of, files_of
-from fedmpi.data.sources.labelled_files import MaskValues, Naming, Sample, check_shapes, dataset_of, pairs
+from fedmpi.data.sources.labelled_files import (
+    LabelledFile,
+    MaskValues,
+    PairPatterns,
+    check_same_size,
+    dataset_from_files,
+    find_image_mask_pairs,
+)
 
 Voxels = Annotated[int, Field(ge=1, le=4096)]
 Millimetres = Annotated[float, Field(gt=0)]
@@ -62,29 +69,29 @@ def nifti(
     test_fraction: the share of each site's pairs that is the test part if there is no folder test; default 0.2, and the
     same pairs for every seed.
     """
-    _check_nibabel()
+    _require_nibabel()
     if isinstance(intensity, tuple) and not intensity[0] < intensity[1]:
         raise UserError(f"data.intensity: {list(intensity)}; [low, high] with low < high is needed")
     numbers = MaskValues("nifti", classes, mask_values)
-    naming = Naming(image_pattern, mask_pattern)
-    samples = pairs("nifti", root, path, naming, sites, site)
+    patterns = PairPatterns(image_pattern, mask_pattern)
+    samples = find_image_mask_pairs("nifti", root, path, patterns, sites, site)
     preparation = VolumePreparation(spacing, size, intensity, image_pattern)
 
-    def read(own: Sequence[Sample], train: np.ndarray, test: np.ndarray) -> Dataset:
+    def read(own: Sequence[LabelledFile], train: np.ndarray, test: np.ndarray) -> Dataset:
         volumes: list[Tensor] = []
         masks: list[Tensor] = []
         for pair in own:
-            image, mask, spacing_mm = _load(pair)
-            volumes.append(preparation.prepared(image, spacing_mm))
-            masks.append(preparation.prepared_mask(numbers.numbers(mask, pair), spacing_mm))
-            _check_size(volumes, own)
+            image, mask, spacing_mm = _load_pair(pair)
+            volumes.append(preparation.prepare_image(image, spacing_mm))
+            masks.append(preparation.prepare_mask(numbers.to_classes(mask, pair), spacing_mm))
+            _check_same_shape(volumes, own)
         x, y = torch.stack(volumes), torch.stack(masks)
-        return Dataset(x[train], y[train], x[test], y[test], numbers.many, preparation=preparation)
+        return Dataset(x[train], y[train], x[test], y[test], numbers.num_classes, preparation=preparation)
 
-    return dataset_of(samples, read, "nifti", silo=site, test_fraction=test_fraction)
+    return dataset_from_files(samples, read, "nifti", silo=site, test_fraction=test_fraction)
 
 
-def _check_nibabel() -> None:
+def _require_nibabel() -> None:
     if find_spec("nibabel") is None:
         raise UserError("data set nifti is read by nibabel, which is not installed; pip install nibabel")
 
@@ -100,27 +107,27 @@ class VolumePreparation(Preparation):
 
     kind: ClassVar[str] = "volumes"
 
-    def prepared(self, image: Tensor, spacing: Sequence[float]) -> Tensor:
+    def prepare_image(self, image: Tensor, spacing: Sequence[float]) -> Tensor:
         """Scale the intensities of an image (C, X, Y, Z), then resample and crop it to the configured grid; float32."""
-        x = self._resampled(_scaled(image, self.intensity), spacing, "trilinear")
-        return self._cropped(x, x.amin((1, 2, 3)))
+        x = self._resample(_scale_intensity(image, self.intensity), spacing, "trilinear")
+        return self._crop_or_pad(x, x.amin((1, 2, 3)))
 
-    def prepared_mask(self, mask: Tensor, spacing: Sequence[float]) -> Tensor:
+    def prepare_mask(self, mask: Tensor, spacing: Sequence[float]) -> Tensor:
         """Resample and crop the class numbers (X, Y, Z) of a mask to the configured grid."""
-        return self._cropped(self._resampled(mask[None], spacing, "nearest-exact"), mask.new_zeros(1))[0]
+        return self._crop_or_pad(self._resample(mask[None], spacing, "nearest-exact"), mask.new_zeros(1))[0]
 
     def read(self, request: Request) -> NewRows:
-        _check_nibabel()
+        _require_nibabel()
         if request.ids:
             raise UserError("NIfTI files have no columns to copy")
-        files, names = self._files(request)
+        files, names = self._list_files(request)
         volumes: list[Tensor] = []
         for file in files:
-            volumes.append(self.prepared(*_load_image(Sample(file))[:2]))
-            _check_size(volumes, list(map(Sample, files)))
+            volumes.append(self.prepare_image(*_load_image(LabelledFile(file))[:2]))
+            _check_same_shape(volumes, list(map(LabelledFile, files)))
         return NewRows({"file": np.array(names, dtype=object)}, torch.stack(volumes))
 
-    def _files(self, request: Request) -> tuple[list[Path], list[str]]:
+    def _list_files(self, request: Request) -> tuple[list[Path], list[str]]:
         """Return the files of a request, and the name of each in the predictions."""
         takes = "a NIfTI file, a folder of them, or a list of files"
         if isinstance(request.rows, Sequence) and not isinstance(request.rows, str):
@@ -133,14 +140,14 @@ class VolumePreparation(Preparation):
             raise UserError(f"{path} holds no file {self.image_pattern}, *.nii or *.nii.gz")
         return files, [file.relative_to(path).as_posix() for file in files]
 
-    def _resampled(self, x: Tensor, spacing: Sequence[float], mode: str) -> Tensor:
+    def _resample(self, x: Tensor, spacing: Sequence[float], mode: str) -> Tensor:
         """Resample (C, X, Y, Z) to voxels of the size `self.spacing`, without a change of type."""
         if self.spacing is None:
             return x
         shape = [max(round(n * a / b), 1) for n, a, b in zip(x.shape[1:], spacing, self.spacing, strict=True)]
         return x if shape == list(x.shape[1:]) else interpolate(x[None].double(), shape, mode=mode)[0].to(x.dtype)
 
-    def _cropped(self, x: Tensor, fill: Tensor) -> Tensor:
+    def _crop_or_pad(self, x: Tensor, fill: Tensor) -> Tensor:
         """Crop or pad (C, X, Y, Z) at the centre to `self.size`, with the values fill (C,)."""
         if self.size is None:
             return x
@@ -149,40 +156,40 @@ class VolumePreparation(Preparation):
         return torch.stack([pad(each, borders, value=value) for each, value in zip(x, fill.tolist(), strict=True)])
 
 
-def _load(pair: Sample) -> tuple[Tensor, np.ndarray, tuple[float, ...]]:
+def _load_pair(pair: LabelledFile) -> tuple[Tensor, np.ndarray, tuple[float, ...]]:
     """Load an image (C, X, Y, Z) and its mask (X, Y, Z), and the voxel size along X, Y and Z in millimetres.
 
     Raises:
         UserError: a file cannot be read, or image and mask are on different grids.
     """
     x, spacing, image = _load_image(pair)
-    mask, _, numbers = _opened(pair, pair.mask)
+    mask, _, numbers = _open_volume(pair, pair.mask)
     if len(mask.shape) not in (3, 4) or mask.shape[3:] not in ((), (1,)):
-        raise pair.error(f"{pair.mask} has the shape {tuple(mask.shape)}; (X, Y, Z) is needed")
-    check_shapes(pair, image.shape[:3], mask.shape[:3])
+        raise pair.make_error(f"{pair.mask} has the shape {tuple(mask.shape)}; (X, Y, Z) is needed")
+    check_same_size(pair, image.shape[:3], mask.shape[:3])
     corners = np.array([[*corner, 1] for corner in np.ndindex(2, 2, 2)]) * [*image.shape[:3], 1]
     distance = np.linalg.norm((corners @ (image.affine - mask.affine).T)[:, :3], axis=1).max()
     if not distance <= min(image.header.get_zooms()[:3]) / 2:
-        raise pair.error(
+        raise pair.make_error(
             f"{pair.file} and its mask {pair.mask} lie on different grids: by their affines they are {distance:.3g} "
             "mm apart; resample one of them to the other, or correct its header"
         )
     return x, numbers.reshape(x.shape[1:]), spacing
 
 
-def _load_image(pair: Sample) -> tuple[Tensor, tuple[float, ...], Any]:
+def _load_image(pair: LabelledFile) -> tuple[Tensor, tuple[float, ...], Any]:
     """Return an image (C, X, Y, Z) float32, its voxel size in mm along X, Y and Z, and nibabel's stored image."""
-    stored, turned, numbers = _opened(pair, pair.file)
+    stored, turned, numbers = _open_volume(pair, pair.file)
     x = numbers.astype(np.float32)
     if x.ndim not in (3, 4) or not np.isfinite(x).all():
         problem = f"has the shape {numbers.shape}, or holds a value that is not finite"
-        raise pair.error(f"{pair.file} {problem}; finite (X, Y, Z), or with channels behind, are needed")
+        raise pair.make_error(f"{pair.file} {problem}; finite (X, Y, Z), or with channels behind, are needed")
     x = x[None] if x.ndim == 3 else np.moveaxis(x, 3, 0)
     spacing = tuple(float(width) for width in turned.header.get_zooms()[:3])
     return torch.from_numpy(np.ascontiguousarray(x)), spacing, stored
 
 
-def _opened(pair: Sample, file: Path) -> tuple[Any, Any, np.ndarray]:
+def _open_volume(pair: LabelledFile, file: Path) -> tuple[Any, Any, np.ndarray]:
     """Return a NIfTI image as it is stored, the same with its axes in RAS+ order, and the numbers of the latter."""
     import nibabel  # imported here, because that takes a third of a second
 
@@ -191,21 +198,21 @@ def _opened(pair: Sample, file: Path) -> tuple[Any, Any, np.ndarray]:
         turned = nibabel.as_closest_canonical(stored)
         return stored, turned, np.asarray(turned.dataobj)
     except Exception as error:  # a damaged file can raise many errors
-        raise pair.error(f"{file} cannot be read as NIfTI: {error}; correct or remove it") from error
+        raise pair.make_error(f"{file} cannot be read as NIfTI: {error}; correct or remove it") from error
 
 
-def _check_size(volumes: Sequence[Tensor], pairs: Sequence[Sample]) -> None:
+def _check_same_shape(volumes: Sequence[Tensor], pairs: Sequence[LabelledFile]) -> None:
     """Raise UserError if the last volume has another shape than the first one."""
     if volumes[-1].shape != volumes[0].shape:
         pair = pairs[len(volumes) - 1]
         shapes = " and ".join(" x ".join(map(str, each.shape)) for each in (volumes[0], volumes[-1]))
-        raise pair.error(
+        raise pair.make_error(
             f"{pairs[0].file} and {pair.file} have the shapes {shapes} (channels, X, Y, Z); give data.size, to which "
             "volumes are cropped and padded"
         )
 
 
-def _scaled(image: Tensor, intensity: Intensity) -> Tensor:
+def _scale_intensity(image: Tensor, intensity: Intensity) -> Tensor:
     """Scale the intensities of an image (C, X, Y, Z); with standardise, a constant channel becomes 0."""
     if intensity == "stored":
         return image

@@ -19,35 +19,35 @@ from fedmpi.data.dataset import Dataset
 from fedmpi.data.lazy_images import stacked
 from fedmpi.data.preprocessing import shared
 
-PARTS = {  # the names of parts that are accepted in columns, and as names of folders and splits
+PART_BY_WORD = {  # the names of parts that are accepted in columns, and as names of folders and splits
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-_ignored: ContextVar[float | str | None] = ContextVar("ignored", default=None)
+_ignored_target: ContextVar[float | str | None] = ContextVar("ignored", default=None)
 
 
 @contextmanager
-def ignoring(target: float | str | None) -> Iterator[None]:
+def set_ignored_target(target: float | str | None) -> Iterator[None]:
     """Set `task.ignore`, the target that loss and metrics leave out (number, "nan" or None), while sources are read."""
-    token = _ignored.set(target)
+    token = _ignored_target.set(target)
     try:
         yield
     finally:
-        _ignored.reset(token)
+        _ignored_target.reset(token)
 
 
-def ignored_target() -> float | str | None:
+def get_ignored_target() -> float | str | None:
     """Return `task.ignore`, the target that loss and metrics leave out."""
-    return _ignored.get()
+    return _ignored_target.get()
 
 
-def gaps_allowed() -> bool:
+def missing_targets_allowed() -> bool:
     """Return whether targets may be missing; missing targets are stored as NaN."""
-    return ignored_target() == "nan"
+    return get_ignored_target() == "nan"
 
 
-def find(root: Path, candidates: Sequence[str], what: str, remedy: str) -> Path:
+def find_file(root: Path, candidates: Sequence[str], what: str, remedy: str) -> Path:
     """Return the first of the candidate paths, relative to root, that is a regular file.
 
     Raise MissingDataError, with the remedy, if none exists; UserError if one exists but is not a regular file. `what`
@@ -64,7 +64,7 @@ def find(root: Path, candidates: Sequence[str], what: str, remedy: str) -> Path:
     raise MissingDataError(f"{what}: there is no file {' or '.join(map(str, paths))} (data.root = {root}); {remedy}")
 
 
-def file_name(source: str, site: str | None, path: str | None, key: str = "path") -> str:
+def resolve_file_name(source: str, site: str | None, path: str | None, key: str = "path") -> str:
     """Return the name of the file to read, relative to `data.root`.
 
     In silo mode {site} in `path` is replaced by the name of the silo; without `path` the silo's name is the file's
@@ -79,7 +79,7 @@ def file_name(source: str, site: str | None, path: str | None, key: str = "path"
     return (path or "{site}").replace("{site}", site or "{site}")
 
 
-def finite(x: Tensor, name: str, at: Path | str, nan: bool = False) -> Tensor:
+def check_finite(x: Tensor, name: str, at: Path | str, nan: bool = False) -> Tensor:
     """Return x (n, ...) if all numbers are finite, or NaN with `nan`; otherwise raise UserError with the first row."""
     is_good = ~torch.isinf(x) if nan else torch.isfinite(x)
     if not bool(is_good.all()):
@@ -92,14 +92,14 @@ def finite(x: Tensor, name: str, at: Path | str, nan: bool = False) -> Tensor:
     return x
 
 
-def checked_fraction(given: float | None, own: str = "") -> float:
+def resolve_test_fraction(given: float | None, own: str = "") -> float:
     """Return `data.test_fraction`, default 0.2; raise UserError if it is set although `own` defines the test part."""
     if own and given is not None:
         raise UserError(f"data.test_fraction: {given:g} changes nothing, for {own} says the test part; leave it out")
     return 0.2 if given is None else given
 
 
-def holdout(
+def split_train_test(
     labels: np.ndarray, fraction: float, groups: Sequence[str] | np.ndarray = ()
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draw round(fraction n_c) of the n_c samples of each class as test rows; return sorted training and test indices.
@@ -115,7 +115,7 @@ def holdout(
     """
     if len(groups):
         _, first, member = np.unique(groups, return_index=True, return_inverse=True)
-        test_part = np.isin(member, holdout(labels[first], fraction)[1])
+        test_part = np.isin(member, split_train_test(labels[first], fraction)[1])
         return np.flatnonzero(~test_part), np.flatnonzero(test_part)
     rng = seeds.numpy_rng(0, "holdout")
     classes = labels if labels.dtype.kind in "iu" else np.zeros(len(labels), dtype=np.int64)
@@ -127,7 +127,7 @@ def holdout(
     return np.setdiff1d(np.arange(len(labels)), test_rows), test_rows
 
 
-def check_groups(
+def check_groups_not_split(
     groups: Sequence[str] | np.ndarray, train: Sequence[bool] | np.ndarray, at: Callable[[int], str]
 ) -> None:
     """Raise UserError if a group has training and test rows.
@@ -142,19 +142,19 @@ def check_groups(
             raise UserError(f"{at(k)}: {problem}; correct the column of the parts, or leave data.group_column out")
 
 
-def number_groups(groups: Sequence[str] | np.ndarray) -> Tensor | None:
+def encode_groups(groups: Sequence[str] | np.ndarray) -> Tensor | None:
     """Return the number of each row's group, (n,) int64, as `Dataset.group` holds it; None without groups."""
     return torch.from_numpy(np.unique(groups, return_inverse=True)[1]) if len(groups) else None
 
 
-def chosen_sites(what: str, names: Sequence[str], site: str | None) -> Sequence[str]:
+def select_sites(what: str, names: Sequence[str], site: str | None) -> Sequence[str]:
     """Return the requested silo as a tuple of one name, or the names of all sites of a public data set."""
     if site not in (None, *names):
         raise UserError(f"{what}: there is no site {site!r}; allowed: {', '.join(names)}")
     return names if site is None else (site,)
 
 
-def joined(sites: Sequence[Dataset], names: Sequence[str], global_x: Tensor | None = None) -> Dataset:
+def concat_sites(sites: Sequence[Dataset], names: Sequence[str], global_x: Tensor | None = None) -> Dataset:
     """Concatenate the data sets of several sites, and store the site of each row. global_x: see `Dataset.global_x`."""
     groups = [d.group for d in sites if d.group is not None]
     beyond = np.cumsum([0, *(int(group.max()) + 1 for group in groups)]).tolist()
@@ -174,7 +174,7 @@ def joined(sites: Sequence[Dataset], names: Sequence[str], global_x: Tensor | No
 
 
 # ---- files that hold samples by client ----
-def image_bytes(x: np.ndarray) -> np.ndarray:
+def to_uint8_if_exact(x: np.ndarray) -> np.ndarray:
     """Return pixels v as uint8 if v / 255 is exactly x in float32, which saves memory; otherwise return x.
 
     Images that are stored as bytes are divided by 255 when a batch is read.
@@ -186,18 +186,18 @@ def image_bytes(x: np.ndarray) -> np.ndarray:
     if not ((values >= 0) & (values <= 255)).all():
         return x
     stored = values.astype(np.uint8)
-    return stored if np.array_equal(as_floats(stored), x.astype(np.float32)) else x
+    return stored if np.array_equal(to_float32(stored), x.astype(np.float32)) else x
 
 
-def as_floats(x: np.ndarray) -> np.ndarray:
+def to_float32(x: np.ndarray) -> np.ndarray:
     """Return x as float32; bytes v become v / 255."""
     return x.astype(np.float32) / np.float32(255) if x.dtype == np.uint8 else x.astype(np.float32)
 
 
-NOBODY = -1  # the site of test rows whose client has no training rows
+NO_SITE = -1  # the site of test rows whose client has no training rows
 
 
-def with_sites(
+def with_clients_as_sites(
     data: Dataset, names: Sequence[str], owner: np.ndarray, test_owner: np.ndarray, shared_test: bool = False
 ) -> Dataset:
     """Return the data set with its clients as sites.
@@ -211,7 +211,7 @@ def with_sites(
         shared_test: ignore test_owner; the test part is common to all clients.
     """
     trained, tested = np.unique(owner), np.unique(test_owner)
-    number = np.full(len(names), NOBODY)
+    number = np.full(len(names), NO_SITE)
     number[trained] = np.arange(len(trained))
     has_own_tests = len(np.intersect1d(trained, tested)) > 0 and not shared_test
     return replace(

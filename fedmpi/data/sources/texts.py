@@ -21,12 +21,12 @@ from fedmpi.common.text import count, natural_order, show
 from fedmpi.data.csv_file import text_of
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.preprocessing import NewRows, Preparation, Request, file_of
-from fedmpi.data.sources.source_utils import file_name, find, with_sites
-from fedmpi.data.sources.tables.read_table import read
+from fedmpi.data.sources.source_utils import find_file, resolve_file_name, with_clients_as_sites
+from fedmpi.data.sources.tables.read_table import read_table
 
-UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # stands for characters that occur in test parts only
-SKIP = -100  # a target that the task next_symbol ignores
-FILE = "github.com/karpathy/char-rnn, data/tinyshakespeare/input.txt"
+UNKNOWN_CHARACTER = "\N{REPLACEMENT CHARACTER}"  # stands for characters that occur in test parts only
+IGNORE_INDEX = -100  # a target that the task next_symbol ignores
+SHAKESPEARE_FILE = "github.com/karpathy/char-rnn, data/tinyshakespeare/input.txt"
 
 Context = Annotated[int, Field(ge=1, le=100_000)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -63,17 +63,19 @@ def text(
     test_fraction: the end of each author's text, this share of its characters, is the test part.
     delimiter: the separator of the cells of a CSV file.
     """
-    name = file_name("text", site, path)
+    name = resolve_file_name("text", site, path)
     at = root / name
-    at = at if os.path.isdir(at) and site is None else find(root, (name,), "text", "correct data.root or data.path")
+    at = (
+        at if os.path.isdir(at) and site is None else find_file(root, (name,), "text", "correct data.root or data.path")
+    )
     if site is not None:
         if alphabet is None:
             raise UserError("text: data.alphabet is missing; silos need it, for none knows the others' characters")
-        return windows({site: Text(read_text(at), str(at))}, context, test_fraction, alphabet=alphabet)
+        return dataset_from_texts({site: AuthorText(read_utf8(at), str(at))}, context, test_fraction, alphabet=alphabet)
     columns = author_column, text_column, delimiter
-    texts = texts_of(at, *columns)
+    texts = read_texts(at, *columns)
     texts = {author: texts[author] for author in natural_order(texts)}
-    return windows(texts, context, test_fraction, min_chars, alphabet, columns)
+    return dataset_from_texts(texts, context, test_fraction, min_chars, alphabet, columns)
 
 
 def shakespeare(
@@ -92,48 +94,53 @@ def shakespeare(
     min_chars: roles with fewer characters are left out; 141 of 309 roles have 1,000.
     test_fraction: the end of each role's text, this share of its characters, is the test part.
     """
-    at = find(root, ("tinyshakespeare/input.txt", "input.txt"), "shakespeare", f"correct data.root; the file is {FILE}")
+    at = find_file(
+        root,
+        ("tinyshakespeare/input.txt", "input.txt"),
+        "shakespeare",
+        f"correct data.root; the file is {SHAKESPEARE_FILE}",
+    )
     speeches: dict[str, list[str]] = {}
-    for block in read_text(at).strip().split("\n\n"):
+    for block in read_utf8(at).strip().split("\n\n"):
         role, _, speech = block.strip("\n").partition("\n")
         if not role.endswith(":"):
-            raise UserError(f"{at}: a speech begins with {role[:40]!r}, not with `Role:`; fetch {FILE}")
+            raise UserError(f"{at}: a speech begins with {role[:40]!r}, not with `Role:`; fetch {SHAKESPEARE_FILE}")
         speeches.setdefault(role[:-1], []).append(speech)
-    texts = {role: Text("\n".join(speeches[role]), f"{at}, role {role}") for role in sorted(speeches)}
-    return windows(texts, context, test_fraction, min_chars)
+    texts = {role: AuthorText("\n".join(speeches[role]), f"{at}, role {role}") for role in sorted(speeches)}
+    return dataset_from_texts(texts, context, test_fraction, min_chars)
 
 
 # ---- files ----
-class Text(NamedTuple):
+class AuthorText(NamedTuple):
     """The text of one author in order of time, and its file and line for messages."""
 
     text: str
-    place: str
+    location: str
 
 
-def texts_of(at: Path, author_column: str, text_column: str, delimiter: str) -> dict[str, Text]:
+def read_texts(at: Path, author_column: str, text_column: str, delimiter: str) -> dict[str, AuthorText]:
     """Read the text of each author from a table, from a .txt file, or from a folder of .txt files."""
     if at.is_dir() or at.suffix.lower() == ".txt":
         files = sorted(at.iterdir()) if at.is_dir() else [at]
         files = [file for file in files if file.suffix.lower() == ".txt" and not file.name.startswith(".")]
         if not files:
             raise UserError(f"{at} holds no file *.txt; all that an author wrote is expected in one AUTHOR.txt")
-        return {file.stem: Text(read_text(file), str(file)) for file in files}
-    table = read(at, delimiter)
-    authors, cells = table.words(author_column, "author_column"), table.column(text_column, "text_column")
+        return {file.stem: AuthorText(read_utf8(file), str(file)) for file in files}
+    table = read_table(at, delimiter)
+    authors, cells = table.parse_words(author_column, "author_column"), table.column(text_column, "text_column")
     if cells.dtype == np.float64:
         raise UserError(f"{at}: column {text_column!r} (data.text_column) holds numbers, not texts")
     pieces: dict[str, list[str]] = {}
     places: dict[str, str] = {}
     for row, (author, piece) in enumerate(zip(authors, text_of(cells), strict=True)):
         if not author:
-            raise UserError(f"{table.at(row)}: column {author_column!r} is empty; every text needs an author")
+            raise UserError(f"{table.row_location(row)}: column {author_column!r} is empty; every text needs an author")
         pieces.setdefault(author, []).append(piece.replace("\r\n", "\n").replace("\r", "\n"))
-        places.setdefault(author, table.at(row))
-    return {author: Text("\n".join(own), places[author]) for author, own in pieces.items()}
+        places.setdefault(author, table.row_location(row))
+    return {author: AuthorText("\n".join(own), places[author]) for author, own in pieces.items()}
 
 
-def read_text(file: Path) -> str:
+def read_utf8(file: Path) -> str:
     """Read a text file in UTF-8."""
     try:
         return file.read_text(encoding="utf-8-sig")  # -sig removes the byte order mark that some editors write
@@ -174,38 +181,38 @@ class TextPreparation(Preparation):
         Targets are those of the windows. The window of the last characters has none, so it counts in no metric.
         """
         if isinstance(request.rows, str) and "\n" in request.rows:
-            texts: Mapping[str, Text] = {"text": Text(request.rows, "rows")}
+            texts: Mapping[str, AuthorText] = {"text": AuthorText(request.rows, "rows")}
         else:
-            texts = texts_of(file_of(request, folder=True), self.author_column, self.text_column, self.delimiter)
+            texts = read_texts(file_of(request, folder=True), self.author_column, self.text_column, self.delimiter)
         names, starts, parts, ends = [], [], [], []
         for name, (characters, place) in texts.items():
             if len(characters) < self.context:
                 few = f"text {name!r} has {len(characters)} characters"
                 raise UserError(f"{place}: {few}; the model was trained on windows of {self.context}")
-            if self.closed or UNKNOWN not in self.alphabet:
+            if self.closed or UNKNOWN_CHARACTER not in self.alphabet:
                 check_characters(characters, self.alphabet, f"{place}: {name!r}", "which the training did not have")
-            rows = cut(characters, self.alphabet, self.context)
-            last = number_characters(code_points(characters[-self.context :]), self.alphabet)
+            rows = cut_windows(characters, self.alphabet, self.context)
+            last = encode_characters(to_code_points(characters[-self.context :]), self.alphabet)
             parts += [rows[:, :-1], last[None]]
             targets = rows[:, 1:].clone()
-            targets[:, : -1 if self.last else 0] = SKIP
-            ends += [targets, torch.full((1, self.context), SKIP)]
+            targets[:, : -1 if self.last else 0] = IGNORE_INDEX
+            ends += [targets, torch.full((1, self.context), IGNORE_INDEX)]
             names += [name] * (len(rows) + 1)
             starts += [*(k * self.context + 1 for k in range(len(rows))), len(characters) - self.context + 1]
         ids = {"text": np.array(names, dtype=object), "character": np.array(starts)}
         return NewRows(ids, torch.cat(parts), torch.cat(ends))
 
 
-def code_points(text: str) -> np.ndarray:
+def to_code_points(text: str) -> np.ndarray:
     """Return the Unicode numbers of a text's characters, (n,) uint32."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
-def number_characters(codes: np.ndarray, alphabet: Sequence[str]) -> Tensor:
+def encode_characters(codes: np.ndarray, alphabet: Sequence[str]) -> Tensor:
     """Return the alphabet's index, int64, of each code point (...); unknown characters become UNKNOWN, or 0."""
     known = [ord(symbol) for symbol in alphabet]
     largest = max(*known, int(codes.max(initial=0)))
-    table = np.full(largest + 1, alphabet.index(UNKNOWN) if UNKNOWN in alphabet else 0)
+    table = np.full(largest + 1, alphabet.index(UNKNOWN_CHARACTER) if UNKNOWN_CHARACTER in alphabet else 0)
     table[known] = np.arange(len(alphabet))
     return torch.from_numpy(table[codes])
 
@@ -223,17 +230,17 @@ def check_characters(text: str, alphabet: Sequence[str], where: str, reason: str
 
 def make_alphabet(train: set[str], test: set[str]) -> tuple[str, ...]:
     """Return the characters of the training part, sorted, and UNKNOWN if others occur in the test part."""
-    return (*sorted(train), *([UNKNOWN] if test - train and UNKNOWN not in train else []))
+    return (*sorted(train), *([UNKNOWN_CHARACTER] if test - train and UNKNOWN_CHARACTER not in train else []))
 
 
-def cut(text: str, alphabet: Sequence[str], context: int) -> Tensor:
+def cut_windows(text: str, alphabet: Sequence[str], context: int) -> Tensor:
     """Return consecutive windows of the text, each with the symbol after it, (windows, context + 1) int64."""
-    numbers = number_characters(code_points(text), alphabet)
+    numbers = encode_characters(to_code_points(text), alphabet)
     return numbers.unfold(0, context + 1, context) if len(text) > context else numbers.new_empty(0, context + 1)
 
 
-def windows(
-    texts: Mapping[str, Text],
+def dataset_from_texts(
+    texts: Mapping[str, AuthorText],
     context: int,
     test_fraction: float,
     min_chars: int = 1,
@@ -262,7 +269,7 @@ def windows(
         if alphabet is not None:
             check_characters(characters, alphabet, f"{place}: author {name!r}")
     symbols = tuple(alphabet or make_alphabet({*"".join(train.values())}, {*"".join(test.values())}))
-    rows, test_rows = ([cut(part, symbols, context) for part in parts.values()] for parts in (train, test))
+    rows, test_rows = ([cut_windows(part, symbols, context) for part in parts.values()] for parts in (train, test))
     x, test_x = torch.cat(rows), torch.cat(test_rows)
     data = Dataset(
         *(x[:, :-1].contiguous(), x[:, 1:].contiguous(), test_x[:, :-1].contiguous(), test_x[:, 1:].contiguous()),
@@ -271,4 +278,4 @@ def windows(
         preparation=TextPreparation(symbols, context, alphabet is not None, *columns),
     )
     owner, test_owner = (np.repeat(np.arange(len(texts)), list(map(len, each))) for each in (rows, test_rows))
-    return with_sites(data, list(texts), owner, test_owner)
+    return with_clients_as_sites(data, list(texts), owner, test_owner)

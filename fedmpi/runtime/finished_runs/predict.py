@@ -31,7 +31,7 @@ from fedmpi.config.schema import Settings
 from fedmpi.data.batches import Shard, batches
 from fedmpi.data.lazy_images import Pictures
 from fedmpi.data.preprocessing import NewRows, Request, with_options
-from fedmpi.data.sources.source_utils import ignoring
+from fedmpi.data.sources.source_utils import set_ignored_target
 from fedmpi.data.transforms.base import Operation, to_memory_format
 from fedmpi.data.transforms.pipeline import ImagePipeline
 from fedmpi.runtime import code_trust
@@ -145,7 +145,7 @@ class Predictor:
         preprocessing, site = self._preprocessing(site)
         preparation = preprocessing.preparation
         given = parse_overrides(self.run_model.overrides).data.get("data")
-        with ignoring(self.settings.task.options.get("ignore")):
+        with set_ignored_target(self.settings.task.options.get("ignore")):
             options = given if isinstance(given, dict) else {}
             reader = with_options(preparation, options, others=self.run_model.client is not None)
             new_rows = reader.read(Request(rows, site if preparation.site_names else None, tuple(ids)))

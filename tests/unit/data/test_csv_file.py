@@ -11,9 +11,9 @@ from fedmpi.common.errors import UserError
 from fedmpi.data import csv_file
 from fedmpi.data.csv_file import csv_columns, csv_rows, text_of
 from fedmpi.data.partitions.site_and_file import file
-from fedmpi.data.sources.labelled_files import read_rows
-from fedmpi.data.sources.tables.read_table import read
-from fedmpi.data.sources.tables.table_preprocessing import column_moments, standardise_columns
+from fedmpi.data.sources.labelled_files import read_csv_rows
+from fedmpi.data.sources.tables.read_table import read_table
+from fedmpi.data.sources.tables.table_preprocessing import compute_column_moments, standardise_columns
 from fedmpi.data.sources.tables.table_source import table
 
 LONG = "x" * 200_000  # Python's own limit is 131,072 characters a cell
@@ -38,8 +38,8 @@ def test_columns_hold_the_cells_as_they_stand(tmp_path, monkeypatch, block):
 def test_long_cells_and_the_byte_order_mark_are_read_by_all_sources(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text(f"\ufeffauthor,text\nann,{LONG}\n", encoding="utf-8")
-    assert text_of(read(path, ",").columns["text"])[0] == LONG
-    assert next(read_rows(path, {"text_column": "text"}))[1]["text_column"] == LONG
+    assert text_of(read_table(path, ",").columns["text"])[0] == LONG
+    assert next(read_csv_rows(path, {"text_column": "text"}))[1]["text_column"] == LONG
     assert [len(row[1]) for _, row in csv_rows(path)] == [4, len(LONG)]
     (tmp_path / "p.csv").write_text("\ufeffclient,note\n1,a\n0,b\n", encoding="utf-8")
     parts = file(np.zeros(2, np.int64), None, np.random.default_rng(0), path=tmp_path / "p.csv")
@@ -64,7 +64,7 @@ EXCEL = "\n".join(["a,b", *["1,2"] * 9000, "K\xf6ln,3"])  # beyond the block tha
 def test_files_that_are_no_csv_are_refused_by_name_or_line(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    for reader in (lambda path: read(path, ","), lambda path: list(read_rows(path, {"a": "a"}))):
+    for reader in (lambda path: read_table(path, ","), lambda path: list(read_csv_rows(path, {"a": "a"}))):
         with pytest.raises(UserError, match=message):
             reader(tmp_path / name)
 
@@ -76,5 +76,5 @@ def test_moments_have_the_bits_that_all_columns_at_once_give(tmp_path, columns):
     cells = {f"c{k}": [*map(repr, x[:, k].tolist()), "0.5"] for k in range(columns)}
     write_table(tmp_path, {**cells, "y": ["a", "b"] * 500 + ["a"], "part": ["train"] * 1000 + ["test"]})
     data = table(tmp_path, path="a.csv", label_column="y", split_column="part")
-    mean, deviation = column_moments(x)
+    mean, deviation = compute_column_moments(x)
     assert torch.equal(data.train_x, torch.from_numpy(standardise_columns(x, mean, deviation)).float())

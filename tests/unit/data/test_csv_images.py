@@ -26,7 +26,7 @@ def greys(x):
 
 
 def test_classes_and_sites_in_order(tmp_path, monkeypatch):
-    monkeypatch.setattr(read_images, "BLOCK", 3)  # several threads
+    monkeypatch.setattr(read_images, "IMAGES_PER_TASK", 3)  # several threads
     write(tmp_path)
     data = csv_images(tmp_path, path="a.csv", site_column="site", **GREY)
     assert data.site_names == ("at", "uk")

@@ -9,8 +9,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.data import streaming
 from fedmpi.data.federated import augmented, split
 from fedmpi.data.sources.images.class_images import image_folder
-from fedmpi.data.sources.images.decode import DecodeOptions, decode
-from fedmpi.data.sources.images.read_images import read
+from fedmpi.data.sources.images.decode import DecodeOptions, decode_image
+from fedmpi.data.sources.images.read_images import decode_images
 from fedmpi.data.streaming import Stream
 from fedmpi.data.transforms.pipeline import operation
 
@@ -22,14 +22,14 @@ def options(size=None, channels=1, **more):
 
 
 def pixels(file, **more):
-    return decode(file, options(**more))
+    return decode_image(file, options(**more))
 
 
 def both(files, chosen):
     """The images in memory, after those that stay on disk are found to be the same."""
-    in_memory = read(files, chosen)
+    in_memory = decode_images(files, chosen)
     with streaming.choosing(True):
-        on_disk = read(files, chosen)
+        on_disk = decode_images(files, chosen)
     assert isinstance(on_disk, Stream)
     assert torch.equal(on_disk.all(), torch.from_numpy(in_memory))
     return in_memory
@@ -38,7 +38,7 @@ def both(files, chosen):
 def refused(files, chosen, says):
     for on_disk in (False, True):
         with streaming.choosing(on_disk), pytest.raises(UserError, match=says):
-            read(files, chosen)
+            decode_images(files, chosen)
 
 
 # ---- more than 8 bits ----
@@ -68,7 +68,7 @@ def test_wide_and_signed_numbers_have_a_range_too(tmp_path):
     assert pixels(tmp_path / "even.tif", pixel_range="file").tolist() == [[[0, 0], [0, 0]]]
     Image.fromarray(np.array([[np.nan, 1]], np.float32)).save(tmp_path / "nan.tif")
     with pytest.raises(UserError, match=r"nan\.tif cannot be read .*a value that is not finite; mend or remove it"):
-        read([tmp_path / "nan.tif"], options(pixel_range="file"))
+        decode_images([tmp_path / "nan.tif"], options(pixel_range="file"))
 
 
 def test_eight_bits_with_a_range_are_their_255th_parts(tmp_path):
@@ -123,7 +123,7 @@ def test_transparent_pixels_are_blended_over_white(tmp_path, mode):
     for channels in (1, 3):
         expected = [[[255, 204], [51, 0]]] * channels  # 255 (1 - alpha)
         assert both([tmp_path / "a.png"], options(channels=channels))[0].tolist() == expected
-    half = read([tmp_path / "a.png"], options(pixel_range=(0, 255)))
+    half = decode_images([tmp_path / "a.png"], options(pixel_range=(0, 255)))
     assert np.array_equal(half[0, 0], np.array([[255, 204], [51, 0]], np.float32) / np.float32(255))
 
 

@@ -15,7 +15,7 @@ from fedmpi import cli
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import load
 from fedmpi.data.download import fetch
-from fedmpi.data.download.catalogue import SETS, Download, Part
+from fedmpi.data.download.catalogue import CATALOGUE, DatasetPart, Download
 from fedmpi.data.sources import registry
 
 CONTENT = bytes(range(256)) * 4096  # 1 MiB
@@ -31,7 +31,7 @@ def server(monkeypatch):
 
     A path begins with how: /plain; /cut (half of the file, for the first `breaks` times); /busy (503, likewise).
     """
-    monkeypatch.setattr(fetch, "WAIT_S", 0.0)
+    monkeypatch.setattr(fetch, "RETRY_DELAY_S", 0.0)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -71,7 +71,7 @@ def test_a_file_comes_complete_or_not_at_all(server, tmp_path, how, requests):
     """Over connections that break and errors that pass; an earlier process may have left a part."""
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub/a.bin.part").write_bytes(b"x" * 2 * len(CONTENT))
-    fetch.download([server.url(f"{how}/a.bin")], tmp_path / "sub/a.bin", md5(CONTENT))
+    fetch.download_file([server.url(f"{how}/a.bin")], tmp_path / "sub/a.bin", md5(CONTENT))
     assert (tmp_path / "sub/a.bin").read_bytes() == CONTENT
     assert [path.name for path in (tmp_path / "sub").iterdir()] == ["a.bin"]
     assert len(server.asked) == requests
@@ -81,12 +81,12 @@ def test_what_is_wrong_at_each_address_is_said(server, tmp_path):
     server.files["b.bin"], server.breaks = b"<html>log in first</html>", 99
     urls = [server.url(path) for path in ("plain/b.bin", "plain/none", "busy/a.bin")]
     with pytest.raises(UserError) as caught:
-        fetch.download(urls, tmp_path / "a.bin", md5(CONTENT))
+        fetch.download_file(urls, tmp_path / "a.bin", md5(CONTENT))
     lines = [f"what came has the MD5 {md5(server.files['b.bin'])}, not {md5(CONTENT)}; it was deleted"]
     lines += ["Not Found", "Service Unavailable"]
     assert str(caught.value).splitlines() == [f"{url}: {line}" for url, line in zip(urls, lines, strict=True)]
     assert not list(tmp_path.iterdir())
-    fetch.download([*urls, server.url("plain/a.bin")], tmp_path / "a.bin", md5(CONTENT))  # the last address has it
+    fetch.download_file([*urls, server.url("plain/a.bin")], tmp_path / "a.bin", md5(CONTENT))  # the last address has it
     assert (tmp_path / "a.bin").read_bytes() == CONTENT
 
 
@@ -118,8 +118,8 @@ def listed(server, monkeypatch):
     def put(content, url=""):
         server.files["small.pack"] = content
         download = Download((url or server.url("plain/small.pack"),), "small.pack", md5(content), "small")
-        parts = (Part(("small/a",)), Part(("small/b",), 1))
-        monkeypatch.setitem(SETS, "small", SETS["stl10"]._replace(parts=parts, downloads=(download,)))
+        parts = (DatasetPart(("small/a",)), DatasetPart(("small/b",), 1))
+        monkeypatch.setitem(CATALOGUE, "small", CATALOGUE["stl10"]._replace(parts=parts, downloads=(download,)))
 
     return put
 
@@ -133,18 +133,18 @@ FILES = {"top/a": b"1", "top/b/c": b"2"}
 def test_an_archive_is_unpacked(listed, tmp_path, pack, files):
     """Without the folder around all of its files, if there is one; what the user has put beside them stays."""
     listed(pack(**files))
-    assert fetch.check("small", tmp_path) == [
+    assert fetch.check_files("small", tmp_path) == [
         (str(tmp_path / "small/a"), "is missing"),
         (str(tmp_path / "small/b"), "is missing"),
     ]
-    assert fetch.fetch("small", tmp_path)
-    assert [wrong for _, wrong in fetch.check("small", tmp_path)] == ["", ""]
+    assert fetch.fetch_dataset("small", tmp_path)
+    assert [wrong for _, wrong in fetch.check_files("small", tmp_path)] == ["", ""]
     assert (tmp_path / "small/b/c").read_bytes() == b"2"
     assert [path.name for path in tmp_path.iterdir()] == ["small"]
-    assert not fetch.fetch("small", tmp_path)
+    assert not fetch.fetch_dataset("small", tmp_path)
     (tmp_path / "small/b/c").rename(tmp_path / "small/mine")
-    assert fetch.check("small", tmp_path)[1] == (str(tmp_path / "small/b"), "holds 0 of 1 files")
-    assert fetch.fetch("small", tmp_path)
+    assert fetch.check_files("small", tmp_path)[1] == (str(tmp_path / "small/b"), "holds 0 of 1 files")
+    assert fetch.fetch_dataset("small", tmp_path)
     assert {path.name for path in (tmp_path / "small").iterdir()} == {"a", "b", "mine"}
 
 
@@ -161,7 +161,7 @@ def test_an_archive_is_unpacked(listed, tmp_path, pack, files):
 def test_an_archive_that_is_refused(listed, tmp_path, content, says):
     listed(content)
     with pytest.raises(UserError, match=says):
-        fetch.fetch("small", tmp_path / "data")
+        fetch.fetch_dataset("small", tmp_path / "data")
     assert not (tmp_path / "out").exists()
     left = {path.name for path in (tmp_path / "data").iterdir()}
     assert left <= ({"small"} if "lacks" in says else {"small.pack"})
@@ -230,9 +230,9 @@ def test_a_wrong_command_is_refused(monkeypatch, capsys, tmp_path, words, says):
 
 def test_listings_are_complete():
     """Every set says what it is, how it is brought, what its files are; no checksum is copied from line to line."""
-    for name, listing in SETS.items():
-        assert bool(listing.downloads) != bool(listing.by_hand), name
-        assert all((listing.what, listing.home, listing.licence, listing.parts)), name
+    for name, listing in CATALOGUE.items():
+        assert bool(listing.downloads) != bool(listing.manual_steps), name
+        assert all((listing.description, listing.home, listing.licence, listing.parts)), name
         assert all(len(each.md5) == 32 and int(each.md5, 16) for each in listing.downloads), name
         given = [each.into or each.path for each in listing.downloads]
         if given:
@@ -240,5 +240,5 @@ def test_listings_are_complete():
             assert all(any(p == g or p.startswith(f"{g}/") for p in part for g in given) for part in paths), name
         source = listing.config.partition("source: ")[2].split(",")[0]
         assert load(source, registry, "data source").__doc__
-    checksums = [each.md5 for listing in SETS.values() for each in listing.downloads]
+    checksums = [each.md5 for listing in CATALOGUE.values() for each in listing.downloads]
     assert len(checksums) == len(set(checksums))

@@ -11,7 +11,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.config.loading import load
 from fedmpi.data.preprocessing import Request, from_facts
 from fedmpi.data.sources.images.image_mask import image_mask
-from fedmpi.data.sources.source_utils import ignoring
+from fedmpi.data.sources.source_utils import set_ignored_target
 from fedmpi.runtime import build_data
 
 SIDE = 6
@@ -105,7 +105,7 @@ def test_masks_are_numbers_however_they_are_stored(tmp_path, save):
 
 def test_numbers_in_masks_become_classes_and_ignored_ones_stay(tmp_path):
     write(tmp_path, "abcd", values=(0, 128, 255))
-    with ignoring(128):
+    with set_ignored_target(128):
         data = image_mask(tmp_path, mask_values=(0, 255), test_fraction=0.0)
     raw = np.stack([mask(k, values=(0, 128, 255)) for k in range(4)])
     assert np.array_equal(data.train_y.numpy(), np.select([raw == 255, raw == 128], [1, 128]))

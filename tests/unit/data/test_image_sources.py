@@ -10,7 +10,7 @@ from test_sources import write_idx
 from fedmpi import config
 from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.common.torchvision_compat import torchvision
-from fedmpi.data.download.catalogue import MEDMNIST, SETS
+from fedmpi.data.download.catalogue import CATALOGUE, MEDMNIST
 from fedmpi.data.federated import split
 from fedmpi.data.silos import open_silos
 from fedmpi.data.sources.images.public_arrays import EMNIST_CLASSES as EMNIST
@@ -51,9 +51,9 @@ def assert_standardised(found, image, mean, std):
     torch.testing.assert_close(found, expected.float(), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", CATALOGUE)
 def test_a_missing_set_names_its_files_and_the_command_that_brings_them(tmp_path, name):
-    listing = SETS[name]
+    listing = CATALOGUE[name]
     text = f"data: {{{listing.config}, root: {tmp_path}"
     (tmp_path / "run.yaml").write_text(
         text + ("" if "partition" in text else ", partition: {scheme: iid, clients: 2}") + "}\n"

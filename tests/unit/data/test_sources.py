@@ -12,7 +12,7 @@ from PIL import Image
 from fedmpi.common.errors import UserError
 from fedmpi.common.torchvision_compat import torchvision
 from fedmpi.data.download import fetch
-from fedmpi.data.download.catalogue import SETS
+from fedmpi.data.download.catalogue import CATALOGUE
 from fedmpi.data.federated import split
 from fedmpi.data.silos import open_silos
 from fedmpi.data.sources.digits import digits
@@ -20,16 +20,16 @@ from fedmpi.data.sources.flamby import heart_disease
 from fedmpi.data.sources.images.class_images import image_folder
 from fedmpi.data.sources.images.public_arrays import cifar100, fashion_mnist, mnist
 from fedmpi.data.sources.named_arrays import npz
-from fedmpi.data.sources.source_utils import holdout
+from fedmpi.data.sources.source_utils import split_train_test
 
 
 def test_holdout_is_stratified_and_leaves_every_class_one_sample():
     labels = np.array([0] * 50 + [1] * 10 + [2])
-    train, test = holdout(labels, 0.2)
+    train, test = split_train_test(labels, 0.2)
     assert np.bincount(labels[test], minlength=3).tolist() == [10, 2, 0]
     assert np.array_equal(np.sort(np.concatenate([train, test])), np.arange(61))
-    assert len(holdout(np.linspace(0, 1, 50), 0.2)[1]) == 10  # numbers are one class
-    assert len(holdout(labels, 0.0)[1]) == 0
+    assert len(split_train_test(np.linspace(0, 1, 50), 0.2)[1]) == 10  # numbers are one class
+    assert len(split_train_test(labels, 0.0)[1]) == 0
 
 
 def test_digits(tmp_path):
@@ -91,10 +91,10 @@ def test_a_set_that_is_there_is_not_downloaded_again(tmp_path, monkeypatch):
         calls.append(to.name)
         write_mnist(tmp_path)
 
-    given = SETS["mnist"].downloads
+    given = CATALOGUE["mnist"].downloads
     any_content = tuple(each._replace(md5="") for each in given)  # small files cannot have the checksums
-    monkeypatch.setitem(SETS, "mnist", SETS["mnist"]._replace(downloads=any_content))
-    monkeypatch.setattr(fetch, "download", get)
+    monkeypatch.setitem(CATALOGUE, "mnist", CATALOGUE["mnist"]._replace(downloads=any_content))
+    monkeypatch.setattr(fetch, "download_file", get)
     assert len(mnist(tmp_path, download=True).train_y) == 30
     assert len(mnist(tmp_path, download=True).train_y) == 30
     assert sorted(calls) == sorted(each.path.rpartition("/")[2] for each in given)  # once each

@@ -133,9 +133,9 @@ def test_numbers_with_a_decimal_comma(tmp_path, rows):
 def test_identifiers_are_not_rounded(cells, words):
     """Two sites were one, where their numbers were one to a float."""
     rows = Table(Path("a.csv"), {"site": np.array(cells, dtype=object)}, np.arange(len(cells)))
-    assert rows.words("site", "site_column").tolist() == words
-    named = replace(rows, named={"site": frozenset(word.strip() for word in cells)})
-    assert "" not in named.words("site", "site_column").tolist()
+    assert rows.parse_words("site", "site_column").tolist() == words
+    named = replace(rows, valid_words={"site": frozenset(word.strip() for word in cells)})
+    assert "" not in named.parse_words("site", "site_column").tolist()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.silos import describe, label_table, open_silos
-from fedmpi.data.sources.texts import UNKNOWN, shakespeare, text
+from fedmpi.data.sources.texts import UNKNOWN_CHARACTER, shakespeare, text
 
 REAL = Path(os.environ.get("FEDMPI_DATA") or Path(__file__).parents[4] / "shared" / "data")
 ANN, BOB = "abcabcabca", "cbacbacbacbacbacb?"
@@ -29,7 +29,7 @@ def spelled(rows, symbols):
 def test_a_folder_of_authors(folder):
     data = text(folder, path="novels", context=3)
     symbols = [*data.meaning]
-    assert symbols == ["a", "b", "c", UNKNOWN]  # ? occurs in Bob's test part alone
+    assert symbols == ["a", "b", "c", UNKNOWN_CHARACTER]  # ? occurs in Bob's test part alone
     assert data.site_names == ("ann", "bob")
     # Ann's first 8 characters: 2 windows of 3 and the character after; Bob's first 15: 4
     assert spelled(data.train_x, symbols) == ["abc", "abc", "cba", "cba", "cba", "cba"]
@@ -39,7 +39,7 @@ def test_a_folder_of_authors(folder):
     assert (data.train_x.dtype, data.train_y.dtype, data.classes) == (torch.int64, torch.int64, 4)
     longer = text(folder, path="novels", context=2)
     assert spelled(longer.test_x, symbols) == ["cb"]
-    assert spelled(longer.test_y, symbols) == ["b" + UNKNOWN]
+    assert spelled(longer.test_y, symbols) == ["b" + UNKNOWN_CHARACTER]
     assert longer.test_site.tolist() == [1]
     assert text(folder, path="novels", context=3, min_chars=11).site_names == ("bob",)  # Ann's is too short
     given = text(folder, path="novels", context=3, alphabet="?cba")

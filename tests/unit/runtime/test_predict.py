@@ -22,7 +22,7 @@ from fedmpi import config
 from fedmpi.common.errors import UserError
 from fedmpi.data.sources.digits import digits
 from fedmpi.data.sources.flamby import FEATURES, HOSPITALS
-from fedmpi.data.sources.source_utils import holdout
+from fedmpi.data.sources.source_utils import split_train_test
 from fedmpi.runtime.execute import execute_run
 from fedmpi.runtime.finished_runs import predict as command
 from fedmpi.runtime.finished_runs.models import RunModel
@@ -272,7 +272,7 @@ def heart_disease(place):
         x[::4, FEATURES.index("chol")] = 0  # not measured
         cells = [[*("?" if g.random() < 0.1 else f"{v}" for v in row), f"{k}"] for row, k in zip(x, y, strict=True)]
         (place / f"processed.{name}.data").write_text("\n".join(map(",".join, cells)) + "\n")
-        rows = holdout((y > 0).astype(np.int64), 0.2)[1]
+        rows = split_train_test((y > 0).astype(np.int64), 0.2)[1]
         test += [[*cells[k][:-1], str(int(y[k] > 0)), name] for k in rows]
     file = write(place / "new.csv", [*FEATURES, "num", "hospital"], test)
     return {"source": "heart_disease", "partition": {"scheme": "site"}}, {}, file

@@ -49,7 +49,7 @@ def test_tables_are_found_where_a_wheel_puts_them(tmp_path, monkeypatch):
 
 def test_missing_data_are_fetched_or_told(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(fetch, "fetch", lambda name, root: asked.append((name, root)))
+    monkeypatch.setattr(fetch, "fetch_dataset", lambda name, root: asked.append((name, root)))
     reproduce.fetch_data(expand.load_sweep(reproduce.find_table("fedsol_table1"), [f"data.root={tmp_path}"]), print)
     assert asked == [("cifar10", tmp_path)]
     with pytest.raises(UserError, match=r"heart_disease: .*correct data\.root"):

@@ -14,18 +14,18 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import natural_order
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.images import read_images
-from fedmpi.data.sources.images.decode import DecodeOptions, PixelRange, Size, is_picture
+from fedmpi.data.sources.images.decode import DecodeOptions, PixelRange, Size, is_image_file
 from fedmpi.data.sources.images.image_preprocessing import ImagePreparation
 from fedmpi.data.sources.labelled_files import (
+    LabelledFile,
     ReadSite,
-    Sample,
-    dataset_of,
-    files_in_table,
-    part_folders,
-    site_folders,
-    subfolders,
+    dataset_from_files,
+    find_part_folders,
+    find_site_folders,
+    list_files_in_table,
+    list_subfolders,
 )
-from fedmpi.data.sources.tables.read_table import GAPS
+from fedmpi.data.sources.tables.read_table import MISSING_WORDS
 
 Name = Annotated[str, Field(min_length=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -80,11 +80,11 @@ def csv_images(
     _check_class_names("csv_images", class_names, site)
     columns = {"picture_column": picture_column, "label_column": label_column, "site_column": site_column}
     columns |= {"split_column": split_column, "group_column": group_column}
-    samples = files_in_table("csv_images", root, path, folder, columns, delimiter, site)
+    samples = list_files_in_table("csv_images", root, path, folder, columns, delimiter, site)
     names = list(class_names or natural_order(sample.label for sample in samples))
     _check_labels(samples, names, label_column, explicit=class_names is not None)
-    read = read_classes(names, decoding, picture_column, label_column, delimiter, folder)
-    return dataset_of(
+    read = make_class_reader(names, decoding, picture_column, label_column, delimiter, folder)
+    return dataset_from_files(
         samples,
         read,
         "csv_images",
@@ -128,26 +128,26 @@ def image_folder(
     """
     decoding = DecodeOptions(size, channels, mean, std, pixel_range)
     _check_class_names("image_folder", class_names, site)
-    homes = site_folders("image_folder", root, path, sites, site)
-    folders = [(name, part, folder) for name, home in homes.items() for part, folder in _parts(home)]
+    homes = find_site_folders("image_folder", root, path, sites, site)
+    folders = [(name, part, folder) for name, home in homes.items() for part, folder in _find_parts(home)]
     training = [folder for _, part, folder in folders if part in ("", "train")]
-    names = list(class_names or natural_order(name for folder in training for name in subfolders(folder)))
-    samples: list[Sample] = []
+    names = list(class_names or natural_order(name for folder in training for name in list_subfolders(folder)))
+    samples: list[LabelledFile] = []
     for name, part, folder in folders:
-        own = pictures_by_class(folder, names, part=part, site=name)
+        own = list_images_by_class(folder, names, part=part, site=name)
         if folder in training and not any(sample.file.parent.parent == folder for sample in own):
             raise UserError(
                 f"image_folder: the folders of {folder} hold no picture but in folders of their own, such as "
                 f"{own[0].file}; are they sites? then data.sites: true"
             )
         samples += own
-    read = read_classes(names, decoding)
-    return dataset_of(samples, read, "image_folder", classes=names, silo=site, test_fraction=test_fraction)
+    read = make_class_reader(names, decoding)
+    return dataset_from_files(samples, read, "image_folder", classes=names, silo=site, test_fraction=test_fraction)
 
 
-def _parts(home: Path) -> list[tuple[str, Path]]:
+def _find_parts(home: Path) -> list[tuple[str, Path]]:
     """Return (part, folder) for the folders of parts, the training part first; [("", home)] if there are none."""
-    parts = sorted(part_folders(home), key=lambda part: part[0] not in ("", "train"))
+    parts = sorted(find_part_folders(home), key=lambda part: part[0] not in ("", "train"))
     if parts[0][0] not in ("", "train"):
         raise UserError(
             f"image_folder: {home} has a folder {parts[0][1].name}, but no folder {home / 'train'}; correct data.root "
@@ -156,26 +156,26 @@ def _parts(home: Path) -> list[tuple[str, Path]]:
     return parts
 
 
-def pictures_by_class(
+def list_images_by_class(
     folder: Path,
     names: Sequence[str],
     below: str = "",
     allowed: str = "data.class_names",
     part: str = "",
     site: str = "",
-) -> list[Sample]:
+) -> list[LabelledFile]:
     """Return the images in folder/CLASS, or folder/CLASS/below, class by class in the order of their paths.
 
     Raises UserError if a folder is not one of the classes `names`, which `allowed` defines, or if no image is found.
     """
-    unknown = [name for name in subfolders(folder) if name not in names]
+    unknown = [name for name in list_subfolders(folder) if name not in names]
     if unknown:
         raise UserError(f"{folder} holds the class {unknown[0]!r}; the classes are {', '.join(names)} ({allowed})")
     samples = [
-        Sample(file, name, part=part, site=site)
+        LabelledFile(file, name, part=part, site=site)
         for name in names
         for file in sorted((folder / name / below).rglob("*"))
-        if is_picture(file) and not file.is_dir()
+        if is_image_file(file) and not file.is_dir()
     ]
     if not samples:
         raise UserError(
@@ -185,16 +185,18 @@ def pictures_by_class(
     return samples
 
 
-def read_classes(names: Sequence[str], decoding: DecodeOptions, *columns: str) -> ReadSite:
+def make_class_reader(names: Sequence[str], decoding: DecodeOptions, *columns: str) -> ReadSite:
     """Return a function that reads samples of these classes into a data set. columns: fields of ImagePreparation."""
     number = {name: k for k, name in enumerate(names)}
 
-    def read(samples: Sequence[Sample], train: np.ndarray, test: np.ndarray) -> Dataset:
-        images = read_images.read([sample.file for sample in samples], decoding, [sample.at for sample in samples])
+    def read(samples: Sequence[LabelledFile], train: np.ndarray, test: np.ndarray) -> Dataset:
+        images = read_images.decode_images(
+            [sample.file for sample in samples], decoding, [sample.location for sample in samples]
+        )
         y = torch.tensor([number[sample.label] for sample in samples])
         channels, height, width = (int(size) for size in images.shape[1:])
         preparation = ImagePreparation(decoding, (channels, height, width), channels, tuple(names), *columns)
-        x, test_x = (preparation.normalised(images[rows]) for rows in (train, test))
+        x, test_x = (preparation.normalize(images[rows]) for rows in (train, test))
         return Dataset(x, y[train], test_x, y[test], len(names), preparation=preparation)
 
     return read
@@ -209,20 +211,20 @@ def _check_class_names(source: str, names: Sequence[str] | None, site: str | Non
         raise UserError(f"{source}: data.class_names holds {twice!r} twice; each stands once")
 
 
-def _check_labels(samples: Sequence[Sample], names: Sequence[str], label_column: str, explicit: bool) -> None:
+def _check_labels(samples: Sequence[LabelledFile], names: Sequence[str], label_column: str, explicit: bool) -> None:
     """Raise UserError for a class that is not in `names`, or that looks like a missing value unless `explicit`.
 
     explicit: the config defines the classes.
     """
     if len(names) == 1:
         what = f"the column {label_column!r} holds one class alone, {names[0]!r}"
-        raise samples[0].error(f"{what}; two are needed, or those that there are in data.class_names")
+        raise samples[0].make_error(f"{what}; two are needed, or those that there are in data.class_names")
     for sample in samples:
         if sample.label not in names:
             allowed = f"is not one of data.class_names: {', '.join(names)}"
-            raise sample.error(f"the class {sample.label!r} ({label_column}) {allowed}")
-        if sample.label.casefold() in GAPS and not explicit:
+            raise sample.make_error(f"the class {sample.label!r} ({label_column}) {allowed}")
+        if sample.label.casefold() in MISSING_WORDS and not explicit:
             holds = f"the column {label_column!r} holds {sample.label!r}, a word for a gap"
-            raise sample.error(
+            raise sample.make_error(
                 f"{holds}; fill it, or leave the row out; if it is a class, name all of them in data.class_names"
             )

@@ -16,10 +16,13 @@ from fedmpi.common.errors import UserError
 Size = Annotated[int, Field(ge=1, le=4096)]
 PixelRange = Literal["file"] | tuple[float, float]
 
-MODES = {1: "L", 3: "RGB"}
-GREY = (0.299, 0.587, 0.114)  # weights of red, green and blue (ITU-R 601-2), as in PIL's conversion to L
-ALPHA = ("RGBA", "LA", "PA", "RGBa", "La")
-WITH_PREVIEWS = ("MPO", "PSD")  # formats whose first frame is the image, and whose others are previews or layers
+PIL_MODES = {1: "L", 3: "RGB"}
+GREY_WEIGHTS = (0.299, 0.587, 0.114)  # weights of red, green and blue (ITU-R 601-2), as in PIL's conversion to L
+ALPHA_MODES = ("RGBA", "LA", "PA", "RGBa", "La")
+FORMATS_WITH_PREVIEWS = (
+    "MPO",
+    "PSD",
+)  # formats whose first frame is the image, and whose others are previews or layers
 
 
 @dataclass(frozen=True)
@@ -44,24 +47,24 @@ class DecodeOptions:
     pixel_range: PixelRange | None = None
 
     def __post_init__(self) -> None:
-        check_range(self.pixel_range)
+        check_pixel_range(self.pixel_range)
         for name, numbers in (("mean", self.mean), ("std", self.std)):
             if len(numbers) not in (1, self.channels):
                 raise UserError(f"data.{name} has {len(numbers)} numbers; 1 or channels={self.channels} are needed")
 
 
-def check_range(pixel_range: PixelRange | None) -> None:
+def check_pixel_range(pixel_range: PixelRange | None) -> None:
     """Raise UserError unless low < high in a pixel range."""
     if isinstance(pixel_range, tuple) and not pixel_range[0] < pixel_range[1]:
         raise UserError(f"data.pixel_range: {list(pixel_range)}; [low, high] with low < high, or file, is needed")
 
 
-def is_picture(file: Path) -> bool:
+def is_image_file(file: Path) -> bool:
     """Return whether a file has the extension of an image and is not hidden, such as ._dog.jpg from macOS."""
     return file.suffix.lower() in Image.registered_extensions() and not file.name.startswith(".")
 
 
-def decode(file: Path | bytes, options: DecodeOptions) -> np.ndarray:
+def decode_image(file: Path | bytes, options: DecodeOptions) -> np.ndarray:
     """Decode an image to (C, H, W) uint8, or with a pixel range to float32 in 0..1.
 
     Args:
@@ -72,65 +75,65 @@ def decode(file: Path | bytes, options: DecodeOptions) -> np.ndarray:
         UserError: the image needs an option that is not set. A damaged file raises other errors of its decoder.
     """
     if isinstance(file, Path) and file.suffix == ".npy":
-        array = _load_array(file)
+        array = _load_npy(file)
         if options.pixel_range is not None:
-            return _scaled(array.transpose(2, 0, 1), options)
+            return _scale_and_resize(array.transpose(2, 0, 1), options)
         low, high = array.min(), array.max()
         if not (low >= 0 and high <= 255) or (high <= 1 and (array % 1).any()):
-            raise _range_needed(f"it holds {low}..{high}; pixels are 0..255")
+            raise _pixel_range_error(f"it holds {low}..{high}; pixels are 0..255")
         pixels = array.astype(np.uint8)
-        return _pixels(Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels), options)
-    with _open(file) as image:
-        _check(image, options)
-        return _pixels(image, options)
+        return _to_array(Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels), options)
+    with _open_image(file) as image:
+        _check_image(image, options)
+        return _to_array(image, options)
 
 
-def probe(file: Path, options: DecodeOptions) -> tuple[int, ...]:
+def read_image_shape(file: Path, options: DecodeOptions) -> tuple[int, ...]:
     """Return the shape (C, H, W) of the decoded file, read from its header only. Raises the errors of `decode`."""
     if file.suffix == ".npy":
-        return decode(file, options).shape
-    with _open(file) as image:
-        _check(image, options)
+        return decode_image(file, options).shape
+    with _open_image(file) as image:
+        _check_image(image, options)
         width, height = (options.size, options.size) if options.size else image.size
         return options.channels, height, width
 
 
-def _open(file: Path | bytes) -> Image.Image:
+def _open_image(file: Path | bytes) -> Image.Image:
     return Image.open(io.BytesIO(file) if isinstance(file, bytes) else file)
 
 
-def _check(image: Image.Image, options: DecodeOptions) -> None:
+def _check_image(image: Image.Image, options: DecodeOptions) -> None:
     pages = getattr(image, "n_frames", 1)
-    if pages > 1 and image.format not in WITH_PREVIEWS:
+    if pages > 1 and image.format not in FORMATS_WITH_PREVIEWS:
         raise UserError(f"it has {pages} pages or frames; save each that is wanted as a file of its own")
-    if _is_deep(image) and options.pixel_range is None:
-        raise _range_needed(f"its pixels are of mode {image.mode}, not of 8 bits")
+    if _has_deep_pixels(image) and options.pixel_range is None:
+        raise _pixel_range_error(f"its pixels are of mode {image.mode}, not of 8 bits")
 
 
-def _range_needed(reason: str) -> UserError:
+def _pixel_range_error(reason: str) -> UserError:
     how = "[low, high], the range of all files (12 bits are [0, 4095]), which become 0 and 1; or file"
     return UserError(f"{reason}; say data.pixel_range: {how}, for the range of each")
 
 
-def _is_deep(image: Image.Image) -> bool:
+def _has_deep_pixels(image: Image.Image) -> bool:
     """Return whether pixels have 16 or 32 bits, which PIL would clip at 255."""
     return image.mode[0] in "IF"
 
 
-def _pixels(image: Image.Image, options: DecodeOptions) -> np.ndarray:
-    if _is_deep(image):
-        return _scaled(np.asarray(image)[None], options)
-    image = _over_white(image).convert(MODES[options.channels])
+def _to_array(image: Image.Image, options: DecodeOptions) -> np.ndarray:
+    if _has_deep_pixels(image):
+        return _scale_and_resize(np.asarray(image)[None], options)
+    image = _blend_over_white(image).convert(PIL_MODES[options.channels])
     if options.size is not None and options.pixel_range is None:
         image = ImageOps.fit(image, (options.size, options.size), Image.Resampling.BILINEAR)
     pixels = np.asarray(image)
     pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
-    return pixels if options.pixel_range is None else _scaled(pixels, options)
+    return pixels if options.pixel_range is None else _scale_and_resize(pixels, options)
 
 
-def _over_white(image: Image.Image) -> Image.Image:
+def _blend_over_white(image: Image.Image) -> Image.Image:
     """Blend transparent pixels over white; return an image without transparency unchanged."""
-    if image.mode not in ALPHA and "transparency" not in image.info:
+    if image.mode not in ALPHA_MODES and "transparency" not in image.info:
         return image
     layer = image.convert("RGBA")
     if layer.getchannel("A").getextrema()[0] == 255:
@@ -138,12 +141,12 @@ def _over_white(image: Image.Image) -> Image.Image:
     return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
 
 
-def _scaled(values: np.ndarray, options: DecodeOptions) -> np.ndarray:
+def _scale_and_resize(values: np.ndarray, options: DecodeOptions) -> np.ndarray:
     """Map values to float32 in 0..1 by the pixel range, then scale and crop (C, H, W) to `options.size`."""
     assert options.pixel_range is not None
     if len(values) != options.channels:
-        values = values.repeat(3, axis=0) if options.channels == 3 else np.tensordot(GREY, values, 1)[None]
-    pixels = scale(values, options.pixel_range)
+        values = values.repeat(3, axis=0) if options.channels == 3 else np.tensordot(GREY_WEIGHTS, values, 1)[None]
+    pixels = scale_to_unit_range(values, options.pixel_range)
     if options.size is None:
         return pixels
     size = (options.size, options.size)
@@ -151,7 +154,7 @@ def _scaled(values: np.ndarray, options: DecodeOptions) -> np.ndarray:
     return np.stack([np.asarray(plane) for plane in planes])
 
 
-def scale(values: np.ndarray, pixel_range: PixelRange) -> np.ndarray:
+def scale_to_unit_range(values: np.ndarray, pixel_range: PixelRange) -> np.ndarray:
     """Map low to 0 and high to 1, and clip values beyond; float32. Raise ValueError for values that are not finite."""
     wide = values.astype(np.float64)
     if not np.isfinite(wide).all():
@@ -160,7 +163,7 @@ def scale(values: np.ndarray, pixel_range: PixelRange) -> np.ndarray:
     return np.clip((wide - low) / ((high - low) or 1), 0, 1).astype(np.float32)
 
 
-def _load_array(file: Path) -> np.ndarray:
+def _load_npy(file: Path) -> np.ndarray:
     """Load the numbers of a .npy file as (H, W, C); in the file the channels may also be the first axis."""
     array = np.load(file, allow_pickle=False)
     if array.dtype.kind not in "uif" or array.ndim not in (2, 3) or 0 in array.shape:

@@ -16,16 +16,16 @@ from torch import Tensor
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.images import read_images
-from fedmpi.data.sources.images.decode import DecodeOptions, PixelRange, Size, probe
+from fedmpi.data.sources.images.decode import DecodeOptions, PixelRange, Size, read_image_shape
 from fedmpi.data.sources.images.image_preprocessing import ImagePreparation
 from fedmpi.data.sources.labelled_files import (
+    LabelledFile,
     MaskValues,
-    Naming,
-    Sample,
-    check_shapes,
-    dataset_of,
-    files_in_table,
-    pairs,
+    PairPatterns,
+    check_same_size,
+    dataset_from_files,
+    find_image_mask_pairs,
+    list_files_in_table,
 )
 
 Name = Annotated[str, Field(min_length=1)]
@@ -83,40 +83,42 @@ def image_mask(
     """
     decoding = DecodeOptions(size, channels, mean, std, pixel_range)
     numbers = MaskValues("image_mask", classes, mask_values)
-    naming = Naming(image_pattern, mask_pattern, (*Image.registered_extensions(), ".npy"))
+    patterns = PairPatterns(image_pattern, mask_pattern, (*Image.registered_extensions(), ".npy"))
     columns = {"image_column": image_column, "mask_column": mask_column, "site_column": site_column}
     columns |= {"split_column": split_column, "group_column": group_column}
     if Path(path).suffix.lower() in (".csv", ".tsv", ".txt"):
-        samples = files_in_table("image_mask", root, path, ".", columns, delimiter, site)
+        samples = list_files_in_table("image_mask", root, path, ".", columns, delimiter, site)
     else:
         extra = next((key for key in ("site_column", "split_column", "group_column") if columns[key]), None)
         if extra:
             raise UserError(f"image_mask: data.{extra} is a column of a CSV file, and data.path names a folder")
-        samples = pairs("image_mask", root, path, naming, sites, site)
+        samples = find_image_mask_pairs("image_mask", root, path, patterns, sites, site)
 
-    def read(own: Sequence[Sample], train: np.ndarray, test: np.ndarray) -> Dataset:
-        images = read_images.read([pair.file for pair in own], decoding, [pair.at for pair in own])
-        masks = _masks(own, decoding, numbers)
+    def read(own: Sequence[LabelledFile], train: np.ndarray, test: np.ndarray) -> Dataset:
+        images = read_images.decode_images([pair.file for pair in own], decoding, [pair.location for pair in own])
+        masks = _read_masks(own, decoding, numbers)
         stored = (int(images.shape[1]), int(images.shape[2]), int(images.shape[3]))
         made = ImagePreparation(decoding, stored, stored[0], picture_column=image_column, delimiter=delimiter)
-        x, test_x = (made.normalised(images[rows]) for rows in (train, test))
-        return Dataset(x, masks[train], test_x, masks[test], numbers.many, preparation=made)
+        x, test_x = (made.normalize(images[rows]) for rows in (train, test))
+        return Dataset(x, masks[train], test_x, masks[test], numbers.num_classes, preparation=made)
 
-    return dataset_of(samples, read, "image_mask", silo=site, test_fraction=test_fraction, split_column=split_column)
+    return dataset_from_files(
+        samples, read, "image_mask", silo=site, test_fraction=test_fraction, split_column=split_column
+    )
 
 
-def _masks(pairs: Sequence[Sample], decoding: DecodeOptions, numbers: MaskValues) -> Tensor:
+def _read_masks(pairs: Sequence[LabelledFile], decoding: DecodeOptions, numbers: MaskValues) -> Tensor:
     """Read masks (n, H, W) int64, scaled and cropped like the images; raise UserError for a mask of another size."""
     masks: list[Tensor] = []
     for pair in pairs:
         mask = _read_mask(pair)
-        _, *shape = probe(pair.file, replace(decoding, size=None))
-        check_shapes(pair, shape, mask.shape)
-        masks.append(numbers.numbers(mask if decoding.size is None else _fit_mask(mask, decoding.size), pair))
+        _, *shape = read_image_shape(pair.file, replace(decoding, size=None))
+        check_same_size(pair, shape, mask.shape)
+        masks.append(numbers.to_classes(mask if decoding.size is None else _fit_mask(mask, decoding.size), pair))
     return torch.stack(masks)  # masks have one size, because their images do
 
 
-def _read_mask(pair: Sample) -> np.ndarray:
+def _read_mask(pair: LabelledFile) -> np.ndarray:
     """Return the values (H, W) of a mask: the indices of an image with a palette, one of several equal channels.
 
     Raises UserError if the file cannot be read, or does not hold one value per pixel.
@@ -129,14 +131,14 @@ def _read_mask(pair: Sample) -> np.ndarray:
                 array = np.asarray(image)
                 array = array[..., :-1] if image.mode in ("LA", "RGBA") else array
     except FileNotFoundError as error:
-        raise pair.error(f"there is no mask {pair.mask}") from error
+        raise pair.make_error(f"there is no mask {pair.mask}") from error
     except Exception as error:  # a damaged file can raise many errors
-        raise pair.error(f"{pair.mask} cannot be read as a mask: {error}; mend or remove it") from error
+        raise pair.make_error(f"{pair.mask} cannot be read as a mask: {error}; mend or remove it") from error
     if array.ndim == 3 and array.shape[2] in (1, 3) and (array == array[..., :1]).all():
         array = array[..., 0]
     if array.ndim != 2 or array.dtype.kind not in "buif":
         what = f"{array.dtype} of shape {array.shape}; a mask holds one number a pixel, that of its class"
-        raise pair.error(f"{pair.mask} is {what}: save its colours as such numbers")
+        raise pair.make_error(f"{pair.mask} is {what}: save its colours as such numbers")
     return array
 
 

@@ -16,13 +16,12 @@ from fedmpi.data.csv_file import text_of
 from fedmpi.data.lazy_images import Pictures, of_bytes
 from fedmpi.data.preprocessing import NewRows, Preparation, Request, file_of, files_of
 from fedmpi.data.sources.images import read_images
-from fedmpi.data.sources.images.decode import DecodeOptions, is_picture
-from fedmpi.data.sources.tables.read_table import Table
-from fedmpi.data.sources.tables.read_table import read as read_table
+from fedmpi.data.sources.images.decode import DecodeOptions, is_image_file
+from fedmpi.data.sources.tables.read_table import Table, read_table
 from fedmpi.data.streaming import Stream
 
-TABLES = (".csv", ".tsv", ".tab", ".parquet")
-TAKES = "a picture, a folder of them, a CSV file that names them, or a list of files"
+TABLE_SUFFIXES = (".csv", ".tsv", ".tab", ".parquet")
+ACCEPTED_INPUTS = "a picture, a folder of them, a CSV file that names them, or a list of files"
 
 
 @dataclass(frozen=True)
@@ -49,13 +48,13 @@ class ImagePreparation(Preparation):
 
     kind: ClassVar[str] = "images"
 
-    def normalised(self, images: np.ndarray | Stream) -> Pictures:
+    def normalize(self, images: np.ndarray | Stream) -> Pictures:
         """Wrap decoded images (n, C, H, W), uint8 or float32 in 0..1, to be normalised when they are read."""
         return of_bytes(images, self.decoding.mean, self.decoding.std, self.channels)
 
     def read(self, request: Request) -> NewRows:
-        ids, files, labels, rows = self._files(request)
-        images = read_images.read(files, self.decoding, rows)
+        ids, files, labels, rows = self._list_files(request)
+        images = read_images.decode_images(files, self.decoding, rows)
         if tuple(images.shape[1:]) != self.stored:
             channels, height, width = images.shape[1:]
             c, h, w = self.stored
@@ -63,7 +62,7 @@ class ImagePreparation(Preparation):
                 f"{files[0]}: images of {width}x{height} pixels and {channels} channels; those of the training "
                 f"were {w}x{h} with {c}, and without data.size none is scaled"
             )
-        x = self.normalised(images)
+        x = self.normalize(images)
         if not labels:
             return NewRows(ids, x)
         number = {name: k for k, name in enumerate(self.class_names)}
@@ -78,30 +77,30 @@ class ImagePreparation(Preparation):
         reason = f"{reason}; {count(known.count(False), 'row')} of {len(known)} left out"
         return NewRows(ids, x, y, no_targets=reason, known=torch.tensor(known))
 
-    def _files(self, request: Request) -> tuple[dict[str, Any], list[Path], list[str], list[str]]:
+    def _list_files(self, request: Request) -> tuple[dict[str, Any], list[Path], list[str], list[str]]:
         """Return columns that identify the images, the files, their labels if known, and the rows that list them."""
         if isinstance(request.rows, Sequence) and not isinstance(request.rows, str):
-            files = files_of(request.rows, TAKES)
-            return _named(files, files)
-        path = file_of(request, folder=True, takes=TAKES)
-        if path.is_file() and path.suffix.lower() in TABLES:
-            return self._files_in_table(read_table(path, self.delimiter), request.ids)
+            files = files_of(request.rows, ACCEPTED_INPUTS)
+            return _identify_files(files, files)
+        path = file_of(request, folder=True, takes=ACCEPTED_INPUTS)
+        if path.is_file() and path.suffix.lower() in TABLE_SUFFIXES:
+            return self._list_files_in_table(read_table(path, self.delimiter), request.ids)
         if request.ids:
             raise UserError(f"{path} has no columns to copy; a CSV file that names pictures has")
         if path.is_file():
-            return _named([path], [path.name])
-        files = sorted(file for file in path.rglob("*") if is_picture(file) and file.is_file())
+            return _identify_files([path], [path.name])
+        files = sorted(file for file in path.rglob("*") if is_image_file(file) and file.is_file())
         if not files:
             raise UserError(f"{path} holds no picture")
         names = [file.relative_to(path) for file in files]
         in_class_folders = all(len(name.parts) > 1 and name.parts[0] in self.class_names for name in names)
-        return _named(files, names, [name.parts[0] for name in names] if in_class_folders else [])
+        return _identify_files(files, names, [name.parts[0] for name in names] if in_class_folders else [])
 
-    def _files_in_table(
+    def _list_files_in_table(
         self, table: Table, ids: Sequence[str]
     ) -> tuple[dict[str, Any], list[Path], list[str], list[str]]:
         names = text_of(table.column(self.picture_column, "picture_column"))
-        rows = [table.at(row) for row in range(len(table))]
+        rows = [table.row_location(row) for row in range(len(table))]
         home, files = table.path.parent, []
         for row, name in zip(rows, map(str.strip, map(str, names)), strict=True):
             if not name:
@@ -112,20 +111,20 @@ class ImagePreparation(Preparation):
                 where = f"in {home}: names are relative to the folder of {table.path.name}"
                 raise UserError(f"{row}: there is no picture {name} {where}, not to the run's data.root")
             files.append(file)
-        columns = {table.unit: table.places, "file": names}
+        columns = {table.row_unit: table.row_numbers, "file": names}
         columns |= {name: text_of(table.column(name, "--id")) for name in ids}
         labels = text_of(table.columns[self.label_column]) if self.label_column in table.columns else ()
         return columns, files, [str(label).strip() for label in labels], rows
 
 
-def _named(
+def _identify_files(
     files: list[Path], names: Sequence[Any], labels: Sequence[str] = ()
 ) -> tuple[dict[str, Any], list[Path], list[str], list[str]]:
     ids = {"file": np.array([str(name) for name in names], dtype=object)}
     return ids, files, list(labels), [""] * len(files)
 
 
-def of_arrays(
+def preparation_for_arrays(
     images: np.ndarray | Stream, mean: Sequence[float], std: Sequence[float], channels: int
 ) -> ImagePreparation | None:
     """Return the preparation for new images of a public set (n, C, H, W), scaled to its size if it is square.

@@ -14,17 +14,17 @@ import torch
 
 from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.download.catalogue import MEDMNIST, SETS, medmnist_file
-from fedmpi.data.download.fetch import ready
+from fedmpi.data.download.catalogue import CATALOGUE, MEDMNIST, medmnist_file
+from fedmpi.data.download.fetch import fetch_or_advise
 from fedmpi.data.lazy_images import of_bytes
-from fedmpi.data.sources.arrays import channels_first
-from fedmpi.data.sources.images.image_preprocessing import of_arrays
-from fedmpi.data.sources.source_utils import find
-from fedmpi.data.transforms.color import SETS as NORMAL
+from fedmpi.data.sources.arrays import to_channels_first
+from fedmpi.data.sources.images.image_preprocessing import preparation_for_arrays
+from fedmpi.data.sources.source_utils import find_file
+from fedmpi.data.transforms.color import SETS as PIXEL_STATISTICS
 
 EMNIST_CLASSES = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
-STL10_SIDE = 96  # pixels
-Part = tuple[np.ndarray, torch.Tensor]  # images (n, C, H, W) uint8 and labels (n,) int64
+STL10_PIXELS = 96  # pixels
+ImagePart = tuple[np.ndarray, torch.Tensor]  # images (n, C, H, W) uint8 and labels (n,) int64
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -35,18 +35,18 @@ else:
     Split, MedMNISTName = Literal[tuple(EMNIST_CLASSES)], Literal[tuple(MEDMNIST)]
 
 
-def _files(name: str, root: Path, download: bool, only: str = "") -> tuple[list[Path], str]:
+def _find_files(name: str, root: Path, download: bool, only: str = "") -> tuple[list[Path], str]:
     """Return the files of a set in the order of the catalogue, and the remedy for a missing or damaged file.
 
     only: restricts the files to those whose name contains this text.
     """
-    remedy = ready(name, root, download)
-    parts = [part for part in SETS[name].parts if only in part.paths[0]]
-    return [find(root, part.paths, name, remedy) for part in parts], remedy
+    remedy = fetch_or_advise(name, root, download)
+    parts = [part for part in CATALOGUE[name].parts if only in part.paths[0]]
+    return [find_file(root, part.paths, name, remedy) for part in parts], remedy
 
 
 @contextmanager
-def _reading(path: Path, remedy: str) -> Iterator[None]:
+def _convert_read_errors(path: Path, remedy: str) -> Iterator[None]:
     """Convert every error that a damaged file causes in its reader to a UserError with the file and the remedy."""
     try:
         yield
@@ -62,8 +62,8 @@ def _check_labels(labels: np.ndarray, low: int, high: int) -> None:
         raise ValueError(f"it holds the label {labels[wrong][0]} in row {row}; {low}..{high} is allowed")
 
 
-def pictures(
-    train: Part, test: Part, classes: int, mean: Sequence[float], std: Sequence[float], channels: int
+def image_dataset(
+    train: ImagePart, test: ImagePart, classes: int, mean: Sequence[float], std: Sequence[float], channels: int
 ) -> Dataset:
     """Return a data set of images, which are normalised when a batch is read.
 
@@ -75,7 +75,9 @@ def pictures(
     """
     (x, y), (test_x, test_y) = train, test
     samples, test_samples = (of_bytes(images, mean, std, channels) for images in (x, test_x))
-    return Dataset(samples, y, test_samples, test_y, classes, preparation=of_arrays(x, mean, std, channels))
+    return Dataset(
+        samples, y, test_samples, test_y, classes, preparation=preparation_for_arrays(x, mean, std, channels)
+    )
 
 
 # ---- MNIST, Fashion-MNIST, EMNIST ----
@@ -86,8 +88,8 @@ def mnist(root: Path, *, download: bool = False, channels: Literal[1, 3] = 1) ->
 
     channels: 3 repeats the grey channel, for models that need colour images.
     """
-    train, test = _idx_parts(*_files("mnist", root, download), classes=10)
-    return pictures(train, test, 10, *NORMAL["mnist"], channels)
+    train, test = _read_idx_parts(*_find_files("mnist", root, download), classes=10)
+    return image_dataset(train, test, 10, *PIXEL_STATISTICS["mnist"], channels)
 
 
 def fashion_mnist(root: Path, *, download: bool = False, channels: Literal[1, 3] = 1) -> Dataset:
@@ -97,8 +99,8 @@ def fashion_mnist(root: Path, *, download: bool = False, channels: Literal[1, 3]
 
     channels: 3 repeats the grey channel, for models that need colour images.
     """
-    train, test = _idx_parts(*_files("fashion_mnist", root, download), classes=10)
-    return pictures(train, test, 10, *NORMAL["fashion_mnist"], channels)
+    train, test = _read_idx_parts(*_find_files("fashion_mnist", root, download), classes=10)
+    return image_dataset(train, test, 10, *PIXEL_STATISTICS["fashion_mnist"], channels)
 
 
 def emnist(root: Path, *, download: bool = False, split: Split = "balanced", channels: Literal[1, 3] = 1) -> Dataset:
@@ -112,18 +114,18 @@ def emnist(root: Path, *, download: bool = False, split: Split = "balanced", cha
     channels: 3 repeats the grey channel, for models that need colour images.
     """
     classes, first = EMNIST_CLASSES[split], 1 if split == "letters" else 0  # in the files of letters, a is 1
-    parts = _idx_parts(*_files("emnist", root, download, f"emnist-{split}-"), classes, first)
+    parts = _read_idx_parts(*_find_files("emnist", root, download, f"emnist-{split}-"), classes, first)
     train, test = ((images.transpose(0, 1, 3, 2), labels) for images, labels in parts)
-    return pictures(train, test, classes, *NORMAL["mnist"], channels)
+    return image_dataset(train, test, classes, *PIXEL_STATISTICS["mnist"], channels)
 
 
-def _idx_parts(files: list[Path], remedy: str, classes: int, first: int = 0) -> list[Part]:
+def _read_idx_parts(files: list[Path], remedy: str, classes: int, first: int = 0) -> list[ImagePart]:
     """Read the training and the test part from their idx files of images and of labels. first: the label of class 0."""
     parts = []
     for images_at, labels_at in (files[:2], files[2:]):
-        with _reading(images_at, remedy):
+        with _convert_read_errors(images_at, remedy):
             images = read_idx(images_at, 3)
-        with _reading(labels_at, remedy):
+        with _convert_read_errors(labels_at, remedy):
             labels = read_idx(labels_at, 1)
             if len(images) != len(labels):
                 raise ValueError(f"it holds {len(labels)} labels of {len(images)} images")
@@ -158,7 +160,7 @@ def cifar10(root: Path, *, download: bool = False) -> Dataset:
 
     The files are pickles. They are opened only by torchvision, which compares their checksums first.
     """
-    return _cifar("cifar10", 10, root, download)
+    return _read_cifar("cifar10", 10, root, download)
 
 
 def cifar100(root: Path, *, download: bool = False) -> Dataset:
@@ -166,13 +168,13 @@ def cifar100(root: Path, *, download: bool = False) -> Dataset:
 
     The files are pickles. They are opened only by torchvision, which compares their checksums first.
     """
-    return _cifar("cifar100", 100, root, download)
+    return _read_cifar("cifar100", 100, root, download)
 
 
-def _cifar(name: str, classes: int, root: Path, download: bool) -> Dataset:
+def _read_cifar(name: str, classes: int, root: Path, download: bool) -> Dataset:
     from fedmpi.common.torchvision_compat import torchvision
 
-    remedy = ready(name, root, download)
+    remedy = fetch_or_advise(name, root, download)
     kind = getattr(torchvision.datasets, name.upper())
     try:
         train, test = (kind(root, train=train) for train in (True, False))
@@ -182,7 +184,9 @@ def _cifar(name: str, classes: int, root: Path, download: bool) -> Dataset:
         reason = f"{folder} is missing or its checksums differ (data.root = {root}; {error})"
         raise wrong(f"{name}: {reason}; {remedy}") from error
     x, test_x = (part.data.transpose(0, 3, 1, 2) for part in (train, test))
-    return pictures((x, torch.tensor(train.targets)), (test_x, torch.tensor(test.targets)), classes, *NORMAL[name], 3)
+    return image_dataset(
+        (x, torch.tensor(train.targets)), (test_x, torch.tensor(test.targets)), classes, *PIXEL_STATISTICS[name], 3
+    )
 
 
 def svhn(root: Path, *, download: bool = False) -> Dataset:
@@ -192,10 +196,10 @@ def svhn(root: Path, *, download: bool = False) -> Dataset:
     """
     from scipy import io  # imported here, because the import sets an environment variable
 
-    files, remedy = _files("svhn", root, download)
+    files, remedy = _find_files("svhn", root, download)
     parts = []
     for path in files:
-        with _reading(path, remedy):
+        with _convert_read_errors(path, remedy):
             content = io.loadmat(path, variable_names=("X", "y"))
             x, y = content["X"], content["y"].astype(np.int64).ravel()
             if x.dtype != np.uint8 or x.shape != (32, 32, 3, len(y)):
@@ -203,7 +207,7 @@ def svhn(root: Path, *, download: bool = False) -> Dataset:
             _check_labels(y, 1, 10)
         parts.append((x.transpose(3, 2, 0, 1), torch.from_numpy(y % 10)))  # the label 10 is the digit 0
     train, test = parts
-    return pictures(train, test, 10, *NORMAL["svhn"], 3)
+    return image_dataset(train, test, 10, *PIXEL_STATISTICS["svhn"], 3)
 
 
 def stl10(root: Path, *, download: bool = False) -> Dataset:
@@ -211,19 +215,19 @@ def stl10(root: Path, *, download: bool = False) -> Dataset:
 
     Normalised with mean .5, deviation .5 (FedUV). The 100,000 images without labels are not read.
     """
-    files, remedy = _files("stl10", root, download)
+    files, remedy = _find_files("stl10", root, download)
     parts = []
     for x_at, y_at in (files[:2], files[2:]):
-        with _reading(x_at, remedy):
+        with _convert_read_errors(x_at, remedy):
             x, y = np.fromfile(x_at, np.uint8), np.fromfile(y_at, np.uint8).astype(np.int64)
-            size = 3 * STL10_SIDE**2
+            size = 3 * STL10_PIXELS**2
             if len(x) != size * len(y):
                 raise ValueError(f"it holds {len(x):,} bytes for {len(y)} labels; {size:,} an image are needed")
             _check_labels(y, 1, 10)
-        images = x.reshape(-1, 3, STL10_SIDE, STL10_SIDE).transpose(0, 1, 3, 2)  # stored column by column
+        images = x.reshape(-1, 3, STL10_PIXELS, STL10_PIXELS).transpose(0, 1, 3, 2)  # stored column by column
         parts.append((images, torch.from_numpy(y - 1)))
     train, test = parts
-    return pictures(train, test, 10, *NORMAL["half"], 3)
+    return image_dataset(train, test, 10, *PIXEL_STATISTICS["half"], 3)
 
 
 # ---- MedMNIST ----
@@ -250,16 +254,16 @@ def medmnist(
     row = MEDMNIST[set]
     if channels is not None and channels < row.channels:
         raise UserError(f"medmnist: data.channels=1, but {set} is in colour; leave it out")
-    (at,), remedy = _files(medmnist_file(set, size), root, download)
+    (at,), remedy = _find_files(medmnist_file(set, size), root, download)
     labels_an_image = row.classes if set == "chestmnist" else 1
     shape, most = (row.channels, size, size), 1 if labels_an_image > 1 else row.classes - 1
-    with _reading(at, remedy), np.load(at, allow_pickle=False) as arrays:
+    with _convert_read_errors(at, remedy), np.load(at, allow_pickle=False) as arrays:
 
-        def part(*names: str) -> Part:
+        def part(*names: str) -> ImagePart:
             images, labels = (
                 np.concatenate([arrays[f"{name}_{kind}"] for name in names]) for kind in ("images", "labels")
             )
-            x = channels_first(images, "NHWC"[: images.ndim])
+            x = to_channels_first(images, "NHWC"[: images.ndim])
             if x.dtype != np.uint8 or x.shape[1:] != shape or labels.shape != (len(x), labels_an_image):
                 what = f"images {x.dtype} {x.shape}, labels {labels.shape}"
                 raise ValueError(f"{names[0]}: {what}; {set} has images {shape} with {labels_an_image} labels each")
@@ -268,4 +272,4 @@ def medmnist(
             return x, torch.from_numpy(y)
 
         train, test = part("train", "val") if val == "join" else part("train"), part("test")
-    return pictures(train, test, row.classes, *NORMAL["half"], channels or row.channels)
+    return image_dataset(train, test, row.classes, *PIXEL_STATISTICS["half"], channels or row.channels)

@@ -13,25 +13,25 @@ from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.common.text import show
 from fedmpi.data.csv_file import csv_rows
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.download.catalogue import SETS
-from fedmpi.data.download.fetch import ready
-from fedmpi.data.sources.images.class_images import Fraction, pictures_by_class, read_classes
+from fedmpi.data.download.catalogue import CATALOGUE
+from fedmpi.data.download.fetch import fetch_or_advise
+from fedmpi.data.sources.images.class_images import Fraction, list_images_by_class, make_class_reader
 from fedmpi.data.sources.images.decode import DecodeOptions, Size
-from fedmpi.data.sources.labelled_files import Sample, dataset_of, read_rows, subfolders
-from fedmpi.data.sources.source_utils import chosen_sites, find
-from fedmpi.data.transforms.color import SETS as NORMAL
+from fedmpi.data.sources.labelled_files import LabelledFile, dataset_from_files, list_subfolders, read_csv_rows
+from fedmpi.data.sources.source_utils import find_file, select_sites
+from fedmpi.data.transforms.color import SETS as PIXEL_STATISTICS
 
 CINIC_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 # The sites of PACS and of Office-Home are in the order of the catalogue.
 PACS_SITES = ("art_painting", "cartoon", "photo", "sketch")
-HOME_SITES = ("art", "clipart", "product", "real_world")
+OFFICE_HOME_SITES = ("art", "clipart", "product", "real_world")
 HAM_CLASSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
 HAM_SOURCES = ("vidir_molemax", "vidir_modern", "rosendahl", "vienna_dias")
 
 
-def _folder(root: Path, what: str, part: int, remedy: str) -> Path:
+def _find_folder(root: Path, what: str, part: int, remedy: str) -> Path:
     """Return the existing folder of a part that the catalogue lists. Raise MissingDataError if there is none."""
-    places = [root / path for path in SETS[what].parts[part].paths]
+    places = [root / path for path in CATALOGUE[what].parts[part].paths]
     folder = next((place for place in places if place.is_dir()), None)
     if folder is None:
         there = " or ".join(map(str, places))
@@ -44,16 +44,18 @@ def cinic10(root: Path, *, download: bool = False, val: Literal["join", "leave"]
 
     val: join adds the 90,000 images of `valid` to the training part; leave leaves them out (FedSOL).
     """
-    remedy = ready("cinic10", root, download)
+    remedy = fetch_or_advise("cinic10", root, download)
     samples = [
         sample
         for k, part in enumerate(("train", "val", "test"))
         if part != "val" or val == "join"
-        for sample in pictures_by_class(
-            _folder(root, "cinic10", k, remedy), CINIC_CLASSES, allowed="CINIC-10's", part=part
+        for sample in list_images_by_class(
+            _find_folder(root, "cinic10", k, remedy), CINIC_CLASSES, allowed="CINIC-10's", part=part
         )
     ]
-    return dataset_of(samples, read_classes(CINIC_CLASSES, DecodeOptions(32, 3, *NORMAL["cinic10"])), "cinic10")
+    return dataset_from_files(
+        samples, make_class_reader(CINIC_CLASSES, DecodeOptions(32, 3, *PIXEL_STATISTICS["cinic10"])), "cinic10"
+    )
 
 
 def tiny_imagenet(root: Path, *, download: bool = False) -> Dataset:
@@ -62,18 +64,20 @@ def tiny_imagenet(root: Path, *, download: bool = False) -> Dataset:
     The test part is the published validation part, as in papers, because the labels of `test` were never published.
     Classes are numbered in the order of their WordNet names.
     """
-    remedy = ready("tiny_imagenet", root, download)
+    remedy = fetch_or_advise("tiny_imagenet", root, download)
     home = "tiny-imagenet-200"
-    names = sorted(find(root, (f"{home}/wnids.txt",), "tiny_imagenet", remedy).read_text(encoding="ascii").split())
-    notes = find(root, (f"{home}/val/val_annotations.txt",), "tiny_imagenet", remedy)
-    samples = pictures_by_class(root / home / "train", names, "images", "wnids.txt", "train")
+    names = sorted(find_file(root, (f"{home}/wnids.txt",), "tiny_imagenet", remedy).read_text(encoding="ascii").split())
+    notes = find_file(root, (f"{home}/val/val_annotations.txt",), "tiny_imagenet", remedy)
+    samples = list_images_by_class(root / home / "train", names, "images", "wnids.txt", "train")
     for k, line in enumerate(notes.read_text(encoding="ascii", errors="replace").splitlines(), 1):
         file, label, *_ = [*line.split("\t"), ""]  # the fields after them are the object's bounding box
-        sample = Sample(notes.parent / "images" / file, label, at=f"{notes}, line {k}", part="test")
+        sample = LabelledFile(notes.parent / "images" / file, label, location=f"{notes}, line {k}", part="test")
         if label not in names:
-            raise sample.error(f"a file and a class of wnids.txt are needed, found {show(line)}; {remedy}")
+            raise sample.make_error(f"a file and a class of wnids.txt are needed, found {show(line)}; {remedy}")
         samples.append(sample)
-    return dataset_of(samples, read_classes(names, DecodeOptions(64, 3, *NORMAL["imagenet"])), "tiny_imagenet")
+    return dataset_from_files(
+        samples, make_class_reader(names, DecodeOptions(64, 3, *PIXEL_STATISTICS["imagenet"])), "tiny_imagenet"
+    )
 
 
 def pacs(root: Path, *, site: str | None = None, size: Size = 224, test_fraction: Fraction = 0.2) -> Dataset:
@@ -84,7 +88,7 @@ def pacs(root: Path, *, site: str | None = None, size: Size = 224, test_fraction
     size: images are scaled and cropped at the centre to size x size.
     test_fraction: the share of each class of each site that is its test part, the same for every seed.
     """
-    return _styles("pacs", PACS_SITES, 7, root, site, size, test_fraction)
+    return _read_domains("pacs", PACS_SITES, 7, root, site, size, test_fraction)
 
 
 def office_home(root: Path, *, site: str | None = None, size: Size = 224, test_fraction: Fraction = 0.2) -> Dataset:
@@ -96,23 +100,23 @@ def office_home(root: Path, *, site: str | None = None, size: Size = 224, test_f
     size: images are scaled and cropped at the centre to size x size.
     test_fraction: the share of each class of each site that is its test part, the same for every seed.
     """
-    return _styles("office_home", HOME_SITES, 65, root, site, size, test_fraction)
+    return _read_domains("office_home", OFFICE_HOME_SITES, 65, root, site, size, test_fraction)
 
 
-def _styles(
+def _read_domains(
     what: str, sites: Sequence[str], number: int, root: Path, site: str | None, size: int, test_fraction: float
 ) -> Dataset:
     """Return a data set whose sites are styles of images, in the catalogue's folders. number: number of classes."""
-    remedy, samples = ready(what, root, False), []
+    remedy, samples = fetch_or_advise(what, root, False), []
     classes: list[str] = []
-    for name in chosen_sites(what, sites, site):
-        folder = _folder(root, what, sites.index(name), remedy)
-        own = subfolders(folder)
+    for name in select_sites(what, sites, site):
+        folder = _find_folder(root, what, sites.index(name), remedy)
+        own = list_subfolders(folder)
         classes = classes or own
         if len(own) != number:
             raise UserError(f"{folder} holds {len(own)} folders of classes; {what} has {number} at each site")
-        samples += pictures_by_class(folder, classes, allowed=what, site=name)
-    return _of_domains(what, samples, classes, site, size, test_fraction)
+        samples += list_images_by_class(folder, classes, allowed=what, site=name)
+    return _domain_dataset(what, samples, classes, site, size, test_fraction)
 
 
 def ham10000(root: Path, *, site: str | None = None, size: Size = 224, test_fraction: Fraction = 0.2) -> Dataset:
@@ -124,9 +128,9 @@ def ham10000(root: Path, *, site: str | None = None, size: Size = 224, test_frac
     size: images are scaled and cropped at the centre to size x size.
     test_fraction: the share of each class of each site that is its test part, the same for every seed.
     """
-    path = find(root, SETS["ham10000"].parts[0].paths, "ham10000", ready("ham10000", root, False))
+    path = find_file(root, CATALOGUE["ham10000"].parts[0].paths, "ham10000", fetch_or_advise("ham10000", root, False))
     columns = {name: name for name in ("lesion_id", "image_id", "dx", "dataset")}
-    rows = read_rows(path, columns, "\t" if path.suffix == ".tab" else ",")
+    rows = read_csv_rows(path, columns, "\t" if path.suffix == ".tab" else ",")
     pictures = {file.stem: file for file in sorted(path.parent.rglob("*.jpg")) if not file.name.startswith(".")}
     samples = []
     for at, values in rows:
@@ -134,21 +138,26 @@ def ham10000(root: Path, *, site: str | None = None, size: Size = 224, test_frac
             if values[column] not in allowed:
                 raise UserError(f"{at}: {column} is {values[column]!r}; allowed: {', '.join(allowed)}")
         file = pictures.get(values["image_id"], path.parent / f"{values['image_id']}.jpg")
-        samples.append(Sample(file, values["dx"], at=at, site=values["dataset"], group=values["lesion_id"]))
+        samples.append(LabelledFile(file, values["dx"], location=at, site=values["dataset"], group=values["lesion_id"]))
     own = []
-    for name in chosen_sites("ham10000", HAM_SOURCES, site):
+    for name in select_sites("ham10000", HAM_SOURCES, site):
         of_site = [sample for sample in samples if sample.site == name]
         if not of_site:
             raise UserError(f"{path} has no row of the source {name}")
         own += of_site
-    return _of_domains("ham10000", own, HAM_CLASSES, site, size, test_fraction)
+    return _domain_dataset("ham10000", own, HAM_CLASSES, site, size, test_fraction)
 
 
-def _of_domains(
-    source: str, samples: Sequence[Sample], classes: Sequence[str], site: str | None, size: int, test_fraction: float
+def _domain_dataset(
+    source: str,
+    samples: Sequence[LabelledFile],
+    classes: Sequence[str],
+    site: str | None,
+    size: int,
+    test_fraction: float,
 ) -> Dataset:
-    read = read_classes(classes, DecodeOptions(size, 3, *NORMAL["imagenet"]))
-    return dataset_of(samples, read, source, classes=classes, silo=site, test_fraction=test_fraction)
+    read = make_class_reader(classes, DecodeOptions(size, 3, *PIXEL_STATISTICS["imagenet"]))
+    return dataset_from_files(samples, read, source, classes=classes, silo=site, test_fraction=test_fraction)
 
 
 def retina(
@@ -168,8 +177,8 @@ def retina(
     size: images are scaled and cropped at the centre to size x size.
     """
     sites = tuple(f"client_{k}" for k in range(1, 6))
-    decoding = DecodeOptions(size, 3, *NORMAL["retina"])
-    return _ssl_fl(root / "Retina", "retina", f"5_clients/{split}", sites, site, 2, decoding)
+    decoding = DecodeOptions(size, 3, *PIXEL_STATISTICS["retina"])
+    return _read_ssl_fl(root / "Retina", "retina", f"5_clients/{split}", sites, site, 2, decoding)
 
 
 def covid_fl(root: Path, *, site: str | None = None, size: Size = 224) -> Dataset:
@@ -181,25 +190,25 @@ def covid_fl(root: Path, *, site: str | None = None, size: Size = 224) -> Datase
 
     size: images are scaled and cropped at the centre to size x size.
     """
-    lists = [Path(part.paths[0]) for part in SETS["covid_fl"].parts]
+    lists = [Path(part.paths[0]) for part in CATALOGUE["covid_fl"].parts]
     sites = tuple(file.stem for file in lists if file.parent.name == "split_real")
-    decoding = DecodeOptions(size, 3, *NORMAL["imagenet"])
-    return _ssl_fl(root / "COVID-FL", "covid_fl", "12_clients/split_real", sites, site, 3, decoding)
+    decoding = DecodeOptions(size, 3, *PIXEL_STATISTICS["imagenet"])
+    return _read_ssl_fl(root / "COVID-FL", "covid_fl", "12_clients/split_real", sites, site, 3, decoding)
 
 
-def _ssl_fl(
+def _read_ssl_fl(
     home: Path, what: str, split: str, sites: tuple[str, ...], site: str | None, classes: int, decoding: DecodeOptions
 ) -> Dataset:
     """Return a data set in the layout of SSL-FL (Yan 2023): a table of labels, and one list of files per client."""
-    remedy = ready(what, home.parent, False)
+    remedy = fetch_or_advise(what, home.parent, False)
 
     def lines(path: str) -> Iterator[tuple[str, list[str]]]:
         """Yield the place of each line ("labels.csv, line 7") and its fields."""
-        file = find(home.parent, (f"{home.name}/{path}",), what, remedy)
+        file = find_file(home.parent, (f"{home.name}/{path}",), what, remedy)
         for number, fields in csv_rows(file, remedy="fetch it anew"):
             yield f"{file}, line {number}", [field.strip() for field in fields]
 
-    chosen = chosen_sites(what, sites, site)
+    chosen = select_sites(what, sites, site)
     allowed = {f"{k}{end}": str(k) for k in range(classes) for end in ("", ".0")}  # the authors write 0.0, 1.0
     labels: dict[str, str] = {}
     for at, fields in lines("labels.csv"):
@@ -208,18 +217,18 @@ def _ssl_fl(
             raise UserError(f"{at}: {needed}")
         labels[fields[0]] = allowed[fields[1]]
 
-    def listed(path: str, part: str) -> list[Sample]:
+    def listed(path: str, part: str) -> list[LabelledFile]:
         """Return the files that a list contains, each once, in the order of their first lines."""
-        samples: dict[str, Sample] = {}
+        samples: dict[str, LabelledFile] = {}
         for at, (name, *_) in lines(path):
             if name not in labels:
                 raise UserError(f"{at}: {name!r} has no label in labels.csv")
-            samples.setdefault(name, Sample(home / part / name, labels[name], at=at, part=part))
+            samples.setdefault(name, LabelledFile(home / part / name, labels[name], location=at, part=part))
         return list(samples.values())
 
     parts = [listed(f"{split}/{name}.csv", "train") for name in chosen]
     samples = [sample for part in (*parts, listed("test.csv", "test")) for sample in part]
-    data = dataset_of(samples, read_classes([str(k) for k in range(classes)], decoding), what)
+    data = dataset_from_files(samples, make_class_reader([str(k) for k in range(classes)], decoding), what)
     if site is not None:
         return data
     owner = torch.repeat_interleave(torch.tensor([len(part) for part in parts]))

@@ -11,16 +11,18 @@ from typing import Any, TypeVar, final
 import numpy as np
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.sources.images.decode import DecodeOptions, decode, probe
+from fedmpi.data.sources.images.decode import DecodeOptions, decode_image, read_image_shape
 from fedmpi.data.streaming import Source, Stream, wanted
 
-MOST_THREADS = 8
-BLOCK = 256  # images that a thread decodes per task
+MAX_THREADS = 8
+IMAGES_PER_TASK = 256  # images that a thread decodes per task
 
 Result = TypeVar("Result")
 
 
-def read(files: Sequence[Path | bytes], options: DecodeOptions, rows: Sequence[str] = ()) -> np.ndarray | Stream:
+def decode_images(
+    files: Sequence[Path | bytes], options: DecodeOptions, rows: Sequence[str] = ()
+) -> np.ndarray | Stream:
     """Decode images to one array; every data source of images calls this function.
 
     If `data.stream` applies, the images stay files: each is checked here, and decoded when a batch needs it.
@@ -53,7 +55,7 @@ def read(files: Sequence[Path | bytes], options: DecodeOptions, rows: Sequence[s
             remedy = "" if isinstance(error, UserError) else "; mend or remove it"
             raise UserError(f"{name(k)} cannot be read as a picture: {error}{remedy}") from error
 
-    first = call(decode, 0)
+    first = call(decode_image, 0)
 
     def check_shape(k: int, shape: tuple[int, ...]) -> None:
         if shape != first.shape:
@@ -61,16 +63,16 @@ def read(files: Sequence[Path | bytes], options: DecodeOptions, rows: Sequence[s
             raise UserError(f"{name(k)} {sizes}: give data.size, to which all pictures are scaled and cut")
 
     def decode_one(k: int) -> np.ndarray:
-        image = call(decode, k)
+        image = call(decode_image, k)
         check_shape(k, image.shape)
         return image
 
     paths = [file for file in files if isinstance(file, Path)]
     if len(paths) == len(files) and wanted(len(files) * first.nbytes):
-        _run_threads(lambda k: check_shape(k, call(probe, k)), len(files), BLOCK)
+        _call_in_threads(lambda k: check_shape(k, call(read_image_shape, k)), len(files), IMAGES_PER_TASK)
         return Stream(DecodedFiles(paths, decode_one, first))
     out = np.empty((len(files), *first.shape), first.dtype)
-    return _decode_all(decode_one, out, range(len(files)), BLOCK)
+    return _decode_all(decode_one, out, range(len(files)), IMAGES_PER_TASK)
 
 
 def _decode_all(
@@ -79,18 +81,18 @@ def _decode_all(
     def put(place: int) -> None:
         out[place] = decode_one(int(numbers[place]))
 
-    _run_threads(put, len(out), block)
+    _call_in_threads(put, len(out), block)
     return out
 
 
-def _run_threads(do: Callable[[int], None], many: int, block: int) -> None:
+def _call_in_threads(do: Callable[[int], None], many: int, block: int) -> None:
     """Call do(0), ..., do(many - 1) in several threads, `block` calls per task; raise the first error."""
 
     def run(begin: int) -> None:
         for k in range(begin, min(begin + block, many)):
             do(k)
 
-    threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
+    threads = min(MAX_THREADS, len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(threads, thread_name_prefix="pictures") as pool:
         for _ in pool.map(run, range(0, many, block)):  # results come in order; after an error the rest is cancelled
             pass
@@ -107,7 +109,7 @@ class DecodedFiles(Source):
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         out = np.empty((len(rows), *self.shape[1:]), self.dtype)
-        return _decode_all(self.decode, out, rows, max(-(-len(rows) // MOST_THREADS), 1))
+        return _decode_all(self.decode, out, rows, max(-(-len(rows) // MAX_THREADS), 1))
 
     def look(self, rows: np.ndarray) -> Iterator[bytes]:
         """Yield names and sizes of the files, which ranks compare; decoding them would take as long as an epoch."""

@@ -12,26 +12,26 @@ import numpy as np
 from fedmpi.common.errors import UserError
 
 
-def _check_pyarrow(path: Path) -> None:
+def _require_pyarrow(path: Path) -> None:
     if find_spec("pyarrow") is None:
         raise UserError(f"{path} is read by pyarrow, which is not installed; pip install 'fedmpi[parquet]'")
 
 
 def read_parquet(path: Path) -> dict[str, np.ndarray]:
     """Read the columns of a Parquet file, each converted by `cells`."""
-    _check_pyarrow(path)
+    _require_pyarrow(path)
     from pyarrow import parquet  # imported here, because that takes half a second
 
     try:
         table = parquet.read_table(path)
     except Exception as error:  # a damaged file can raise many errors
         raise UserError(f"{path} cannot be read as Parquet: {error}") from error
-    return {name: cells(table.column(name)) for name in table.column_names}
+    return {name: convert_cells(table.column(name)) for name in table.column_names}
 
 
-def read_stream(paths: Sequence[Path]) -> Any:
+def read_arrow_streams(paths: Sequence[Path]) -> Any:
     """Read files in Arrow's streaming format as one table."""
-    _check_pyarrow(paths[0])
+    _require_pyarrow(paths[0])
     import pyarrow
 
     try:
@@ -44,7 +44,7 @@ def read_stream(paths: Sequence[Path]) -> Any:
         raise UserError(f"{paths[0].parent}: its arrow files cannot be read: {error}; save it anew") from error
 
 
-def cells(column: Any) -> np.ndarray:
+def convert_cells(column: Any) -> np.ndarray:
     """Return a column as (n,) float64 with NaN for nulls, or as (n,) text with "" for nulls.
 
     Dates, decimal numbers, lists and other types become the text that Python's `str` gives.
@@ -66,7 +66,7 @@ def cells(column: Any) -> np.ndarray:
     return np.array(["" if cell is None else str(cell) for cell in column.to_pylist()], dtype=object)
 
 
-def inputs(column: Any, name: str, path: Path) -> Any:
+def convert_inputs(column: Any, name: str, path: Path) -> Any:
     """Convert a column of an Arrow table to inputs of a model.
 
     Returns:
@@ -81,7 +81,7 @@ def inputs(column: Any, name: str, path: Path) -> Any:
 
     kind, values, shape = pyarrow.types, column.combine_chunks(), [len(column)]
     if kind.is_struct(column.type):
-        return [_picture(cell or {}, row, name, path) for row, cell in enumerate(column.to_pylist())]
+        return [_read_image_cell(cell or {}, row, name, path) for row, cell in enumerate(column.to_pylist())]
     values = values.chunk(0) if isinstance(values, pyarrow.ChunkedArray) else values
     if isinstance(values, pyarrow.ExtensionArray):  # the types Array2D, Array3D, ... of `datasets`
         values = values.storage
@@ -101,7 +101,7 @@ def inputs(column: Any, name: str, path: Path) -> Any:
     return values.to_numpy(zero_copy_only=False).reshape(shape if len(shape) > 1 else (-1, 1))
 
 
-def _picture(cell: Mapping[str, Any], row: int, name: str, path: Path) -> bytes | Path:
+def _read_image_cell(cell: Mapping[str, Any], row: int, name: str, path: Path) -> bytes | Path:
     """Return the bytes, or the file, of the image in a cell of the type Image of `datasets`."""
     if cell.get("bytes"):
         return bytes(cell["bytes"])

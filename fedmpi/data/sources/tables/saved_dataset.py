@@ -18,16 +18,16 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.preprocessing import Preparation
-from fedmpi.data.sources.arrays import ArrayOptions, samples
+from fedmpi.data.sources.arrays import ArrayOptions, convert_samples
 from fedmpi.data.sources.images import read_images
 from fedmpi.data.sources.images.decode import DecodeOptions, PixelRange, Size
 from fedmpi.data.sources.images.image_preprocessing import ImagePreparation
-from fedmpi.data.sources.named_arrays import ArrayPreparation, Part, join_parts
-from fedmpi.data.sources.source_utils import PARTS, gaps_allowed
+from fedmpi.data.sources.named_arrays import ArrayPart, ArrayPreparation, dataset_from_parts
+from fedmpi.data.sources.source_utils import PART_BY_WORD, missing_targets_allowed
 from fedmpi.data.sources.tables import arrow
-from fedmpi.data.sources.tables.read_table import Table, targets
+from fedmpi.data.sources.tables.read_table import Table, read_targets
 
-REMEDY = "save it anew with save_to_disk, or correct data.root or data.path"
+SAVE_AGAIN = "save it anew with save_to_disk, or correct data.root or data.path"
 
 
 def saved_dataset(
@@ -69,14 +69,14 @@ def saved_dataset(
     0.2.
     """
     folder = root / path
-    splits = _splits(folder)
-    read = [_read(folder / name, input_column, label_column, site_column) for name in splits]
-    labels = _joined([part for _, part in read], folder)
+    splits = _find_splits(folder)
+    read = [_read_split(folder / name, input_column, label_column, site_column) for name in splits]
+    labels = _concat_labels([part for _, part in read], folder)
     lengths = [len(part) for _, part in read]
-    places = [f"{labels.at(row)}: column {input_column!r}" for row in range(len(labels))]
-    names = list(labels.named[label_column]) if label_column in labels.named else None
-    target = targets(labels, [label_column], "auto", names)
-    owner, site_names = labels.owners(site_column)
+    places = [f"{labels.row_location(row)}: column {input_column!r}" for row in range(len(labels))]
+    names = list(labels.valid_words[label_column]) if label_column in labels.valid_words else None
+    target = read_targets(labels, [label_column], "auto", names)
+    owner, site_names = labels.encode_sites(site_column)
 
     preparation: Preparation | None = None
     if isinstance(read[0][0], list):
@@ -85,25 +85,25 @@ def saved_dataset(
             raise UserError(f"{folder}: data.{key} is for numbers, which column {input_column!r} does not hold")
         files = [file for files, _ in read for file in files]
         decoding = DecodeOptions(size, channels, mean or (0.0,), std or (1.0,), pixel_range)
-        images = read_images.read(files, decoding, places)
+        images = read_images.decode_images(files, decoding, places)
         stored = (int(images.shape[1]), int(images.shape[2]), int(images.shape[3]))
         preparation = ImagePreparation(decoding, stored, stored[0], target.names)
-        x: Any = preparation.normalised(images)
+        x: Any = preparation.normalize(images)
     else:
         if size is not None:
             raise UserError(f"{folder}: data.size is for pictures, which column {input_column!r} does not hold")
         options = None if symbols else ArrayOptions(axes, pixel_range, mean, std)
-        x, preparation = _numbers([each for each, _ in read], options, labels, target.names)
-    is_test = torch.from_numpy(np.repeat([PARTS.get(name.lower()) == "test" for name in splits], lengths))
+        x, preparation = _convert_numbers([each for each, _ in read], options, labels, target.names)
+    is_test = torch.from_numpy(np.repeat([PART_BY_WORD.get(name.lower()) == "test" for name in splits], lengths))
     by_part = {}
     for prefix, rows in (("", ~is_test), ("test_", is_test)):
         if rows.any() or not prefix:
-            by_part[prefix] = Part(x[rows], target.y[rows], torch.from_numpy(owner)[rows] if site_names else None)
-    data = join_parts(by_part, folder, len(target.names) or 1, test_fraction, preparation)
+            by_part[prefix] = ArrayPart(x[rows], target.y[rows], torch.from_numpy(owner)[rows] if site_names else None)
+    data = dataset_from_parts(by_part, folder, len(target.names) or 1, test_fraction, preparation)
     return replace(data, site_names=tuple(site_names))
 
 
-def _numbers(
+def _convert_numbers(
     parts: Sequence[np.ndarray], options: ArrayOptions | None, labels: Table, class_names: tuple[str, ...]
 ) -> tuple[Any, Preparation | None]:
     """Return the samples of all splits, and their preparation. options: None for symbols."""
@@ -113,76 +113,84 @@ def _numbers(
     array = np.concatenate(parts)
     bad = ~np.isfinite(array).reshape(len(array), -1).all(1)
     if bad.any():
-        where = labels.at(int(bad.argmax()))
+        where = labels.row_location(int(bad.argmax()))
         raise UserError(f"{where}: x holds a value that is not finite, or nothing; fill or drop it")
     if options is None:
         if array.dtype.kind not in "iu":
             raise UserError(f"{folder}: x holds {array.dtype}; data.symbols needs whole numbers")
         return torch.from_numpy(array.astype(np.int64)), None
     preparation = ArrayPreparation(array.shape[1:], array.dtype == np.uint8, options, class_names)
-    return samples(array, options, "x", folder, grey=False), preparation
+    return convert_samples(array, options, "x", folder, grey=False), preparation
 
 
-def _splits(folder: Path) -> list[str]:
+def _find_splits(folder: Path) -> list[str]:
     """Return the names of the splits to read, "." for a data set without splits; warn about other splits."""
     if os.path.isfile(folder / "state.json"):
         return ["."]
     if not os.path.isfile(folder / "dataset_dict.json"):
-        raise UserError(f"saved_dataset: {folder} holds neither dataset_dict.json nor state.json; {REMEDY}")
-    names = [str(name) for name in _json(folder / "dataset_dict.json").get("splits") or ()]
-    known = {part: [name for name in names if PARTS.get(name.lower()) == part] for part in ("train", "val", "test")}
+        raise UserError(f"saved_dataset: {folder} holds neither dataset_dict.json nor state.json; {SAVE_AGAIN}")
+    names = [str(name) for name in _read_json(folder / "dataset_dict.json").get("splits") or ()]
+    known = {
+        part: [name for name in names if PART_BY_WORD.get(name.lower()) == part] for part in ("train", "val", "test")
+    }
     if not known["train"]:
-        raise UserError(f"{folder} has no split 'train', but {', '.join(names) or 'none'}; {REMEDY}")
-    unread = [name for name in names if name.lower() not in PARTS]
+        raise UserError(f"{folder} has no split 'train', but {', '.join(names) or 'none'}; {SAVE_AGAIN}")
+    unread = [name for name in names if name.lower() not in PART_BY_WORD]
     if unread:
-        warnings.warn(f"data: not read: {', '.join(unread)} of {folder}; parts are {', '.join(PARTS)}", stacklevel=3)
+        warnings.warn(
+            f"data: not read: {', '.join(unread)} of {folder}; parts are {', '.join(PART_BY_WORD)}", stacklevel=3
+        )
     return [*known["train"], *known["val"], *known["test"]]
 
 
-def _read(folder: Path, input_column: str, label_column: str, site_column: str | None) -> tuple[Any, Table]:
+def _read_split(folder: Path, input_column: str, label_column: str, site_column: str | None) -> tuple[Any, Table]:
     """Return the inputs of one split, (n, ...) numbers or a list of images, and a table of its labels and sites."""
-    state, info = (_json(folder / file) for file in ("state.json", "dataset_info.json"))
+    state, info = (_read_json(folder / file) for file in ("state.json", "dataset_info.json"))
     files = [folder / str(entry.get("filename")) for entry in state.get("_data_files") or ()]
     missing = [file for file in files if not os.path.isfile(file)]
     if missing or not files:
-        raise UserError(f"{folder}: {missing[0].name if missing else 'an .arrow file'} is not there; {REMEDY}")
-    table = arrow.read_stream(files)
+        raise UserError(f"{folder}: {missing[0].name if missing else 'an .arrow file'} is not there; {SAVE_AGAIN}")
+    table = arrow.read_arrow_streams(files)
     options = {label_column: "label_column", site_column: "site_column", input_column: "input_column"}
     for name, key in options.items():
         if name and name not in table.column_names:
             raise UserError(f"{folder} has no column {name!r} (data.{key}); {nearest(name, table.column_names)}")
-    x = arrow.inputs(table.column(input_column), input_column, folder)
-    cells = {name: arrow.cells(table.column(name)) for name in (label_column, site_column) if name}
+    x = arrow.convert_inputs(table.column(input_column), input_column, folder)
+    cells = {name: arrow.convert_cells(table.column(name)) for name in (label_column, site_column) if name}
     labels = Table(folder, cells, np.arange(len(x)), "row")
     feature = (info.get("features") or {}).get(label_column) or {}
     names = feature.get("names") if feature.get("_type") == "ClassLabel" else None
     for column in cells:
-        gaps = labels.gaps(column, "label")
-        if gaps.any() and (column != label_column or names is not None or not gaps_allowed()):
-            raise UserError(f"{labels.at(int(gaps.argmax()))}: column {column!r} is empty; drop the row, or fill it")
-    return x, labels if names is None else _with_class_names(labels, label_column, names)
+        gaps = labels.is_missing(column, "label")
+        if gaps.any() and (column != label_column or names is not None or not missing_targets_allowed()):
+            raise UserError(
+                f"{labels.row_location(int(gaps.argmax()))}: column {column!r} is empty; drop the row, or fill it"
+            )
+    return x, labels if names is None else _replace_class_numbers(labels, label_column, names)
 
 
-def _with_class_names(labels: Table, column: str, names: Sequence[str]) -> Table:
+def _replace_class_numbers(labels: Table, column: str, names: Sequence[str]) -> Table:
     """Replace the class numbers in a column by the names of the classes."""
     numbers = labels.columns[column]
     odd = np.flatnonzero((numbers < 0) | (numbers >= len(names)))
     if len(odd):
-        cell = f"{labels.at(odd[0])}: column {column!r} holds the label {numbers[odd[0]]:g}"
+        cell = f"{labels.row_location(odd[0])}: column {column!r} holds the label {numbers[odd[0]]:g}"
         raise UserError(f"{cell}; 0..{len(names) - 1} are allowed")
     words = np.array([names[int(k)] for k in numbers], dtype=object)
-    return replace(labels, columns={**labels.columns, column: words}, named={column: names})
+    return replace(labels, columns={**labels.columns, column: words}, valid_words={column: names})
 
 
-def _joined(parts: Sequence[Table], folder: Path) -> Table:
+def _concat_labels(parts: Sequence[Table], folder: Path) -> Table:
     """Concatenate the tables of labels of all splits."""
     columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
-    return replace(parts[0], path=folder, columns=columns, places=np.concatenate([part.places for part in parts]))
+    return replace(
+        parts[0], path=folder, columns=columns, row_numbers=np.concatenate([part.row_numbers for part in parts])
+    )
 
 
-def _json(file: Path) -> dict[str, Any]:
+def _read_json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"{file} cannot be read: {error}; {REMEDY}") from error
+        raise UserError(f"{file} cannot be read: {error}; {SAVE_AGAIN}") from error
     return content if isinstance(content, dict) else {}

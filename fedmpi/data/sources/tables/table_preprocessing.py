@@ -15,14 +15,14 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import count, nearest, shorten
 from fedmpi.data.csv_file import text_of
 from fedmpi.data.preprocessing import NewRows, Preparation, Request, file_of
-from fedmpi.data.sources.source_utils import gaps_allowed
-from fedmpi.data.sources.tables.read_table import Table, in_memory, read, targets
+from fedmpi.data.sources.source_utils import missing_targets_allowed
+from fedmpi.data.sources.tables.read_table import Table, read_table, read_targets, table_from_memory
 
-COLUMNS = 2  # number of columns that are copied at a time to compute moments, to limit memory
+COLUMNS_PER_COPY = 2  # number of columns that are copied at a time to compute moments, to limit memory
 
 
 @dataclass(frozen=True)
-class Column:
+class FeatureColumn:
     """A feature column.
 
     Attributes:
@@ -37,7 +37,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Fit:
+class TrainingStatistics:
     """Statistics of the training rows of one site, or of all sites.
 
     Attributes:
@@ -60,8 +60,8 @@ class TablePreparation(Preparation):
         missing_values: by column, or under "" for all columns, words that are missing values.
     """
 
-    columns: tuple[Column, ...]
-    sites: dict[str, Fit]
+    columns: tuple[FeatureColumn, ...]
+    sites: dict[str, TrainingStatistics]
     labels: tuple[str, ...]
     class_names: tuple[str, ...] = ()
     missing: Literal["refuse", "impute", "drop"] = "refuse"
@@ -87,14 +87,14 @@ class TablePreparation(Preparation):
         names = ([c.name] if c.values is None else [f"{c.name}={value}" for value in c.values] for c in self.columns)
         return [name for group in names for name in group]
 
-    def inputs(self, rows: Table, owner: np.ndarray) -> Tensor:
+    def to_inputs(self, rows: Table, owner: np.ndarray) -> Tensor:
         """Return the inputs of rows, (n, f) float32; missing values that are neither filled nor standardised stay NaN.
 
         owner: (n,) the index of each row's site in `sites`.
         """
         columns, numeric = [], 0
         for at, column in enumerate(self.columns):
-            cells = self.filled_column(at, rows, owner)
+            cells = self.fill_column(at, rows, owner)
             if column.values is None:
                 x = cells[:, None]
                 for k, fit in enumerate(self.sites.values()):
@@ -107,10 +107,10 @@ class TablePreparation(Preparation):
             columns.append(torch.from_numpy(x.astype(np.float32)))
         return torch.cat(columns, dim=1)
 
-    def filled_column(self, at: int, rows: Table, owner: np.ndarray) -> np.ndarray:
+    def fill_column(self, at: int, rows: Table, owner: np.ndarray) -> np.ndarray:
         """Return the numbers or words of column number `at`, (n,), with missing values filled if the site can."""
         column = self.columns[at]
-        cells = _cells(rows, column)
+        cells = _read_cells(rows, column)
         if column.name in self.zero_is_gap:
             cells[cells == 0] = np.nan
         gap = np.isnan(cells) if column.values is None else cells == ""
@@ -123,9 +123,9 @@ class TablePreparation(Preparation):
     # ---- new rows ----
     def read(self, request: Request) -> NewRows:
         if hasattr(request.rows, "columns") or isinstance(request.rows, (dict, list)):
-            rows = in_memory(request.rows, self.decimal)
+            rows = table_from_memory(request.rows, self.decimal)
         else:
-            rows = read(file_of(request), self.delimiter, self.decimal)
+            rows = read_table(file_of(request), self.delimiter, self.decimal)
         lost = next((c.name for c in self.columns if c.name not in rows.columns), None)
         if lost is not None:
             needed = f"column {lost!r}, which the model was trained with"
@@ -133,30 +133,34 @@ class TablePreparation(Preparation):
         for name in request.ids:
             rows.column(name, "--id")
         named = {c.name: c.values for c in self.columns if c.values is not None}
-        rows = replace(rows, named=named | {self.labels[0]: self.class_names}, missing=self.missing_values)
-        rows = self._without_gaps(rows.parsed([c.name for c in self.columns if c.values is None], "features"))
-        x = self.inputs(rows, self._owners(rows, request.site))
-        ids = {rows.unit: rows.places, **{name: text_of(rows.columns[name]) for name in request.ids}}
+        rows = replace(rows, valid_words=named | {self.labels[0]: self.class_names}, missing_words=self.missing_values)
+        rows = self._drop_incomplete_rows(
+            rows.parse_columns([c.name for c in self.columns if c.values is None], "features")
+        )
+        x = self.to_inputs(rows, self._find_site_indices(rows, request.site))
+        ids = {rows.row_unit: rows.row_numbers, **{name: text_of(rows.columns[name]) for name in request.ids}}
         column = self.site_column
-        sites = rows.words(column, "site_column").tolist() if column is not None and column in rows.columns else ()
-        return self._with_targets(NewRows(ids, x, sites=sites, where=rows.at), rows)
+        sites = (
+            rows.parse_words(column, "site_column").tolist() if column is not None and column in rows.columns else ()
+        )
+        return self._add_targets(NewRows(ids, x, sites=sites, where=rows.row_location), rows)
 
-    def _without_gaps(self, rows: Table) -> Table:
+    def _drop_incomplete_rows(self, rows: Table) -> Table:
         """Drop rows with missing values if `data.missing` is drop; raise UserError if it is refuse."""
-        gaps = {c.name: rows.gaps(c.name, "features") for c in self.columns}
+        gaps = {c.name: rows.is_missing(c.name, "features") for c in self.columns}
         gap = np.any(list(gaps.values()), axis=0)
         if self.missing == "impute" or not gap.any():
             return rows
         first = int(gap.argmax())
         column = next(name for name, cells in gaps.items() if cells[first])
-        where = f"{rows.at(first)}: column {column!r} is empty"
+        where = f"{rows.row_location(first)}: column {column!r} is empty"
         if self.missing == "refuse" or gap.all():
             raise UserError(f"{where}, and the training fills no gaps (data.missing: {self.missing}); fill it")
         number = count(int(gap.sum()), "row")
         warnings.warn(f"{where}; {number} of {len(rows)} left out, as in training (data.missing: drop)", stacklevel=2)
-        return rows.keep(np.flatnonzero(~gap))
+        return rows.select_rows(np.flatnonzero(~gap))
 
-    def _owners(self, rows: Table, site: str | None) -> np.ndarray:
+    def _find_site_indices(self, rows: Table, site: str | None) -> np.ndarray:
         """Return the index of each row's site in `sites`, (n,)."""
         names, column = list(self.sites), self.site_column
         allowed = f"sites: {shorten(', '.join(names), 200)}"
@@ -167,40 +171,40 @@ class TablePreparation(Preparation):
         if column is None or column not in rows.columns:
             needed = f"{f'a column {column!r}, or ' if column else ''}--site NAME, in Python site=, is needed"
             raise UserError(f"{rows.path}: rows are prepared by the training rows of their site: {needed}; {allowed}")
-        words = rows.words(column, "site_column")
+        words = rows.parse_words(column, "site_column")
         odd = next((row for row, word in enumerate(words) if word not in self.sites), None)
         if odd is not None:
-            raise UserError(f"{rows.at(odd)}: {column} is {words[odd]!r}, no site of the training; {allowed}")
+            raise UserError(f"{rows.row_location(odd)}: {column} is {words[odd]!r}, no site of the training; {allowed}")
         return np.array([names.index(word) for word in words], dtype=np.int64)
 
-    def _with_targets(self, new: NewRows, rows: Table) -> NewRows:
+    def _add_targets(self, new: NewRows, rows: Table) -> NewRows:
         """Add the targets to new rows if these have all label columns, with values that are valid in training."""
         if any(name not in rows.columns for name in self.labels):
             return new
         try:
-            for name in () if gaps_allowed() else self.labels:
-                gaps = rows.gaps(name, "label_column")
+            for name in () if missing_targets_allowed() else self.labels:
+                gaps = rows.is_missing(name, "label_column")
                 if gaps.any():
-                    raise UserError(f"{rows.at(int(gaps.argmax()))}: column {name!r} is empty")
+                    raise UserError(f"{rows.row_location(int(gaps.argmax()))}: column {name!r} is empty")
             names = self.class_names or None
-            return replace(new, y=targets(rows, self.labels, "class" if names else "number", names).y)
+            return replace(new, y=read_targets(rows, self.labels, "class" if names else "number", names).y)
         except UserError as error:
             return replace(new, no_targets=str(error))
 
 
-def _cells(rows: Table, column: Column) -> np.ndarray:
+def _read_cells(rows: Table, column: FeatureColumn) -> np.ndarray:
     """Return the numbers of a column, (n,) with NaN for missing values, or its words with "" for missing values.
 
     Raises UserError if a closed column has a word that is not in its list.
     """
     if column.values is None:
-        return rows.numbers(column.name, "features")
-    words = rows.words(column.name, "categorical")
+        return rows.parse_numbers(column.name, "features")
+    words = rows.parse_words(column.name, "categorical")
     known = {"", *column.values}
     odd = next((row for row, word in enumerate(words) if word not in known), None) if column.closed else None
     if odd is not None:
         problem = f"column {column.name!r} holds {words[odd]!r}, which is none of data.categorical.{column.name}"
-        raise UserError(f"{rows.at(odd)}: {problem}: {', '.join(column.values)}")
+        raise UserError(f"{rows.row_location(odd)}: {problem}: {', '.join(column.values)}")
     return words
 
 
@@ -219,13 +223,13 @@ def fit_preparation(
     groups = {name: (owner == k) & train for k, name in enumerate(plain.sites)}
     fills: list[list[float | str | None]] = []  # by column, by site
     for column in plain.columns:
-        cells = _cells(rows, column) if plain.missing == "impute" else None
+        cells = _read_cells(rows, column) if plain.missing == "impute" else None
         fills.append([None if cells is None else _fill_value(cells[group]) for group in groups.values()])
-    sites = {name: Fit(fill) for name, fill in zip(groups, zip(*fills, strict=True), strict=True)}
+    sites = {name: TrainingStatistics(fill) for name, fill in zip(groups, zip(*fills, strict=True), strict=True)}
     if standardise != "none":
         numeric = [at for at, column in enumerate(plain.columns) if column.values is None]
         parts = list(groups.values()) if standardise == "site" else [train]
-        moments = _moments(replace(plain, sites=sites), rows, owner, numeric, parts)
+        moments = _compute_moments(replace(plain, sites=sites), rows, owner, numeric, parts)
         for k, (name, fit) in enumerate(sites.items()):
             mean, deviation = moments[k % len(parts)].tolist()
             sites[name] = replace(fit, mean=tuple(mean), deviation=tuple(deviation))
@@ -242,7 +246,7 @@ def _fill_value(cells: np.ndarray) -> float | str | None:
     return str(words[counts.argmax()]) if len(words) else None
 
 
-def _moments(
+def _compute_moments(
     preparation: TablePreparation,
     rows: Table,
     owner: np.ndarray,
@@ -252,9 +256,9 @@ def _moments(
     """Return means and deviations of the filled columns `numeric` over each part of the rows, (parts, 2, columns)."""
     moments = [np.zeros((len(parts), 2, 0))]
     # Several columns are never split into single ones: NumPy sums one column in another order, with other last bits.
-    for few in np.array_split(numeric, max(len(numeric) // COLUMNS, 1)) if numeric else ():
-        x = np.stack([preparation.filled_column(at, rows, owner) for at in few], axis=1)
-        moments.append(np.stack([column_moments(x[part]) for part in parts]))
+    for few in np.array_split(numeric, max(len(numeric) // COLUMNS_PER_COPY, 1)) if numeric else ():
+        x = np.stack([preparation.fill_column(at, rows, owner) for at in few], axis=1)
+        moments.append(np.stack([compute_column_moments(x[part]) for part in parts]))
     return np.concatenate(moments, axis=2)
 
 
@@ -264,7 +268,7 @@ def standardise_columns(x: np.ndarray, mean: Any, deviation: Any) -> np.ndarray:
     return np.divide(x - np.asarray(mean), std, out=np.zeros_like(x), where=(std > 0) & ~np.isnan(x))
 
 
-def column_moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def compute_column_moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the means (f,) of x (n, f) without NaN, and the standard deviations (f,) with NaN replaced by the mean.
 
     Both are 0 for a column without values; the deviation is exactly 0 for a constant column.

@@ -16,17 +16,29 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import count
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.source_utils import (
-    PARTS,
-    check_groups,
-    checked_fraction,
-    file_name,
-    find,
-    gaps_allowed,
-    holdout,
-    number_groups,
+    PART_BY_WORD,
+    check_groups_not_split,
+    encode_groups,
+    find_file,
+    missing_targets_allowed,
+    resolve_file_name,
+    resolve_test_fraction,
+    split_train_test,
 )
-from fedmpi.data.sources.tables.read_table import Table, Target, ordered, read, spelling, targets
-from fedmpi.data.sources.tables.table_preprocessing import Column, Fit, TablePreparation, fit_preparation
+from fedmpi.data.sources.tables.read_table import (
+    Table,
+    TableTargets,
+    distinct_words,
+    normalize_word,
+    read_table,
+    read_targets,
+)
+from fedmpi.data.sources.tables.table_preprocessing import (
+    FeatureColumn,
+    TablePreparation,
+    TrainingStatistics,
+    fit_preparation,
+)
 
 Name = Annotated[str, Field(min_length=1)]
 Value = str | int | float
@@ -86,37 +98,39 @@ def table(
             raise UserError(
                 f"table: data.{key}: {value} needs the rows of all sites, and a silo sees its own alone; leave it out"
             )
-    test_fraction = checked_fraction(test_fraction, f"data.split_column: {split_column}" if split_column else "")
-    file = find(root, (file_name("table", site, path),), "table", "correct data.root or data.path")
-    rows = read(file, delimiter, decimal)
+    test_fraction = resolve_test_fraction(test_fraction, f"data.split_column: {split_column}" if split_column else "")
+    file = find_file(root, (resolve_file_name("table", site, path),), "table", "correct data.root or data.path")
+    rows = read_table(file, delimiter, decimal)
     labels = [label_column] if isinstance(label_column, str) else label_column
     others = {"site_column": site_column, "split_column": split_column, "group_column": group_column}
     keys = dict.fromkeys(labels, "label_column") | {name: key for key, name in others.items() if name}
-    features = _features(rows, features, drop or (), keys)
+    features = _select_features(rows, features, drop or (), keys)
     if not features:
         raise UserError(f"{file}: no column is left to learn from; correct data.features or data.drop")
-    values = _values(categorical, features)
+    values = _list_category_values(categorical, features)
     by_column = missing_values if isinstance(missing_values, dict) else {"": missing_values or []}
     for name in by_column:
         if name:
             rows.column(name, "missing_values")
-    gap_words = {name: tuple(map(spelling, words)) for name, words in by_column.items() if words}
+    gap_words = {name: tuple(map(normalize_word, words)) for name, words in by_column.items() if words}
     named = {name: words for name, words in values.items() if words is not None}
-    rows = replace(rows, named=named | {labels[0]: list(map(spelling, class_names or ()))}, missing=gap_words)
+    rows = replace(
+        rows, valid_words=named | {labels[0]: list(map(normalize_word, class_names or ()))}, missing_words=gap_words
+    )
     numeric = [name for name in features if name not in values]
-    rows = rows.parsed(numeric, "features")
-    gaps_stay = gaps_allowed() and class_names is None and target != "class"
+    rows = rows.parse_columns(numeric, "features")
+    gaps_stay = missing_targets_allowed() and class_names is None and target != "class"
     keys = {name: key for name, key in keys.items() if key != "label_column" or not gaps_stay}
-    rows = _without_gaps(rows, dict.fromkeys(features, "features") | keys, missing)
+    rows = _drop_incomplete_rows(rows, dict.fromkeys(features, "features") | keys, missing)
 
-    aim = targets(rows, labels, target, class_names)
-    owner, names = rows.owners(site_column)
+    aim = read_targets(rows, labels, target, class_names)
+    owner, names = rows.encode_sites(site_column)
     names = [site] if site else names
-    groups = rows.words(group_column, "group_column") if group_column else np.zeros(0, dtype=str)
-    train = _training_rows(rows, aim, owner, names, groups, split_column, test_fraction)
+    groups = rows.parse_words(group_column, "group_column") if group_column else np.zeros(0, dtype=str)
+    train = _select_training_rows(rows, aim, owner, names, groups, split_column, test_fraction)
     plain = TablePreparation(
-        columns=tuple(_column(rows, name, values, train) for name in features),
-        sites=dict.fromkeys(names or [""], Fit(())),
+        columns=tuple(_make_column(rows, name, values, train) for name in features),
+        sites=dict.fromkeys(names or [""], TrainingStatistics(())),
         labels=tuple(labels),
         class_names=aim.names,
         missing=missing,
@@ -126,7 +140,7 @@ def table(
         missing_values=gap_words,
     )
     preparation = fit_preparation(plain, rows, owner, train, standardise)
-    x = preparation.inputs(rows, owner if len(preparation.sites) > 1 else np.zeros_like(owner))
+    x = preparation.to_inputs(rows, owner if len(preparation.sites) > 1 else np.zeros_like(owner))
     first, last = torch.from_numpy(train), torch.from_numpy(~train)
     site_of = torch.from_numpy(owner) if names else None
     return Dataset(
@@ -135,12 +149,12 @@ def table(
         test_site=None if site_of is None else site_of[last],
         site_names=tuple(names),
         meaning=(*preparation.meaning, "->", *aim.names),
-        group=number_groups(groups[train]) if group_column else None,
+        group=encode_groups(groups[train]) if group_column else None,
         preparation=preparation,
     )
 
 
-def _features(rows: Table, given: list[str] | None, drop: Sequence[str], keys: Mapping[str, str]) -> list[str]:
+def _select_features(rows: Table, given: list[str] | None, drop: Sequence[str], keys: Mapping[str, str]) -> list[str]:
     """Return the feature columns. keys: columns with another role, with the option that names each."""
     for name, key in {**dict.fromkeys(drop, "drop"), **keys}.items():
         rows.column(name, key)
@@ -155,13 +169,13 @@ def _features(rows: Table, given: list[str] | None, drop: Sequence[str], keys: M
     return [name for name in rows.columns if name not in {*drop, *keys}]
 
 
-def _values(
+def _list_category_values(
     categorical: list[str] | dict[str, list[Value]] | None, features: Sequence[str]
 ) -> dict[str, list[str] | None]:
     """Return the values of each column of words in their canonical spelling; None if the training part defines them."""
     values: dict[str, list[str] | None] = dict.fromkeys(categorical or ())
     if isinstance(categorical, dict):
-        values = {name: list(map(spelling, given)) for name, given in categorical.items()}
+        values = {name: list(map(normalize_word, given)) for name, given in categorical.items()}
     for name, words in values.items():
         if name not in features:
             raise UserError(f"table: data.categorical names {name!r}, which is none of {', '.join(features)}")
@@ -170,28 +184,28 @@ def _values(
     return values
 
 
-def _column(rows: Table, name: str, values: Mapping[str, list[str] | None], train: np.ndarray) -> Column:
+def _make_column(rows: Table, name: str, values: Mapping[str, list[str] | None], train: np.ndarray) -> FeatureColumn:
     """Return a feature column; the values of a categorical one are those of the config, or of the training part."""
     words = values.get(name)
     if name in values and words is None:
-        return Column(name, tuple(ordered(rows.words(name, "categorical")[train])))
-    return Column(name, None if words is None else tuple(words), closed=words is not None)
+        return FeatureColumn(name, tuple(distinct_words(rows.parse_words(name, "categorical")[train])))
+    return FeatureColumn(name, None if words is None else tuple(words), closed=words is not None)
 
 
-def _without_gaps(rows: Table, keys: Mapping[str, str], missing: str) -> Table:
+def _drop_incomplete_rows(rows: Table, keys: Mapping[str, str], missing: str) -> Table:
     """Return the table without incomplete rows if `missing` is drop; check that other missing values can be filled.
 
     keys: the columns that are read, with the option that names each. Raises UserError for a missing value if `missing`
     is refuse, or the column is not a feature, and if no row of a site is left.
     """
-    gaps = {name: rows.gaps(name, key) for name, key in keys.items()}
+    gaps = {name: rows.is_missing(name, key) for name, key in keys.items()}
     for name, key in keys.items():
         if gaps[name].any() and (missing == "refuse" or (missing == "impute" and key != "features")):
             row = int(gaps[name].argmax())
             remedy = "fill it, or say data.missing: impute or drop" if key == "features" else "say data.missing: drop"
             if key == "label_column":
                 remedy += "; or task.ignore: nan, if labels that are not known are to be left out of loss and metrics"
-            raise UserError(f"{rows.at(row)}: column {name!r} is empty; {remedy}")
+            raise UserError(f"{rows.row_location(row)}: column {name!r} is empty; {remedy}")
     incomplete = np.any(list(gaps.values()), axis=0)
     if missing != "drop" or not incomplete.any():
         return rows
@@ -201,17 +215,17 @@ def _without_gaps(rows: Table, keys: Mapping[str, str], missing: str) -> Table:
     if incomplete.all():
         raise UserError(f"{dropped}; most gaps: {most}; put these columns into data.drop")
     warnings.warn(f"{dropped}; most gaps: {most}", stacklevel=3)
-    left = rows.keep(np.flatnonzero(~incomplete))
+    left = rows.select_rows(np.flatnonzero(~incomplete))
     site_column = next((name for name, key in keys.items() if key == "site_column"), None)
-    lost = {*rows.owners(site_column)[1]} - {*left.owners(site_column)[1]}
+    lost = {*rows.encode_sites(site_column)[1]} - {*left.encode_sites(site_column)[1]}
     if lost:
         raise UserError(f"{dropped}, and leaves no row of site {min(lost)!r}; fill them, or leave the site out")
     return left
 
 
-def _training_rows(
+def _select_training_rows(
     rows: Table,
-    aim: Target,
+    aim: TableTargets,
     owner: np.ndarray,
     names: Sequence[str],
     groups: np.ndarray,
@@ -222,17 +236,21 @@ def _training_rows(
     train = np.ones(len(rows), dtype=bool)
     if split_column is None:
         for own in (np.flatnonzero(owner == k) for k in np.unique(owner)):
-            train[own[holdout(aim.strata[own], test_fraction, groups[own] if len(groups) else ())[1]]] = False
+            train[own[split_train_test(aim.strata[own], test_fraction, groups[own] if len(groups) else ())[1]]] = False
     else:
-        words = [word.casefold() for word in rows.words(split_column, "split_column")]
-        odd = next((row for row, word in enumerate(words) if word not in PARTS), None)
+        words = [word.casefold() for word in rows.parse_words(split_column, "split_column")]
+        odd = next((row for row, word in enumerate(words) if word not in PART_BY_WORD), None)
         if odd is not None:
-            allowed = ", ".join(PARTS)
-            raise UserError(f"{rows.at(odd)}: column {split_column!r} holds {words[odd]!r}; allowed: {allowed}")
-        train = np.array([PARTS[word] != "test" for word in words], dtype=bool)
-        check_groups(groups, train, rows.at)  # across sites, because the same patient may occur at two sites
+            allowed = ", ".join(PART_BY_WORD)
+            raise UserError(
+                f"{rows.row_location(odd)}: column {split_column!r} holds {words[odd]!r}; allowed: {allowed}"
+            )
+        train = np.array([PART_BY_WORD[word] != "test" for word in words], dtype=bool)
+        check_groups_not_split(
+            groups, train, rows.row_location
+        )  # across sites, because the same patient may occur at two sites
     for k, name in enumerate(names):
         if not train[owner == k].any():
-            place = rows.at(int(np.argmax(owner == k)))
+            place = rows.row_location(int(np.argmax(owner == k)))
             raise UserError(f"{place}: site {name!r}, which begins there, has no training row; leave the site out")
     return train
