@@ -24,7 +24,12 @@ from fedmpi.common.text import count, is_lower_better
 from fedmpi.config import yaml_source
 from fedmpi.config.field_types import flatten
 from fedmpi.reports.page import Figure, Value
-from fedmpi.runtime.inspection.run_files import SWEEP_FILE, not_a_run_error, read_json_object
+from fedmpi.runtime.inspection.run_files import (
+    SWEEP_FILE,
+    check_written_by_this_version,
+    not_a_run_error,
+    read_json_object,
+)
 from fedmpi.runtime.record import data_files
 
 Row = dict[str, Any]
@@ -40,7 +45,8 @@ class Run:
 
     Attributes:
         config: dotted key -> value.
-        rows: the rows of metrics.jsonl; clients, faults, updates, analysis: the rows of the files NAME.jsonl.
+        rows: the rows of metrics.jsonl; updates: those of update_stats.jsonl; clients, faults, analysis: those of the
+            files NAME.jsonl.
         summary, environment, identity, partition: the contents of the files NAME.json.
         state: why the run ended.
         complete: whether the run finished or was stopped early by evaluate.best.patience.
@@ -54,6 +60,7 @@ class Run:
         self.path = path
         self.notes = [f"there is no {name}" for name in REQUIRED_FILES if not (path / name).exists()]
         self.config = self._read_config()
+        check_written_by_this_version(path, self.config)
         self.rows, self.clients, self.faults, self.updates, self.analysis = (
             self.read_rows(f"{name}.jsonl") for name in ("metrics", "clients", "faults", "update_stats", "analysis")
         )
@@ -231,7 +238,7 @@ class RunCollection:
 def read_runs(paths: Sequence[Path]) -> RunCollection:
     """Read the runs in directories, each of which is a run directory or the directory of a sweep.
 
-    Raises UserError if a directory does not exist or contains no run.
+    Raises UserError if a directory does not exist, contains no run, or was written by an earlier version.
     """
     runs: dict[Path, Run] = {}
     for path in paths:

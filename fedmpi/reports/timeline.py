@@ -20,6 +20,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.engine.tracing import WAITS
 from fedmpi.reports.page import Figure, Value
 from fedmpi.reports.run_groups import subsample
+from fedmpi.runtime.inspection.run_files import check_written_by_this_version, read_json_object
 from fedmpi.runtime.record.run_dir import TRACE, read_timelines
 
 MAX_SPAN_KINDS, MAX_RANKS = 6, 24  # laps with their own colour, and ranks in a drawing, at most
@@ -44,6 +45,7 @@ def write_timeline(run: Path, rounds: int, to: Path, say: Callable[[str], None])
 
 def read_last_job(run: Path) -> JobTimeline:
     """Return the records of the last job of a run. Raises UserError if there are none, or if they are damaged."""
+    check_written_by_this_version(run, read_json_object(run / "identity.json") or {})
     try:
         jobs: list[JobTimeline] = [
             job for job in read_timelines(run) if any(r["rounds"] for r in job["ranks"].values())

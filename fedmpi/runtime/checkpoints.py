@@ -39,7 +39,7 @@ from fedmpi.config.resume_rules import may_change_on_resume, normalize_identity,
 from fedmpi.engine.faults.lost_ranks import Row, check
 from fedmpi.engine.faults.recovery import rejoin_sites
 from fedmpi.engine.federation import Federation
-from fedmpi.runtime.inspection.run_files import read_json_object
+from fedmpi.runtime.inspection.run_files import check_written_by_this_version, read_json_object
 from fedmpi.runtime.record import lock
 from fedmpi.runtime.record.atomic_files import (
     CorruptFileError,
@@ -210,11 +210,13 @@ def open_run_directory(
         The directory; whether a run in it is resumed; descriptions of the changes that checkpoint.changes accepts.
 
     Raises:
-        UserError: There is no run to resume, another process uses the directory, or the experiment has changed.
+        UserError: There is no run to resume, another process uses the directory, an earlier version of fedmpi wrote it,
+            or the experiment has changed.
     """
     path, how = Path(settings.output) / settings.name, settings.checkpoint.resume
     place = settings.working_dir / path
     if how != "never" and ((place / IDENTITY).is_file() or (place / lock.LOCK_FILE).is_file()):
+        check_written_by_this_version(path, read_json_object(place / IDENTITY) or {})  # before the lock file is written
         exit_stack.enter_context(lock.hold_lock(place))
         if (place / IDENTITY).is_file():
             return RunDirectory(path, settings.working_dir), True, _check_changes(path, identity, settings)

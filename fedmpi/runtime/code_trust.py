@@ -29,9 +29,10 @@ from fedmpi.common import plugin_imports, registry
 from fedmpi.common.errors import UserError
 from fedmpi.common.user_code_errors import PACKAGE
 from fedmpi.config import loading
+from fedmpi.config.field_types import flatten
 from fedmpi.config.yaml_source import ConfigLayer, read_yaml_file
 from fedmpi.runtime import introspection
-from fedmpi.runtime.inspection.run_files import not_a_run_error, read_json_object
+from fedmpi.runtime.inspection.run_files import check_written_by_this_version, not_a_run_error, read_json_object
 
 if TYPE_CHECKING:
     from fedmpi.runtime.record.run_dir import RunDirectory
@@ -68,6 +69,7 @@ def load_run_settings(run_dir: Path, trust: bool, overrides: Sequence[str] = ())
     if trust:
         return _load_with_plugin_copies(run_dir, given)
     tree = read_yaml_file(path).data
+    check_written_by_this_version(run_dir, flatten(tree, ""))
     how = "if it is yours, or you trust who made it: trust=True in Python, --trust on the command line"
     if "base" in tree:
         raise UserError(
@@ -194,7 +196,9 @@ def _load_with_plugin_copies(run_dir: Path, overrides: Sequence[str], changed: b
         UserError: A copy that is needed is missing or was changed.
     """
     path, copies, new_names = run_dir / "config.yaml", _read_plugin_copies(run_dir), dict[str, str]()
-    tree = loading.merge_layers(ConfigLayer(read_yaml_file(path).data), loading.parse_overrides(overrides)).data
+    written = read_yaml_file(path).data
+    check_written_by_this_version(run_dir, flatten(written, ""))
+    tree = loading.merge_layers(ConfigLayer(written), loading.parse_overrides(overrides)).data
     for name in filter(registry.is_file, find_external_code(tree).values()):
         place, _, attribute = name.rpartition(":")
         row, is_there = copies.get(os.path.realpath(place)), Path(place).is_file()

@@ -13,7 +13,7 @@ from fedmpi.common.jsonl import read_jsonl
 from fedmpi.config import Settings
 from fedmpi.config.resume_rules import may_change_on_resume, normalize_identity
 from fedmpi.config.schema import Analysis
-from fedmpi.runtime.inspection.run_files import read_json_object, read_tail
+from fedmpi.runtime.inspection.run_files import check_written_by_this_version, read_json_object, read_tail
 from fedmpi.runtime.record.summary import summarize_run
 
 DONE, STARTED, MISSING = "done", "begun", "missing"
@@ -61,12 +61,13 @@ def read_state(settings: Settings) -> RunState:
     """Read the state of a run from its directory.
 
     Raises:
-        UserError: if the directory contains a run with other settings or with more rounds.
+        UserError: if the directory contains a run with other settings, with more rounds or of an earlier version.
     """
     place = run_directory(settings)
     recorded = read_identity(settings)
     if recorded is None:
         return RunState(STARTED if place.exists() else MISSING, 0, {}, "")
+    check_written_by_this_version(place, recorded)
     if changed := _describe_changed_settings(settings, normalize_identity(recorded)):
         raise UserError(f"{place} holds a run with {changed}; {RENAME_OR_MOVE}")
     rounds = count_finished_rounds(settings)

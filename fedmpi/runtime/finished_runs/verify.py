@@ -30,7 +30,7 @@ from fedmpi.runtime import code_trust
 from fedmpi.runtime.finished_runs import replay
 from fedmpi.runtime.finished_runs.models import load_global_model
 from fedmpi.runtime.inspection.compare import MISSING, RunRecord, find_differing_rows, find_setup_differences
-from fedmpi.runtime.inspection.run_files import not_a_run_error, read_json_object
+from fedmpi.runtime.inspection.run_files import check_written_by_this_version, not_a_run_error, read_json_object
 from fedmpi.runtime.record.atomic_files import CorruptFileError, read_tensors, serialize_tensors
 from fedmpi.runtime.record.data_files import PREPROCESSING
 from fedmpi.runtime.record.run_dir import (
@@ -99,6 +99,8 @@ def verify_all(place: Path, print_line: PrintLine, options: VerifyOptions) -> in
     runs = [place] if is_run else sorted(path.parent for path in place.glob("*/config.yaml"))
     if not runs:
         raise not_a_run_error(place, "config.yaml, and no directory that does")
+    for run in runs:
+        check_written_by_this_version(run, read_json_object(run / "identity.json") or {})
     codes: dict[str, int] = {}
     for run in runs:
         try:

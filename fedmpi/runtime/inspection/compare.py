@@ -43,7 +43,9 @@ class RunRecord:
         if not run_files.is_run_dir(run_files.check_directory(run)):
             raise run_files.not_a_run_error(run, " or ".join(run_files.RUN_FILES))
         self.run, self.strict = run, strict
-        self.identity = normalize_identity(run_files.read_json_object(run / "identity.json") or {})
+        identity = run_files.read_json_object(run / "identity.json") or {}
+        run_files.check_written_by_this_version(run, identity)
+        self.identity = normalize_identity(identity)
         about = run_files.read_json_object(run / "environment.json") or {}
         ranks = about.get("ranks") or []
         devices, hosts = (", ".join(sorted({str(each.get(what)) for each in ranks})) for what in ("device", "host"))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
+from fedmpi.common.text import count
+from fedmpi.config.renamed import find_old_keys
 
 RUN_FILES = ("identity.json", "metrics.jsonl")
 SWEEP_FILE = "sweep.json"  # in the directory of a sweep: the request, the runs and their labels
@@ -35,6 +37,24 @@ def not_a_run_error(place: Path, lacks: str = "config.yaml") -> UserError:
         "its directory on the host of rank 0. Copy them from there into this directory; or to go on with the run start "
         "the ranks of this host as before, with checkpoint.resume=must"
     )
+
+
+def check_written_by_this_version(run: Path, keys: Iterable[str]) -> None:
+    """Raise UserError if a run directory was written by a version of fedmpi in which keys and files had other names.
+
+    Args:
+        run: the run directory.
+        keys: the dotted keys of its settings, as config.yaml and identity.json contain them.
+    """
+    old = find_old_keys(keys)
+    if old:
+        first, *others = old
+        more = f", and {count(len(others), 'more key')}" if others else ""
+        raise UserError(
+            f"{run} was written by an earlier version of fedmpi, and this version can neither read nor resume it: its "
+            f"settings have old names ({first} is {old[first]} now{more}). Use the version that wrote it (its commit "
+            "is in environment.json), or train again under another name"
+        )
 
 
 def list_runs(place: Path) -> list[Path]:

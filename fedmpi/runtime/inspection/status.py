@@ -97,6 +97,7 @@ def read_brief_status(run: Path, lines: JsonLines | None = None, now: float | No
         run_files.read_json_object(run / "identity.json") or {},
         run_files.read_json_object(run / "summary.json") or {},
     )
+    run_files.check_written_by_this_version(run, identity)
     rounds, round_s = _planned_rounds(identity), _mean_round_seconds(lines.rows)
     written = run_files.last_modified([run / "metrics.jsonl", run / "log.txt", *run.glob("trace/rank-*.jsonl")])
     is_late = written is None or now - written >= RECENT_S + RECENT_ROUNDS * (round_s or 0.0)
