@@ -12,8 +12,8 @@ images, --judged at a time.
 The loop by hand computes in fp32 with the C library's memory management; --hand-precision and --hand-keeps (fedmpi's
 setting, runtime/device.py) remove these differences. Blocks of --rounds rounds run in turn; results are medians of the
 seconds of a round and of processor seconds per second (of rank 0), and their ratios. With several ranks, also the
-fraction of a round in which they wait (the spans WAITS of the timeline, without the first round of a block): that of
-the rank that waits least, and the mean of each rank. The evaluation after the last round of a block is done by rank 0
+fraction of a round in which they wait (the spans WAIT_SPANS of the timeline, without the first round of a block), of
+the rank that waits least and as the mean of each rank. The evaluation after the last round of a block is done by rank 0
 alone on one core; earlier evaluations run at the same time as the next round. With two rounds per block, three ranks on
 two cores would seem a seventh slower than in a long run.
 """
@@ -34,7 +34,7 @@ from fedmpi.comm import connect, detect
 from fedmpi.config import Settings
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
-from fedmpi.engine.tracing import WAITS
+from fedmpi.engine.tracing import WAIT_SPANS
 from fedmpi.runtime import build
 from fedmpi.runtime.device import keep_freed_memory
 
@@ -198,7 +198,7 @@ def compare(a):
             theirs.append(hand.block())
         comm.allgather_bytes(b"", 600)  # meanwhile the other ranks sleep
         fed, lines = build.make_federation(made, comm, lambda: False), []
-        fed.timeline.to = lines.append
+        fed.timeline.write_row = lines.append
         ours.append(timed(fed.run))
         waits += [waiting(line) for line in lines if block and 0 < line["round"] < a.rounds]
     waits = [json.loads(said) for said in comm.allgather_bytes(json.dumps(waits).encode(), 600)]
@@ -215,7 +215,7 @@ def compare(a):
 
 def waiting(line):
     """Return the fraction of a round in which a rank waits, from its line of the timeline."""
-    return round(sum(ms for what, _, ms, *_ in line["spans"] if what in WAITS) / 1e3 / line["s"], 4)
+    return round(sum(ms for what, _, ms, *_ in line["spans"] if what in WAIT_SPANS) / 1e3 / line["s"], 4)
 
 
 def told(a, what, ours, theirs, name):

@@ -95,7 +95,7 @@ def compare(rounds, channels_last, samples=600, test=10_000):
         theirs.append(bare(module, made.data, members, channels_last))
         mark = time.perf_counter()
 
-    fed.reporter.callbacks.round = between
+    fed.reporter.callbacks.record_round = between
     mark = time.perf_counter()
     fed.run()
     ratios = [a / b for a, b in zip(ours[1:], theirs[1:], strict=True)]

@@ -98,7 +98,7 @@ def compare(model, rounds):
         mark[0] = time.process_time()
         times["hand"].append(mark[0] - began)
 
-    fed.reporter.callbacks.round, fed.trainer.pack = between, 1
+    fed.reporter.callbacks.record_round, fed.trainer.pack = between, 1
     fed.run()
     one, packed, bare = (1e3 * median(seconds[1:]) / COHORT for seconds in times.values())
     print(

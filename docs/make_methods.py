@@ -89,18 +89,20 @@ def cost(name):
     made = build.make_experiment(settings, build_data.build_partitioned_data(settings), torch.device("cpu"))
     fed = build.make_federation(made, Solo(torch.device("cpu")), lambda: False)
     modules = [
-        fed.trainer.twin(i)[1].module for i in range(2)
+        fed.trainer.frozen_copy(i)[1].module for i in range(2)
     ]  # before hooks are registered, since a copy of the module would include them
     counts = [Passes(module) for module in (made.net.module, *modules)]
     messages = made.messages
     fed.transport.broadcast(TRAIN, fed.server)
     # in round 1, because some methods do less in round 0
-    client = fed.states.view(0, 1, fed.config.learning_rate(1), fed.transport.inbox, fed.transport.no_download)
-    up = messages.upload(1).packing.size
+    client = fed.states.client_context(
+        0, 1, fed.config.learning_rate(1), fed.transport.broadcast_copy, fed.transport.empty_download
+    )
+    up = messages.upload_layout(1).packing.size
     client.run_round(torch.zeros(up))
     plain = build.make_module(settings, made.data.input_shape, made.data.classes)
     d = sum(p.numel() for p in plain.parameters())  # of the model without the changes by the method
-    down = messages.announcement().packing.size + messages.per_client.size
+    down = messages.broadcast_layout().packing.size + messages.per_client_download.size
     sizes = (up, down, messages.client_state.size, messages.server_state.size)
     steps = max(client.steps, 1)
     return [size / d for size in sizes], [sum(getattr(c, w) for c in counts) / steps for w in ("forward", "backward")]

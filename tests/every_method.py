@@ -107,8 +107,8 @@ def sizes(messages, t):
 
     Layout groups that did not change in the previous round are not broadcast again.
     """
-    told = messages.announcement(messages.groups(t - 1) if t else None)
-    return told.packing.size, messages.per_client.size, messages.upload(t).size
+    told = messages.broadcast_layout(messages.groups_in_round(t - 1) if t else None)
+    return told.packing.size, messages.per_client_download.size, messages.upload_layout(t).size
 
 
 def main() -> None:
@@ -119,7 +119,7 @@ def main() -> None:
     if device.type == "cuda":
         set_numerics(small_settings("fedavg", compute={"deterministic": True}))  # before the first kernel
     # Measured speeds would decide which rank trains which client, and so the number of bytes sent.
-    RankSpeeds.pace = lambda self, t: {}
+    RankSpeeds.relative_costs = lambda self, t: {}
     comm = connect(job, backend, device, Timeouts(start=300, round=600))
     if job.size == 1 and backend == "gloo":
         comm = Solo(torch.device("cpu"))

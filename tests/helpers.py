@@ -187,7 +187,7 @@ class FinishedRun:
     def uploads(self) -> Views:
         """Return the uploads of the last round's cohort, one row per client."""
         t, members = self.rows[-1]["round"], self.rows[-1]["cohort"]
-        packing = self.made.messages.upload(t).packing
+        packing = self.made.messages.upload_layout(t).packing
         return packing.views(self.fed.transport.buffers.rows("rows", len(members), packing.size))
 
     def kept(self, k: int) -> Views:
@@ -215,7 +215,7 @@ def prepare(
     rows: list[dict[str, Any]] = []
     files: dict[str, list[dict[str, Any]]] = defaultdict(list)
     callbacks = RunCallbacks()
-    callbacks.round, callbacks.append = rows.append, lambda file, *more: files[file].extend(more)
+    callbacks.record_round, callbacks.append_rows = rows.append, lambda file, *more: files[file].extend(more)
     fed = build.make_federation(made, comm or Solo(device), stop, callbacks)
     return FinishedRun(fed, made, rows, files, "", w0, b0)
 

@@ -153,7 +153,7 @@ def compare(name, device, rounds, share):
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
 
-    fed.reporter.callbacks.round = between
+    fed.reporter.callbacks.record_round = between
     fed.run()
     note = (
         f"peak {max(peaks[1:] or peaks) / 2**20:.0f} MiB on the GPU" if peaks else f"on the CPU, 1/{share} of the task"

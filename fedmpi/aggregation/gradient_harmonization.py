@@ -10,7 +10,7 @@ from torch import Tensor
 CODE_EPS = 1e-7  # added to squared lengths in the code of FedLD's authors
 
 
-def pairwise(K: Tensor, p: Tensor) -> Tensor:
+def harmonize_pairs(K: Tensor, p: Tensor) -> Tensor:
     """Return the coefficients of sum_i p_i g_i after conflicts of pairs were removed.   (m, m), (m,) -> (m,) float64
 
     For all i < j in order, with the current values a = g_i and b = g_j:   if <a, b> < 0,
@@ -32,15 +32,15 @@ def pairwise(K: Tensor, p: Tensor) -> Tensor:
             ab = float(P[i, j])
             if not ab < -1e-12 * float(lengths[i] * lengths[j]):
                 continue
-            turn = torch.tensor([[1.0, -ab / float(P[j, j])], [-ab / float(P[i, i]), 1.0]], dtype=torch.float64)
+            projection = torch.tensor([[1.0, -ab / float(P[j, j])], [-ab / float(P[i, i]), 1.0]], dtype=torch.float64)
             pair = [i, j]
-            C[pair] = turn @ C[pair]
-            P[pair] = turn @ P[pair]
-            P[:, pair] = P[:, pair] @ turn.T
+            C[pair] = projection @ C[pair]
+            P[pair] = projection @ P[pair]
+            P[:, pair] = P[:, pair] @ projection.T
     return p.double() @ C
 
 
-def hierarchical(K: Tensor, along: Tensor) -> Tensor:
+def harmonize_hierarchically(K: Tensor, history_products: Tensor) -> Tensor:
     """Return the coefficients of FedGH as implemented in the code of FedLD's authors.   (m, m), (m,) -> (m,) float64
 
     along_i = <g_i, history>. While there are more than two vectors: sort them by their product with the history; pair
@@ -53,18 +53,18 @@ def hierarchical(K: Tensor, along: Tensor) -> Tensor:
     def product(a: Tensor, b: Tensor) -> float:
         return float(a @ K @ b)
 
-    def without(a: Tensor, b: Tensor, ab: float) -> Tensor:
+    def project_out(a: Tensor, b: Tensor, ab: float) -> Tensor:
         return a - ab / (product(b, b) + CODE_EPS) * b
 
     rows = torch.eye(m, dtype=torch.float64)
     while len(rows) > 2:
-        rows = rows[(rows @ along.double()).argsort(descending=True, stable=True)]
+        rows = rows[(rows @ history_products.double()).argsort(descending=True, stable=True)]
         half, sums = len(rows) // 2, []
         for a, b in zip(rows[:half], rows.flip(0)[:half], strict=True):
             ab = product(a, b)
-            sums.append(without(a, b, ab) + without(b, a, ab) if ab < 0 else a + b)
+            sums.append(project_out(a, b, ab) + project_out(b, a, ab) if ab < 0 else a + b)
         rows = torch.stack([*sums, *rows[half : len(rows) - half]])
     if len(rows) == 2 and (ab := product(*rows)) < 0:
-        first = without(rows[0], rows[1], ab)
-        rows = torch.stack([first, without(rows[1], first, ab)])
+        first = project_out(rows[0], rows[1], ab)
+        rows = torch.stack([first, project_out(rows[1], first, ab)])
     return rows.sum(0) / m

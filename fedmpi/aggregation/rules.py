@@ -66,7 +66,7 @@ def principal(
 
 def harmonize(updates: Uploads, server: Server) -> Tensor:
     """Weighted mean of the updates after the two updates of each conflicting pair were made orthogonal (FedGH)."""
-    return updates.combine(gradient_harmonization.pairwise(updates.gram("dw"), updates.p))
+    return updates.combine(gradient_harmonization.harmonize_pairs(updates.gram("dw"), updates.p))
 
 
 def median(updates: Uploads, server: Server) -> Tensor:
@@ -109,7 +109,7 @@ def geometric_median(
         iterations: largest number of iterations of Weiszfeld's algorithm.
         smooth: least distance by which the algorithm divides, relative to the mean distance of updates from their mean.
     """
-    return updates.combine(median_coefficients(updates.gram("dw"), updates.p, iterations, smooth))
+    return updates.combine(geometric_median_coefficients(updates.gram("dw"), updates.p, iterations, smooth))
 
 
 def principal_coefficients(
@@ -176,7 +176,7 @@ def krum_coefficients(K: Tensor, byzantine: int, select: int) -> Tensor:
     return c
 
 
-def median_coefficients(K: Tensor, p: Tensor, iterations: int, smooth: float) -> Tensor:
+def geometric_median_coefficients(K: Tensor, p: Tensor, iterations: int, smooth: float) -> Tensor:
     """Return the coefficients c of the geometric median G c of the updates.   (m, m), (m,) -> (m,) float64
 
     The geometric median is the point v that minimises sum_i p_i ||g_i - v||. Weiszfeld's iteration is c_i <- (p_i /
@@ -185,8 +185,8 @@ def median_coefficients(K: Tensor, p: Tensor, iterations: int, smooth: float) ->
     Pillutla, Kakade, Harchaoui. Robust Aggregation for Federated Learning. 2022. https://arxiv.org/abs/1912.13445
     """
     p, K = p.double(), K.double()
-    to_mean = K @ p
-    K = K - to_mean[:, None] - to_mean + p @ to_mean
+    mean_products = K @ p
+    K = K - mean_products[:, None] - mean_products + p @ mean_products
     nu = smooth * (p @ K.diagonal().clamp(min=0).sqrt())
     c = p
     for _ in range(iterations if nu > 0 else 0):

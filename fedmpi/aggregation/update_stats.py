@@ -26,28 +26,28 @@ class RecordingUploads(Uploads):
 
     def __init__(self, updates: Uploads) -> None:
         super().__init__(updates.clients, updates.n, updates.p, updates._views)
-        self.up = updates
-        self.known: Tensor | None = None  # (m, m) the Gram matrix of dw; None: not computed
+        self.updates = updates
+        self.gram_matrix: Tensor | None = None  # (m, m) the Gram matrix of dw; None: not computed
 
     def combine(self, coefficients: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
-        return self.up.combine(coefficients, slot, span)
+        return self.updates.combine(coefficients, slot, span)
 
     def gram(self, slot: str = "dw", span: Span | None = None) -> Tensor:
         if slot != "dw" or span is not None:
-            return self.up.gram(slot, span)
-        if self.known is None:
-            self.known = self.up.gram()
-        return self.known.clone()
+            return self.updates.gram(slot, span)
+        if self.gram_matrix is None:
+            self.gram_matrix = self.updates.gram()
+        return self.gram_matrix.clone()
 
     def inner_products(self, v: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
-        return self.up.inner_products(v, slot, span)
+        return self.updates.inner_products(v, slot, span)
 
     def trimmed_mean(self, trim: float, slot: str = "dw") -> Tensor:
-        return self.up.trimmed_mean(trim, slot)
+        return self.updates.trimmed_mean(trim, slot)
 
 
-def update_stats(
-    updates: RecordingUploads, norms: Mapping[int, float], direction: Tensor, form: bool
+def compute_update_stats(
+    updates: RecordingUploads, norms: Mapping[int, float], direction: Tensor, compute_gram: bool
 ) -> dict[str, Any]:
     """Return the statistics of one round's updates, rounded to six digits.
 
@@ -68,12 +68,12 @@ def update_stats(
     length = float(linear.row_norms(linear.block_norms(direction.detach()[None])))
     stats: dict[str, Any] = {
         "clients": list(updates.clients),
-        "norms": _rounded([norms[k] for k in updates.clients]),
-        "direction": _rounded([length])[0],
+        "norms": _round_to_six_digits([norms[k] for k in updates.clients]),
+        "direction": _round_to_six_digits([length])[0],
     }
-    if form:
+    if compute_gram:
         updates.gram()
-    K = updates.known
+    K = updates.gram_matrix
     if K is None:
         return stats
     lengths = K.diagonal().clamp(min=0).sqrt()
@@ -84,15 +84,15 @@ def update_stats(
     # the signs of smaller eigenvalues are arbitrary
     noise = len(K) * torch.finfo(K.dtype).eps * spectrum[:1].clamp(min=0)
     least = float(cos.min()) if len(cos) else torch.nan
-    pairs = _rounded([float(cos.mean()), least, float((cos < 0).double().mean())])
+    pairs = _round_to_six_digits([float(cos.mean()), least, float((cos < 0).double().mean())])
     stats |= dict(zip(("cosine_mean", "cosine_min", "negative_pairs"), pairs, strict=True))
-    stats["eigenvalues"] = _rounded(spectrum.where(spectrum > noise, 0.0).tolist())
-    if form:
-        along = updates.up.inner_products(direction.detach())
-        stats["to_direction"] = _rounded((along / (lengths * length)).clamp(-1, 1).tolist())
+    stats["eigenvalues"] = _round_to_six_digits(spectrum.where(spectrum > noise, 0.0).tolist())
+    if compute_gram:
+        along = updates.updates.inner_products(direction.detach())
+        stats["to_direction"] = _round_to_six_digits((along / (lengths * length)).clamp(-1, 1).tolist())
     return stats
 
 
-def _rounded(values: Sequence[float]) -> list[float | None]:
+def _round_to_six_digits(values: Sequence[float]) -> list[float | None]:
     """Return values with six digits, enough for plots in half the bytes; None for values that are not finite."""
     return [float(f"{x:.6g}") if isfinite(x) else None for x in values]

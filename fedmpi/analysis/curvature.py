@@ -157,7 +157,7 @@ class SubsetLoss:
         """Return the product of the Hessian at w (d,) with v (d,), by two backward passes."""
         model = self.made.model
         model.load(w)
-        segments = [(s, p) for s, p in model.members if p.requires_grad]
+        segments = [(s, p) for s, p in model.segment_parameters if p.requires_grad]
         parameters, out = [p for _, p in segments], torch.zeros_like(w)
         along = [s.view(v) for s, _ in segments]
         for x, y in self._iterate_batches():

@@ -129,7 +129,7 @@ def analyse_variance(settings: Settings, replicates: int, to: Path, say: Callabl
         if row["round"] == 0:
             say("variance of the aggregated kernels, and of the clients' own")
         figures_of = ", ".join(f"{name} {formatting.number(row[key])}" for key, name in RESULT_LABELS.items())
-        rests = "" if COEF in made.messages.groups(row["round"]) else " (coefficients rest)"
+        rests = "" if COEF in made.messages.groups_in_round(row["round"]) else " (coefficients rest)"
         say(f"round {row['round']}: {figures_of}{rests}")
 
     facts = measure_variance(made, replicates, each)
@@ -185,7 +185,7 @@ def measure_round(made: Experiment, fed: Federation, t: int, replicates: int) ->
     for number in range(replicates):
         seed = seeds.derive(fed.config.seed, "replicate", number)
         members = scheduler.draw_cohort(
-            seed, t, fed.trainer.data.clients, fed.config.fraction, fed.config.sampling, fed.config.members
+            seed, t, fed.trainer.data.clients, fed.config.fraction, fed.config.sampling, fed.config.cohort_size
         )
         local = train_local_models(fed, make_trainer_with_seed(made, seed), members, t)
         layers, p = extract_factors(made, local.w).values(), local.p.to(local.w.device)
@@ -223,7 +223,7 @@ def evaluate_virtual_clients(made: Experiment, say: Callable[[str], None] = lamb
     if test is None:
         raise UserError("data.silos: there is no global test set to judge the models by; `virtual` needs one")
     fed = build.make_federation(made, Solo(made.model.w.device), lambda: False)
-    t = next((t for t in range(s.rounds, 2 * s.rounds + 1) if COEF in made.messages.groups(t)), s.rounds)
+    t = next((t for t in range(s.rounds, 2 * s.rounds + 1) if COEF in made.messages.groups_in_round(t)), s.rounds)
     members = scheduler.draw_cohort(s.seed, t, made.data.clients, s.cohort.fraction, s.cohort.sampling, s.cohort.size)
     say(f"round {t}: {len(members)} clients train, then {len(members) ** 2 + 1} models are evaluated")
     local = train_local_models(fed, trainer, members, t)
@@ -231,7 +231,7 @@ def evaluate_virtual_clients(made: Experiment, say: Callable[[str], None] = lamb
 
     def judge(model: Tensor) -> Metrics:
         trainer.model.load(model, b)
-        return evaluate(trainer, test, s.evaluate.batch_size).figures
+        return evaluate(trainer, test, s.evaluate.batch_size).metrics
 
     models = [
         {"alpha": i, "atoms": j, **judge(recombine_filters(made, w, alpha, D))}

@@ -74,18 +74,18 @@ def train_local_models(
     """
     messages, server, model, states = trainer.messages, fed.server, trainer.model, fed.states
     assert server is not None  # one process
-    announcement = messages.announcement().packing
+    announcement = messages.broadcast_layout().packing
     inbox = torch.zeros(announcement.size, dtype=model.w.dtype, device=model.w.device)
     server_state = {name: server.state[name] for name in trainer.method.receives}
     announcement.write(
         inbox, {**server_state, "_b": messages.shared_b.take(server.b), "_w": messages.shared.take(server.w)}
     )
-    row = inbox.new_empty(messages.upload(t).packing.size)
+    row = inbox.new_empty(messages.upload_layout(t).packing.size)
     lr = fed.config.learning_rate(min(t, max(fed.config.rounds - 1, 0)))
     w, b = [], []
     for client in members:
-        download = inbox.new_zeros(messages.per_client.size)
-        messages.per_client.write(download, server.download(t, client))
+        download = inbox.new_zeros(messages.per_client_download.size)
+        messages.per_client_download.write(download, server.download(t, client))
         state = states.rows.get(client, messages.initial_state("client_state", states.w0, states.b0)).clone()
         with seeds.preserve_rng():
             k = ClientContext(trainer, client, t, lr, inbox, download, state)
@@ -93,4 +93,4 @@ def train_local_models(
             k.run_round(row)
         w.append(model.w.clone())
         b.append(model.b.clone())
-    return LocalModels(tuple(members), fed.scheduler.weights(members)[1], torch.stack(w), torch.stack(b))
+    return LocalModels(tuple(members), fed.scheduler.cohort_weights(members)[1], torch.stack(w), torch.stack(b))

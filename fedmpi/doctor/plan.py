@@ -70,7 +70,7 @@ def _memory(experiment: build.Experiment, ranks: int) -> dict[str, dict[str, Par
     gathers_on_gpu = on_gpu and (ranks == 1 or s.comm.backend in ("auto", "nccl"))
     needs = memory.estimate_memory(experiment, ranks, gathers_on_gpu)
     row, row_counts = (
-        experiment.itemsize * experiment.messages.largest_upload(),
+        experiment.itemsize * experiment.messages.max_upload_size(),
         memory.count_upload_rows(experiment, ranks),
     )
     state, root_rows, trainer_rows = needs["of which client state"], int(row * row_counts[0]), int(row * row_counts[1])
@@ -116,9 +116,9 @@ def _bytes(experiment: build.Experiment, ranks: int) -> Facts:
     rows = {"reduced": trainers * 8 / experiment.itemsize, "sharded": members / ranks}.get(way, members)
     up, down = [0], [0]
     for t in range(s.rounds):
-        announced = messages.announcement(messages.groups(t - 1) if t else None).packing.size
-        up.append(int(experiment.itemsize * rows * messages.upload(t).size))
-        down.append(experiment.itemsize * (max(ranks - 1, 1) * announced + members * messages.per_client.size))
+        announced = messages.broadcast_layout(messages.groups_in_round(t - 1) if t else None).packing.size
+        up.append(int(experiment.itemsize * rows * messages.upload_layout(t).size))
+        down.append(experiment.itemsize * (max(ranks - 1, 1) * announced + members * messages.per_client_download.size))
     return {
         "way": way,
         "round": {"up": max(up), "down": max(down)},

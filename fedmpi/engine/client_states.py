@@ -15,7 +15,7 @@ from fedmpi.comm.base import Message
 from fedmpi.common.errors import UserError
 from fedmpi.engine import scheduler
 from fedmpi.engine.client_trainer import ClientTrainer
-from fedmpi.engine.faults.lost_ranks import START, LostRanks
+from fedmpi.engine.faults.lost_ranks import INITIAL_STATE, LostRanks
 from fedmpi.engine.local.client_context import ClientContext
 
 
@@ -26,14 +26,14 @@ class StateStore(Protocol):
 
     def get(self, client: int, t: int) -> Tensor: ...
 
-    def found(self) -> list[tuple[int, int]]: ...  # (client, round) of all stored rows
+    def list_keys(self) -> list[tuple[int, int]]: ...  # (client, round) of all stored rows
 
-    def whole(self, client: int, t: int) -> bool: ...
+    def is_intact(self, client: int, t: int) -> bool: ...
 
     def take_over(self, keys: Iterable[tuple[int, int]]) -> None: ...
 
 
-class Owners(dict[int, int]):
+class StateOwners(dict[int, int]):
     """The mapping from each client to the rank that has its state.
 
     Only clients that have moved take memory, because there may be a million clients.
@@ -52,8 +52,10 @@ class MoveLog:
     """The states that were moved in the current round so far; they are moved back if a rank fails in it."""
 
     moves: list[tuple[int, int, int]] = field(default_factory=list)  # (client, source rank, destination rank)
-    left: dict[int, Tensor] = field(default_factory=dict)  # client -> its row, which this rank has sent to another rank
-    done: bool = False  # whether this rank has completed all of its moves
+    sent_rows: dict[int, Tensor] = field(
+        default_factory=dict
+    )  # client -> its row, which this rank has sent to another rank
+    is_complete: bool = False  # whether this rank has completed all of its moves
 
 
 class ClientStates:
@@ -76,91 +78,95 @@ class ClientStates:
 
     def __init__(self, comm: Communicator, trainer: ClientTrainer, ranks: Sequence[int]) -> None:
         self.comm, self.trainer, self.messages = comm, trainer, trainer.messages
-        self.owner = Owners(ranks)
+        self.owners = StateOwners(ranks)
         self.rows: dict[int, Tensor] = {}  # client -> its state row, on the model's device; created when first needed
         # Initial values of the parts of the model that each client keeps; empty if there are none.
         n = None if trainer.messages.client_state.size else 0
         self.w0, self.b0 = trainer.model.w[:n].clone(), trainer.model.b[:n].clone()
-        self.trained: dict[int, int] = {}
+        self.last_trained: dict[int, int] = {}
         self.store: StateStore | None = None
         self.max_in_memory, self.stored_up_to = 0, -1
         # Values of stored_up_to one save ago and two saves ago; all ranks have written their files up to the latter.
-        self.saved = self.written_up_to = -1
+        self.previous_stored_up_to = self.written_up_to = -1
         self.unavailable: set[int] = set()  # clients whose site has failed
         self.round = -1  # the round in which this rank is
         self.keeps_undo = False  # whether the training of a round may have to be undone
         self.keeps_moves = False  # whether moves may have to be undone, as a rank may fail
         # client -> its row before round `_trained_in`, and the round that produced it
-        self._before: dict[int, tuple[Tensor, int]] = {}
-        self._trained_in = -1  # the round to which `_before` refers
+        self._rows_before: dict[int, tuple[Tensor, int]] = {}
+        self._rows_before_round = -1  # the round to which `_before` refers
         self.move_log = MoveLog()
         self.received_rows: set[int] = set()  # clients whose rows came from other ranks, and may not be in files yet
         self.reassigned: dict[int, int] = {}  # client -> the failed rank that had its state
         # In a replay: (client, round) -> the rank that has a copy of this state, and the copy if it is on this rank.
         self.copies: dict[tuple[int, int], tuple[int, Tensor | None]] = {}
 
-    def view(self, client: int, t: int, lr: float, announcement: Tensor, download: Tensor) -> ClientContext:
+    def client_context(self, client: int, t: int, lr: float, broadcast: Tensor, download: Tensor) -> ClientContext:
         """Return a client for training or evaluation, with its state and the rows that it received (on any device)."""
-        row = self._row(client)
+        row = self._get_row(client)
         if self.store is not None and len(self.rows) > max(self.max_in_memory, 1):
             self._evict_rows(self.store)
         download = download.to(self.w0.device, non_blocking=True)
-        return ClientContext(self.trainer, client, t, lr, announcement, download, row)
+        return ClientContext(self.trainer, client, t, lr, broadcast, download, row)
 
     def take_unsaved_rows(self) -> dict[int, Tensor]:
         """Return CPU copies of this rank's rows that are not in the store yet, and mark them as stored."""
-        fresh = {k: row for k, row in self.rows.items() if self.trained.get(k, -1) > self.stored_up_to and len(row)}
-        self.written_up_to, self.saved = self.saved, self.stored_up_to
-        self.stored_up_to = max(self.trained.values(), default=-1)
-        self.received_rows = {k for k in self.received_rows if self.trained.get(k, START) > self.written_up_to}
+        fresh = {
+            k: row for k, row in self.rows.items() if self.last_trained.get(k, -1) > self.stored_up_to and len(row)
+        }
+        self.written_up_to, self.previous_stored_up_to = self.previous_stored_up_to, self.stored_up_to
+        self.stored_up_to = max(self.last_trained.values(), default=-1)
+        self.received_rows = {
+            k for k in self.received_rows if self.last_trained.get(k, INITIAL_STATE) > self.written_up_to
+        }
         return {k: row.to("cpu", copy=True) for k, row in fresh.items()}
 
     # ---- training and moves of a round, and how they are undone ----
-    def remember(self, client: int) -> None:
+    def save_before_training(self, client: int) -> None:
         """Keep a copy of the client's state before it trains."""
-        self._trained_in = self.round
-        self._before[client] = self._row(client).clone(), self.trained.get(client, START)
+        self._rows_before_round = self.round
+        self._rows_before[client] = self._get_row(client).clone(), self.last_trained.get(client, INITIAL_STATE)
 
     def end_round(self, undone: Collection[int]) -> None:
         """End the round, and restore the states of the clients in `undone` as they were before it."""
-        self.rows |= {client: row for client, (row, _) in self._before.items() if client in undone}
-        self._before.clear()
+        self.rows |= {client: row for client, (row, _) in self._rows_before.items() if client in undone}
+        self._rows_before.clear()
 
-    def move(self, where: Mapping[int, int]) -> None:
+    def move_states(self, placement: Mapping[int, int]) -> None:
         """Send state rows so that each client's row is on the rank to which `where` maps the client."""
         rank, size = self.comm.rank, self.messages.client_state.size
-        moves = [(client, self.owner[client], to) for client, to in where.items() if self.owner[client] != to]
-        self.owner |= where
-        self.move_log = MoveLog(moves, done=not size)
+        moves = [(client, self.owners[client], to) for client, to in placement.items() if self.owners[client] != to]
+        self.owners |= placement
+        self.move_log = MoveLog(moves, is_complete=not size)
         if not size:
             return
         # The initial row of a client that never trained is sent, too, so that all ranks know which messages there are.
-        left = {k: self._row(k).to(self.comm.device) for k, source, _ in moves if source == rank}
-        for k in left:
+        sent_rows = {k: self._get_row(k).to(self.comm.device) for k, source, _ in moves if source == rank}
+        for k in sent_rows:
             del self.rows[k]
-        self.move_log.left = left if self.keeps_moves else {}
-        incoming = {k: self._empty() for k, _, to in moves if to == rank}
-        outgoing = [(to, left[k]) for k, source, to in moves if source == rank]
+        self.move_log.sent_rows = sent_rows if self.keeps_moves else {}
+        incoming = {k: self._new_row_buffer() for k, _, to in moves if to == rank}
+        outgoing = [(to, sent_rows[k]) for k, source, to in moves if source == rank]
         self.comm.about = None, ("client state",)
         self.comm.exchange(outgoing, [(source, incoming[k]) for k, source, to in moves if to == rank])
-        self._take(incoming)
+        self._store_rows(incoming)
         self.received_rows |= incoming.keys()
-        self.move_log.done = True
+        self.move_log.is_complete = True
 
-    def restore(self, t: int, stay: bool) -> None:
+    def undo_round(self, t: int, keep_moves: bool) -> None:
         """Undo this rank's changes of client states in round t; with `stay`, moved rows remain on their new ranks."""
-        if self._trained_in == t:
-            self.rows |= {k: row for k, (row, _) in self._before.items()}
-            self._label({k: made_by for k, (_, made_by) in self._before.items()})
-            self._before.clear()
-        moved, self.move_log = self.move_log, MoveLog()
-        if stay:
+        if self._rows_before_round == t:
+            self.rows |= {k: row for k, (row, _) in self._rows_before.items()}
+            self._set_rounds({k: made_by for k, (_, made_by) in self._rows_before.items()})
+            self._rows_before.clear()
+        log, self.move_log = self.move_log, MoveLog()
+        if keep_moves:
             return
-        for k, source, to in moved.moves:
-            self.owner[k] = source
+        for k, source, to in log.moves:
+            self.owners[k] = source
             if to == self.comm.rank:
                 self.rows.pop(k, None)
-        self._take(moved.left)
+        self._store_rows(log.sent_rows)
 
     def reassign(self, alive: Collection[int], ranks: Sequence[int], *, move: bool) -> None:
         """Set `reassigned` to the clients of failed ranks; if `move` is true, assign these clients to `ranks`.
@@ -168,28 +174,30 @@ class ClientStates:
         The result depends only on `alive` and on what this rank knew before the round.
         """
         for k, dead in self.reassigned.items():
-            self.owner[k] = dead
+            self.owners[k] = dead
             self.rows.pop(k, None)
         clients = range(self.trainer.data.clients)
-        self.reassigned = {k: self.owner[k] for k in clients if self.owner[k] not in alive}
+        self.reassigned = {k: self.owners[k] for k in clients if self.owners[k] not in alive}
         if move:
-            self.owner |= scheduler.pinned(list(self.reassigned), ranks)
+            self.owners |= scheduler.assign_pinned(list(self.reassigned), ranks)
 
     # ---- states of earlier rounds ----
-    def newest(self, clients: Collection[int], took_part: Callable[[int, int], bool]) -> dict[int, int]:
+    def newest_saved_rounds(self, clients: Collection[int], took_part: Callable[[int, int], bool]) -> dict[int, int]:
         """Return client -> the latest round in which it took part and whose state is stored intact."""
         if self.store is None:
             return {}
-        stored = sorted((k, t) for k, t in self.store.found() if k in clients)
+        stored = sorted((k, t) for k, t in self.store.list_keys() if k in clients)
         self.store.take_over(stored)
-        known = ((k, t) for k, t in stored if k in self.trained and t <= self.trained[k] and took_part(k, t))
-        return {k: t for k, t in known if self.store.whole(k, t)}  # of several rounds the last one is kept
+        candidates = (
+            (k, t) for k, t in stored if k in self.last_trained and t <= self.last_trained[k] and took_part(k, t)
+        )
+        return {k: t for k, t in candidates if self.store.is_intact(k, t)}  # of several rounds the last one is kept
 
-    def revert(self, rounds: Mapping[int, int]) -> None:
+    def revert_states(self, rounds: Mapping[int, int]) -> None:
         """Revert clients to the states that earlier rounds produced; `rounds` maps each client to such a round."""
         for k in rounds:
             self.rows.pop(k, None)
-        self._label(rounds)
+        self._set_rounds(rounds)
 
     def replay_failures(self, t: int, lost_ranks: LostRanks, *, evaluated: bool) -> None:
         """Apply the recorded rank failures of round t to the client states, in a replay (faults.replay).
@@ -200,56 +208,56 @@ class ClientStates:
             evaluated: whether round t - 1 has been evaluated. Before that, only failures are applied that happened
                 before its evaluation in the recorded run.
         """
-        known = lost_ranks if evaluated else lost_ranks.before(t)
-        self.unavailable = known.gone(t)
+        applied = lost_ranks if evaluated else lost_ranks.before_evaluation(t)
+        self.unavailable = applied.unavailable_clients(t)
         if not self.messages.client_state.size:
             return
-        for k, r in sorted(lost_ranks.needed() - self.copies.keys()):
-            if self.trained.get(k) == r:
-                rank = self.owner[k]
-                self.copies[k, r] = rank, self._row(k).clone() if rank == self.comm.rank else None
-        before = lost_ranks.before(t).reverted(t) if evaluated else {}
-        self._revert_to_copies({k: r for k, r in known.reverted(t).items() if before.get(k) != r})
+        for k, r in sorted(lost_ranks.needed_states() - self.copies.keys()):
+            if self.last_trained.get(k) == r:
+                rank = self.owners[k]
+                self.copies[k, r] = rank, self._get_row(k).clone() if rank == self.comm.rank else None
+        before = lost_ranks.before_evaluation(t).reverted_states(t) if evaluated else {}
+        self._revert_to_copies({k: r for k, r in applied.reverted_states(t).items() if before.get(k) != r})
 
     def _revert_to_copies(self, rounds: Mapping[int, int]) -> None:
         """Revert states as `revert` does, to the rows in `copies`, which are sent by the ranks that have them."""
         mine, outgoing, incoming = dict[int, Tensor](), list[Message](), list[Message]()
         for k, t in sorted(rounds.items()):
-            if t == START:
+            if t == INITIAL_STATE:
                 continue
             if (k, t) not in self.copies:
                 raise UserError(
                     f"client {k} reverts to its state of round {t}, which the checkpoint lacks; begin earlier"
                 )
-            (source, row), to = self.copies[k, t], self.owner[k]
+            (source, row), to = self.copies[k, t], self.owners[k]
             if to == self.comm.rank:
-                mine[k] = self._empty() if row is None else row.clone()
+                mine[k] = self._new_row_buffer() if row is None else row.clone()
                 incoming += [(source, mine[k])] if row is None else []
             elif row is not None:
                 outgoing.append((to, row.to(self.comm.device)))
         self.comm.exchange(outgoing, incoming)
-        self.revert(rounds)
-        self._take(mine)
+        self.revert_states(rounds)
+        self._store_rows(mine)
         for k, row in mine.items() if self.store is not None else ():
-            self.store.put(k, self.trained[k], row.cpu())  # type: ignore[union-attr]
+            self.store.put(k, self.last_trained[k], row.cpu())  # type: ignore[union-attr]
 
     # ---- rows ----
-    def _empty(self) -> Tensor:
+    def _new_row_buffer(self) -> Tensor:
         """Return memory in which a row from another rank is received."""
         return torch.empty(self.messages.client_state.size, dtype=self.w0.dtype, device=self.comm.device)
 
-    def _take(self, rows: Mapping[int, Tensor]) -> None:
+    def _store_rows(self, rows: Mapping[int, Tensor]) -> None:
         self.rows |= {k: row.to(self.w0.device) for k, row in rows.items()}
 
-    def _label(self, rounds: Mapping[int, int]) -> None:
+    def _set_rounds(self, rounds: Mapping[int, int]) -> None:
         """Record by which rounds the states of these clients were produced."""
-        self.trained = {k: t for k, t in {**self.trained, **rounds}.items() if t != START}
+        self.last_trained = {k: t for k, t in {**self.last_trained, **rounds}.items() if t != INITIAL_STATE}
 
-    def _row(self, client: int) -> Tensor:
+    def _get_row(self, client: int) -> Tensor:
         """Return a client's row and mark it as the most recently used one."""
         row = self.rows.pop(client, None)
-        if row is None and self.store is not None and client in self.trained:
-            row = self.store.get(client, self.trained[client]).to(self.w0.device)
+        if row is None and self.store is not None and client in self.last_trained:
+            row = self.store.get(client, self.last_trained[client]).to(self.w0.device)
         elif row is None:
             row = self.messages.initial_state("client_state", self.w0, self.b0)
         self.rows[client] = row
@@ -259,9 +267,9 @@ class ClientStates:
         """Remove the least recently used rows from memory; rows that are not in the store are written to it first."""
         evicted = list[tuple[int, int]]()
         for client in islice(self.rows, len(self.rows) - max(self.max_in_memory, 1)):
-            if client in self._before:  # this row and all after it may have to be undone, and must not be stored
+            if client in self._rows_before:  # this row and all after it may have to be undone, and must not be stored
                 break
-            last = self.trained.get(client, START)
+            last = self.last_trained.get(client, INITIAL_STATE)
             if client not in self.received_rows or not self.written_up_to < last <= self.stored_up_to:
                 evicted.append((client, last))
         for client, last in evicted:

@@ -16,7 +16,7 @@ from fedmpi.engine.hook_checks import FrozenTensorGuard
 from fedmpi.engine.local.graphs import PassGraphs, consists_of_known_parts
 from fedmpi.engine.local.local_training_config import LocalTrainingConfig
 from fedmpi.engine.local.mlp_backward import MLPBackward
-from fedmpi.engine.messages import Messages
+from fedmpi.engine.messages import MessageLayouts
 from fedmpi.flat.model import FlatModel
 from fedmpi.flat.packing import Views
 from fedmpi.method.base import Method, overrides
@@ -39,7 +39,7 @@ class ClientTrainer:
         task: Any,
         method: Method,
         data: Federated,
-        messages: Messages,
+        messages: MessageLayouts,
         local_training: LocalTrainingConfig,
         seed: int,
         *,
@@ -66,7 +66,7 @@ class ClientTrainer:
         self.pack, self.strict = pack, strict
         captures = graphs is True or (graphs == "auto" and consists_of_known_parts(model.module, task))
         self.graphs = PassGraphs(strict=graphs is True) if captures else None
-        self._twins: list[tuple[FlatModel, FeaturesAndHead]] = []
+        self._frozen_copies: list[tuple[FlatModel, FeaturesAndHead]] = []
         self.nothing = model.w.new_empty(0)
         self.initial_gradient_weight = (
             nan if local_training.not_plain_sgd_reason() else 0.0
@@ -110,15 +110,15 @@ class ClientTrainer:
     def unpack_broadcast(self, announcement: Tensor) -> Views:
         """Return the fields of the broadcast row `announcement`, as the same tensors for all clients of this rank."""
         if self._broadcast[0] is not announcement:
-            self._broadcast = announcement, self.messages.announcement().packing.views(announcement)
+            self._broadcast = announcement, self.messages.broadcast_layout().packing.views(announcement)
         return self._broadcast[1]
 
-    def twin(self, number: int) -> tuple[FlatModel, FeaturesAndHead]:
+    def frozen_copy(self, number: int) -> tuple[FlatModel, FeaturesAndHead]:
         """Return the frozen copy of the model with this number, in the same layout; it is created on first use."""
-        while len(self._twins) <= number:
-            model = self.model.twin()
-            self._twins.append((model, FeaturesAndHead(model.module, self.data.input_shape, self.data.x_dtype)))
-        return self._twins[number]
+        while len(self._frozen_copies) <= number:
+            model = self.model.frozen_copy()
+            self._frozen_copies.append((model, FeaturesAndHead(model.module, self.data.input_shape, self.data.x_dtype)))
+        return self._frozen_copies[number]
 
 
 def _direct(module: nn.Module, task: Any) -> Callable[[Any, Tensor, Tensor], Tensor] | None:

@@ -39,26 +39,30 @@ from fedmpi.common.user_code_errors import attribute_errors, located_error
 from fedmpi.data.batches import Shard, batches, pooled_rows
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.client_trainer import ClientTrainer
-from fedmpi.engine.federation_config import SERVERS, FederationConfig
+from fedmpi.engine.federation_config import SERVER_PROTOCOLS, FederationConfig
 from fedmpi.engine.hook_checks import not_passed, wrong
 from fedmpi.engine.local.client_context import ClientContext
-from fedmpi.engine.messages import Messages
+from fedmpi.engine.messages import MessageLayouts
 from fedmpi.engine.server import FederationServer
 from fedmpi.engine.transport.round_transport import RoundTransport
-from fedmpi.flat.layout import EVERYTHING
+from fedmpi.flat.layout import ALL_GROUPS
 from fedmpi.method.base import overrides
 from fedmpi.models.probabilistic_features import REFERENCE_GROUP
 from fedmpi.tasks import validation
 from fedmpi.tasks.metrics import Metrics, client_statistics, count_by_class, weighted_client_mean
 
-MOST_CLASSES = 100  # largest number of classes for which accuracies by class are recorded
-OWN = ("personal_weights", "personal_buffers", "predict")  # hooks that give each client a model of its own
+MAX_CLASSES = 100  # largest number of classes for which accuracies by class are recorded
+PERSONAL_MODEL_HOOKS = (
+    "personal_weights",
+    "personal_buffers",
+    "predict",
+)  # hooks that give each client a model of its own
 
 
 class Evaluation(NamedTuple):
     """The results of one model on one shard."""
 
-    figures: Metrics  # the loss, and the task's metrics
+    metrics: Metrics  # the loss, and the task's metrics
     outputs: Tensor  # (n, ...) outputs, as the task reduces them
     targets: Tensor  # (n, ...)
 
@@ -83,18 +87,18 @@ def evaluate(
     with torch.inference_mode(), trainer.precision() if trainer.bf16 else nullcontext():
         for x, y in batches(shard, batch_size, None):
             f = _outputs(trainer, module, x, predict)
-            of_batch = task.batch_weight(y)
-            loss, weight = loss + validation.eval_loss(task, f, x, y).double() * of_batch, weight + of_batch
+            batch_weight = task.batch_weight(y)
+            loss, weight = loss + validation.eval_loss(task, f, x, y).double() * batch_weight, weight + batch_weight
             outputs.append(validation.reduce_outputs(task, f, y))
             targets.append(y)
         trainer.frozen_guard.check()
         f, y = torch.cat(outputs), torch.cat(targets)
-        whole = validation.split_loss(task, f, y)
+        split_loss = validation.split_loss(task, f, y)
         if f.is_floating_point() and bool(f.isnan().any()):  # argmax would return a class for nan
-            figures = dict.fromkeys(task.names, nan)
+            metrics = dict.fromkeys(task.names, nan)
         else:
-            figures = validation.compute_metrics(task, f, y)
-        return Evaluation({"loss": (loss / weight if whole is None else whole).item(), **figures}, f, y)
+            metrics = validation.compute_metrics(task, f, y)
+        return Evaluation({"loss": (loss / weight if split_loss is None else split_loss).item(), **metrics}, f, y)
 
 
 def _outputs(
@@ -154,22 +158,29 @@ class Evaluator:
         self.protocol = tuple(config.protocol)
         # accuracy of the global model for each class, in percent; [] if unknown
         self.class_accuracy: list[float | None] = []
-        self.warned = set[str]()  # protocols for which a warning about outputs that are not finite was issued
-        self.silo = self.data.global_test is None
-        kept, method = own_parts(self.trainer.messages), self.trainer.method
-        asked, left = SERVERS.intersection(self.protocol), tuple(p for p in self.protocol if p not in SERVERS)
-        if kept and asked and left:  # without the parts that clients keep there is no global model
-            self.protocol = left
+        self.warned_protocols = set[str]()  # protocols for which a warning about outputs that are not finite was issued
+        self.is_silo = self.data.global_test is None
+        personal, method = personal_groups(self.trainer.messages), self.trainer.method
+        server_protocols, other_protocols = (
+            SERVER_PROTOCOLS.intersection(self.protocol),
+            tuple(p for p in self.protocol if p not in SERVER_PROTOCOLS),
+        )
+        if (
+            personal and server_protocols and other_protocols
+        ):  # without the parts that clients keep there is no global model
+            self.protocol = other_protocols
             if self.comm.rank == 0:
-                text = f"evaluate.protocol: {', '.join(sorted(asked))} is left out: "
-                text += f"method {type(method).__name__} keeps {', '.join(sorted(kept))} with each client"
+                text = f"evaluate.protocol: {', '.join(sorted(server_protocols))} is left out: "
+                text += f"method {type(method).__name__} keeps {', '.join(sorted(personal))} with each client"
                 warnings.warn(RankWarning(text), stacklevel=2)
         # Whether the best model is selected by each client's model on its own rows, and not by the global model.
-        own = any(overrides(method, hook) for hook in OWN) and not asked.intersection(self.protocol)
-        self.own = config.best is not None and (own or not self.trainer.messages.shared.whole)
+        own = any(overrides(method, hook) for hook in PERSONAL_MODEL_HOOKS) and not server_protocols.intersection(
+            self.protocol
+        )
+        self.selects_by_own_models = config.best is not None and (own or not self.trainer.messages.shared.selects_all)
         # otherwise rank 0 evaluates alone
-        self.asks_clients = self.silo or bool({*self.protocol} - SERVERS) or self.own
-        if self.silo and "personal_on_global" in self.protocol:
+        self.clients_evaluate = self.is_silo or bool({*self.protocol} - SERVER_PROTOCOLS) or self.selects_by_own_models
+        if self.is_silo and "personal_on_global" in self.protocol:
             raise UserError("evaluate.protocol: personal_on_global needs a global test set, which silos do not have")
         if "sites" in self.protocol and not self.data.test_by_site:
             raise UserError("evaluate.protocol: sites needs a data set that says whose each test row is; take personal")
@@ -182,98 +193,100 @@ class Evaluator:
         Args:
             last: whether no round follows.
         """
-        figures, lines = Metrics(), list[dict[str, Any]]()
-        if self.server is None and not self.asks_clients:
-            return figures, lines
-        of, t = t, max(t, 0)  # the initial model (round -1) is evaluated like that of round 0
+        metrics, client_rows = Metrics(), list[dict[str, Any]]()
+        if self.server is None and not self.clients_evaluate:
+            return metrics, client_rows
+        evaluated_round, t = t, max(t, 0)  # the initial model (round -1) is evaluated like that of round 0
         # the downloads of the clients to be evaluated; any row for clients of other ranks
         downloads = dict[int, Tensor]()
-        if self.asks_clients:
-            asked = [k for k in range(self.data.clients) if k not in self.states.unavailable]
-            downloads = dict.fromkeys(asked, self.transport.no_download)
+        if self.clients_evaluate:
+            clients = [k for k in range(self.data.clients) if k not in self.states.unavailable]
+            downloads = dict.fromkeys(clients, self.transport.empty_download)
             # these hooks may read it
             if any(overrides(self.trainer.method, hook) for hook in ("personal_weights", "predict", "finetune")):
-                downloads = self.transport.send_downloads(t, asked, self.states.owner, self.server)
+                downloads = self.transport.send_downloads(t, clients, self.states.owners, self.server)
         for protocol in self.protocol:
             if protocol.startswith("ft(") and not last:
                 continue
-            if protocol == "sites" or (protocol == "global" and not self.silo):  # rank 0 evaluates these alone
+            if protocol == "sites" or (protocol == "global" and not self.is_silo):  # rank 0 evaluates these alone
                 if self.server is not None:
-                    figures |= self._by_site(t) if protocol == "sites" else self._global(t)
+                    metrics |= self._evaluate_sites(t) if protocol == "sites" else self._evaluate_global_test(t)
                 continue
             rows, weights = self._evaluate_clients(protocol, t, downloads)
             if self.server is not None:
-                figures |= self._combine(t, protocol, rows, weights)
+                metrics |= self._combine_shards(t, protocol, rows, weights)
                 shared = self.data.global_test if protocol == "personal_on_global" else None
                 for k in sorted(rows):
                     samples = int(self.data.test_sizes[k]) if shared is None else len(shared)
                     site = {"site": self.data.site_names[k]} if self.data.site_names else {}
-                    head = {"round": of, "client": k, **site, "protocol": protocol, "samples": samples}
-                    lines.append(head | rows[k])
+                    head = {"round": evaluated_round, "client": k, **site, "protocol": protocol, "samples": samples}
+                    client_rows.append(head | rows[k])
         if self.config.best is not None:
-            figures |= {f"validation_{name}": value for name, value in self._validated(t, downloads).items()}
-        return figures, lines
+            metrics |= {f"validation_{name}": value for name, value in self._evaluate_validation(t, downloads).items()}
+        return metrics, client_rows
 
     # ---- the global model, at rank 0 ----
-    def _evaluate_global(self, t: int, shard: Shard) -> Evaluation:
+    def _evaluate_global_model(self, t: int, shard: Shard) -> Evaluation:
         assert self.server is not None
         self.trainer.model.load(self.server.w, self.server.b)
         with attribute_errors(f"evaluation after round {t}"):
             return evaluate(self.trainer, shard, self.config.eval_batch)
 
-    def _global(self, t: int) -> Metrics:
+    def _evaluate_global_test(self, t: int) -> Metrics:
         """Return the metrics of the global model on the global test set; set `class_accuracy`."""
         assert self.data.global_test is not None
-        figures, f, y = self._evaluate_global(t, self.data.global_test)
+        metrics, f, y = self._evaluate_global_model(t, self.data.global_test)
         self.class_accuracy = []
-        logits = getattr(self.trainer.task, "classification", False) and f.ndim == 2 and f.shape[1] <= MOST_CLASSES
+        logits = getattr(self.trainer.task, "classification", False) and f.ndim == 2 and f.shape[1] <= MAX_CLASSES
         classes = logits and y.dtype == torch.int64 and y.ndim == 1 and 0 <= int(y.min()) < int(y.max()) < f.shape[1]
         if classes and bool(f.isfinite().all()):
             right, every, _ = count_by_class(f.argmax(1), y, f.shape[1])
             self.class_accuracy = [None if isnan(v) else round(v, 3) for v in (100 * right / every).tolist()]
-        return figures
+        return metrics
 
-    def _by_site(self, t: int) -> Metrics:
+    def _evaluate_sites(self, t: int) -> Metrics:
         """Return the metrics of the global model on each site's test rows, and their spread over sites."""
         rows, weights = dict[str, Metrics](), dict[str, float]()
         for site, shard in self.data.test_by_site.items():
-            rows[site], weights[site] = self._with_weight(self._evaluate_global(t, shard))
-        over_sites = self._combine(t, "sites", rows, weights)
+            rows[site], weights[site] = self._metrics_and_weight(self._evaluate_global_model(t, shard))
+        over_sites = self._combine_shards(t, "sites", rows, weights)
         return over_sites | {f"{name}@{site}": row[name] for site, row in rows.items() for name in self.names}
 
-    def _validated(self, t: int, downloads: Mapping[int, Tensor]) -> Metrics:
+    def _evaluate_validation(self, t: int, downloads: Mapping[int, Tensor]) -> Metrics:
         """Return the metrics on the validation rows, at rank 0."""
-        if self.silo or self.own:
+        if self.is_silo or self.selects_by_own_models:
             rows, weights = self._evaluate_clients("validation", t, downloads)
-            return {} if self.server is None else self._combine(t, "validation", rows, weights)
-        return {} if self.server is None else self._evaluate_global(t, pooled_rows(self.data.validation)).figures
+            return {} if self.server is None else self._combine_shards(t, "validation", rows, weights)
+        return {} if self.server is None else self._evaluate_global_model(t, pooled_rows(self.data.validation)).metrics
 
     # ---- clients and sites ----
-    def _with_weight(self, of: Evaluation) -> tuple[Metrics, float]:
+    def _metrics_and_weight(self, evaluation: Evaluation) -> tuple[Metrics, float]:
         """Return metrics and their weight in a mean over shards: the number of samples, or targets, that count."""
-        weight = float(self.trainer.task.split_weight(of.targets)) if len(of.targets) else 0.0
-        return of.figures if weight else {**of.figures, "loss": nan}, weight
+        weight = float(self.trainer.task.split_weight(evaluation.targets)) if len(evaluation.targets) else 0.0
+        return evaluation.metrics if weight else {**evaluation.metrics, "loss": nan}, weight
 
-    def _combine(self, t: int, protocol: str, rows: Mapping[Any, Metrics], weights: Mapping[Any, float]) -> Metrics:
+    def _combine_shards(
+        self, t: int, protocol: str, rows: Mapping[Any, Metrics], weights: Mapping[Any, float]
+    ) -> Metrics:
         """Return metrics over all clients or sites: pooled by samples if they evaluate one model, else their spread.
 
         They are nan, with a warning, if a model that has samples has no finite loss: a mean over the other models would
         improve with each model that fails.
         """
         bad = [k for k in sorted(rows) if weights[k] and isnan(rows[k]["loss"])]
-        if bad and protocol not in self.warned:
-            self.warned.add(protocol)
+        if bad and protocol not in self.warned_protocols:
+            self.warned_protocols.add(protocol)
             who = f"{'site' if protocol == 'sites' else 'client'} {', '.join(map(str, bad[:5]))}"
             text = f"round {t}, {protocol}: the loss of {who} (of {len(rows)}) is no number, and so no figure of all is"
             warnings.warn(RankWarning(text), stacklevel=2)
         if protocol in ("global", "validation"):
             return dict.fromkeys(self.names, nan) if bad else weighted_client_mean(rows, weights)
-        figures: Metrics = {}
+        metrics: Metrics = {}
         for name in self.names:
             lower_is_better = is_lower_better(name, getattr(self.trainer.task, "lower_is_better", ()))
             values = [nan] if bad else [rows[k][name] for k in sorted(rows)]
-            figures |= client_statistics(f"{protocol}_{name}", values, lower_is_better)
-        return figures
+            metrics |= client_statistics(f"{protocol}_{name}", values, lower_is_better)
+        return metrics
 
     def _evaluate_clients(
         self, protocol: str, t: int, downloads: Mapping[int, Tensor]
@@ -282,13 +295,15 @@ class Evaluator:
 
         The rank that has a client's state evaluates the client.
         """
-        comm, owner, rows = self.comm, self.states.owner, dict[int, Tensor]()
-        received = self.config.learning_rate(t), self.transport.inbox
+        comm, owner, rows = self.comm, self.states.owners, dict[int, Tensor]()
+        received = self.config.learning_rate(t), self.transport.broadcast_copy
         for client, download in downloads.items():
             if owner[client] == comm.rank:
                 seeds.reseed(self.trainer.seed, "evaluate", protocol, t, client)
                 with attribute_errors(f"evaluation after round {t}, client {client}"):
-                    row, weight = self._evaluate_client(protocol, self.states.view(client, t, *received, download))
+                    row, weight = self._evaluate_client(
+                        protocol, self.states.client_context(client, t, *received, download)
+                    )
                 numbers = [weight, *(row[n] for n in self.names)]
                 rows[client] = torch.tensor(numbers, dtype=torch.float64, device=comm.device)
             elif comm.rank == 0:
@@ -297,28 +312,28 @@ class Evaluator:
         outgoing = [(0, row) for row in rows.values()] if comm.rank else []
         comm.exchange(outgoing, [(owner[k], row) for k, row in rows.items() if owner[k] != comm.rank])
         values = {k: row.tolist() for k, row in rows.items()}
-        figures = {k: dict(zip(self.names, numbers[1:], strict=True)) for k, numbers in values.items()}
-        return figures, {k: numbers[0] for k, numbers in values.items()}
+        metrics = {k: dict(zip(self.names, numbers[1:], strict=True)) for k, numbers in values.items()}
+        return metrics, {k: numbers[0] for k, numbers in values.items()}
 
     def _evaluate_client(self, protocol: str, client: ClientContext) -> tuple[Metrics, float]:
         """Return the metrics of one client under one protocol, and their weight."""
         trainer, inputs, predict = self.trainer, client.read_only_check(), None
-        if protocol == "global" or (protocol == "validation" and not self.own):
+        if protocol == "global" or (protocol == "validation" and not self.selects_by_own_models):
             trainer.model.load(client.received, client.b0)
         else:
             predict = load_own_model(client, int(protocol[3:-1]) if protocol.startswith("ft(") else 0)
         own = self.data.validation if protocol == "validation" else self.data.test
         shard = self.data.global_test if protocol == "personal_on_global" else own[client.id]
         assert shard is not None
-        result = self._with_weight(evaluate(trainer, shard, self.config.eval_batch, predict))
+        result = self._metrics_and_weight(evaluate(trainer, shard, self.config.eval_batch, predict))
         inputs.check_hooks(trainer.method, client.where, "personal_weights", "personal_buffers", "finetune", "predict")
         return result
 
 
-def own_parts(messages: Messages) -> frozenset[str]:
+def personal_groups(messages: MessageLayouts) -> frozenset[str]:
     """Return the layout groups that clients both keep and train.
 
     Groups that no client trains (FedBABU's head) and reference parameters, which do not affect outputs, are excluded.
     """
-    left = messages.every - messages.shared_groups - {REFERENCE_GROUP}
-    return left if EVERYTHING in messages.method.trains else left.intersection(messages.method.trains)
+    left = messages.all_groups - messages.shared_groups - {REFERENCE_GROUP}
+    return left if ALL_GROUPS in messages.method.trains else left.intersection(messages.method.trains)

@@ -39,7 +39,7 @@ from fedmpi.engine.packed import packed_rounds
 from fedmpi.engine.reporting import Reporter
 from fedmpi.engine.round_control import TRAIN, RoundCommand, RoundControl
 from fedmpi.engine.scheduler import ClientScheduler
-from fedmpi.engine.server import FederationServer, Rule, ServerView
+from fedmpi.engine.server import FederationServer, ServerRule, ServerView
 from fedmpi.engine.tracing import Timeline
 from fedmpi.engine.transport.gather import GatheredUploads, UploadGather
 from fedmpi.engine.transport.round_transport import RoundTransport
@@ -54,7 +54,7 @@ class Federation:
         comm: Communicator,
         trainer: ClientTrainer,
         optimizer: ServerOptimizer,
-        rule: Rule | None = None,
+        rule: ServerRule | None = None,
         callbacks: RunCallbacks | None = None,
     ) -> None:
         """Set up the run; `rule` replaces the direction of the method's `aggregate`."""
@@ -70,7 +70,7 @@ class Federation:
             messages,
             model.w,
             config.gather,
-            acknowledge=tolerant or config.acknowledges,
+            acknowledges=tolerant or config.acknowledges,
         )
         self.server: FederationServer | None = None
         if comm.rank == 0:
@@ -82,7 +82,7 @@ class Federation:
                 view=ServerView(data, optimizer.lr, config.rounds, config.seed),
                 rule=rule,
                 criterion=config.best,
-                records=config.update_stats,
+                recorded_stats=config.update_stats,
                 update_filter=UpdateFilter(config.max_norm, config.drops_bad_updates),
             )
             if comm.rank not in training_ranks and self.server.w.device == model.w.device:
@@ -95,9 +95,11 @@ class Federation:
             self.probes = Probes(config, self.states, self.transport, self.scheduler, self.server, callbacks)
         self.control = RoundControl(comm, self.scheduler, self.reporter, trainer.stop)
         self.timeline = Timeline()
-        self.failures: FailurePolicy | None = None
+        self.failure_policy: FailurePolicy | None = None
         if tolerant:
-            self.failures = FailurePolicy(config, self.control, self.timeline, movable=data.global_test is not None)
+            self.failure_policy = FailurePolicy(
+                config, self.control, self.timeline, can_move_clients=data.global_test is not None
+            )
 
     # ---- the loop ----
     def run(self) -> str:
@@ -109,13 +111,13 @@ class Federation:
                 try:
                     reason = self.run_round(t)
                 except Lost as error:
-                    if self.failures is None:
+                    if self.failure_policy is None:
                         raise
                     failure = str(error)
                 # This is outside of the handler: while the error is referenced, the sockets of the broken group stay
                 # open, and ranks that wait for this one do not notice.
                 t = (
-                    t + 1 if self.failures is None else self.failures.next_round(t, failure)
+                    t + 1 if self.failure_policy is None else self.failure_policy.next_round(t, failure)
                 )  # t is repeated after a failure
             return reason
         finally:
@@ -123,17 +125,17 @@ class Federation:
 
     def run_round(self, t: int) -> str | None:
         """Run round t; return None if it was run, or the reason why the run ends before it."""
-        counted, span = (self.comm.sent_bytes, self.comm.received_bytes), self.timeline.span
+        bytes_before, span = (self.comm.sent_bytes, self.comm.received_bytes), self.timeline.span
         self.timeline.begin(t)
         command = self.control.open_round(t)  # rank 0 broadcasts: command, w, declared server state
         span("word" if self.server is None else "announce")
         self.report_previous_round(t, command)  # rank 0 evaluates round t - 1; all ranks do if clients evaluate, too
         if command is not TRAIN:
-            return self.control.leave(command)
+            return self.control.end_run(command)
 
         cohort = self.scheduler.cohort(t)  # a function of (seed, t): the same on every rank
         placement = self.scheduler.assign(t)  # client -> rank
-        self.states.move(placement)  # the state of a client is sent to the rank that trains it
+        self.states.move_states(placement)  # the state of a client is sent to the rank that trains it
         span("move")
         downloads = self.transport.send_downloads(t, cohort, placement, self.server)
         span("download")
@@ -141,7 +143,7 @@ class Federation:
             self.probes.train(t, cohort, placement, downloads)
             span("analyse")
 
-        gather = self.transport.gather_uploads(t, cohort, placement, self.scheduler.weights(cohort)[1])
+        gather = self.transport.gather_uploads(t, cohort, placement, self.scheduler.cohort_weights(cohort)[1])
         mine, at_once = [k for k in cohort if placement[k] == self.comm.rank], self.trainer.pack
         if self.states.store is not None:  # the states of clients that train together must fit into memory together
             at_once = min(at_once, max(self.states.max_in_memory, 1))
@@ -151,7 +153,7 @@ class Federation:
         trained, uploads, arrived = time.perf_counter(), gather.finish(), time.perf_counter()
         span("uploads")
         if uploads is not None:  # at rank 0: w <- server_optim(w, direction(uploads))
-            self.reporter.metrics_row = self.step_server(t, cohort, placement, uploads, trained, arrived, counted)
+            self.reporter.metrics_row = self.step_server(t, cohort, placement, uploads, trained, arrived, bytes_before)
             span("step")
         if self.probes is not None:
             self.probes.measure(t, cohort, placement)
@@ -161,24 +163,24 @@ class Federation:
     # ---- the steps of a round ----
     def report_previous_round(self, t: int, command: RoundCommand) -> None:
         """Hash, save and evaluate the model of round t - 1 at the beginning of round t."""
-        line = self.reporter.metrics_row
+        row = self.reporter.metrics_row
         self.timeline.flush()
         self.timeline.span("settle")
-        if self.server is not None and line and "sha256" not in line:
-            line["sha256"] = self.trainer.model.layout.sha256(self.server.w)
+        if self.server is not None and row and "sha256" not in row:
+            row["sha256"] = self.trainer.model.layout.sha256(self.server.w)
             self.timeline.span("hash")
         first, callbacks = self.control.first_round, self.reporter.callbacks
         if command is RoundCommand.ABORTED:  # round t - 1 does not count: t - 2 is the last one
             if t > first + 1:
-                callbacks.save_state(self, t - 2, self.reporter.saved, True)
+                callbacks.save_state(self, t - 2, self.reporter.saved_state, True)
             return
         if t > first:
-            self.reporter.saved = self.memory()
-            callbacks.save_state(self, t - 1, self.reporter.saved, command is not TRAIN)
+            self.reporter.saved_state = self.rank0_state()
+            callbacks.save_state(self, t - 1, self.reporter.saved_state, command is not TRAIN)
         self.timeline.span("checkpoint")
         last = command in (RoundCommand.FINISHED, RoundCommand.EARLY_STOPPED)
         with self.comm.uncounted():
-            self.reporter.report(t, made=command is TRAIN, last=last, began=self.control.opened_at)
+            self.reporter.report(t, trains=command is TRAIN, last=last, started_at=self.control.opened_at)
         self.timeline.span("evaluate")
         if command is TRAIN and self.config.replays_failures:
             self.states.replay_failures(t, self.scheduler.lost_ranks, evaluated=True)
@@ -187,24 +189,24 @@ class Federation:
         self, clients: Sequence[int], t: int, downloads: Mapping[int, Tensor], gather: UploadGather
     ) -> None:
         """Train clients of this rank, several at once if compute.clients_per_pass says so, and send their uploads."""
-        span, alone = self.timeline.span, len(clients) == 1
+        span, is_single = self.timeline.span, len(clients) == 1
         for client in clients if self.states.keeps_undo else ():
-            self.states.remember(client)
-        received = self.config.learning_rate(t), self.transport.inbox
+            self.states.save_before_training(client)
+        received = self.config.learning_rate(t), self.transport.broadcast_copy
         write = packed_rounds.train_clients(
-            [self.states.view(k, t, *received, downloads[k]) for k in clients], gather.block
+            [self.states.client_context(k, t, *received, downloads[k]) for k in clients], gather.adjacent_rows
         )
-        if not alone:  # clients that train together are one span
+        if not is_single:  # clients that train together are one span
             span("train", list(clients))
         for client in clients:
-            row = gather.row(client)
-            if alone:
+            row = gather.upload_row(client)
+            if is_single:
                 span("send")
             write[client](row)
-            if alone:
+            if is_single:
                 span("train", client)
-            self.states.trained[client] = t  # before another client needs the memory of its row
-            gather.done(client)
+            self.states.last_trained[client] = t  # before another client needs the memory of its row
+            gather.submit(client)
         span("send")
 
     def step_server(
@@ -215,7 +217,7 @@ class Federation:
         received: GatheredUploads,
         trained: float,
         arrived: float,
-        counted: tuple[int, int],
+        bytes_before: tuple[int, int],
     ) -> dict[str, Any] | None:
         """Step the server with the uploads that count; return round t's metrics, or None if a rank was asked to stop.
 
@@ -233,22 +235,26 @@ class Federation:
         failed = [k for k, flag in zip(cohort, flags, strict=True) if flag == FAILED]
         timings = [0.0 if flag else s for s, flag in zip(seconds, flags, strict=True)]
         self.scheduler.record_timings(t, {k: placement[k] for k in cohort}, timings)
-        upload = self.trainer.messages.upload(t)
-        refused = server.update_filter.refused(t, cohort, received, upload.w.take(server.w), failed)
-        server.refused = [each["client"] for each in refused]
-        good, recorded, figures = [k for k in cohort if k not in server.refused], {"train_loss": float("nan")}, {}
-        if good:
-            if server.refused:
-                received.only([cohort.index(k) for k in good])
-            updates = received.uploads(good, *self.scheduler.weights(good))
+        upload = self.trainer.messages.upload_layout(t)
+        refused = server.update_filter.find_refused(t, cohort, received, upload.w.take(server.w), failed)
+        server.refused_clients = [each["client"] for each in refused]
+        accepted, recorded, metrics = (
+            [k for k in cohort if k not in server.refused_clients],
+            {"train_loss": float("nan")},
+            {},
+        )
+        if accepted:
+            if server.refused_clients:
+                received.keep_rows([cohort.index(k) for k in accepted])
+            updates = received.as_uploads(accepted, *self.scheduler.cohort_weights(accepted))
             lr = self.config.learning_rate(t)
-            figures = server.step(t, lr, updates, upload, received, server.update_filter.norms)
-            recorded = {**received.train_loss(updates.p), **server.updates}
-        busy = Counter[int]()  # rank -> seconds in which it has trained
+            metrics = server.step(t, lr, updates, upload, received, server.update_filter.norms)
+            recorded = {**received.mean_train_loss(updates.p), **server.update_stats}
+        busy_s = Counter[int]()  # rank -> seconds in which it has trained
         for k, s in zip(cohort, seconds, strict=True):
-            busy[placement[k]] += s
+            busy_s[placement[k]] += s
         absent = [k for k in self.scheduler.sample(t) if k not in cohort]
-        line = {
+        row = {
             "round": t,
             **recorded,
             "cohort": list(cohort),
@@ -256,22 +262,22 @@ class Federation:
             **({"lost": absent} if absent else {}),
             **self.transport.traffic.count(t, cohort),
             "wall_s": time.perf_counter() - self.control.opened_at,
-            "train_s": max(busy.values(), default=0.0),
+            "train_s": max(busy_s.values(), default=0.0),
             "wait_s": arrived - trained,
             "server_s": time.perf_counter() - arrived,
         }
-        if figures:
-            check_metric_names(self.trainer.method, figures, self.trainer.task.names, f"round {t}")
+        if metrics:
+            check_metric_names(self.trainer.method, metrics, self.trainer.task.names, f"round {t}")
         received.release()
-        sent_bytes, received_bytes = self.comm.sent_bytes - counted[0], self.comm.received_bytes - counted[1]
-        return line | figures | {"sent_bytes": sent_bytes, "received_bytes": received_bytes}
+        sent_bytes, received_bytes = self.comm.sent_bytes - bytes_before[0], self.comm.received_bytes - bytes_before[1]
+        return row | metrics | {"sent_bytes": sent_bytes, "received_bytes": received_bytes}
 
     # ---- checkpoints ----
-    def memory(self) -> dict[str, Any]:
+    def rank0_state(self) -> dict[str, Any]:
         """Return the state of rank 0 after the latest round that is saved beside the server's tensors."""
-        reporter, best = self.reporter, self.config.best and self.config.best.figure
+        reporter, best = self.reporter, self.config.best and self.config.best.metric
         idle_since = self.server.update_filter.idle_since if self.server else None
-        watch = reporter.divergence.memory()
+        watch = reporter.divergence.state_dict()
         return {"line": reporter.metrics_row, "idle_since": idle_since, "watch": watch, "best": best}
 
     def restore(self, t: int, memory: Mapping[str, Any] | None, server: Mapping[str, Tensor] | None) -> None:
@@ -286,11 +292,11 @@ class Federation:
         self.states.round = t
         for earlier in range(t + 1):
             self.transport.traffic.count(earlier, self.scheduler.cohort(earlier))
-        self.states.trained, self.states.stored_up_to = self.scheduler.last_rounds(t), t
+        self.states.last_trained, self.states.stored_up_to = self.scheduler.last_rounds(t), t
         if self.server is not None and memory and server:
             self.reporter.metrics_row = memory["line"]
             self.server.update_filter.idle_since = memory["idle_since"]
             self.server.restore(server)
-            self.reporter.divergence.recall(memory["watch"])
-            if self.server.best and memory.get("best") != self.server.best.criterion.figure:
-                self.server.best.forget()  # it was selected by another metric
+            self.reporter.divergence.load_state_dict(memory["watch"])
+            if self.server.best and memory.get("best") != self.server.best.criterion.metric:
+                self.server.best.reset()  # it was selected by another metric

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedmpi.engine.model_selection import BestModel, SelectionCriterion
 
-SERVERS = {"global", "sites"}  # evaluation protocols that rank 0 computes alone, except in silo mode
+SERVER_PROTOCOLS = {"global", "sites"}  # evaluation protocols that rank 0 computes alone, except in silo mode
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class FederationConfig:
     seed: int
     learning_rate: Callable[[int], float]  # of clients: round -> eta_t
     fraction: float | None = 1.0  # share of the clients in a cohort
-    members: int | None = None  # number of clients in a cohort, in place of fraction
+    cohort_size: int | None = None  # number of clients in a cohort, in place of fraction
     sampling: str = "uniform"  # uniform | cyclic: how cohorts are drawn
     placement: str = "balanced"  # balanced | pinned: how clients are assigned to ranks
     measures_speed: bool = True  # balance clients by measured seconds; otherwise by their numbers of samples
@@ -54,12 +54,12 @@ class RunCallbacks:
 
     on_round: Callable[[dict[str, Any]], object] | None = None
 
-    def round(self, row: dict[str, Any]) -> None:
+    def record_round(self, row: dict[str, Any]) -> None:
         """Process a row of metrics.jsonl, after a round was completed and, if it was due, evaluated."""
         if self.on_round is not None:
             self.on_round(row)
 
-    def append(self, file: str, *rows: dict[str, Any]) -> None:
+    def append_rows(self, file: str, *rows: dict[str, Any]) -> None:
         """Process rows of another file: clients.jsonl, update_stats.jsonl or analysis.jsonl."""
 
     def save_state(self, fed: Any, t: int, memory: dict[str, Any], last: bool) -> None:

@@ -91,7 +91,7 @@ def check_hook_returns(client: Any, states: Mapping[str, Any], sent: Any) -> Non
     `states` maps hooks to the client states that they returned; `sent` is the row that `upload` returned.
     """
     method, messages = client.trainer.method, client.trainer.messages
-    upload, declared = messages.upload(client.round).packing, method.client_state
+    upload, declared = messages.upload_layout(client.round).packing, method.client_state
     due = [name for name in upload.shapes if name in method.sends and name != "dw"]
     if (
         type(sent) is SlotValues

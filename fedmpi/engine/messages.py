@@ -25,8 +25,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.user_code_errors import attribute_errors, located_error
 from fedmpi.engine.hook_checks import check_declarations, numbers
 from fedmpi.flat import linear
-from fedmpi.flat.formats import Coding, Format
-from fedmpi.flat.layout import ATOM, BODY, COEF, EVERYTHING, HEAD, NORM, Layout, Selection
+from fedmpi.flat.formats import Format, RowCodec
+from fedmpi.flat.layout import ALL_GROUPS, ATOM, BODY, COEF, HEAD, NORM, Layout, Selection
 from fedmpi.flat.model import FlatModel
 from fedmpi.flat.packing import Packing
 from fedmpi.method.base import Method
@@ -34,21 +34,21 @@ from fedmpi.method.slots import SharedParts, Slot, Slots
 
 STANDARD_GROUPS = (BODY, NORM, HEAD, ATOM, COEF)
 COMMAND = "_command"
-ENGINE_DOWN, ENGINE_UP = 1, 3  # numbers that the engine adds: the command; loss, seconds, flag
+ENGINE_DOWNLOAD_FIELDS, ENGINE_UPLOAD_FIELDS = 1, 3  # numbers that the engine adds: the command; loss, seconds, flag
 # flags of an upload (0: none): the rank was asked to stop; the client's code failed; no steps, so there is no loss
 STOP, FAILED, NO_STEPS = 1.0, 2.0, 3.0
 Groups = frozenset[str]
 
 
 @dataclass(frozen=True, eq=False)
-class Upload:
+class UploadLayout:
     """The layout of one round's uploads: the packing of a row, and the parts of a client's w and b that it contains."""
 
     packing: Packing
     w: Selection  # entries of w (d,)
     b: Selection  # entries of the float buffers
-    columns: Layout  # layout of the slot dw
-    coding: Coding | None  # encoding of the large slots; None: rows are sent as they are
+    dw_layout: Layout  # layout of the slot dw
+    codec: RowCodec | None  # encoding of the large slots; None: rows are sent as they are
     size: int  # size of a row as it is sent, in entries of the model's type
 
     def write_header(self, row: Tensor, loss: Tensor | float | None, seconds: float, flag: float) -> None:
@@ -60,17 +60,17 @@ class Upload:
             flag: STOP, FAILED or 0.
         """
         loss, flag = (0.0, flag or NO_STEPS) if loss is None else (loss, flag)
-        first = int(isinstance(loss, Tensor))
-        numbers = (loss, seconds, flag)[first:]
+        first_field = int(isinstance(loss, Tensor))
+        numbers = (loss, seconds, flag)[first_field:]
         # numpy writes three numbers in a quarter of the time that torch takes
         if row.is_cpu and row.dtype != torch.bfloat16:
-            row.numpy()[first:ENGINE_UP] = numbers
+            row.numpy()[first_field:ENGINE_UPLOAD_FIELDS] = numbers
         else:  # numpy does not support bfloat16
-            self.packing.write(row, dict(zip(("_loss", "_seconds", "_flag")[first:], numbers, strict=True)))
+            self.packing.write(row, dict(zip(("_loss", "_seconds", "_flag")[first_field:], numbers, strict=True)))
 
 
 @dataclass(frozen=True)
-class Announcement:
+class BroadcastLayout:
     """The layout of one broadcast: the packing of its row, and the parts of the shared w and b that it contains."""
 
     packing: Packing
@@ -78,7 +78,7 @@ class Announcement:
     b: Selection  # entries of the shared buffers
 
 
-class Messages:
+class MessageLayouts:
     """The sizes and packings of all messages of one experiment."""
 
     def __init__(
@@ -98,22 +98,25 @@ class Messages:
         """
         self.method, self.model, self.rounds, self.wire = method, model, rounds, wire
         check_declarations(method)
-        self.every: Groups = frozenset(model.layout.groups() | model.buffer_layout.groups())
+        self.all_groups: Groups = frozenset(model.layout.groups() | model.buffer_layout.groups())
         self.check_groups(method.trains, "trains")
-        self.shared_groups: Groups = frozenset[str]().union(*(self.groups(t) for t in range(max(rounds, 1))))
+        self.shared_groups: Groups = frozenset[str]().union(*(self.groups_in_round(t) for t in range(max(rounds, 1))))
         layouts = model.layout, model.buffer_layout
         self.shared, self.shared_b = (layout.select(self.shared_groups) for layout in layouts)
-        self.personal, self.personal_b = (layout.select(self.every - self.shared_groups) for layout in layouts)
-        self._shared_layouts = (model.layout.part(self.shared_groups), model.buffer_layout.part(self.shared_groups))
-        self._uploads: dict[tuple[Groups, tuple[str, ...]], Upload] = {}
+        self.personal, self.personal_b = (layout.select(self.all_groups - self.shared_groups) for layout in layouts)
+        self._shared_layouts = (
+            model.layout.sub_layout(self.shared_groups),
+            model.buffer_layout.sub_layout(self.shared_groups),
+        )
+        self._upload_layouts: dict[tuple[Groups, tuple[str, ...]], UploadLayout] = {}
         self._last: tuple[int, Any] = (-1, None)  # the round that was requested last, and its upload
-        self._announcements: dict[Groups, Announcement] = {}
+        self._broadcast_layouts: dict[Groups, BroadcastLayout] = {}
         self.head = model.layout.select({HEAD})
         self.options = numbers(method)
-        whole = {name: value for name, value in self.options.items() if isinstance(value, int)}
-        named = {group: model.layout.select({group}).size for group in (*STANDARD_GROUPS, *model.layout.groups())}
-        letters = {"d": model.layout.size, "s": self.shared.size, "h": self.head.size, "b": model.buffer_layout.size}
-        self.sizes = {**whole, **named, **letters, "c": classes, "z": features, "N": clients}
+        integer_options = {name: value for name, value in self.options.items() if isinstance(value, int)}
+        group_sizes = {group: model.layout.select({group}).size for group in (*STANDARD_GROUPS, *model.layout.groups())}
+        symbols = {"d": model.layout.size, "s": self.shared.size, "h": self.head.size, "b": model.buffer_layout.size}
+        self.sizes = {**integer_options, **group_sizes, **symbols, "c": classes, "z": features, "N": clients}
 
         bound: dict[str, Packing] = {}
         for declaration in ("server_state", "per_client_download", "accumulators", "client_state"):
@@ -121,9 +124,9 @@ class Messages:
                 bound[declaration] = getattr(method, declaration).to_packing(self.sizes)
             except TypeError as error:
                 raise UserError(f"method {type(method).__name__}, {declaration}: {error}") from error
-        self.server_state, self.per_client, self.accumulators, kept = bound.values()
+        self.server_state, self.per_client_download, self.accumulators, state_slots = bound.values()
         own = {"_w": (self.personal.size,), "_b": (self.personal_b.size,)}
-        self.client_state = Packing(own | kept.shapes | dict(optim))
+        self.client_state = Packing(own | state_slots.shapes | dict(optim))
 
     def check_groups(self, groups: Collection[str], where: str) -> None:
         """Raise UserError for a layout group that neither this model nor any other model has."""
@@ -131,8 +134,8 @@ class Messages:
         if isinstance(groups, str):
             raise UserError(f"{method}: {groups!r} is text; write ({groups!r},)")
         for group in groups:
-            if group not in (EVERYTHING, *STANDARD_GROUPS, *self.every):
-                has = ", ".join(sorted(self.every))
+            if group not in (ALL_GROUPS, *STANDARD_GROUPS, *self.all_groups):
+                has = ", ".join(sorted(self.all_groups))
                 raise UserError(f"{method}: there is no layout group {group!r}; this model has {has}")
 
     # ---- rounds ----
@@ -151,56 +154,62 @@ class Messages:
                 raise UserError(f"{hook}: sends declares no slot {slot!r}")
         return parts
 
-    def groups(self, t: int) -> Groups:
+    def groups_in_round(self, t: int) -> Groups:
         """Return the layout groups that clients upload, and the server changes, in round t."""
         parts = self.shared_parts(t)
-        return (self.every if EVERYTHING in parts.groups else self.every & set(parts.groups)) - set(parts.exclude)
+        return (self.all_groups if ALL_GROUPS in parts.groups else self.all_groups & set(parts.groups)) - set(
+            parts.exclude
+        )
 
-    def upload(self, t: int) -> Upload:
+    def upload_layout(self, t: int) -> UploadLayout:
         """Return the layout of the row that each client uploads in round t."""
         if self._last[0] != t:
             slots = self.shared_parts(t).slots
-            key = groups, names = self.groups(t), tuple(self.method.sends) if slots is None else slots
-            if key not in self._uploads:
+            key = groups, names = self.groups_in_round(t), tuple(self.method.sends) if slots is None else slots
+            if key not in self._upload_layouts:
                 w, b = self.model.layout.select(groups), self.model.buffer_layout.select(groups)
                 sent = Slots(**{name: self.method.sends[name] for name in names})
                 declared = sent.to_packing(self.sizes | {"s": w.size})
                 shapes = {"_loss": (), "_seconds": (), "_flag": (), "_b": (b.size,), **declared.shapes}
                 # Large slots come last, as ChunkPlan (transport/gather.py) requires.
                 packing = Packing(dict(sorted(shapes.items(), key=lambda slot: prod(slot[1]) > linear.BLOCK)))
-                coding = None if self.wire is None else self._coding(packing, sent, self.wire)
-                size = packing.size if coding is None else coding.entries
-                self._uploads[key] = Upload(packing, w, b, self.model.layout.part(groups), coding, size)
-            self._last = t, self._uploads[key]
+                codec = None if self.wire is None else self._build_codec(packing, sent, self.wire)
+                size = packing.size if codec is None else codec.num_entries
+                self._upload_layouts[key] = UploadLayout(
+                    packing, w, b, self.model.layout.sub_layout(groups), codec, size
+                )
+            self._last = t, self._upload_layouts[key]
         return self._last[1]
 
-    def largest_upload(self) -> int:
+    def max_upload_size(self) -> int:
         """Return the size of the longest upload row of all rounds, in entries."""
-        return max(self.upload(t).packing.size for t in range(max(self.rounds, 1)))
+        return max(self.upload_layout(t).packing.size for t in range(max(self.rounds, 1)))
 
     # ---- formats ----
-    def _coding(self, packing: Packing, slots: Slots, form: Format) -> Coding | None:
+    def _build_codec(self, packing: Packing, slots: Slots, fmt: Format) -> RowCodec | None:
         """Return the encoding of upload rows whose large slots are sent in a format; None if there is no such slot."""
-        takes = [n for n, slot in slots.items() if self.large(slot) and (is_change(n, slot) or not form.changes_only)]
-        coding = Coding(packing, dict.fromkeys(takes, form), self.model.w.dtype)
-        return coding if coding.formats else None
+        encoded_slots = [
+            n for n, slot in slots.items() if self.is_large(slot) and (is_change(n, slot) or not fmt.changes_only)
+        ]
+        codec = RowCodec(packing, dict.fromkeys(encoded_slots, fmt), self.model.w.dtype)
+        return codec if codec.formats else None
 
-    def large(self, slot: Slot) -> bool:
+    def is_large(self, slot: Slot) -> bool:
         """Return whether a slot is as wide as the model or as one of its layout groups."""
         return bool(slot.dims) and slot.dims[-1] in {"d", "s", "h", *STANDARD_GROUPS, *self.model.layout.groups()}
 
-    def announcement(self, groups: Groups | None = None) -> Announcement:
+    def broadcast_layout(self, groups: Groups | None = None) -> BroadcastLayout:
         """Return the layout of the broadcast of these layout groups; by default of all groups that are shared."""
         groups = self.shared_groups if groups is None else groups & self.shared_groups
-        if groups not in self._announcements:
+        if groups not in self._broadcast_layouts:
             w, b = (layout.select(groups) for layout in self._shared_layouts)
             state = {name: self.server_state.shapes[name] for name in self.method.receives}
             packing = Packing({COMMAND: (), **state, "_b": (b.size,), "_w": (w.size,)})
-            self._announcements[groups] = Announcement(packing, w, b)
-        return self._announcements[groups]
+            self._broadcast_layouts[groups] = BroadcastLayout(packing, w, b)
+        return self._broadcast_layouts[groups]
 
     # ---- state ----
-    def initial_state(self, of: str, w: Tensor, b: Tensor) -> Tensor:
+    def initial_state(self, declaration: str, w: Tensor, b: Tensor) -> Tensor:
         """Return the initial state row of the server or of a client.
 
         It contains the initial values of the model's own parts, and declared slots at their start values.
@@ -210,14 +219,14 @@ class Messages:
             w: the initial weights (d,).
             b: the initial float buffers.
         """
-        packing: Packing = getattr(self, of)
+        packing: Packing = getattr(self, declaration)
         row = w.new_zeros(packing.size)
         if not packing.size:
             return row
         if packing is self.client_state:
             packing.write(row, {"_w": self.personal.take(w), "_b": self.personal_b.take(b)})
         source = {"d": w, "s": self.shared.take(w), "h": self.head.take(w), "b": b}
-        for name, slot in getattr(self.method, of).items():
+        for name, slot in getattr(self.method, declaration).items():
             # A text that is not an option names a hook of the method, which the server calls later.
             start: Tensor | float = self.options.get(slot.start, 0.0) if isinstance(slot.start, str) else slot.start
             if slot.from_initial_model:  # a leading dimension (N, h) repeats the initial value
@@ -231,7 +240,7 @@ def is_change(name: str, slot: Slot) -> bool:
     return slot.is_update or name == "dw"
 
 
-def compose(shared: Selection, received: Tensor, personal: Selection, own: Tensor) -> Tensor:
+def compose_vector(shared: Selection, received: Tensor, personal: Selection, own: Tensor) -> Tensor:
     """Return a client's vector, composed of the entries that it received and of those that it keeps."""
     out = torch.empty(shared.size + personal.size, dtype=received.dtype, device=received.device)
     shared.put(received, out)

@@ -19,8 +19,8 @@ NEVER = -2.0  # in place of a round: no model was evaluated; the initial model h
 class SelectionCriterion:
     """The metric by which models are compared, and when to stop early."""
 
-    figure: str  # name of the metric, such as validation_accuracy
-    lowest: bool  # whether lower values are better
+    metric: str  # name of the metric, such as validation_accuracy
+    lower_is_better: bool  # whether lower values are better
     patience: int | None = None  # number of evaluations; None: never stop early
     min_delta: float = 0.0
 
@@ -29,48 +29,48 @@ class BestModel:
     """The best model so far, at rank 0: its weights w and buffers b, its round and its metric."""
 
     def __init__(self, criterion: SelectionCriterion, w: Tensor, b: Tensor) -> None:
-        self.criterion, self.w, self.b, self.why = criterion, w.clone(), b.clone(), ""
+        self.criterion, self.w, self.b, self.stop_reason = criterion, w.clone(), b.clone(), ""
         # round, value, number of evaluations since then, last round that was evaluated
-        self._facts = torch.empty(4, dtype=torch.float64)
-        self.forget()
+        self._progress = torch.empty(4, dtype=torch.float64)
+        self.reset()
 
-    def forget(self) -> None:
-        self._facts.copy_(torch.tensor([NEVER, float("nan"), 0.0, NEVER]))
+    def reset(self) -> None:
+        self._progress.copy_(torch.tensor([NEVER, float("nan"), 0.0, NEVER]))
 
     @property
     def state_tensors(self) -> dict[str, Tensor]:
-        return {"best_w": self.w, "best_b": self.b, "best": self._facts}
+        return {"best_w": self.w, "best_b": self.b, "best": self._progress}
 
     @property
     def round(self) -> int | None:
         """The round after which the best model was evaluated; None before the first evaluation."""
-        t = int(self._facts[0])
+        t = int(self._progress[0])
         return None if t == NEVER else t
 
     @property
     def value(self) -> float:
-        return float(self._facts[1])
+        return float(self._progress[1])
 
     def should_stop(self) -> bool:
         """Return whether the run is to stop early; if so, `why` contains the reason."""
-        if self.criterion.patience is None or int(self._facts[2]) < self.criterion.patience:
+        if self.criterion.patience is None or int(self._progress[2]) < self.criterion.patience:
             return False
         more = f" by more than {self.criterion.min_delta:g}" if self.criterion.min_delta else ""
-        how = f"has not become {'lower' if self.criterion.lowest else 'higher'}{more}"
+        how = f"has not become {'lower' if self.criterion.lower_is_better else 'higher'}{more}"
         best = "never a number" if self.round is None else f"{self.value:.6g} in round {self.round}"
-        self.why = f"{self.criterion.figure} {how} in {int(self._facts[2])} evaluations; at best {best}"
+        self.stop_reason = f"{self.criterion.metric} {how} in {int(self._progress[2])} evaluations; at best {best}"
         return True
 
     def update(self, t: int, value: float, w: Tensor, b: Tensor) -> bool:
         """Compare the model after round t with the best one; return whether it is the best one now (never for nan)."""
-        if t <= int(self._facts[3]):  # a resumed run evaluates this round once more
+        if t <= int(self._progress[3]):  # a resumed run evaluates this round once more
             return False
-        gain = self.value - value if self.criterion.lowest else value - self.value
+        gain = self.value - value if self.criterion.lower_is_better else value - self.value
         better = value == value and (self.round is None or gain > self.criterion.min_delta)
         if better:
             self.w.copy_(w)
             self.b.copy_(b)
-            self._facts.copy_(torch.tensor([t, value, 0.0, t], dtype=torch.float64))
+            self._progress.copy_(torch.tensor([t, value, 0.0, t], dtype=torch.float64))
         else:
-            self._facts[2:].copy_(torch.tensor([self._facts[2] + 1, t]))
+            self._progress[2:].copy_(torch.tensor([self._progress[2] + 1, t]))
         return better

@@ -29,16 +29,16 @@ class Reporter:
         self.trainer, self.callbacks = states.trainer, callbacks
         self.evaluator = Evaluator(config, states, transport, server)
         # If clients keep parts of the model, divergence is detected by the losses of their personal models.
-        trainer, all_shared = self.trainer, self.trainer.messages.shared.whole
+        trainer, all_shared = self.trainer, self.trainer.messages.shared.selects_all
         watched = [p for p in config.protocol if not p.startswith("ft(") and (all_shared or p == "personal")]
         names = [f"{p}_loss" if p != "global" else "loss" for p in watched] if trainer.data.test_sizes.any() else []
         classes = trainer.data.classes if getattr(trainer.task, "classification", False) else None
         self.divergence = DivergenceMonitor(classes, next(iter(names), None), config.stops_on_divergence)
         self.metrics_row: dict[str, Any] | None = None  # row of the latest round, at rank 0; None if it was aborted
-        self.saved: dict[str, Any] = {}  # rank 0's `Federation.memory` after the latest round that counts
+        self.saved_state: dict[str, Any] = {}  # rank 0's `Federation.memory` after the latest round that counts
         self.reported_in = -1  # the round at the beginning of which the round before was reported
 
-    def report(self, t: int, *, made: bool, last: bool, began: float) -> None:
+    def report(self, t: int, *, trains: bool, last: bool, started_at: float) -> None:
         """Evaluate and report round t - 1 at the beginning of round t; do nothing if this was done already.
 
         All ranks take part if clients evaluate. Before round 0 something is reported only if the run has no rounds: the
@@ -54,36 +54,36 @@ class Reporter:
             self.reported_in = t
         if self.reported_in == t:
             return
-        due, before, line = last or (made and t % self.config.evaluate_every == 0), t - 1, self.metrics_row
+        due, before, metrics_row = last or (trains and t % self.config.evaluate_every == 0), t - 1, self.metrics_row
         if t == 0 and self.server is not None:
-            line = self._initial_line(self.server, began)
-        began = time.perf_counter()
-        figures = self._evaluate(before, last) if due else {}
-        if line is not None:
-            first = {"round": before, **{n: figures[n] for n in ("loss", *self.trainer.task.names) if n in figures}}
-            row = {**first, **line, **figures, "evaluate_s": time.perf_counter() - began}
+            metrics_row = self._initial_row(self.server, started_at)
+        started_at = time.perf_counter()
+        metrics = self._evaluate(before, last) if due else {}
+        if metrics_row is not None:
+            first = {"round": before, **{n: metrics[n] for n in ("loss", *self.trainer.task.names) if n in metrics}}
+            row = {**first, **metrics_row, **metrics, "evaluate_s": time.perf_counter() - started_at}
             if updates := row.pop("updates", None):  # sorted, like rows that were read from a checkpoint
-                self.callbacks.append("update_stats.jsonl", {"round": before, **dict(sorted(updates.items()))})
+                self.callbacks.append_rows("update_stats.jsonl", {"round": before, **dict(sorted(updates.items()))})
             if due and self.evaluator.class_accuracy:
                 row["class_accuracy"] = self.evaluator.class_accuracy
             since = self.divergence.record(row, last)
-            self.callbacks.round(row if since is None else {**row, "diverged": since})
+            self.callbacks.record_round(row if since is None else {**row, "diverged": since})
         self.reported_in = t
 
     def _evaluate(self, t: int, last: bool) -> dict[str, float]:
         """Return rank 0's metrics of round t; pass the metrics of clients, and a new best model, to the callbacks."""
         server = self.server
         with seeds.seeded(self.config.seed, "evaluate", t):
-            figures, lines = self.evaluator.evaluate_round(t, last)
-        self.callbacks.append("clients.jsonl", *lines)
+            metrics, client_rows = self.evaluator.evaluate_round(t, last)
+        self.callbacks.append_rows("clients.jsonl", *client_rows)
         if server is not None and server.best is not None:
             best = server.best
-            if best.update(t, figures[best.criterion.figure], server.w, server.b):
+            if best.update(t, metrics[best.criterion.metric], server.w, server.b):
                 self.callbacks.save_best_model(best)
-        return figures
+        return metrics
 
-    def _initial_line(self, server: FederationServer, began: float) -> dict[str, Any]:
+    def _initial_row(self, server: FederationServer, started_at: float) -> dict[str, Any]:
         """Return the row of metrics of a run without rounds, for its initial model."""
         nothing = dict.fromkeys(("up_parameters", "down_parameters", "sent_bytes", "received_bytes"), 0)
-        wall_s, digest = time.perf_counter() - began, self.trainer.model.layout.sha256(server.w)
+        wall_s, digest = time.perf_counter() - started_at, self.trainer.model.layout.sha256(server.w)
         return {"cohort": [], "refused": [], **nothing, "wall_s": wall_s, "sha256": digest}

@@ -29,7 +29,7 @@ class RoundCommand(IntEnum):
 
 
 TRAIN = RoundCommand.TRAIN
-NEWS = 8  # added to the command in the broadcast if a further message follows
+FURTHER_MESSAGE = 8  # added to the command in the broadcast if a further message follows
 
 
 class RoundControl:
@@ -44,7 +44,7 @@ class RoundControl:
         self.first_round = 0  # first round of this process; later than 0 if a run is resumed
         self.opened_at = 0.0  # time.perf_counter() when rank 0 decided about the latest round
         self._decided = -1, 0  # at rank 0: the latest round that was decided, and the decision
-        self._pace = scheduler.pace  # the pace of ranks that belongs to this decision
+        self._rank_costs = scheduler.rank_costs  # the pace of ranks that belongs to this decision
 
     def open_round(self, t: int) -> RoundCommand:
         """Broadcast (rank 0) or receive the command of round t, together with the model and the declared server state.
@@ -60,21 +60,21 @@ class RoundControl:
                 self._decided = t, self._decide(t)
             number = self._decided[1]
         if t > self.first_round:
-            self.transport.changed = self.transport.messages.groups(t - 1)
+            self.transport.changed_groups = self.transport.messages.groups_in_round(t - 1)
         number = int(self.transport.broadcast(float(number), self.server))
-        command, undone = RoundCommand(number % NEWS), list[int]()
+        command, undone = RoundCommand(number % FURTHER_MESSAGE), list[int]()
         self.begin_round(t)
-        if number & NEWS:
-            refused = self.server.refused if self.server is not None else []
+        if number & FURTHER_MESSAGE:
+            refused = self.server.refused_clients if self.server is not None else []
             with self.comm.uncounted():  # not counted: its length depends on measured times
-                news = self.comm.broadcast_json({"refused": refused, "pace": [*self._pace.items()]})
-            undone = news["refused"] if self.states.keeps_undo else []
-            self.scheduler.pace = dict(map(tuple, news["pace"]))
+                message = self.comm.broadcast_json({"refused": refused, "pace": [*self._rank_costs.items()]})
+            undone = message["refused"] if self.states.keeps_undo else []
+            self.scheduler.rank_costs = dict(map(tuple, message["pace"]))
         if command is RoundCommand.ABORTED and self.states.keeps_undo:
-            undone, self.states.trained = self.scheduler.cohort(t - 1), self.scheduler.last_rounds(t - 2)
+            undone, self.states.last_trained = self.scheduler.cohort(t - 1), self.scheduler.last_rounds(t - 2)
         self.states.end_round(undone)
         if self.scheduler.lost_ranks.rows:
-            self.states.unavailable = self.scheduler.lost_ranks.gone(t)
+            self.states.unavailable = self.scheduler.lost_ranks.unavailable_clients(t)
         if self.config.replays_failures:
             self.states.replay_failures(t, self.scheduler.lost_ranks, evaluated=False)
         return command
@@ -86,19 +86,19 @@ class RoundControl:
             return
         # the states of the clients that took part are now those that the round before made
         if before >= self.first_round:
-            states.trained |= dict.fromkeys(self.scheduler.cohort(before), before)
+            states.last_trained |= dict.fromkeys(self.scheduler.cohort(before), before)
         # states that have moved stay on their ranks
         states.move_log, states.reassigned, states.round = MoveLog(), {}, t
 
-    def trains(self, t: int) -> bool:
+    def is_trained(self, t: int) -> bool:
         """Return whether rank 0 has decided that round t is run."""
-        return self._decided[0] == t and self._decided[1] % NEWS == TRAIN
+        return self._decided[0] == t and self._decided[1] % FURTHER_MESSAGE == TRAIN
 
-    def leave(self, command: RoundCommand) -> str:
+    def end_run(self, command: RoundCommand) -> str:
         """End the run; return the reason: "finished", "stopped", "diverged" or "early_stopped"."""
         if self.config.on_lost_rank != "abort":  # no rank leaves while another one may have to repeat a round
             self.comm.allgather_bytes(b"", self.comm.patience_s)
-        diverges = self.reporter.divergence.ends  # after the last round only rank 0 knows this
+        diverges = self.reporter.divergence.should_stop  # after the last round only rank 0 knows this
         if command is RoundCommand.DIVERGED or (command is RoundCommand.FINISHED and diverges):
             return "diverged"
         return {RoundCommand.FINISHED: "finished", RoundCommand.EARLY_STOPPED: "early_stopped"}.get(command, "stopped")
@@ -106,17 +106,17 @@ class RoundControl:
     def _decide(self, t: int) -> int:
         """Decide about round t at rank 0; return the command, plus NEWS if a further message follows."""
         assert self.server is not None
-        self._pace = self.scheduler.pace
+        self._rank_costs = self.scheduler.rank_costs
         if t > self.first_round and self.reporter.metrics_row is None:
             return RoundCommand.ABORTED
-        news = NEWS if self.states.keeps_undo and self.server.refused else 0
+        message = FURTHER_MESSAGE if self.states.keeps_undo and self.server.refused_clients else 0
         if t == self.config.rounds:
-            return RoundCommand.FINISHED + news
+            return RoundCommand.FINISHED + message
         if self.stop_requested():
-            return RoundCommand.STOPPED + news
-        if self.reporter.divergence.ends:
-            return RoundCommand.DIVERGED + news
+            return RoundCommand.STOPPED + message
+        if self.reporter.divergence.should_stop:
+            return RoundCommand.DIVERGED + message
         if self.server.best and self.server.best.should_stop():
-            return RoundCommand.EARLY_STOPPED + news
-        self._pace = self.scheduler.choose_pace(t)
-        return TRAIN + (NEWS if self._pace != self.scheduler.pace else news)
+            return RoundCommand.EARLY_STOPPED + message
+        self._rank_costs = self.scheduler.choose_rank_costs(t)
+        return TRAIN + (FURTHER_MESSAGE if self._rank_costs != self.scheduler.rank_costs else message)

@@ -21,24 +21,24 @@ from torch import Tensor
 from fedmpi.comm import Communicator
 from fedmpi.common import seeds
 from fedmpi.data.federated import Federated
-from fedmpi.engine.faults.lost_ranks import START, LostRanks
+from fedmpi.engine.faults.lost_ranks import INITIAL_STATE, LostRanks
 from fedmpi.engine.federation_config import FederationConfig
 
 # rounds; a rank without a measurement for MAX_AGE rounds is treated as fast again
 WINDOW, MIN_ROUNDS, MAX_AGE = 5, 3, 50
-NORMAL, STEP, MAX_PACE = 100, 25, 10_000  # per cent
+NORMAL_COST, COST_STEP, MAX_COST = 100, 25, 10_000  # per cent
 
-Pace = dict[int, int]  # rank -> per cent; ranks that are missing have NORMAL
+RankCosts = dict[int, int]  # rank -> per cent; ranks that are missing have NORMAL
 
 
 class RankSpeeds:
     """Measures, at rank 0, the time that a training sample takes on each rank."""
 
     def __init__(self) -> None:
-        self.costs: dict[int, list[float]] = {}  # rank -> its last values of q_r
+        self.seconds_per_sample: dict[int, list[float]] = {}  # rank -> its last values of q_r
         self.last_round: dict[int, int] = {}  # rank -> the round of its last measurement
 
-    def record(self, t: int, where: Mapping[int, int], samples: Sequence[float], seconds: Sequence[float]) -> None:
+    def record(self, t: int, placement: Mapping[int, int], samples: Sequence[float], seconds: Sequence[float]) -> None:
         """Record the training times of round t.
 
         Args:
@@ -46,20 +46,26 @@ class RankSpeeds:
             samples, seconds: training samples and time of each client of `where`; clients with a time of 0 are ignored.
         """
         trained, busy = dict[int, float](), dict[int, float]()  # rank -> samples, seconds
-        for rank, n, s in zip(where.values(), samples, seconds, strict=True):
+        for rank, n, s in zip(placement.values(), samples, seconds, strict=True):
             if n > 0 and s > 0 and math.isfinite(s):
                 trained[rank], busy[rank] = trained.get(rank, 0.0) + n, busy.get(rank, 0.0) + s
         for rank, s in busy.items():
-            self.costs[rank] = [*self.costs.get(rank, ()), s / trained[rank]][-WINDOW:]
+            self.seconds_per_sample[rank] = [*self.seconds_per_sample.get(rank, ()), s / trained[rank]][-WINDOW:]
             self.last_round[rank] = t
 
-    def pace(self, t: int) -> Pace:
+    def relative_costs(self, t: int) -> RankCosts:
         """Return the pace, in round t, of all ranks that are slower than the fastest one."""
-        fresh = {r: q for r, q in self.costs.items() if len(q) >= MIN_ROUNDS and t - self.last_round[r] <= MAX_AGE}
+        fresh = {
+            r: q
+            for r, q in self.seconds_per_sample.items()
+            if len(q) >= MIN_ROUNDS and t - self.last_round[r] <= MAX_AGE
+        }
         typical = {rank: median_low(q) for rank, q in fresh.items()}
         least = min(typical.values(), default=1.0)
-        pace = {rank: min(STEP * round(NORMAL / STEP * s / least), MAX_PACE) for rank, s in typical.items()}
-        return {rank: percent for rank, percent in pace.items() if percent != NORMAL}
+        rank_costs = {
+            rank: min(COST_STEP * round(NORMAL_COST / COST_STEP * s / least), MAX_COST) for rank, s in typical.items()
+        }
+        return {rank: percent for rank, percent in rank_costs.items() if percent != NORMAL_COST}
 
 
 class ClientScheduler:
@@ -71,38 +77,38 @@ class ClientScheduler:
         """
         self.config, self.data, self.comm, self.ranks = config, data, comm, ranks
         self.lost_ranks = LostRanks()
-        self.pace: Pace = {}  # the pace by which clients are assigned
+        self.rank_costs: RankCosts = {}  # the pace by which clients are assigned
         measured = config.placement == "balanced" and config.measures_speed and len(ranks) > 1
         self.speeds = RankSpeeds() if measured else None
-        self._measured: Pace = {}  # the latest measured pace, at rank 0
+        self._measured_costs: RankCosts = {}  # the latest measured pace, at rank 0
 
     def sample(self, t: int) -> list[int]:
         """Return the cohort of round t as it is drawn, ascending, including clients that rank failures exclude."""
         config = self.config
-        return draw_cohort(config.seed, t, self.data.clients, config.fraction, config.sampling, config.members)
+        return draw_cohort(config.seed, t, self.data.clients, config.fraction, config.sampling, config.cohort_size)
 
     def cohort(self, t: int) -> list[int]:
         """Return the clients that take part in round t, in ascending order."""
         drawn = self.sample(t)
-        return self.lost_ranks.present(t, drawn) if self.lost_ranks.rows else drawn
+        return self.lost_ranks.participants(t, drawn) if self.lost_ranks.rows else drawn
 
     def last_rounds(self, t: int) -> dict[int, int]:
         """Return client -> the round, of 0..t, that produced its state at the start of round t + 1."""
         rounds: dict[int, int] = {}
         for earlier in range(t + 2):
-            back = self.lost_ranks.reverted(earlier)
-            rounds = {k: r for k, r in (rounds | back).items() if r != START} if back else rounds
+            back = self.lost_ranks.reverted_states(earlier)
+            rounds = {k: r for k, r in (rounds | back).items() if r != INITIAL_STATE} if back else rounds
             if earlier <= t:
                 rounds |= dict.fromkeys(self.cohort(earlier), earlier)
         return rounds
 
-    def weights(self, members: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def cohort_weights(self, clients: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return the numbers of training samples n_k and the weights p_k of a cohort, (m,) float64 each."""
-        n = torch.tensor(self._sizes(members), dtype=torch.float64)
+        n = torch.tensor(self._num_samples(clients), dtype=torch.float64)
         return n, n / n.sum() if self.config.weighting == "samples" else torch.full_like(n, 1 / len(n))
 
-    def _sizes(self, members: Sequence[int]) -> list[float]:
-        return [float(self.data.train_sizes[k]) for k in members]
+    def _num_samples(self, clients: Sequence[int]) -> list[float]:
+        return [float(self.data.train_sizes[k]) for k in clients]
 
     # ---- assignment to ranks ----
     def assign(self, t: int, alive: Collection[int] | None = None) -> dict[int, int]:
@@ -112,37 +118,39 @@ class ClientScheduler:
         communicator.
         """
         alive = self.comm.alive if alive is None else alive
-        members = self.sample(t)
+        clients = self.sample(t)
         if self.config.placement == "pinned":
-            where = pinned(members, self.ranks)
+            placement = assign_pinned(clients, self.ranks)
         else:
-            where = balanced(members, self._sizes(members), self._ranks_at_start(t), self.pace)
-        moved = [k for k, rank in where.items() if rank not in alive]
+            placement = assign_balanced(clients, self._num_samples(clients), self._ranks_at_start(t), self.rank_costs)
+        moved = [k for k, rank in placement.items() if rank not in alive]
         if moved:
-            where |= balanced(moved, self._sizes(moved), [rank for rank in self.ranks if rank in alive], self.pace)
-        return {k: where[k] for k in self.cohort(t)} if self.lost_ranks.rows else where
+            placement |= assign_balanced(
+                moved, self._num_samples(moved), [rank for rank in self.ranks if rank in alive], self.rank_costs
+            )
+        return {k: placement[k] for k in self.cohort(t)} if self.lost_ranks.rows else placement
 
     def _ranks_at_start(self, t: int) -> list[int]:
         """Return the training ranks that were alive when round t began; in a replay, those of the recorded run."""
         lost = [row["ranks"] for row in self.lost_ranks.rows if row["round"] < t and self.config.replays_failures]
         away = {int(rank) for ranks in lost for rank in ranks}
-        return [r for r in self.ranks if self.pace.get(r, NORMAL) and r not in away]
+        return [r for r in self.ranks if self.rank_costs.get(r, NORMAL_COST) and r not in away]
 
     # ---- the pace of ranks, at rank 0 ----
-    def record_timings(self, t: int, where: Mapping[int, int], seconds: Sequence[float]) -> None:
+    def record_timings(self, t: int, placement: Mapping[int, int], seconds: Sequence[float]) -> None:
         """Record the training times, in seconds, that the uploads of round t report; `where` maps clients to ranks."""
-        if self.speeds is not None and not self.lost_ranks.of(t):
-            self.speeds.record(t, where, self._sizes([*where]), seconds)
+        if self.speeds is not None and not self.lost_ranks.in_round(t):
+            self.speeds.record(t, placement, self._num_samples([*placement]), seconds)
 
-    def choose_pace(self, t: int) -> Pace:
+    def choose_rank_costs(self, t: int) -> RankCosts:
         """Return the pace by which clients are assigned from round t on; it is updated every MIN_ROUNDS rounds."""
         if self.speeds is not None and t % MIN_ROUNDS == 0:
-            self._measured = self.speeds.pace(t)
-        return self._measured | {rank: 0 for rank in self.ranks if rank not in self.comm.alive}
+            self._measured_costs = self.speeds.relative_costs(t)
+        return self._measured_costs | {rank: 0 for rank in self.ranks if rank not in self.comm.alive}
 
 
 def draw_cohort(
-    seed: int, t: int, clients: int, fraction: float | None, draw: str = "uniform", members: int | None = None
+    seed: int, t: int, clients: int, fraction: float | None, sampling: str = "uniform", size: int | None = None
 ) -> list[int]:
     """Draw the cohort S_t of round t without replacement, in ascending order.
 
@@ -153,8 +161,8 @@ def draw_cohort(
             round, the last round the rest (with m = 1 and the mean: cyclic weight transfer, Chang et al. 2018).
         members: m, in place of fraction.
     """
-    m = cohort_size(clients, fraction, members)
-    if draw == "cyclic":
+    m = cohort_size(clients, fraction, size)
+    if sampling == "cyclic":
         cycle, at = divmod(t, -(-clients // m))
         drawn = seeds.numpy_rng(seed, "cycle", cycle).permutation(clients)[at * m : (at + 1) * m]
     else:
@@ -162,16 +170,16 @@ def draw_cohort(
     return sorted(int(k) for k in drawn)
 
 
-def cohort_size(clients: int, fraction: float | None, members: int | None = None) -> int:
+def cohort_size(clients: int, fraction: float | None, size: int | None = None) -> int:
     """Return the largest number m of clients in a round, from a fraction or from `members` (cohort.size)."""
-    if members is not None:
-        return members
+    if size is not None:
+        return size
     assert fraction is not None
     return max(int(fraction * clients + 1e-9), 1)
 
 
-def balanced(
-    members: Sequence[int], costs: Sequence[float], ranks: Sequence[int], pace: Mapping[int, int] | None = None
+def assign_balanced(
+    clients: Sequence[int], costs: Sequence[float], ranks: Sequence[int], rank_costs: Mapping[int, int] | None = None
 ) -> dict[int, int]:
     """Return client -> rank such that all ranks finish at about the same time.
 
@@ -184,16 +192,16 @@ def balanced(
         pace: rank -> time that a unit of cost takes there, in per cent; by default 100.
     """
     if len(ranks) == 1:
-        return dict.fromkeys(members, ranks[0])
-    pace = {rank: (pace or {}).get(rank, NORMAL) for rank in ranks}
+        return dict.fromkeys(clients, ranks[0])
+    rank_costs = {rank: (rank_costs or {}).get(rank, NORMAL_COST) for rank in ranks}
     load, placed = dict.fromkeys(ranks, 0.0), dict[int, int]()
-    for k, cost in sorted(zip(members, costs, strict=True), key=lambda kc: (-kc[1], kc[0])):
-        rank = min(ranks, key=lambda r: (load[r] + cost * pace[r], pace[r], r))
+    for k, cost in sorted(zip(clients, costs, strict=True), key=lambda kc: (-kc[1], kc[0])):
+        rank = min(ranks, key=lambda r: (load[r] + cost * rank_costs[r], rank_costs[r], r))
         placed[k] = rank
-        load[rank] += cost * pace[rank]
-    return {k: placed[k] for k in members}
+        load[rank] += cost * rank_costs[rank]
+    return {k: placed[k] for k in clients}
 
 
-def pinned(members: Sequence[int], ranks: Sequence[int]) -> dict[int, int]:
+def assign_pinned(clients: Sequence[int], ranks: Sequence[int]) -> dict[int, int]:
     """Return client -> rank by the client's number modulo the number of ranks: the same in every round."""
-    return {k: ranks[k % len(ranks)] for k in members}
+    return {k: ranks[k % len(ranks)] for k in clients}

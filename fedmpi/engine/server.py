@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.aggregation.server_optimizers import ServerOptimizer
-from fedmpi.aggregation.update_stats import RecordingUploads, update_stats
+from fedmpi.aggregation.update_stats import RecordingUploads, compute_update_stats
 from fedmpi.comm import Lost
 from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
@@ -21,14 +21,14 @@ from fedmpi.common.user_code_errors import attribute_errors, located_error
 from fedmpi.data.federated import Federated
 from fedmpi.engine import hook_checks
 from fedmpi.engine.faults.upload_filter import NOT_FINITE, REMEDY, UpdateFilter
-from fedmpi.engine.messages import Messages, Upload
+from fedmpi.engine.messages import MessageLayouts, UploadLayout
 from fedmpi.engine.model_selection import BestModel, SelectionCriterion
 from fedmpi.engine.transport.gather import GatheredUploads
 from fedmpi.flat.layout import Segment
 from fedmpi.method.base import overrides
 from fedmpi.method.context import Server, State, Uploads
 
-Rule = Callable[[Uploads, Server], Tensor]
+ServerRule = Callable[[Uploads, Server], Tensor]
 
 
 class ServerView(Server):
@@ -65,14 +65,14 @@ class FederationServer:
 
     def __init__(
         self,
-        messages: Messages,
+        messages: MessageLayouts,
         storage: tuple[Tensor, Tensor],
         initial: tuple[Tensor, Tensor],
         optimizer: ServerOptimizer,
         view: ServerView,
-        rule: Rule | None = None,
+        rule: ServerRule | None = None,
         criterion: SelectionCriterion | None = None,
-        records: str | bool = False,
+        recorded_stats: str | bool = False,
         update_filter: UpdateFilter | None = None,
     ) -> None:
         """Args:
@@ -89,17 +89,20 @@ class FederationServer:
         self.state_row = messages.initial_state("server_state", self.w, self.b)
         for name, slot in self.method.server_state.items():
             if isinstance(slot.start, str) and slot.start not in messages.options:
-                self._start(name, slot.start)
+                self._set_start_value(name, slot.start)
         views = messages.server_state.views(self.state_row)
         self.state = State({name: getattr(views, name) for name in views})
         view.state, view.w = self.state, self.w
-        self._inputs = {"server.w": self.w, "server.state": self.state_row, "server.label_counts": view.counts}
+        self._hook_inputs = {"server.w": self.w, "server.state": self.state_row, "server.label_counts": view.counts}
         self.best = BestModel(criterion, self.w, self.b) if criterion else None
-        self.records, self.updates = records, dict[str, Any]()  # of the last step (aggregation/update_stats.py)
+        self.recorded_stats, self.update_stats = (
+            recorded_stats,
+            dict[str, Any](),
+        )  # of the last step (aggregation/update_stats.py)
         self.update_filter = update_filter or UpdateFilter()
-        self.refused = list[int]()  # clients whose uploads were refused in the last step
+        self.refused_clients = list[int]()  # clients whose uploads were refused in the last step
 
-    def _start(self, name: str, hook: str) -> None:
+    def _set_start_value(self, name: str, hook: str) -> None:
         """Set the start value of a server state slot with a hook of the method that draws it."""
         packing, where = self.messages.server_state, "at the start"
         with attribute_errors(where), seeds.seeded(self.view.seed, hook, self.view.round):
@@ -125,11 +128,11 @@ class FederationServer:
     def download(self, t: int, client: int) -> Mapping[str, Tensor]:
         """Return the result of the method's hook `download` for one client in round t, after checking it."""
         self.view.round, where = t, f"round {t}, client {client}"
-        inputs = hook_checks.ReadOnlyCheck(self._inputs)
+        inputs = hook_checks.ReadOnlyCheck(self._hook_inputs)
         with attribute_errors(where), seeds.seeded(self.view.seed, "download", t, client):
             row = self.method.download(self.view, client)
         inputs.check_hooks(self.method, where, "download")
-        declared, packing = self.method.per_client_download, self.messages.per_client
+        declared, packing = self.method.per_client_download, self.messages.per_client_download
         hook_checks.check_slots(self.method, "download", row, declared, packing, where, self.w)
         return row
 
@@ -138,7 +141,7 @@ class FederationServer:
         t: int,
         train_lr: float,
         updates: Uploads,
-        upload: Upload,
+        upload: UploadLayout,
         received: GatheredUploads,
         norms: Mapping[int, float],
     ) -> dict[str, float]:
@@ -150,24 +153,26 @@ class FederationServer:
             norms: client -> ||dw||.
         """
         recorder: RecordingUploads | None = None
-        if self.records and "dw" in upload.packing.shapes and upload.w.size:
+        if self.recorded_stats and "dw" in upload.packing.shapes and upload.w.size:
             recorder = updates = RecordingUploads(updates)
         view = self.view
         view.round, view.train_lr, view.logged = t, train_lr, {}
-        view.segments, view.shared = upload.columns.segments, upload.w.take(self.w)
+        view.segments, view.shared = upload.dw_layout.segments, upload.w.take(self.w)
         direction, state = self._aggregate(f"round {t}", updates, upload, received)
         b = updates.mean("_b") if upload.b.size else None
         tensors = [x.to(self.w.dtype) for x in (direction, *state.values(), b) if isinstance(x, Tensor)]
         if not (received.is_complete and all(hook_checks.are_finite(tensors))):
-            bad = [str(k) for k, finite in zip(updates.clients, received.finite(), strict=True) if not finite]
+            bad = [str(k) for k, finite in zip(updates.clients, received.finite_rows(), strict=True) if not finite]
             who = f"client {', '.join(bad)} sent" if bad else "the server's direction, state or buffers have"
             raise UserError(f"round {t}: {who} {NOT_FINITE}; the round was dropped. {REMEDY}")
-        self.updates = {}
+        self.update_stats = {}
         if recorder is not None:
-            self.updates = {"updates": update_stats(recorder, norms, direction, self.records == "gram")}
+            self.update_stats = {
+                "updates": compute_update_stats(recorder, norms, direction, self.recorded_stats == "gram")
+            }
         # From here on no message is exchanged: a step that a rank failure interrupts must not have changed anything.
         direction = direction.detach().to(self.w.dtype)
-        if upload.w.whole:
+        if upload.w.selects_all:
             self.optimizer.step(self.w, direction, self.optimizer.state)
         elif upload.w.size:  # entries that were not sent keep their values, in w and in the optimiser's state
             w, moments = upload.w.take(self.w).clone(), upload.w.take(self.optimizer.state).clone()
@@ -181,13 +186,13 @@ class FederationServer:
         return view.logged
 
     def _aggregate(
-        self, where: str, updates: Uploads, upload: Upload, received: GatheredUploads
+        self, where: str, updates: Uploads, upload: UploadLayout, received: GatheredUploads
     ) -> tuple[Tensor, Mapping[str, Any]]:
         """Return direction and server state as computed from uploads by `aggregate` or a server rule, after checks."""
-        method, view, size = self.method, self.view, (upload.columns.size,)
+        method, view, size = self.method, self.view, (upload.dw_layout.size,)
         ruled: Any = None
-        inputs = {"updates": received.heads, "updates.p": updates.p, "updates.n": updates.n}
-        read = hook_checks.ReadOnlyCheck({**self._inputs, **inputs})
+        inputs = {"updates": received.small_rows, "updates.p": updates.p, "updates.n": updates.n}
+        read = hook_checks.ReadOnlyCheck({**self._hook_inputs, **inputs})
         own = self.rule is not None or overrides(method, "aggregate")  # code that may draw from the global generators
         chance = seeds.seeded(view.seed, "aggregate", view.round) if own else nullcontext()
         with attribute_errors(where, Lost), chance:  # Lost: the code may query other ranks

@@ -25,34 +25,34 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-Line = dict[str, Any]
-WAITS = ("word", "uploads")
-LEAST_S, MOST = 2e-5, 200
+Row = dict[str, Any]
+WAIT_SPANS = ("word", "uploads")
+MIN_SPAN_S, MAX_SPANS = 2e-5, 200
 
 
 class Timeline:
     """Records the spans of one rank."""
 
     def __init__(self) -> None:
-        self.to: Callable[[Line], None] | None = None  # receives the rows; None: nothing is recorded
-        self.early = False  # pass a round's row on before the next broadcast, and not after it
-        self.ended: Callable[[], None] = lambda: None  # called at the end of the run
+        self.write_row: Callable[[Row], None] | None = None  # receives the rows; None: nothing is recorded
+        self.flushes_before_broadcast = False  # pass a round's row on before the next broadcast, and not after it
+        self.on_end: Callable[[], None] = lambda: None  # called at the end of the run
         self.round = -1
-        self.began = self.mark = time.perf_counter()
+        self.round_start = self.last_mark = time.perf_counter()
         self.spans: list[tuple[str, float, float, int | list[int] | None]] = []
-        self.rest: dict[str, float] = {}
-        self.done: Line | None = None  # the row of a finished round that was not passed on yet
+        self.summed_spans: dict[str, float] = {}
+        self.finished_row: Row | None = None  # the row of a finished round that was not passed on yet
 
-    def span(self, what: str, client: int | list[int] | None = None) -> None:
+    def span(self, name: str, client: int | list[int] | None = None) -> None:
         """Record a span with this name, from the end of the last span until now."""
         now = time.perf_counter()
-        if self.to is None or now - self.mark < LEAST_S:
+        if self.write_row is None or now - self.last_mark < MIN_SPAN_S:
             return
-        if len(self.spans) < MOST:
-            self.spans.append((what, self.mark, now, client))
+        if len(self.spans) < MAX_SPANS:
+            self.spans.append((name, self.last_mark, now, client))
         else:
-            self.rest[what] = self.rest.get(what, 0.0) + now - self.mark
-        self.mark = now
+            self.summed_spans[name] = self.summed_spans.get(name, 0.0) + now - self.last_mark
+        self.last_mark = now
 
     def begin(self, t: int) -> None:
         """Begin round t, and complete the row of the round before; do nothing if round t is repeated."""
@@ -60,26 +60,38 @@ class Timeline:
             return
         if self.spans:
             self.flush()
-            ms = [(what, round(1e3 * (a - self.began), 2), round(1e3 * (b - a), 2), k) for what, a, b, k in self.spans]
+            ms = [
+                (name, round(1e3 * (a - self.round_start), 2), round(1e3 * (b - a), 2), k)
+                for name, a, b, k in self.spans
+            ]
             spans = [each[:3] if each[3] is None else each for each in ms]
-            at = time.time() - (time.perf_counter() - self.began)
-            line = {"round": self.round, "at": round(at, 4), "s": round(self.mark - self.began, 6), "spans": spans}
-            rest = {"rest": {what: round(1e3 * s, 2) for what, s in self.rest.items()}} if self.rest else {}
-            self.done = line | rest
-        if self.early:
+            at = time.time() - (time.perf_counter() - self.round_start)
+            row = {
+                "round": self.round,
+                "at": round(at, 4),
+                "s": round(self.last_mark - self.round_start, 6),
+                "spans": spans,
+            }
+            rest = (
+                {"rest": {name: round(1e3 * s, 2) for name, s in self.summed_spans.items()}}
+                if self.summed_spans
+                else {}
+            )
+            self.finished_row = row | rest
+        if self.flushes_before_broadcast:
             self.flush()
-        self.round, self.began = t, self.mark if self.spans else time.perf_counter()
-        self.mark, self.spans, self.rest = self.began, [], {}
+        self.round, self.round_start = t, self.last_mark if self.spans else time.perf_counter()
+        self.last_mark, self.spans, self.summed_spans = self.round_start, [], {}
 
     def flush(self) -> None:
         """Pass on the row of the finished round."""
-        if self.done is not None and self.to is not None:
-            self.to(self.done)
-        self.done = None
+        if self.finished_row is not None and self.write_row is not None:
+            self.write_row(self.finished_row)
+        self.finished_row = None
 
     def end(self) -> None:
         """Pass on all remaining rows at the end of the run."""
         self.span("end")
         self.begin(self.round + 1)
         self.flush()
-        self.ended()
+        self.on_end()

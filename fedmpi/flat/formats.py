@@ -28,8 +28,8 @@ from fedmpi.flat.packing import Packing
 
 BLOCK = 1024  # entries that share a scale: 0.4 % more bytes, and an outlier affects only its block
 ALIGN = 8  # bytes; the data after a part of a message may have any type
-TINY = 2.0**-126  # the smallest scale: below it float32 loses precision, and the block becomes 0
-LOW_BITS = 7  # low bits of a scale's mantissa that are 0, so that q a (|q| <= 127) is exact
+MIN_SCALE = 2.0**-126  # the smallest scale: below it float32 loses precision, and the block becomes 0
+ZEROED_BITS = 7  # low bits of a scale's mantissa that are 0, so that q a (|q| <= 127) is exact
 
 
 class Format(ABC):
@@ -52,7 +52,7 @@ class Format(ABC):
 
 
 @dataclass(frozen=True)
-class Half(Format):
+class HalfPrecision(Format):
     """The formats bf16 and fp16."""
 
     name: str
@@ -62,14 +62,14 @@ class Half(Format):
         return torch.bfloat16 if self.name == "bf16" else torch.float16
 
     def size(self, n: int) -> int:
-        return aligned(2 * n)
+        return round_up_to_alignment(2 * n)
 
     def encode(self, x: Tensor, out: Tensor) -> None:
-        _part(out, 0, len(x), self.dtype).copy_(x)
+        _view_as(out, 0, len(x), self.dtype).copy_(x)
         out[2 * len(x) :] = 0
 
     def decode(self, packed: Tensor, out: Tensor) -> None:
-        out.copy_(_part(packed, 0, len(out), self.dtype))
+        out.copy_(_view_as(packed, 0, len(out), self.dtype))
 
 
 @dataclass(frozen=True)
@@ -80,16 +80,16 @@ class Int8(Format):
     changes_only = True
 
     def size(self, n: int) -> int:
-        return aligned(4 * -(-n // BLOCK) + n)
+        return round_up_to_alignment(4 * -(-n // BLOCK) + n)
 
     def encode(self, x: Tensor, out: Tensor) -> None:
         n = len(x)
-        scales, integers = self._parts(out, n)
+        scales, integers = self._scales_and_integers(out, n)
         out[4 * len(scales) + n :] = 0
         at = 0
-        for rows, q in zip(_rows(x.float()), _rows(integers), strict=True):
+        for rows, q in zip(_split_into_blocks(x.float()), _split_into_blocks(integers), strict=True):
             low, high = rows.aminmax(dim=1)
-            scale = _scale(torch.maximum(-low, high))
+            scale = _block_scales(torch.maximum(-low, high))
             scales[at : at + len(rows)] = scale
             at += len(rows)
             # Values that are not finite have no integer: the scale of their block is nan, and its integers are 0.
@@ -97,18 +97,18 @@ class Int8(Format):
             q.copy_((rows / divisor).round_().nan_to_num_(nan=0, posinf=0, neginf=0))
 
     def decode(self, packed: Tensor, out: Tensor) -> None:
-        scales, integers = self._parts(packed, len(out))
+        scales, integers = self._scales_and_integers(packed, len(out))
         at = 0
-        for rows, q in zip(_rows(out), _rows(integers), strict=True):
+        for rows, q in zip(_split_into_blocks(out), _split_into_blocks(integers), strict=True):
             rows.copy_(q.float().mul_(scales[at : at + len(rows), None]))
             at += len(rows)
 
-    def _parts(self, packed: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    def _scales_and_integers(self, packed: Tensor, n: int) -> tuple[Tensor, Tensor]:
         blocks = -(-n // BLOCK)
-        return _part(packed, 0, blocks, torch.float32), _part(packed, 4 * blocks, n, torch.int8)
+        return _view_as(packed, 0, blocks, torch.float32), _view_as(packed, 4 * blocks, n, torch.int8)
 
 
-class Coding:
+class RowCodec:
     """The encoding of a packing's rows (size,) of type `dtype` as messages of `nbytes` bytes.
 
         [numbers that are not encoded | slot in its format | slot in its format ...]      uint8
@@ -118,61 +118,61 @@ class Coding:
 
     def __init__(self, packing: Packing, coded: Mapping[str, Format], dtype: torch.dtype) -> None:
         self.dtype = dtype
-        self.formats = {name: form for name, form in coded.items() if prod(packing.shapes[name])}
+        self.formats = {name: fmt for name, fmt in coded.items() if prod(packing.shapes[name])}
         self._plain = merge_spans(span for name, span in packing.spans.items() if name not in self.formats)
         self._bytes = dtype.itemsize * sum(b - a for a, b in self._plain)
         self._coded: list[tuple[slice, slice, Format]] = []  # range in a row, range in a message
-        at = aligned(self._bytes)
-        for name, form in self.formats.items():
+        at = round_up_to_alignment(self._bytes)
+        for name, fmt in self.formats.items():
             a, b = packing.spans[name]
-            self._coded.append((slice(a, b), slice(at, at + form.size(b - a)), form))
-            at += form.size(b - a)
+            self._coded.append((slice(a, b), slice(at, at + fmt.size(b - a)), fmt))
+            at += fmt.size(b - a)
         self.nbytes = at  # a multiple of ALIGN
-        self.entries = at // dtype.itemsize  # number of the packing's entries that take as many bytes
+        self.num_entries = at // dtype.itemsize  # number of the packing's entries that take as many bytes
 
-    def pack(self, row: Tensor, out: Tensor) -> Tensor:
+    def encode(self, row: Tensor, out: Tensor) -> Tensor:
         """Encode a row (size,) into out (nbytes,) uint8 on the same device; return out."""
         out[: self._bytes].view(self.dtype).copy_(torch.cat([row[a:b] for a, b in self._plain]))
-        out[self._bytes : aligned(self._bytes)] = 0
-        for place, there, form in self._coded:
-            form.encode(row[place], out[there])
+        out[self._bytes : round_up_to_alignment(self._bytes)] = 0
+        for row_range, message_range, fmt in self._coded:
+            fmt.encode(row[row_range], out[message_range])
         return out
 
-    def unpack(self, packed: Tensor, row: Tensor) -> None:
+    def decode(self, packed: Tensor, row: Tensor) -> None:
         """Decode a message (nbytes,) into a row (size,)."""
         sizes = [b - a for a, b in self._plain]
         for (a, b), part in zip(self._plain, packed[: self._bytes].view(self.dtype).split(sizes), strict=True):
             row[a:b] = part
-        for place, there, form in self._coded:
-            form.decode(packed[there], row[place])
+        for row_range, message_range, fmt in self._coded:
+            fmt.decode(packed[message_range], row[row_range])
 
     def round_trip(self, row: Tensor) -> None:
         """Replace the values of a row by their encoded and decoded ones, in place."""
-        for place, there, form in self._coded:
-            packed = torch.empty(there.stop - there.start, dtype=torch.uint8, device=row.device)
-            form.encode(row[place], packed)
-            form.decode(packed, row[place])
+        for row_range, message_range, fmt in self._coded:
+            packed = torch.empty(message_range.stop - message_range.start, dtype=torch.uint8, device=row.device)
+            fmt.encode(row[row_range], packed)
+            fmt.decode(packed, row[row_range])
 
 
-def aligned(size: int) -> int:
+def round_up_to_alignment(size: int) -> int:
     """Return the size rounded up to a multiple of ALIGN."""
     return -(-size // ALIGN) * ALIGN
 
 
-def _part(packed: Tensor, start: int, n: int, dtype: torch.dtype) -> Tensor:
+def _view_as(packed: Tensor, start: int, n: int, dtype: torch.dtype) -> Tensor:
     """Return n numbers of another type in the bytes from `start` on, which is a multiple of their size."""
     return packed[start : start + n * dtype.itemsize].view(dtype)
 
 
-def _rows(x: Tensor) -> list[Tensor]:
+def _split_into_blocks(x: Tensor) -> list[Tensor]:
     """Return views of x (n,): a matrix with one row for each complete block, and the remaining entries as one row."""
     full = len(x) // BLOCK * BLOCK
     return [part for part in (x[:full].view(-1, BLOCK), x[full:].view(1, -1)) if part.numel()]
 
 
-def _scale(most: Tensor) -> Tensor:
+def _block_scales(most: Tensor) -> Tensor:
     """Return the scales a = max |x| / 127 of blocks, (blocks,) float32, rounded up to 17 bits; 0 below TINY."""
     scale = most / 127
-    low = (1 << LOW_BITS) - 1
+    low = (1 << ZEROED_BITS) - 1
     up = ((scale.view(torch.int32) + low) & ~low).view(torch.float32)
-    return torch.where(scale.isfinite(), torch.where(scale < TINY, 0, up), torch.nan)
+    return torch.where(scale.isfinite(), torch.where(scale < MIN_SCALE, 0, up), torch.nan)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 HEAD, NORM, BODY, ATOM, COEF = "head", "norm", "body", "atom", "coef"
-EVERYTHING = "*"  # all groups
+ALL_GROUPS = "*"  # all groups
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Segment:
 
     def view(self, flat: Tensor) -> Tensor:
         """Return a view of this segment of a flat vector, in the shape of the tensor."""
-        return self.shaped(flat[self.start : self.stop])
+        return self.reshape_entries(flat[self.start : self.stop])
 
-    def shaped(self, piece: Tensor) -> Tensor:
+    def reshape_entries(self, piece: Tensor) -> Tensor:
         """Return a view of the entries (stop - start,) of this segment, in the shape of the tensor."""
         if not self.channels_last:
             return piece.view(self.shape)
@@ -54,13 +54,13 @@ class Layout:
 
     def select(self, groups: Collection[str]) -> Selection:
         """Return the entries of the vector that belong to these layout groups."""
-        return self.entries([s for s in self.segments if s.group in groups])
+        return self.select_segments([s for s in self.segments if s.group in groups])
 
-    def entries(self, segments: Iterable[Segment]) -> Selection:
+    def select_segments(self, segments: Iterable[Segment]) -> Selection:
         """Return the entries of the vector that belong to these segments, which are in ascending order."""
         return Selection(self.size, merge_spans((s.start, s.stop) for s in segments))
 
-    def part(self, groups: Collection[str]) -> Layout:
+    def sub_layout(self, groups: Collection[str]) -> Layout:
         """Return the layout of the vector that `select(groups)` extracts."""
         segments: list[Segment] = []
         for s in self.segments:
@@ -68,7 +68,7 @@ class Layout:
                 segments.append(replace(s, start=segments[-1].stop if segments else 0))
         return Layout(tuple(segments))
 
-    def tensors(self, flat: Tensor) -> dict[str, Tensor]:
+    def named_views(self, flat: Tensor) -> dict[str, Tensor]:
         """Return name -> view of the flat vector in the shape of the tensor."""
         return {s.name: s.view(flat) for s in self.segments}
 
@@ -102,11 +102,11 @@ class Selection:
     def __init__(self, full_size: int, ranges: Iterable[tuple[int, int]]) -> None:
         self.full_size, self.ranges = full_size, tuple(ranges)  # ascending
         self.size = sum(b - a for a, b in self.ranges)
-        self.whole = self.size == full_size
+        self.selects_all = self.size == full_size
 
     def take(self, flat: Tensor) -> Tensor:
         """Return the selected entries of `flat` (..., full size): a view if they are one range, else a copy."""
-        _check(flat, self.full_size)
+        _check_size(flat, self.full_size)
         if len(self.ranges) == 1:
             a, b = self.ranges[0]
             return flat[..., a:b]
@@ -114,14 +114,14 @@ class Selection:
 
     def put(self, selected: Tensor, flat: Tensor) -> None:
         """Copy `selected` (..., size) into the entries of `flat` (..., full size) that this part selects."""
-        _check(selected, self.size)
+        _check_size(selected, self.size)
         at = 0
         for a, b in self.ranges:
             flat[..., a:b] = selected[..., at : at + b - a]
             at += b - a
 
 
-def _check(x: Tensor, size: int) -> None:
+def _check_size(x: Tensor, size: int) -> None:
     """Raise ValueError if the last dimension has another size; slices and assignments would accept it silently."""
     if x.shape[-1:] != (size,):
         raise ValueError(f"a tensor of shape {tuple(x.shape)} where {size} entries are needed")

@@ -27,21 +27,21 @@ from fedmpi.common.host_memory import usable_cores
 # Columns of a chunk: (12, CHUNK) float64 is 3 MiB; with smaller chunks threads wait for Python between calls.
 CHUNK = 1 << 15
 CHUNK_GPU = 1 << 18  # a GPU needs few kernel launches; this divides a block, or equals one
-SCRATCH_GPU = 1 << 24  # largest number of float64 entries that one call creates for up to 2^18 rows on a GPU
+SCRATCH_ENTRIES_GPU = 1 << 24  # largest number of float64 entries that one call creates for up to 2^18 rows on a GPU
 # Columns of one product in a batch of products: a GPU computes each entry of a product on one multiprocessor. On an
 # H100, batches reduce the time for Gram matrices of 12 rows to a quarter.
-PIECE_GPU = 1 << 11
+PRODUCT_COLUMNS_GPU = 1 << 11
 # Columns are divided among ranks in whole blocks, which have the same size on every device. A vector of at most one
 # block is neither divided nor added up row by row.
 BLOCK = 8 * CHUNK
 # chunks per task of a sum in the rows' own type, whose calls are short: half a MiB, which fits into the cache
-WITHIN = 4
+CHUNKS_PER_TASK = 4
 # For vectors with more entries, a weighted sum over clients has the rows' own type (float32 for half types), because a
 # server has no memory for a sum twice as wide. The error is at most m 2^-24 of the updates: less than that of rounding
 # weights that are m times as long.
-WIDE = 1 << 24
+MAX_FLOAT64_WIDTH = 1 << 24
 
-Work = TypeVar("Work")
+Result = TypeVar("Result")
 
 
 def chunk_size(on_gpu: bool, rows: int = 1) -> int:
@@ -51,16 +51,16 @@ def chunk_size(on_gpu: bool, rows: int = 1) -> int:
     """
     if not on_gpu:
         return CHUNK
-    return min(CHUNK_GPU, max(1 << (SCRATCH_GPU // max(rows, 1)).bit_length() >> 1, 64))
+    return min(CHUNK_GPU, max(1 << (SCRATCH_ENTRIES_GPU // max(rows, 1)).bit_length() >> 1, 64))
 
 
 def scratch_bytes(rows: int, columns: int, on_gpu: bool) -> int:
     """Return the bytes of memory that sums over `rows` rows need for float64 copies of chunks, on all threads."""
     size = chunk_size(on_gpu, rows)
-    return 8 * _threads(-(-columns // size), on_gpu) * rows * min(columns, size)
+    return 8 * _num_threads(-(-columns // size), on_gpu) * rows * min(columns, size)
 
 
-def chunks(x: Tensor, a: int, b: int) -> list[tuple[int, int]]:
+def chunk_spans(x: Tensor, a: int, b: int) -> list[tuple[int, int]]:
     """Divide the columns a to b of a vector at multiples of the chunk size; return (first, end) of each part.
 
     Args:
@@ -72,35 +72,35 @@ def chunks(x: Tensor, a: int, b: int) -> list[tuple[int, int]]:
     return list(pairwise(cuts)) if a < b else []
 
 
-def sum_type(width: int, kind: torch.dtype) -> torch.dtype:
+def sum_dtype(width: int, dtype: torch.dtype) -> torch.dtype:
     """Return the type of a sum of vectors with `width` entries and type `kind`.
 
     It is float64 up to WIDE entries; for longer vectors their own type, or float32 if that is a half type.
     """
-    return torch.float64 if width <= WIDE else torch.promote_types(kind, torch.float32)
+    return torch.float64 if width <= MAX_FLOAT64_WIDTH else torch.promote_types(dtype, torch.float32)
 
 
 @dataclass
-class Sum:
+class RunningSum:
     """The sum sum_i c_i x_i of vectors that are added one after another, whole or in pieces."""
 
     total: Tensor  # (n,) of sum_type(n, kind): memory of the sum
-    kind: torch.dtype  # type of the vectors
+    dtype: torch.dtype  # type of the vectors
 
     def add(self, x: Tensor, c: float, first: bool, at: int = 0) -> None:
         """Add c x to total[at : at + len(x)]; if `first` is true, replace the values there."""
 
-        def piece(span: tuple[int, int]) -> None:
+        def add_chunk(span: tuple[int, int]) -> None:
             add(self.total[slice(*span)], x[span[0] - at : span[1] - at], c, first)
 
-        spans = chunks(x, at, at + len(x))
+        spans = chunk_spans(x, at, at + len(x))
         if x.dtype == self.total.dtype:  # no conversion is needed: use only as many calls as keep the cores busy
-            spans = _shares(spans, -(-len(spans) // 4))
-        spread(piece, spans, x)
+            spans = _join_consecutive(spans, -(-len(spans) // 4))
+        parallel_map(add_chunk, spans, x)
 
     def value(self) -> Tensor:
         """Return the sum (n,) in the type of the vectors."""
-        return self.total.to(self.kind)
+        return self.total.to(self.dtype)
 
 
 def add(total: Tensor, x: Tensor, c: float, first: bool) -> None:
@@ -110,7 +110,7 @@ def add(total: Tensor, x: Tensor, c: float, first: bool) -> None:
     longer than a chunk.
     """
     if x.dtype != total.dtype:
-        x = _wide(x)
+        x = _to_float64(x)
     if first:
         torch.mul(x, c, out=total)
     else:
@@ -131,57 +131,59 @@ def combine(rows: Tensor, coefficients: Tensor, start: int = 0, width: int | Non
         c = coefficients.to(device=rows.device, dtype=torch.float64)
         step = _columns_at_once(rows)
 
-        def at_once(span: tuple[int, int]) -> None:
+        def combine_chunk(span: tuple[int, int]) -> None:
             for a in range(span[0] - start, span[1] - start, step):
                 b = min(a + step, span[1] - start)
-                out[a:b] = c @ _wide(rows[:, a:b])
+                out[a:b] = c @ _to_float64(rows[:, a:b])
 
-        spread(at_once, chunks(rows, start, start + n), rows)
+        parallel_map(combine_chunk, chunk_spans(rows, start, start + n), rows)
         return out
 
-    each, kind = coefficients.tolist(), sum_type(width, rows.dtype)
+    weights, dtype = coefficients.tolist(), sum_dtype(width, rows.dtype)
 
-    def one_by_one(span: tuple[int, int]) -> None:
+    def add_rows_to_chunk(span: tuple[int, int]) -> None:
         a, b = span[0] - start, span[1] - start
-        sum_ = out[a:b] if kind == rows.dtype else torch.empty(b - a, dtype=kind, device=rows.device)
-        for i, c in enumerate(each):
+        sum_ = out[a:b] if dtype == rows.dtype else torch.empty(b - a, dtype=dtype, device=rows.device)
+        for i, c in enumerate(weights):
             add(sum_, rows[i, a:b], c, i == 0)
-        if kind != rows.dtype:
+        if dtype != rows.dtype:
             out[a:b] = sum_
 
-    spans = chunks(rows[0], start, start + n)
-    if kind == rows.dtype:
-        spans = _shares(spans, len(spans) if rows.is_cuda else WITHIN)
-    spread(one_by_one, spans, rows)
+    spans = chunk_spans(rows[0], start, start + n)
+    if dtype == rows.dtype:
+        spans = _join_consecutive(spans, len(spans) if rows.is_cuda else CHUNKS_PER_TASK)
+    parallel_map(add_rows_to_chunk, spans, rows)
     return out
 
 
-def _shares(spans: Sequence[tuple[int, int]], many: int) -> list[tuple[int, int]]:
+def _join_consecutive(spans: Sequence[tuple[int, int]], group_size: int) -> list[tuple[int, int]]:
     """Join `many` consecutive spans each to one."""
-    shares = [spans[at : at + many] for at in range(0, len(spans), max(many, 1))]
-    return [(share[0][0], share[-1][1]) for share in shares]
+    groups = [spans[at : at + group_size] for at in range(0, len(spans), max(group_size, 1))]
+    return [(group[0][0], group[-1][1]) for group in groups]
 
 
-def gram_blocks(rows: Tensor, start: int = 0, width: int | None = None) -> Tensor:
+def gram_by_block(rows: Tensor, start: int = 0, width: int | None = None) -> Tensor:
     """Return the Gram matrices of rows, one per block of columns.   (m, n) -> (blocks, m, m) float64 on the CPU
 
     K_ij = <rows_i, rows_j>. On a CPU, for wide rows, only little more than one triangle is computed: each group of rows
     is multiplied by the rows up to its end. `start` and `width` are those of `combine`.
     """
     m, n = rows.shape
-    groups = _halves(m) if (n if width is None else width) > BLOCK and not rows.is_cuda else [(0, m)]
+    groups = _halve_repeatedly(m) if (n if width is None else width) > BLOCK and not rows.is_cuda else [(0, m)]
     first, blocks = start // BLOCK, -(-(start + n) // BLOCK) - start // BLOCK if n else 0
     parts = torch.zeros(blocks, m, m, dtype=torch.float64, device=rows.device)
-    spans = chunks(rows, start, start + n)
+    spans = chunk_spans(rows, start, start + n)
 
-    def one(span: tuple[int, int]) -> list[Tensor]:
-        wide = _wide(rows[:, span[0] - start : span[1] - start])
+    def multiply_chunk(span: tuple[int, int]) -> list[Tensor]:
+        wide = _to_float64(rows[:, span[0] - start : span[1] - start])
         if rows.is_cuda:
-            return [_product_on_gpu(wide, wide)]
+            return [_multiply_on_gpu(wide, wide)]
         return [wide[a:b] @ wide[:b].T for a, b in groups]
 
     # On a GPU the chunks of many rows are narrow, and all of their (m, m) products would need more memory than rows.
-    for (column, _), results in zip(spans, map(one, spans) if rows.is_cuda else spread(one, spans, rows), strict=True):
+    for (column, _), results in zip(
+        spans, map(multiply_chunk, spans) if rows.is_cuda else parallel_map(multiply_chunk, spans, rows), strict=True
+    ):
         for (a, b), products_ in zip(groups, results, strict=True):
             parts[column // BLOCK - first, a:b, :b] += products_
     parts = parts.cpu()
@@ -190,12 +192,12 @@ def gram_blocks(rows: Tensor, start: int = 0, width: int | None = None) -> Tenso
 
 def gram(rows: Tensor, start: int = 0, width: int | None = None) -> Tensor:
     """Return the Gram matrix of rows, K_ij = <rows_i, rows_j>.   (m, n) -> (m, m) float64 on the CPU"""
-    return total(gram_blocks(rows, start, width))
+    return sum_blocks(gram_by_block(rows, start, width))
 
 
-def products(rows: Tensor, v: Tensor, start: int = 0) -> Tensor:
+def inner_products(rows: Tensor, v: Tensor, start: int = 0) -> Tensor:
     """Return the inner products of all rows with v, <rows_i, v>.   (m, n), (n,) -> (m,) float64 on the CPU"""
-    return total(product_parts(rows, v, start))
+    return sum_blocks(inner_products_by_block(rows, v, start))
 
 
 def block_norms(rows: Tensor) -> Tensor:
@@ -212,15 +214,15 @@ def block_norms(rows: Tensor) -> Tensor:
         norms = [torch.linalg.vector_norm(part, dim=2, dtype=torch.float64).T for part in parts]
         values = torch.cat(norms) if norms else rows.new_zeros(0, len(rows), dtype=torch.float64)
         return torch.where(values.isfinite(), values, torch.nan)
-    kind = torch.float32 if rows.element_size() < 4 else rows.dtype
+    dtype = torch.float32 if rows.element_size() < 4 else rows.dtype
     pieces = [rows[:, a : a + BLOCK] for a in range(0, n, BLOCK)]
     if not pieces:
         return torch.zeros(0, len(rows), dtype=torch.float64)
-    values = torch.stack([torch.linalg.vector_norm(piece, dim=1, dtype=kind) for piece in pieces]).double()
+    values = torch.stack([torch.linalg.vector_norm(piece, dim=1, dtype=dtype) for piece in pieces]).double()
     for b, i in (~values.isfinite()).nonzero().tolist():
         # the squares of values such as 1e20 overflow in float32, the values do not
-        largest = pieces[b][i].abs().max().to(kind)
-        values[b, i] = float(largest) * float(torch.linalg.vector_norm(pieces[b][i] / largest, dtype=kind))
+        largest = pieces[b][i].abs().max().to(dtype)
+        values[b, i] = float(largest) * float(torch.linalg.vector_norm(pieces[b][i] / largest, dtype=dtype))
     return torch.where(values.isfinite(), values, torch.nan)
 
 
@@ -249,46 +251,46 @@ def trimmed_mean(rows: Tensor, trim: float) -> Tensor:
     # the values to sort, the sorted values, their order, and the values to add up
     step = _columns_at_once(rows, copies=4)
 
-    def piece(span: tuple[int, int]) -> None:
+    def average_chunk(span: tuple[int, int]) -> None:
         for start in range(*span, step):
             at = slice(start, min(start + step, span[1]))
-            out[at] = _wide(rows[:, at]).sort(0).values[b : m - b].mean(0)
+            out[at] = _to_float64(rows[:, at]).sort(0).values[b : m - b].mean(0)
 
-    spread(piece, chunks(rows, 0, rows.shape[1]), rows)
+    parallel_map(average_chunk, chunk_spans(rows, 0, rows.shape[1]), rows)
     return out
 
 
-def product_parts(rows: Tensor, v: Tensor, start: int = 0) -> Tensor:
+def inner_products_by_block(rows: Tensor, v: Tensor, start: int = 0) -> Tensor:
     """Return the inner products <rows_i, v> for each block of columns.   (m, n), (n,) -> (blocks, m) float64, on the
     CPU
     """
     n = rows.shape[1]
     first, blocks = start // BLOCK, -(-(start + n) // BLOCK) - start // BLOCK if n else 0
     out = torch.zeros(blocks, len(rows), dtype=torch.float64, device=rows.device)
-    spans = chunks(rows, start, start + n)
+    spans = chunk_spans(rows, start, start + n)
 
-    def one(span: tuple[int, int]) -> Tensor:
+    def multiply_chunk(span: tuple[int, int]) -> Tensor:
         a, b = span[0] - start, span[1] - start
-        wide, part = _wide(rows[:, a:b]), v[a:b].double()
-        return _product_on_gpu(wide, part[None])[:, 0] if rows.is_cuda else wide @ part
+        wide, part = _to_float64(rows[:, a:b]), v[a:b].double()
+        return _multiply_on_gpu(wide, part[None])[:, 0] if rows.is_cuda else wide @ part
 
-    for (a, _), part in zip(spans, spread(one, spans, rows), strict=True):
+    for (a, _), part in zip(spans, parallel_map(multiply_chunk, spans, rows), strict=True):
         out[a // BLOCK - first] += part
     return out.cpu()
 
 
-def _product_on_gpu(x: Tensor, y: Tensor) -> Tensor:
+def _multiply_on_gpu(x: Tensor, y: Tensor) -> Tensor:
     """Return x y^T of a chunk, computed as a sum over pieces of columns.   (m, n), (k, n) -> (m, k)"""
     n = x.shape[1]
-    if n <= PIECE_GPU:
+    if n <= PRODUCT_COLUMNS_GPU:
         return x @ y.T
-    if n % PIECE_GPU:
-        x, y = pad(x, (0, -n % PIECE_GPU)), pad(y, (0, -n % PIECE_GPU))
-    x, y = (each.unflatten(1, (-1, PIECE_GPU)).transpose(0, 1) for each in (x, y))
+    if n % PRODUCT_COLUMNS_GPU:
+        x, y = pad(x, (0, -n % PRODUCT_COLUMNS_GPU)), pad(y, (0, -n % PRODUCT_COLUMNS_GPU))
+    x, y = (each.unflatten(1, (-1, PRODUCT_COLUMNS_GPU)).transpose(0, 1) for each in (x, y))
     return torch.bmm(x, y.mT).sum(0)
 
 
-def total(parts: Tensor) -> Tensor:
+def sum_blocks(parts: Tensor) -> Tensor:
     """Return the sum of the blocks' results, added in the order of the blocks.   (blocks, ...) -> (...)"""
     out = torch.zeros_like(parts[0]) if len(parts) else parts.new_zeros(parts.shape[1:])
     for part in parts:
@@ -296,7 +298,7 @@ def total(parts: Tensor) -> Tensor:
     return out
 
 
-def _halves(m: int) -> list[tuple[int, int]]:
+def _halve_repeatedly(m: int) -> list[tuple[int, int]]:
     """Divide the range (0, m) in the middle, then its second part again, and so on; return all parts.
 
     >>> _halves(12)
@@ -308,14 +310,16 @@ def _halves(m: int) -> list[tuple[int, int]]:
     return list(pairwise(ends))
 
 
-def spread(work: Callable[[tuple[int, int]], Work], spans: Sequence[tuple[int, int]], x: Tensor) -> Iterator[Work]:
+def parallel_map(
+    work: Callable[[tuple[int, int]], Result], spans: Sequence[tuple[int, int]], x: Tensor
+) -> Iterator[Result]:
     """Apply `work` to all spans, on all CPU cores that this process may use; return the results in order."""
-    threads = _threads(len(spans), x.is_cuda)
+    threads = _num_threads(len(spans), x.is_cuda)
     if threads == 1:
         return iter([work(span) for span in spans])
-    many = -(-len(spans) // (4 * threads))  # passing a chunk to a thread costs as much as adding it
-    shares = [spans[at : at + many] for at in range(0, len(spans), many)]
-    return chain.from_iterable(list(_workers().map(lambda share: [work(span) for span in share], shares)))
+    group_size = -(-len(spans) // (4 * threads))  # passing a chunk to a thread costs as much as adding it
+    groups = [spans[at : at + group_size] for at in range(0, len(spans), group_size)]
+    return chain.from_iterable(list(_thread_pool().map(lambda group: [work(span) for span in group], groups)))
 
 
 def _columns_at_once(rows: Tensor, copies: int = 1) -> int:
@@ -327,7 +331,7 @@ def _columns_at_once(rows: Tensor, copies: int = 1) -> int:
 _buffers = threading.local()
 
 
-def _wide(x: Tensor) -> Tensor:
+def _to_float64(x: Tensor) -> Tensor:
     """Return x, (n,) or (m, n) with at most a chunk of columns, in float64.
 
     The result may be in memory that the next call on this thread reuses: allocating memory for each chunk would cost
@@ -341,11 +345,11 @@ def _wide(x: Tensor) -> Tensor:
     return buffer[:n].view(x.shape).copy_(x)
 
 
-def _threads(spans: int, on_gpu: bool) -> int:
+def _num_threads(spans: int, on_gpu: bool) -> int:
     """Return the number of threads that process this number of chunks."""
     return 1 if on_gpu or spans < 4 else min(spans, max(usable_cores() // torch.get_num_threads(), 1))
 
 
 @cache
-def _workers() -> ThreadPoolExecutor:
+def _thread_pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max(usable_cores() // torch.get_num_threads(), 1), thread_name_prefix="fedmpi-server")

@@ -22,12 +22,12 @@ from types import MethodType
 import torch
 from torch import Tensor, nn
 
-from fedmpi.flat.layout import BODY, EVERYTHING, HEAD, NORM, Layout, Segment
+from fedmpi.flat.layout import ALL_GROUPS, BODY, HEAD, NORM, Layout, Segment
 
 NORM_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
 # Start of a PyTorch warning about cuDNN, which prefers the weights of recurrent layers in an order of its own, and
 # copies them at each call. `flatten_parameters`, which the warning advises, would take them out of the flat model.
-ORDER = "RNN module weights are not part of single contiguous chunk of memory"
+CUDNN_WEIGHTS_WARNING = "RNN module weights are not part of single contiguous chunk of memory"
 CUDNN_ALIGNMENT = 16  # bytes; cuDNN's batch normalisation assumes that its tensors begin at a multiple of this
 
 
@@ -52,7 +52,7 @@ class FlatModel:
         """
         self.module = module
         if any(isinstance(part, nn.RNNBase) for part in module.modules()):
-            warnings.filterwarnings("ignore", ORDER)
+            warnings.filterwarnings("ignore", CUDNN_WEIGHTS_WARNING)
         groups = getattr(module, "parameter_groups", None)
         declared: dict[str, str] = groups() if callable(groups) else {}
         owners = {  # name of each parameter and buffer -> the module that owns it, and its name there
@@ -66,19 +66,19 @@ class FlatModel:
         first_name = {id(p): name for name, p in named.items()}  # of tied weights, which `w` contains once
         every = module.named_parameters(remove_duplicate=False)
         self.names = {n: first_name[id(p)] for n, p in every if id(p) in first_name}
-        self.layout = _lay_out(named, owners, head, declared, channels_last)
+        self.layout = _build_layout(named, owners, head, declared, channels_last)
         buffers = {n: b for n, b in module.named_buffers() if b.is_floating_point() and n in module.state_dict()}
-        self.buffer_layout = _lay_out(buffers, owners, head, declared, False)
+        self.buffer_layout = _build_layout(buffers, owners, head, declared, False)
 
         first = next(iter(named.values()))
         self.w = torch.empty(self.layout.size, dtype=first.dtype, device=first.device)
         self.b = torch.empty(self.buffer_layout.size, dtype=first.dtype, device=first.device)
         # Writes of the engine do not change the version counters of `w` and `b` (engine/hook_checks.py).
-        self.live, self.live_b = self.w.data, self.b.data
+        self.w_data, self.b_data = self.w.data, self.b.data
         states = module.state_dict()
-        self.counters = [b for n, b in module.named_buffers() if not b.is_floating_point() and n in states]
-        self._counters0 = [counter.clone() for counter in self.counters]
-        self.buffered = bool(self.counters) or self.buffer_layout.size > 0
+        self.batch_counters = [b for n, b in module.named_buffers() if not b.is_floating_point() and n in states]
+        self._initial_counters = [counter.clone() for counter in self.batch_counters]
+        self.has_buffers = bool(self.batch_counters) or self.buffer_layout.size > 0
         self._g: Tensor | None = None
         self._attached = False  # whether the gradients of parameters are views of it
         self.parameters: list[nn.Parameter] = []
@@ -90,7 +90,7 @@ class FlatModel:
                 view.copy_(named[s.name])
                 named[s.name].data = view
                 self.parameters.append(named[s.name])
-            self.members = list(zip(self.layout.segments, self.parameters, strict=True))
+            self.segment_parameters = list(zip(self.layout.segments, self.parameters, strict=True))
             for s in self.buffer_layout.segments:
                 view = s.view(self.b.data)
                 view.copy_(buffers[s.name])
@@ -100,9 +100,9 @@ class FlatModel:
                 if channels_last and p.dim() == 4:
                     p.data = p.data.contiguous(memory_format=torch.channels_last)
         if self.w.is_cuda:
-            self._avoid_cudnn_where_misaligned()
+            self._avoid_cudnn_if_misaligned()
 
-    def _avoid_cudnn_where_misaligned(self) -> None:
+    def _avoid_cudnn_if_misaligned(self) -> None:
         """Make batch normalisation use PyTorch's own kernels if its tensors are not aligned as cuDNN requires.
 
         cuDNN's kernels for channels-last images fail with the CUDA error "misaligned address" in this case.
@@ -115,11 +115,11 @@ class FlatModel:
 
     def move_into(self, w: Tensor) -> None:
         """Use the memory of `w` (d,) for the parameters, with the values that it contains."""
-        self.w, self.live = w, w.data
-        for s, p in self.members:
-            p.data = s.view(self.live)
+        self.w, self.w_data = w, w.data
+        for s, p in self.segment_parameters:
+            p.data = s.view(self.w_data)
         if self.w.is_cuda:
-            self._avoid_cudnn_where_misaligned()
+            self._avoid_cudnn_if_misaligned()
 
     def attach_gradient(self) -> Tensor:
         """Return the flat gradient (d,), zero at first; until `drop_gradient`, autograd accumulates into it."""
@@ -127,14 +127,14 @@ class FlatModel:
             self._g = torch.zeros_like(self.w)
         if not self._attached:
             self._g.zero_()
-            for s, p in self.members:
+            for s, p in self.segment_parameters:
                 p.grad = s.view(self._g)
             self._attached = True
         return self._g
 
     def add_gradient(self, g: Tensor) -> None:
         """Add a flat gradient (d,) to the gradients that autograd has allocated, for parameters in training."""
-        for s, p in self.members:
+        for s, p in self.segment_parameters:
             if p.requires_grad:
                 p.grad = s.view(g).clone() if p.grad is None else p.grad.add_(s.view(g))
 
@@ -154,17 +154,21 @@ class FlatModel:
             shape = tuple(w.shape) if b is None else (tuple(w.shape), tuple(b.shape))
             raise ValueError(f"weights of shape {shape} for a model of {tuple(self.w.shape)}, {tuple(self.b.shape)}")
         with torch.no_grad():
-            if w.data_ptr() != self.live.data_ptr():
-                self.live.copy_(w)
-            if b is not None and self.buffered:
-                self.live_b.copy_(b)
-                for counter, value in zip(self.counters, counters or self._counters0, strict=True):
+            if w.data_ptr() != self.w_data.data_ptr():
+                self.w_data.copy_(w)
+            if b is not None and self.has_buffers:
+                self.b_data.copy_(b)
+                for counter, value in zip(self.batch_counters, counters or self._initial_counters, strict=True):
                     counter.copy_(value)
 
     @contextmanager
-    def only(self, groups: Collection[str]) -> Iterator[list[nn.Parameter]]:
+    def train_only(self, groups: Collection[str]) -> Iterator[list[nn.Parameter]]:
         """Freeze all other layout groups within the context; yield the parameters that remain trainable."""
-        rest = [p for s, p in self.members if p.requires_grad and s.group not in groups and EVERYTHING not in groups]
+        rest = [
+            p
+            for s, p in self.segment_parameters
+            if p.requires_grad and s.group not in groups and ALL_GROUPS not in groups
+        ]
         try:
             for p in rest:
                 p.requires_grad_(False)
@@ -173,7 +177,7 @@ class FlatModel:
             for p in rest:
                 p.requires_grad_(True)
 
-    def twin(self) -> FlatModel:
+    def frozen_copy(self) -> FlatModel:
         """Return an independent copy with the same layout and without gradients, for teachers and anchors.
 
         The copy shares frozen parameters with this model.
@@ -190,11 +194,11 @@ class FlatModel:
         Counters have their initial values, because those of the module belong to the client that this rank trained
         last. All other entries are the module's own.
         """
-        start = {id(counter): value for counter, value in zip(self.counters, self._counters0, strict=True)}
+        start = {id(counter): value for counter, value in zip(self.batch_counters, self._initial_counters, strict=True)}
         every = self.module.named_buffers(remove_duplicate=False)
         values = self.module.state_dict() | {n: start[id(b)] for n, b in every if id(b) in start}
-        tensors = self.layout.tensors(w)
-        return {**values, **{n: tensors[first] for n, first in self.names.items()}, **self.buffer_layout.tensors(b)}
+        tensors = self.layout.named_views(w)
+        return {**values, **{n: tensors[first] for n, first in self.names.items()}, **self.buffer_layout.named_views(b)}
 
 
 def _forward_without_cudnn(layer: nn.Module, x: Tensor) -> Tensor:
@@ -203,7 +207,7 @@ def _forward_without_cudnn(layer: nn.Module, x: Tensor) -> Tensor:
     return output
 
 
-def _lay_out(
+def _build_layout(
     tensors: dict[str, Tensor] | dict[str, nn.Parameter],
     owners: dict[str, tuple[nn.Module, str]],
     head: Collection[str],

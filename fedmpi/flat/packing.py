@@ -48,7 +48,7 @@ class Packing:
                 if value.shape != self.shapes[name]:
                     raise ValueError(f"slot {name!r} holds {self.shapes[name]}, not {tuple(value.shape)}")
                 value = value.detach()  # a row must not keep a graph of autograd alive
-                value = (value.clone() if share_memory(value, row) else value).reshape(-1)
+                value = (value.clone() if have_same_storage(value, row) else value).reshape(-1)
             new[name] = value
         for name, value in new.items():
             a, b = self.spans[name]
@@ -56,7 +56,7 @@ class Packing:
                 row[a:b] = value
 
 
-def share_memory(x: Tensor, y: Tensor) -> bool:
+def have_same_storage(x: Tensor, y: Tensor) -> bool:
     """Return whether two tensors have the same storage."""
     return x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
 
@@ -82,7 +82,7 @@ class Views:
     _names: Collection[str]
     _make: Callable[[str], Tensor]
 
-    def beside(self, other: Views) -> Views:
+    def merge(self, other: Views) -> Views:
         """Return views of these tensors and of `other`'s, which take precedence."""
         if not other._names:
             return self

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from fedmpi.flat.layout import EVERYTHING
+from fedmpi.flat.layout import ALL_GROUPS
 from fedmpi.method.context import Client, Quadratic, Server, SlotValues, State, Uploads
 from fedmpi.method.slots import SHARED, SharedParts, Slots
 
@@ -60,7 +60,7 @@ class Method:
     mean_only_slots: ClassVar[Mapping[str, tuple[str, ...]] | None] = {"dw": ("p",)}
     # Tensors that the hooks of one client may write to during a round, for example sums over batches.
     accumulators: ClassVar[Slots] = Slots()
-    trains: ClassVar[tuple[str, ...]] = (EVERYTHING,)  # layout groups that local training updates; "*": all
+    trains: ClassVar[tuple[str, ...]] = (ALL_GROUPS,)  # layout groups that local training updates; "*": all
     # Number of batches per step, concatenated in x and y (Per-FedAvg needs b1, b2, b3).
     batches_per_step: ClassVar[int] = 1
     # Whether the method's own options, and not train.epochs and train.steps, decide how long a client trains.

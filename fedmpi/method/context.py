@@ -378,7 +378,7 @@ class Uploads:
             slot: the name of the slot.
             span: (a, b) to use only columns a to b - 1 of the flat slot.
         """
-        return linear.total(linear.gram_blocks(*_columns(getattr(self, slot), span)))
+        return linear.sum_blocks(linear.gram_by_block(*_columns(getattr(self, slot), span)))
 
     def inner_products(self, v: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
         """Return the inner product of each client's row with a vector, (m,) float64.
@@ -389,7 +389,7 @@ class Uploads:
             span: (a, b) to use only columns a to b - 1 of the flat slot.
         """
         columns, start, _ = _columns(getattr(self, slot), span)
-        return linear.products(columns, v.flatten(), start)
+        return linear.inner_products(columns, v.flatten(), start)
 
     def trimmed_mean(self, trim: float, slot: str = "dw") -> Tensor:
         """Return the trimmed mean of each entry over the clients, in the shape of the slot.

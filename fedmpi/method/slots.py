@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from fedmpi.flat.layout import EVERYTHING
+from fedmpi.flat.layout import ALL_GROUPS
 from fedmpi.flat.packing import Packing
 from fedmpi.method.context import State, Uploads
 
@@ -135,6 +135,6 @@ class SharedParts:
     slots: the slots that are sent; None: all slots of `sends`.
     """
 
-    groups: tuple[str, ...] = (EVERYTHING,)
+    groups: tuple[str, ...] = (ALL_GROUPS,)
     exclude: tuple[str, ...] = ()
     slots: tuple[str, ...] | None = None  # None: all

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
-from fedmpi.flat.layout import ATOM, BODY, COEF, EVERYTHING, HEAD
+from fedmpi.flat.layout import ALL_GROUPS, ATOM, BODY, COEF, HEAD
 from fedmpi.method import Client, Method, SlotValues, State, declared_property, delegates_to, option, overrides
 from fedmpi.method.slots import BUFFERS, SCALAR, SharedParts, Slot, Slots
 from fedmpi.models.filter_atoms import decompose_convolutions
@@ -53,7 +53,7 @@ class FedAtom(Method):
 
     def __post_init__(self) -> None:
         inner, phases = self.inner, ("train", "initial_weights", "upload")
-        shares_all = inner.shared_parts(0, 1) == SharedParts() and EVERYTHING in inner.trains
+        shares_all = inner.shared_parts(0, 1) == SharedParts() and ALL_GROUPS in inner.trains
         only_dw = set(inner.sends) == {"dw"} and not inner.server_state
         for needed, met in {
             "a method that shares and trains the whole model": shares_all,

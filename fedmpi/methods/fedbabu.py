@@ -8,10 +8,10 @@ Evaluation:    e epochs of fine-tuning at each client with ft(e), of the full ne
 
 from dataclasses import dataclass
 
-from fedmpi.flat.layout import BODY, EVERYTHING, HEAD, NORM
+from fedmpi.flat.layout import ALL_GROUPS, BODY, HEAD, NORM
 from fedmpi.method import LAST_LAYER, Client, Method, SharedParts, option
 
-TUNED = {"full": (EVERYTHING,), "head": (HEAD,), "body": (BODY, NORM)}
+TUNED = {"full": (ALL_GROUPS,), "head": (HEAD,), "body": (BODY, NORM)}
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.aggregation import rules
-from fedmpi.aggregation.gradient_harmonization import hierarchical
+from fedmpi.aggregation.gradient_harmonization import harmonize_hierarchically
 from fedmpi.method import SHARED, Method, Server, Slots, State, Uploads, declared_property, option
 
 KEPT = 0.99  # share of the history that a round keeps
@@ -41,6 +41,6 @@ class FedGH(Method):
         for segment in server.segments:
             span = segment.start, segment.stop
             along = updates.inner_products(server.state.history[slice(*span)], "dw", span)
-            parts.append(updates.combine(hierarchical(updates.gram("dw", span), along), "dw", span))  # (3)
+            parts.append(updates.combine(harmonize_hierarchically(updates.gram("dw", span), along), "dw", span))  # (3)
         direction = torch.cat(parts)
         return direction, State(history=KEPT * server.state.history + (1 - KEPT) * direction)  # (4)

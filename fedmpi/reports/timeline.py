@@ -17,7 +17,7 @@ from fedmpi.analysis import charts, output
 from fedmpi.analysis.charts import BarChart, stack_bars
 from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
-from fedmpi.engine.tracing import WAITS
+from fedmpi.engine.tracing import WAIT_SPANS
 from fedmpi.reports.page import Figure, Value
 from fedmpi.reports.run_groups import subsample
 from fedmpi.runtime.inspection.run_files import check_written_by_this_version, read_json_object
@@ -74,7 +74,7 @@ def compute_time_shares(job: JobTimeline) -> list[dict[str, Any]]:
             ms.update(line.get("rest", {}))
         if total > 0:
             share = {what: length / 1e3 / total for what, length in ms.most_common()}
-            waiting = sum(share.get(what, 0.0) for what in WAITS)
+            waiting = sum(share.get(what, 0.0) for what in WAIT_SPANS)
             facts = {"rank": rank, "host": each["host"], "rounds": len(each["rounds"]), "seconds": total}
             by_rank.append({**facts, "busy": 1 - waiting, "waiting": waiting, "laps": share})
     return by_rank
@@ -88,7 +88,7 @@ def format_time_shares(by_rank: Sequence[dict[str, Any]]) -> list[str]:
         percent = [f"{100 * part:.1f} %" for part in parts]
         seconds = f"{each['seconds'] / max(each['rounds'], 1):.3f}"
         rows.append([str(each["rank"]), each["host"], each["rounds"], seconds, *percent])
-    return [*formatting.table(rows), f"{_describe_busiest_rank(by_rank)} (waiting: {', '.join(WAITS)})"]
+    return [*formatting.table(rows), f"{_describe_busiest_rank(by_rank)} (waiting: {', '.join(WAIT_SPANS)})"]
 
 
 def plot_timeline(job: JobTimeline, rounds: int) -> tuple[Figure, Figure]:
@@ -110,7 +110,7 @@ def plot_timeline(job: JobTimeline, rounds: int) -> tuple[Figure, Figure]:
     data: list[list[Value]] = [
         [each["rank"], each["host"], lap, s] for each in by_rank for lap, s in seconds[each["rank"]].items()
     ]
-    note = f"{_describe_busiest_rank(by_rank)} ({', '.join(WAITS)}). docs/analysis.md explains the spans."
+    note = f"{_describe_busiest_rank(by_rank)} ({', '.join(WAIT_SPANS)}). docs/analysis.md explains the spans."
     bars = Figure("laps", "seconds by rank and lap", chart, ("rank", "host", "lap", "seconds"), data, note)
 
     lines = [(i, line) for i, rank in enumerate(ranks) for line in job["ranks"][rank]["rounds"]]

@@ -29,11 +29,11 @@ from fedmpi.engine.hook_checks import are_finite
 from fedmpi.engine.local.client_optimizers import state_shapes
 from fedmpi.engine.local.local_training_config import LocalTrainingConfig, learning_rate
 from fedmpi.engine.local.mlp_backward import MLPBackward
-from fedmpi.engine.messages import Messages
+from fedmpi.engine.messages import MessageLayouts
 from fedmpi.engine.model_selection import SelectionCriterion
 from fedmpi.engine.packed import packed_rounds
-from fedmpi.engine.server import Rule
-from fedmpi.flat.formats import Format, Half, Int8
+from fedmpi.engine.server import ServerRule
+from fedmpi.flat.formats import Format, HalfPrecision, Int8
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
 from fedmpi.models.net import FeaturesAndHead
@@ -61,9 +61,9 @@ class Experiment:
     task: Any
     net: FeaturesAndHead
     model: FlatModel
-    messages: Messages
+    messages: MessageLayouts
     local_training: LocalTrainingConfig
-    rule: Rule | None  # the configured aggregation rule, which replaces the method's own
+    rule: ServerRule | None  # the configured aggregation rule, which replaces the method's own
     initial: InitialWeights | None = None  # initial weights from a file (init.from)
     best: SelectionCriterion | None = None  # how the best model is selected (evaluate.best); None: it is not
     pack: int = 1  # clients that a rank trains at once
@@ -237,7 +237,7 @@ def make_task(settings: Settings, data: Federated) -> Any:
 
 def make_messages(
     settings: Settings, method: Method, model: FlatModel, net: FeaturesAndHead, data: Federated
-) -> Messages:
+) -> MessageLayouts:
     """Make the layouts and formats of all messages between server and clients, and of the state of clients and server.
 
     Raises:
@@ -250,11 +250,11 @@ def make_messages(
             f"{str(dtype).removeprefix('torch.')}, and only float32 and float64 travel in another format than their "
             "own; leave comm.compression out"
         )
-    form: Format | None = None if wire == "fp32" else Int8() if wire == "int8" else Half(wire)
+    form: Format | None = None if wire == "fp32" else Int8() if wire == "int8" else HalfPrecision(wire)
     sizes = (data.classes, net.feature_dim or 0, data.clients, settings.rounds)
     states = state_shapes(make_local_training(settings), model.layout)
     with attribute_errors(f"method {settings.method.name}"):
-        return Messages(method, model, *sizes, form, states)
+        return MessageLayouts(method, model, *sizes, form, states)
 
 
 def make_local_training(settings: Settings) -> LocalTrainingConfig:
@@ -301,10 +301,10 @@ def choose_clients_per_pass(experiment: Experiment) -> int:
     return 1
 
 
-def make_rule(settings: Settings) -> Rule | None:
+def make_rule(settings: Settings) -> ServerRule | None:
     """Make the configured aggregation rule (server.rule), which replaces the method's own; None for `auto`."""
     rule = settings.server.rule
-    chosen: Rule | None = None
+    chosen: ServerRule | None = None
     if rule.name != "auto":
         chosen = registry.make(rules.KIND, rule, settings.key_origins("server.rule"))
     return chosen
@@ -350,7 +350,7 @@ def make_federation(
             s.train.lr, s.train.schedule, t, max(s.rounds, 1), s.train.decay, s.train.warmup_rounds
         ),
         fraction=s.cohort.fraction,
-        members=s.cohort.size,
+        cohort_size=s.cohort.size,
         sampling=s.cohort.sampling,
         placement="pinned" if s.data.silos else s.cohort.placement,
         # A client's last bits depend on the clients it is trained with, so measured times must not decide that.

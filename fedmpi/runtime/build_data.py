@@ -206,7 +206,7 @@ def assign_sites_to_ranks(settings: Settings, size: int) -> dict[int, int]:
     """
     names, ranks = settings.data.silos, training_ranks(settings, size)
     assert names is not None
-    owner = scheduler.pinned(range(len(names)), ranks)
+    owner = scheduler.assign_pinned(range(len(names)), ranks)
     if len(names) > len(ranks) and size > 1 and not settings.data.share_ranks:
         both = ", ".join(names[k] for k in owner if owner[k] == ranks[0])
         trains = settings.server.trains_clients

@@ -36,7 +36,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
 from fedmpi.config import Settings
 from fedmpi.config.resume_rules import may_change_on_resume, normalize_identity, why_rounds_are_fixed
-from fedmpi.engine.faults.lost_ranks import Row, check
+from fedmpi.engine.faults.lost_ranks import Row, check_row
 from fedmpi.engine.faults.recovery import rejoin_sites
 from fedmpi.engine.federation import Federation
 from fedmpi.runtime.inspection.run_files import check_written_by_this_version, read_json_object
@@ -83,7 +83,7 @@ class ClientStateFiles:
             raise CorruptFileError(f"{path} holds client {facts['client']} after round {facts['round']}")
         return tensors["row"]
 
-    def whole(self, client: int, t: int) -> bool:
+    def is_intact(self, client: int, t: int) -> bool:
         try:
             self.get(client, t)
         except CorruptFileError:
@@ -98,7 +98,7 @@ class ClientStateFiles:
         self.path(client, t).unlink(missing_ok=True)
         self.written.discard((client, t))
 
-    def found(self) -> list[Key]:
+    def list_keys(self) -> list[Key]:
         """Return the (client, round) of every row file in the folder."""
         names = (path.name.split(".") for path in self.folder.rglob("[0-9]*.*.safetensors"))
         return [(int(client), int(t)) for client, t, _ in names]
@@ -134,9 +134,11 @@ class Checkpoints:
         if t in self.needed:
             return
         if fed.trainer.messages.client_state.size:
-            self.rows.waiting = {(k, fed.states.trained[k]): row for k, row in fed.states.take_unsaved_rows().items()}
+            self.rows.waiting = {
+                (k, fed.states.last_trained[k]): row for k, row in fed.states.take_unsaved_rows().items()
+            }
         server = None if fed.server is None else (fed.server.snapshot(), json.dumps(memory))
-        self._written = self._writer.submit(self._write, t, server, dict(fed.states.trained))
+        self._written = self._writer.submit(self._write, t, server, dict(fed.states.last_trained))
         if last or self.keep == 1:
             self.wait()
         if last:
@@ -144,7 +146,7 @@ class Checkpoints:
 
     def remove_unneeded_files(self, t: int, fed: Federation) -> None:
         """Remove the files that a run does not need if it continues from the checkpoint of round t (-1: from none)."""
-        trained, owner, rank = fed.states.trained, fed.states.owner, fed.comm.rank
+        trained, owner, rank = fed.states.last_trained, fed.states.owners, fed.comm.rank
         self.needed = {t: dict(trained)} if t >= 0 else {}
         if rank == 0:
             for path in self.folder.glob("*.safetensors*"):  # matches temporary files .NAME.PID.tmp, too
@@ -153,7 +155,7 @@ class Checkpoints:
         for path in self.rows.folder.rglob(".*.tmp"):  # left behind by a process that was killed while it wrote
             if owner[int(path.name[1:].split(".")[0])] == rank:
                 path.unlink()
-        written = {(client, label) for client, label in self.rows.found() if owner[client] == rank}
+        written = {(client, label) for client, label in self.rows.list_keys() if owner[client] == rank}
         self.rows.written = written & trained.items()
         for client, label in written - self.rows.written:
             self.rows.remove(client, label)
@@ -297,7 +299,9 @@ def restore_newest_checkpoint(
     while harm:
         t, server, memory = next(proposals, (-1, {}, {}))
         t = int(comm.allgather_bytes(str(t).encode(), timeout_s)[0])
-        fed.scheduler.lost_ranks = (losses if fed.config.replays_failures else losses.until(t + 1)).known(t + 1)
+        fed.scheduler.lost_ranks = (losses if fed.config.replays_failures else losses.up_to_round(t + 1)).for_resume(
+            t + 1
+        )
         answers = comm.allgather_bytes(_find_damage(fed, checkpoints, t).encode()[:4000], timeout_s) if t >= 0 else []
         harm = next((answer.decode() for answer in answers if answer), "")
         if harm:
@@ -343,10 +347,10 @@ def _find_damage(fed: Federation, checkpoints: Checkpoints, t: int) -> str:
     """Return what is wrong with the rows of this rank's clients in the checkpoint of round t; "" if all are intact."""
     if not fed.trainer.messages.client_state.size:
         return ""
-    gone = fed.scheduler.lost_ranks.gone(t + 1)
+    gone = fed.scheduler.lost_ranks.unavailable_clients(t + 1)
     try:
         for client, last in sorted(fed.scheduler.last_rounds(t).items()):
-            if fed.states.owner[client] == fed.comm.rank and client not in gone:
+            if fed.states.owners[client] == fed.comm.rank and client not in gone:
                 checkpoints.rows.get(client, last)
     except CorruptFileError as error:
         return str(error)
@@ -364,7 +368,7 @@ def load_rank_failures(settings: Settings, directory: RunDirectory) -> list[Row]
             raise UserError(f"{faults} does not exist")
         rows = read_jsonl(settings.working_dir / faults, strict=True).rows
         for row in rows:
-            check(row)
+            check_row(row)
     except (UserError, KeyError, TypeError, ValueError, AttributeError) as error:
         why = f"a row of {faults} has no {error}" if isinstance(error, KeyError) else str(error)
         raise UserError(f"faults.replay: {why}; the faults.jsonl of a run is needed, or null") from error

@@ -20,10 +20,10 @@ from fedmpi.config.schema import Settings
 from fedmpi.data.batches import samples_of
 from fedmpi.data.federated import Federated
 from fedmpi.engine import scheduler
-from fedmpi.engine.evaluate import own_parts
-from fedmpi.engine.federation_config import SERVERS
+from fedmpi.engine.evaluate import personal_groups
+from fedmpi.engine.federation_config import SERVER_PROTOCOLS
 from fedmpi.engine.local.local_training_config import LocalTrainingConfig
-from fedmpi.engine.messages import Messages, is_change
+from fedmpi.engine.messages import MessageLayouts, is_change
 from fedmpi.engine.model_selection import SelectionCriterion
 from fedmpi.engine.transport.gather import ChunkPlan
 from fedmpi.method import base
@@ -203,15 +203,15 @@ def make_selection_criterion(settings: Settings, task: Any, data: Federated) -> 
 
 
 # ---- uploads ----
-def check_uploads(settings: Settings, data: Federated, messages: Messages) -> None:
+def check_uploads(settings: Settings, data: Federated, messages: MessageLayouts) -> None:
     """Check that the method's uploads suit the aggregation rule, wire format, reduction and recorded statistics.
 
     Raises UserError if one of them cannot be used with these uploads.
     """
     rule, name, sends, form = settings.server.rule, settings.method.name, messages.method.sends, messages.wire
     model, wire_name, first = settings.model.name, settings.comm.compression, messages.shared_parts(0)
-    uploads = [messages.upload(t) for t in range(max(settings.rounds, 1))]
-    large = [key for key, slot in sends.items() if messages.large(slot)]
+    uploads = [messages.upload_layout(t) for t in range(max(settings.rounds, 1))]
+    large = [key for key, slot in sends.items() if messages.is_large(slot)]
     no_changes = form is not None and form.changes_only and large and not any(is_change(k, sends[k]) for k in large)
     refusals = [
         settings.server.reduce == "local" and _reason_against_local_sums(settings, messages),
@@ -235,20 +235,20 @@ def check_uploads(settings: Settings, data: Federated, messages: Messages) -> No
     if rule.name in ROBUST_RULES:
         members = scheduler.cohort_size(data.clients, settings.cohort.fraction, settings.cohort.size)
         check_robust_rule(rule.name, rule.options, members, _find_idle_clients(settings, data))
-    if (first.groups != SharedParts().groups or first.exclude) and messages.shared.whole:
+    if (first.groups != SharedParts().groups or first.exclude) and messages.shared.selects_all:
         warnings.warn(f"method {name} keeps parts with the client, but all of model {model} travels", stacklevel=2)
     if name != "local" and not messages.shared.size and {*sends} <= {"dw"}:
         warnings.warn(
-            f"method {name} shares no weights of model {model}: all of it ({', '.join(sorted(messages.every))}) stays "
-            "with the clients, each of which trains alone; choose a model with other parts, or another method",
+            f"method {name} shares no weights of model {model}: all of it ({', '.join(sorted(messages.all_groups))}) "
+            "stays with the clients, each of which trains alone; choose a model with other parts, or another method",
             stacklevel=3,
         )
 
 
-def _reason_against_local_sums(settings: Settings, messages: Messages) -> str:
+def _reason_against_local_sums(settings: Settings, messages: MessageLayouts) -> str:
     """Return an error text if the experiment cannot use server.reduce: local, as it needs single uploads; else ""."""
     faults, method, means = settings.faults, settings.method.name, get_mean_only_slots(messages.method) or {}
-    uploads = {messages.upload(t).packing for t in range(max(settings.rounds, 1))}
+    uploads = {messages.upload_layout(t).packing for t in range(max(settings.rounds, 1))}
     single = sorted({name for packing in uploads for name in ChunkPlan(packing).large} - {*means, "_b"})
     drops = [f"faults.{key}: {value}" for key in FAULT_KEYS if (value := getattr(faults, key)) != "abort"]
     reasons = [
@@ -294,14 +294,14 @@ def check_robust_rule(rule: str, options: Mapping[str, Any], members: int, idle:
 
 # ---- evaluation ----
 def check_evaluation(
-    settings: Settings, method: Method, task: Any, net: FeaturesAndHead, data: Federated, messages: Messages
+    settings: Settings, method: Method, task: Any, net: FeaturesAndHead, data: Federated, messages: MessageLayouts
 ) -> None:
     """Check that the configured analyses are possible, and warn if clients have own models that are not evaluated."""
     if settings.analysis:
         _check_analysis(settings, task, net, data, messages)
-    own, mixed = own_parts(messages), overrides(method, "personal_weights") and method.client_state
-    if (own or mixed or overrides(method, "predict")) and not {*settings.evaluate.protocol} - SERVERS:
-        what = "parts of the model" if own and own != messages.every else "models"
+    own, mixed = personal_groups(messages), overrides(method, "personal_weights") and method.client_state
+    if (own or mixed or overrides(method, "predict")) and not {*settings.evaluate.protocol} - SERVER_PROTOCOLS:
+        what = "parts of the model" if own and own != messages.all_groups else "models"
         warnings.warn(
             f"method {settings.method.name}: clients have {what} of their own, and evaluate.protocol never looks "
             "at them; set evaluate.protocol=[personal], or [global,personal]",
@@ -309,10 +309,12 @@ def check_evaluation(
         )
 
 
-def _check_analysis(settings: Settings, task: Any, net: FeaturesAndHead, data: Federated, messages: Messages) -> None:
+def _check_analysis(
+    settings: Settings, task: Any, net: FeaturesAndHead, data: Federated, messages: MessageLayouts
+) -> None:
     """Check that the configured analyses are possible: they need a global model and rounds that can be repeated."""
     named = f"analysis: {', '.join(settings.analysis)}"
-    if not messages.shared.whole:
+    if not messages.shared.selects_all:
         method = settings.method.name
         raise UserError(f"{named} compares global and local models, and with method {method} clients keep parts")
     for key in FAULT_KEYS:

@@ -172,7 +172,7 @@ def _run(
             for change in changes:  # before anything else is written, as later rows depend on the change
                 recorder.print_line(f"accepted: {change}; from round {after + 1} on")
             if changes:
-                recorder.append("accepted_changes.jsonl", {"round": after + 1, "changes": changes})
+                recorder.append_rows("accepted_changes.jsonl", {"round": after + 1, "changes": changes})
             recorder.write_description(identity, environment, own_code)
             _truncate_records(settings, recorder, fed, after)
         recorder.begin_training(fed, max(after, 0), is_resumed)
@@ -235,7 +235,11 @@ def _set_up_files_and_restore(experiment: Experiment, fed: Federation, recorder:
         head = {"job": start["job"], "rank": comm.rank, "of": comm.size, "host": socket.gethostname()}
         file = TimelineFile(path, head)
         # A rank other than 0 waits for the next broadcast, and has time to write its lines before that.
-        fed.timeline.to, fed.timeline.ended, fed.timeline.early = file.add, file.flush, comm.rank > 0
+        fed.timeline.write_row, fed.timeline.on_end, fed.timeline.flushes_before_broadcast = (
+            file.add,
+            file.flush,
+            comm.rank > 0,
+        )
     if checkpoint.every == 0:
         return -1
     stateful = bool(experiment.messages.client_state.size)

@@ -11,8 +11,8 @@ from fedmpi.comm import Job
 from fedmpi.common.errors import UserError
 from fedmpi.common.host_memory import available_bytes, size_text
 from fedmpi.common.text import count
-from fedmpi.engine.federation_config import SERVERS
-from fedmpi.engine.transport.gather import UNSENT, ChunkPlan
+from fedmpi.engine.federation_config import SERVER_PROTOCOLS
+from fedmpi.engine.transport.gather import MAX_UNSENT_BYTES, ChunkPlan
 from fedmpi.flat import linear
 from fedmpi.method.base import get_mean_only_slots
 from fedmpi.runtime.build_data import training_ranks
@@ -34,17 +34,17 @@ def estimate_memory(experiment: Experiment, size: int, gathers_on_gpu: bool) -> 
         models and client states; STATE -> the part of TRAINER for client states.
     """
     s, messages = experiment.settings, experiment.messages
-    model, upload = messages.sizes["d"] + messages.sizes["b"], messages.largest_upload()
+    model, upload = messages.sizes["d"] + messages.sizes["b"], messages.max_upload_size()
     if messages.wire:  # the encoded bytes are in memory together with the numbers
-        upload += max(messages.upload(t).size for t in range(max(s.rounds, 1)))
-    announcement = messages.announcement().packing.size
+        upload += max(messages.upload_layout(t).size for t in range(max(s.rounds, 1)))
+    announcement = messages.broadcast_layout().packing.size
     states = _max_client_states(experiment, size) * messages.client_state.size
     root_rows, trainer_rows = count_upload_rows(experiment, size)
     server_models = 3 + (s.evaluate.best.metric is not None)
     client_models = 6 + 3 * (experiment.pack if experiment.pack > 1 else 0)
     server = root_rows * upload + announcement + server_models * model + messages.server_state.size
     trainer = trainer_rows * upload + announcement + client_models * model + states
-    scratch = linear.scratch_bytes(round(root_rows), messages.largest_upload(), gathers_on_gpu)
+    scratch = linear.scratch_bytes(round(root_rows), messages.max_upload_size(), gathers_on_gpu)
     needs = {
         part: int(experiment.itemsize * n)
         for part, n in ((RANK_0, server), (TRAINING_RANK, trainer), (CLIENT_STATE, states))
@@ -55,7 +55,7 @@ def estimate_memory(experiment: Experiment, size: int, gathers_on_gpu: bool) -> 
 def _max_client_states(experiment: Experiment, size: int) -> int:
     """Return the largest number of client states on a training rank: of clients that can be drawn or are evaluated."""
     s, clients, cohort = experiment.settings, experiment.data.clients, experiment.cohort_size
-    evaluated = {*s.evaluate.protocol} - SERVERS or s.evaluate.best.metric is not None
+    evaluated = {*s.evaluate.protocol} - SERVER_PROTOCOLS or s.evaluate.best.metric is not None
     if not evaluated and experiment.data.global_test is not None:
         clients = min(clients, max(s.rounds, 1) * cohort)
     trainers = len(training_ranks(s, size))
@@ -73,7 +73,7 @@ def count_upload_rows(experiment: Experiment, size: int) -> tuple[float, float]:
     if size == 1:
         return (3, 0) if way == "streamed" else (cohort, 0)
     mine = -(-cohort // len(training_ranks(experiment.settings, size)))
-    unsent = min(mine, max(1, UNSENT // max(experiment.itemsize * experiment.messages.largest_upload(), 1)))
+    unsent = min(mine, max(1, MAX_UNSENT_BYTES // max(experiment.itemsize * experiment.messages.max_upload_size(), 1)))
     if way == "sharded":
         return cohort / size, cohort / size + unsent
     return 2 if way == "streamed" else cohort, unsent
@@ -85,7 +85,7 @@ def choose_gather_mode(experiment: Experiment, size: int) -> str:
     engine/transport describes the four ways.
     """
     server, means = experiment.settings.server, get_mean_only_slots(experiment.method)
-    packings = {experiment.messages.upload(t).packing for t in range(max(experiment.settings.rounds, 1))}
+    packings = {experiment.messages.upload_layout(t).packing for t in range(max(experiment.settings.rounds, 1))}
     large = {name for packing in packings for name in ChunkPlan(packing).large}
     if large and server.placement == "sharded" and size > 1:
         return "sharded"

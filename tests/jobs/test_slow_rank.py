@@ -5,7 +5,7 @@ import yaml
 from helpers import clean_env, fedmpi
 from real_job import hashes
 
-from fedmpi.engine.tracing import MOST, Timeline
+from fedmpi.engine.tracing import MAX_SPANS, Timeline
 from fedmpi.runtime.record.run_dir import read_timelines
 
 PLUGIN = """\
@@ -101,7 +101,7 @@ def test_a_line_has_its_bounds(monkeypatch):
         "fedmpi.engine.tracing.time", type("Time", (), {"perf_counter": lambda: next(clock) / 10, "time": lambda: 0})
     )
     told, line = [], Timeline()
-    line.to = told.append
+    line.write_row = told.append
     line.begin(0)
     for k in range(5000):
         line.span("train", k)
@@ -109,7 +109,7 @@ def test_a_line_has_its_bounds(monkeypatch):
     line.begin(1)
     line.flush()
     (row,) = told
-    assert len(row["spans"]) == MOST
+    assert len(row["spans"]) == MAX_SPANS
     assert sum(row["rest"].values()) + sum(span[2] for span in row["spans"]) == pytest.approx(1e3 * row["s"])
     assert row["s"] == pytest.approx(1000)
     off = Timeline()

@@ -120,14 +120,16 @@ def test_a_client_trains_the_same_whoever_trained_before(method, net):
     it = play(small_settings(method, net))
     fed = it.fed
     before = {k: digest(row) for k, row in fed.states.rows.items()}
-    received, x = digest(fed.transport.inbox), digest(it.made.data.train[0].x)
-    downloads = fed.transport.send_downloads(3, range(7), fed.states.owner, fed.server)
-    packing = it.made.messages.upload(3).packing
+    received, x = digest(fed.transport.broadcast_copy), digest(it.made.data.train[0].x)
+    downloads = fed.transport.send_downloads(3, range(7), fed.states.owners, fed.server)
+    packing = it.made.messages.upload_layout(3).packing
 
     def train(order):
         rows = {k: torch.zeros(packing.size) for k in order}
         for k in order:
-            fed.states.view(k, 3, fed.config.learning_rate(3), fed.transport.inbox, downloads[k]).run_round(rows[k])
+            fed.states.client_context(
+                k, 3, fed.config.learning_rate(3), fed.transport.broadcast_copy, downloads[k]
+            ).run_round(rows[k])
         a, b = packing.spans["_seconds"]
         for row in rows.values():
             row[a:b] = 0  # a time, not a result
@@ -145,7 +147,7 @@ def test_a_client_trains_the_same_whoever_trained_before(method, net):
     last = train([2, 0, 4])
     assert first == last
     assert first[4] == alone[4]
-    assert (digest(fed.transport.inbox), digest(it.made.data.train[0].x)) == (received, x)
+    assert (digest(fed.transport.broadcast_copy), digest(it.made.data.train[0].x)) == (received, x)
 
 
 def _keeps_news(made):
@@ -182,8 +184,8 @@ def test_bytes_sent_are_the_bytes_declared(method):
     messages = it.made.messages
     for row in it.rows:
         m, t = len(row["cohort"]), row["round"]
-        told = messages.announcement(messages.groups(t - 1) if t else None).packing.size
-        each = messages.per_client.size + messages.upload(t).packing.size
+        told = messages.broadcast_layout(messages.groups_in_round(t - 1) if t else None).packing.size
+        each = messages.per_client_download.size + messages.upload_layout(t).packing.size
         assert row["sent_bytes"] == 4 * (told + m * each)
         assert row["received_bytes"] == 4 * m * each
 
@@ -203,13 +205,13 @@ def test_the_declared_bytes_are_the_sum_of_what_the_method_names(method):
         return sum(int(np.prod([sizes.get(d, d) for d in slot.dims])) for slot in slots.values())
 
     received = sum(entries({n: method.server_state[n]}) for n in method.receives)
-    assert messages.announcement().packing.size == shared + buffers + received + 1
+    assert messages.broadcast_layout().packing.size == shared + buffers + received + 1
     for t in range(made.settings.rounds):
         groups, named = _travelling(made, t), method.shared_parts(t, made.settings.rounds).slots
         slots = {n: slot for n, slot in method.sends.items() if named is None or n in named}
         of_w, of_b = (_entries_in(groups, layout) for layout in (made.model.layout, made.model.buffer_layout))
-        assert messages.upload(t).packing.size == entries(slots, of_w) + of_b + 3
-    assert messages.per_client.size == entries(method.per_client_download)
+        assert messages.upload_layout(t).packing.size == entries(slots, of_w) + of_b + 3
+    assert messages.per_client_download.size == entries(method.per_client_download)
     kept = (all_weights - shared) + (all_buffers - buffers)
     assert messages.client_state.size == kept + entries(method.client_state)
     assert all_weights == sum(p.numel() for p in made.net.module.parameters())

@@ -50,7 +50,7 @@ class Steps:
         if torch.equal(k.w, k.w0):
             self.seen.append(k.w.new_tensor([0.0, torch.nan, torch.nan], dtype=torch.float64))
             return
-        members = [(s, p) for s, p in model.members if p.requires_grad]
+        members = [(s, p) for s, p in model.segment_parameters if p.requires_grad]
         value = self._proximal(x)
         slopes = torch.autograd.grad(value, [p for _, p in members], allow_unused=True)
         g_p, g_u = torch.zeros_like(k.w), torch.zeros_like(k.w)

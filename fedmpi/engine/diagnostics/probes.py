@@ -64,9 +64,9 @@ class Probes:
         model, lr = trainer.model, self.config.learning_rate(t)
         if self.server is not None:
             self._before = Model(self.server.w.clone(), self.server.b.clone())
-        row = model.w.new_empty(trainer.messages.upload(t).packing.size)
+        row = model.w.new_empty(trainer.messages.upload_layout(t).packing.size)
         for client in (k for k in members if where[k] == self.comm.rank):
-            seen = self.states.view(client, t, lr, self.transport.inbox, downloads[client])
+            seen = self.states.client_context(client, t, lr, self.transport.broadcast_copy, downloads[client])
             k = ClientContext(trainer, client, t, lr, seen.announcement, seen.download, seen.state_row.clone())
             steps = k.watch = orthogonality.Steps(k) if "orthogonality" in self.names else None
             with seeds.preserve_rng():
@@ -85,13 +85,13 @@ class Probes:
         with self.comm.uncounted():  # traffic of probes is not counted as traffic of the round
             after = None if self.server is None else Model(self.server.w, self.server.b)
             before, after = self._shared(self._before), self._shared(after)
-            p = self.scheduler.weights(members)[1].double().cpu()
+            p = self.scheduler.cohort_weights(members)[1].double().cpu()
             who = (self.comm, self.trainer, self.config.eval_batch, members, where)
             cohort = Cohort(t, *who, p, before, after, self._mine, self._moved, self._steps)
             results = {name: PROBES[name].measure(cohort) for name in self.names}
         self._before, self._mine, self._moved, self._steps = None, {}, {}, {}
         if self.server is not None:
-            self.callbacks.append("analysis.jsonl", {"round": t, "clients": list(members), **results})
+            self.callbacks.append_rows("analysis.jsonl", {"round": t, "clients": list(members), **results})
 
     def _shared(self, model: Model | None) -> Model:
         """Broadcast rank 0's model to all ranks and return it; `model` is None on a rank without the server."""

@@ -25,7 +25,7 @@ def loss_rows(c: Cohort) -> Rows:
     own: dict[int, list[float]] = {k: [] for k in c.mine}
     for _, model in (*c.models(), (None, c.after)):
         for k in own:
-            own[k].append(c.evaluate(model, c.trainer.data.train[k]).figures["loss"])
+            own[k].append(c.evaluate(model, c.trainer.data.train[k]).metrics["loss"])
     return len(c.members) + 1, {k: torch.tensor(row, dtype=torch.float64) for k, row in own.items()}
 
 
@@ -124,13 +124,13 @@ def contribution_rows(c: Cohort) -> Rows:
 
     mean, test = Model(w.to(c.before.w.dtype), b.to(c.before.b.dtype)), c.trainer.data.global_test
     if test is not None:
-        of_mean = c.evaluate(mean, test).figures["loss"] if c.mine else 0.0
-        losses = {k: c.evaluate(without(k, model), test).figures["loss"] for k, model in c.mine.items()}
+        of_mean = c.evaluate(mean, test).metrics["loss"] if c.mine else 0.0
+        losses = {k: c.evaluate(without(k, model), test).metrics["loss"] for k, model in c.mine.items()}
         return 2, {k: torch.tensor([loss, of_mean], dtype=torch.float64) for k, loss in losses.items()}
     own: dict[int, list[float]] = {k: [] for k in c.mine}
     for left in (*(without(k, model) for k, model in c.models()), mean):
         for site, row in own.items():
-            row.append(c.evaluate(left, c.trainer.data.test[site]).figures["loss"])
+            row.append(c.evaluate(left, c.trainer.data.test[site]).metrics["loss"])
     return len(c.members) + 1, {k: torch.tensor(row, dtype=torch.float64) for k, row in own.items()}
 
 

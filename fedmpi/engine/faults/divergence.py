@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from math import inf, isfinite, log
 from typing import Any
 
-TIMES, IN_A_ROW = 10.0, 3
+BAD_FACTOR, BAD_IN_A_ROW = 10.0, 3
 REMEDY = "lower train.lr (or server.lr, the weights of the method's own terms), or let it fall with train.schedule"
 
 
@@ -33,7 +33,7 @@ class LossTracker:
 
     def record(self, t: int, value: float) -> None:
         self.value, self.floor = value, value if self.floor is None else self.floor
-        above = 0 < self.best < inf and value > max(TIMES * self.best, self.floor)
+        above = 0 < self.best < inf and value > max(BAD_FACTOR * self.best, self.floor)
         self.bad = [*self.bad, t] if above or not isfinite(value) else []
         if value < self.best:
             self.best, self.best_round = value, t
@@ -59,23 +59,23 @@ class DivergenceMonitor:
         evaluation: name of the evaluation loss to monitor, if there is one.
         stop: end the run if it has diverged.
         """
-        self.stop, self.message, self.reported, self.ends = stop, "", False, False
+        self.stops_run, self.message, self.reported, self.should_stop = stop, "", False, False
         chance = log(classes) if classes else None
         self.losses = [LossTracker("train_loss", chance)]
         self.losses += [LossTracker(evaluation, chance, best=inf if chance is None else chance)] if evaluation else []
 
-    def memory(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the state that `recall` needs when the run is resumed."""
         return {"reported": self.reported, "losses": [asdict(loss) for loss in self.losses]}
 
-    def recall(self, memory: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that `memory` returned; a run that ended because of divergence is monitored anew."""
-        before = {loss["name"]: loss for loss in memory["losses"]}  # evaluate.protocol may have changed since then
+        before = {loss["name"]: loss for loss in state["losses"]}  # evaluate.protocol may have changed since then
         for loss in self.losses:
             vars(loss).update(before.get(loss.name, {}))
-            if self.stop and memory["reported"]:
+            if self.stops_run and state["reported"]:
                 loss.bad = []
-        self.reported = memory["reported"] and not self.stop
+        self.reported = state["reported"] and not self.stops_run
 
     def record(self, row: Mapping[str, Any], last: bool) -> int | None:
         """Record a round's row of metrics.
@@ -89,8 +89,8 @@ class DivergenceMonitor:
             if (value := row.get(loss.name)) is not None:
                 loss.record(row["round"], value)
         for loss in self.losses[::-1]:
-            if len(loss.bad) >= IN_A_ROW or (last and loss.bad):
-                self.reported, self.message, self.ends = True, str(loss), self.stop
+            if len(loss.bad) >= BAD_IN_A_ROW or (last and loss.bad):
+                self.reported, self.message, self.should_stop = True, str(loss), self.stops_run
                 warnings.warn(f"{self.message}; {REMEDY}", stacklevel=2)
                 return loss.bad[0]
         return None

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Row = dict[str, Any]
-START = -1  # in place of a round: the initial state
+INITIAL_STATE = -1  # in place of a round: the initial state
 
 
-def row(
+def make_row(
     t: int,
     ranks: Mapping[int, str],
     *,
@@ -41,14 +41,14 @@ def row(
     return {"round": t, "ranks": hosts, **lists, "reverted": rounds, "reported": reported, "why": why}
 
 
-def check(row: Row) -> None:
+def check_row(row: Row) -> None:
     """Raise KeyError, TypeError, ValueError or AttributeError if this is not a row of faults.jsonl."""
     numbers = (row["round"], *row["ranks"], *row["clients"], *row["gone"], *row["back"], *row["reverted"])
     for number in (*numbers, *row["reverted"].values()):
         int(number)
 
 
-def late(row: Row) -> bool:
+def was_reported(row: Row) -> bool:
     """Return whether the failure happened after the round before had been evaluated."""
     return bool(row.get("reported", False))
 
@@ -59,26 +59,28 @@ class LostRanks:
 
     rows: list[Row] = field(default_factory=list)
 
-    def of(self, t: int) -> list[Row]:
+    def in_round(self, t: int) -> list[Row]:
         return [each for each in self.rows if each["round"] == t]
 
-    def until(self, t: int) -> LostRanks:
+    def up_to_round(self, t: int) -> LostRanks:
         """Return the failures of rounds 0..t."""
         return LostRanks([each for each in self.rows if each["round"] <= t])
 
-    def before(self, t: int) -> LostRanks:
+    def before_evaluation(self, t: int) -> LostRanks:
         """Return the failures that happened before the evaluation of round t - 1."""
-        return LostRanks([each for each in self.rows if each["round"] < t or (each["round"] == t and not late(each))])
+        return LostRanks(
+            [each for each in self.rows if each["round"] < t or (each["round"] == t and not was_reported(each))]
+        )
 
-    def known(self, t: int) -> LostRanks:
+    def for_resume(self, t: int) -> LostRanks:
         """Return all failures for a run that is resumed at round t and evaluates round t - 1 once more."""
         return LostRanks([{**each, "reported": False} if each["round"] == t else each for each in self.rows])
 
-    def replace(self, t: int, rows: Sequence[Row]) -> None:
+    def replace_rows(self, t: int, rows: Sequence[Row]) -> None:
         """Replace the rows of round t by the given ones, and delete those of later rounds."""
         self.rows = [each for each in self.rows if each["round"] < t] + list(rows)
 
-    def gone(self, t: int) -> set[int]:
+    def unavailable_clients(self, t: int) -> set[int]:
         """Return the clients that are unavailable in round t."""
         missing: set[int] = set()
         for each in self.rows:
@@ -86,15 +88,15 @@ class LostRanks:
                 missing = (missing | set(each["gone"])) - set(each["back"])
         return missing
 
-    def present(self, t: int, cohort: Sequence[int]) -> list[int]:
+    def participants(self, t: int, cohort: Sequence[int]) -> list[int]:
         """Return the clients of round t's cohort that take part."""
-        out = self.gone(t).union(*(each["clients"] for each in self.of(t)))
+        out = self.unavailable_clients(t).union(*(each["clients"] for each in self.in_round(t)))
         return [k for k in cohort if k not in out]
 
-    def reverted(self, t: int) -> dict[int, int]:
+    def reverted_states(self, t: int) -> dict[int, int]:
         """Return client -> the round of its state at the start of round t, for clients that are reverted."""
-        return {int(k): r for each in self.of(t) for k, r in each["reverted"].items()}
+        return {int(k): r for each in self.in_round(t) for k, r in each["reverted"].items()}
 
-    def needed(self) -> set[tuple[int, int]]:
+    def needed_states(self) -> set[tuple[int, int]]:
         """Return (client, round) of all earlier client states that are used again after a rank failure."""
-        return {(int(k), r) for each in self.rows for k, r in each["reverted"].items() if r != START}
+        return {(int(k), r) for each in self.rows for k, r in each["reverted"].items() if r != INITIAL_STATE}

@@ -21,9 +21,9 @@ from fedmpi.engine.hook_checks import ReadOnlyCheck, check_tensor, not_passed
 from fedmpi.engine.local import client_round, training_loop
 from fedmpi.engine.local.client_optimizers import OptimizerState
 from fedmpi.engine.local.losses import add_regularizer, backward, checked, run_pass, weights_as_leaf
-from fedmpi.engine.messages import compose
+from fedmpi.engine.messages import compose_vector
 from fedmpi.flat.layout import Segment
-from fedmpi.flat.packing import Views, share_memory
+from fedmpi.flat.packing import Views, have_same_storage
 from fedmpi.method.base import overrides
 from fedmpi.method.context import Batch, Client, Loss, Part, Regularizer, State
 from fedmpi.models.net import FeaturesAndHead
@@ -71,16 +71,18 @@ class ClientContext(Client):
         broadcast, kept = trainer.unpack_broadcast(announcement), messages.client_state.views(state_row)
         self.state = State({name: getattr(kept, name) for name in trainer.method.client_state})
         self.downloads = (
-            broadcast.beside(messages.per_client.views(download)) if messages.per_client.shapes else broadcast
+            broadcast.merge(messages.per_client_download.views(download))
+            if messages.per_client_download.shapes
+            else broadcast
         )
         size = messages.accumulators.size
         self.accumulator_row = state_row.new_zeros(size) if size else trainer.nothing
         self.accumulators = messages.accumulators.views(self.accumulator_row) if size else NOTHING
         self.received, self.b0 = broadcast._w, broadcast._b  # no copy if all parameters are sent
-        if not messages.shared.whole:
-            self.received = compose(messages.shared, broadcast._w, messages.personal, kept._w)
-        if not messages.shared_b.whole:
-            self.b0 = compose(messages.shared_b, broadcast._b, messages.personal_b, kept._b)
+        if not messages.shared.selects_all:
+            self.received = compose_vector(messages.shared, broadcast._w, messages.personal, kept._w)
+        if not messages.shared_b.selects_all:
+            self.b0 = compose_vector(messages.shared_b, broadcast._b, messages.personal_b, kept._b)
         self.w0 = self.received  # replaced when local training starts
         # torch's count of in-place writes to w at the time when w became w0; the engine's own writes are not counted.
         # None if w is not w0.
@@ -125,7 +127,7 @@ class ClientContext(Client):
         model = self.trainer.model
         if overrides(self.trainer.method, "initial_weights"):
             w0 = self.check("initial_weights", self.trainer.method.initial_weights(self))
-            self.w0 = w0.clone() if share_memory(w0, model.w) else w0  # training is about to change client.w
+            self.w0 = w0.clone() if have_same_storage(w0, model.w) else w0  # training is about to change client.w
             self._frozen.clear()  # frozen models of the w0 before the hook
             if self.w0 is not self.received:
                 model.load(self.w0, self.b0)
@@ -167,7 +169,7 @@ class ClientContext(Client):
         key = None if at is None else id(at)
         with torch.inference_mode(False), torch.no_grad(), self.trainer.precision():  # evaluation is in inference mode
             if key not in self._frozen:
-                model, net = self.trainer.twin(len(self._frozen))
+                model, net = self.trainer.frozen_copy(len(self._frozen))
                 self._frozen[key] = at, net  # keeps the tensor alive, so that no other one gets its id
                 model.load(self.w0 if at is None else at, self.b0 if buffers is None else buffers)
             z, f = self._frozen[key][1].forward(x)
@@ -213,7 +215,7 @@ class ClientContext(Client):
 
     def hessian_vector_product(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         model = self.trainer.model
-        members = [(s, p) for s, p in model.members if p.requires_grad]
+        members = [(s, p) for s, p in model.segment_parameters if p.requires_grad]
         with self._one_pass(None, None), without_cudnn_rnn(model.module), weights_as_leaf(self, self.w) as leaf:
             loss = checked(self, self.trainer.method.loss(self, x, y), "loss")
         weights: list[Tensor] = [*(p for _, p in members), leaf]
@@ -231,7 +233,7 @@ class ClientContext(Client):
         model, head = self.trainer.model, self.trainer.messages.head
         before = None if at is None else head.take(model.w).clone()
         if at is not None:
-            head.put(head.take(at), model.live)
+            head.put(head.take(at), model.w_data)
         model.attach_gradient().zero_()
         assert self.trainer.net.head is not None  # as in `forward`
         with self.trainer.precision():
@@ -239,7 +241,7 @@ class ClientContext(Client):
         value = checked(self, loss(f.to(self.w.dtype)), "loss", loss)
         backward(value)
         if before is not None:
-            head.put(before, model.live)  # copying restores the weights exactly, subtracting would not
+            head.put(before, model.w_data)  # copying restores the weights exactly, subtracting would not
         if z.requires_grad:
             self.note(value)
         return model.attach_gradient().clone()
@@ -293,7 +295,7 @@ class ClientContext(Client):
         at_w0 = self.version_at_w0
         self.passed = self.passed or buffers is None
         w = None if at is None else model.w.clone()
-        statistics = (model.b.clone(), [counter.clone() for counter in model.counters]) if again else ()
+        statistics = (model.b.clone(), [counter.clone() for counter in model.batch_counters]) if again else ()
         if at is not None or buffers is not None:
             # A cumulative average counts only the batches of its own passes, one in each step.
             counted = [(c - int(passed)).clamp_(min=0) for c in statistics[1]] if statistics else None
@@ -312,7 +314,7 @@ class ClientContext(Client):
     def elsewhere(self, w: Tensor, b: Tensor | None = None) -> Iterator[None]:
         """Load another model, w (d,) and b (b,), within this context, without recording its losses; then restore."""
         model = self.trainer.model
-        before = model.w.clone(), model.b.clone(), [counter.clone() for counter in model.counters]
+        before = model.w.clone(), model.b.clone(), [counter.clone() for counter in model.batch_counters]
         names = ("version_at_w0", "steps", "gradient_weight", "losses", "watch", "optim")
         own = {name: getattr(self, name) for name in names}
         self.version_at_w0, self.losses, self.watch, self.optim = None, [], None, None

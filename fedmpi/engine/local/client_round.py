@@ -27,8 +27,8 @@ def run_round(client: ClientContext, row: Tensor) -> bool:
     """Train a client for one round; write its upload into `row` and its new state into client.state_row.
 
     Args:
-        row: one row of `messages.upload(round)`. If clients with errors are left out of a round, a flag in the row
-            marks them.
+        row: one row of `messages.upload_layout(round)`. If clients with errors are left out of a round, a flag in the
+            row marks them.
 
     Returns:
         Whether the client finished without an error.
@@ -73,7 +73,7 @@ def finish_round(client: ClientContext, row: Tensor, write: Callable[[Tensor], R
             raise
         warnings.warn(RankWarning(f"{one_line(error, client.where)}; {LEFT_OUT}"), stacklevel=3)
         flag = STOP if trainer.stop() else FAILED
-        trainer.messages.upload(client.round).write_header(row.zero_(), 0.0, time.perf_counter() - began, flag)
+        trainer.messages.upload_layout(client.round).write_header(row.zero_(), 0.0, time.perf_counter() - began, flag)
         return False
     store_result(client, here, row, state, loss, began)
     return True
@@ -102,7 +102,7 @@ def store_result(
         UserError: the new state or a slot of the upload is not finite.
     """
     trainer, messages = client.trainer, client.trainer.messages
-    upload = messages.upload(client.round)
+    upload = messages.upload_layout(client.round)
     if len(client.state_row):
         messages.client_state.write(client.state_row, state)
     if isinstance(loss, Tensor):
@@ -112,8 +112,8 @@ def store_result(
     spans = {} if trainer.drops_bad_updates else {n: span for n, span in upload.packing.spans.items() if n[0] != "_"}
     rows = {f"slot {n!r}": here[a:b] for n, (a, b) in spans.items() if n != "dw" and a < b}
     sums = [x.sum() for x in rows.values()]
-    if upload.coding:
-        upload.coding.round_trip(here)
+    if upload.codec:
+        upload.codec.round_trip(here)
     if len(client.state_row):
         rows["the client's state"] = client.state_row
         sums.append(client.state_row.sum())
@@ -144,7 +144,7 @@ def write_upload(client: ClientContext, row: Tensor, inputs: ReadOnlyCheck, trai
     with attribute_errors(client.where):
         sent, more = check_pair(method, "upload", method.upload(client), client.where)
     inputs.check_hooks(method, client.where, "upload")
-    upload = messages.upload(client.round)
+    upload = messages.upload_layout(client.round)
     check_hook_returns(client, {"train": trained, "upload": more}, sent)
     if "dw" in upload.packing.shapes and "dw" not in sent:
         torch.sub(upload.w.take(model.w), upload.w.take(client.w0), out=upload.packing.view(row, "dw"))

@@ -59,12 +59,12 @@ def fit(
     )
     client.fits += 1
     other_model = nullcontext() if start is None else client.elsewhere(start, buffers)
-    with other_model, model.only(method.trains if groups is None else groups) as parameters:
+    with other_model, model.train_only(method.trains if groups is None else groups) as parameters:
         if parameters:  # none if the model has no parameters in these groups
-            trained = [s for s, p in model.members if p.requires_grad]
+            trained = [s for s, p in model.segment_parameters if p.requires_grad]
             kept = client.optim.of(trained) if client.optim and not fedavg_steps else None
             optimiser = LocalOptimizer(config, parameters, client.lr if lr is None else lr, kept)
-            clipped = None if config.clip_norm is None else model.layout.entries(trained)
+            clipped = None if config.clip_norm is None else model.layout.select_segments(trained)
             form_gradient = gradient_of_steps(client, method, regularizer, parameters, clipped)
             carry = 0.0
             for x, y in steps:
@@ -126,7 +126,7 @@ def gradient_of_steps(
         # If only the sites know label counts, the task may weight classes differently for each client, which one
         # captured graph cannot do.
         if of_task and trainer.data.counts_shared:
-            at = model.live.data_ptr(), model.attach_gradient().data_ptr() if uses_flat else 0
+            at = model.w_data.data_ptr(), model.attach_gradient().data_ptr() if uses_flat else 0
             run = partial(trainer.graphs.run, (*at, called is trainer.direct, *map(id, parameters)), run, parameters)
     elif (
         trainer.mlp_backward and not uses_flat and called is trainer.direct and len(parameters) == len(model.parameters)
@@ -160,7 +160,7 @@ def clip(g: Tensor, trained: Selection, most: float) -> None:
 
     The norm is that of the trained entries.
     """
-    norm = (g if trained.whole else trained.take(g)).norm()
+    norm = (g if trained.selects_all else trained.take(g)).norm()
     g.mul_((most / (norm + 1e-6)).clamp_(max=1))  # without synchronising the device
 
 

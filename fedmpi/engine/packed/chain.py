@@ -90,7 +90,7 @@ class PackedChain:
         clients: their number n.
         samples: number K of rows that factors need for all steps.
         """
-        segment = {id(p): s for s, p in model.members}
+        segment = {id(p): s for s, p in model.segment_parameters}
         self.layers: list[tuple[Dense | Factored, Dense | None] | None] = []  # weights and biases; None: a ReLU
         for layer in layers:
             if not isinstance(layer, nn.Linear):

@@ -44,7 +44,7 @@ def unsupported_reason(
         f"method {name} has phases of its own (hook train)": overrides(method, "train"),
         f"method {name} has steps of its own (hook step)": overrides(method, "step"),
         f"method {name} takes several batches for a step": method.batches_per_step != 1,
-        "the model has buffers (batch statistics)": bool(len(model.b) or model.counters),
+        "the model has buffers (batch statistics)": bool(len(model.b) or model.batch_counters),
         "the model draws random numbers (dropout)": any(dropout),
         config.not_plain_sgd_reason(): bool(config.not_plain_sgd_reason()),
         "train.nesterov is true": config.nesterov,
@@ -134,16 +134,16 @@ def _one_by_one(clients: Sequence[ClientContext], error: Exception) -> dict[int,
 def _uploads_are_differences(fit: PackedFit) -> bool:
     """Return whether uploads consist of w - w0 only, w0 is the same for all clients, and clients keep no state."""
     trainer, first = fit.trainer, fit.clients[0]
-    upload, method = trainer.messages.upload(first.round), trainer.method
-    alone = [name for name in upload.packing.shapes if name[:1] != "_"] == ["dw"] and upload.coding is None
+    upload, method = trainer.messages.upload_layout(first.round), trainer.method
+    alone = [name for name in upload.packing.shapes if name[:1] != "_"] == ["dw"] and upload.codec is None
     stateless = not len(first.state_row) and not any(overrides(method, hook) for hook in ("initial_weights", "upload"))
-    return alone and upload.w.whole and stateless and all(k.w0 is first.w0 for k in fit.clients)
+    return alone and upload.w.selects_all and stateless and all(k.w0 is first.w0 for k in fit.clients)
 
 
 def _write_all(clients: Sequence[ClientContext], fit: PackedFit, rows: Tensor, seconds: list[float]) -> None:
     """Write the uploads of all clients at once into rows (n, ...), with the same result as `write_upload`."""
     trainer, first = fit.trainer, fit.clients[0]
-    upload, place = trainer.messages.upload(first.round), {client.id: i for i, client in enumerate(clients)}
+    upload, place = trainer.messages.upload_layout(first.round), {client.id: i for i, client in enumerate(clients)}
     places = [place[client.id] for client in fit.clients]
     stop = trainer.stop()
     flags = [STOP if stop else 0.0 if client.steps else NO_STEPS for client in clients]

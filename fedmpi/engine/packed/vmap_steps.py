@@ -64,7 +64,7 @@ class BatchedClientView:
         segments = trainer.model.layout.segments
         self.sizes, self.names = [s.stop - s.start for s in segments], [f"module.{s.name}" for s in segments]
         # Created here because modules cannot be created under vmap.
-        self.calls = {net: _Call(net) for net in (trainer.net, trainer.twin(0)[1])}
+        self.calls = {net: _Call(net) for net in (trainer.net, trainer.frozen_copy(0)[1])}
 
     def __getattr__(self, name: str) -> Any:
         if name in COMMON:
@@ -83,8 +83,11 @@ class BatchedClientView:
 
     @property
     def downloads(self) -> Views:
-        broadcast, each = self.trainer.unpack_broadcast(self.first.announcement), self.trainer.messages.per_client
-        return broadcast.beside(each.views(self.values["download"])) if each.size else broadcast
+        broadcast, each = (
+            self.trainer.unpack_broadcast(self.first.announcement),
+            self.trainer.messages.per_client_download,
+        )
+        return broadcast.merge(each.views(self.values["download"])) if each.size else broadcast
 
     @property
     def accumulators(self) -> Views:
@@ -100,12 +103,12 @@ class BatchedClientView:
         self, x: Tensor, at: Tensor | None = None, buffers: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
-            return self._call(self.trainer.twin(0)[1], self.w0 if at is None else at, x)
+            return self._call(self.trainer.frozen_copy(0)[1], self.w0 if at is None else at, x)
 
     def _call(self, net: FeaturesAndHead, w: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return features and logits of a net at weights w (d,); for a model without features the logits twice."""
         pieces = zip(self.trainer.model.layout.segments, w.split(self.sizes), strict=True)
-        tensors = dict(zip(self.names, (s.shaped(piece) for s, piece in pieces), strict=True))
+        tensors = dict(zip(self.names, (s.reshape_entries(piece) for s, piece in pieces), strict=True))
         z, f = functional_call(self.calls[net], tensors, (x,))
         return (f if z is None else z), f
 
@@ -118,12 +121,14 @@ class VmapSteps:
         self.w = torch.stack([k.w0 for k in clients])
         self.v = torch.zeros_like(self.w) if trainer.local_training.momentum else None
         self.accumulators = torch.stack([k.accumulator_row for k in clients])
-        with trainer.model.only(self.method.trains):
-            trained = trainer.model.layout.entries(s for s, p in trainer.model.members if p.requires_grad)
+        with trainer.model.train_only(self.method.trains):
+            trained = trainer.model.layout.select_segments(
+                s for s, p in trainer.model.segment_parameters if p.requires_grad
+            )
         fixed = torch.ones_like(self.w[0], dtype=torch.bool)  # entries that are not trained
         for a, b in trained.ranges:
             fixed[a:b] = False
-        self.fixed = None if trained.whole else fixed
+        self.fixed = None if trained.selects_all else fixed
         # Tensors that hooks read: those that all clients share, and stacks of those that differ between clients.
         names = {"w0": "w0", "received": "received", "state": "state_row", "download": "download"}
         rows = {name: [getattr(k, attribute).to(self.w.device) for k in clients] for name, attribute in names.items()}

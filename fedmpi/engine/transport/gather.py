@@ -21,14 +21,14 @@ from torch import Tensor
 
 from fedmpi.comm import Communicator
 from fedmpi.comm.base import Message, Posted
-from fedmpi.engine.messages import NO_STEPS, Upload
+from fedmpi.engine.messages import NO_STEPS, UploadLayout
 from fedmpi.flat import linear
 from fedmpi.flat.packing import Packing, Views
 from fedmpi.method.context import Uploads
 
-PIECE = 1 << 21  # largest number of entries of a large slot in one message, in whole blocks
-PIECES = 8  # least number of messages, if there are enough blocks: one is processed while the next is received
-UNSENT = 1 << 30  # largest size in bytes of the rows that a rank has written but not sent
+PIECE_ENTRIES = 1 << 21  # largest number of entries of a large slot in one message, in whole blocks
+MIN_PIECES = 8  # least number of messages, if there are enough blocks: one is processed while the next is received
+MAX_UNSENT_BYTES = 1 << 30  # largest size in bytes of the rows that a rank has written but not sent
 
 
 class ChunkPlan:
@@ -38,35 +38,35 @@ class ChunkPlan:
     are sent in pieces, or divided among all ranks in whole blocks of columns.
     """
 
-    def __init__(self, packing: Packing, *, cut: bool = True) -> None:
+    def __init__(self, packing: Packing, *, split: bool = True) -> None:
         """Divide the rows of a packing; with `cut` false all slots count as small."""
         self.packing, self.block = packing, linear.BLOCK
         spans = packing.spans.items()
         # first entry, number of columns
-        self.large = {name: (a, b - a) for name, (a, b) in spans if cut and b - a > self.block}
+        self.large = {name: (a, b - a) for name, (a, b) in spans if split and b - a > self.block}
         self.small = Packing({name: shape for name, shape in packing.shapes.items() if name not in self.large})
 
-    def head(self, row: Tensor) -> Tensor:
+    def small_part(self, row: Tensor) -> Tensor:
         """Return the small slots of a row."""
         return row[: self.small.size]
 
     def pieces(self) -> Iterator[tuple[str, int, int]]:
         """Yield (slot, a, b) for each message of the large slots, which contains the columns a to b of the slot."""
         for name, (_, n) in self.large.items():
-            size = max(min(PIECE, n // PIECES) // self.block, 1) * self.block
+            size = max(min(PIECE_ENTRIES, n // MIN_PIECES) // self.block, 1) * self.block
             for a in range(0, n, size):
                 yield name, a, min(a + size, n)
 
-    def part(self, row: Tensor, name: str, a: int, b: int) -> Tensor:
+    def large_part(self, row: Tensor, name: str, a: int, b: int) -> Tensor:
         """Return the columns a to b of a large slot in a row."""
         start, _ = self.large[name]
         return row[start + a : start + b]
 
-    def share(self, name: str, holder: int, holders: int) -> tuple[int, int]:
+    def holder_span(self, name: str, holder: int, num_holders: int) -> tuple[int, int]:
         """Return the range a, b of the columns of a large slot that the holder with this number has."""
         n = self.large[name][1]
         blocks = -(-n // self.block)
-        a, b = (min(j * blocks // holders * self.block, n) for j in (holder, holder + 1))
+        a, b = (min(j * blocks // num_holders * self.block, n) for j in (holder, holder + 1))
         return a, b
 
 
@@ -75,11 +75,11 @@ class BufferPool:
     """Memory for messages that is reused in each round."""
 
     like: Tensor  # a tensor of the messages' type and device
-    pins: bool = False  # whether clients train on a GPU while messages are on the CPU
+    pin_memory: bool = False  # whether clients train on a GPU while messages are on the CPU
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
-    def rows(
-        self, name: str, count: int, size: int, dtype: torch.dtype | None = None, *, uploads: bool = False
+    def get(
+        self, name: str, count: int, size: int, dtype: torch.dtype | None = None, *, for_uploads: bool = False
     ) -> Tensor:
         """Return the memory (count, size) with this name; with `uploads`, for rows of this rank's clients.
 
@@ -89,7 +89,9 @@ class BufferPool:
         if tensor is None or tensor.dtype != dtype or len(tensor) < n:
             tensor = None
             self.tensors.pop(name, None)  # frees the old memory before the new one is allocated
-            pin = self.pins and uploads and n * dtype.itemsize <= UNSENT  # the system cannot page pinned memory out
+            pin = (
+                self.pin_memory and for_uploads and n * dtype.itemsize <= MAX_UNSENT_BYTES
+            )  # the system cannot page pinned memory out
             tensor = self.tensors[name] = torch.empty(n, dtype=dtype, device=self.like.device, pin_memory=pin)
         return tensor[:n].view(count, size)
 
@@ -100,21 +102,21 @@ class GatherContext:
 
     comm: Communicator
     t: int
-    upload: Upload
-    members: Sequence[int]
-    where: Mapping[int, int]  # client -> rank
+    upload: UploadLayout
+    cohort: Sequence[int]
+    placement: Mapping[int, int]  # client -> rank
     buffers: BufferPool
 
     def __post_init__(self) -> None:
         self.chunks = ChunkPlan(self.upload.packing)
-        self.here = [k for k in self.members if self.where[k] == self.comm.rank]  # this rank's clients
-        self.order = {client: i for i, client in enumerate(self.members)}
-        self.about = self.t, tuple(self.upload.packing.shapes)  # description for the audit of sent data
+        self.own_clients = [k for k in self.cohort if self.placement[k] == self.comm.rank]  # this rank's clients
+        self.row_index = {client: i for i, client in enumerate(self.cohort)}
+        self.message_info = self.t, tuple(self.upload.packing.shapes)  # description for the audit of sent data
 
-    def packed(self, count: int) -> Tensor:
+    def encoded_buffers(self, count: int) -> Tensor:
         """Return memory (count, bytes) for encoded uploads; an empty tensor if uploads are not encoded."""
-        coding, buffers = self.upload.coding, self.buffers
-        return buffers.rows("packed", count, coding.entries).view(torch.uint8) if coding else buffers.like[:0]
+        codec, buffers = self.upload.codec, self.buffers
+        return buffers.get("packed", count, codec.num_entries).view(torch.uint8) if codec else buffers.like[:0]
 
 
 class GatheredUploads:
@@ -122,35 +124,35 @@ class GatheredUploads:
 
     is_complete = True  # whether sums include all rows; rows with values that are not finite may be left out
 
-    def __init__(self, heads: Tensor, chunks: ChunkPlan) -> None:
+    def __init__(self, small_rows: Tensor, chunks: ChunkPlan) -> None:
         """Store the small slots of all rows, `heads` (m, entries)."""
-        self.heads, self.chunks = heads, chunks
-        self.small = chunks.small.views(heads)
+        self.small_rows, self.chunks = small_rows, chunks
+        self.small = chunks.small.views(small_rows)
 
     def large_norms(self, name: str) -> Tensor:
         """Return the norms of the rows of a large slot, (m,) float64."""
         raise NotImplementedError
 
-    def norms(self) -> Tensor:
+    def update_norms(self) -> Tensor:
         """Return ||dw_i|| of all rows, (m,) float64; nan if a value is not finite, 0 if dw is not sent."""
         if "dw" in self.chunks.large:
             return self.large_norms("dw")
-        return linear.row_norms(linear.block_norms(self.small.dw if "dw" in self.small else self.heads[:, :0]))
+        return linear.row_norms(linear.block_norms(self.small.dw if "dw" in self.small else self.small_rows[:, :0]))
 
-    def finite(self) -> list[bool]:
+    def finite_rows(self) -> list[bool]:
         """Return for each row whether all of its values are finite."""
-        norms = linear.block_norms(self.heads).sum(0) + sum(self.large_norms(name) for name in self.chunks.large)
+        norms = linear.block_norms(self.small_rows).sum(0) + sum(self.large_norms(name) for name in self.chunks.large)
         return norms.isfinite().tolist()
 
-    def only(self, places: Sequence[int]) -> None:
+    def keep_rows(self, indices: Sequence[int]) -> None:
         """Keep only the rows with these indices."""
-        self.heads = close_up(self.heads, places)
-        self.small = self.chunks.small.views(self.heads)
+        self.small_rows = compact_rows(self.small_rows, indices)
+        self.small = self.chunks.small.views(self.small_rows)
 
-    def uploads(self, clients: Sequence[int], n: Tensor, p: Tensor) -> Uploads:
+    def as_uploads(self, clients: Sequence[int], n: Tensor, p: Tensor) -> Uploads:
         return Uploads(clients, n, p, self.small)
 
-    def train_loss(self, p: Tensor) -> dict[str, float]:
+    def mean_train_loss(self, p: Tensor) -> dict[str, float]:
         """Return {"train_loss": sum_k p_k loss_k} over the clients that made steps; {} if there are none.
 
         The weights p (m,) float64 are scaled so that those of these clients sum to one.
@@ -164,7 +166,7 @@ class GatheredUploads:
         """Release the resources of these uploads at the end of the round."""
 
 
-class HeadUploads(Uploads, ABC):
+class PartialUploads(Uploads, ABC):
     """The uploads that hooks see if rank 0 has no rows of large slots; subclasses define access to these."""
 
     def __init__(self, clients: Sequence[int], n: Tensor, p: Tensor, gathered: GatheredUploads) -> None:
@@ -180,89 +182,95 @@ class HeadUploads(Uploads, ABC):
         """Return the rows of a large slot, (m, *shape)."""
 
 
-def close_up(rows: Tensor, places: Sequence[int]) -> Tensor:
+def compact_rows(rows: Tensor, indices: Sequence[int]) -> Tensor:
     """Move the rows with these indices to the front of a matrix, in place, and return them."""
-    for to, place in enumerate(places):
+    for to, place in enumerate(indices):
         if to != place:
             rows[to] = rows[place]
-    return rows[: len(places)]
+    return rows[: len(indices)]
 
 
 class SendBuffer:
     """Memory for the rows of a rank's clients; it is reused after a row was sent."""
 
-    def __init__(self, context: GatherContext, max_bytes: int | None = UNSENT, rows: Tensor | None = None) -> None:
+    def __init__(
+        self, context: GatherContext, max_bytes: int | None = MAX_UNSENT_BYTES, rows: Tensor | None = None
+    ) -> None:
         """Args:
         max_bytes: limit for rows that have not been sent yet, at least one row; None: memory for all rows of this rank.
         rows: memory for all clients' rows that is used instead.
         """
-        self.context, clients = context, context.here if rows is None else context.members
-        self.order = {client: i for i, client in enumerate(clients)}
+        self.context, clients = context, context.own_clients if rows is None else context.cohort
+        self.row_index = {client: i for i, client in enumerate(clients)}
         if rows is None:
             size, count = context.upload.packing.size, len(clients)
             if max_bytes is not None:
                 count = min(count, max(1, max_bytes // max(size * context.buffers.like.element_size(), 1)))
-            rows = context.buffers.rows("rows", count, size, uploads=True)
+            rows = context.buffers.get("rows", count, size, for_uploads=True)
         self.rows = rows
-        self.sent: dict[int, Posted] = {}  # place -> the message with the row at that place
+        self.posted: dict[int, Posted] = {}  # place -> the message with the row at that place
 
-    def place(self, client: int) -> int:
-        return self.order[client] % len(self.rows)
+    def slot_index(self, client: int) -> int:
+        return self.row_index[client] % len(self.rows)
 
-    def row(self, client: int) -> Tensor:
+    def free_row(self, client: int) -> Tensor:
         """Return memory for a client's row, after waiting until the row that it contained before was sent."""
-        self._wait(self.place(client))
-        return self.of(client)
+        self._wait(self.slot_index(client))
+        return self.current_row(client)
 
-    def block(self, clients: Sequence[int]) -> Tensor | None:
+    def adjacent_rows(self, clients: Sequence[int]) -> Tensor | None:
         """Return the rows of several clients as one tensor if they are adjacent in memory, else None."""
-        places = [self.place(client) for client in clients]
-        for place in places:
+        indices = [self.slot_index(client) for client in clients]
+        for place in indices:
             self._wait(place)
-        first = places[0]
-        return self.rows[first : first + len(places)] if places == [*range(first, first + len(places))] else None
+        first = indices[0]
+        return self.rows[first : first + len(indices)] if indices == [*range(first, first + len(indices))] else None
 
-    def of(self, client: int) -> Tensor:
+    def current_row(self, client: int) -> Tensor:
         """Return a client's row without waiting, while it is being written."""
-        return self.rows[self.place(client)]
+        return self.rows[self.slot_index(client)]
 
-    def message(self, client: int) -> Tensor:
+    def encode_message(self, client: int) -> Tensor:
         """Return the message for a client's row: its encoded form if uploads are encoded, else the row."""
-        row, coding = self.of(client), self.context.upload.coding
-        return row if coding is None else coding.pack(row, self.context.packed(len(self.rows))[self.place(client)])
+        row, codec = self.current_row(client), self.context.upload.codec
+        return (
+            row
+            if codec is None
+            else codec.encode(row, self.context.encoded_buffers(len(self.rows))[self.slot_index(client)])
+        )
 
     def send(self, client: int, messages: Sequence[Message]) -> None:
         """Start sending the messages of a client's row."""
-        self.context.comm.about = self.context.about
-        self.sent[self.place(client)] = self.context.comm.post(messages, [])
+        self.context.comm.about = self.context.message_info
+        self.posted[self.slot_index(client)] = self.context.comm.post(messages, [])
 
-    def wait(self) -> None:
-        while self.sent:
-            self._wait(next(iter(self.sent)))
+    def wait_all(self) -> None:
+        while self.posted:
+            self._wait(next(iter(self.posted)))
 
     def _wait(self, place: int) -> None:
-        if place in self.sent:
-            self.context.comm.finish(self.sent.pop(place))
+        if place in self.posted:
+            self.context.comm.finish(self.posted.pop(place))
 
 
 class UploadGather(ABC):
     """The gather of a round's uploads on one rank."""
 
     def __init__(self, context: GatherContext, send_buffer: SendBuffer) -> None:
-        self.context, self.comm, self.chunks, self.order = context, context.comm, context.chunks, context.order
+        self.context, self.comm, self.chunks, self.row_index = context, context.comm, context.chunks, context.row_index
         self.send_buffer = send_buffer
         self._acknowledged: Posted = []
 
-    def row(self, client: int) -> Tensor:
+    def upload_row(self, client: int) -> Tensor:
         """Return memory for this client's upload, after waiting until the upload that it contained before was sent."""
-        return self.send_buffer.row(client)
+        return self.send_buffer.free_row(client)
 
-    def block(self, clients: Sequence[int]) -> Tensor | None:
+    def adjacent_rows(self, clients: Sequence[int]) -> Tensor | None:
         """Return the rows of these clients as one tensor (n, row) if they are adjacent in memory, else None."""
-        return self.send_buffer.block(clients)
+        return self.send_buffer.adjacent_rows(clients)
 
     @abstractmethod
-    def done(self, client: int) -> None:
+    def submit(self, client: int) -> None:
         """Send this client's upload, which has been written to its row."""
 
     def finish(self) -> GatheredUploads | None:
@@ -276,7 +284,7 @@ class UploadGather(ABC):
     def _finish(self) -> GatheredUploads | None:
         """Complete the messages of the uploads."""
 
-    def acknowledge(self) -> None:
+    def acknowledge_broadcast(self) -> None:
         """Confirm the round's broadcast to rank 0 from ranks that have no clients in this round.
 
         A rank that missed a whole round could not return to its start, and the others would delete checkpoints from
@@ -284,7 +292,7 @@ class UploadGather(ABC):
         ranks have no clients.
         """
         comm, context = self.comm, self.context
-        idle = sorted(set(comm.alive) - {0, *context.where.values()})
+        idle = sorted(set(comm.alive) - {0, *context.placement.values()})
         if not idle or comm.rank not in {0, *idle}:
             return
         note = torch.zeros(len(idle), device=comm.device)
@@ -298,31 +306,33 @@ class RowGather(UploadGather):
     """Gathers complete rows in rank 0's memory."""
 
     def __init__(self, context: GatherContext) -> None:
-        members, where, own = context.members, context.where, bool(context.here)
-        self.coming: dict[int, Posted] = {}
+        cohort, placement, own = context.cohort, context.placement, bool(context.own_clients)
+        self.receiving: dict[int, Posted] = {}
         if context.comm.rank:
             super().__init__(context, SendBuffer(context))
             return
-        rows = context.buffers.rows("rows", len(members), context.upload.packing.size, uploads=own)
+        rows = context.buffers.get("rows", len(cohort), context.upload.packing.size, for_uploads=own)
         super().__init__(context, SendBuffer(context, rows=rows))
-        theirs = [i for i, k in enumerate(members) if where[k]]
-        self.packed = dict(zip(theirs, context.packed(len(theirs)), strict=True)) if context.upload.coding else {}
-        self.coming = {i: self.comm.post([], [(where[members[i]], self.packed.get(i, rows[i]))]) for i in theirs}
+        theirs = [i for i, k in enumerate(cohort) if placement[k]]
+        self.encoded = (
+            dict(zip(theirs, context.encoded_buffers(len(theirs)), strict=True)) if context.upload.codec else {}
+        )
+        self.receiving = {i: self.comm.post([], [(placement[cohort[i]], self.encoded.get(i, rows[i]))]) for i in theirs}
 
-    def done(self, client: int) -> None:
+    def submit(self, client: int) -> None:
         if self.comm.rank:
-            self.send_buffer.send(client, [(0, self.send_buffer.message(client))])
+            self.send_buffer.send(client, [(0, self.send_buffer.encode_message(client))])
         else:
             self.comm.count_own(self.send_buffer.rows.element_size() * self.context.upload.size)
 
     def _finish(self) -> GatheredUploads | None:
         rows, upload = self.send_buffer.rows, self.context.upload
-        self.send_buffer.wait()
-        for i, posted in self.coming.items():
+        self.send_buffer.wait_all()
+        for i, posted in self.receiving.items():
             self.comm.finish(posted)
-            if upload.coding is not None:
-                upload.coding.unpack(self.packed[i], rows[i])
-        return None if self.comm.rank else GatheredUploads(rows, ChunkPlan(upload.packing, cut=False))
+            if upload.codec is not None:
+                upload.codec.decode(self.encoded[i], rows[i])
+        return None if self.comm.rank else GatheredUploads(rows, ChunkPlan(upload.packing, split=False))
 
 
 def receive_ahead(comm: Communicator, incoming: Iterable[tuple[Message, Callable[[], None]]], ahead: int) -> None:

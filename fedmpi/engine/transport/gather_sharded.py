@@ -17,83 +17,89 @@ from torch import Tensor
 
 from fedmpi.comm.base import Lost, Message, Posted
 from fedmpi.engine.transport.gather import (
-    UNSENT,
+    MAX_UNSENT_BYTES,
     GatherContext,
     GatheredUploads,
-    HeadUploads,
+    PartialUploads,
     SendBuffer,
     UploadGather,
-    close_up,
+    compact_rows,
 )
 from fedmpi.flat import linear
 from fedmpi.method.context import Span, Uploads
 
 # Requests of rank 0: END ends the round; ONLY leaves rows out; all others have an answer.
-END, ONLY, COMBINE, GRAM, PRODUCTS, TRIMMED, NORMS, FETCH = range(8)
+END, KEEP_ROWS, COMBINE, GRAM, PRODUCTS, TRIMMED, NORMS, FETCH = range(8)
 
 
-class Question(NamedTuple):
+class ShardQuery(NamedTuple):
     """How a holder computes its answer from its columns and from the numbers of the request."""
 
     answer: Callable[[Tensor, int, int, Tensor], Tensor]  # (rows (m, b - a), a, columns of the whole slot, numbers)
-    by_block: int = 0  # 0: a number for each column, in the rows' type; 1, 2: (m,), (m, m) for each block, in float64
+    axes_per_block: int = (
+        0  # 0: a number for each column, in the rows' type; 1, 2: (m,), (m, m) for each block, in float64
+    )
 
 
-QUESTIONS = {
-    COMBINE: Question(lambda rows, a, width, c: linear.combine(rows, c, a, width)),
-    GRAM: Question(lambda rows, a, width, _: linear.gram_blocks(rows, a, width), by_block=2),
-    PRODUCTS: Question(lambda rows, a, _, v: linear.product_parts(rows, v, a), by_block=1),
-    TRIMMED: Question(lambda rows, _, __, trim: linear.trimmed_mean(rows, float(trim))),
-    NORMS: Question(lambda rows, *_: linear.block_norms(rows), by_block=1),
-    FETCH: Question(lambda rows, _, __, i: rows[int(i)]),
+SHARD_QUERIES = {
+    COMBINE: ShardQuery(lambda rows, a, width, c: linear.combine(rows, c, a, width)),
+    GRAM: ShardQuery(lambda rows, a, width, _: linear.gram_by_block(rows, a, width), axes_per_block=2),
+    PRODUCTS: ShardQuery(lambda rows, a, _, v: linear.inner_products_by_block(rows, v, a), axes_per_block=1),
+    TRIMMED: ShardQuery(lambda rows, _, __, trim: linear.trimmed_mean(rows, float(trim))),
+    NORMS: ShardQuery(lambda rows, *_: linear.block_norms(rows), axes_per_block=1),
+    FETCH: ShardQuery(lambda rows, _, __, i: rows[int(i)]),
 }
 
 
-class Shard:
+class ColumnShard:
     """One holder's columns of the large slots, and its answers to rank 0's requests."""
 
     def __init__(self, context: GatherContext) -> None:
         self.context, self.chunks, self.holders = context, context.chunks, context.comm.alive
-        self.me, self.m = self.holders.index(context.comm.rank), len(context.members)
+        self.number, self.m = self.holders.index(context.comm.rank), len(context.cohort)
         self.names = list(self.chunks.large)
         self.rows = {}
         for name in self.names:
-            a, b = self.chunks.share(name, self.me, len(self.holders))
-            self.rows[name] = context.buffers.rows(f"shard {name}", self.m, b - a)
+            a, b = self.chunks.holder_span(name, self.number, len(self.holders))
+            self.rows[name] = context.buffers.get(f"shard {name}", self.m, b - a)
 
-    def places(self, i: int) -> list[Tensor]:
+    def row_buffers(self, i: int) -> list[Tensor]:
         """Return memory for this holder's columns of row i, one tensor per large slot."""
         return [rows[i] for rows in self.rows.values() if rows.shape[1]]
 
-    def within(self, holder: int, name: str, span: Span) -> Span:
+    def local_span(self, holder: int, name: str, span: Span) -> Span:
         """Return the part of a span of columns that belongs to a holder."""
-        a, b = self.chunks.share(name, holder, len(self.holders))
+        a, b = self.chunks.holder_span(name, holder, len(self.holders))
         return max(a, span[0]), max(max(a, span[0]), min(b, span[1]))
 
-    def answer(self, what: int, name: str, span: Span, numbers: Tensor) -> Tensor:
+    def answer(self, request_kind: int, name: str, span: Span, numbers: Tensor) -> Tensor:
         """Return this holder's part of the answer to a request; `numbers` belong to its part of the span."""
-        a, b = self.within(self.me, name, span)
-        first = self.chunks.share(name, self.me, len(self.holders))[0]
+        a, b = self.local_span(self.number, name, span)
+        first = self.chunks.holder_span(name, self.number, len(self.holders))[0]
         rows, width = self.rows[name][:, a - first : b - first], self.chunks.large[name][1]
-        return QUESTIONS[what].answer(rows, a, width, numbers)
+        return SHARD_QUERIES[request_kind].answer(rows, a, width, numbers)
 
-    def place(self, what: int, holder: int, name: str, span: Span) -> Tensor:
+    def answer_buffer(self, request_kind: int, holder: int, name: str, span: Span) -> Tensor:
         """Return memory for a holder's part of an answer, on the communicator's device."""
-        (a, b), block, by_block = self.within(holder, name, span), self.chunks.block, QUESTIONS[what].by_block
-        if not by_block:
-            return self.numbers(b - a, entries=True)
+        (a, b), block, axes_per_block = (
+            self.local_span(holder, name, span),
+            self.chunks.block,
+            SHARD_QUERIES[request_kind].axes_per_block,
+        )
+        if not axes_per_block:
+            return self.number_buffer(b - a, entries=True)
         blocks = -(-b // block) - a // block if a < b else 0
-        return self.numbers(blocks * self.m**by_block).view(blocks, *[self.m] * by_block)
+        return self.number_buffer(blocks * self.m**axes_per_block).view(blocks, *[self.m] * axes_per_block)
 
-    def numbers(self, count: int, *, entries: bool = False) -> Tensor:
+    def number_buffer(self, count: int, *, entries: bool = False) -> Tensor:
         """Return memory for numbers in float64, or with `entries` in the type of rows."""
         kind = self.context.buffers.like.dtype if entries else torch.float64
         return torch.empty(count, dtype=kind, device=self.context.comm.device)
 
-    def only(self, places: Sequence[int]) -> None:
+    def keep_rows(self, indices: Sequence[int]) -> None:
         """Keep only the rows with these indices."""
-        self.m = len(places)
-        self.rows = {name: close_up(rows, places) for name, rows in self.rows.items()}
+        self.m = len(indices)
+        self.rows = {name: compact_rows(rows, indices) for name, rows in self.rows.items()}
 
 
 class ShardedGather(UploadGather):
@@ -101,66 +107,68 @@ class ShardedGather(UploadGather):
 
     def __init__(self, context: GatherContext) -> None:
         # If messages are sent only in `finish`, waiting for an earlier row would never end: all rows are buffered.
-        super().__init__(context, SendBuffer(context, UNSENT // 8 if context.comm.begins else None))
-        self.shard, comm = Shard(context), context.comm
-        heads = len(context.members) if comm.rank == 0 else 0
-        self.heads = context.buffers.rows("heads", heads, context.chunks.small.size)
-        self.coming = list[Posted]()
-        for i, client in enumerate(context.members):
-            peer = context.where[client]
+        super().__init__(context, SendBuffer(context, MAX_UNSENT_BYTES // 8 if context.comm.begins else None))
+        self.shard, comm = ColumnShard(context), context.comm
+        small_rows = len(context.cohort) if comm.rank == 0 else 0
+        self.small_rows = context.buffers.get("heads", small_rows, context.chunks.small.size)
+        self.receiving = list[Posted]()
+        for i, client in enumerate(context.cohort):
+            peer = context.placement[client]
             if peer != comm.rank:
-                places = [self.heads[i]] if comm.rank == 0 else []
-                self.coming.append(comm.post([], [(peer, x) for x in places + self.shard.places(i)]))
+                indices = [self.small_rows[i]] if comm.rank == 0 else []
+                self.receiving.append(comm.post([], [(peer, x) for x in indices + self.shard.row_buffers(i)]))
 
-    def done(self, client: int) -> None:
-        row, chunks, shard, rank = self.send_buffer.of(client), self.chunks, self.shard, self.comm.rank
-        i, messages = self.order[client], [(0, chunks.head(row))]
+    def submit(self, client: int) -> None:
+        row, chunks, shard, rank = self.send_buffer.current_row(client), self.chunks, self.shard, self.comm.rank
+        i, messages = self.row_index[client], [(0, chunks.small_part(row))]
         for name in shard.names:
-            shares = [chunks.share(name, number, len(shard.holders)) for number in range(len(shard.holders))]
-            messages += [(to, chunks.part(row, name, *share)) for to, share in zip(shard.holders, shares, strict=True)]
-            shard.rows[name][i].copy_(chunks.part(row, name, *shares[shard.me]))
+            shares = [chunks.holder_span(name, number, len(shard.holders)) for number in range(len(shard.holders))]
+            messages += [
+                (to, chunks.large_part(row, name, *share)) for to, share in zip(shard.holders, shares, strict=True)
+            ]
+            shard.rows[name][i].copy_(chunks.large_part(row, name, *shares[shard.number]))
         if rank == 0:
-            self.heads[i] = chunks.head(row)
+            self.small_rows[i] = chunks.small_part(row)
         self.comm.count_own(sum(x.nbytes for to, x in messages if to == rank))
         self.send_buffer.send(client, [(to, x) for to, x in messages if to != rank and len(x)])
 
     def _finish(self) -> GatheredUploads | None:
-        for posted in self.coming:
+        for posted in self.receiving:
             self.comm.finish(posted)
-        self.send_buffer.wait()
+        self.send_buffer.wait_all()
         if self.comm.rank == 0:
-            return GatheredShards(self.context, self.shard, self.heads)
-        while self._serve():
+            return GatheredShards(self.context, self.shard, self.small_rows)
+        while self._serve_request():
             pass
         return None
 
-    def _serve(self) -> bool:
+    def _serve_request(self) -> bool:
         """Receive one request of rank 0 and answer it; return False if it was the last one."""
         comm, shard = self.comm, self.shard
         request = torch.empty(5, dtype=torch.int64, device=comm.device)
         comm.exchange([], [(0, request)])
-        what, which, a, b, count = request.tolist()
-        numbers = shard.numbers(count, entries=what == PRODUCTS)
+        request_kind, slot_number, a, b, count = request.tolist()
+        numbers = shard.number_buffer(count, entries=request_kind == PRODUCTS)
         if count:
             comm.exchange([], [(0, numbers)])
-        if what == ONLY:
-            shard.only([int(place) for place in numbers.tolist()])
-        elif what != END:
-            answer = shard.answer(what, shard.names[which], (a, b), numbers).to(comm.device)
+        if request_kind == KEEP_ROWS:
+            shard.keep_rows([int(place) for place in numbers.tolist()])
+        elif request_kind != END:
+            answer = shard.answer(request_kind, shard.names[slot_number], (a, b), numbers).to(comm.device)
             if answer.numel():
                 comm.exchange([(0, answer.flatten())], [])
-        return bool(what != END)
+        return bool(request_kind != END)
 
 
 class GatheredShards(GatheredUploads):
     """A round's uploads at rank 0: small slots of all rows, and access to the large slots of the other holders."""
 
-    def __init__(self, context: GatherContext, shard: Shard, heads: Tensor) -> None:
-        super().__init__(heads, context.chunks)
+    def __init__(self, context: GatherContext, shard: ColumnShard, small_rows: Tensor) -> None:
+        super().__init__(small_rows, context.chunks)
         self.shard, self.comm = shard, context.comm
 
     def query(
-        self, what: int, name: str, numbers: Callable[[Span], Tensor] | None = None, span: Span | None = None
+        self, request_kind: int, name: str, numbers: Callable[[Span], Tensor] | None = None, span: Span | None = None
     ) -> Tensor:
         """Return the holders' answers to a request, concatenated in the order of the holders.
 
@@ -168,52 +176,54 @@ class GatheredShards(GatheredUploads):
             numbers: function from a holder's part of the span to the numbers that its request contains; None: no
                 numbers.
         """
-        shard, comm, everyone = self.shard, self.comm, range(len(self.shard.holders))
+        shard, comm, holder_numbers = self.shard, self.comm, range(len(self.shard.holders))
         span, numbers = span or (0, self.chunks.large[name][1]), numbers or (lambda _: torch.empty(0))
-        answers = [shard.place(what, holder, name, span) for holder in everyone]
-        each = [numbers(shard.within(holder, name, span)) for holder in everyone]
+        answers = [shard.answer_buffer(request_kind, holder, name, span) for holder in holder_numbers]
+        each = [numbers(shard.local_span(holder, name, span)) for holder in holder_numbers]
         incoming = [(r, x.view(-1)) for r, x in zip(shard.holders, answers, strict=True) if r != comm.rank and len(x)]
-        requests = self._requests(what, shard.names.index(name), span, each)
+        requests = self._request_messages(request_kind, shard.names.index(name), span, each)
         # for such communicators the sends and receives of one call must match a single call at the other side
         if not comm.begins:
             comm.exchange(requests, [])
             requests = []
         posted = comm.post(requests, incoming)
-        answers[shard.me].copy_(shard.answer(what, name, span, each[shard.me]))
+        answers[shard.number].copy_(shard.answer(request_kind, name, span, each[shard.number]))
         comm.finish(posted)
         return torch.cat(answers)
 
-    def _requests(self, what: int, which: int, span: Span, numbers: Sequence[Tensor]) -> list[Message]:
+    def _request_messages(
+        self, request_kind: int, slot_number: int, span: Span, numbers: Sequence[Tensor]
+    ) -> list[Message]:
         """Return the messages of a request to all other holders: kind, slot, columns a to b, and count of numbers."""
         messages: list[Message] = []
         for rank, x in zip(self.shard.holders, numbers, strict=True):
             if rank != self.comm.rank:
-                request = torch.tensor([what, which, *span, len(x)], device=self.comm.device)
+                request = torch.tensor([request_kind, slot_number, *span, len(x)], device=self.comm.device)
                 messages += [(rank, request)] + ([(rank, x.to(self.comm.device).contiguous())] if len(x) else [])
         return messages
 
-    def _command_all(self, what: int, numbers: Sequence[float] = ()) -> None:
+    def _send_command(self, request_kind: int, numbers: Sequence[float] = ()) -> None:
         """Send a request without an answer to all other holders."""
         values = torch.tensor(numbers, dtype=torch.float64)
-        self.comm.exchange(self._requests(what, 0, (0, 0), [values] * len(self.shard.holders)), [])
+        self.comm.exchange(self._request_messages(request_kind, 0, (0, 0), [values] * len(self.shard.holders)), [])
 
     def large_norms(self, name: str) -> Tensor:
         return linear.row_norms(self.query(NORMS, name))
 
-    def only(self, places: Sequence[int]) -> None:
-        super().only(places)
-        self._command_all(ONLY, places)
-        self.shard.only(places)
+    def keep_rows(self, indices: Sequence[int]) -> None:
+        super().keep_rows(indices)
+        self._send_command(KEEP_ROWS, indices)
+        self.shard.keep_rows(indices)
 
-    def uploads(self, clients: Sequence[int], n: Tensor, p: Tensor) -> Uploads:
+    def as_uploads(self, clients: Sequence[int], n: Tensor, p: Tensor) -> Uploads:
         return ShardedUploads(clients, n, p, self)
 
     def release(self) -> None:
         with suppress(Lost):  # the round is over in any case; the next message raises the error
-            self._command_all(END)
+            self._send_command(END)
 
 
-class ShardedUploads(HeadUploads):
+class ShardedUploads(PartialUploads):
     """The uploads that hooks see: large slots by requests to their holders, small slots from rank 0's memory."""
 
     def __init__(self, clients: Sequence[int], n: Tensor, p: Tensor, gathered: GatheredShards) -> None:
@@ -221,7 +231,7 @@ class ShardedUploads(HeadUploads):
         self.gathered = gathered
 
     def read_large(self, name: str) -> Tensor:
-        rows = [self.gathered.query(FETCH, name, _just(i)) for i in range(len(self))]
+        rows = [self.gathered.query(FETCH, name, _constant(i)) for i in range(len(self))]
         return torch.stack(rows).view(len(self), *self.chunks.packing.shapes[name])
 
     def combine(self, coefficients: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
@@ -234,21 +244,21 @@ class ShardedUploads(HeadUploads):
     def gram(self, slot: str = "dw", span: Span | None = None) -> Tensor:
         if slot not in self.chunks.large:
             return super().gram(slot, span)
-        return linear.total(self.gathered.query(GRAM, slot, span=span)).cpu()
+        return linear.sum_blocks(self.gathered.query(GRAM, slot, span=span)).cpu()
 
     def inner_products(self, v: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
         if slot not in self.chunks.large:
             return super().inner_products(v, slot, span)
-        flat, first = v.flatten().to(self.gathered.heads.dtype), span[0] if span else 0
-        return linear.total(
+        flat, first = v.flatten().to(self.gathered.small_rows.dtype), span[0] if span else 0
+        return linear.sum_blocks(
             self.gathered.query(PRODUCTS, slot, lambda part: flat[part[0] - first : part[1] - first], span)
         ).cpu()
 
     def trimmed_mean(self, trim: float, slot: str = "dw") -> Tensor:
         if slot not in self.chunks.large:
             return super().trimmed_mean(trim, slot)
-        return self.gathered.query(TRIMMED, slot, _just(trim)).view(self.chunks.packing.shapes[slot])
+        return self.gathered.query(TRIMMED, slot, _constant(trim)).view(self.chunks.packing.shapes[slot])
 
 
-def _just(number: float) -> Callable[[Span], Tensor]:
+def _constant(number: float) -> Callable[[Span], Tensor]:
     return lambda _: torch.tensor([number], dtype=torch.float64)

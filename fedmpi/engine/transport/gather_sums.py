@@ -32,7 +32,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.engine.transport.gather import (
     GatherContext,
     GatheredUploads,
-    HeadUploads,
+    PartialUploads,
     SendBuffer,
     UploadGather,
     receive_ahead,
@@ -42,9 +42,9 @@ from fedmpi.method.context import Span, Uploads
 
 Means = Mapping[str, tuple[str, ...]]  # large slot -> the weights of its means: "p", "uniform"
 Incoming = Iterator[tuple[Message, Callable[[], None]]]
-AHEAD = 3  # pieces that are being received while one is added
+PIECES_AHEAD = 3  # pieces that are being received while one is added
 UNIT = 2.0**-50  # unit of integer sums: 9e-16
-LARGEST = 2.0**12  # bound of an entry. Weights sum to one, so a sum has the same bound: half of the range of 64 bits
+MAX_ENTRY = 2.0**12  # bound of an entry. Weights sum to one, so a sum has the same bound: half of the range of 64 bits
 
 
 class GatheredSums(GatheredUploads):
@@ -52,47 +52,47 @@ class GatheredSums(GatheredUploads):
 
     def __init__(self, context: GatherContext, means: Means, p: Tensor) -> None:
         """Allocate the sums of a round; `p` (m,) are the weights of the cohort."""
-        self.context, m = context, len(context.members)
-        super().__init__(context.buffers.rows("heads", m, context.chunks.small.size), context.chunks)
+        self.context, m = context, len(context.cohort)
+        super().__init__(context.buffers.get("heads", m, context.chunks.small.size), context.chunks)
         self.weights = {"p": p, "uniform": torch.full((m,), 1 / m, dtype=torch.float64)}
         same = torch.equal(p, self.weights["uniform"])
-        self.means: dict[tuple[str, str], tuple[linear.Sum, list[float]]] = {}
+        self.means: dict[tuple[str, str], tuple[linear.RunningSum, list[float]]] = {}
         for name, (_, n) in self.chunks.large.items():
             for kind in dict.fromkeys("p" if same else each for each in means.get(name, ("p",))):
                 self.means[name, kind] = self.make_sum(name, kind, n), self.weights[kind].tolist()
-        self.parts: dict[str, list[list[Tensor]]] = {name: [[] for _ in range(m)] for name in self.chunks.large}
+        self.norm_parts: dict[str, list[list[Tensor]]] = {name: [[] for _ in range(m)] for name in self.chunks.large}
 
-    def make_sum(self, name: str, kind: str, n: int) -> linear.Sum:
+    def make_sum(self, name: str, kind: str, n: int) -> linear.RunningSum:
         """Return an empty sum for a large slot with n columns."""
         like, memory = self.context.buffers.like.dtype, self.context.buffers
-        return linear.Sum(memory.rows(f"sum {name} {kind}", 1, n, linear.sum_type(n, like))[0], like)
+        return linear.RunningSum(memory.get(f"sum {name} {kind}", 1, n, linear.sum_dtype(n, like))[0], like)
 
-    def sums_of(self, slot: str) -> Iterator[tuple[linear.Sum, list[float]]]:
+    def sums_for_slot(self, slot: str) -> Iterator[tuple[linear.RunningSum, list[float]]]:
         """Yield the sums of a slot with their weights (m,)."""
         return (each for (name, _), each in self.means.items() if name == slot)
 
-    def add(self, i: int, name: str, a: int, x: Tensor) -> None:
+    def add_columns(self, i: int, name: str, a: int, x: Tensor) -> None:
         """Add the columns x of a large slot of row i, which begin at column a; rows must be added in order."""
-        for sum_, weights in self.sums_of(name):
+        for sum_, weights in self.sums_for_slot(name):
             sum_.add(x, weights[i], i == 0, a)
-        self.parts[name][i].append(linear.block_norms(x[None])[:, 0])
+        self.norm_parts[name][i].append(linear.block_norms(x[None])[:, 0])
 
     def add_row(self, i: int, row: Tensor) -> None:
         """Add all of row i; rows must be added in order."""
-        self.heads[i] = self.chunks.head(row)
+        self.small_rows[i] = self.chunks.small_part(row)
         # A CPU adds pieces, which are still in the cache when they are read again; a GPU needs few kernel launches.
-        whole = ((name, 0, n) for name, (_, n) in self.chunks.large.items())
-        for name, a, b in whole if row.is_cuda else self.chunks.pieces():
-            self.add(i, name, a, self.chunks.part(row, name, a, b))
+        full_slots = ((name, 0, n) for name, (_, n) in self.chunks.large.items())
+        for name, a, b in full_slots if row.is_cuda else self.chunks.pieces():
+            self.add_columns(i, name, a, self.chunks.large_part(row, name, a, b))
 
     def large_norms(self, name: str) -> Tensor:
-        return linear.row_norms(torch.stack([torch.cat(parts) for parts in self.parts[name]], 1))
+        return linear.row_norms(torch.stack([torch.cat(parts) for parts in self.norm_parts[name]], 1))
 
-    def uploads(self, clients: Sequence[int], n: Tensor, p: Tensor) -> Uploads:
+    def as_uploads(self, clients: Sequence[int], n: Tensor, p: Tensor) -> Uploads:
         return SummedUploads(clients, n, p, self)
 
 
-class SummedUploads(HeadUploads):
+class SummedUploads(PartialUploads):
     """The uploads that hooks see: means of large slots, and all rows of small slots."""
 
     def __init__(self, clients: Sequence[int], n: Tensor, p: Tensor, sums: GatheredSums) -> None:
@@ -100,7 +100,7 @@ class SummedUploads(HeadUploads):
         self.sums = sums
 
     def read_large(self, name: str) -> Tensor:
-        raise _undeclared(name, f"reads updates.{name}")
+        raise _undeclared_use_error(name, f"reads updates.{name}")
 
     def combine(self, coefficients: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
         if slot not in self.chunks.large:
@@ -108,10 +108,10 @@ class SummedUploads(HeadUploads):
         for (name, kind), (sum_, _) in self.sums.means.items():
             if name == slot and span is None and torch.equal(coefficients, self.sums.weights[kind]):
                 return sum_.value().view(self.chunks.packing.shapes[slot])
-        raise _undeclared(slot, "asks for another sum of it")
+        raise _undeclared_use_error(slot, "asks for another sum of it")
 
 
-def _undeclared(slot: str, does: str) -> UserError:
+def _undeclared_use_error(slot: str, does: str) -> UserError:
     return UserError(
         f"means says that aggregate reads the slot {slot!r} through updates.mean alone, with the weights declared "
         f"there, but it {does}; leave out {slot!r} in means, and the server holds all rows"
@@ -119,7 +119,7 @@ def _undeclared(slot: str, does: str) -> UserError:
 
 
 @cache
-def _adder() -> ThreadPoolExecutor:
+def _adder_thread() -> ThreadPoolExecutor:
     """Return the thread that adds rows which have arrived, while the rank waits for messages."""
     return ThreadPoolExecutor(1, thread_name_prefix="fedmpi-adder")
 
@@ -130,71 +130,74 @@ class StreamingGather(UploadGather):
     def __init__(self, context: GatherContext, means: Means, p: Tensor) -> None:
         super().__init__(context, SendBuffer(context, 0) if context.comm.size == 1 else SendBuffer(context))
         self.sums = GatheredSums(context, means, p) if self.comm.rank == 0 else None
-        self.adding = deque[Future[None]]()
+        self.pending_adds = deque[Future[None]]()
 
-    def done(self, client: int) -> None:
-        row, chunks = self.send_buffer.of(client), self.chunks
+    def submit(self, client: int) -> None:
+        row, chunks = self.send_buffer.current_row(client), self.chunks
         if self.sums is not None:
-            self.sums.add_row(self.order[client], row)
+            self.sums.add_row(self.row_index[client], row)
             self.comm.count_own(row.element_size() * self.context.upload.size)
             return
-        parts = [chunks.head(row), *(chunks.part(row, *piece) for piece in chunks.pieces())]
+        parts = [chunks.small_part(row), *(chunks.large_part(row, *piece) for piece in chunks.pieces())]
         self.send_buffer.send(client, [(0, part) for part in parts])
 
     def _finish(self) -> GatheredUploads | None:
         if self.sums is None:
-            self.send_buffer.wait()
+            self.send_buffer.wait_all()
         elif self.comm.size > 1:
             try:
-                receive_ahead(self.comm, self._incoming(self.sums), AHEAD)
-                for each in self.adding:
+                receive_ahead(self.comm, self._incoming_messages(self.sums), PIECES_AHEAD)
+                for each in self.pending_adds:
                     each.result()
             finally:
-                wait(self.adding)  # before the memory is used for something else
+                wait(self.pending_adds)  # before the memory is used for something else
         return self.sums
 
-    def _add_later(self, add: Callable[[], None]) -> None:
+    def _add_in_background(self, add: Callable[[], None]) -> None:
         """Add one piece in a second thread while this one receives the next; MPI receives only within its calls."""
-        self.adding.append(_adder().submit(add))
-        if len(self.adding) > 1:
-            self.adding[0].result()
-            self.adding.popleft()
+        self.pending_adds.append(_adder_thread().submit(add))
+        if len(self.pending_adds) > 1:
+            self.pending_adds[0].result()
+            self.pending_adds.popleft()
 
-    def _incoming(self, sums: GatheredSums) -> Incoming:
+    def _incoming_messages(self, sums: GatheredSums) -> Incoming:
         """Yield all messages in the order in which they are sent, with memory for them and functions that add them."""
         context, chunks, turn = self.context, self.chunks, 0
-        many = AHEAD + 2  # one piece that is being added, and one that is about to be received
-        places = context.buffers.rows("pieces", many, max((b - a for _, a, b in chunks.pieces()), default=0))
-        for i, client in enumerate(context.members):
-            peer = context.where[client]
-            yield (peer, sums.heads[i]), lambda: None
+        num_buffers = PIECES_AHEAD + 2  # one piece that is being added, and one that is about to be received
+        buffers = context.buffers.get("pieces", num_buffers, max((b - a for _, a, b in chunks.pieces()), default=0))
+        for i, client in enumerate(context.cohort):
+            peer = context.placement[client]
+            yield (peer, sums.small_rows[i]), lambda: None
             for name, a, b in chunks.pieces():
-                came = places[turn % many][: b - a]
-                yield (peer, came), partial(self._add_later, partial(sums.add, i, name, a, came))
+                received = buffers[turn % num_buffers][: b - a]
+                yield (
+                    (peer, received),
+                    partial(self._add_in_background, partial(sums.add_columns, i, name, a, received)),
+                )
                 turn += 1
 
 
-class IntegerSum(linear.Sum):
+class IntegerSum(linear.RunningSum):
     """The sum_i round(c_i x_i / UNIT), added in any order, in a tensor (n,) of int64."""
 
     def add(self, x: Tensor, c: float, first: bool = False, at: int = 0) -> None:
         """Add a vector; `first` is ignored, because the sum begins with zeros."""
 
-        def piece(span: tuple[int, int]) -> None:
-            some = x[span[0] - at : span[1] - at].to(
+        def add_chunk(span: tuple[int, int]) -> None:
+            chunk = x[span[0] - at : span[1] - at].to(
                 torch.float64, copy=True
             )  # a copy, because other sums read x later
-            self.total[slice(*span)] += some.mul_(c / UNIT).round_().long()
+            self.total[slice(*span)] += chunk.mul_(c / UNIT).round_().long()
 
-        linear.spread(piece, linear.chunks(x, at, at + len(x)), x)
+        linear.parallel_map(add_chunk, linear.chunk_spans(x, at, at + len(x)), x)
 
     def value(self) -> Tensor:
-        out = torch.empty(len(self.total), dtype=self.kind, device=self.total.device)
+        out = torch.empty(len(self.total), dtype=self.dtype, device=self.total.device)
 
-        def piece(span: tuple[int, int]) -> None:
+        def convert_chunk(span: tuple[int, int]) -> None:
             out[slice(*span)] = self.total[slice(*span)].double().mul_(UNIT)
 
-        linear.spread(piece, linear.chunks(out, 0, len(out)), out)
+        linear.parallel_map(convert_chunk, linear.chunk_spans(out, 0, len(out)), out)
         return out
 
 
@@ -203,34 +206,34 @@ class GatheredIntegerSums(GatheredSums):
 
     def __init__(self, context: GatherContext, means: Means, p: Tensor) -> None:
         super().__init__(context, means, p)
-        shape = len(context.members), len(self.chunks.large)
-        self.long = torch.zeros(shape, dtype=torch.float64, device=self.heads.device)
+        shape = len(context.cohort), len(self.chunks.large)
+        self.large_slot_norms = torch.zeros(shape, dtype=torch.float64, device=self.small_rows.device)
 
-    def make_sum(self, name: str, kind: str, n: int) -> linear.Sum:
+    def make_sum(self, name: str, kind: str, n: int) -> linear.RunningSum:
         memory = self.context.buffers
-        return IntegerSum(memory.rows(f"total {name} {kind}", 1, n, torch.int64)[0].zero_(), memory.like.dtype)
+        return IntegerSum(memory.get(f"total {name} {kind}", 1, n, torch.int64)[0].zero_(), memory.like.dtype)
 
     def add_row(self, i: int, row: Tensor) -> None:
         """Add row i, of a client that this rank has trained."""
-        self.heads[i] = self.chunks.head(row)
+        self.small_rows[i] = self.chunks.small_part(row)
         for j, (name, (a, n)) in enumerate(self.chunks.large.items()):
             x = row[a : a + n]
-            self.long[i, j] = norm = linear.row_norms(linear.block_norms(x[None]))[0]
-            if norm > LARGEST and (largest := float(x.abs().max())) > LARGEST:
+            self.large_slot_norms[i, j] = norm = linear.row_norms(linear.block_norms(x[None]))[0]
+            if norm > MAX_ENTRY and (largest := float(x.abs().max())) > MAX_ENTRY:
                 raise UserError(
-                    f"server.reduce: local takes entries of at most {LARGEST:g}, and client {self.context.members[i]} "
+                    f"server.reduce: local takes entries of at most {MAX_ENTRY:g}, and client {self.context.cohort[i]} "
                     f"has one of {largest:.4g} in {name}; use server.reduce: root"
                 )
             if norm.isfinite():  # otherwise the run ends (`is_complete`), or the round is left out
-                for total, weights in self.sums_of(name):
+                for total, weights in self.sums_for_slot(name):
                     total.add(x, weights[i], False)
 
     @property
     def is_complete(self) -> bool:  # type: ignore[override]
-        return bool(self.long.isfinite().all())
+        return bool(self.large_slot_norms.isfinite().all())
 
     def large_norms(self, name: str) -> Tensor:
-        return self.long[:, [*self.chunks.large].index(name)]
+        return self.large_slot_norms[:, [*self.chunks.large].index(name)]
 
 
 class ReducingGather(UploadGather):
@@ -239,56 +242,60 @@ class ReducingGather(UploadGather):
     def __init__(self, context: GatherContext, means: Means, p: Tensor) -> None:
         super().__init__(context, SendBuffer(context, 0))
         self.totals = GatheredIntegerSums(context, means, p)
-        train = {context.where[k] for k in context.members}  # other ranks have nothing to add
+        train = {context.placement[k] for k in context.cohort}  # other ranks have nothing to add
         self.ranks = [rank for rank in self.comm.alive if rank == 0 or rank in train]
 
-    def done(self, client: int) -> None:
-        row = self.send_buffer.of(client)
-        self.totals.add_row(self.order[client], row)
+    def submit(self, client: int) -> None:
+        row = self.send_buffer.current_row(client)
+        self.totals.add_row(self.row_index[client], row)
         if self.comm.rank == 0:
             self.comm.count_own(row.element_size() * self.chunks.small.size)
 
     def _finish(self) -> GatheredUploads | None:
         comm, context, totals = self.comm, self.context, self.totals
         if comm.rank == 0:
-            theirs = [(i, context.where[k]) for i, k in enumerate(context.members) if context.where[k]]
-            comm.exchange([], [(rank, x) for i, rank in theirs for x in (totals.heads[i], totals.long[i])])
-            self._reduce()
+            theirs = [(i, context.placement[k]) for i, k in enumerate(context.cohort) if context.placement[k]]
+            comm.exchange(
+                [], [(rank, x) for i, rank in theirs for x in (totals.small_rows[i], totals.large_slot_norms[i])]
+            )
+            self._reduce_over_tree()
             return totals
         if comm.rank in self.ranks:
-            comm.about = context.about
-            own = [self.order[k] for k in context.here]
-            heads = comm.post([(0, x) for i in own for x in (totals.heads[i], totals.long[i])], [])
-            self._reduce()
-            comm.finish(heads)
+            comm.about = context.message_info
+            own = [self.row_index[k] for k in context.own_clients]
+            small_rows = comm.post(
+                [(0, x) for i in own for x in (totals.small_rows[i], totals.large_slot_norms[i])], []
+            )
+            self._reduce_over_tree()
+            comm.finish(small_rows)
         return None
 
-    def _reduce(self) -> None:
+    def _reduce_over_tree(self) -> None:
         """Add the totals of this rank's children in the tree to its own, and send the sums to its parent."""
         comm, me = self.comm, self.ranks.index(self.comm.rank)
-        parent, below = tree(me, len(self.ranks))
+        parent, children = tree(me, len(self.ranks))
         totals = [(slot, total.total) for (slot, _), (total, _) in self.totals.means.items()]
         pieces = [total[a:b] for slot, total in totals for name, a, b in self.chunks.pieces() if name == slot]
         sent = list[Posted]()
-        memory = self.context.buffers.rows("came", AHEAD + 1, max(map(len, pieces), default=0), torch.int64)
+        memory = self.context.buffers.get("came", PIECES_AHEAD + 1, max(map(len, pieces), default=0), torch.int64)
 
         def send_up(piece: Tensor) -> None:
             if me:
-                comm.about = self.context.about
+                comm.about = self.context.message_info
                 sent.append(comm.post([(self.ranks[parent], piece)], []))
 
-        def add(piece: Tensor, came: Tensor, child: int) -> None:
-            piece.add_(came)
-            if child == below[-1]:
-                send_up(piece)
+        def add(add_chunk: Tensor, received: Tensor, child: int) -> None:
+            add_chunk.add_(received)
+            if child == children[-1]:
+                send_up(add_chunk)
 
         def incoming() -> Incoming:
-            for turn, (piece, child) in enumerate(product(pieces, below)):
-                came = memory[turn % len(memory)][: len(piece)]
-                yield (self.ranks[child], came), partial(add, piece, came, child)
+            for turn, (piece, child) in enumerate(product(pieces, children)):
+                received = memory[turn % len(memory)][: len(piece)]
+                yield (self.ranks[child], received), partial(add, piece, received, child)
 
-        receive_ahead(comm, incoming(), AHEAD)
-        for piece in pieces if not below else ():
+        receive_ahead(comm, incoming(), PIECES_AHEAD)
+        for piece in pieces if not children else ():
             send_up(piece)
         for posted in sent:
             comm.finish(posted)

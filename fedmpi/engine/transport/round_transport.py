@@ -13,7 +13,13 @@ from torch import Tensor
 
 from fedmpi.comm import Communicator
 from fedmpi.engine.hook_checks import check_finite
-from fedmpi.engine.messages import COMMAND, ENGINE_DOWN, ENGINE_UP, Announcement, Messages
+from fedmpi.engine.messages import (
+    COMMAND,
+    ENGINE_DOWNLOAD_FIELDS,
+    ENGINE_UPLOAD_FIELDS,
+    BroadcastLayout,
+    MessageLayouts,
+)
 from fedmpi.engine.server import FederationServer
 from fedmpi.engine.transport.gather import BufferPool, GatherContext, RowGather, UploadGather
 from fedmpi.engine.transport.gather_sharded import ShardedGather
@@ -36,11 +42,11 @@ class RoundTransport:
     def __init__(
         self,
         comm: Communicator,
-        messages: Messages,
+        messages: MessageLayouts,
         model: Tensor,
-        way: str = "rows",
+        gather_mode: str = "rows",
         *,
-        acknowledge: bool = False,
+        acknowledges: bool = False,
     ) -> None:
         """Args:
         model: any tensor of the clients' model.
@@ -48,27 +54,29 @@ class RoundTransport:
         acknowledge: ranks without clients in a round confirm to rank 0 that they have received its broadcast, so that
         no rank is more than one round behind.
         """
-        self.comm, self.messages, self.way, self.acknowledge = comm, messages, way, acknowledge
-        self.full = messages.announcement()
-        pins = model.is_cuda and comm.device.type == "cpu"
+        self.comm, self.messages, self.gather_mode, self.acknowledges = comm, messages, gather_mode, acknowledges
+        self.full_layout = messages.broadcast_layout()
+        pin_memory = model.is_cuda and comm.device.type == "cpu"
         # Rank 0 evaluates the model in this memory. The rounding of kernels depends on the alignment of weights, and
         # ordinary tensors begin at a cache line; therefore w begins at one, too.
-        most, (before, _) = ALIGNED // model.dtype.itemsize, self.full.packing.spans["_w"]
-        place = torch.zeros(self.full.packing.size + most, dtype=model.dtype, device=comm.device, pin_memory=pins)
+        most, (before, _) = ALIGNED // model.dtype.itemsize, self.full_layout.packing.spans["_w"]
+        place = torch.zeros(
+            self.full_layout.packing.size + most, dtype=model.dtype, device=comm.device, pin_memory=pin_memory
+        )
         first = -(before + place.data_ptr() // model.dtype.itemsize) % most
-        self.message = place[first:][: self.full.packing.size]
-        self.inbox = self.message.to(model.device, copy=self.message.device != model.device)
+        self.broadcast_row = place[first:][: self.full_layout.packing.size]
+        self.broadcast_copy = self.broadcast_row.to(model.device, copy=self.broadcast_row.device != model.device)
         # the row of a client that receives no values of its own
-        self.no_download = self.message.new_zeros(messages.per_client.size)
-        self.changed = messages.shared_groups
+        self.empty_download = self.broadcast_row.new_zeros(messages.per_client_download.size)
+        self.changed_groups = messages.shared_groups
         self.traffic = TrafficCounter(messages)
-        self.buffers = BufferPool(self.message, pins)
+        self.buffers = BufferPool(self.broadcast_row, pin_memory)
 
     def model_storage(self) -> tuple[Tensor, Tensor]:
         """Return memory for the global w and b at rank 0, which is in the broadcast if that contains all of them."""
-        fields, messages = self.full.packing.views(self.message), self.messages
-        w = fields._w if messages.shared.whole else self.message.new_empty(messages.sizes["d"])
-        b = fields._b if messages.shared_b.whole else self.message.new_empty(messages.sizes["b"])
+        fields, messages = self.full_layout.packing.views(self.broadcast_row), self.messages
+        w = fields._w if messages.shared.selects_all else self.broadcast_row.new_empty(messages.sizes["d"])
+        b = fields._b if messages.shared_b.selects_all else self.broadcast_row.new_empty(messages.sizes["b"])
         return w, b
 
     # ---- downloads ----
@@ -79,48 +87,53 @@ class RoundTransport:
             command: the command at rank 0; ignored at other ranks.
             server: the server at rank 0; None at other ranks.
         """
-        messages, news = self.messages, self.messages.announcement(self.changed)
+        messages, layout = self.messages, self.messages.broadcast_layout(self.changed_groups)
         if server is not None:  # the model needs no copy if `model_storage` is in the message
             values = {COMMAND: command, **{name: getattr(server.state, name) for name in messages.method.receives}}
-            if not messages.shared.whole:
+            if not messages.shared.selects_all:
                 values["_w"] = messages.shared.take(server.w)
-            if not messages.shared_b.whole:
+            if not messages.shared_b.selects_all:
                 values["_b"] = messages.shared_b.take(server.b)
-            self.full.packing.write(self.message, values)
-        if news is self.full:
-            self.comm.broadcast(self.message)
+            self.full_layout.packing.write(self.broadcast_row, values)
+        if layout is self.full_layout:
+            self.comm.broadcast(self.broadcast_row)
         else:
-            self._broadcast_part(news)
-        if self.inbox is not self.message:
-            self.inbox.copy_(self.message)
-        return float(self.full.packing.views(self.message)._command)
+            self._broadcast_changes(layout)
+        if self.broadcast_copy is not self.broadcast_row:
+            self.broadcast_copy.copy_(self.broadcast_row)
+        return float(self.full_layout.packing.views(self.broadcast_row)._command)
 
-    def _broadcast_part(self, news: Announcement) -> None:
+    def _broadcast_changes(self, layout: BroadcastLayout) -> None:
         """Broadcast the changed part of the complete broadcast, and update every rank's copy."""
-        full, row = self.full.packing.views(self.message), self.message.new_empty(news.packing.size)
+        full_fields, row = (
+            self.full_layout.packing.views(self.broadcast_row),
+            self.broadcast_row.new_empty(layout.packing.size),
+        )
         if self.comm.rank == 0:
-            values = {name: getattr(full, name) for name in full}
-            news.packing.write(row, values | {"_w": news.w.take(full._w), "_b": news.b.take(full._b)})
+            values = {name: getattr(full_fields, name) for name in full_fields}
+            layout.packing.write(
+                row, values | {"_w": layout.w.take(full_fields._w), "_b": layout.b.take(full_fields._b)}
+            )
         self.comm.broadcast(row)
         if self.comm.rank:
-            changed = news.packing.views(row)
+            changed = layout.packing.views(row)
             rest = {name: getattr(changed, name) for name in changed if name not in ("_w", "_b")}
-            self.full.packing.write(self.message, rest)
-            news.w.put(changed._w, full._w)
-            news.b.put(changed._b, full._b)
+            self.full_layout.packing.write(self.broadcast_row, rest)
+            layout.w.put(changed._w, full_fields._w)
+            layout.b.put(changed._b, full_fields._b)
 
     def send_downloads(
-        self, t: int, clients: Iterable[int], where: Placement, server: FederationServer | None
+        self, t: int, clients: Iterable[int], placement: Placement, server: FederationServer | None
     ) -> dict[int, Tensor]:
         """Send the downloads of single clients in round t; return client -> download row for this rank's clients.
 
         Rank 0 returns the rows of all `clients`.
         """
-        packing, rank = self.messages.per_client, self.comm.rank
-        mine = [k for k in clients if server is not None or where[k] == rank]
+        packing, rank = self.messages.per_client_download, self.comm.rank
+        mine = [k for k in clients if server is not None or placement[k] == rank]
         if not packing.size:
-            return dict.fromkeys(mine, self.no_download)
-        rows = {k: self.no_download.clone() for k in mine}
+            return dict.fromkeys(mine, self.empty_download)
+        rows = {k: self.empty_download.clone() for k in mine}
         if server is None:
             self.comm.exchange([], [(0, row) for row in rows.values()])
             return rows
@@ -128,27 +141,27 @@ class RoundTransport:
             packing.write(row, server.download(t, k))
             check_finite(server.method, "download", packing, row, f"round {t}, client {k}")
         # The rows of rank 0's own clients are sent through the communicator, too, like their uploads.
-        own = [(0, row) for k, row in rows.items() if where[k] == 0]
-        self.comm.exchange([(where[k], row) for k, row in rows.items()], own)
+        own = [(0, row) for k, row in rows.items() if placement[k] == 0]
+        self.comm.exchange([(placement[k], row) for k, row in rows.items()], own)
         return rows
 
     # ---- uploads ----
-    def gather_uploads(self, t: int, members: Sequence[int], where: Placement, p: Tensor) -> UploadGather:
+    def gather_uploads(self, t: int, cohort: Sequence[int], placement: Placement, p: Tensor) -> UploadGather:
         """Return the object that gathers round t's uploads on this rank; `p` (m,) are the weights of the cohort."""
-        context = GatherContext(self.comm, t, self.messages.upload(t), members, where, self.buffers)
+        context = GatherContext(self.comm, t, self.messages.upload_layout(t), cohort, placement, self.buffers)
         large, means = context.chunks.large, get_mean_only_slots(self.messages.method)
-        sums = bool(large and members) and means is not None and set(large) <= {*means, "_b"}
+        sums = bool(large and cohort) and means is not None and set(large) <= {*means, "_b"}
         gather: UploadGather
-        if self.way == "sharded" and large and len(self.comm.alive) > 1:
+        if self.gather_mode == "sharded" and large and len(self.comm.alive) > 1:
             gather = ShardedGather(context)
-        elif self.way == "reducing" and sums:
+        elif self.gather_mode == "reducing" and sums:
             gather = ReducingGather(context, means or {}, p)
-        elif self.way == "streaming" and sums:
+        elif self.gather_mode == "streaming" and sums:
             gather = StreamingGather(context, means or {}, p)
         else:
             gather = RowGather(context)
-        if self.acknowledge:
-            gather.acknowledge()
+        if self.acknowledges:
+            gather.acknowledge_broadcast()
         return gather
 
 
@@ -160,28 +173,33 @@ class TrafficCounter:
     model's type.
     """
 
-    def __init__(self, messages: Messages) -> None:
+    def __init__(self, messages: MessageLayouts) -> None:
         self.messages = messages
         # layout group -> the last round in which the server changed it
-        self.stepped = dict.fromkeys(messages.shared_groups, -1)
-        self.seen: dict[int, int] = {}  # client -> the last round in which it took part
-        self.latest: tuple[int, dict[str, int]] = -1, {}  # the last round that was counted, and its numbers
+        self.last_changed = dict.fromkeys(messages.shared_groups, -1)
+        self.last_seen: dict[int, int] = {}  # client -> the last round in which it took part
+        self.latest_count: tuple[int, dict[str, int]] = -1, {}  # the last round that was counted, and its numbers
 
-    def count(self, t: int, members: Sequence[int]) -> dict[str, int]:
+    def count(self, t: int, cohort: Sequence[int]) -> dict[str, int]:
         """Return up_parameters and down_parameters of round t, and mark the model as downloaded by its cohort.
 
         A round that is repeated after a rank failure is counted once.
         """
-        if self.latest[0] == t:
-            return self.latest[1]
-        messages, before = self.messages, [self.seen.get(k, -1) for k in members]
-        sizes = {r: self._news_since(r) + messages.per_client.size - ENGINE_DOWN for r in {*before}}
-        up = len(members) * (messages.upload(t).size - ENGINE_UP)
-        self.latest = t, {"up_parameters": up, "down_parameters": sum(sizes[r] for r in before)}
-        self.seen |= dict.fromkeys(members, t)
-        self.stepped |= dict.fromkeys(messages.groups(t) & messages.shared_groups, t)
-        return self.latest[1]
+        if self.latest_count[0] == t:
+            return self.latest_count[1]
+        messages, before = self.messages, [self.last_seen.get(k, -1) for k in cohort]
+        sizes = {
+            r: self._download_size_since(r) + messages.per_client_download.size - ENGINE_DOWNLOAD_FIELDS
+            for r in {*before}
+        }
+        up = len(cohort) * (messages.upload_layout(t).size - ENGINE_UPLOAD_FIELDS)
+        self.latest_count = t, {"up_parameters": up, "down_parameters": sum(sizes[r] for r in before)}
+        self.last_seen |= dict.fromkeys(cohort, t)
+        self.last_changed |= dict.fromkeys(messages.groups_in_round(t) & messages.shared_groups, t)
+        return self.latest_count[1]
 
-    def _news_since(self, r: int) -> int:
+    def _download_size_since(self, r: int) -> int:
         """Return the size of the broadcast for a client that took part last in round r (-1: never)."""
-        return self.messages.announcement(frozenset(g for g, last in self.stepped.items() if last >= r)).packing.size
+        return self.messages.broadcast_layout(
+            frozenset(g for g, last in self.last_changed.items() if last >= r)
+        ).packing.size

@@ -27,7 +27,7 @@ from fedmpi.config.schema import Settings
 from fedmpi.config.sections import BestSettings
 from fedmpi.data.federated import Federated
 from fedmpi.data.preprocessing import READING_OPTIONS
-from fedmpi.engine.evaluate import OWN, load_own_model
+from fedmpi.engine.evaluate import PERSONAL_MODEL_HOOKS, load_own_model
 from fedmpi.engine.faults.lost_ranks import LostRanks
 from fedmpi.engine.federation import Federation
 from fedmpi.flat.model import FlatModel
@@ -196,7 +196,9 @@ def _rebuild_experiment(
     is_foreign = any(
         where.startswith("method") for where in code_trust.find_external_code(settings.model_dump(mode="json"))
     )
-    if not overrides(method, "predict") and not (is_foreign and any(overrides(method, hook) for hook in OWN)):
+    if not overrides(method, "predict") and not (
+        is_foreign and any(overrides(method, hook) for hook in PERSONAL_MODEL_HOOKS)
+    ):
         return _build_experiment_without_data(settings, method, facts, sizes)
     if settings.data.silos:  # the data of other sites may not be here
         return build.make_experiment(settings, build_data.build_one_site_data(settings, client), device)
@@ -250,7 +252,7 @@ def _restore_state(fed: Federation, experiment: Experiment, run_dir: Path, t: in
         fed.states.store = ClientStateFiles(run_dir / "state", experiment.settings.data.silos)
         fed.states.max_in_memory = experiment.data.clients
     lost = checkpoints.load_rank_failures(experiment.settings, RunDirectory(run_dir))
-    fed.scheduler.lost_ranks = LostRanks(lost).until(t + 1).known(t + 1)
+    fed.scheduler.lost_ranks = LostRanks(lost).up_to_round(t + 1).for_resume(t + 1)
     fed.restore(t, facts["memory"], tensors)
     fed.transport.broadcast(0.0, fed.server)
 
@@ -259,10 +261,12 @@ def _compute_client_model(fed: Federation, experiment: Experiment, module: nn.Mo
     """Return the client's model as protocol `personal` evaluates it, computed by the hooks of the method."""
     t, method, trainer, sites = max(t, 0), experiment.method, fed.trainer, experiment.settings.data.silos
     try:
-        downloads = {client: fed.transport.no_download}
+        downloads = {client: fed.transport.empty_download}
         if any(overrides(method, hook) for hook in ("personal_weights", "predict", "finetune")):
-            downloads = fed.transport.send_downloads(t, [client], fed.states.owner, fed.server)
-        view = fed.states.view(client, t, fed.config.learning_rate(t), fed.transport.inbox, downloads[client])
+            downloads = fed.transport.send_downloads(t, [client], fed.states.owners, fed.server)
+        view = fed.states.client_context(
+            client, t, fed.config.learning_rate(t), fed.transport.broadcast_copy, downloads[client]
+        )
     except CorruptFileError as error:
         at = ", which stays with the site, in the run directory of the host that trained it" if sites else ""
         who = f"site {sites[client]} (client {client})" if sites else f"client {client}"

@@ -16,7 +16,7 @@ from fedmpi.common.text import count, format_metric
 from fedmpi.config.schema import Settings
 from fedmpi.engine import scheduler
 from fedmpi.engine.local.local_training_config import learning_rate
-from fedmpi.engine.messages import Messages
+from fedmpi.engine.messages import MessageLayouts
 from fedmpi.runtime import build_data
 from fedmpi.runtime.build import Experiment
 
@@ -76,13 +76,13 @@ def describe_training(s: Settings, clients: int, sets_training_length: bool = Fa
     return f"{who}, {amount}in {batches}; {train.optim}{momentum}, lr {train.lr:g}, {train.schedule}{end}{warm_up}"
 
 
-def describe_traffic(messages: Messages, rounds: int, itemsize: int) -> str:
+def describe_traffic(messages: MessageLayouts, rounds: int, itemsize: int) -> str:
     """Return a text on the bytes that a client sends and receives per round, and on the wire format.
 
     If rounds differ, the text has the largest and the mean upload.
     """
-    up = [messages.upload(t).size * itemsize for t in range(max(rounds, 1))]
-    receives = size_text((messages.announcement().packing.size + messages.per_client.size) * itemsize)
+    up = [messages.upload_layout(t).size * itemsize for t in range(max(rounds, 1))]
+    receives = size_text((messages.broadcast_layout().packing.size + messages.per_client_download.size) * itemsize)
     mean = f" ({size_text(int(fmean(up)))} on average)" if min(up) < max(up) else ""
     formats = f"; uploads in {messages.wire.name}" if messages.wire else ""
     return f"a client sends {size_text(max(up))}{mean} and receives {receives} a round{formats}"

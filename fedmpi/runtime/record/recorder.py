@@ -155,7 +155,7 @@ class Recorder(RankRecorder):
             say(text, sys.stdout)
 
     # ---- callbacks of the engine ----
-    def round(self, row: dict[str, Any]) -> None:
+    def record_round(self, row: dict[str, Any]) -> None:
         self.directory.append("metrics.jsonl", row)
         self.rounds_shown, self.wall_s = self.rounds_shown + 1, self.wall_s + row["wall_s"]
         names = [*self.shown_metrics, *self.server.view.logged]
@@ -166,12 +166,12 @@ class Recorder(RankRecorder):
         if self.loggers is not None:
             self.loggers.round(row)
 
-    def append(self, file: str, *rows: dict[str, Any]) -> None:
+    def append_rows(self, file: str, *rows: dict[str, Any]) -> None:
         if rows:
             self.directory.append(file, *rows)
 
     def save_best_model(self, best: BestModel) -> None:
-        about = {**self.model_facts, "metric": best.criterion.figure, "round": best.round, "value": best.value}
+        about = {**self.model_facts, "metric": best.criterion.metric, "round": best.round, "value": best.value}
         self.directory.write_model(self.experiment.model.state_dict(best.w, best.b), about, BEST)
 
     def record_lost_ranks(self, row: dict[str, Any]) -> None:
@@ -193,7 +193,7 @@ class Recorder(RankRecorder):
         elif reason == "diverged":
             ended = f"diverged: {fed.reporter.divergence.message}"
         elif reason == "early_stopped" and best:
-            ended = f"early_stopped: {best.why}"
+            ended = f"early_stopped: {best.stop_reason}"
         result = self._write_summary(ended)
         if self.loggers is not None:
             self.loggers.end(result)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Shape, Type, from_text
 from fedmpi.common.text import shorten
-from fedmpi.engine.evaluate import OWN, own_parts
-from fedmpi.engine.messages import Messages
+from fedmpi.engine.evaluate import PERSONAL_MODEL_HOOKS, personal_groups
+from fedmpi.engine.messages import MessageLayouts
 from fedmpi.method.base import overrides
 from fedmpi.runtime.record.run_dir import BEST, MODEL
 
@@ -25,13 +25,13 @@ MAX_NAMES_LENGTH = 200  # largest number of characters for a list of names
 
 
 # ---- metadata ----
-def describe_personal_models(name: str, messages: Messages) -> dict[str, str]:
+def describe_personal_models(name: str, messages: MessageLayouts) -> dict[str, str]:
     """Return metadata for the file of the global model, if the method gives clients other models than this; else {}.
 
     name: the name of the method.
     """
-    groups = ", ".join(sorted(own_parts(messages)))
-    hooks = ", ".join(hook for hook in (*OWN, "finetune") if overrides(messages.method, hook))
+    groups = ", ".join(sorted(personal_groups(messages)))
+    hooks = ", ".join(hook for hook in (*PERSONAL_MODEL_HOOKS, "finetune") if overrides(messages.method, hook))
     return {"method": name, "kept": groups, "hooks": hooks} if groups or hooks else {}
 
 

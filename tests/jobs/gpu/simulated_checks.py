@@ -117,7 +117,7 @@ def scratch_memory():
     rows = torch.randn(2000, 20_000).to(GPU)
     linear.combine(rows, torch.full((2000,), 1 / 2000))
     linear.gram(rows)
-    linear.products(rows, rows[0])
+    linear.inner_products(rows, rows[0])
     linear.trimmed_mean(rows, 0.1)
     return linear._buffers.wide.numel()
 
@@ -226,8 +226,8 @@ def pinned_memory():
     for messages in ("cpu", "cuda"):
         it = prepare(small_settings("scaffold", rounds=1), comm=Solo(torch.device(messages)), device=GPU)
         it.fed.run()
-        rows, row = it.fed.transport.buffers.tensors["rows"], it.made.itemsize * it.made.messages.largest_upload()
-        pinned = rows.is_pinned(), it.fed.transport.message.is_pinned()
+        rows, row = it.fed.transport.buffers.tensors["rows"], it.made.itemsize * it.made.messages.max_upload_size()
+        pinned = rows.is_pinned(), it.fed.transport.broadcast_row.is_pinned()
         found.append((row * len(it.rows[-1]["cohort"]), rows.nbytes, *pinned))
     return found
 

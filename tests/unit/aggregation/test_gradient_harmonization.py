@@ -5,7 +5,7 @@ import pytest
 import torch
 from naive_conflicts import literal_hierarchy, literal_pairs
 
-from fedmpi.aggregation.gradient_harmonization import hierarchical, pairwise
+from fedmpi.aggregation.gradient_harmonization import harmonize_hierarchically, harmonize_pairs
 
 
 def vectors(m, d=9, seed=0, common=0.0):
@@ -23,7 +23,7 @@ def test_pairs(m):
     for seed in range(5):
         G, p, _ = vectors(m, seed=seed)
         expected = sum(pi * g for pi, g in zip(p, literal_pairs(G), strict=True))
-        found = applied(pairwise(torch.tensor(G @ G.T), torch.tensor(p)), G)
+        found = applied(harmonize_pairs(torch.tensor(G @ G.T), torch.tensor(p)), G)
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10 * np.abs(G).max())
         moved = max(moved, np.abs(found - p @ G).max())
     assert m == 1 or moved > 1e-3, "nothing conflicts here"
@@ -33,13 +33,13 @@ def test_pairs(m):
 def test_hierarchy(m):
     for seed in range(5):
         G, _, history = vectors(m, seed=seed)
-        found = applied(hierarchical(torch.tensor(G @ G.T), torch.tensor(G @ history)), G)
+        found = applied(harmonize_hierarchically(torch.tensor(G @ G.T), torch.tensor(G @ history)), G)
         np.testing.assert_allclose(found, literal_hierarchy(G, history), rtol=0, atol=1e-11)
 
 
 def test_opposite_vectors_cancel_exactly():
     G = torch.tensor([[3.0, -1.0, 0.5], [-3.0, 1.0, -0.5]])
-    assert (pairwise(G @ G.T, torch.tensor([0.3, 0.7])) @ G.double()).tolist() == [0.0, 0.0, 0.0]
+    assert (harmonize_pairs(G @ G.T, torch.tensor([0.3, 0.7])) @ G.double()).tolist() == [0.0, 0.0, 0.0]
 
 
 def test_without_conflict_nothing_changes():
@@ -47,7 +47,7 @@ def test_without_conflict_nothing_changes():
     p = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
     G = torch.rand(4, 6, dtype=torch.float64)
     for rows in (G, torch.eye(4), torch.zeros(4, 3)):
-        assert torch.equal(pairwise(rows @ rows.T, p), p)
+        assert torch.equal(harmonize_pairs(rows @ rows.T, p), p)
     K = torch.eye(4, dtype=torch.float64)
     K[0, 1] = K[1, 0] = -1e-13
-    assert torch.equal(pairwise(K, p), p)
+    assert torch.equal(harmonize_pairs(K, p), p)

@@ -59,18 +59,18 @@ def test_geometric_median_by_hand():
     Exactly there Weiszfeld's distances vanish, and `smooth` holds the iteration within about its own size.
     """
     line = torch.tensor([[0.0], [1.0], [10.0]])
-    c = rules.median_coefficients(line @ line.T, torch.tensor([0.3, 0.4, 0.3]), 10_000, 1e-9)
+    c = rules.geometric_median_coefficients(line @ line.T, torch.tensor([0.3, 0.4, 0.3]), 10_000, 1e-9)
     assert (c.float() @ line).item() == pytest.approx(1, abs=1e-3)
     angle = torch.tensor([0.0, 2.0, 4.0], dtype=torch.float64) * torch.pi / 3
     corners = torch.stack([angle.cos(), angle.sin()], 1) + 5
     thirds = torch.full((3,), 1 / 3, dtype=torch.float64)
-    c = rules.median_coefficients(corners @ corners.T, thirds, 100, 1e-6)
+    c = rules.geometric_median_coefficients(corners @ corners.T, thirds, 100, 1e-6)
     assert (c @ corners).tolist() == pytest.approx([5, 5])
-    c = rules.median_coefficients(corners @ corners.T, torch.tensor([0.6, 0.2, 0.2]), 10_000, 1e-9)
+    c = rules.geometric_median_coefficients(corners @ corners.T, torch.tensor([0.6, 0.2, 0.2]), 10_000, 1e-9)
     assert (c @ corners).tolist() == pytest.approx(corners[0].tolist(), abs=1e-3)
 
 
 def test_geometric_median_of_one_point():
     p = torch.tensor([0.25, 0.75], dtype=torch.float64)
     for K in (torch.zeros(2, 2), torch.full((2, 2), 4.0)):
-        assert torch.equal(rules.median_coefficients(K, p, 100, 1e-6), p)
+        assert torch.equal(rules.geometric_median_coefficients(K, p, 100, 1e-6), p)

@@ -73,8 +73,8 @@ def test_uploads_sum_any_slot():
         ("median", {}, lambda G, K, p: linear.trimmed_mean(G, 0.5)),
         ("trimmed_mean", {"trim": 0.3}, lambda G, K, p: linear.trimmed_mean(G, 0.3)),
         ("krum", {"byzantine": 2, "select": 2}, lambda G, K, p: rules.krum_coefficients(K, 2, 2) @ G),
-        ("geometric_median", {}, lambda G, K, p: rules.median_coefficients(K, p, 100, 1e-6) @ G),
-        ("harmonize", {}, lambda G, K, p: gradient_harmonization.pairwise(K, p) @ G),
+        ("geometric_median", {}, lambda G, K, p: rules.geometric_median_coefficients(K, p, 100, 1e-6) @ G),
+        ("harmonize", {}, lambda G, K, p: gradient_harmonization.harmonize_pairs(K, p) @ G),
     ],
 )
 @pytest.mark.parametrize("m", [1, 2, 5])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import play, settings, small_settings
 
-from fedmpi.aggregation.update_stats import RecordingUploads, update_stats
+from fedmpi.aggregation.update_stats import RecordingUploads, compute_update_stats
 from fedmpi.common.errors import UserError
 from fedmpi.flat.packing import Views
 from fedmpi.method.context import Uploads
@@ -50,16 +50,16 @@ def gathered(rows):
 ROWS = torch.tensor([[1.0, 2, 0, -1], [0, -3, 1, 0.5], [2, 2, 2, 2]], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("form", [False, True])
-def test_figures_of_a_rule_that_forms_the_matrix(form):
+@pytest.mark.parametrize("compute_gram", [False, True])
+def test_figures_of_a_rule_that_forms_the_matrix(compute_gram):
     """The angles to the direction only where all is asked for."""
     up = RecordingUploads(gathered(ROWS))
     up.gram()
     direction = torch.tensor([1.0, 0, 0, 3])
     norms = dict(zip(range(3, 6), ROWS.norm(dim=1).tolist(), strict=True)) | {9: 1e9}  # refused
-    found, expected = update_stats(up, norms, direction, form), naive(ROWS, direction)
+    found, expected = compute_update_stats(up, norms, direction, compute_gram), naive(ROWS, direction)
     assert found.pop("clients") == [3, 4, 5]
-    if not form:
+    if not compute_gram:
         del expected["to_direction"]
     check(found, expected)
 
@@ -68,7 +68,7 @@ def test_updates_of_length_zero_and_single_ones():
     """They have no direction, and are no part of a pair; copies have rank 1, and no noise below it."""
     rows = torch.tensor([[0.0, 0, 0], [1, 2, 3], [1, 2, 3], [1, 2, 3]]) / 7
     up = RecordingUploads(gathered(rows.double()))
-    found = update_stats(up, dict.fromkeys(range(3, 7), 1.0), up.mean(), True)
+    found = compute_update_stats(up, dict.fromkeys(range(3, 7), 1.0), up.mean(), True)
     assert (found["cosine_mean"], found["cosine_min"], found["negative_pairs"]) == (1, 1, 0)
     assert found["to_direction"][0] is None
     assert found["to_direction"][1:] == [1, 1, 1]
@@ -81,7 +81,7 @@ def test_figures_of_a_round(method):
     """Of what the clients of the last round sent, and of the step that the model made."""
     it = play(small_settings(method, "mlp", rounds=2, **EVERYTHING))
     before = play(small_settings(method, "mlp", rounds=1, **EVERYTHING))
-    upload = it.made.messages.upload(1)
+    upload = it.made.messages.upload_layout(1)
     step = upload.w.take(it.w.double() - before.w.double())
     assert [row["round"] for row in it.updates] == [0, 1]
     found = {name: value for name, value in it.updates[-1].items() if name != "round"}

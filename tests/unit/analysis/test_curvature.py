@@ -35,11 +35,11 @@ def test_softmax_regression_against_the_matrix_itself(made):
     assert len(loss.shard) == made.data.train_sizes.sum()
     x, y = loss.shard.x[loss.shard.index].flatten(1), loss.shard.y[loss.shard.index]
     w = 0.3 * torch.randn(made.model.w.numel(), generator=random())
-    names = [s.name for s, _ in made.model.members]
-    shapes = [p.shape for _, p in made.model.members]
+    names = [s.name for s, _ in made.model.segment_parameters]
+    shapes = [p.shape for _, p in made.model.segment_parameters]
 
     def of(flat):
-        parts = dict(zip(names, (s.view(flat) for s, _ in made.model.members), strict=True))
+        parts = dict(zip(names, (s.view(flat) for s, _ in made.model.segment_parameters), strict=True))
         W, b = (next(v for v in parts.values() if v.ndim == n) for n in (2, 1))
         return F.cross_entropy(x @ W.T + b, y)
 

@@ -60,7 +60,7 @@ def test_a_run_makes_no_object_for_a_client_that_is_not_drawn(counted, method):
         )
         it = play(config, split(rows_of_numbers(6_000), "iid", clients, 0))
         assert len(it.fed.states.rows) <= 6
-        assert len(it.fed.states.owner) <= 6
+        assert len(it.fed.states.owners) <= 6
         found.append(dict(counted))
     assert found[0] == found[1]
     assert 0 < found[1]["shards"] < 100

@@ -21,10 +21,10 @@ def judged(guard, norms, t=0, w=0.0):
     """Who is refused, for updates of these norms and a model of norm w."""
     rows = torch.zeros(len(norms), 3)
     rows[:, 2] = torch.tensor(norms)
-    held = GatheredUploads(rows, ChunkPlan(Packing({"_loss": (), "dw": (2,)}), cut=False))
+    held = GatheredUploads(rows, ChunkPlan(Packing({"_loss": (), "dw": (2,)}), split=False))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = guard.refused(t, range(len(norms)), held, torch.tensor([w, 0.0]))
+        found = guard.find_refused(t, range(len(norms)), held, torch.tensor([w, 0.0]))
     return [each["client"] for each in found]
 
 
@@ -88,7 +88,7 @@ def spoil(monkeypatch, factor, rounds=(1,), slot="dw"):
     def spoiled(self, row):
         honest(self, row)
         if self.id == BAD and self.round in rounds:
-            getattr(self.trainer.messages.upload(self.round).packing.views(row), slot).mul_(factor)
+            getattr(self.trainer.messages.upload_layout(self.round).packing.views(row), slot).mul_(factor)
 
     monkeypatch.setattr(ClientContext, "run_round", spoiled)
 

@@ -30,7 +30,9 @@ def test_a_client_descends_torchs_loss(weights, smoothing):
     data = federated()
     it = prepare(config, data)
     fed = it.fed
-    k = fed.states.view(0, 0, fed.config.learning_rate(0), fed.transport.inbox, fed.transport.no_download)
+    k = fed.states.client_context(
+        0, 0, fed.config.learning_rate(0), fed.transport.broadcast_copy, fed.transport.empty_download
+    )
     x, y = (getattr(data.train[0], name)[data.train[0].index] for name in "xy")
     counts = data.label_counts.sum(0)
     w = {"balanced": counts.sum() / (4 * counts), None: np.ones(4)}.get(weights if weights != GIVEN else "", GIVEN)

@@ -48,7 +48,7 @@ def test_every_upload_is_that_of_the_naive_loop(monkeypatch, form):
 
     def watched(self, row):
         honest(self, row)
-        sent = self.trainer.messages.upload(self.round).packing.views(row).dw.clone()
+        sent = self.trainer.messages.upload_layout(self.round).packing.views(row).dw.clone()
         seen.append((self.round, self.id, self.w - self.w0, sent))
 
     monkeypatch.setattr(ClientContext, "run_round", watched)
@@ -97,7 +97,7 @@ def test_what_is_not_finite_is_refused(monkeypatch, form, value):
     def fit(self, *args, **more):
         done = honest(self, *args, **more)
         if (self.round, self.id) == (1, 2):
-            self.trainer.model.live[7] = value
+            self.trainer.model.w_data[7] = value
         return done
 
     monkeypatch.setattr(ClientContext, "fit", fit)

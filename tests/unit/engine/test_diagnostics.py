@@ -28,7 +28,7 @@ def watched(config, data=None):
 
 def whole(method):
     made = prepare(small_settings(method)).made
-    return made.messages.shared.whole
+    return made.messages.shared.selects_all
 
 
 # ---- a round, by hand ----
@@ -58,13 +58,13 @@ def test_a_round_against_plain_loops():
     test = data.global_test
     for k, (w, b) in enumerate(zip(made.w, made.b, strict=True)):
         trainer.model.load(w, b)
-        assert row["knowledge"]["local"][k] == pytest.approx(evaluate(trainer, test, 100).figures["accuracy"])
+        assert row["knowledge"]["local"][k] == pytest.approx(evaluate(trainer, test, 100).metrics["accuracy"])
         rest = [i for i in range(len(members)) if i != k]
         q = (p[rest] / p[rest].sum()).float()
         gain = loss(q @ made.w[rest], q @ made.b[rest], test) - loss(*mean, test)
         assert row["contribution"]["gain"][k] == pytest.approx(gain, abs=1e-5)
     trainer.model.load(*mean)
-    assert row["knowledge"]["after"] == pytest.approx(evaluate(trainer, test, 100).figures["accuracy"])
+    assert row["knowledge"]["after"] == pytest.approx(evaluate(trainer, test, 100).metrics["accuracy"])
 
 
 # ---- it changes nothing, and ranks change nothing in it ----

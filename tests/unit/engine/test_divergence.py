@@ -106,9 +106,9 @@ def test_who_goes_on_after_a_stop_is_looked_at_anew():
     monitor = DivergenceMonitor(10, "loss", stop=True)
     with pytest.warns(UserWarning, match="diverged"):
         assert [monitor.record(line(t, 99.0), last=False) for t in range(3)][-1] == 0
-    assert monitor.ends
+    assert monitor.should_stop
     again = DivergenceMonitor(10, "loss", stop=True)
-    again.recall(json.loads(json.dumps(monitor.memory())))
+    again.load_state_dict(json.loads(json.dumps(monitor.state_dict())))
     assert not again.ends
     with pytest.warns(UserWarning, match="diverged since round 2"):
         assert [again.record(line(t, 99.0), last=False) for t in (2, 3, 4)][-1] == 2

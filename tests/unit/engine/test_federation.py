@@ -85,7 +85,7 @@ def test_figures_of_clients_are_those_of_their_own_models():
         own = messages.client_state.views(it.fed.states.rows[k])
         w = it.w.clone()
         messages.personal.put(own._w, w)
-        state = it.made.model.layout.tensors(w) | it.made.model.buffer_layout.tensors(it.b)
+        state = it.made.model.layout.named_views(w) | it.made.model.buffer_layout.named_views(it.b)
         module.load_state_dict({**module.state_dict(), **{n: v.clone() for n, v in state.items()}})
         module.eval()
         shard = data.test[k]

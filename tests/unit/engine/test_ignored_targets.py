@@ -185,7 +185,7 @@ def test_the_loss_of_a_split_does_not_depend_on_its_batches(size):
     data, task = labelled(), it.made.task
     f = it.made.net.module(data.test_x).detach().double()
     expected = torch.stack(naive_losses(task, f, data.test_y)).mean().item()
-    assert evaluate(it.fed.trainer, it.fed.trainer.data.global_test, size).figures["loss"] == pytest.approx(
+    assert evaluate(it.fed.trainer, it.fed.trainer.data.global_test, size).metrics["loss"] == pytest.approx(
         expected, rel=1e-5
     )
 

@@ -124,7 +124,9 @@ def test_clipping_looks_at_what_is_trained():
     moved = it.w - it.w0
     assert not it.made.model.layout.select({"head"}).take(moved).any()
     fed = it.fed
-    k = fed.states.view(0, 1, fed.config.learning_rate(1), fed.transport.inbox, fed.transport.no_download)
+    k = fed.states.client_context(
+        0, 1, fed.config.learning_rate(1), fed.transport.broadcast_copy, fed.transport.empty_download
+    )
     k.fit()
     assert float((k.w - k.w0).norm()) == pytest.approx(0.1 * config.train.lr, rel=1e-4)
 

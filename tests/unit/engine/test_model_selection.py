@@ -22,7 +22,7 @@ def best(config_of_best, method="fedavg", net="mlp", **more):
 def rounds_of_best(values, **how):
     """The rounds whose models were the best ones so far, and after which one it ended."""
     found, w = (
-        BestModel(SelectionCriterion("x", **{"lowest": False, **how}), torch.zeros(1), torch.zeros(0)),
+        BestModel(SelectionCriterion("x", **{"lower_is_better": False, **how}), torch.zeros(1), torch.zeros(0)),
         torch.zeros(1),
     )
     rounds = []
@@ -38,8 +38,8 @@ def rounds_of_best(values, **how):
 
 def test_which_one_is_better():
     assert rounds_of_best([1, 3, 2, 3, 4]) == ([0, 1, 4], None)
-    assert rounds_of_best([1, 3, 2, 3, 4], lowest=True) == ([0], None)
-    assert rounds_of_best([5, 4, 4, 3, 6], lowest=True) == ([0, 1, 3], None)
+    assert rounds_of_best([1, 3, 2, 3, 4], lower_is_better=True) == ([0], None)
+    assert rounds_of_best([5, 4, 4, 3, 6], lower_is_better=True) == ([0, 1, 3], None)
     assert rounds_of_best([1, 3, 2, 3, 4], patience=2) == ([0, 1], 3)
     assert rounds_of_best([1, 3, 2, 4, 3, 3, 9], patience=2) == ([0, 1, 3], 5)
     assert rounds_of_best([1, 1.5, 2, 2.5, 3], min_delta=1.0) == ([0, 3], None)
@@ -86,7 +86,9 @@ def test_a_run_ends_when_nobody_waits_any_more():
     assert len(it.rows) == first + 3 + 2 < len(plain.rows)
     assert it.hashes == plain.hashes[: len(it.rows)]
     assert "validation_accuracy" in it.rows[-1]
-    assert it.fed.server.best.why.startswith("validation_accuracy has not become lower in 3 evaluations; at best ")
+    assert it.fed.server.best.stop_reason.startswith(
+        "validation_accuracy has not become lower in 3 evaluations; at best "
+    )
     every = play(
         best(
             {"metric": "accuracy", "goal": "lowest", "patience": 3},

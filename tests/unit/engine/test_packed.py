@@ -43,7 +43,7 @@ def packed(monkeypatch):
 
 def sent(it):
     """(m, row) what the clients of the last round sent, without loss, seconds and flag."""
-    packing = it.made.messages.upload(it.rows[-1]["round"]).packing
+    packing = it.made.messages.upload_layout(it.rows[-1]["round"]).packing
     return it.fed.transport.buffers.rows("rows", len(it.rows[-1]["cohort"]), packing.size)[:, 3:]
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedmpi.engine.faults import lost_ranks
 from fedmpi.engine.faults.lost_ranks import LostRanks
-from fedmpi.engine.scheduler import pinned
+from fedmpi.engine.scheduler import assign_pinned
 from fedmpi.flat import linear
 from fedmpi.methods import registry
 from fedmpi.runtime import checkpoints
@@ -40,7 +40,7 @@ def sites(seat=None):
     data = replace(federated(), global_test=None)
     if seat is None:
         return data
-    mine = [k for k, rank in pinned(range(data.clients), range(1, SIZE)).items() if rank == seat.rank]
+    mine = [k for k, rank in assign_pinned(range(data.clients), range(1, SIZE)).items() if rank == seat.rank]
     own = ({k: shards[k] for k in mine} for shards in (data.train, data.test))
     return replace(data, **dict(zip(("train", "test"), own, strict=True)))
 
@@ -219,12 +219,12 @@ def test_a_site_is_gone_until_the_run_goes_on_with_it(tmp_path, method):
         first = with_deaths(short, deaths(short, rng, dead), folder, room=2)
         rows = first.fed.scheduler.lost_ranks.rows
         same(first, replayed(short, rows))
-        mine = {k for k, rank in pinned(range(7), range(1, SIZE)).items() if rank in dead}
-        assert first.fed.scheduler.lost_ranks.gone(3) == mine
+        mine = {k for k, rank in assign_pinned(range(7), range(1, SIZE)).items() if rank in dead}
+        assert first.fed.scheduler.lost_ranks.unavailable_clients(3) == mine
         assert all(not mine & set(row["cohort"]) for row in first.rows if row["round"] > rows[-1]["round"])
 
         _, it = go_on(config, folder, [row for row in rows if row["round"] <= 2])
-        assert not it.fed.scheduler.lost_ranks.gone(3)
+        assert not it.fed.scheduler.lost_ranks.unavailable_clients(3)
         assert any(mine & set(row["cohort"]) for row in it.rows if row["round"] > 2)
 
 
@@ -242,22 +242,22 @@ def test_without_the_policy_a_lost_rank_ends_the_run():
 
 def test_what_losses_mean():
     rows = [
-        lost_ranks.row(1, {2: "a"}, clients=[3], reverted={5: 0}),
-        lost_ranks.row(2, {1: "b"}, clients=[0], gone=[4]),
-        lost_ranks.row(4, {}, back=[4], reverted={4: 1}),
+        lost_ranks.make_row(1, {2: "a"}, clients=[3], reverted={5: 0}),
+        lost_ranks.make_row(2, {1: "b"}, clients=[0], gone=[4]),
+        lost_ranks.make_row(4, {}, back=[4], reverted={4: 1}),
     ]
     found = LostRanks(rows)
-    assert [found.present(t, range(6)) for t in range(5)] == [
+    assert [found.participants(t, range(6)) for t in range(5)] == [
         [0, 1, 2, 3, 4, 5], [0, 1, 2, 4, 5], [1, 2, 3, 5], [0, 1, 2, 3, 5], [0, 1, 2, 3, 4, 5],
     ]  # fmt: skip
-    assert [found.reverted(t) for t in (0, 1, 4)] == [{}, {5: 0}, {4: 1}]
-    assert found.needed() == {(5, 0), (4, 1)}
-    assert found.until(2).rows == rows[:2]
-    found.replace(2, [])
+    assert [found.reverted_states(t) for t in (0, 1, 4)] == [{}, {5: 0}, {4: 1}]
+    assert found.needed_states() == {(5, 0), (4, 1)}
+    assert found.up_to_round(2).rows == rows[:2]
+    found.replace_rows(2, [])
     assert found.rows == rows[:1]
-    late = lost_ranks.row(2, {}, gone=[1], reverted={0: 1}, reported=True)
-    told = LostRanks([lost_ranks.row(2, {}, gone=[4]), late])
-    assert (told.before(2).gone(2), told.gone(2)) == ({4}, {1, 4})
-    assert (told.before(2).reverted(2), told.before(3).rows) == ({}, told.rows)
-    assert (told.known(2).before(2).gone(2), told.known(3).rows) == ({1, 4}, told.rows)
-    assert not lost_ranks.late({"round": 2})  # of an earlier version
+    late = lost_ranks.make_row(2, {}, gone=[1], reverted={0: 1}, reported=True)
+    told = LostRanks([lost_ranks.make_row(2, {}, gone=[4]), late])
+    assert (told.before_evaluation(2).gone(2), told.unavailable_clients(2)) == ({4}, {1, 4})
+    assert (told.before_evaluation(2).reverted_states(2), told.before_evaluation(3).rows) == ({}, told.rows)
+    assert (told.for_resume(2).before(2).gone(2), told.for_resume(3).rows) == ({1, 4}, told.rows)
+    assert not lost_ranks.was_reported({"round": 2})  # of an earlier version

@@ -30,7 +30,7 @@ def test_a_refused_state_does_not_come_back_from_the_shelf(tmp_path, monkeypatch
     def spoiled(self, row):
         fine = honest(self, row)
         if (self.id, self.round) == (0, 2):
-            self.trainer.messages.upload(self.round).packing.views(row).dw.mul_(1e30)
+            self.trainer.messages.upload_layout(self.round).packing.views(row).dw.mul_(1e30)
         return fine
 
     step = Seat.step
@@ -104,7 +104,7 @@ def test_nobody_misses_a_round(monkeypatch):
 @pytest.mark.parametrize("after", [1, 2, 3])
 def test_a_replay_goes_on_from_a_checkpoint(tmp_path, after):
     """Client 0 reverts in round 4 to its state of round 1: it has that, or lacks it, or is given it."""
-    known = [lost_ranks.row(4, {2: ""}, clients=[1], gone=(), reverted={0: 1}, why="")]
+    known = [lost_ranks.make_row(4, {2: ""}, clients=[1], gone=(), reverted={0: 1}, why="")]
     cohorts = {"fraction": 1.0}
 
     def played(rounds, folder=None):

@@ -155,6 +155,6 @@ def test_survival_is_judged_on_the_whole_split():
     f = it.made.net.module(data.test_x)
     expected = it.made.task.loss(lambda x: f, None, data.test_y).item()
     for size in (1, 7, 20):  # however it is cut into batches
-        found = evaluate(it.fed.trainer, it.fed.trainer.data.global_test, size).figures
+        found = evaluate(it.fed.trainer, it.fed.trainer.data.global_test, size).metrics
         assert found["loss"] == pytest.approx(expected, abs=1e-6)
         assert found["c_index"] == it.rows[-1]["c_index"]

@@ -13,13 +13,13 @@ from fedmpi.common.errors import UserError
 from fedmpi.engine.federation_config import FederationConfig
 from fedmpi.engine.scheduler import (
     MAX_AGE,
-    MAX_PACE,
+    MAX_COST,
     ClientScheduler,
     RankSpeeds,
-    balanced,
+    assign_balanced,
+    assign_pinned,
     cohort_size,
     draw_cohort,
-    pinned,
 )
 
 
@@ -101,7 +101,7 @@ def test_balanced_is_within_a_third_of_the_best(seed):
     rng = np.random.default_rng(seed)
     ranks, costs = [1, 2, 3], rng.integers(1, 30, 7).astype(float).tolist()
     members = sorted(rng.choice(40, 7, replace=False).tolist())
-    where = balanced(members, costs, ranks)
+    where = assign_balanced(members, costs, ranks)
 
     def longest(places):
         return max(sum(c for c, r in zip(costs, places, strict=True) if r == rank) for rank in ranks)
@@ -114,15 +114,15 @@ def test_balanced_is_within_a_third_of_the_best(seed):
 def test_balanced_by_hand():
     """Costs 7, 6, 5, 4, 3 on two ranks: 7 | 6, then 5 to the rank with 6, 4 to the one with 7, and 3 to the lower of
     the two that stand at 11."""
-    assert balanced([2, 3, 5, 7, 9], [7.0, 6.0, 5.0, 4.0, 3.0], [0, 1]) == {2: 0, 3: 1, 5: 1, 7: 0, 9: 0}
-    assert balanced([4, 8], [1.0, 1.0], [1, 2, 3]) == {4: 1, 8: 2}  # ties: lower id first, lower rank first
+    assert assign_balanced([2, 3, 5, 7, 9], [7.0, 6.0, 5.0, 4.0, 3.0], [0, 1]) == {2: 0, 3: 1, 5: 1, 7: 0, 9: 0}
+    assert assign_balanced([4, 8], [1.0, 1.0], [1, 2, 3]) == {4: 1, 8: 2}  # ties: lower id first, lower rank first
 
 
 def test_pinned():
     """A client's rank depends on neither the round nor who else takes part."""
-    everyone = pinned(range(10), [1, 2, 3])
+    everyone = assign_pinned(range(10), [1, 2, 3])
     assert everyone == {k: 1 + k % 3 for k in range(10)}
-    assert pinned([2, 7], [1, 2, 3]) == {2: everyone[2], 7: everyone[7]}
+    assert assign_pinned([2, 7], [1, 2, 3]) == {2: everyone[2], 7: everyone[7]}
 
 
 SIZES = [40.0] * 12
@@ -147,11 +147,11 @@ def measured(rounds, seconds, ranks=(1, 2)):
         (3, lambda t, r: 1e-3 * (1 + 0.1 * r), {}),  # a tenth more
         (9, lambda t, r: 1e-3 * (50 if t == 7 else 1), {}),  # one hiccup
         (23, lambda t, r: 1e-3 * (2 if t >= 20 and r == 2 else 1), {2: 200}),  # a median
-        (3, lambda t, r: 10.0 ** (6 * r), {2: MAX_PACE}),
+        (3, lambda t, r: 10.0 ** (6 * r), {2: MAX_COST}),
     ],
 )
 def test_the_pace(rounds, seconds, pace):
-    assert measured(rounds, seconds).pace(rounds) == pace
+    assert measured(rounds, seconds).relative_costs(rounds) == pace
 
 
 @pytest.mark.parametrize("odd", [0.0, -1.0, float("nan"), float("inf")])
@@ -159,20 +159,20 @@ def test_seconds_that_are_none_do_not_count(odd):
     speeds = RankSpeeds()
     for t in range(4):
         speeds.record(t, {0: 1, 1: 1, 2: 2}, [40, 40, 0], [0.04, odd, 1.0])
-    assert speeds.costs == {1: pytest.approx([1e-3] * 4)}
+    assert speeds.seconds_per_sample == {1: pytest.approx([1e-3] * 4)}
 
 
 def test_a_rank_without_clients_is_tried_again():
     speeds = measured(3, lambda t, r: 1e-3 * r)
     for t in range(3, MAX_AGE + 4):
         speeds.record(t, {0: 1}, [40], [0.04])
-    assert [speeds.pace(MAX_AGE + t) for t in (2, 3)] == [{2: 200}, {}]
+    assert [speeds.relative_costs(MAX_AGE + t) for t in (2, 3)] == [{2: 200}, {}]
 
 
 def test_by_pace_each_goes_to_the_rank_that_would_finish_it_first():
     """Costs 6, 5, 4, 3 on a rank and on one of twice its pace: 6 | then 5 would end at 11 or 10, 4 at 10 or 18, 3 at 13
     or 16."""
-    assert balanced([1, 2, 3, 4], [6.0, 5.0, 4.0, 3.0], [0, 1], {0: 100, 1: 200}) == {1: 0, 2: 1, 3: 0, 4: 0}
+    assert assign_balanced([1, 2, 3, 4], [6.0, 5.0, 4.0, 3.0], [0, 1], {0: 100, 1: 200}) == {1: 0, 2: 1, 3: 0, 4: 0}
 
 
 # ---- what is decided ----
@@ -186,7 +186,7 @@ def scheduler(rank=0, ranks=(1, 2), placement="balanced"):
 def run_rounds(it, first, last, seconds):
     """Make rounds as rank 0 does. seconds: (t, rank) -> of one sample."""
     for t in range(first, last):
-        it.pace = it.choose_pace(t)
+        it.rank_costs = it.choose_rank_costs(t)
         where = it.assign(t)
         it.record_timings(t, where, [SIZES[k] * seconds(t, rank) for k, rank in where.items()])
 
@@ -194,19 +194,19 @@ def run_rounds(it, first, last, seconds):
 def test_a_slow_rank_gets_less_and_a_lost_one_nothing_on_all_ranks_alike():
     it, other = scheduler(), scheduler(rank=2)
     run_rounds(it, 0, 3, lambda t, r: 3e-3 if r == 2 else 1e-3)
-    assert it.pace == {}
+    assert it.rank_costs == {}
     run_rounds(it, 3, 20, lambda t, r: 3e-3 if r == 2 else 1e-3)
-    assert it.pace == {2: 300}
+    assert it.rank_costs == {2: 300}
     where = list(it.assign(20).values())
     assert (where.count(1), where.count(2)) == (9, 3)
-    other.pace = it.pace
+    other.rank_costs = it.rank_costs
     assert [other.assign(t) for t in range(9, 19)] == [it.assign(t) for t in range(9, 19)]
     it.comm.alive.remove(1)
-    assert it.choose_pace(20) == {1: 0, 2: 300}
+    assert it.choose_rank_costs(20) == {1: 0, 2: 300}
 
 
 def test_pinned_stays_pinned():
     it = scheduler(placement="pinned")
     run_rounds(it, 0, 9, lambda t, r: 1e-3 * r)
-    assert it.pace == {}
+    assert it.rank_costs == {}
     assert it.assign(9) == {k: 1 + k % 2 for k in range(12)}

@@ -26,7 +26,7 @@ def small_blocks(monkeypatch):
     """Slots of a tiny model are large, and travel in many pieces."""
     monkeypatch.setattr(linear, "CHUNK", 64)
     monkeypatch.setattr(linear, "BLOCK", 128)
-    monkeypatch.setattr(gather, "PIECE", 64)
+    monkeypatch.setattr(gather, "PIECE_ENTRIES", 64)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_sharded_rows_give_the_bits_of_whole_ones(method, monkeypatch, ways):
     expected = whole(config, monkeypatch)
     found = on_ranks(sharded(config))
     assert record(found[0]) == expected
-    travels = found[0].made.messages.upload(0).packing
+    travels = found[0].made.messages.upload_layout(0).packing
     assert ("ShardedGather" in ways) == bool(ChunkPlan(travels).large)
 
 
@@ -169,7 +169,7 @@ def test_what_means_does_not_say_is_told(cls, said):
 def test_the_same_bits_on_any_ranks(method):
     config = small_settings(method, "mlp", rounds=3)
     it = prepare(config)
-    large = {name for t in range(3) for name in ChunkPlan(it.made.messages.upload(t).packing).large}
+    large = {name for t in range(3) for name in ChunkPlan(it.made.messages.upload_layout(t).packing).large}
     means = get_mean_only_slots(it.made.method)
     if means is None or not large <= {*means, "_b"}:
         with pytest.raises(UserError, match=r"looks at single .*; use server"):
@@ -211,7 +211,7 @@ def test_sums_are_exact_in_any_order():
 
 @pytest.mark.parametrize("size", [1, 4])
 def test_an_entry_that_the_sums_cannot_hold_is_told(size, monkeypatch):
-    monkeypatch.setattr(gather_sums, "LARGEST", 1e-6)
+    monkeypatch.setattr(gather_sums, "MAX_ENTRY", 1e-6)
     with pytest.raises(UserError, match=r"takes entries of at most 1e-06, and client \d has one of .* in dw"):
         on_ranks(local(small_settings("fedavg", "mlp", rounds=1)), size)
 
@@ -273,7 +273,7 @@ def test_cuts_share_out_every_column_once(monkeypatch):
 def test_what_each_rank_holds(monkeypatch):
     """m d / W entries a rank, and one row on its way."""
     config = sharded(small_settings("fedavg", "mlp", rounds=1, cohort={"fraction": 1.0}))
-    monkeypatch.setattr(gather_sharded, "UNSENT", 0)
+    monkeypatch.setattr(gather_sharded, "MAX_UNSENT_BYTES", 0)
     monkeypatch.setattr(linear, "CHUNK", 16)
     monkeypatch.setattr(linear, "BLOCK", 32)
     found = on_ranks(config)
@@ -282,5 +282,5 @@ def test_what_each_rank_holds(monkeypatch):
     for it in found.values():
         held = {name: x.numel() for name, x in it.fed.transport.buffers.tensors.items()}
         assert held["shard dw"] <= m * (d / SIZE + 32)
-        assert held.get("rows", 0) <= made.messages.upload(0).packing.size
+        assert held.get("rows", 0) <= made.messages.upload_layout(0).packing.size
     assert sum(it.fed.transport.buffers.tensors["shard dw"].numel() for it in found.values()) == m * d

@@ -155,11 +155,11 @@ def test_counters_start_anew_with_every_client_and_in_files():
 def test_only_some_groups_train():
     model = flat(True)
     wanted = [p.requires_grad for p in model.parameters]
-    with model.only({"head"}) as parameters:
+    with model.train_only({"head"}) as parameters:
         assert [p.shape for p in parameters] == [(3, 4), (3,)]
-        assert [s.group for s, p in model.members if p.requires_grad] == ["head", "head"]
+        assert [s.group for s, p in model.segment_parameters if p.requires_grad] == ["head", "head"]
     assert [p.requires_grad for p in model.parameters] == wanted
-    with model.only({"body", "norm", "head"}) as parameters:
+    with model.train_only({"body", "norm", "head"}) as parameters:
         assert len(parameters) == 10
         assert not model.module.still.requires_grad  # the module's own choice holds
 
@@ -222,7 +222,7 @@ def test_selections_of_groups():
     assert layout.select({"body", "norm", "head"}).ranges == ((0, layout.size),)
     assert layout.select({"head"}).ranges == ((layout.size - 15, layout.size),)
     assert layout.select(set()).ranges == ()
-    norms = layout.part({"norm"}).tensors(layout.select({"norm"}).take(model.w))
+    norms = layout.sub_layout({"norm"}).tensors(layout.select({"norm"}).take(model.w))
     assert norms.keys() == {f"body.{k}.{kind}" for k in (1, 3) for kind in ("weight", "bias")}
     assert all(torch.equal(value, model.module.get_parameter(name)) for name, value in norms.items())
 
@@ -231,7 +231,7 @@ def test_selections_of_groups():
 def test_selections_take_and_put(ranges):
     part, inside = Selection(10, ranges), [i for a, b in ranges for i in range(a, b)]
     assert part.take(torch.arange(10.0)).tolist() == inside
-    assert (part.size, part.whole) == (len(inside), len(inside) == 10)
+    assert (part.size, part.selects_all) == (len(inside), len(inside) == 10)
     target = torch.full((10,), -1.0)
     part.put(part.take(torch.arange(10.0)), target)
     assert target.tolist() == [float(i) if i in inside else -1.0 for i in range(10)]
@@ -246,7 +246,7 @@ def test_a_frozen_parameter_is_in_no_vector_and_is_there_once(channels_last):
     assert set(model.frozen) == {"still", "body.0.weight", "body.0.bias"}
     assert not set(model.frozen) & {s.name for s in model.layout.segments}
     before = {name: p.clone() for name, p in model.frozen.items()}
-    twin = model.twin()
+    twin = model.frozen_copy()
     assert twin.layout == model.layout
     assert all(twin.frozen[name] is p for name, p in model.frozen.items())
     twin.load(torch.zeros_like(model.w), model.b)

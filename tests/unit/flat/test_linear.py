@@ -45,8 +45,8 @@ def test_a_gram_matrix_has_its_bits_over_ranks_that_have_blocks_of_columns(m, sp
     (a, b), x = span, rows(m, 1000)
     expected = linear.gram(x[:, a:b], a, 1000)
     at = max(a, min(b, 512))
-    parts = [linear.gram_blocks(x[:, a:at], a, 1000), linear.gram_blocks(x[:, at:b], at, 1000)]
-    assert torch.equal(linear.total(torch.cat(parts)), expected)
+    parts = [linear.gram_by_block(x[:, a:at], a, 1000), linear.gram_by_block(x[:, at:b], at, 1000)]
+    assert torch.equal(linear.sum_blocks(torch.cat(parts)), expected)
     wide = x[:, a:b].double().numpy()
     np.testing.assert_allclose(expected.numpy(), wide @ wide.T, rtol=1e-12, atol=1e-9)
 
@@ -61,12 +61,12 @@ def test_rows_may_be_a_slice_of_longer_ones():
 
 def test_calls_over_several_chunks_have_the_bits_of_one_each(monkeypatch):
     """Sums in the rows' own type; whatever part of the vector this is, and with as many threads as there are."""
-    monkeypatch.setattr(linear, "WIDE", 1)
+    monkeypatch.setattr(linear, "MAX_FLOAT64_WIDTH", 1)
     n, c = 5 * linear.CHUNK + 7, weights(6)
     x, found, threads = rows(6, n), [], torch.get_num_threads()
     try:
         for within, start, count in ((1, 0, 1), (4, 0, 1), (4, 0, 3), (3, 64, 2), (100, 2 * linear.CHUNK, 1)):
-            monkeypatch.setattr(linear, "WITHIN", within)
+            monkeypatch.setattr(linear, "CHUNKS_PER_TASK", within)
             torch.set_num_threads(count)
             found.append(linear.combine(x, c, start, start + n))
     finally:

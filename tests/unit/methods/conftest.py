@@ -63,8 +63,10 @@ def client_of():
         fed.transport.broadcast(TRAIN, fed.server)
         it.made.model.load(it.w, it.b)
         it.made.net.module.train()
-        downloads = fed.transport.send_downloads(round_, range(fed.trainer.data.clients), fed.states.owner, fed.server)
-        client = fed.states.view(k, round_, fed.config.learning_rate(round_), fed.transport.inbox, downloads[k])
+        downloads = fed.transport.send_downloads(round_, range(fed.trainer.data.clients), fed.states.owners, fed.server)
+        client = fed.states.client_context(
+            k, round_, fed.config.learning_rate(round_), fed.transport.broadcast_copy, downloads[k]
+        )
         client.version_at_w0 = client.w._version
         return client
 
@@ -76,7 +78,7 @@ def trained(client_of):
     """trained(it, k): (client, its upload's views) after one round of training."""
 
     def make(it, k=0, round_=0):
-        packing, client = it.made.messages.upload(round_).packing, client_of(it, k, round_)
+        packing, client = it.made.messages.upload_layout(round_).packing, client_of(it, k, round_)
         row = torch.zeros(packing.size, dtype=it.made.model.w.dtype)
         client.run_round(row)
         return client, packing.views(row)

@@ -26,7 +26,7 @@ def atoms(net="cnn", rounds=3, method="fedatom", **options):
 
 def factors(it, w):
     """[(alpha, D)] of every decomposed layer at flat weights (d,), in float64."""
-    tensors = {name: x.double() for name, x in it.made.model.layout.tensors(w).items()}
+    tensors = {name: x.double() for name, x in it.made.model.layout.named_views(w).items()}
     return [(tensors[n.replace("atoms", "coef")], tensors[n]) for n in tensors if n.endswith("atoms")]
 
 
@@ -76,7 +76,7 @@ def test_coefficients_change_in_slow_rounds_alone():
     """period 5: after rounds 0 and 5, not after 1 to 4 and 6; atoms and theta_h move in every round."""
     it = atoms("mlp", rounds=7, period=5)
     models = [it.w.clone()]
-    it.fed.reporter.callbacks.round = lambda row: models.append(it.w.clone())
+    it.fed.reporter.callbacks.record_round = lambda row: models.append(it.w.clone())
     it.fed.run()
     for group in (ATOM, COEF, BODY, HEAD):
         part = it.made.model.layout.select({group})
@@ -154,7 +154,7 @@ def test_one_client_one_step_is_sgd_on_the_factors(period):
                 if t % period == 0 or i > 2:  # biases and the 1x1 convolution are among the coefficients
                     p -= 0.1 * q
     expected = {n: p.detach() for n, p in module.named_parameters()}
-    torch.testing.assert_close(dict(it.made.model.layout.tensors(it.w)), expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(dict(it.made.model.layout.named_views(it.w)), expected, rtol=1e-4, atol=1e-6)
 
 
 # ---- personal atoms, (g) ----
@@ -183,7 +183,7 @@ def test_personal_atoms_by_hand(trained, client_of):
         trained(it, 0, t)
         train_epochs(module, rows_of(it), (t, 0, 1))
         used = it.made.method.personal_weights(client_of(it, 0, t + 1))
-        torch.testing.assert_close(it.made.model.layout.tensors(used)["0.atoms"], module[0].atoms.detach())
+        torch.testing.assert_close(it.made.model.layout.named_views(used)["0.atoms"], module[0].atoms.detach())
 
 
 def test_the_personal_model_has_its_own_statistics_once_it_was_trained(client_of):
@@ -219,7 +219,9 @@ def test_server_optimisers_rest_with_the_coefficients(optim):
     server, period = {"optim": optim, "lr": 0.01}, 3
     it = prepare(small_settings("fedatom", "mlp", rounds=period, options={"period": period}, server=server))
     after = []
-    it.fed.reporter.callbacks.round = lambda row: after.append((it.fed.server.optimizer.state.clone(), it.w.clone()))
+    it.fed.reporter.callbacks.record_round = lambda row: after.append(
+        (it.fed.server.optimizer.state.clone(), it.w.clone())
+    )
     it.fed.run()
     layout = it.made.model.layout
     rest, others = layout.select({COEF}), layout.select(layout.groups() - {COEF})

@@ -52,7 +52,7 @@ def test_own_tensors(client_of, method, net, options, is_own):
             assert all(torch.equal(value, s.view(it.w)) for value in values), s.name
             assert not torch.equal(s.view(it.w), s.view(it.w0)), s.name
     shared = sum(s.stop - s.start for s in it.made.model.layout.segments if not is_own(s))
-    assert it.made.messages.upload(1).packing.shapes["dw"] == (shared,)
+    assert it.made.messages.upload_layout(1).packing.shapes["dw"] == (shared,)
 
 
 @pytest.mark.parametrize("net", NETS)
@@ -172,7 +172,7 @@ def test_nothing_of_local_training_travels(tmp_path):
     """Rank 0 sends its command; clients send loss, seconds and the stop flag."""
     it = play(settings("local", "norm"))
     messages = it.made.messages
-    assert (messages.announcement().packing.size, messages.upload(0).packing.size) == (1, 3)
+    assert (messages.broadcast_layout().packing.size, messages.upload_layout(0).packing.size) == (1, 3)
     assert torch.equal(it.b, it.b0)
     assert it.rows[-1]["personal_loss"] != it.rows[0]["personal_loss"]
     done = fedmpi("run", "configs/quickstart.yaml", "method.name=local", "rounds=1", f"output={tmp_path}")

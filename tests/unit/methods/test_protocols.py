@@ -49,7 +49,7 @@ def test_personal_is_over_all_clients_sampled_or_not(client_of, method):
         assert last[f"{protocol}_accuracy_worst_decile"] == pytest.approx(min(each), abs=1e-4)
         lines = [line for line in it.lines if line["round"] == 2 and line["protocol"] == protocol]
         assert [line["accuracy"] for line in lines] == pytest.approx(each, abs=1e-4)
-    if it.made.messages.shared.whole:
+    if it.made.messages.shared.selects_all:
         assert last["accuracy"] == pytest.approx(accuracy(module_of(it, it.w, it.b), *everything), abs=1e-4)
     else:
         assert "accuracy" not in last, "a global model of which parts have their initial values"

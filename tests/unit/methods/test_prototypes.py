@@ -216,7 +216,7 @@ def test_prediction_by_hand(client_of, mix, similarity):
         expected = 0.3 * p_knn + 0.7 * (f[i].softmax(0) if mix == "softmax" else f[i])
         torch.testing.assert_close(outputs[i].exp() if mix == "softmax" else outputs[i], expected, rtol=0, atol=1e-5)
     if mix == "softmax":
-        loss = evaluate(it.fed.trainer, test, 100, predict).figures["loss"]
+        loss = evaluate(it.fed.trainer, test, 100, predict).metrics["loss"]
         assert loss == pytest.approx(nll_loss(outputs.double(), test.y).item(), rel=1e-5)
 
 

@@ -140,7 +140,7 @@ def test_no_graph_is_kept_alive():
     """A row that keeps one keeps all activations of its round."""
     it, same = run(Graphs), play()
     assert torch.equal(it.w, same.w)
-    rows = [*it.fed.states.rows.values(), it.fed.server.state_row, it.w, it.fed.transport.message]
+    rows = [*it.fed.states.rows.values(), it.fed.server.state_row, it.w, it.fed.transport.broadcast_row]
     assert not any(row.requires_grad or row.grad_fn is not None for row in rows)
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import fedmpi
 from fedmpi.common.errors import UserError
 from fedmpi.common.signals import CommandProcess
-from fedmpi.engine.evaluate import OWN, own_parts
+from fedmpi.engine.evaluate import PERSONAL_MODEL_HOOKS, personal_groups
 from fedmpi.method.base import overrides
 from fedmpi.methods import registry
 from fedmpi.runtime import build_data
@@ -86,7 +86,7 @@ def test_a_method_with_models_of_the_clients_is_tried_below():
     found = set()
     for name in registry:
         made = prepare(small_settings(name, "norm")).made
-        if own_parts(made.messages) or any(overrides(made.method, hook) for hook in OWN):
+        if personal_groups(made.messages) or any(overrides(made.method, hook) for hook in PERSONAL_MODEL_HOOKS):
             found.add(name)
     assert found == {*PARTS, *MODELS}
 

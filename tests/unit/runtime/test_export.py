@@ -17,7 +17,7 @@ from fedmpi.runtime.finished_runs.models import RunModel
 
 ONNX = all(find_spec(name) for name in export.ONNX_PACKAGES)
 FORMATS = ["safetensors", *(["onnx"] if ONNX else [])]
-OWN = """
+PERSONAL_MODEL_HOOKS = """
 import torch
 from torch import nn
 from fedmpi import Dataset
@@ -83,7 +83,7 @@ CASES = {
 @pytest.fixture(scope="module")
 def run_of(tmp_path_factory):
     place = tmp_path_factory.mktemp("exported")
-    (place / "own.py").write_text(OWN)
+    (place / "own.py").write_text(PERSONAL_MODEL_HOOKS)
 
     def run(model, kind="pictures", method="fedavg", **more):
         name = f"{model}-{kind}-{method}{len(more)}"

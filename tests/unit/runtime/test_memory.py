@@ -149,12 +149,14 @@ def test_every_rank_refuses_alike(monkeypatch, on_gpu):
 def test_copies_in_float64_are_counted(monkeypatch):
     """Sums over the rows that rank 0 holds, by chunks of columns: of bounded size where it holds them on a GPU."""
     made = prepare(settings("fedavg", cohort={"fraction": 1.0}, server={"rule": "median"})).made
-    rows, width = 7, made.messages.largest_upload()
+    rows, width = 7, made.messages.max_upload_size()
     assert linear.scratch_bytes(rows, width, False) >= 8 * rows * width
-    monkeypatch.setattr(linear, "SCRATCH_GPU", 64 * rows)
+    monkeypatch.setattr(linear, "SCRATCH_ENTRIES_GPU", 64 * rows)
     needs = [memory.estimate_memory(made, 1, on_gpu)["rank 0"] for on_gpu in (False, True)]
     assert needs[1] - 8 * rows * 64 == needs[0] - linear.scratch_bytes(rows, width, False)
-    rest = made.itemsize * (rows * width + made.messages.announcement().packing.size + made.messages.server_state.size)
+    rest = made.itemsize * (
+        rows * width + made.messages.broadcast_layout().packing.size + made.messages.server_state.size
+    )
     model = made.itemsize * (made.messages.sizes["d"] + made.messages.sizes["b"])
     assert needs[1] == rest + 3 * model + 8 * rows * 64
 
@@ -164,5 +166,5 @@ def test_copies_are_as_many_as_chunks_that_are_worked_on(monkeypatch):
     chunk = 8 * 1000 * linear.CHUNK
     threads = {1: 1, 3: 1, 4: 4, 8: 8, 64: 64, 1000: 64}
     assert {n: linear.scratch_bytes(1000, n * linear.CHUNK, False) / chunk for n in threads} == threads
-    assert linear.scratch_bytes(1000, 1 << 25, True) <= 8 * linear.SCRATCH_GPU
+    assert linear.scratch_bytes(1000, 1 << 25, True) <= 8 * linear.SCRATCH_ENTRIES_GPU
     assert linear.scratch_bytes(10, 1 << 25, True) == 80 * linear.CHUNK_GPU

@@ -37,7 +37,7 @@ def made(config, size):
     ids=str,
 )
 def test_bytes_are_those_of_a_run(method, changes, monkeypatch):
-    monkeypatch.setattr(RankSpeeds, "pace", lambda *_: {})  # states that move are not counted
+    monkeypatch.setattr(RankSpeeds, "relative_costs", lambda *_: {})  # states that move are not counted
     config = small_settings(method, "mlp", rounds=3, **changes)
     found = plan._bytes(prepare(config).made, 3)
     rounds = made(config, 3)

@@ -513,7 +513,7 @@ def test_symbols_are_those_of_windows_of_the_text(tmp_path):
 
 
 # ---- sources of a user's own ----
-OWN = """
+PERSONAL_MODEL_HOOKS = """
 import torch
 from fedmpi import Dataset
 
@@ -541,7 +541,7 @@ class Masked(torch.nn.Module):
 
 
 def test_a_source_of_ones_own_takes_ready_inputs_and_says_so(tmp_path):
-    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "own.py").write_text(PERSONAL_MODEL_HOOKS)
     run, last = train(tmp_path, {"source": f"{tmp_path}/own.py:own"})
     g = torch.Generator().manual_seed(0)
     x = torch.randn(60, 4, generator=g) + (torch.arange(60) % 2)[:, None]
@@ -555,7 +555,7 @@ def test_a_source_of_ones_own_takes_ready_inputs_and_says_so(tmp_path):
 
 
 def test_samples_of_several_tensors_come_under_their_names(tmp_path):
-    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "own.py").write_text(PERSONAL_MODEL_HOOKS)
     run, last = train(tmp_path, {"source": f"{tmp_path}/own.py:several"}, model={"name": f"{tmp_path}/own.py:Masked"})
     ids = np.arange(60).reshape(20, 3)[14:] % 7
     with pytest.warns(UserWarning, match="ready inputs"):

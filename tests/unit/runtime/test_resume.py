@@ -40,14 +40,14 @@ def attach(it, folder, room, every=1, keep=2):
 
 def run_until(it, cut):
     """Run to the end, or die when round `cut` is reported."""
-    rows = it.fed.reporter.callbacks.round
+    rows = it.fed.reporter.callbacks.record_round
 
     def on_round(row):
         if row["round"] == cut:
             raise Killed
         rows(row)
 
-    it.fed.reporter.callbacks.round = on_round
+    it.fed.reporter.callbacks.record_round = on_round
     try:
         it.reason = it.fed.run()
     finally:
@@ -179,7 +179,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(tmp_path, har
         (tmp_path / name).mkdir()
     undisturbed, _, _ = begin(tmp_path / "a", config("scaffold"))
     it, _, _ = begin(tmp_path / "b", config("scaffold"), cut=2)
-    newest = it.fed.states.trained
+    newest = it.fed.states.last_trained
     client = next(k for k, t in newest.items() if t == 2)
     path = tmp_path / "b" / {"server": "checkpoints/000002", "row": f"state/{client:06}.000002"}[what]
     path = path.with_name(f"{path.name}.safetensors")
@@ -202,7 +202,7 @@ def test_every_byte_counts(tmp_path):
         path.write_bytes(good[:at] + bytes([good[at] ^ 4]) + good[at + 1 :])
         with pytest.raises(CorruptFileError, match=re.escape(str(path))):
             rows.get(3, 7)
-        assert not rows.whole(3, 7)
+        assert not rows.is_intact(3, 7)
 
 
 @pytest.mark.parametrize("room", [10**6, 1])
@@ -220,7 +220,7 @@ def test_a_checkpoint_costs_what_changed_and_nothing_is_left_over(tmp_path, ever
         kept.save(fed, t, memory, last)
         kept.wait()
         checkpoints = sorted(int(path.stem) for path in (tmp_path / "checkpoints").glob("*"))
-        now = set(kept.rows.found())
+        now = set(kept.rows.list_keys())
         needed = {(k, label) for c in checkpoints for k, label in fed.scheduler.last_rounds(c).items()}
         assert now >= needed
         assert len(checkpoints) == min(keep + 1, (t + 1) // every)
