@@ -188,7 +188,7 @@ class FinishedRun:
         """Return the uploads of the last round's cohort, one row per client."""
         t, members = self.rows[-1]["round"], self.rows[-1]["cohort"]
         packing = self.made.messages.upload_layout(t).packing
-        return packing.views(self.fed.transport.buffers.rows("rows", len(members), packing.size))
+        return packing.views(self.fed.transport.buffers.get("rows", len(members), packing.size))
 
     def kept(self, k: int) -> Views:
         """Return the client state of client k; `_w` and `_b` are its personal weights and buffers."""

@@ -44,7 +44,7 @@ def packed(monkeypatch):
 def sent(it):
     """(m, row) what the clients of the last round sent, without loss, seconds and flag."""
     packing = it.made.messages.upload_layout(it.rows[-1]["round"]).packing
-    return it.fed.transport.buffers.rows("rows", len(it.rows[-1]["cohort"]), packing.size)[:, 3:]
+    return it.fed.transport.buffers.get("rows", len(it.rows[-1]["cohort"]), packing.size)[:, 3:]
 
 
 def apart(a, b):

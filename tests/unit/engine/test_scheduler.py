@@ -71,7 +71,7 @@ def test_fraction_and_size_exclude_each_other(tmp_path):
     sized = loaded(tmp_path, "{size: 5}").cohort
     assert (sized.fraction, sized.size) == (None, 5)
     for cohort, overrides in (("{size: 5, fraction: 0.5}", []), ("{fraction: 0.5}", ["cohort.size=5"])):
-        with pytest.raises(UserError, match=r"size: 5, fraction: 0\.5; give one of them, and set the other to null"):
+        with pytest.raises(UserError, match=r"size: 5, fraction: 0\.5; set exactly one of them, and the other to null"):
             loaded(tmp_path, cohort, *overrides)
     both = loaded(tmp_path, "{fraction: 0.5}", "cohort.size=5", "cohort.fraction=null").cohort
     assert (both.fraction, both.size) == (None, 5)

@@ -260,7 +260,7 @@ def test_cuts_share_out_every_column_once(monkeypatch):
     assert list(made.large) == ["a", "c"]
     assert list(made.small.shapes) == ["_loss", "b", "d"]
     row = torch.arange(packing.size, dtype=torch.float32)
-    pieces = [made.part(row, *piece) for piece in made.pieces()]
+    pieces = [made.large_part(row, *piece) for piece in made.pieces()]
     assert sorted(torch.cat([made.head(row), *pieces]).tolist()) == row.tolist()
     for holders in (1, 2, 3, 8):
         for name, (_, n) in made.large.items():

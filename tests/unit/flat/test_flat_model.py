@@ -222,7 +222,7 @@ def test_selections_of_groups():
     assert layout.select({"body", "norm", "head"}).ranges == ((0, layout.size),)
     assert layout.select({"head"}).ranges == ((layout.size - 15, layout.size),)
     assert layout.select(set()).ranges == ()
-    norms = layout.sub_layout({"norm"}).tensors(layout.select({"norm"}).take(model.w))
+    norms = layout.sub_layout({"norm"}).named_views(layout.select({"norm"}).take(model.w))
     assert norms.keys() == {f"body.{k}.{kind}" for k in (1, 3) for kind in ("weight", "bias")}
     assert all(torch.equal(value, model.module.get_parameter(name)) for name, value in norms.items())
 
