@@ -1,6 +1,6 @@
 """Print the runs of a sweep as lines of CSV: labels, chosen metrics of each run, and the hash of its last model.
 
-    python benchmarks/rows.py SWEEP.yaml [KEY=VALUE ...] --figures accuracy losses.shift [--of last] > FILE.csv
+    python benchmarks/rows.py SWEEP.yaml [KEY=VALUE ...] --figures accuracy losses.shift [--round last] > FILE.csv
 
 One line per finished run. A metric whose name contains a dot is read from analysis.jsonl, others from summary.json; if
 a run has no accuracy of the global model, that of the first protocol with one is used. `fedmpi table` shows means of
@@ -39,12 +39,12 @@ def main():
     parser.add_argument("sweep", type=Path)
     parser.add_argument("settings", nargs="*", help="KEY=VALUE for every run")
     parser.add_argument("--figures", nargs="+", default=["accuracy"])
-    parser.add_argument("--of", choices=["last", "mean_last_10"], default="last")
+    parser.add_argument("--round", choices=["last", "mean_last_10"], default="last")
     given = parser.parse_intermixed_args()
     asked = expand.load_sweep(given.sweep, given.settings)
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow([*(axis.name for axis in asked.axes), *given.figures, "sha256"])
-    writer.writerows(filter(None, (row(*each, given.figures, given.of) for each in asked.first_stage_runs())))
+    writer.writerows(filter(None, (row(*each, given.figures, given.round) for each in asked.first_stage_runs())))
 
 
 if __name__ == "__main__":

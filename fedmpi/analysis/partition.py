@@ -27,19 +27,19 @@ MAX_TABLE_CLIENTS, MAX_TABLE_CLASSES = (
 MAX_CLIENTS_DRAWN = 150  # clients in a drawing, at most, which has a row for each
 
 
-def analyse_partition(settings: Settings, write: Path | None, draw: Path | None, say: Callable[[str], None]) -> None:
+def analyse_partition(settings: Settings, write: Path | None, plot: Path | None, say: Callable[[str], None]) -> None:
     """Print the partition of a config, and write and draw it on request (`fedmpi partition`).
 
     Args:
         write: a CSV file for the client of each training sample, which the scheme `file` can read; None: no file.
-        draw: a .png, .svg or .pdf file for a drawing of samples by client and class; None: no drawing.
+        plot: a .png, .svg or .pdf file for a plot of samples by client and class; None: no plot.
 
     Raises:
         UserError: the config has data.silos, a file name has another ending, or a file cannot be written.
     """
     if settings.data.silos:
         raise UserError("partition: data.silos has no common pool to divide; `fedmpi validate` shows the sites")
-    for option, path, endings in (("--write", write, (".csv",)), ("--draw", draw, (".png", ".svg", ".pdf"))):
+    for option, path, endings in (("--write", write, (".csv",)), ("--plot", plot, (".png", ".svg", ".pdf"))):
         if path is not None and path.suffix not in endings:
             raise UserError(f"{option}: {path}: a name that ends in {', '.join(endings)} is needed")
         if path is not None:
@@ -51,8 +51,8 @@ def analyse_partition(settings: Settings, write: Path | None, draw: Path | None,
         if write is not None:
             _write_owners(write, data)
             say(f"written: {write}")
-        if draw is not None:
-            say(f"written: {_plot_partition(data, draw)}")
+        if plot is not None:
+            say(f"written: {_plot_partition(data, plot)}")
     except OSError as error:
         raise UserError(f"cannot write {error.filename}: {error.strerror}; choose another file") from error
 
@@ -62,7 +62,7 @@ def _plot_partition(data: Federated, path: Path) -> Path:
     from fedmpi.analysis import charts
 
     if not data.label_counts.any():
-        raise UserError("--draw: the targets are no classes, or sites keep their counts to themselves")
+        raise UserError("--plot: the targets are no classes, or sites keep their counts to themselves")
     names = data.site_names or tuple(map(str, range(data.clients)))
     some = range(0, data.clients, -(-data.clients // MAX_CLIENTS_DRAWN))
     rows, classes = [f"{names[k]} ({data.train_sizes[k]})" for k in some], [str(c) for c in range(data.classes)]

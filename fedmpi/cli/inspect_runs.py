@@ -63,16 +63,18 @@ def report(
     to: Annotated[Path | None, Option(metavar="FILE", help="Default: report.html in the directory.")] = None,
     figures: Annotated[Path | None, Option(metavar="DIR", help="Write each figure: .svg, .png and .csv.")] = None,
     sites: Annotated[bool, Option("--sites", help="Write a page for each site and a model card.")] = False,
-    alone: Annotated[Path | None, Option(metavar="RUN_DIR", help="With --sites: a run of method local.")] = None,
-    about: Annotated[Path | None, Option(metavar="FILE", help="With --sites: YAML, `Intended use: text`.")] = None,
+    local_baseline: Annotated[
+        Path | None, Option(metavar="RUN_DIR", help="With --sites: a run of method local.")
+    ] = None,
+    statements: Annotated[Path | None, Option(metavar="FILE", help="With --sites: YAML, `Intended use: text`.")] = None,
 ) -> None:
     """Write a report of one run, of several runs, or of all runs in a sweep's directory as one self-contained HTML
     file: learning curves, clients, updates, classes, partition, traffic, time, faults and settings."""
     set_threads(1)
     require_single_process()
     if not sites:
-        if alone or about:
-            raise UserError("--alone and --about go with --sites")
+        if local_baseline or statements:
+            raise UserError("--local-baseline and --statements go with --sites")
         from fedmpi.reports import report as pages
 
         return pages.write_report(directories, to, figures, typer.echo)
@@ -80,7 +82,7 @@ def report(
         raise UserError("--sites is for one RUN_DIR, without --to and --figures")
     from fedmpi.reports import site_pages
 
-    site_pages.write_site_pages(directories[0], alone, about, typer.echo)
+    site_pages.write_site_pages(directories[0], local_baseline, statements, typer.echo)
 
 
 @app.command(short_help="Check that a run's results are its own.")
@@ -117,7 +119,9 @@ def verify(
 def export(
     directory: RunDir,
     overrides: Overrides = None,
-    to: Annotated[str, Option(metavar="FORMAT", help="safetensors (weights) or onnx.")] = "safetensors",
+    file_format: Annotated[
+        str, Option("--format", metavar="FORMAT", help="safetensors (weights) or onnx.")
+    ] = "safetensors",
     best: Best = False,
     client: Client = None,
     out: Annotated[Path | None, Option(metavar="FILE", help="Default: RUN_DIR/export/model.FORMAT.")] = None,
@@ -129,7 +133,7 @@ def export(
     load_run_settings(directory, trust, overrides, "export")
     from fedmpi.runtime.finished_runs import export, models
 
-    export.export_model(models.RunModel(directory, trust, overrides or (), best, client), to, typer.echo, out)
+    export.export_model(models.RunModel(directory, trust, overrides or (), best, client), file_format, typer.echo, out)
 
 
 @app.command(short_help="Predict new rows with a run's model.")

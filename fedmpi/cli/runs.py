@@ -156,7 +156,7 @@ def partition(
     config: Config,
     overrides: Overrides = None,
     write: Annotated[Path | None, Option(metavar="FILE", help=".csv, for scheme `file`.")] = None,
-    draw: Annotated[Path | None, Option(metavar="FILE", help=".png, .svg or .pdf.")] = None,
+    plot: Annotated[Path | None, Option(metavar="FILE", help=".png, .svg or .pdf.")] = None,
 ) -> None:
     """Divide the data among the clients by the settings in CONFIG and show the result, without training: sizes,
     classes, distances of the clients' label distributions from that of all samples, and, for few clients, the samples
@@ -165,7 +165,7 @@ def partition(
     apply_machine_settings(settings)
     from fedmpi.analysis import partition as division
 
-    division.analyse_partition(settings, write, draw, typer.echo)
+    division.analyse_partition(settings, write, plot, typer.echo)
 
 
 @app.command(short_help="Show what this machine has.")

@@ -92,7 +92,9 @@ def table(
     file: Annotated[Path, Argument(metavar="SWEEP", help="Its YAML file, or its directory.")],
     overrides: Overrides = None,
     metric: Annotated[str | None, Option(help="Of summary.json, or measured: losses.shift.")] = None,
-    of: Annotated[str | None, Option(help="last, mean_last_10, best or selected; default: as published.")] = None,
+    round_: Annotated[
+        str | None, Option("--round", help="last, mean_last_10, best or selected; default: as published.")
+    ] = None,
     rows: Annotated[str | None, Option(metavar="AXIS", help="What the rows are.")] = None,
     to: Annotated[
         Path | None, Option(metavar="FILE", help="Write it: .md, .tex, .csv, .txt, .png, .svg, .pdf.")
@@ -107,7 +109,7 @@ def table(
         file, before = sweep_status.read_sweep_list(file)
         given = [*before, *given]
     asked = expand.load_sweep(file, given)
-    table_formats.show_table(asked, metric, of, rows, to, typer.echo)
+    table_formats.show_table(asked, metric, round_, rows, to, typer.echo)
 
 
 def train_in_child_process(settings: Settings) -> NoReturn:

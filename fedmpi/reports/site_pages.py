@@ -55,12 +55,14 @@ CONTENT_DESCRIPTIONS = {  # descriptions of the contents that audit files name
 CONTENT_WITHOUT_DATA = ("_seconds", "_flag", "client")  # contents without information about data
 
 
-def write_site_pages(directory: Path, alone: Path | None, about: Path | None, say: Callable[[str], None]) -> None:
+def write_site_pages(
+    directory: Path, local_baseline: Path | None, statements: Path | None, say: Callable[[str], None]
+) -> None:
     """Write DIRECTORY/sites/*.html: a page for each site and the model card.
 
     Args:
-        alone: directory of a run in which each site trained alone; None: no comparison.
-        about: YAML file with statements for the model card, such as its intended use; None: no statements.
+        local_baseline: directory of a run in which each site trained alone; None: no comparison.
+        statements: YAML file with statements for the model card, such as its intended use; None: no statements.
 
     Raises:
         UserError: the directory does not contain exactly one run, its clients are not sites, the baseline or the
@@ -72,10 +74,10 @@ def write_site_pages(directory: Path, alone: Path | None, about: Path | None, sa
         names = ", ".join(run.path.name for run in runs.all[:5])
         raise UserError(f"--sites tells of one run, and there are {len(runs.all)} ({names}); name one of them")
     everybody = list_sites(run)
-    baseline = read_baseline(run, alone) if alone is not None else None
+    baseline = read_baseline(run, local_baseline) if local_baseline is not None else None
     pages = {
         f"{MODEL_CARD}.html": render_model_card(
-            everybody, baseline, read_statements(about) if about is not None else {}
+            everybody, baseline, read_statements(statements) if statements is not None else {}
         )
     }
     for site in everybody:  # unique file names that are valid on all systems
@@ -99,11 +101,11 @@ def write_site_pages(directory: Path, alone: Path | None, about: Path | None, sa
 def read_statements(path: Path) -> dict[str, str]:
     """Read the statements, heading -> text, from a YAML file. Raises UserError if a value is not text or a number."""
     if not path.is_file():
-        raise UserError(f"--about: there is no file {path}; write one with lines `Intended use: text`")
+        raise UserError(f"--statements: there is no file {path}; write one with lines `Intended use: text`")
     statements = yaml_source.read_yaml_file(path, "write lines `Intended use: text`").data
     for heading, text in statements.items():
         if not isinstance(text, (str, int, float)) or isinstance(text, bool) or not str(text).strip():
-            raise UserError(f"--about: {path}: {heading}: {text!r} is no text; write `{heading}: some words`")
+            raise UserError(f"--statements: {path}: {heading}: {text!r} is no text; write `{heading}: some words`")
     return {str(heading): str(text).strip() for heading, text in statements.items()}
 
 

@@ -164,18 +164,20 @@ class BaselineRun(NamedTuple):
 def read_baseline(run: Run, path: Path) -> BaselineRun:
     """Read the run in `path` as the baseline of `run`. Raises UserError if it is not a suitable baseline."""
     if not is_run_directory(path):
-        raise UserError(f"--alone: {path} is no run directory; name one that `fedmpi run` has written")
+        raise UserError(f"--local-baseline: {path} is no run directory; name one that `fedmpi run` has written")
     other = Run(path)
     method = other.config.get("method.name")
     if method != BASELINE_METHOD or run.client_names != other.client_names:
         raise UserError(
-            f"--alone: {path} is a run of method {method} at {', '.join(other.client_names.values()) or 'no sites'}; "
+            f"--local-baseline: {path} is a run of method {method} at "
+            f"{', '.join(other.client_names.values()) or 'no sites'}; "
             f"method.name=local at the sites of {run.path} is needed: {', '.join(run.client_names.values())}"
         )
     alone = list_sites(other)
     if not any(site.personal_evaluation for site in alone):
         raise UserError(
-            f"--alone: {path} does not say how good each site's model is; run it with evaluate.protocol=[personal]"
+            f"--local-baseline: {path} does not say how good each site's model is; run it with "
+            "evaluate.protocol=[personal]"
         )
     keys = [
         key
@@ -193,7 +195,7 @@ def baseline_command(run: Run) -> str:
     words += ["server.rule=auto"] if run.config.get("server.rule.name", "auto") != "auto" else []
     words += ["record.updates=norms"] if run.config.get("record.updates") == "gram" else []
     command = f"fedmpi run {quote(str(run.path))}/config.yaml {' '.join(words)}"
-    return f"{command} (started as the joint run was), and name it by --alone"
+    return f"{command} (started as the joint run was), and name it by --local-baseline"
 
 
 def compare_with_baseline(site: Site, baseline: BaselineRun | None) -> list[list[Any]]:

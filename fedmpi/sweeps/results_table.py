@@ -121,7 +121,7 @@ def collect_results(sweep: Sweep, metric: str | None, of: str | None, rows: str 
     Raises:
         UserError: if no run is done, none has the metric, or runs were made with different plug-ins or data.
     """
-    given = {"--metric": metric, "--of": of, "--rows": rows}
+    given = {"--metric": metric, "--round": of, "--rows": rows}
     options = [word for name, value in given.items() if value for word in (name, value)]
     metric, of, published = _choose_metric(sweep, metric, of)
     axes = [axis for axis in sweep.axes if axis.name != SEED]
@@ -182,7 +182,7 @@ def _choose_metric(sweep: Sweep, metric: str | None, of: str | None) -> tuple[st
     is_diagnostic = metric is not None and progress.is_diagnostic(metric)
     allowed = ("last", "mean_last_10") if is_diagnostic else SUMMARY_PARTS  # diagnostics have no best value
     if of not in allowed:
-        raise UserError(f"--of: {of}; allowed: {', '.join(allowed)}")
+        raise UserError(f"--round: {of}; allowed: {', '.join(allowed)}")
     return metric, of, published
 
 

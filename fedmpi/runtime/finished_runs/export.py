@@ -54,11 +54,13 @@ def export_model(
     of_client = "" if client is None else f"-client-{client}"
     path = out or run / "export" / f"{Path(run_model.file_name).stem}{of_client}.{file_format}"
     if file_format not in FORMATS:
-        raise UserError(f"--to: {file_format}; allowed: {', '.join(FORMATS)}")
+        raise UserError(f"--format: {file_format}; allowed: {', '.join(FORMATS)}")
     if file_format == "onnx" and (missing := [name for name in ONNX_PACKAGES if find_spec(name) is None]):
-        raise UserError(f"--to onnx needs {', '.join(missing)}, not installed here: pip install 'fedmpi[export]'")
+        raise UserError(f"--format onnx needs {', '.join(missing)}, not installed here: pip install 'fedmpi[export]'")
     if path.suffix != f".{file_format}":
-        raise UserError(f"--out: {path}: a file whose name ends in .{file_format} is needed, for --to {file_format}")
+        raise UserError(
+            f"--out: {path}: a file whose name ends in .{file_format} is needed, for --format {file_format}"
+        )
     settings = run_model.load_settings("compute.compile=false", "compute.device=cpu")
     with code_trust.forbid_external_code(run_model.trusted):
         configure_numerics(settings)
@@ -124,7 +126,8 @@ def _export_onnx(module: nn.Module, settings: Settings, client: str | None, prin
         content = file.read_bytes()
     if not difference <= TOLERANCE * max(1.0, largest):
         raise UserError(
-            f"--to onnx: outputs differ by {difference:.3g} on test samples (outputs up to {largest:.3g}): the model "
+            f"--format onnx: outputs differ by {difference:.3g} on test samples (outputs up to {largest:.3g}): the "
+            "model "
             "does what this format does not hold (chance, or paths that depend on values); nothing was written"
         )
     print_line(f"{len(samples)} test samples, together and one by one: largest difference of outputs {difference:.2g}")
@@ -157,5 +160,5 @@ def _export_and_compare(module: nn.Module, file: Path, inputs: dict[str, Tensor]
             difference = max(difference, float((outputs - expected).abs().max()))
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-        raise UserError(f"--to onnx: this model cannot be exported: {reason}; nothing was written") from error
+        raise UserError(f"--format onnx: this model cannot be exported: {reason}; nothing was written") from error
     return difference, largest

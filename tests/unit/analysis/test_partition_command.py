@@ -19,7 +19,7 @@ def test_distances_by_hand():
 
 def test_what_is_written_is_the_same_division(tmp_path):
     path, picture = tmp_path / "parts.csv", tmp_path / "parts.svg"
-    first = fedmpi("partition", QUICKSTART, "data.validation=0.2", "--write", path, "--draw", picture)
+    first = fedmpi("partition", QUICKSTART, "data.validation=0.2", "--write", path, "--plot", picture)
     assert first.returncode == 0, first.stderr
     said = first.stdout.splitlines()
     assert said[0].startswith("4 clients, 1,1")  # a fifth of 1,438 samples is held out
@@ -34,7 +34,7 @@ def test_what_is_written_is_the_same_division(tmp_path):
 def test_many_clients_are_written_and_some_drawn(tmp_path):
     config = [QUICKSTART, f"data.source={__file__}:rows", "data.partition={scheme: iid, clients: 6000}"]
     path = tmp_path / "parts.csv"
-    done = fedmpi("partition", *config, "--write", path, "--draw", tmp_path / "parts.svg")
+    done = fedmpi("partition", *config, "--write", path, "--plot", tmp_path / "parts.svg")
     assert done.returncode == 0, done.stderr
     given = file(np.zeros(12_000), None, np.random.default_rng(), path=path)
     assert np.array_equal(given.order, split(rows(None), "iid", 6_000, 0).parts.order)

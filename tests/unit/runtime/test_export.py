@@ -135,7 +135,7 @@ def test_the_file_gives_the_models_outputs(run_of, tmp_path, recwarn, case, to):
 @pytest.mark.parametrize("model", ["Drawing", "Branching"])
 def test_what_a_file_cannot_hold_leaves_none(run_of, tmp_path, model):
     (out := tmp_path / "model.onnx").write_text("an earlier one")
-    with pytest.raises(UserError, match=r"--to onnx: .*nothing was written"):
+    with pytest.raises(UserError, match=r"--format onnx: .*nothing was written"):
         export.export_model(RunModel(run_of(model), True), "onnx", print, out)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["an earlier one"]
 
@@ -148,8 +148,8 @@ def test_targets_that_were_standardised_are_in_their_unit_in_onnx():
 @pytest.mark.parametrize(
     ("to", "out", "message"),
     [
-        ("onnx", None, r"^--to onnx needs onnxruntime, not .*: pip install 'fedmpi\[export\]'"),
-        ("pickle", None, "--to: pickle; allowed: safetensors, onnx"),
+        ("onnx", None, r"^--format onnx needs onnxruntime, not .*: pip install 'fedmpi\[export\]'"),
+        ("pickle", None, "--format: pickle; allowed: safetensors, onnx"),
         ("safetensors", "file/model.safetensors", r"cannot write .*/file/model\.safetensors: "),
         ("safetensors", "config.yaml", r"--out: .*config\.yaml: a file whose name ends in \.safetensors is needed"),
     ],

@@ -169,7 +169,7 @@ def test_by_hand(asked):
     turned = table_formats.format_text(results_table.collect_results(asked, None, "last", "train.lr"))
     assert turned[2].split()[0] == "train.lr"
     assert "50.00 +- 10.00 [40.00 =]" in turned[4]
-    assert turned[0].endswith(f"fedmpi table {asked.path} --of last --rows train.lr")
+    assert turned[0].endswith(f"fedmpi table {asked.path} --round last --rows train.lr")
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_forms(asked, tmp_path):
 
 def test_mistakes(asked, tmp_path):
     for words, metric, of_, to in (
-        ("--of: first; allowed: last", None, "first", None),
+        ("--round: first; allowed: last", None, "first", None),
         ("ends in .md, .tex", None, "last", tmp_path / "a.doc"),
         ("no run has a figure 'acuracy'; did you mean 'accuracy'", "acuracy", "last", None),
     ):
