@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from fedmpi.common.torchvision_compat import torchvision
 from fedmpi.data.batches import Shard, batches
-from fedmpi.data.lazy_images import of_bytes
+from fedmpi.data.lazy_images import make_lazy_images
 from fedmpi.data.transforms.geometric import Crop, Cutout, Flip
 from fedmpi.runtime.device import keep_freed_memory
 
@@ -83,8 +83,8 @@ def ours(data, targets, blocks):
 
     blocks: store images as (n, H, W, C) for channels-last CNNs, which is fedmpi's default.
     """
-    kept = of_bytes(torch.from_numpy(data).permute(0, 3, 1, 2), MEAN, STD, 3).to("cpu", blocks)
-    kept.look = replace(kept.look, operations=(Crop(padding=4), Flip(), Cutout(size=SIZE)))
+    kept = make_lazy_images(torch.from_numpy(data).permute(0, 3, 1, 2), MEAN, STD, 3).to("cpu", blocks)
+    kept.pipeline = replace(kept.pipeline, transforms=(Crop(padding=4), Flip(), Cutout(size=SIZE)))
     shard, seed = Shard(kept, torch.tensor(targets), torch.arange(len(kept))), 0
 
     def epoch():

@@ -29,7 +29,7 @@ from fedmpi.common.registry import load
 from fedmpi.common.signals import SIGNALS
 from fedmpi.config.schema import Settings
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.federated import Federated, hold_out, split
+from fedmpi.data.federated import FederatedData, hold_out_validation, split
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.federation_config import RunCallbacks
 from fedmpi.flat.packing import Views
@@ -113,7 +113,7 @@ def images(n: int = 170, tests: int = 60, classes: int = 4, seed: int = 0) -> Da
     return Dataset(x[:n], y[:n], x[n:], y[n:], classes)
 
 
-def federated(clients: int = 7, seed: int = 0, client_test: Any = "aligned") -> Federated:
+def federated(clients: int = 7, seed: int = 0, client_test: Any = "aligned") -> FederatedData:
     """Divide `images` among seven clients with skewed labels and 10 to 50 samples each.
 
     With batches of 10 the last batch of most clients is smaller.
@@ -201,7 +201,7 @@ class FinishedRun:
 
 def prepare(
     config: Settings,
-    data: Federated | None = None,
+    data: FederatedData | None = None,
     comm: Any = None,
     stop: Any = lambda: False,
     device: torch.device = CPU,
@@ -209,7 +209,7 @@ def prepare(
     """Build an experiment without running it."""
     torch.set_num_threads(1)
     data = data or federated()
-    data = data if data.validation else hold_out(data, config.data.validation, config.seed)
+    data = data if data.validation else hold_out_validation(data, config.data.validation, config.seed)
     made = build.make_experiment(config, data, device)
     w0, b0 = made.model.w.detach().clone(), made.model.b.clone()
     rows: list[dict[str, Any]] = []
@@ -220,7 +220,7 @@ def prepare(
     return FinishedRun(fed, made, rows, files, "", w0, b0)
 
 
-def play(config: Settings, data: Federated | None = None, comm: Any = None) -> FinishedRun:
+def play(config: Settings, data: FederatedData | None = None, comm: Any = None) -> FinishedRun:
     """Build an experiment and run it."""
     it = prepare(config, data, comm)
     it.reason = it.fed.run()

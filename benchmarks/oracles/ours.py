@@ -14,7 +14,7 @@ from fedmpi.comm.base import Solo
 from fedmpi.config import Settings
 from fedmpi.data import batches
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.federated import Federated, split
+from fedmpi.data.federated import FederatedData, split
 from fedmpi.engine.federation_config import RunCallbacks
 from fedmpi.runtime import build
 
@@ -31,7 +31,7 @@ class Ours:
     kept: dict[str, Tensor]
 
 
-def clients(sizes: Sequence[int]) -> Federated:
+def clients(sizes: Sequence[int]) -> FederatedData:
     """Return a federation with clients of these sizes, each with two of the five classes."""
     g = torch.Generator().manual_seed(7)
     centres, xs, ys = torch.randn(CLASSES, FEATURES, generator=g), [], []
@@ -82,7 +82,7 @@ def run(changes: dict[str, Any], folder: Path | None = None, options: dict[str, 
     sizes = changes.pop("sizes", SIZES)
     data, asked = clients(sizes), settings(changes)
     passes: list[Tensor] = []
-    plain = batches.order
+    plain = batches.epoch_order
 
     def watched(shard: Any, size: int | None, generator: torch.Generator | None) -> Tensor:
         rows = plain(shard, size, generator)
@@ -92,7 +92,7 @@ def run(changes: dict[str, Any], folder: Path | None = None, options: dict[str, 
 
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
-    batches.order = watched
+    batches.epoch_order = watched
     try:
         made = build.make_experiment(asked, data, torch.device("cpu"))
         lines: list[dict[str, Any]] = []
@@ -110,7 +110,7 @@ def run(changes: dict[str, Any], folder: Path | None = None, options: dict[str, 
         fed.server.step = stepping
         fed.run()
     finally:
-        batches.order = plain
+        batches.epoch_order = plain
         torch.set_default_dtype(before)
     lines = [line for line in lines if line["round"] >= 0]
     rows = [fed.states._row(k) for k in range(data.clients)]

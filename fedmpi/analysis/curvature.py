@@ -23,7 +23,7 @@ from fedmpi.common import formatting, seeds
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import call
 from fedmpi.config.schema import Settings
-from fedmpi.data.batches import Shard, batches, pooled_rows, samples_of
+from fedmpi.data.batches import Shard, batches, distinct_samples, merge_shards
 from fedmpi.models.recurrent import without_cudnn_rnn
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.finished_runs.models import load_global_model
@@ -141,9 +141,9 @@ class SubsetLoss:
     def __init__(self, made: Experiment, samples: int) -> None:
         self.made = made
         train = made.data.train
-        if not train or len({id(x) for _, x, _ in samples_of(train)}) > 1:
+        if not train or len({id(x) for _, x, _ in distinct_samples(train)}) > 1:
             raise UserError("curvature needs the clients' samples in one place, and those of silos are not")
-        pool = pooled_rows(train)
+        pool = merge_shards(train)
         order = torch.randperm(len(pool), generator=seeds.generator(made.settings.seed, "curvature"))
         self.shard = Shard(pool.x, pool.y, pool.index[order[:samples]].sort().values)
         self.weight = made.task.batch_weight(self.shard.y[self.shard.index])

@@ -30,7 +30,7 @@ from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
 from fedmpi.common.redaction import redacted
 from fedmpi.config.schema import MethodSettings, Settings
-from fedmpi.data.federated import Federated
+from fedmpi.data.federated import FederatedData
 from fedmpi.engine.local.client_context import ClientContext, Watch
 from fedmpi.runtime import build
 
@@ -72,7 +72,7 @@ def analyse_flops(settings: Settings, to: Path, say: Callable[[str], None]) -> N
     say(f"written: {output.write_json(to / 'flops.json', {**facts, 'config': config})}")
 
 
-def count_operations(settings: Settings, data: Federated, device: torch.device, client: int) -> dict[str, Any]:
+def count_operations(settings: Settings, data: FederatedData, device: torch.device, client: int) -> dict[str, Any]:
     """Count the operations of one client's training in round 0.
 
     Returns:

@@ -12,7 +12,7 @@ from fedmpi.comm import detect
 from fedmpi.comm.base import Solo
 from fedmpi.common import seeds
 from fedmpi.config.schema import Settings
-from fedmpi.data.federated import Federated
+from fedmpi.data.federated import FederatedData
 from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.local.client_context import ClientContext, Watch
@@ -21,7 +21,7 @@ from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.device import choose_device, configure_numerics
 
 
-def load_all_data(settings: Settings) -> tuple[Federated, torch.device]:
+def load_all_data(settings: Settings) -> tuple[FederatedData, torch.device]:
     """Load the data of all clients into this process; return them and the device to train on."""
     configure_numerics(settings)
     device = choose_device(settings, detect({}))

@@ -17,7 +17,7 @@ from fedmpi.analysis import output
 from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
 from fedmpi.config import Settings
-from fedmpi.data.federated import Federated
+from fedmpi.data.federated import FederatedData
 from fedmpi.runtime import build_data
 
 MAX_TABLE_CLIENTS, MAX_TABLE_CLASSES = (
@@ -57,7 +57,7 @@ def analyse_partition(settings: Settings, write: Path | None, plot: Path | None,
         raise UserError(f"cannot write {error.filename}: {error.strerror}; choose another file") from error
 
 
-def _plot_partition(data: Federated, path: Path) -> Path:
+def _plot_partition(data: FederatedData, path: Path) -> Path:
     """Draw the training samples by client and class, and return the path of the file."""
     from fedmpi.analysis import charts
 
@@ -71,7 +71,7 @@ def _plot_partition(data: Federated, path: Path) -> Path:
     return charts.write_chart(chart, path, "training samples by client and class")
 
 
-def describe_partition(data: Federated) -> list[str]:
+def describe_partition(data: FederatedData) -> list[str]:
     """Describe a partition in lines of text: sizes, classes per client, label skew, and a table if it is small."""
     sizes, counts = data.train_sizes, data.label_counts
     text = [f"{data.clients:,} clients, {sizes.sum():,} training samples", _format_spread("samples a client", sizes)]
@@ -104,7 +104,7 @@ def compute_label_skew(counts: np.ndarray) -> np.ndarray:
     return np.abs(shares - counts.sum(0) / counts.sum()).sum(1) / 2
 
 
-def _write_owners(path: Path, data: Federated) -> None:
+def _write_owners(path: Path, data: FederatedData) -> None:
     """Write the client of each training sample; -1: none. Validation samples belong to the client that holds them."""
     owner = np.full(len(data.train[0].y), -1)
     for rows in (data.parts, getattr(data.validation, "rows", None)):

@@ -25,25 +25,27 @@ from torch import Tensor
 
 from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
-from fedmpi.data.batches import PerClient
+from fedmpi.data.batches import LazyClientMapping
 from fedmpi.data.dataset import Dataset, is_labels
 from fedmpi.data.partitions.base import Partition
-from fedmpi.data.partitions.shards import deal
+from fedmpi.data.partitions.shards import deal_shards
 
 ClientTest = Literal["auto", "site", "aligned", "shards", "class_match", "global"]
-Tests = tuple[np.ndarray, PerClient[Any]]  # (N,) number of test rows of each client; the rows, computed on access
+ClientTestRows = tuple[
+    np.ndarray, LazyClientMapping[Any]
+]  # (N,) number of test rows of each client; the rows, computed on access
 ALIGNED_SIZE = 1000  # T of FedSOL, of which class c gets the share n_kc / n_k
-BLOCK = 1 << 16  # clients whose quotas are computed at once, to limit memory
+CLIENTS_PER_BLOCK = 1 << 16  # clients whose quotas are computed at once, to limit memory
 
 
-def client_tests(
+def select_client_tests(
     dataset: Dataset,
     counts: np.ndarray,
     client_test: ClientTest,
-    at: np.ndarray | None,
+    site_of_client: np.ndarray | None,
     seed: int,
-    names: np.ndarray | None = None,
-) -> Tests:
+    label_matrix: np.ndarray | None = None,
+) -> ClientTestRows:
     """Return the number of test rows of each client, and the rows themselves.
 
     Args:
@@ -58,56 +60,60 @@ def client_tests(
         raise UserError(f"data.client_test is {client_test!r}; allowed: {', '.join(get_args(ClientTest))}")
     has_labels = is_labels(dataset.train_y, dataset.classes)
     if client_test == "auto":
-        known = at is not None and dataset.test_site is not None
+        known = site_of_client is not None and dataset.test_site is not None
         client_test = "site" if known else "aligned" if has_labels else "global"
     if client_test == "global":
-        every = torch.arange(len(dataset.test_y))
-        return np.full(len(counts), len(every)), PerClient(len(counts), lambda k: every)
+        all_rows = torch.arange(len(dataset.test_y))
+        return np.full(len(counts), len(all_rows)), LazyClientMapping(len(counts), lambda k: all_rows)
     if client_test == "site":
-        if at is None or dataset.test_site is None:
+        if site_of_client is None or dataset.test_site is None:
             needed = "partition scheme site, and a data set with test_site"
             raise UserError(f"data.client_test: site needs {needed}; take aligned")
-        sites = max(int(at.max()), int(dataset.test_site.max()) if len(dataset.test_site) else 0) + 1
-        return _parts_of(Partition.from_owners(dataset.test_site.numpy(), sites), at)
+        sites = max(int(site_of_client.max()), int(dataset.test_site.max()) if len(dataset.test_site) else 0) + 1
+        return _select_parts(Partition.from_owners(dataset.test_site.numpy(), sites), site_of_client)
     if not has_labels:
         raise UserError(
             f"data.client_test: {client_test} selects by class, but targets are no class numbers; take global"
         )
     if client_test == "shards":
-        return _shards(dataset.test_y.numpy(), names, seed)
-    of_class = Partition.from_owners(dataset.test_y.numpy(), counts.shape[1])
+        return _deal_test_shards(dataset.test_y.numpy(), label_matrix, seed)
+    rows_by_class = Partition.from_owners(dataset.test_y.numpy(), counts.shape[1])
     if client_test == "class_match":
-        seen = cache(lambda k: torch.from_numpy(counts[k] > 0)[dataset.test_y].nonzero().flatten())
-        return (counts > 0) @ of_class.sizes, PerClient(len(counts), seen)
+        rows_of_client_classes = cache(lambda k: torch.from_numpy(counts[k] > 0)[dataset.test_y].nonzero().flatten())
+        return (counts > 0) @ rows_by_class.sizes, LazyClientMapping(len(counts), rows_of_client_classes)
 
     @cache
     def aligned(k: int) -> Tensor:
-        rng, quota = seeds.numpy_rng(seed, "client_test", k), _quotas(counts[k : k + 1], of_class.sizes)[0]
-        rows = [rng.permutation(of_class[c])[: quota[c]] for c in np.flatnonzero(quota).tolist()]
+        rng, quota = seeds.numpy_rng(seed, "client_test", k), _aligned_quotas(counts[k : k + 1], rows_by_class.sizes)[0]
+        rows = [rng.permutation(rows_by_class[c])[: quota[c]] for c in np.flatnonzero(quota).tolist()]
         return torch.from_numpy(np.sort(np.concatenate(rows))) if rows else torch.zeros(0, dtype=torch.int64)
 
-    blocks = np.array_split(counts, 1 + len(counts) // BLOCK)
-    sizes = np.concatenate([_quotas(block, of_class.sizes).sum(1) for block in blocks])
-    return sizes, PerClient(len(counts), aligned)
+    blocks = np.array_split(counts, 1 + len(counts) // CLIENTS_PER_BLOCK)
+    sizes = np.concatenate([_aligned_quotas(block, rows_by_class.sizes).sum(1) for block in blocks])
+    return sizes, LazyClientMapping(len(counts), aligned)
 
 
-def _parts_of(parts: Partition, at: np.ndarray) -> Tests:
+def _select_parts(parts: Partition, site_of_client: np.ndarray) -> ClientTestRows:
     """Return the number and the rows of each client's test samples: client k gets part at[k]."""
-    return parts.sizes[at], PerClient(len(at), lambda k: torch.from_numpy(parts[at[k]]))
+    return parts.sizes[site_of_client], LazyClientMapping(
+        len(site_of_client), lambda k: torch.from_numpy(parts[site_of_client[k]])
+    )
 
 
-def _shards(test_y: np.ndarray, names: np.ndarray | None, seed: int) -> Tests:
-    if names is None:
+def _deal_test_shards(test_y: np.ndarray, label_matrix: np.ndarray | None, seed: int) -> ClientTestRows:
+    if label_matrix is None:
         raise UserError("data.client_test: shards needs partition scheme shards without `sorted`; take aligned")
-    for c, shards in zip(*np.unique(names, return_counts=True), strict=True):
+    for c, shards in zip(*np.unique(label_matrix, return_counts=True), strict=True):
         rows = (test_y == c).sum()
         if rows < shards:
             what = f"the {rows} test rows of class {c} into {shards}"
             raise UserError(f"data.client_test: shards cannot cut {what}; take class_match")
-    return _parts_of(deal(test_y, names, seeds.numpy_rng(seed, "test shards")), np.arange(len(names)))
+    return _select_parts(
+        deal_shards(test_y, label_matrix, seeds.numpy_rng(seed, "test shards")), np.arange(len(label_matrix))
+    )
 
 
-def _quotas(counts: np.ndarray, there: np.ndarray) -> np.ndarray:
+def _aligned_quotas(counts: np.ndarray, available: np.ndarray) -> np.ndarray:
     """Return how many test rows of each class `aligned` gives to each client, (N, classes).
 
     Args:
@@ -115,11 +121,15 @@ def _quotas(counts: np.ndarray, there: np.ndarray) -> np.ndarray:
         there: test rows by class, (classes,).
     """
     total = counts.sum(1, keepdims=True)
-    both = (counts > 0) & (there > 0)
-    most = np.where(both, there * total // np.maximum(counts, 1), ALIGNED_SIZE).min(1, initial=ALIGNED_SIZE)
-    quotas = np.where(both, most[:, None] * counts // total, 0)
-    few = np.flatnonzero(~quotas.any(1))  # clients for which the formula gives no row
-    if len(few):
-        place = np.argsort(np.argsort(-np.where(both[few], counts[few], 0), axis=1, kind="stable"), axis=1)
-        quotas[few] = place < np.minimum(both[few].sum(1, keepdims=True), ALIGNED_SIZE)
+    usable = (counts > 0) & (available > 0)
+    largest_total = np.where(usable, available * total // np.maximum(counts, 1), ALIGNED_SIZE).min(
+        1, initial=ALIGNED_SIZE
+    )
+    quotas = np.where(usable, largest_total[:, None] * counts // total, 0)
+    without_rows = np.flatnonzero(~quotas.any(1))  # clients for which the formula gives no row
+    if len(without_rows):
+        place = np.argsort(
+            np.argsort(-np.where(usable[without_rows], counts[without_rows], 0), axis=1, kind="stable"), axis=1
+        )
+        quotas[without_rows] = place < np.minimum(usable[without_rows].sum(1, keepdims=True), ALIGNED_SIZE)
     return quotas

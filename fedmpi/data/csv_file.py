@@ -14,8 +14,8 @@ import numpy as np
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import shorten
 
-BLOCK = 200_000  # cells that are in memory as Python strings at the same time
-SHORT = 24  # characters: columns of ASCII cells up to this length are stored as bytes of equal width
+CELLS_PER_BLOCK = 200_000  # cells that are in memory as Python strings at the same time
+MAX_BYTES_PER_CELL = 24  # characters: columns of ASCII cells up to this length are stored as bytes of equal width
 OTHER_FORMATS = {".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers", ".json", ".jsonl", ".ndjson"}
 
 
@@ -25,7 +25,9 @@ def check_is_csv(path: Path) -> None:
         raise UserError(f"{path} is no CSV file; save it as CSV in UTF-8 from its program, or with pandas.to_csv")
 
 
-def csv_rows(path: Path, delimiter: str = ",", remedy: str = "save it anew as that") -> Iterator[tuple[int, list[str]]]:
+def iter_csv_rows(
+    path: Path, delimiter: str = ",", remedy: str = "save it anew as that"
+) -> Iterator[tuple[int, list[str]]]:
     """Yield (number of its last line, cells) for each row of a CSV file. Cells may be of any length.
 
     The byte-order mark, the line `sep=` that Excel writes, and rows of blank cells are left out.
@@ -51,7 +53,7 @@ def csv_rows(path: Path, delimiter: str = ",", remedy: str = "save it anew as th
         raise UserError(f"{path} cannot be read as CSV in UTF-8{where}: {error}; {remedy}") from error
 
 
-def csv_table(
+def read_csv_table(
     path: Path, delimiter: str, check_header: Callable[[Sequence[str]], None], remedy: str = "save it anew as that"
 ) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
     """Return the column names in the first row, and an iterator over the other rows.
@@ -61,7 +63,7 @@ def csv_table(
     Args:
         check_header: called with the names before any other row is read; it may raise UserError.
     """
-    rows = csv_rows(path, delimiter, remedy)
+    rows = iter_csv_rows(path, delimiter, remedy)
     header = [name.strip() for name in next(rows, (0, []))[1]]
     if not header:
         raise UserError(f"{path} is empty; the names of the columns are needed in its first line")
@@ -78,7 +80,7 @@ def csv_table(
     return header, checked()
 
 
-def csv_columns(
+def read_csv_columns(
     path: Path, delimiter: str, check_header: Callable[[Sequence[str]], None]
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Read a CSV file by columns.
@@ -87,28 +89,30 @@ def csv_columns(
         The columns by name, and the line of each row (n,). A column (n,) holds bytes if its cells are short and in
         ASCII, otherwise objects (str), because a Python string takes 50 bytes more than its characters.
     """
-    header, rows = csv_table(path, delimiter, check_header)
+    header, rows = read_csv_table(path, delimiter, check_header)
     parts: list[list[np.ndarray]] = [[] for _ in header]
     lines = array("q")
-    while block := list(islice(rows, max(BLOCK // len(header), 1))):
+    while block := list(islice(rows, max(CELLS_PER_BLOCK // len(header), 1))):
         lines.extend(line for line, _ in block)
         for part, cells in zip(parts, zip(*(row for _, row in block), strict=True), strict=True):
-            is_short = max(map(len, cells)) <= SHORT and all(map(str.isascii, cells))
-            part.append(np.array(cells, dtype="S") if is_short else objects(cells))
+            is_short = max(map(len, cells)) <= MAX_BYTES_PER_CELL and all(map(str.isascii, cells))
+            part.append(np.array(cells, dtype="S") if is_short else to_object_array(cells))
     columns = {}
     for name in header:
         own = parts.pop(0)  # frees the parts of a column once they are joined
         is_bytes = bool(own) and all(part.dtype != object for part in own)
-        columns[name] = np.concatenate(own) if is_bytes else objects([cell for part in own for cell in text_of(part)])
+        columns[name] = (
+            np.concatenate(own) if is_bytes else to_object_array([cell for part in own for cell in decode_cells(part)])
+        )
     return columns, np.array(lines, dtype=np.int64)
 
 
-def text_of(cells: np.ndarray) -> np.ndarray:
+def decode_cells(cells: np.ndarray) -> np.ndarray:
     """Return a column of bytes as objects (str), (n,); return other columns unchanged."""
-    return objects([cell.decode("ascii") for cell in cells.tolist()]) if cells.dtype.kind == "S" else cells
+    return to_object_array([cell.decode("ascii") for cell in cells.tolist()]) if cells.dtype.kind == "S" else cells
 
 
-def objects(cells: Sequence[str]) -> np.ndarray:
+def to_object_array(cells: Sequence[str]) -> np.ndarray:
     """Return cells as an array of objects, (n,), in which equal cells share one string."""
     strings: dict[str, str] = {}
     out = np.empty(len(cells), dtype=object)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Inputs, Samples, Shape, named_tensors, sample_shape
-from fedmpi.data.lazy_images import Pictures
+from fedmpi.data.lazy_images import LazyImages
 from fedmpi.data.preprocessing import Preparation
 
 
@@ -40,8 +40,10 @@ class Dataset:
     site: Tensor | None = None  # (n,) int64, natural owner of each training row
     test_site: Tensor | None = None  # (t,) int64; -1: of no site, so that the row is only in the global test set
     site_names: tuple[str, ...] = ()  # name of site 0, 1, ...
-    global_x: Tensor | None = None  # (t, ...) rows of the global test set, if they differ from test_x
-    meaning: tuple[str, ...] = ()  # names of inputs and classes, in order, which must be equal at all silos
+    global_test_x: Tensor | None = None  # (t, ...) rows of the global test set, if they differ from test_x
+    input_and_class_names: tuple[
+        str, ...
+    ] = ()  # names of inputs and classes, in order, which must be equal at all silos
     group: Tensor | None = None  # (n,) int64: training rows of one group, such as a patient, stay together
     preparation: Preparation | None = None  # prepares new rows as these rows were prepared
 
@@ -69,10 +71,12 @@ class Dataset:
             if train != test:
                 what = f"a row of train_{kind} is {train}, one of test_{kind} {test}"
                 raise UserError(f"data set: {what}; they must agree")
-        if self.global_x is not None:
-            _check_samples("global_x", self.global_x, len(self.test_y), single=True)
-            if _describe(self.global_x) != _describe(self.test_x):
-                raise UserError(f"data set: a row of global_x is {_describe(self.global_x)}; it must be as test_x's")
+        if self.global_test_x is not None:
+            _check_samples("global_x", self.global_test_x, len(self.test_y), single=True)
+            if _describe(self.global_test_x) != _describe(self.test_x):
+                raise UserError(
+                    f"data set: a row of global_x is {_describe(self.global_test_x)}; it must be as test_x's"
+                )
         for name, part in (("site", "train_y"), ("test_site", "test_y"), ("group", "train_y")):
             if (owner := getattr(self, name)) is not None:
                 _check_owners(name, owner, len(getattr(self, part)), () if name == "group" else self.site_names)
@@ -107,7 +111,7 @@ def _check_tensor(name: str, x: Any) -> None:
 
 
 def _check_samples(name: str, x: Any, targets: int, single: bool) -> None:
-    if not isinstance(x, Pictures):  # Pictures are made of bytes, which are always finite
+    if not isinstance(x, LazyImages):  # Pictures are made of bytes, which are always finite
         _check_tensor(name, x)
         if x.dtype not in (torch.float32, torch.int64) and (single or x.dtype != torch.bool):
             how = f"{name}.long() for symbols, {name}.float() for numbers"

@@ -22,20 +22,20 @@ from fedmpi.common.inputs import Shape, Type
 from fedmpi.common.target_scale import TargetScale
 from fedmpi.common.text import nearest, shorten
 from fedmpi.common.user_code_errors import located_error
-from fedmpi.data.batches import PerClient, Shard, Shards, replace_samples, samples_of
-from fedmpi.data.client_test import ClientTest, client_tests
+from fedmpi.data.batches import ClientShards, LazyClientMapping, Shard, distinct_samples, replace_samples
+from fedmpi.data.client_test import ClientTest, select_client_tests
 from fedmpi.data.dataset import Dataset, is_labels
-from fedmpi.data.lazy_images import FLOATS, Pictures
+from fedmpi.data.lazy_images import MAX_FLOAT_BYTES, LazyImages
 from fedmpi.data.partitions import KIND
-from fedmpi.data.partitions.base import Partition, index_array
+from fedmpi.data.partitions.base import Partition, validate_indices
 from fedmpi.data.partitions.site_and_file import file, site
-from fedmpi.data.preprocessing import Preparation, ready
-from fedmpi.data.transforms.base import Operation, to_memory_format
-from fedmpi.data.transforms.pipeline import ImagePipeline, named
+from fedmpi.data.preprocessing import Preparation, make_ready_inputs
+from fedmpi.data.transforms.base import Transform, to_memory_format
+from fedmpi.data.transforms.pipeline import ImagePipeline, config_name
 
 
 @dataclass(frozen=True, eq=False)
-class Federated:
+class FederatedData:
     """The data of N clients as one rank sees them."""
 
     classes: int
@@ -53,20 +53,20 @@ class Federated:
     parts: Partition | None  # training indices by client; None in silo mode
     site_names: tuple[str, ...] = ()
     test_by_site: Mapping[str, Shard] = field(default_factory=dict)  # test rows of every site, client or not
-    counts_shared: bool = True  # False: label_counts is zero for clients of other ranks
+    label_counts_shared: bool = True  # False: label_counts is zero for clients of other ranks
     validation: Mapping[int, Shard] = field(default_factory=dict)  # held out of train, if data.validation > 0
     validation_sizes: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # (N,), if any
     group: Mapping[int, Tensor] = field(default_factory=dict)  # (n_k,) group of each training row, if any
     preparation: Preparation | None = None  # preparation of the data set that all ranks hold; None in silo mode
     target_scales: Mapping[str, TargetScale] = field(default_factory=dict)  # by site, or "" for all sites
-    own_preparation: Mapping[int, Preparation] = field(default_factory=dict)  # preparations of the silos of this rank
+    silo_preparations: Mapping[int, Preparation] = field(default_factory=dict)  # preparations of the silos of this rank
 
-    def two_targets(self) -> Tensor:
+    def example_targets(self) -> Tensor:
         """Return two targets of the shape and type of the data, (2, ...): classes 0 and 1, or zeros."""
         y = torch.zeros(2, *self.target_shape, dtype=self.target_dtype)
         return torch.arange(2) if is_labels(y, self.classes) else y
 
-    def to(self, device: torch.device | str, channels_last: bool = False) -> Federated:
+    def to(self, device: torch.device | str, channels_last: bool = False) -> FederatedData:
         """Return the same federation with samples and targets on `device`; tensors shared by shards are moved once.
 
         Test pictures become floats, unless they take much memory, because they are read often and always in the same
@@ -75,20 +75,20 @@ class Federated:
         Args:
             channels_last: store images as (n, H, W, C) blocks, with (n, C, H, W) views.
         """
-        trained = {id(x) for _, x, _ in samples_of(self.train)}
+        trained = {id(x) for _, x, _ in distinct_samples(self.train)}
 
         def move(x: Any) -> Any:
-            if isinstance(x, Pictures):
+            if isinstance(x, LazyImages):
                 new = x.to(device, channels_last)
-                return new if id(x) in trained or 4 * new.shape.numel() > FLOATS else new.floats()
+                return new if id(x) in trained or 4 * new.shape.numel() > MAX_FLOAT_BYTES else new.all_inputs()
             new = x.to(device)
             return to_memory_format(new, channels_last) if isinstance(new, Tensor) else new
 
         return self.with_samples(move, lambda y: y.to(device))
 
-    def with_samples(self, x: Callable[[Any], Any], y: Callable[[Tensor], Tensor] = lambda y: y) -> Federated:
+    def with_samples(self, x: Callable[[Any], Any], y: Callable[[Tensor], Tensor] = lambda y: y) -> FederatedData:
         """Return a copy with all samples replaced by x(samples) and all targets by y(targets), each tensor once."""
-        x, y = _once(x), _once(y)
+        x, y = _memoize_by_identity(x), _memoize_by_identity(y)
         test = {"": self.global_test} if self.global_test else {}
         return replace(
             self,
@@ -100,7 +100,7 @@ class Federated:
         )
 
 
-def _once(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _memoize_by_identity(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return a function that calls `change` only once for each object, and then returns the same result."""
     changed: dict[int, Any] = {}
 
@@ -114,7 +114,7 @@ def _once(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def split(
     dataset: Dataset, scheme: str, clients: int | None, seed: int, client_test: ClientTest = "auto", **options: Any
-) -> Federated:
+) -> FederatedData:
     """Divide a data set among clients.
 
     Args:
@@ -127,10 +127,10 @@ def split(
         UserError: the data do not allow this division.
     """
     with_options = registry.make(KIND, registry.Selection(scheme, options))
-    cut, options = with_options.func, with_options.keywords
+    scheme_function, options = with_options.func, with_options.keywords
     keys = dataset.train_y.numpy().copy()  # a copy, since a user's own scheme might write to it
     keys.flags.writeable = False
-    if cut is site:
+    if scheme_function is site:
         if dataset.site is None:
             raise UserError(
                 "data.partition: scheme site needs a data set that says whose each sample is, and this one does not "
@@ -138,21 +138,23 @@ def split(
             )
         keys = dataset.site.numpy()
         names = dataset.site_names or tuple(map(str, range(int(keys.max()) + 1)))
-        only = _numbers_of(options.get("only", ()), names)
+        only = _find_site_numbers(options.get("only", ()), names)
         with_options = partial(site, only=only)
         clients = clients or len(only or names)
-    if clients is None and cut is not file:
+    if clients is None and scheme_function is not file:
         raise UserError(f"data.partition: scheme {scheme} needs `clients`, the number of clients")
     if clients is not None and clients < 1:
         raise UserError(f"data.partition: clients={clients}; at least 1 is needed")
     parts = with_options(keys, clients, seeds.numpy_rng(seed, "partition"))
-    parts = _checked(parts, len(keys), clients, f"data.partition: scheme {scheme}", cut)
+    parts = _validate_partition(parts, len(keys), clients, f"data.partition: scheme {scheme}", scheme_function)
 
-    counts = label_counts(dataset.train_y, dataset.classes, parts)
-    at = keys[parts.order[parts.offsets[:-1]]] if cut is site else None  # the site of each client
-    test_sizes, test_rows = client_tests(dataset, counts, client_test, at, seed, parts.label_matrix)
-    global_x, group = dataset.test_x if dataset.global_x is None else dataset.global_x, dataset.group
-    return Federated(
+    counts = count_labels_by_client(dataset.train_y, dataset.classes, parts)
+    site_of_client = (
+        keys[parts.order[parts.offsets[:-1]]] if scheme_function is site else None
+    )  # the site of each client
+    test_sizes, test_rows = select_client_tests(dataset, counts, client_test, site_of_client, seed, parts.label_matrix)
+    global_x, group = dataset.test_x if dataset.global_test_x is None else dataset.global_test_x, dataset.group
+    return FederatedData(
         classes=dataset.classes,
         input_shape=dataset.input_shape,
         x_dtype=dataset.train_x.dtype,
@@ -162,18 +164,20 @@ def split(
         train_sizes=parts.sizes,
         test_sizes=test_sizes,
         label_counts=counts,
-        train=Shards(dataset.train_x, dataset.train_y, parts),
-        test=Shards(dataset.test_x, dataset.test_y, test_rows),
+        train=ClientShards(dataset.train_x, dataset.train_y, parts),
+        test=ClientShards(dataset.test_x, dataset.test_y, test_rows),
         global_test=Shard(global_x, dataset.test_y, torch.arange(len(global_x))),
         parts=parts,
-        site_names=tuple(dataset.site_names[k] for k in at) if at is not None and dataset.site_names else (),
+        site_names=tuple(dataset.site_names[k] for k in site_of_client)
+        if site_of_client is not None and dataset.site_names
+        else (),
         test_by_site={} if dataset.test_site is None else _test_by_site(dataset, dataset.test_site),
-        preparation=dataset.preparation or ready(dataset.input_shape, dataset.train_x.dtype),
-        group={} if group is None else PerClient(len(parts), lambda k: group[torch.from_numpy(parts[k])]),
+        preparation=dataset.preparation or make_ready_inputs(dataset.input_shape, dataset.train_x.dtype),
+        group={} if group is None else LazyClientMapping(len(parts), lambda k: group[torch.from_numpy(parts[k])]),
     )
 
 
-def _numbers_of(only: Sequence[Any], names: Sequence[str]) -> tuple[int, ...]:
+def _find_site_numbers(only: Sequence[Any], names: Sequence[str]) -> tuple[int, ...]:
     """Return the numbers of the sites in data.partition.only, ascending; a site may be given by name or number."""
     for place, name in enumerate(only):
         if str(name) not in names:
@@ -191,35 +195,39 @@ def _test_by_site(dataset: Dataset, test_site: Tensor) -> dict[str, Shard]:
     return {names[k]: Shard(dataset.test_x, dataset.test_y, index) for k, index in rows.items()}
 
 
-def _checked(given: Any, samples: int, clients: int | None, where: str, cut: Any) -> Partition:
+def _validate_partition(result: Any, samples: int, clients: int | None, where: str, scheme_function: Any) -> Partition:
     """Return the result of a scheme, which may be a user's own, as a checked partition; it may leave samples out."""
-    if not isinstance(given, Partition):
-        if not isinstance(given, Iterable) or isinstance(given, (str, Mapping)):
-            kind = type(given).__name__
-            raise located_error(f"{where} returned {kind}; it must return a list of index arrays, one a client", cut)
+    if not isinstance(result, Partition):
+        if not isinstance(result, Iterable) or isinstance(result, (str, Mapping)):
+            kind = type(result).__name__
+            raise located_error(
+                f"{where} returned {kind}; it must return a list of index arrays, one a client", scheme_function
+            )
         arrays = []
-        for k, part in enumerate(given):
+        for k, part in enumerate(result):
             try:
-                arrays.append(index_array(part, samples))
+                arrays.append(validate_indices(part, samples))
             except ValueError as error:
-                raise located_error(f"{where} gave client {k} {error}", cut) from error
-        given = Partition.from_parts(arrays)
-    parts: Partition = given
+                raise located_error(f"{where} gave client {k} {error}", scheme_function) from error
+        result = Partition.from_parts(arrays)
+    parts: Partition = result
     if clients is not None and len(parts) != clients:
-        raise located_error(f"{where} returned {len(parts)} index arrays for clients={clients}", cut)
+        raise located_error(f"{where} returned {len(parts)} index arrays for clients={clients}", scheme_function)
     if (parts.sizes == 0).any():
         k = int((parts.sizes == 0).argmax())
-        raise located_error(f"{where} left client {k} without a training sample; lower `clients` or its skew", cut)
+        raise located_error(
+            f"{where} left client {k} without a training sample; lower `clients` or its skew", scheme_function
+        )
     times = np.bincount(parts.order, minlength=samples)
     if (times > 1).any():
-        raise located_error(f"{where} handed out sample {(times > 1).argmax()} more than once", cut)
-    if len(parts.order) < samples and cut is not site:  # with scheme site the user has left sites out
+        raise located_error(f"{where} handed out sample {(times > 1).argmax()} more than once", scheme_function)
+    if len(parts.order) < samples and scheme_function is not site:  # with scheme site the user has left sites out
         missing = f"{samples - len(parts.order)} of {samples} training samples"
         warnings.warn(f"{where} leaves {missing} with nobody", stacklevel=3)
     return parts
 
 
-def label_counts(y: Tensor, classes: int, parts: Partition) -> np.ndarray:
+def count_labels_by_client(y: Tensor, classes: int, parts: Partition) -> np.ndarray:
     """Return how often each class occurs at each client, (N, classes) int64; zeros if targets are not class numbers."""
     if not is_labels(y, classes):
         return np.zeros((len(parts), classes), dtype=np.int64)
@@ -229,10 +237,10 @@ def label_counts(y: Tensor, classes: int, parts: Partition) -> np.ndarray:
 
 def count_labels(y: Tensor, classes: int) -> np.ndarray:
     """Return how often each class occurs, (classes,) int64; zeros if targets are not class numbers."""
-    return label_counts(y, classes, Partition.from_owners(np.zeros(len(y), dtype=np.int64), 1))[0]
+    return count_labels_by_client(y, classes, Partition.from_owners(np.zeros(len(y), dtype=np.int64), 1))[0]
 
 
-def hold_out(data: Federated, share: float, seed: int) -> Federated:
+def hold_out_validation(data: FederatedData, share: float, seed: int) -> FederatedData:
     """Return the federation with validation rows held out of each client's training samples, drawn for each client.
 
     If rows belong to groups (`Dataset.group`), whole groups are held out: groups are drawn one after the other, and one
@@ -259,14 +267,22 @@ def hold_out(data: Federated, share: float, seed: int) -> Federated:
         reason = "the rows there are all of one group (data.group_column), and stay together"
         warnings.warn(f"data.validation holds out nothing of clients {shorten(str(alone))}: {reason}", stacklevel=2)
     new = replace(data, validation_sizes=sizes, train_sizes=data.train_sizes - sizes)
-    if not isinstance(data.train, Shards):
+    if not isinstance(data.train, ClientShards):
         for k, own in train.items():
             counts[k] = count_labels(own.y[own.index], data.classes)
         return replace(new, train=train, validation=validation, label_counts=counts)
     x, y = data.train.x, data.train.y
-    parts, held = (Partition.from_parts(own.index.numpy() for own in shards.values()) for shards in (train, validation))
-    counts = label_counts(y, data.classes, parts)
-    return replace(new, train=Shards(x, y, parts), validation=Shards(x, y, held), label_counts=counts, parts=parts)
+    parts, validation_parts = (
+        Partition.from_parts(own.index.numpy() for own in shards.values()) for shards in (train, validation)
+    )
+    counts = count_labels_by_client(y, data.classes, parts)
+    return replace(
+        new,
+        train=ClientShards(x, y, parts),
+        validation=ClientShards(x, y, validation_parts),
+        label_counts=counts,
+        parts=parts,
+    )
 
 
 def _validation_rows(group: Tensor | None, n: int, share: float, generator: torch.Generator) -> Tensor:
@@ -294,39 +310,40 @@ def _validation_rows(group: Tensor | None, n: int, share: float, generator: torc
     return torch.isin(number, torch.tensor(chosen, dtype=torch.int64))
 
 
-def augmented(data: Federated, operations: Sequence[Operation]) -> Federated:
+def add_augmentation(data: FederatedData, transforms: Sequence[Transform]) -> FederatedData:
     """Return the federation whose clients train on augmented pictures; at tests no random operation is applied.
 
     Raises:
         UserError: the operations do not suit the pictures or their targets, or yield two sizes in training and at
             tests.
     """
-    if not operations:
+    if not transforms:
         return data
-    moving = next((each for each in operations if each.moves_pixels), None)
-    if moving and len(data.target_shape) > 1:
+    moving_transform = next((each for each in transforms if each.moves_pixels), None)
+    if moving_transform and len(data.target_shape) > 1:
         has = " x ".join(map(str, data.target_shape))
         raise UserError(
-            f"data.augment: {named(moving)} moves pixels, and the targets of these data are masks ({has}), which would "
+            f"data.augment: {config_name(moving_transform)} moves pixels, and the targets of these data are masks "
+            f"({has}), which would "
             "stay where they are; colour, normalise and cutout go with masks"
         )
     shape = data.input_shape
     if not isinstance(shape, tuple) or data.x_dtype != torch.float32:
         what = f"several tensors ({', '.join(shape)})" if isinstance(shape, dict) else f"of {data.x_dtype}"
         raise UserError(f"data.augment is for pictures, and a sample of these data is {what}; leave it out")
-    new_shape = ImagePipeline(operations=tuple(operations)).out(shape)
-    return replace(data.with_samples(lambda x: _with_operations(x, operations)), input_shape=new_shape)
+    new_shape = ImagePipeline(transforms=tuple(transforms)).output_shape(shape)
+    return replace(data.with_samples(lambda x: _add_transforms(x, transforms)), input_shape=new_shape)
 
 
-def _with_operations(x: Tensor | Pictures, operations: Sequence[Operation]) -> Pictures:
-    pipeline = replace(x.look if isinstance(x, Pictures) else ImagePipeline(), operations=tuple(operations))
+def _add_transforms(x: Tensor | LazyImages, transforms: Sequence[Transform]) -> LazyImages:
+    pipeline = replace(x.pipeline if isinstance(x, LazyImages) else ImagePipeline(), transforms=tuple(transforms))
     pipeline.steps  # noqa: B018  raises UserError for an order that makes no sense
-    stored = x.stored if isinstance(x, Pictures) else x
-    trained, tested = (pipeline.out(tuple(stored.shape[1:]), drawn) for drawn in (True, False))
+    stored = x.stored if isinstance(x, LazyImages) else x
+    trained, tested = (pipeline.output_shape(tuple(stored.shape[1:]), drawn) for drawn in (True, False))
     if trained != tested:
         sizes = [" x ".join(map(str, shape[1:])) for shape in (trained, tested)]
         raise UserError(
             f"data.augment: pictures are {sizes[0]} pixels in training, but at tests {sizes[1]}; what draws nothing "
             f"is done to both, so end with centre_crop: {min(trained[1:])}, behind a resize where pictures are smaller"
         )
-    return Pictures(stored, pipeline)
+    return LazyImages(stored, pipeline)

@@ -15,12 +15,12 @@ from fedmpi.data.transforms.base import stored_channels_last, to_memory_format
 from fedmpi.data.transforms.color import Normalise
 from fedmpi.data.transforms.pipeline import ImagePipeline
 
-FLOATS = 1 << 28  # bytes: test pictures that take at most this much as floats are kept as floats
-CHUNK = 1024  # pictures that are converted at once
+MAX_FLOAT_BYTES = 1 << 28  # bytes: test pictures that take at most this much as floats are kept as floats
+IMAGES_PER_CHUNK = 1024  # pictures that are converted at once
 
 
 @final
-class Pictures:
+class LazyImages:
     """n images that act as a float32 tensor (n, C, H, W) but take a quarter of its memory; `read` returns rows of it.
 
     Any other attribute or torch function is applied to the whole float tensor, which is computed for that purpose. Code
@@ -36,9 +36,9 @@ class Pictures:
     def __init__(
         self,
         stored: Tensor | Stream,
-        look: ImagePipeline,
+        pipeline: ImagePipeline,
         device: torch.device | None = None,
-        blocks: bool | None = None,
+        channels_last: bool | None = None,
     ) -> None:
         """Store images and how their rows are read.
 
@@ -46,9 +46,11 @@ class Pictures:
             device: device of the rows that are read; None: that of the stored tensor.
             blocks: whether rows that are read are stored as (n, H, W, C); None: as the stored tensor is.
         """
-        self.stored, self.look = stored, look
+        self.stored, self.pipeline = stored, pipeline
         self.device = device or (stored.device if isinstance(stored, Tensor) else torch.device("cpu"))
-        self.blocks = blocks if blocks is not None else isinstance(stored, Tensor) and stored_channels_last(stored)
+        self.channels_last = (
+            channels_last if channels_last is not None else isinstance(stored, Tensor) and stored_channels_last(stored)
+        )
 
     def __len__(self) -> int:
         return len(self.stored)
@@ -56,26 +58,28 @@ class Pictures:
     def __getitem__(self, rows: Any) -> Any:
         """Return Pictures for a slice or a vector of rows, and floats for any other index."""
         some = isinstance(rows, slice) or (isinstance(rows, Tensor) and rows.ndim == 1)
-        return self.like(self.stored[rows]) if some else self.floats()[rows]
+        return self.with_stored(self.stored[rows]) if some else self.all_inputs()[rows]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self.floats(), name)
+        return getattr(self.all_inputs(), name)
 
     @classmethod
     def __torch_function__(
         cls, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         def floats(x: Any) -> Any:
-            return [floats(each) for each in x] if isinstance(x, (list, tuple)) else getattr(x, "floats", lambda: x)()
+            return (
+                [floats(each) for each in x] if isinstance(x, (list, tuple)) else getattr(x, "all_inputs", lambda: x)()
+            )
 
         return function(*map(floats, args), **{name: floats(x) for name, x in (kwargs or {}).items()})
 
     @cached_property
     def shape(self) -> torch.Size:
         """The shape of all samples as the model gets them at tests."""
-        return torch.Size([len(self), *self.look.out(tuple(self.stored.shape[1:]))])
+        return torch.Size([len(self), *self.pipeline.output_shape(tuple(self.stored.shape[1:]))])
 
     @property
     def ndim(self) -> int:
@@ -91,9 +95,9 @@ class Pictures:
         Args:
             u: random numbers in [0, 1) for the augmentation, (B, look.columns); None: no augmentation, as at tests.
         """
-        return self.shown(self.raw(rows), u)
+        return self.to_inputs(self.read_stored(rows), u)
 
-    def raw(self, rows: Tensor) -> Tensor:
+    def read_stored(self, rows: Tensor) -> Tensor:
         """Return copies of stored rows.
 
         Rows from disk are in pinned memory if the device is a GPU, so that the copy to the GPU is asynchronous.
@@ -101,39 +105,39 @@ class Pictures:
         if isinstance(self.stored, Stream):
             read = self.stored.read(rows)
             return read.pin_memory() if self.device.type == "cuda" else read
-        if self.blocks and self.stored.ndim == 4:
+        if self.channels_last and self.stored.ndim == 4:
             return self.stored.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)
         return self.stored.index_select(0, rows)
 
-    def shown(self, raw: Tensor, u: Tensor | None) -> Tensor:
+    def to_inputs(self, raw: Tensor, u: Tensor | None) -> Tensor:
         """Return inputs of the model for stored rows from `raw`. u: as for `read`."""
-        stored = to_memory_format(raw.to(self.device, non_blocking=True), self.blocks)
-        return to_memory_format(self.look(stored, u), self.blocks)
+        stored = to_memory_format(raw.to(self.device, non_blocking=True), self.channels_last)
+        return to_memory_format(self.pipeline(stored, u), self.channels_last)
 
-    def floats(self) -> Tensor:
+    def all_inputs(self) -> Tensor:
         """Return all samples as floats, without augmentation."""
-        out = to_memory_format(torch.empty(self.shape, device=self.device), self.blocks)
-        for start in range(0, len(self), CHUNK):
-            rows = torch.arange(start, min(start + CHUNK, len(self)), device=self.device)
-            out[start : start + CHUNK] = self.read(rows)
+        out = to_memory_format(torch.empty(self.shape, device=self.device), self.channels_last)
+        for start in range(0, len(self), IMAGES_PER_CHUNK):
+            rows = torch.arange(start, min(start + IMAGES_PER_CHUNK, len(self)), device=self.device)
+            out[start : start + IMAGES_PER_CHUNK] = self.read(rows)
         return out
 
-    def to(self, device: torch.device | str, channels_last: bool) -> Pictures:
+    def to(self, device: torch.device | str, channels_last: bool) -> LazyImages:
         stored = self.stored
         if isinstance(stored, Tensor):
             stored = to_memory_format(stored.to(device), channels_last)
-        return Pictures(stored, self.look, torch.device(device), channels_last)
+        return LazyImages(stored, self.pipeline, torch.device(device), channels_last)
 
-    def like(self, stored: Tensor | Stream) -> Pictures:
-        return Pictures(stored, self.look, self.device, self.blocks)
+    def with_stored(self, stored: Tensor | Stream) -> LazyImages:
+        return LazyImages(stored, self.pipeline, self.device, self.channels_last)
 
 
-def of_bytes(
+def make_lazy_images(
     images: np.ndarray | Tensor | Stream,
     mean: Sequence[float] | None,
     std: Sequence[float] | None,
     channels: int | None = None,
-) -> Pictures:
+) -> LazyImages:
     """Return pictures that are normalised when they are read: (v / 255 - mean) / std, or (v - mean) / std for floats.
 
     Args:
@@ -145,16 +149,16 @@ def of_bytes(
     given = mean is not None or std is not None
     normal = Normalise(mean=tuple(mean or (0.0,)), std=tuple(std or (1.0,))) if given else None
     is_bytes, channels = stored.dtype == torch.uint8, channels or stored.shape[1]
-    return Pictures(stored, ImagePipeline(bytes=is_bytes, unit=not is_bytes, normal=normal, channels=channels))
+    return LazyImages(stored, ImagePipeline(bytes=is_bytes, unit=not is_bytes, normal=normal, channels=channels))
 
 
-def stacked(parts: Sequence[Tensor | Pictures]) -> Tensor | Pictures:
+def concatenate_samples(parts: Sequence[Tensor | LazyImages]) -> Tensor | LazyImages:
     """Concatenate samples; the result stays on disk if all parts are on disk."""
     first = parts[0]
-    if isinstance(first, Pictures):
-        stored = [part.stored for part in parts if isinstance(part, Pictures)]
+    if isinstance(first, LazyImages):
+        stored = [part.stored for part in parts if isinstance(part, LazyImages)]
         streams = [each for each in stored if isinstance(each, Stream)]
         if len(streams) == len(stored):
-            return first.like(concatenate_streams(streams))
-        return first.like(torch.cat([each if isinstance(each, Tensor) else each.all() for each in stored]))
+            return first.with_stored(concatenate_streams(streams))
+        return first.with_stored(torch.cat([each if isinstance(each, Tensor) else each.all() for each in stored]))
     return torch.cat([part for part in parts if isinstance(part, Tensor)])

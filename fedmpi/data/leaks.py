@@ -10,10 +10,10 @@ from torch import Tensor
 from fedmpi.common.text import enumerated
 from fedmpi.data.dataset import Dataset, is_labels
 
-CHANCE = 1e-3  # probability of a warning for random features
+FALSE_ALARM_PROBABILITY = 1e-3  # probability of a warning for random features
 
 
-def warn_of_leaks(data: Dataset, whose: str = "") -> None:
+def warn_about_label_leaks(data: Dataset, whose: str = "") -> None:
     """Warn once about features (columns of train_x) each of which alone separates the classes of all training rows.
 
     A feature does so if the classes are in intervals of its values that do not overlap.
@@ -27,7 +27,7 @@ def warn_of_leaks(data: Dataset, whose: str = "") -> None:
     classes, member, counts = data.train_y.unique(return_inverse=True, return_counts=True)
     # A random feature separates C classes of m_c rows, n in all, with probability C! prod_c m_c! / n!.
     log_chance = math.log(x.shape[1]) + sum(math.lgamma(m + 1) for m in (*counts.tolist(), len(counts)))
-    if len(classes) < 2 or log_chance - math.lgamma(len(x) + 1) > math.log(CHANCE):
+    if len(classes) < 2 or log_chance - math.lgamma(len(x) + 1) > math.log(FALSE_ALARM_PROBABILITY):
         return
     place, out = member[:, None].expand_as(x), x.new_zeros(len(classes), x.shape[1])
     low, high = (out.scatter_reduce(0, place, x, how, include_self=False) for how in ("amin", "amax"))
@@ -36,8 +36,8 @@ def warn_of_leaks(data: Dataset, whose: str = "") -> None:
     columns = separates.nonzero().flatten().tolist()
     if columns:
         width = x.shape[1]
-        has_names = len(data.meaning) > width and data.meaning[width] == "->"
-        which = enumerated([data.meaning[k] if has_names else str(k) for k in columns], "feature")
+        has_names = len(data.input_and_class_names) > width and data.input_and_class_names[width] == "->"
+        which = enumerated([data.input_and_class_names[k] if has_names else str(k) for k in columns], "feature")
         warnings.warn(
             f"data{whose}: {which} alone separates the classes of the training rows; look whether it was known before "
             "the label, and leave it out (data.drop) if not",

@@ -22,7 +22,7 @@ from torch import Tensor
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Inputs, Shape, Type, describe, from_text, sample_shape, to_text
 
-KINDS = {
+PREPARATION_KINDS = {
     "arrays": "fedmpi.data.sources.named_arrays:ArrayPreparation",
     "images": "fedmpi.data.sources.images.image_preprocessing:ImagePreparation",
     "ready": "fedmpi.data.preprocessing:ReadyInputs",
@@ -45,14 +45,14 @@ class NewRows:
     ids: Mapping[str, Any]  # columns (n,) that identify the rows, such as the line in a file
     x: Any  # samples (n, ...)
     y: Tensor | None = None  # targets (n, ...) if the file has them
-    no_targets: str = ""  # why all or some rows have no targets, for messages
+    why_no_targets: str = ""  # why all or some rows have no targets, for messages
     sites: Sequence[str] = ()  # (n,) the site of each row; () if it is not known
-    known: Tensor | None = None  # (n,) bool: rows whose targets count; None: all rows
+    has_target: Tensor | None = None  # (n,) bool: rows whose targets count; None: all rows
     where: Callable[[int], str] | None = None  # name of row k in messages, such as file and line
 
 
 @dataclass(frozen=True)
-class Request:
+class PredictionRequest:
     """The rows that a user wants predictions for.
 
     Args:
@@ -82,25 +82,25 @@ class Preparation(ABC):
         return ()
 
     @abstractmethod
-    def read(self, request: Request) -> NewRows:
+    def read(self, request: PredictionRequest) -> NewRows:
         """Return the prepared rows of a request. Raises UserError if they do not fit the training rows."""
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return kind and fields as JSON values; `from_facts` is the inverse."""
         fields: dict[str, Any] = TypeAdapter(type(self)).dump_python(self, mode="json")
         return {"kind": self.kind, **fields}
 
-    def same(self, other: Preparation | None) -> bool:
+    def is_equal(self, other: Preparation | None) -> bool:
         """Return whether the other preparation prepares rows in the same way."""
-        return other is not None and self.facts() == other.facts()
+        return other is not None and self.to_dict() == other.to_dict()
 
 
-def from_facts(facts: Any) -> Preparation:
+def preparation_from_dict(facts: Any) -> Preparation:
     """Return the preparation with the facts of `Preparation.facts`. Raises ValueError for other values."""
     kind = facts.get("kind") if isinstance(facts, dict) else None
-    if kind not in KINDS:
-        raise ValueError(f"kind is {kind!r}; known: {', '.join(KINDS)}")
-    module, _, name = KINDS[kind].partition(":")
+    if kind not in PREPARATION_KINDS:
+        raise ValueError(f"kind is {kind!r}; known: {', '.join(PREPARATION_KINDS)}")
+    module, _, name = PREPARATION_KINDS[kind].partition(":")
     rest = {key: value for key, value in facts.items() if key != "kind"}
     try:
         preparation: Preparation = TypeAdapter(getattr(import_module(module), name)).validate_python(rest)
@@ -110,7 +110,7 @@ def from_facts(facts: Any) -> Preparation:
     return preparation
 
 
-def with_options(preparation: Preparation, given: Mapping[str, Any], others: bool = False) -> Preparation:
+def apply_reading_options(preparation: Preparation, given: Mapping[str, Any], others: bool = False) -> Preparation:
     """Return the preparation with options of the data source that apply to new files.
 
     Args:
@@ -120,7 +120,7 @@ def with_options(preparation: Preparation, given: Mapping[str, Any], others: boo
     Raises:
         UserError: an option that new files of this run do not have, or a value that is not allowed.
     """
-    facts = preparation.facts()
+    facts = preparation.to_dict()
     known = [key for key in READING_OPTIONS if key in facts]
     for key, value in given.items():
         if key not in (*known, *TRAINING_ONLY) and not (others and key not in READING_OPTIONS):
@@ -130,15 +130,15 @@ def with_options(preparation: Preparation, given: Mapping[str, Any], others: boo
         if key == "delimiter" and (not isinstance(value, str) or len(value) != 1):
             raise UserError(f"data.{key}: {value!r} is not allowed; must be one character")
     try:
-        return from_facts(facts | {key: value for key, value in given.items() if key in known})
+        return preparation_from_dict(facts | {key: value for key, value in given.items() if key in known})
     except ValueError as error:
         raise UserError(f"data.{error}") from error
 
 
-def shared(parts: Sequence[Preparation | None]) -> Preparation | None:
+def find_common_preparation(parts: Sequence[Preparation | None]) -> Preparation | None:
     """Return the preparation that all parts of a data set have in common, or None if there is none."""
     first = parts[0]
-    return first if first is not None and all(first.same(each) for each in parts[1:]) else None
+    return first if first is not None and all(first.is_equal(each) for each in parts[1:]) else None
 
 
 @dataclass(frozen=True)
@@ -152,9 +152,9 @@ class ReadyInputs(Preparation):
 
     kind: ClassVar[str] = "ready"
 
-    def read(self, request: Request) -> NewRows:
+    def read(self, request: PredictionRequest) -> NewRows:
         shape, dtype = from_text(self.sample)
-        arrays, where = array_rows(request, "the model's inputs, prepared as the data source of the training does it")
+        arrays, where = load_arrays(request, "the model's inputs, prepared as the data source of the training does it")
         names = list(shape) if isinstance(shape, dict) else ["x"]
         tensors = {}
         for name in names:
@@ -181,12 +181,12 @@ def check_sample(x: Any, shape: Shape, where: str) -> None:
         raise UserError(f"{where} holds rows of {describe(x[:1])}; a sample of the training has the shape {shape}")
 
 
-def ready(shape: Shape, dtype: Type) -> ReadyInputs:
+def make_ready_inputs(shape: Shape, dtype: Type) -> ReadyInputs:
     """Return the preparation of ready inputs for samples of this shape and type."""
     return ReadyInputs(to_text(shape, dtype))
 
 
-def array_rows(request: Request, what: str) -> tuple[dict[str, np.ndarray], str]:
+def load_arrays(request: PredictionRequest, what: str) -> tuple[dict[str, np.ndarray], str]:
     """Return the arrays of an .npz file or in memory by name, and their origin for error messages.
 
     Args:
@@ -201,7 +201,7 @@ def array_rows(request: Request, what: str) -> tuple[dict[str, np.ndarray], str]
             if array.dtype.kind not in "biuf" or array.ndim == 0:
                 raise UserError(f"rows: {name} is {array.dtype} of shape {array.shape}; rows of numbers are needed")
         return arrays, "rows"
-    path = file_of(request, takes="an .npz file, an array (n, ...), or a mapping of names to arrays")
+    path = check_path(request, takes="an .npz file, an array (n, ...), or a mapping of names to arrays")
     try:
         with np.load(path, allow_pickle=False) as archive:
             return dict(archive), str(path)
@@ -210,7 +210,7 @@ def array_rows(request: Request, what: str) -> tuple[dict[str, np.ndarray], str]
         raise UserError(f"{path} is no readable .npz file of plain arrays: {error}; {needed}") from error
 
 
-def files_of(rows: Sequence[Any], takes: str) -> list[Path]:
+def to_paths(rows: Sequence[Any], takes: str) -> list[Path]:
     """Return a list of files as paths. Raises UserError for other lists.
 
     Args:
@@ -222,7 +222,7 @@ def files_of(rows: Sequence[Any], takes: str) -> list[Path]:
     return [Path(row) for row in rows]
 
 
-def file_of(request: Request, folder: bool = False, takes: str = "a file") -> Path:
+def check_path(request: PredictionRequest, folder: bool = False, takes: str = "a file") -> Path:
     """Return the path of the file to read, or of the folder if that is allowed.
 
     Args:

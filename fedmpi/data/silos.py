@@ -20,15 +20,15 @@ from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import from_text, to_text
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.federated import Federated, Shard, count_labels
-from fedmpi.data.preprocessing import ready
+from fedmpi.data.federated import FederatedData, Shard, count_labels
+from fedmpi.data.preprocessing import make_ready_inputs
 
-COLUMNS = ("client", "n_train", "n_test", "form of samples, digest of names")
-TEXT = 512  # bytes of the last column, 8 in each int64
-WIDTH = 3 + TEXT // 8
+TABLE_COLUMNS = ("client", "n_train", "n_test", "form of samples, digest of names")
+FORMAT_BYTES = 512  # bytes of the last column, 8 in each int64
+TABLE_WIDTH = 3 + FORMAT_BYTES // 8
 
 
-class Format(NamedTuple):
+class SampleFormat(NamedTuple):
     """The properties that the rows of all sites must have in common."""
 
     classes: int
@@ -46,7 +46,7 @@ def open_silos(
     source: Callable[..., Dataset],
     root: Path,
     silos: Sequence[str],
-    mine: Iterable[int],
+    own_clients: Iterable[int],
     seed: int = 0,
     /,
     **options: Any,
@@ -65,13 +65,13 @@ def open_silos(
         reason = f"the source {source.__name__} cannot open a single site (it has no `site` parameter)"
         raise UserError(f"data.silos: {reason}; leave `silos` out and divide it with data.partition")
     opened = {}
-    for k in sorted(mine):
+    for k in sorted(own_clients):
         with seeds.seeded(seed, "source", silos[k]):
             opened[k] = source(root, site=silos[k], **options)
     return opened
 
 
-def describe(datasets: Mapping[int, Dataset]) -> np.ndarray:
+def describe_silos(datasets: Mapping[int, Dataset]) -> np.ndarray:
     """Return a row for each client of this rank, (clients, WIDTH) int64 with the columns COLUMNS.
 
     The last column is a Format as JSON, padded with blanks to TEXT bytes.
@@ -80,17 +80,21 @@ def describe(datasets: Mapping[int, Dataset]) -> np.ndarray:
     for k, data in sorted(datasets.items()):
         sample = to_text(data.input_shape, data.train_x.dtype)
         target = to_text(tuple(data.train_y.shape[1:]), data.train_y.dtype)
-        names = hashlib.sha256("\0".join(data.meaning).encode()).hexdigest()[:16] if data.meaning else ""
-        text = json.dumps(Format(data.classes, sample, target, names)).encode()
-        if len(text) > TEXT:
-            what = f"what a sample of client {k} looks like takes {len(text)} characters, of which {TEXT} are allowed"
-            raise UserError(f"data.silos: {what}: {text.decode()}; use fewer tensors, or shorter names")
-        numbers = np.frombuffer(text.ljust(TEXT), dtype="<i8")
+        names = (
+            hashlib.sha256("\0".join(data.input_and_class_names).encode()).hexdigest()[:16]
+            if data.input_and_class_names
+            else ""
+        )
+        text = json.dumps(SampleFormat(data.classes, sample, target, names)).encode()
+        if len(text) > FORMAT_BYTES:
+            problem = f"the description of a sample of client {k} has {len(text)} bytes, but at most {FORMAT_BYTES} are"
+            raise UserError(f"data.silos: {problem} allowed: {text.decode()}; use fewer tensors, or shorter names")
+        numbers = np.frombuffer(text.ljust(FORMAT_BYTES), dtype="<i8")
         rows.append((k, len(data.train_y), len(data.test_y), *numbers.tolist()))
-    return np.array(rows, dtype=np.int64).reshape(-1, WIDTH)
+    return np.array(rows, dtype=np.int64).reshape(-1, TABLE_WIDTH)
 
 
-def label_table(datasets: Mapping[int, Dataset], table: np.ndarray, silos: Sequence[str]) -> np.ndarray:
+def count_local_labels(datasets: Mapping[int, Dataset], table: np.ndarray, silos: Sequence[str]) -> np.ndarray:
     """Return the label counts of this rank's clients, (N, classes) int64, with zeros in all other rows.
 
     The sum over ranks is the table of all clients.
@@ -101,27 +105,27 @@ def label_table(datasets: Mapping[int, Dataset], table: np.ndarray, silos: Seque
     Raises:
         UserError: the sites do not fit together. It is raised on every rank.
     """
-    _, common = _agreed(table, silos)
+    _, common = _check_formats(table, silos)
     counts = np.zeros((len(silos), common.classes), dtype=np.int64)
     for k, data in datasets.items():
         counts[k] = count_labels(data.train_y, data.classes)
     return counts
 
 
-def silo_federation(
+def build_silo_federation(
     datasets: Mapping[int, Dataset], table: np.ndarray, label_counts: np.ndarray, silos: Sequence[str]
-) -> Federated:
+) -> FederatedData:
     """Return the federation as this rank sees it.
 
     Args:
         table: the `describe` rows of all ranks.
         label_counts: the sum of the `label_table`s of all ranks.
     """
-    table, common = _agreed(table, silos)
+    table, common = _check_formats(table, silos)
     (shape, dtype), (target_shape, target_dtype) = from_text(common.sample), from_text(common.target)
     assert isinstance(target_shape, tuple)
     assert isinstance(target_dtype, torch.dtype)
-    return Federated(
+    return FederatedData(
         classes=common.classes,
         input_shape=shape,
         x_dtype=dtype,
@@ -136,12 +140,14 @@ def silo_federation(
         global_test=None,
         parts=None,
         site_names=tuple(silos),
-        own_preparation={k: d.preparation or ready(d.input_shape, d.train_x.dtype) for k, d in datasets.items()},
+        silo_preparations={
+            k: d.preparation or make_ready_inputs(d.input_shape, d.train_x.dtype) for k, d in datasets.items()
+        },
         group={k: d.group for k, d in datasets.items() if d.group is not None},
     )
 
 
-def _agreed(table: np.ndarray, silos: Sequence[str]) -> tuple[np.ndarray, Format]:
+def _check_formats(table: np.ndarray, silos: Sequence[str]) -> tuple[np.ndarray, SampleFormat]:
     """Return the table sorted by client, and the common Format.
 
     Raises UserError unless each client is opened exactly once and all sites have the same Format.
@@ -151,7 +157,7 @@ def _agreed(table: np.ndarray, silos: Sequence[str]) -> tuple[np.ndarray, Format
     if opened != list(range(len(silos))):
         needed = f"each of 0..{len(silos) - 1} must be opened once"
         raise UserError(f"data.silos: the ranks opened clients {opened}; {needed}")
-    formats = [Format(*json.loads(row.astype("<i8").tobytes())) for row in table[:, 3:]]
+    formats = [SampleFormat(*json.loads(row.astype("<i8").tobytes())) for row in table[:, 3:]]
     for name, other in zip(silos, formats, strict=True):
         if other[:-1] != formats[0][:-1]:
             raise UserError(

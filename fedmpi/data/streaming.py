@@ -18,32 +18,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LIMIT = 1 << 31  # bytes of pictures, of training and test part together, that a rank keeps in memory
-AHEAD = 2  # batches that are read in advance during training
-SEEN = 256  # number of rows that ranks compare
+MEMORY_LIMIT = 1 << 31  # bytes of pictures, of training and test part together, that a rank keeps in memory
+PREFETCHED_BATCHES = 2  # batches that are read in advance during training
+FINGERPRINT_ROWS = 256  # number of rows that ranks compare
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
 
-_limit = ContextVar("limit", default=LIMIT)
+_limit = ContextVar("limit", default=MEMORY_LIMIT)
 
 
 @contextmanager
-def choosing(stream: bool | str) -> Iterator[None]:
+def streaming_mode(stream: bool | str) -> Iterator[None]:
     """Set which pictures stay on disk (data.stream) while data sources are read."""
-    token = _limit.set(LIMIT if stream == "auto" else 0 if stream else 1 << 62)
+    token = _limit.set(MEMORY_LIMIT if stream == "auto" else 0 if stream else 1 << 62)
     try:
         yield
     finally:
         _limit.reset(token)
 
 
-def wanted(size: int) -> bool:
+def stays_on_disk(size: int) -> bool:
     """Return whether pictures of `size` bytes stay on disk."""
     return size > _limit.get()
 
 
-class Source(ABC):
+class DiskSource(ABC):
     """n pictures (c, H, W), or volumes (c, D, H, W), that are not in memory."""
 
     shape: tuple[int, ...]  # (n, c, H, W)
@@ -57,7 +57,7 @@ class Source(ABC):
         """
 
     @abstractmethod
-    def look(self, rows: np.ndarray) -> Iterator[bytes]:
+    def fingerprint(self, rows: np.ndarray) -> Iterator[bytes]:
         """Yield bytes that identify these rows, which ranks compare; it takes seconds for any number of rows."""
 
 
@@ -72,10 +72,10 @@ def _split_rows(parts: Sequence[Any], rows: np.ndarray) -> Iterator[tuple[Any, n
 
 
 @final
-class ConcatSource(Source):
+class ConcatSource(DiskSource):
     """The concatenation of several sources."""
 
-    def __init__(self, parts: Sequence[Source]) -> None:
+    def __init__(self, parts: Sequence[DiskSource]) -> None:
         self.parts, self.dtype = parts, parts[0].dtype
         self.shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
 
@@ -85,9 +85,9 @@ class ConcatSource(Source):
             out[places] = part.read(own)
         return out
 
-    def look(self, rows: np.ndarray) -> Iterator[bytes]:
+    def fingerprint(self, rows: np.ndarray) -> Iterator[bytes]:
         for part, own, _ in _split_rows(self.parts, rows):
-            yield from part.look(own)
+            yield from part.fingerprint(own)
 
 
 @final
@@ -115,7 +115,7 @@ class StoredArrays:
 
 
 @final
-class ArraySource(Source):
+class ArraySource(DiskSource):
     """Images or volumes in HDF5 files.
 
     axes: the axes of the array in order: N (the rows), C, D, H and W. Rows are returned as (c, H, W) or (c, D, H, W).
@@ -129,16 +129,16 @@ class ArraySource(Source):
         x = self.array[rows].transpose([self.axes.index(axis) for axis in "NCDHW" if axis in self.axes])
         return x if "C" in self.axes else x[:, None]
 
-    def look(self, rows: np.ndarray) -> Iterator[bytes]:
+    def fingerprint(self, rows: np.ndarray) -> Iterator[bytes]:
         yield rows.tobytes()
-        yield self.read(rows[:: max(len(rows) // SEEN, 1)]).tobytes()
+        yield self.read(rows[:: max(len(rows) // FINGERPRINT_ROWS, 1)]).tobytes()
 
 
 @final
 class Stream:
     """Rows of a source, used like a tensor (n, c, H, W)."""
 
-    def __init__(self, source: Source, rows: np.ndarray | None = None) -> None:
+    def __init__(self, source: DiskSource, rows: np.ndarray | None = None) -> None:
         self.source = source
         self.rows = np.arange(source.shape[0]) if rows is None else rows
 
@@ -165,10 +165,10 @@ class Stream:
         """Return all rows in memory, (n, c, H, W)."""
         return self.read(torch.arange(len(self)))
 
-    def look(self) -> Iterator[bytes]:
+    def fingerprint(self) -> Iterator[bytes]:
         """Yield bytes that identify the rows; ranks compare these instead of all numbers."""
         yield f"{tuple(self.shape)}".encode()
-        yield from self.source.look(self.rows)
+        yield from self.source.fingerprint(self.rows)
 
 
 def concatenate_streams(streams: Sequence[Stream]) -> Stream:
@@ -188,7 +188,7 @@ def prefetch(read: Callable[[Part], Result], parts: Iterable[Part]) -> Generator
         try:
             for part in parts:
                 waiting.append(reader.submit(read, part))
-                if len(waiting) > AHEAD:
+                if len(waiting) > PREFETCHED_BATCHES:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()

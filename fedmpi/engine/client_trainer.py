@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi.common import seeds
-from fedmpi.data.federated import Federated
+from fedmpi.data.federated import FederatedData
 from fedmpi.engine.hook_checks import FrozenTensorGuard
 from fedmpi.engine.local.graphs import PassGraphs, consists_of_known_parts
 from fedmpi.engine.local.local_training_config import LocalTrainingConfig
@@ -38,7 +38,7 @@ class ClientTrainer:
         net: FeaturesAndHead,
         task: Any,
         method: Method,
-        data: Federated,
+        data: FederatedData,
         messages: MessageLayouts,
         local_training: LocalTrainingConfig,
         seed: int,
@@ -83,7 +83,7 @@ class ClientTrainer:
         # Passes label counts to a task that weighs classes: once the sum over all clients, or, if counts are private to
         # the sites, those of each client before it trains.
         self.set_class_counts: Callable[[Tensor], object] = getattr(task, "set_class_counts", lambda counts: None)
-        if data.counts_shared:
+        if data.label_counts_shared:
             self.set_class_counts(self.label_counts.sum(0))
 
     def generators(self, t: int, client: int, fit: int) -> tuple[torch.Generator, torch.Generator | None]:
@@ -92,7 +92,8 @@ class ClientTrainer:
         Returns:
             The generator of the order of samples, and that of augmentation, which is None if samples are not augmented.
         """
-        augment = seeds.generator(self.seed, "augment", t, client, fit) if self.data.train[client].draws else None
+        is_augmented = self.data.train[client].random_numbers_per_sample > 0
+        augment = seeds.generator(self.seed, "augment", t, client, fit) if is_augmented else None
         return seeds.generator(self.seed, "batches", t, client, fit), augment
 
     def wait(self) -> None:

@@ -36,7 +36,7 @@ from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.common.inputs import call
 from fedmpi.common.text import is_lower_better
 from fedmpi.common.user_code_errors import attribute_errors, located_error
-from fedmpi.data.batches import Shard, batches, pooled_rows
+from fedmpi.data.batches import Shard, batches, merge_shards
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.federation_config import SERVER_PROTOCOLS, FederationConfig
@@ -257,7 +257,7 @@ class Evaluator:
         if self.is_silo or self.selects_by_own_models:
             rows, weights = self._evaluate_clients("validation", t, downloads)
             return {} if self.server is None else self._combine_shards(t, "validation", rows, weights)
-        return {} if self.server is None else self._evaluate_global_model(t, pooled_rows(self.data.validation)).metrics
+        return {} if self.server is None else self._evaluate_global_model(t, merge_shards(self.data.validation)).metrics
 
     # ---- clients and sites ----
     def _metrics_and_weight(self, evaluation: Evaluation) -> tuple[Metrics, float]:

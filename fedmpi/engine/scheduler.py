@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedmpi.comm import Communicator
 from fedmpi.common import seeds
-from fedmpi.data.federated import Federated
+from fedmpi.data.federated import FederatedData
 from fedmpi.engine.faults.lost_ranks import INITIAL_STATE, LostRanks
 from fedmpi.engine.federation_config import FederationConfig
 
@@ -71,7 +71,7 @@ class RankSpeeds:
 class ClientScheduler:
     """Draws the cohort of each round and assigns its clients to ranks; the result is the same on every rank."""
 
-    def __init__(self, config: FederationConfig, data: Federated, comm: Communicator, ranks: Sequence[int]) -> None:
+    def __init__(self, config: FederationConfig, data: FederatedData, comm: Communicator, ranks: Sequence[int]) -> None:
         """Args:
         ranks: the ranks that train clients.
         """

@@ -18,7 +18,7 @@ from fedmpi.comm import Lost
 from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
 from fedmpi.common.user_code_errors import attribute_errors, located_error
-from fedmpi.data.federated import Federated
+from fedmpi.data.federated import FederatedData
 from fedmpi.engine import hook_checks
 from fedmpi.engine.faults.upload_filter import NOT_FINITE, REMEDY, UpdateFilter
 from fedmpi.engine.messages import MessageLayouts, UploadLayout
@@ -34,9 +34,9 @@ ServerRule = Callable[[Uploads, Server], Tensor]
 class ServerView(Server):
     """The argument `server` of the method's hooks; one object for the whole run."""
 
-    def __init__(self, data: Federated, lr: float, rounds: int, seed: int) -> None:
+    def __init__(self, data: FederatedData, lr: float, rounds: int, seed: int) -> None:
         self.clients, self.classes, self.rounds, self.lr = data.clients, data.classes, rounds, lr
-        self.counts, self.counts_shared = torch.from_numpy(data.label_counts), data.counts_shared
+        self.counts, self.label_counts_shared = torch.from_numpy(data.label_counts), data.label_counts_shared
         self.round, self.train_lr = 0, 0.0
         self.segments: Sequence[Segment] = ()
         self.w = self.shared = torch.empty(0)  # set by FederationServer, like the state
@@ -46,7 +46,7 @@ class ServerView(Server):
 
     @property
     def label_counts(self) -> Tensor:  # type: ignore[override]
-        if not self.counts_shared:
+        if not self.label_counts_shared:
             raise UserError(
                 "server.label_counts: the sites do not tell how many samples they have of each class "
                 "(data.share_label_counts is false); a method that asks for it declares needs = {LABEL_COUNTS}"

@@ -20,7 +20,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Shape, Type, call, zeros
 from fedmpi.common.user_code_errors import attribute_errors
 from fedmpi.config import Settings, resources
-from fedmpi.data.federated import Federated
+from fedmpi.data.federated import FederatedData
 from fedmpi.engine import scheduler
 from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.federation import Federation
@@ -56,7 +56,7 @@ class Experiment:
     """The objects of an experiment on one rank (data, model, task, method, ...), without the communicator."""
 
     settings: Settings
-    data: Federated
+    data: FederatedData
     method: Method
     task: Any
     net: FeaturesAndHead
@@ -192,7 +192,7 @@ def make_prepared_module(
     return module
 
 
-def make_experiment(settings: Settings, data: Federated, device: torch.device) -> Experiment:
+def make_experiment(settings: Settings, data: FederatedData, device: torch.device) -> Experiment:
     """Make model, task and method for a federation, check that they fit together, and move the data to the device."""
     method, local_training, name = make_method(settings), make_local_training(settings), settings.model.name
     task = make_task(settings, data)
@@ -202,7 +202,7 @@ def make_experiment(settings: Settings, data: Federated, device: torch.device) -
         start = load_initial_weights(module, settings.working_dir / settings.init.source, settings.init.strict)
     with attribute_errors(f"model {name}"):
         net = FeaturesAndHead(module, data.input_shape, data.x_dtype)
-    task.names = validation.metric_names(task, net.output_shape, data.two_targets())
+    task.names = validation.metric_names(task, net.output_shape, data.example_targets())
     with attribute_errors(f"model {name}"):
         model = FlatModel(module, net.head_parameter_names(), channels_last=settings.compute.channels_last)
     floats = [p for p in model.frozen.values() if p.is_floating_point()]
@@ -224,7 +224,7 @@ def make_experiment(settings: Settings, data: Federated, device: torch.device) -
     return replace(built, data=data.to(device, channels_last=settings.compute.channels_last))
 
 
-def make_task(settings: Settings, data: Federated) -> Any:
+def make_task(settings: Settings, data: FederatedData) -> Any:
     """Make the configured task; if the targets of the data are standardised, a regression on standardised targets."""
     construct = registry.make(tasks.KIND, settings.task, settings.key_origins("task"))
     with attribute_errors(f"task {settings.task.name}"), seeds.seeded(settings.seed, "task"):
@@ -236,7 +236,7 @@ def make_task(settings: Settings, data: Federated) -> Any:
 
 
 def make_messages(
-    settings: Settings, method: Method, model: FlatModel, net: FeaturesAndHead, data: Federated
+    settings: Settings, method: Method, model: FlatModel, net: FeaturesAndHead, data: FederatedData
 ) -> MessageLayouts:
     """Make the layouts and formats of all messages between server and clients, and of the state of clients and server.
 

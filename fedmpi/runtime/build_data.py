@@ -23,14 +23,21 @@ from fedmpi.common.user_code_errors import attribute_errors, located_error
 from fedmpi.config.schema import Settings
 from fedmpi.data import partitions, sources
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.federated import Federated, augmented, hold_out, split
-from fedmpi.data.lazy_images import Pictures
-from fedmpi.data.leaks import warn_of_leaks
-from fedmpi.data.silos import COLUMNS, WIDTH, describe, label_table, open_silos, silo_federation
+from fedmpi.data.federated import FederatedData, add_augmentation, hold_out_validation, split
+from fedmpi.data.lazy_images import LazyImages
+from fedmpi.data.leaks import warn_about_label_leaks
+from fedmpi.data.silos import (
+    TABLE_COLUMNS,
+    TABLE_WIDTH,
+    build_silo_federation,
+    count_local_labels,
+    describe_silos,
+    open_silos,
+)
 from fedmpi.data.sources.source_utils import set_ignored_target
-from fedmpi.data.streaming import Stream, choosing
-from fedmpi.data.transforms.base import Operation
-from fedmpi.data.transforms.pipeline import operation
+from fedmpi.data.streaming import Stream, streaming_mode
+from fedmpi.data.transforms.base import Transform
+from fedmpi.data.transforms.pipeline import make_transform
 from fedmpi.engine import scheduler
 from fedmpi.tasks.base import is_counted
 
@@ -67,16 +74,18 @@ def make_source(settings: Settings) -> partial[Any]:
     return partial(source, download=True)
 
 
-def make_augmentations(settings: Settings) -> list[Operation]:
+def make_augmentations(settings: Settings) -> list[Transform]:
     """Return the augmentation operations of data.augment, with checked options."""
     parsed = []
     for i, item in enumerate(settings.data.augment):
         name, given = (item, None) if isinstance(item, str) else next(iter(item.items()))
-        parsed.append(operation(name, given, f"data.augment.{i}", settings.key_origins(f"data.augment.{i}.{name}")))
+        parsed.append(
+            make_transform(name, given, f"data.augment.{i}", settings.key_origins(f"data.augment.{i}.{name}"))
+        )
     return parsed
 
 
-def build_partitioned_data(settings: Settings) -> Federated:
+def build_partitioned_data(settings: Settings) -> FederatedData:
     """Load one data set and divide it among clients (data.partition). Every rank holds all of it.
 
     Raises:
@@ -94,7 +103,7 @@ def build_partitioned_data(settings: Settings) -> Federated:
         waiting = download_lock(settings.data.root)
     with waiting, attribute_errors("data"):
         ignored = settings.task.options.get("ignore")
-        with choosing(settings.data.stream), set_ignored_target(ignored), seeds.seeded(settings.seed, "source"):
+        with streaming_mode(settings.data.stream), set_ignored_target(ignored), seeds.seeded(settings.seed, "source"):
             dataset = require_dataset(source((settings.working_dir / settings.data.root).absolute()), source.func)
         check_dataset(settings, dataset)
     with attribute_errors("data.partition"), seeds.seeded(settings.seed, "scheme"):
@@ -107,17 +116,17 @@ def build_partitioned_data(settings: Settings) -> Federated:
                 "or data.silos; say data.standardise_target: pooled"
             )
         federation = standardise_targets(settings, federation, [train], [test], dataset.site_names, np.stack)
-    return augmented(hold_out(federation, settings.data.validation, settings.seed), augment)
+    return add_augmentation(hold_out_validation(federation, settings.data.validation, settings.seed), augment)
 
 
 def standardise_targets(
     settings: Settings,
-    data: Federated,
+    data: FederatedData,
     train: Sequence[TargetsAndSites],
     test: Sequence[TargetsAndSites],
     names: Sequence[str],
     exchange: Callable[[list[np.ndarray]], np.ndarray],
-) -> Federated:
+) -> FederatedData:
     """Return a federation whose regression targets are standardised by the mean and deviation of training rows.
 
     data.standardise_target selects the training rows of each site (`site`) or of all sites (`pooled`).
@@ -179,12 +188,12 @@ def check_dataset(settings: Settings, dataset: Dataset, whose: str = "") -> None
     whose: " of SITE" in silo mode, for messages.
     """
     x = dataset.train_x
-    if settings.data.stream is True and not (isinstance(x, Pictures) and isinstance(x.stored, Stream)):
+    if settings.data.stream is True and not (isinstance(x, LazyImages) and isinstance(x.stored, Stream)):
         raise UserError(
             f"data.stream: true, but source {settings.data.source} gives these samples as a whole: what can stay on "
             "disk are uint8 pictures in HDF5, and picture files; leave it out"
         )
-    warn_of_leaks(dataset, whose)
+    warn_about_label_leaks(dataset, whose)
 
 
 def require_dataset(dataset: Any, source: Any) -> Dataset:
@@ -218,7 +227,7 @@ def assign_sites_to_ranks(settings: Settings, size: int) -> dict[int, int]:
     return owner
 
 
-def build_silo_data(settings: Settings, comm: Communicator) -> Federated:
+def build_silo_data(settings: Settings, comm: Communicator) -> FederatedData:
     """Build the federated data of data.silos, for which this rank opens only the files of its own clients.
 
     Ranks exchange the numbers of samples; if data.share_label_counts is true, label counts; and for
@@ -235,11 +244,11 @@ def build_silo_data(settings: Settings, comm: Communicator) -> Federated:
         datasets = _open_sites(settings, mine)
         for k, dataset in datasets.items():
             check_dataset(settings, dataset, f" of {names[k]}")
-    table = np.zeros((len(names), WIDTH), dtype=np.int64)
-    table[mine] = describe(datasets)
-    table = gather_rows_from_owners(comm, table, owner, COLUMNS)
-    own = label_table(datasets, table, names)
-    unsplit = silo_federation(
+    table = np.zeros((len(names), TABLE_WIDTH), dtype=np.int64)
+    table[mine] = describe_silos(datasets)
+    table = gather_rows_from_owners(comm, table, owner, TABLE_COLUMNS)
+    own = count_local_labels(datasets, table, names)
+    unsplit = build_silo_federation(
         datasets, table, gather_rows_from_owners(comm, own, owner, LABEL_COUNTS) if shared else own, names
     )
 
@@ -249,7 +258,7 @@ def build_silo_data(settings: Settings, comm: Communicator) -> Federated:
             sums[k] = row
         return gather_rows_from_owners(comm, sums.view(np.int64), owner, TARGET_SUMS).view(np.float64)
 
-    federation = replace(_prepare_sites(settings, unsplit, datasets, exchange), counts_shared=shared)
+    federation = replace(_prepare_sites(settings, unsplit, datasets, exchange), label_counts_shared=shared)
     if not settings.data.validation:
         return federation
     # If rows are held out in whole groups, only the rank of a site knows how many validation samples it has.
@@ -260,16 +269,16 @@ def build_silo_data(settings: Settings, comm: Communicator) -> Federated:
     return replace(federation, validation_sizes=sizes, train_sizes=train_sizes, label_counts=counts)
 
 
-def build_one_site_data(settings: Settings, client: int) -> Federated:
+def build_one_site_data(settings: Settings, client: int) -> FederatedData:
     """Build the federated data of data.silos from the files of one site (number `client`).
 
     All other sites are given the sizes of this site, and for data.standardise_target: pooled its targets.
     """
     names, datasets = settings.data.silos or (), _open_sites(settings, [client])
-    table = describe(datasets).repeat(len(names), axis=0)
+    table = describe_silos(datasets).repeat(len(names), axis=0)
     table[:, 0] = np.arange(len(names))
-    unsplit = silo_federation(datasets, table, label_table(datasets, table, names), names)
-    return replace(_prepare_sites(settings, unsplit, datasets, np.stack), counts_shared=False)
+    unsplit = build_silo_federation(datasets, table, count_local_labels(datasets, table, names), names)
+    return replace(_prepare_sites(settings, unsplit, datasets, np.stack), label_counts_shared=False)
 
 
 def _open_sites(settings: Settings, clients: Sequence[int]) -> dict[int, Dataset]:
@@ -278,7 +287,7 @@ def _open_sites(settings: Settings, clients: Sequence[int]) -> dict[int, Dataset
     root = (settings.working_dir / settings.data.root).absolute()
     with (
         attribute_errors("data"),
-        choosing(settings.data.stream),
+        streaming_mode(settings.data.stream),
         set_ignored_target(settings.task.options.get("ignore")),
     ):
         opened = open_silos(source.func, root, names, clients, settings.seed, **source.keywords)
@@ -287,16 +296,18 @@ def _open_sites(settings: Settings, clients: Sequence[int]) -> dict[int, Dataset
 
 def _prepare_sites(
     settings: Settings,
-    unsplit: Federated,
+    unsplit: FederatedData,
     datasets: Mapping[int, Dataset],
     exchange: Callable[[list[np.ndarray]], np.ndarray],
-) -> Federated:
+) -> FederatedData:
     """Standardise the targets of sites, hold out validation rows and add augmentation, as configured."""
     if settings.data.standardise_target:
         train = [(each.train_y, torch.full((len(each.train_y),), k)) for k, each in datasets.items()]
         test = [(each.test_y, torch.full((len(each.test_y),), k)) for k, each in datasets.items()]
         unsplit = standardise_targets(settings, unsplit, train, test, unsplit.site_names, exchange)
-    return augmented(hold_out(unsplit, settings.data.validation, settings.seed), make_augmentations(settings))
+    return add_augmentation(
+        hold_out_validation(unsplit, settings.data.validation, settings.seed), make_augmentations(settings)
+    )
 
 
 @contextmanager

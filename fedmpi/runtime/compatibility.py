@@ -17,8 +17,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import is_lower_better, nearest, shorten
 from fedmpi.common.user_code_errors import located_error
 from fedmpi.config.schema import Settings
-from fedmpi.data.batches import samples_of
-from fedmpi.data.federated import Federated
+from fedmpi.data.batches import distinct_samples
+from fedmpi.data.federated import FederatedData
 from fedmpi.engine import scheduler
 from fedmpi.engine.evaluate import personal_groups
 from fedmpi.engine.federation_config import SERVER_PROTOCOLS
@@ -112,7 +112,7 @@ def _find_unmet_requirements(
 
 
 # ---- data ----
-def check_data(settings: Settings, data: Federated, task: Any, net: FeaturesAndHead) -> None:
+def check_data(settings: Settings, data: FederatedData, task: Any, net: FeaturesAndHead) -> None:
     """Check that targets fit the task, and the model's outputs fit the targets; warn of an empty test set.
 
     Raises UserError if they do not fit.
@@ -126,7 +126,7 @@ def check_data(settings: Settings, data: Federated, task: Any, net: FeaturesAndH
     # Only clients whose rows this rank has are checked; if all are parts of one data set, each tensor once.
     targets = {} if data.global_test is None else {"test data": data.global_test.y}
     for part, shards in (("training data", data.train), ("test data", data.test)):
-        for k, _, y in samples_of(shards):
+        for k, _, y in distinct_samples(shards):
             client = data.site_names[k] if data.site_names else f"client {k}"
             targets[part if data.parts is not None else f"{part} of {client}"] = y
     for part, y in targets.items():
@@ -140,7 +140,7 @@ def check_data(settings: Settings, data: Federated, task: Any, net: FeaturesAndH
         warnings.warn("data: the test set is empty; the global model will have no loss and no metrics", stacklevel=3)
 
 
-def check_cohort(settings: Settings, data: Federated) -> None:
+def check_cohort(settings: Settings, data: FederatedData) -> None:
     """Check that there are enough clients for a cohort, and that not all of them lack a whole batch (train.drop_last).
 
     Raises:
@@ -170,7 +170,7 @@ def _origin_prefix(settings: Settings, key: str) -> str:
     return f"{at}: " if at else ""
 
 
-def _find_idle_clients(settings: Settings, data: Federated) -> list[int]:
+def _find_idle_clients(settings: Settings, data: FederatedData) -> list[int]:
     """Return the clients that make no step because they have fewer samples than one batch (train.drop_last)."""
     size = settings.train.batch_size
     if not settings.train.drop_last or size == "full":
@@ -179,7 +179,7 @@ def _find_idle_clients(settings: Settings, data: Federated) -> list[int]:
     return clients
 
 
-def make_selection_criterion(settings: Settings, task: Any, data: Federated) -> SelectionCriterion:
+def make_selection_criterion(settings: Settings, task: Any, data: FederatedData) -> SelectionCriterion:
     """Return the criterion for selecting the best model (evaluate.best), with its metric and direction.
 
     Raises:
@@ -203,7 +203,7 @@ def make_selection_criterion(settings: Settings, task: Any, data: Federated) -> 
 
 
 # ---- uploads ----
-def check_uploads(settings: Settings, data: Federated, messages: MessageLayouts) -> None:
+def check_uploads(settings: Settings, data: FederatedData, messages: MessageLayouts) -> None:
     """Check that the method's uploads suit the aggregation rule, wire format, reduction and recorded statistics.
 
     Raises UserError if one of them cannot be used with these uploads.
@@ -294,7 +294,7 @@ def check_robust_rule(rule: str, options: Mapping[str, Any], members: int, idle:
 
 # ---- evaluation ----
 def check_evaluation(
-    settings: Settings, method: Method, task: Any, net: FeaturesAndHead, data: Federated, messages: MessageLayouts
+    settings: Settings, method: Method, task: Any, net: FeaturesAndHead, data: FederatedData, messages: MessageLayouts
 ) -> None:
     """Check that the configured analyses are possible, and warn if clients have own models that are not evaluated."""
     if settings.analysis:
@@ -310,7 +310,7 @@ def check_evaluation(
 
 
 def _check_analysis(
-    settings: Settings, task: Any, net: FeaturesAndHead, data: Federated, messages: MessageLayouts
+    settings: Settings, task: Any, net: FeaturesAndHead, data: FederatedData, messages: MessageLayouts
 ) -> None:
     """Check that the configured analyses are possible: they need a global model and rounds that can be repeated."""
     named = f"analysis: {', '.join(settings.analysis)}"

@@ -17,11 +17,11 @@ from torch import Tensor
 from fedmpi.comm import Communicator
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Samples, named_tensors
-from fedmpi.data.batches import samples_of
-from fedmpi.data.federated import Federated
-from fedmpi.data.lazy_images import Pictures
+from fedmpi.data.batches import distinct_samples
+from fedmpi.data.federated import FederatedData
+from fedmpi.data.lazy_images import LazyImages
 from fedmpi.data.streaming import Stream
-from fedmpi.data.transforms.base import Operation
+from fedmpi.data.transforms.base import Transform
 from fedmpi.flat.model import FlatModel
 from fedmpi.runtime.record.saved_model import InitialWeights
 
@@ -50,7 +50,7 @@ def code_digests() -> dict[str, str]:
     return {"(code of fedmpi)": short_digest(*own), "(torch version)": short_digest(torch.__version__)}
 
 
-def data_digests(federated: Federated) -> dict[str, str]:
+def data_digests(federated: FederatedData) -> dict[str, str]:
     """Return a dict of digests (short checksums) of the partition, the training data and the test data.
 
     In silo mode the result is {}, as each rank has other data. For images, the digest covers the stored bytes and the
@@ -59,7 +59,7 @@ def data_digests(federated: Federated) -> dict[str, str]:
     """
     if federated.parts is None or federated.global_test is None:
         return {}
-    (_, x, y), test = next(samples_of(federated.train)), federated.global_test
+    (_, x, y), test = next(distinct_samples(federated.train)), federated.global_test
     return {
         "(partition)": short_digest(federated.parts.order.tobytes()),
         "(training data)": short_digest(_iter_chunks(x), _iter_chunks(y)),
@@ -80,13 +80,13 @@ def frozen_digest(parameters: Mapping[str, Tensor]) -> dict[str, str]:
     return {"(frozen parameters)": short_digest(pieces)} if parameters else {}
 
 
-def _iter_chunks(x: Samples | Pictures) -> Iterator[bytes]:
+def _iter_chunks(x: Samples | LazyImages) -> Iterator[bytes]:
     """Yield the content of samples in pieces of at most 1 MiB: for each tensor its name, shape and type, then bytes."""
-    if isinstance(x, Pictures):
-        operations = [describe_operation(operation) for operation in x.look.operations]
-        yield f"{x.look.normal} {x.look.channels} {operations}".encode()
+    if isinstance(x, LazyImages):
+        operations = [describe_operation(operation) for operation in x.pipeline.transforms]
+        yield f"{x.pipeline.normal} {x.pipeline.channels} {operations}".encode()
         if isinstance(x.stored, Stream):
-            yield from x.stored.look()
+            yield from x.stored.fingerprint()
             return
         x = x.stored
     for name, part in named_tensors(x, ""):
@@ -95,7 +95,7 @@ def _iter_chunks(x: Samples | Pictures) -> Iterator[bytes]:
             yield piece.cpu().numpy().tobytes()
 
 
-def describe_operation(operation: Operation) -> tuple[str, dict[str, Any]]:
+def describe_operation(operation: Transform) -> tuple[str, dict[str, Any]]:
     """Return the name of an operation's class, and its options."""
     names: list[str] = [field.name for field in fields(operation)] if is_dataclass(operation) else []
     return type(operation).__name__, {name: getattr(operation, name) for name in names}

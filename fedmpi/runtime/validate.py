@@ -15,7 +15,7 @@ from fedmpi.common.text import count, shorten
 from fedmpi.config import Settings
 from fedmpi.data.batches import Shard
 from fedmpi.data.dataset import is_labels
-from fedmpi.data.federated import Federated
+from fedmpi.data.federated import FederatedData
 from fedmpi.runtime import build, build_data, memory
 from fedmpi.runtime.device import configure_numerics
 from fedmpi.runtime.record import console_text
@@ -86,11 +86,11 @@ def _describe_sample(shape: Shape) -> str:
     return f"{shape}: {describe_axes(shape, axes)} ({', '.join(axes)})" if axes else f"{shape}"
 
 
-def _describe_sites(data: Federated, task: Task) -> list[tuple[str, str]]:
+def _describe_sites(data: FederatedData, task: Task) -> list[tuple[str, str]]:
     """Return a row (label, text) for each site: its numbers of samples in each part of its data, by class or event."""
     rows = []
     for client, name in list(enumerate(data.site_names))[:MAX_SITES_SHOWN]:
-        preparation = data.own_preparation.get(client, data.preparation)
+        preparation = data.silo_preparations.get(client, data.preparation)
         names = preparation.class_names if preparation else ()
         parts = [
             f"{count(len(shards[client]), f'{part} sample')}{_describe_targets(shards[client], names, task)}"

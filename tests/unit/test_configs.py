@@ -130,9 +130,9 @@ def test_published(tmp_path, name):
     with pytest.raises(MissingDataError, match="nothing is wrong but"):
         runs.validate_sweep(asked, lambda _: None)
     for settings in map(asked.run_settings, asked.covering_labels()):
-        look = ImagePipeline(bytes=True, channels=3, operations=tuple(build_data.make_augmentations(settings)))
-        assert look.steps is not None
-        assert look.out((3, 256, 256)) == look.out((3, 256, 256), drawn=True)
+        pipeline = ImagePipeline(bytes=True, channels=3, transforms=tuple(build_data.make_augmentations(settings)))
+        assert pipeline.steps is not None
+        assert pipeline.output_shape((3, 256, 256)) == pipeline.output_shape((3, 256, 256), training=True)
     assert path.read_text().startswith("# ")
     assert f"{name}_small" in PAPERS
 

@@ -107,7 +107,7 @@ def test_a_task_that_weighs_by_each_clients_own_counts_trains_them_one_by_one():
     """Together they would all have the counts of the client that was told last."""
     more = {"task": {"name": f"{__file__}:Weighing"}, "cohort": {"fraction": 1.0}}
     data = federated()
-    data = replace(data, counts_shared=False)
+    data = replace(data, label_counts_shared=False)
     share = small_settings("fedavg", **more).data.model_copy(update={"share_label_counts": False})
 
     def run(pack):

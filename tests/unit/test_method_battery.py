@@ -12,7 +12,7 @@ from torch import nn
 from fedmpi.common import seeds
 from fedmpi.common.registry import load
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.federated import Shard, hold_out, split
+from fedmpi.data.federated import Shard, hold_out_validation, split
 from fedmpi.data.partitions.base import Partition
 from fedmpi.methods import registry
 
@@ -94,7 +94,7 @@ def test_client_ids_do_not_matter(method):
     options = WITHOUT_IDS.get(method, SPECIAL.get(method, {}))
     config = small_settings(method, options=options, cohort={"fraction": 1.0}, train={"batch_size": "full"})
     data = federated(client_test="global")
-    data = hold_out(data, config.data.validation, 0)
+    data = hold_out_validation(data, config.data.validation, 0)
     new = [3, 0, 6, 1, 5, 2, 4]  # client k of the second run is client new[k] of the first
     renamed = replace(
         data,

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedmpi.common.errors import UserError
 
-LEAVE_OUT = "leave `clients` out (data.partition.clients=null, where a base sets it)"
+LEAVE_OUT_CLIENTS = "leave `clients` out (data.partition.clients=null, where a base sets it)"
 
 
 @final
@@ -50,7 +50,7 @@ class Partition:
         """
         rows = np.flatnonzero(owner >= 0)
         sizes = np.bincount(owner[rows], minlength=clients)
-        return cls.from_sizes(_sorted_by_owner(owner[rows].astype(np.int64), rows), sizes)
+        return cls.from_sizes(_sort_by_owner(owner[rows].astype(np.int64), rows), sizes)
 
     @property
     def sizes(self) -> np.ndarray:
@@ -64,7 +64,7 @@ class Partition:
 
     def ascending(self) -> Partition:
         """Return the same partition with the rows of each client in ascending order."""
-        return Partition(_sorted_by_owner(self.owner, self.order), self.offsets)
+        return Partition(_sort_by_owner(self.owner, self.order), self.offsets)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -76,7 +76,7 @@ class Partition:
         return (self[k] for k in range(len(self)))
 
 
-def index_array(part: Any, samples: int) -> np.ndarray:
+def validate_indices(part: Any, samples: int) -> np.ndarray:
     """Return a client's rows, (n,) int64, ascending. Raises ValueError unless they are integers 0..samples - 1."""
     indices = np.asarray(part)
     usual = indices.ndim == 1 and (indices.dtype.kind in "iu" or not len(indices))
@@ -86,7 +86,7 @@ def index_array(part: Any, samples: int) -> np.ndarray:
     return np.sort(indices.astype(np.int64))
 
 
-def _sorted_by_owner(owner: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def _sort_by_owner(owner: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return the rows sorted by owner, and ascending for each owner.
 
     One sort of integers is several times as fast as an argsort.
@@ -104,7 +104,7 @@ def equal_sizes(rows: int, parts: int) -> np.ndarray:
     return rows // parts + (np.arange(parts) < rows % parts)
 
 
-def check_enough(samples: int, parts: int, scheme: str, min_size: int = 1, unit: str = "") -> None:
+def check_enough_samples(samples: int, parts: int, scheme: str, min_size: int = 1, unit: str = "") -> None:
     """Raise UserError if there are too few samples for parts of `min_size`. unit: the parts, for the message."""
     if samples < parts:
         what = unit or f"clients={parts} parts"
@@ -116,9 +116,9 @@ def check_enough(samples: int, parts: int, scheme: str, min_size: int = 1, unit:
         )
 
 
-def check_classes(labels: np.ndarray, scheme: str) -> None:
+def check_class_labels(labels: np.ndarray, scheme: str) -> None:
     if labels.dtype.kind not in "iu" or labels.ndim != 1:
-        found = f"{labels.dtype} (regression)" if labels.ndim == 1 else f"arrays {labels.shape[1:]}"
+        kind = f"{labels.dtype} (regression)" if labels.ndim == 1 else f"arrays {labels.shape[1:]}"
         raise UserError(
-            f"data.partition: {scheme} divides by class, but the labels are {found}; take iid, quantity or site"
+            f"data.partition: {scheme} divides by class, but the labels are {kind}; take iid, quantity or site"
         )

@@ -8,15 +8,15 @@ import numpy as np
 from pydantic import Field
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.partitions.base import Partition, check_classes, check_enough, equal_sizes
+from fedmpi.data.partitions.base import Partition, check_class_labels, check_enough_samples, equal_sizes
 
 # The largest number of shares that are drawn, which takes about five seconds: 100,000 draws for 100 clients and 10
 # classes, for which FedSOL's alpha of .05 takes 2,000 to 90,000.
 MAX_SHARES = 100_000_000
-BLOCK = 100_000  # shares that are drawn and checked at once
-SLOW = 50  # draws made one by one before their share of all draws is considered
-SLOW_COST = 20  # draws in a block that take as long as one draw made alone
-TINY = np.finfo(np.float64).tiny  # q / sum(q) is inaccurate for smaller sums, which occur for alpha < .01
+SHARES_PER_BLOCK = 100_000  # shares that are drawn and checked at once
+MIN_SINGLE_DRAWS = 50  # draws made one by one before their share of all draws is considered
+BLOCK_DRAWS_PER_SINGLE = 20  # draws in a block that take as long as one draw made alone
+MIN_MASS = np.finfo(np.float64).tiny  # q / sum(q) is inaccurate for smaller sums, which occur for alpha < .01
 
 Alpha = Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)]
 Size = Annotated[int, Field(ge=1)]
@@ -24,7 +24,7 @@ Size = Annotated[int, Field(ge=1)]
 
 def iid(labels: np.ndarray, clients: int, rng: np.random.Generator) -> Partition:
     """Uniformly random samples, in equal parts; the first n mod N clients have one sample more."""
-    check_enough(len(labels), clients, "iid")
+    check_enough_samples(len(labels), clients, "iid")
     sizes = equal_sizes(len(labels), clients)
     return Partition.from_sizes(rng.permutation(len(labels)), sizes).ascending()
 
@@ -50,11 +50,11 @@ def dirichlet(
     client:       q_k ~ Dir(alpha 1_C) for each client, and equal sizes; one client after the other draws the
                   classes of its samples from q_k; an exhausted class is dropped and q_k renormalised (Hsu 2019).
     """
-    check_classes(labels, "dirichlet")
-    check_enough(len(labels), clients, "dirichlet", min_size)
+    check_class_labels(labels, "dirichlet")
+    check_enough_samples(len(labels), clients, "dirichlet", min_size)
     if convention == "client":
-        return _by_client(labels, clients, rng, alpha)
-    return _by_shares(labels, clients, rng, alpha, min_size, "dirichlet", balance=convention == "class")
+        return _partition_by_client(labels, clients, rng, alpha)
+    return _partition_by_shares(labels, clients, rng, alpha, min_size, "dirichlet", balance=convention == "class")
 
 
 def quantity(
@@ -65,12 +65,12 @@ def quantity(
     q ~ Dir(alpha 1_N) is drawn until every client has min_size samples; the permuted samples are cut at
     floor(cumsum(q) n).
     """
-    check_enough(len(labels), clients, "quantity", min_size)
+    check_enough_samples(len(labels), clients, "quantity", min_size)
     one_class = np.zeros(len(labels), dtype=np.int64)
-    return _by_shares(one_class, clients, rng, alpha, min_size, "quantity", balance=False)
+    return _partition_by_shares(one_class, clients, rng, alpha, min_size, "quantity", balance=False)
 
 
-def _by_shares(
+def _partition_by_shares(
     labels: np.ndarray,
     clients: int,
     rng: np.random.Generator,
@@ -82,14 +82,14 @@ def _by_shares(
     """Cut each shuffled class by the first draw of shares that gives every client min_size samples."""
     stock = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     totals = np.array([len(rows) for rows in stock])  # (C,)
-    counts = _accepted(totals, clients, rng, alpha, min_size, scheme, balance)
+    counts = _draw_until_accepted(totals, clients, rng, alpha, min_size, scheme, balance)
     owner = np.empty(len(labels), dtype=np.int64)
     for rows, sizes in zip(stock, counts, strict=True):  # samples are drawn only for the accepted sizes
         owner[rng.permutation(rows)] = np.repeat(np.arange(clients), sizes)
     return Partition.from_owners(owner, clients)
 
 
-def _accepted(
+def _draw_until_accepted(
     totals: np.ndarray,
     clients: int,
     rng: np.random.Generator,
@@ -105,13 +105,13 @@ def _accepted(
     """
     concentration, smallest, tried, slow, many = np.full(clients, alpha), 0, 0, 0, 1
     most = max(MAX_SHARES // (len(totals) * clients), 1)
-    while tried + SLOW_COST * slow < most:
+    while tried + BLOCK_DRAWS_PER_SINGLE * slow < most:
         stop = 0
-        if slow < SLOW or slow < tried / 8:  # otherwise hardly any draw can be checked in a block
-            many = min(many, most - tried, max(BLOCK // (len(totals) * clients), 1))
+        if slow < MIN_SINGLE_DRAWS or slow < tried / 8:  # otherwise hardly any draw can be checked in a block
+            many = min(many, most - tried, max(SHARES_PER_BLOCK // (len(totals) * clients), 1))
             before = rng.bit_generator.state
             q = rng.dirichlet(concentration, size=(many, len(totals)))  # (many, C, N)
-            counts, empty = _counts(q, totals, balance)
+            counts, empty = _counts_from_shares(q, totals, balance)
             least = counts.sum(1).min(1)  # (many,)
             good = np.flatnonzero((least >= min_size) & ~empty)
             stop = int(empty.argmax()) if empty.any() else many  # the first draw that cannot be used
@@ -126,7 +126,7 @@ def _accepted(
                 continue
             rng.bit_generator.state = before
             rng.dirichlet(concentration, size=(stop, len(totals)))
-        one = _one_by_one(totals, concentration, rng)
+        one = _draw_one_balanced(totals, concentration, rng)
         size = int(one.sum(0).min())
         if size >= min_size:
             return one
@@ -139,7 +139,7 @@ def _accepted(
     )
 
 
-def _counts(q: np.ndarray, totals: np.ndarray, balance: bool) -> tuple[np.ndarray, np.ndarray]:
+def _counts_from_shares(q: np.ndarray, totals: np.ndarray, balance: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return the counts (D, C, N) of draws q (D, C, N), and (D,) whether all mass of a class is on full clients."""
     draws, _, clients = q.shape
     sizes, counts = np.zeros((draws, clients), dtype=np.int64), np.empty(q.shape, dtype=np.int64)
@@ -148,13 +148,13 @@ def _counts(q: np.ndarray, totals: np.ndarray, balance: bool) -> tuple[np.ndarra
         free = sizes < totals.sum() / clients if balance else np.ones_like(sizes, dtype=bool)
         share = q[:, c] * free
         mass = share.sum(1)
-        empty |= mass < TINY
-        counts[:, c] = _cut(share / np.where(mass < TINY, 1.0, mass)[:, None], free, total)
+        empty |= mass < MIN_MASS
+        counts[:, c] = _cut_by_shares(share / np.where(mass < MIN_MASS, 1.0, mass)[:, None], free, total)
         sizes += counts[:, c]
     return counts, empty
 
 
-def _cut(share: np.ndarray, free: np.ndarray, total: int) -> np.ndarray:
+def _cut_by_shares(share: np.ndarray, free: np.ndarray, total: int) -> np.ndarray:
     """Return shares (D, N) of `total` samples as whole numbers, cut at the rounded-down cumulative shares."""
     ends = np.floor(np.cumsum(share, axis=1) * total).astype(np.int64)
     # The rounded sum may be slightly below 1; the remaining samples go to the last client that is not full.
@@ -163,7 +163,7 @@ def _cut(share: np.ndarray, free: np.ndarray, total: int) -> np.ndarray:
     return np.diff(ends, axis=1, prepend=0)
 
 
-def _one_by_one(totals: np.ndarray, concentration: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _draw_one_balanced(totals: np.ndarray, concentration: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Return one balanced draw, in which a class whose mass is all on full clients is redrawn among the others.
 
     Dir(alpha 1_N) restricted to some clients is the Dirichlet distribution on them.
@@ -175,7 +175,7 @@ def _one_by_one(totals: np.ndarray, concentration: np.ndarray, rng: np.random.Ge
         q = rng.dirichlet(concentration)
         q *= free
         mass = q.sum()
-        if mass < TINY:
+        if mass < MIN_MASS:
             q[free] = rng.dirichlet(concentration[free])
             mass = q.sum()
         q /= mass
@@ -186,7 +186,7 @@ def _one_by_one(totals: np.ndarray, concentration: np.ndarray, rng: np.random.Ge
     return np.diff(ends, axis=1)
 
 
-def _by_client(labels: np.ndarray, clients: int, rng: np.random.Generator, alpha: float) -> Partition:
+def _partition_by_client(labels: np.ndarray, clients: int, rng: np.random.Generator, alpha: float) -> Partition:
     """Return the partition of the convention client.
 
     Several samples are drawn at once, and samples of exhausted classes are rejected. This has exactly the distribution
@@ -200,7 +200,7 @@ def _by_client(labels: np.ndarray, clients: int, rng: np.random.Generator, alpha
         q = rng.dirichlet(np.full(len(stock), alpha))
         while (need := len(piece) - int(taken.sum())) > 0:
             q = np.where(taken < left, q, 0.0)
-            if q.sum() < TINY:  # no mass on the remaining classes; Dir restricted to these is Dir on them
+            if q.sum() < MIN_MASS:  # no mass on the remaining classes; Dir restricted to these is Dir on them
                 q[taken < left] = rng.dirichlet(np.full(int((taken < left).sum()), alpha))
             q = q / q.sum()
             taken = np.minimum(taken + rng.multinomial(need, q), left)

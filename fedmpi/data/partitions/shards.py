@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.partitions.base import Partition, check_classes, check_enough, equal_sizes
+from fedmpi.data.partitions.base import Partition, check_class_labels, check_enough_samples, equal_sizes
 
 
 def shards(
@@ -31,8 +31,8 @@ def shards(
     sorted: McMahan's original form: samples are sorted by label and cut into s N equal shards, which may contain two
     classes, and each client gets s of them.
     """
-    check_classes(labels, "shards")
-    check_enough(len(labels), clients * s, "shards", unit=f"clients x s = {clients} x {s} shards")
+    check_class_labels(labels, "shards")
+    check_enough_samples(len(labels), clients * s, "shards", unit=f"clients x s = {clients} x {s} shards")
     if sorted:
         if distinct:
             raise UserError("data.partition: `sorted` shards straddle classes, so `distinct` cannot hold; choose one")
@@ -54,12 +54,12 @@ def shards(
             f"data.partition: s={s} distinct classes a client, but there are {len(present)} classes; lower `s`"
         )
     names = rng.permutation(np.repeat(np.arange(len(present)), cuts)).reshape(clients, s)
-    while distinct and not _exchange(names, len(present), rng):
+    while distinct and not _exchange_repeated_labels(names, len(present), rng):
         names = rng.permutation(names.ravel()).reshape(clients, s)
-    return deal(labels, present[names], rng)
+    return deal_shards(labels, present[names], rng)
 
 
-def deal(labels: np.ndarray, names: np.ndarray, rng: np.random.Generator) -> Partition:
+def deal_shards(labels: np.ndarray, names: np.ndarray, rng: np.random.Generator) -> Partition:
     """Divide each class into equal shards, and assign them at random to the clients that are to hold this class.
 
     Args:
@@ -80,7 +80,7 @@ def deal(labels: np.ndarray, names: np.ndarray, rng: np.random.Generator) -> Par
     return parts
 
 
-def _exchange(names: np.ndarray, classes: int, rng: np.random.Generator) -> bool:
+def _exchange_repeated_labels(names: np.ndarray, classes: int, rng: np.random.Generator) -> bool:
     """Exchange labels in place until no client has one twice; return False if stuck (in tiny cases only).
 
     Client i has label a twice. It takes a label b, which it lacks, from a client j that lacks a, and gives a in return:
@@ -109,8 +109,8 @@ def classes(
     Client i has class i mod C and k - 1 others, uniform without replacement. The shuffled samples of a class are
     divided into equal parts for its clients. A class that no client has, which is possible only for N < C, is left out.
     """
-    check_classes(labels, "classes")
-    check_enough(len(labels), clients, "classes")
+    check_class_labels(labels, "classes")
+    check_enough_samples(len(labels), clients, "classes")
     names = np.unique(labels)
     if k > len(names):
         raise UserError(f"data.partition: k={k} classes a client, but there are {len(names)}; lower `k`")

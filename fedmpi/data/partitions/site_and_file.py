@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.csv_file import csv_table
-from fedmpi.data.partitions.base import LEAVE_OUT, Partition, index_array
+from fedmpi.data.csv_file import read_csv_table
+from fedmpi.data.partitions.base import LEAVE_OUT_CLIENTS, Partition, validate_indices
 
 
 def site(labels: np.ndarray, clients: int, rng: np.random.Generator, only: tuple[int | str, ...] = ()) -> Partition:
@@ -22,11 +22,11 @@ def site(labels: np.ndarray, clients: int, rng: np.random.Generator, only: tuple
     """
     present, chosen = np.unique(labels), np.array(only or range(clients), dtype=np.int64)
     if clients != len(chosen):
-        raise UserError(f"data.partition: only names {len(only)} sites, clients={clients}; {LEAVE_OUT}")
+        raise UserError(f"data.partition: only names {len(only)} sites, clients={clients}; {LEAVE_OUT_CLIENTS}")
     if not only and not np.array_equal(present, chosen):
         raise UserError(
             f"data.partition: scheme site makes one client of each site 0, 1, ..., clients={clients}, but the training "
-            f"samples belong to sites {present.tolist()}; {LEAVE_OUT}, or number sites without a gap"
+            f"samples belong to sites {present.tolist()}; {LEAVE_OUT_CLIENTS}, or number sites without a gap"
         )
     client = np.full(max(present[-1], chosen.max()) + 1, -1)
     client[chosen] = np.arange(clients)
@@ -52,7 +52,7 @@ def file(labels: np.ndarray, clients: int | None, rng: np.random.Generator, *, p
     if not parts:
         raise UserError(f"data.partition.path: {path} names no client")
     if clients is not None and clients != len(parts):
-        raise UserError(f"data.partition: {path} has {len(parts)} clients, and clients={clients}; {LEAVE_OUT}")
+        raise UserError(f"data.partition: {path} has {len(parts)} clients, and clients={clients}; {LEAVE_OUT_CLIENTS}")
     return parts.ascending()
 
 
@@ -61,7 +61,7 @@ def _read_csv(path: Path, samples: int) -> Partition:
         if "client" not in names:
             raise ValueError(f"its first line names no column `client`: {', '.join(names)}")
 
-    header, rows = csv_table(path, ",", check_header)
+    header, rows = read_csv_table(path, ",", check_header)
     place, owners = header.index("client"), []
     for line, row in rows:
         if not row[place].removeprefix("-").isdecimal() or not -1 <= int(row[place]) < samples:
@@ -85,4 +85,4 @@ def _read_npz(path: Path, samples: int) -> Partition:
             if not ascend or [*offsets[:1], *offsets[-1:]] != [0, len(indices)]:
                 raise ValueError("offsets that ascend from 0 to the number of indices are needed")
             pieces.append(np.split(indices, offsets[1:-1]))
-    return Partition.from_parts(index_array(np.concatenate(own), samples) for own in zip(*pieces, strict=True))
+    return Partition.from_parts(validate_indices(np.concatenate(own), samples) for own in zip(*pieces, strict=True))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.lazy_images import Pictures, of_bytes
+from fedmpi.data.lazy_images import LazyImages, make_lazy_images
 from fedmpi.data.sources.images.decode import PixelRange, check_pixel_range, scale_to_unit_range
 from fedmpi.data.sources.source_utils import check_finite, missing_targets_allowed
 from fedmpi.data.streaming import ArraySource, StoredArrays, Stream
@@ -43,7 +43,7 @@ class ArrayOptions:
 
 def convert_samples(
     array: np.ndarray | StoredArrays, options: ArrayOptions, name: str, at: Path, grey: bool = True
-) -> Tensor | Pictures:
+) -> Tensor | LazyImages:
     """Convert an array of samples to the inputs of a model.
 
     Args:
@@ -79,16 +79,16 @@ def convert_samples(
     pixels = array.dtype == np.uint8 or options.pixel_range is not None
     x = to_channels_first(torch.from_numpy(array), axes) if spatial else torch.from_numpy(array)
     normalised = _normalize(x, options, pixels)
-    return normalised if isinstance(normalised, Pictures) else check_finite(normalised, name, at)
+    return normalised if isinstance(normalised, LazyImages) else check_finite(normalised, name, at)
 
 
-def _normalize(x: Tensor | Stream, options: ArrayOptions, pixels: bool = True) -> Tensor | Pictures:
+def _normalize(x: Tensor | Stream, options: ArrayOptions, pixels: bool = True) -> Tensor | LazyImages:
     """Return (x - mean) / std by channel, as Pictures if x holds pixels (uint8, or floats in 0..1; `pixels`)."""
     for name, numbers in (("mean", options.mean), ("std", options.std)):
         if numbers is not None and len(numbers) != x.shape[1]:
             raise UserError(f"data.{name} has {len(numbers)} numbers; x has {x.shape[1]} channels: give one for each")
     if isinstance(x, Stream) or pixels:
-        return of_bytes(x, options.mean, options.std, x.shape[1])
+        return make_lazy_images(x, options.mean, options.std, x.shape[1])
     each = (-1, *[1] * (x.ndim - 2))
     x = x if options.mean is None else x - torch.tensor(options.mean).view(each)
     return x if options.std is None else x / torch.tensor(options.std).view(each)

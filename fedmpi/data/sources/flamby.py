@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import show
-from fedmpi.data.csv_file import csv_rows
+from fedmpi.data.csv_file import iter_csv_rows
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.source_utils import concat_sites, find_file, select_sites, split_train_test
 from fedmpi.data.sources.tables.read_table import Table, read_table
@@ -110,7 +110,7 @@ def _read_hospital(root: Path, name: str) -> np.ndarray:
     file = f"processed.{name}.data"
     path = find_file(root, (f"heart_disease/{file}", file), "heart_disease", "correct data.root; the files are UCI's")
     rows = []
-    for number, cells in csv_rows(path, remedy="fetch the file anew"):
+    for number, cells in iter_csv_rows(path, remedy="fetch the file anew"):
         row = ["nan" if cell.strip() == "?" else cell.strip() for cell in cells]
         whole = len(row) == len(FEATURES) + 1 and row[-1] in ("0", "1", "2", "3", "4")
         if not whole or not all(cell == "nan" or NUMBER.fullmatch(cell) for cell in row):
@@ -136,7 +136,7 @@ def _flamby_dataset(tables: Sequence[np.ndarray], names: Sequence[str], pooled: 
     if len(sites) == 1:
         return sites[0]
     train_x, test_x = torch.cat([x[t] for x, _, t in parts]), torch.cat([x[~t] for x, _, t in parts])
-    data = concat_sites(sites, names, global_x=_standardise_as_flamby(test_x, train_x))
+    data = concat_sites(sites, names, global_test_x=_standardise_as_flamby(test_x, train_x))
     return replace(data, train_x=_standardise_as_flamby(train_x, train_x)) if pooled else data
 
 

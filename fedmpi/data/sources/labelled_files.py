@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.common.text import natural_order, shorten
-from fedmpi.data.csv_file import text_of
+from fedmpi.data.csv_file import decode_cells
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.source_utils import (
     PART_BY_WORD,
@@ -130,7 +130,9 @@ def read_csv_rows(path: Path, columns: Mapping[str, str], delimiter: str = ",") 
         UserError: the file cannot be read, or a column or a value is missing; the message has the line.
     """
     table = read_table(path, delimiter)
-    cells = {key: [str(cell).strip() for cell in text_of(table.column(name, key))] for key, name in columns.items()}
+    cells = {
+        key: [str(cell).strip() for cell in decode_cells(table.column(name, key))] for key, name in columns.items()
+    }
     for k in range(len(table)):
         values = {key: column[k] for key, column in cells.items()}
         gap = next((columns[key] for key, value in values.items() if not value), None)

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.common.text import natural_order, show
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.lazy_images import Pictures, of_bytes
+from fedmpi.data.lazy_images import LazyImages, make_lazy_images
 from fedmpi.data.sources.images.class_images import make_class_reader
 from fedmpi.data.sources.images.decode import DecodeOptions, is_image_file
 from fedmpi.data.sources.labelled_files import LabelledFile, dataset_from_files
@@ -206,17 +206,17 @@ def _list_arrays(train: UserSamples, test: UserSamples, folder: Path) -> tuple[l
     return arrays[: len(train)], arrays[len(train) :]
 
 
-def _stack_numbers(train: UserSamples, test: UserSamples, folder: Path) -> list[Tensor | Pictures]:
+def _stack_numbers(train: UserSamples, test: UserSamples, folder: Path) -> list[Tensor | LazyImages]:
     """Return the samples of both parts, as bytes if they are images with 256 grey levels."""
     both = _list_arrays(train, test, folder)
     size = both[0][0].shape[1:]
     shape = (1, 28, 28) if size == (FEMNIST_PIXELS,) else size or (1,)
     is_images = len(shape) == 3 and all(x.dtype == np.uint8 for arrays in both for x in arrays)
-    parts: list[Tensor | Pictures] = []
+    parts: list[Tensor | LazyImages] = []
     for name, arrays in zip(("train", "test"), both, strict=True):
         rows = np.concatenate(arrays if is_images else [to_float32(x) for x in arrays])
         x = check_finite(torch.from_numpy(rows.reshape(-1, *shape)), f"x of {name}/", folder)
-        parts.append(of_bytes(x, None, None, shape[0]) if is_images else x)
+        parts.append(make_lazy_images(x, None, None, shape[0]) if is_images else x)
     return parts
 
 
@@ -241,7 +241,9 @@ def _next_character_dataset(train: UserSamples, test: UserSamples, alphabet: str
     y, test_y = x[:, 1:].clone(), test_x[:, 1:].clone()
     y[:, :-1] = test_y[:, :-1] = IGNORE_INDEX
     preparation = TextPreparation(symbols, x.shape[1] - 1, closed=alphabet is not None, last=True)
-    return Dataset(x[:, :-1], y, test_x[:, :-1], test_y, len(symbols), meaning=symbols, preparation=preparation)
+    return Dataset(
+        x[:, :-1], y, test_x[:, :-1], test_y, len(symbols), input_and_class_names=symbols, preparation=preparation
+    )
 
 
 def _count_words(train: UserSamples, test: UserSamples, vocabulary: int) -> list[Tensor]:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.lazy_images import Pictures, stacked
-from fedmpi.data.preprocessing import NewRows, Preparation, Request, array_rows
+from fedmpi.data.lazy_images import LazyImages, concatenate_samples
+from fedmpi.data.preprocessing import NewRows, PredictionRequest, Preparation, load_arrays
 from fedmpi.data.sources.arrays import ArrayOptions, convert_samples, convert_targets
 from fedmpi.data.sources.images.decode import PixelRange
 from fedmpi.data.sources.source_utils import find_file, resolve_file_name, resolve_test_fraction, split_train_test
@@ -99,7 +99,7 @@ def _load_arrays(path: Path) -> dict[str, np.ndarray]:
 class ArrayPart(NamedTuple):
     """The samples (n, ...) and targets (n, ...) of one part, and the site of each row (n,) if rows have sites."""
 
-    x: Tensor | Pictures
+    x: Tensor | LazyImages
     y: Tensor
     site: Tensor | None = None
 
@@ -121,8 +121,8 @@ class ArrayPreparation(Preparation):
 
     kind: ClassVar[str] = "arrays"
 
-    def read(self, request: Request) -> NewRows:
-        stored, where = array_rows(request, "an .npz file")
+    def read(self, request: PredictionRequest) -> NewRows:
+        stored, where = load_arrays(request, "an .npz file")
         arrays = {CANONICAL_NAMES[name]: array for name, array in stored.items() if name in CANONICAL_NAMES}
         part = "" if "x" in arrays else "test_"
         if f"{part}x" not in arrays:
@@ -135,7 +135,7 @@ class ArrayPreparation(Preparation):
         if y is None:
             return rows
         if len(y) != len(array):
-            return NewRows(rows.ids, rows.x, no_targets=f"{where}: {part}y has {len(y)} rows, {part}x {len(array)}")
+            return NewRows(rows.ids, rows.x, why_no_targets=f"{where}: {part}y has {len(y)} rows, {part}x {len(array)}")
         return NewRows(rows.ids, rows.x, convert_targets(y, f"{part}y", Path(where)))
 
 
@@ -211,7 +211,7 @@ def dataset_from_parts(
     if len({part.site is None for prefix, part in parts.items() if prefix != "test_"}) > 1:
         raise UserError(f"{at} has site and no val_site, or the reverse; store both, or neither")
     trained = [part for prefix, part in parts.items() if prefix != "test_"]
-    x = trained[0].x if len(trained) == 1 else stacked([part.x for part in trained])
+    x = trained[0].x if len(trained) == 1 else concatenate_samples([part.x for part in trained])
     y = torch.cat([part.y for part in trained])
     owners = [part.site for part in trained if part.site is not None]
     site = torch.cat(owners) if owners else None
@@ -231,7 +231,7 @@ def dataset_from_parts(
 
 def _describe_format(part: ArrayPart) -> str:
     """Return shape and type of a row of samples and of targets, which must be the same in all parts."""
-    x = part.x.stored if isinstance(part.x, Pictures) else part.x
+    x = part.x.stored if isinstance(part.x, LazyImages) else part.x
     words = [f"{tuple(each.shape[1:])} {str(each.dtype).removeprefix('torch.')}" for each in (x, part.y)]
     return " and ".join(words)
 

@@ -16,7 +16,7 @@ from torch.nn.functional import interpolate, pad
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.preprocessing import NewRows, Preparation, Request, file_of, files_of
+from fedmpi.data.preprocessing import NewRows, PredictionRequest, Preparation, check_path, to_paths
 from fedmpi.data.sources.labelled_files import (
     LabelledFile,
     MaskValues,
@@ -116,7 +116,7 @@ class VolumePreparation(Preparation):
         """Resample and crop the class numbers (X, Y, Z) of a mask to the configured grid."""
         return self._crop_or_pad(self._resample(mask[None], spacing, "nearest-exact"), mask.new_zeros(1))[0]
 
-    def read(self, request: Request) -> NewRows:
+    def read(self, request: PredictionRequest) -> NewRows:
         _require_nibabel()
         if request.ids:
             raise UserError("NIfTI files have no columns to copy")
@@ -127,12 +127,12 @@ class VolumePreparation(Preparation):
             _check_same_shape(volumes, list(map(LabelledFile, files)))
         return NewRows({"file": np.array(names, dtype=object)}, torch.stack(volumes))
 
-    def _list_files(self, request: Request) -> tuple[list[Path], list[str]]:
+    def _list_files(self, request: PredictionRequest) -> tuple[list[Path], list[str]]:
         """Return the files of a request, and the name of each in the predictions."""
         takes = "a NIfTI file, a folder of them, or a list of files"
         if isinstance(request.rows, Sequence) and not isinstance(request.rows, str):
-            return files_of(request.rows, takes), [str(file) for file in request.rows]
-        path = file_of(request, folder=True, takes=takes)
+            return to_paths(request.rows, takes), [str(file) for file in request.rows]
+        path = check_path(request, folder=True, takes=takes)
         if path.is_file():
             return [path], [path.name]
         files = sorted(path.glob(self.image_pattern)) or sorted([*path.rglob("*.nii"), *path.rglob("*.nii.gz")])

@@ -16,8 +16,8 @@ from torch import Tensor
 from fedmpi.common import seeds
 from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.lazy_images import stacked
-from fedmpi.data.preprocessing import shared
+from fedmpi.data.lazy_images import concatenate_samples
+from fedmpi.data.preprocessing import find_common_preparation
 
 PART_BY_WORD = {  # the names of parts that are accepted in columns, and as names of folders and splits
     **dict.fromkeys(("train", "training"), "train"),
@@ -154,21 +154,24 @@ def select_sites(what: str, names: Sequence[str], site: str | None) -> Sequence[
     return names if site is None else (site,)
 
 
-def concat_sites(sites: Sequence[Dataset], names: Sequence[str], global_x: Tensor | None = None) -> Dataset:
-    """Concatenate the data sets of several sites, and store the site of each row. global_x: see `Dataset.global_x`."""
+def concat_sites(sites: Sequence[Dataset], names: Sequence[str], global_test_x: Tensor | None = None) -> Dataset:
+    """Concatenate the data sets of several sites, and store the site of each row.
+
+    global_test_x: see `Dataset.global_test_x`.
+    """
     groups = [d.group for d in sites if d.group is not None]
     beyond = np.cumsum([0, *(int(group.max()) + 1 for group in groups)]).tolist()
     return Dataset(
-        train_x=stacked([d.train_x for d in sites]),
+        train_x=concatenate_samples([d.train_x for d in sites]),
         train_y=torch.cat([d.train_y for d in sites]),
-        test_x=stacked([d.test_x for d in sites]),
+        test_x=concatenate_samples([d.test_x for d in sites]),
         test_y=torch.cat([d.test_y for d in sites]),
         classes=sites[0].classes,
         site=torch.repeat_interleave(torch.tensor([len(d.train_y) for d in sites])),
         test_site=torch.repeat_interleave(torch.tensor([len(d.test_y) for d in sites])),
         site_names=tuple(names),
-        global_x=global_x,
-        preparation=shared([d.preparation for d in sites]),
+        global_test_x=global_test_x,
+        preparation=find_common_preparation([d.preparation for d in sites]),
         group=torch.cat([g + n for g, n in zip(groups, beyond, strict=False)]) if len(groups) == len(sites) else None,
     )
 

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count, natural_order, show
-from fedmpi.data.csv_file import text_of
+from fedmpi.data.csv_file import decode_cells
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.preprocessing import NewRows, Preparation, Request, file_of
+from fedmpi.data.preprocessing import NewRows, PredictionRequest, Preparation, check_path
 from fedmpi.data.sources.source_utils import find_file, resolve_file_name, with_clients_as_sites
 from fedmpi.data.sources.tables.read_table import read_table
 
@@ -132,7 +132,7 @@ def read_texts(at: Path, author_column: str, text_column: str, delimiter: str) -
         raise UserError(f"{at}: column {text_column!r} (data.text_column) holds numbers, not texts")
     pieces: dict[str, list[str]] = {}
     places: dict[str, str] = {}
-    for row, (author, piece) in enumerate(zip(authors, text_of(cells), strict=True)):
+    for row, (author, piece) in enumerate(zip(authors, decode_cells(cells), strict=True)):
         if not author:
             raise UserError(f"{table.row_location(row)}: column {author_column!r} is empty; every text needs an author")
         pieces.setdefault(author, []).append(piece.replace("\r\n", "\n").replace("\r", "\n"))
@@ -175,7 +175,7 @@ class TextPreparation(Preparation):
     def output_names(self) -> tuple[str, ...]:
         return self.alphabet
 
-    def read(self, request: Request) -> NewRows:
+    def read(self, request: PredictionRequest) -> NewRows:
         """Cut each text into windows as in training, and add its last characters, whose next character is unknown.
 
         Targets are those of the windows. The window of the last characters has none, so it counts in no metric.
@@ -183,7 +183,7 @@ class TextPreparation(Preparation):
         if isinstance(request.rows, str) and "\n" in request.rows:
             texts: Mapping[str, AuthorText] = {"text": AuthorText(request.rows, "rows")}
         else:
-            texts = read_texts(file_of(request, folder=True), self.author_column, self.text_column, self.delimiter)
+            texts = read_texts(check_path(request, folder=True), self.author_column, self.text_column, self.delimiter)
         names, starts, parts, ends = [], [], [], []
         for name, (characters, place) in texts.items():
             if len(characters) < self.context:
@@ -274,7 +274,7 @@ def dataset_from_texts(
     data = Dataset(
         *(x[:, :-1].contiguous(), x[:, 1:].contiguous(), test_x[:, :-1].contiguous(), test_x[:, 1:].contiguous()),
         classes=len(symbols),
-        meaning=symbols,
+        input_and_class_names=symbols,
         preparation=TextPreparation(symbols, context, alphabet is not None, *columns),
     )
     owner, test_owner = (np.repeat(np.arange(len(texts)), list(map(len, each))) for each in (rows, test_rows))

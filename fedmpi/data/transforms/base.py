@@ -13,20 +13,20 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-On = Literal["any", "floats", "unit", "normal"]
+InputStage = Literal["any", "floats", "unit", "normal"]
 Shape = tuple[int, ...]  # shape of one image: (C, H, W)
 
 
-class Operation(ABC):
+class Transform(ABC):
     """The base class of augmentations. Its dataclass fields are options; `short` is the one that `{crop: 4}` sets."""
 
-    short: ClassVar[str] = ""
-    columns: ClassVar[int] = 0  # number of random numbers per sample; 0: test images are transformed, too
+    main_option: ClassVar[str] = ""
+    random_numbers: ClassVar[int] = 0  # number of random numbers per sample; 0: test images are transformed, too
     # Its input: any: bytes or floats; floats; unit: floats in 0..1, before normalisation; normal: normalised floats
-    on: ClassVar[On] = "any"
+    input_stage: ClassVar[InputStage] = "any"
     moves_pixels: ClassVar[bool] = True  # whether a mask would have to be transformed, too
 
-    def out(self, shape: Shape) -> Shape:
+    def output_shape(self, shape: Shape) -> Shape:
         """Return the shape of an image after the operation; raise ValueError if it does not apply to this shape."""
         return shape
 
@@ -56,7 +56,7 @@ def stored_channels_last(x: Any) -> bool:
 
 
 @lru_cache(maxsize=64)
-def constants(numbers: tuple[float, ...], like: torch.Size, blocks: bool, device: torch.device) -> Tensor:
+def channel_constants(numbers: tuple[float, ...], like: torch.Size, blocks: bool, device: torch.device) -> Tensor:
     """Return one number per channel as a tensor that broadcasts over images, (1, C, 1, ...).
 
     With `blocks` it has the shape (1, C, 1, W), so that a whole row of an image stored as (H, W, C) is processed at
@@ -68,18 +68,18 @@ def constants(numbers: tuple[float, ...], like: torch.Size, blocks: bool, device
     return by_channel.expand(1, like[1], 1, like[3]).clone(memory_format=torch.channels_last)
 
 
-def whole(u: Tensor, many: int | Tensor) -> Tensor:
+def to_uniform_integers(u: Tensor, many: int | Tensor) -> Tensor:
     """Convert uniform numbers in [0, 1), (B,), to uniform integers in 0..many-1."""
     numbers = (u * many).long()
     return numbers.clamp_max_(many - 1) if isinstance(many, int) else torch.minimum(numbers, many - 1)
 
 
-def between(u: Tensor, low: float, high: float) -> Tensor:
+def to_uniform_range(u: Tensor, low: float, high: float) -> Tensor:
     """Convert uniform numbers in [0, 1) to uniform numbers in [low, high)."""
     return low + (high - low) * u
 
 
-def windows(x: Tensor, top: Tensor, left: Tensor, h: int, w: int) -> Tensor:
+def crop_windows(x: Tensor, top: Tensor, left: Tensor, h: int, w: int) -> Tensor:
     """Return x[b, :, top[b] : top[b] + h, left[b] : left[b] + w] for each b, (B, C, h, w), in the memory format of x.
 
     For each image the memory from the first to the last number of the window is copied; then the numbers in between

@@ -11,10 +11,10 @@ from pydantic import Field
 from torch import Tensor
 
 from fedmpi.common.options import option
-from fedmpi.data.transforms.base import Operation, Shape, between, constants, stored_channels_last
+from fedmpi.data.transforms.base import Shape, Transform, channel_constants, stored_channels_last, to_uniform_range
 
-GREY = (0.2989, 0.587, 0.114)  # shares of red, green, blue (ITU-R 601-2)
-SETS = {  # mean, standard deviation of pixels in 0..1, by channel
+LUMINANCE_WEIGHTS = (0.2989, 0.587, 0.114)  # shares of red, green, blue (ITU-R 601-2)
+NORMALISATION_CONSTANTS = {  # mean, standard deviation of pixels in 0..1, by channel
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     "cifar100": ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276)),
     "cinic10": ((0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587)),
@@ -28,24 +28,24 @@ SETS = {  # mean, standard deviation of pixels in 0..1, by channel
 
 
 @dataclass(frozen=True)
-class Normalise(Operation):
+class Normalise(Transform):
     """Normalise images by channel, (v - mean) / std, in training and test, instead of by the data source's values."""
 
-    short = "of"
-    on = "unit"
+    main_option = "of"
+    input_stage = "unit"
     moves_pixels = False
-    of: str | None = option(None, "the set whose mean and std they are", choices=sorted(SETS))
+    of: str | None = option(None, "the set whose mean and std they are", choices=sorted(NORMALISATION_CONSTANTS))
     mean: tuple[float, ...] | None = option(None, "of pixels in 0..1: one number, or one a channel")
     std: tuple[Annotated[float, Field(gt=0)], ...] | None = option(None, "as mean; above 0")
 
     @property
-    def numbers(self) -> tuple[Sequence[float], Sequence[float]]:
+    def mean_and_std(self) -> tuple[Sequence[float], Sequence[float]]:
         if (self.of is None) == (self.mean is None) or (self.mean is None) != (self.std is None):
             raise ValueError("it takes the name of a set, or mean and std: {normalise: {mean: [0.5], std: [0.5]}}")
-        return SETS[self.of] if self.of is not None else (self.mean or (), self.std or ())
+        return NORMALISATION_CONSTANTS[self.of] if self.of is not None else (self.mean or (), self.std or ())
 
-    def out(self, shape: Shape) -> Shape:
-        for numbers in self.numbers:
+    def output_shape(self, shape: Shape) -> Shape:
+        for numbers in self.mean_and_std:
             if len(numbers) not in (1, shape[0]):
                 needed = f"{len(numbers)} numbers for pictures of {shape[0]} channels"
                 raise ValueError(f"{needed}; 1 or {shape[0]} are needed")
@@ -53,22 +53,22 @@ class Normalise(Operation):
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
         like = x.shape, stored_channels_last(x), x.device
-        mean, std = (constants(tuple(numbers), *like) for numbers in self.numbers)
+        mean, std = (channel_constants(tuple(numbers), *like) for numbers in self.mean_and_std)
         return x.sub_(mean).div_(std)
 
 
 @dataclass(frozen=True)
-class Colour(Operation):
+class Colour(Transform):
     """Change brightness, contrast and saturation by random factors, in this order (torchvision: in random order)."""
 
-    columns = 3
-    on = "unit"
+    random_numbers = 3
+    input_stage = "unit"
     moves_pixels = False
     brightness: float = option(0.0, "factor from 1 - b to 1 + b, but no less than 0", ge=0, le=10)
     contrast: float = option(0.0, "factor of the distance from the mean grey", ge=0, le=10)
     saturation: float = option(0.0, "factor of the distance from the pixel's grey", ge=0, le=10)
 
-    def out(self, shape: Shape) -> Shape:
+    def output_shape(self, shape: Shape) -> Shape:
         if not (self.brightness or self.contrast or self.saturation):
             raise ValueError("brightness, contrast and saturation are all 0; give one of them")
         if shape[0] != 3 and self.saturation:
@@ -77,14 +77,14 @@ class Colour(Operation):
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
         def factor(i: int, width: float) -> Tensor:
-            return between(u[:, i], max(1 - width, 0), 1 + width).view(-1, 1, 1, 1)
+            return to_uniform_range(u[:, i], max(1 - width, 0), 1 + width).view(-1, 1, 1, 1)
 
         if self.brightness:
             x = blend(x, torch.zeros_like(x[:, :1, :1, :1]), factor(0, self.brightness))
         if self.contrast:
-            x = blend(x, grey(x).mean((1, 2, 3), keepdim=True), factor(1, self.contrast))
+            x = blend(x, to_grayscale(x).mean((1, 2, 3), keepdim=True), factor(1, self.contrast))
         if self.saturation:
-            x = blend(x, grey(x), factor(2, self.saturation))
+            x = blend(x, to_grayscale(x), factor(2, self.saturation))
         return x
 
 
@@ -93,9 +93,9 @@ def blend(x: Tensor, other: Tensor, share: Tensor) -> Tensor:
     return (share * x + (1 - share) * other).clamp_(0, 1)
 
 
-def grey(x: Tensor) -> Tensor:
+def to_grayscale(x: Tensor) -> Tensor:
     """Return the luminance (B, 1, H, W) of colour images (B, 3, H, W); other images are returned unchanged."""
     if x.shape[1] != 3:
         return x
-    red, green, blue = (x[:, i : i + 1] * share for i, share in enumerate(GREY))
+    red, green, blue = (x[:, i : i + 1] * share for i, share in enumerate(LUMINANCE_WEIGHTS))
     return red + green + blue

@@ -12,22 +12,29 @@ from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample, interpolate, pad
 
 from fedmpi.common.options import option
-from fedmpi.data.transforms.base import Operation, Shape, between, stored_channels_last, whole, windows
+from fedmpi.data.transforms.base import (
+    Shape,
+    Transform,
+    crop_windows,
+    stored_channels_last,
+    to_uniform_integers,
+    to_uniform_range,
+)
 
-LARGEST = 4096  # pixels
+MAX_SIDE = 4096  # pixels
 
 
 @dataclass(frozen=True)
-class Crop(Operation):
+class Crop(Transform):
     """Cut a random window out of the image with a border around it, like RandomCrop(size, padding) of torchvision."""
 
-    short = "padding"
-    columns = 2
-    padding: int = option(4, "pixels on each side", ge=0, le=LARGEST)
+    main_option = "padding"
+    random_numbers = 2
+    padding: int = option(4, "pixels on each side", ge=0, le=MAX_SIDE)
     mode: str = option("zero", "border of black, or of the picture mirrored", choices=("zero", "reflect"))
-    size: int | None = option(None, "height and width of the window; null: those of the picture", ge=1, le=LARGEST)
+    size: int | None = option(None, "height and width of the window; null: those of the picture", ge=1, le=MAX_SIDE)
 
-    def out(self, shape: Shape) -> Shape:
+    def output_shape(self, shape: Shape) -> Shape:
         c, height, width = shape
         h, w = self.size or height, self.size or width
         if h > height + 2 * self.padding or w > width + 2 * self.padding:
@@ -38,13 +45,13 @@ class Crop(Operation):
         return c, h, w
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
-        _, h, w = self.out(tuple(x.shape[1:]))
-        x = bordered(x, self.padding, mirrored=self.mode == "reflect")
-        top, left = whole(u[:, 0], x.shape[2] - h + 1), whole(u[:, 1], x.shape[3] - w + 1)
-        return windows(x, top, left, h, w)
+        _, h, w = self.output_shape(tuple(x.shape[1:]))
+        x = add_border(x, self.padding, mirrored=self.mode == "reflect")
+        top, left = to_uniform_integers(u[:, 0], x.shape[2] - h + 1), to_uniform_integers(u[:, 1], x.shape[3] - w + 1)
+        return crop_windows(x, top, left, h, w)
 
 
-def bordered(x: Tensor, p: int, mirrored: bool) -> Tensor:
+def add_border(x: Tensor, p: int, mirrored: bool) -> Tensor:
     """Add a border of p pixels to images (B, C, H, W), of zeros, or mirrored without repeating the edge: 2 1 0 1 2."""
     blocks = stored_channels_last(x)
     x, sides = (x.permute(0, 2, 3, 1), (1, 2)) if blocks else (x, (2, 3))
@@ -58,11 +65,11 @@ def bordered(x: Tensor, p: int, mirrored: bool) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Flip(Operation):
+class Flip(Transform):
     """Mirror a random share of the images left to right."""
 
-    short = "p"
-    columns = 1
+    main_option = "p"
+    random_numbers = 1
     p: float = option(0.5, "share of the pictures", ge=0, le=1)
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
@@ -74,14 +81,14 @@ class Flip(Operation):
 
 
 @dataclass(frozen=True)
-class Cutout(Operation):
+class Cutout(Transform):
     """Set a square around a random pixel to zero after normalisation; borders cut it off (DeVries & Taylor 2017)."""
 
-    short = "size"
-    columns = 2
-    on = "normal"
+    main_option = "size"
+    random_numbers = 2
+    input_stage = "normal"
     moves_pixels = False
-    size: int = option(16, "height and width of the square", ge=1, le=LARGEST)
+    size: int = option(16, "height and width of the square", ge=1, le=MAX_SIDE)
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
         rows, columns = (self._within(u[:, i], x.shape[2 + i]) for i in (0, 1))
@@ -96,19 +103,19 @@ class Cutout(Operation):
 
     def _within(self, u: Tensor, n: int) -> Tensor:
         """Return which of n pixels are in the square, (B, n) bool: from c - size // 2 on, for a random centre c."""
-        first = whole(u, n) - self.size // 2
+        first = to_uniform_integers(u, n) - self.size // 2
         at = torch.arange(n, device=u.device) - first[:, None]
         return (at >= 0) & (at < self.size)
 
 
 @dataclass(frozen=True)
-class CentreCrop(Operation):
+class CentreCrop(Transform):
     """Crop the centre of the image, in training and test, like CenterCrop(size) of torchvision."""
 
-    short = "size"
-    size: int = option(224, "height and width", ge=1, le=LARGEST)
+    main_option = "size"
+    size: int = option(224, "height and width", ge=1, le=MAX_SIDE)
 
-    def out(self, shape: Shape) -> Shape:
+    def output_shape(self, shape: Shape) -> Shape:
         if self.size > min(shape[1:]):
             raise ValueError(f"size {self.size} is beyond the {shape[1]} x {shape[2]} pixels of the picture")
         return shape[0], self.size, self.size
@@ -119,21 +126,21 @@ class CentreCrop(Operation):
 
 
 Positive = Annotated[float, Field(gt=0, le=100)]
-TRIES = 10  # number of crops that are drawn per image; the first one that fits is used
+NUM_CANDIDATES = 10  # number of crops that are drawn per image; the first one that fits is used
 
 
 @dataclass(frozen=True)
-class Rotate(Operation):
+class Rotate(Transform):
     """Rotate by a random angle up to `degrees`, with black beyond the borders, like torchvision's RandomRotation."""
 
-    short = "degrees"
-    columns = 1
-    on = "floats"
+    main_option = "degrees"
+    random_numbers = 1
+    input_stage = "floats"
     degrees: float = option(10.0, "the largest angle", ge=0, le=360)
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
         n, _, h, w = x.shape
-        angle = between(u[:, 0], -self.degrees, self.degrees) * (math.pi / 180)
+        angle = to_uniform_range(u[:, 0], -self.degrees, self.degrees) * (math.pi / 180)
         cos, sin = angle.cos(), angle.sin()
         zero = torch.zeros_like(cos)
         # The grid holds, for each pixel of the result, its position in the image in units of half a side.
@@ -143,34 +150,38 @@ class Rotate(Operation):
 
 
 @dataclass(frozen=True)
-class ResizedCrop(Operation):
+class ResizedCrop(Transform):
     """Scale a part of random area and aspect ratio to size x size, like RandomResizedCrop of torchvision.
 
     Ten parts are drawn, and the first one that fits into the image is used; if none fits, the largest central part.
     """
 
-    short = "size"
-    columns = 2 * TRIES + 2
-    on = "floats"
+    main_option = "size"
+    random_numbers = 2 * NUM_CANDIDATES + 2
+    input_stage = "floats"
     size: int | None = option(None, "height and width; null: those of the picture", ge=1, le=4096)
     scale: tuple[Positive, Positive] = option((0.08, 1.0), "least and largest share of the picture's area")
     ratio: tuple[Positive, Positive] = option((3 / 4, 4 / 3), "least and largest ratio of width to height")
 
-    def out(self, shape: Shape) -> Shape:
+    def output_shape(self, shape: Shape) -> Shape:
         for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
             if low > high:
                 raise ValueError(f"{name} [{low:g}, {high:g}] is not in ascending order")
         return shape[0], self.size or shape[1], self.size or shape[2]
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
-        _, h, w = self.out(tuple(x.shape[1:]))
-        top, left, height, width = self.boxes(u, *x.shape[2:])
-        return scaled(x, weights(top, height, x.shape[2], h), weights(left, width, x.shape[3], w))
+        _, h, w = self.output_shape(tuple(x.shape[1:]))
+        top, left, height, width = self.draw_boxes(u, *x.shape[2:])
+        return interpolate_with_weights(
+            x, interpolation_weights(top, height, x.shape[2], h), interpolation_weights(left, width, x.shape[3], w)
+        )
 
-    def boxes(self, u: Tensor, h: int, w: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def draw_boxes(self, u: Tensor, h: int, w: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return top, left, height and width of each image's part, (B,) int64 each, drawn with the random numbers u."""
-        area = h * w * between(u[:, :TRIES], *self.scale)
-        proportion = between(u[:, TRIES : 2 * TRIES], *(math.log(r) for r in self.ratio)).exp()
+        area = h * w * to_uniform_range(u[:, :NUM_CANDIDATES], *self.scale)
+        proportion = to_uniform_range(
+            u[:, NUM_CANDIDATES : 2 * NUM_CANDIDATES], *(math.log(r) for r in self.ratio)
+        ).exp()
         widths, heights = (area * proportion).sqrt().round().long(), (area / proportion).sqrt().round().long()
         fits = (widths > 0) & (widths <= w) & (heights > 0) & (heights <= h)
         first = fits.int().argmax(1, keepdim=True)  # the first that fits, if one does
@@ -180,12 +191,12 @@ class ResizedCrop(Operation):
         whole_h = h if own >= low else round(w / low)
         width = torch.where(one_fits, widths.gather(1, first)[:, 0], min(whole_w, w))
         height = torch.where(one_fits, heights.gather(1, first)[:, 0], min(whole_h, h))
-        top = torch.where(one_fits, whole(u[:, -2], h - height + 1), (h - height) // 2)
-        left = torch.where(one_fits, whole(u[:, -1], w - width + 1), (w - width) // 2)
+        top = torch.where(one_fits, to_uniform_integers(u[:, -2], h - height + 1), (h - height) // 2)
+        left = torch.where(one_fits, to_uniform_integers(u[:, -1], w - width + 1), (w - width) // 2)
         return top, left, height, width
 
 
-def weights(start: Tensor, length: Tensor, n: int, size: int) -> Tensor:
+def interpolation_weights(start: Tensor, length: Tensor, n: int, size: int) -> Tensor:
     """Return the interpolation weights (B, size, n) of n pixels for `size` pixels of the result.
 
     Row i contains the weights of the pixels start .. start + length - 1 in pixel i of the result: a triangle around the
@@ -201,25 +212,25 @@ def weights(start: Tensor, length: Tensor, n: int, size: int) -> Tensor:
     return share / share.sum(2, keepdim=True)
 
 
-def scaled(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+def interpolate_with_weights(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """Interpolate x (B, C, H, W) with the weights of rows (B, h, H) and of columns (B, w, W): (B, C, h, w)."""
     return rows[:, None] @ (x @ columns[:, None].transpose(2, 3))
 
 
 @dataclass(frozen=True)
-class Resize(Operation):
+class Resize(Transform):
     """Scale the shorter side to size pixels, in training and test, like Resize(size) of torchvision."""
 
-    short = "size"
-    on = "floats"
+    main_option = "size"
+    input_stage = "floats"
     size: int = option(256, "the shorter side", ge=1, le=4096)
 
-    def out(self, shape: Shape) -> Shape:
+    def output_shape(self, shape: Shape) -> Shape:
         c, h, w = shape
         return c, self.size * h // min(h, w), self.size * w // min(h, w)
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
-        size = self.out(tuple(x.shape[1:]))[1:]
+        size = self.output_shape(tuple(x.shape[1:]))[1:]
         if size == tuple(x.shape[2:]):
             return x
         return interpolate(x, size, mode="bilinear", align_corners=False, antialias=True)

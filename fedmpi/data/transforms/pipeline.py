@@ -13,13 +13,13 @@ from fedmpi.common import registry
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
 from fedmpi.data import transforms
-from fedmpi.data.transforms.base import Operation, Shape, constants
+from fedmpi.data.transforms.base import Shape, Transform, channel_constants
 from fedmpi.data.transforms.color import Normalise
 
 Step = Callable[[Tensor, Tensor], Tensor]
 
 
-def operation(name: str, given: Any, where: str, origins: Mapping[str, str]) -> Operation:
+def make_transform(name: str, given: Any, where: str, origins: Mapping[str, str]) -> Transform:
     """Return an augmentation by its name in the config; raise UserError if the name or an option is invalid.
 
     Args:
@@ -33,15 +33,15 @@ def operation(name: str, given: Any, where: str, origins: Mapping[str, str]) -> 
         raise UserError(f"{at}{where}: unknown augmentation '{name}'; {nearest(name, transforms.registry)}")
     kind, options = registry.load(name, transforms.registry, "augmentation"), given or {}
     if given is not None and not isinstance(given, dict):
-        if not kind.short:
+        if not kind.main_option:
             raise UserError(f"{at}{where}.{name}: {given!r} is not allowed; it takes options by their names")
-        options, origins = {kind.short: given}, {**origins, kind.short: origins.get("", "")}
+        options, origins = {kind.main_option: given}, {**origins, kind.main_option: origins.get("", "")}
     plugin = registry.PluginKind("augmentation", transforms.registry, f"{where}.{name}")
-    made: Operation = registry.make(plugin, registry.Selection(name, options), origins)()
-    return made
+    transform: Transform = registry.make(plugin, registry.Selection(name, options), origins)()
+    return transform
 
 
-def named(operation: Operation) -> str:
+def config_name(operation: Transform) -> str:
     """Return the name of an augmentation in configs, such as `crop`."""
     kind = type(operation)
     known = (name for name, place in transforms.registry.items() if place == f"{kind.__module__}:{kind.__name__}")
@@ -60,26 +60,26 @@ class ImagePipeline:
     unit: bool = False  # whether they are stored as floats in 0..1
     normal: Normalise | None = None  # normalisation of the data source; an operation `normalise` replaces it
     channels: int | None = None  # number of channels of the inputs; one grey channel is repeated
-    operations: tuple[Operation, ...] = ()
+    transforms: tuple[Transform, ...] = ()
 
     @cached_property
-    def columns(self) -> int:
+    def random_numbers(self) -> int:
         """The number of random numbers per sample."""
-        return sum(operation.columns for operation in self.operations)
+        return sum(operation.random_numbers for operation in self.transforms)
 
-    def out(self, shape: Shape, drawn: bool = False) -> Shape:
+    def output_shape(self, shape: Shape, training: bool = False) -> Shape:
         """Return the shape of an input, in training if `drawn`; raise UserError if an operation cannot be applied."""
         if self.channels and shape[0] == 1:
             shape = (self.channels, *shape[1:])
-        for i, operation in enumerate(self.operations):
-            where = f"data.augment.{i}: {named(operation)}"
+        for i, operation in enumerate(self.transforms):
+            where = f"data.augment.{i}: {config_name(operation)}"
             if len(shape) != 3:
                 raise UserError(f"{where} is for pictures (C, H, W), and a sample of these data has the shape {shape}")
             try:
-                behind = operation.out(shape)
+                transformed = operation.output_shape(shape)
             except ValueError as error:
                 raise UserError(f"{where}: {error}") from error
-            shape = behind if drawn or not operation.columns else shape
+            shape = transformed if training or not operation.random_numbers else shape
         return shape
 
     @cached_property
@@ -91,10 +91,10 @@ class ImagePipeline:
         """
         stage, column = "any" if self.bytes else "unit" if self.unit else "normal", 0
         steps: list[tuple[Step, slice | None]] = []
-        own_normalise = any(isinstance(operation, Normalise) for operation in self.operations)
+        own_normalise = any(isinstance(operation, Normalise) for operation in self.transforms)
         normal = None if own_normalise else self.normal
 
-        def rise(to: str) -> None:
+        def raise_stage(to: str) -> None:
             nonlocal stage
             if stage == "any":
                 steps.append((self._to_unit, None))
@@ -103,21 +103,23 @@ class ImagePipeline:
                 steps.extend([(normal, None)] if normal else [])
                 stage = "normal"
 
-        for i, operation in enumerate(self.operations):
-            where = f"data.augment.{i}: {named(operation)}"
-            if operation.on == "unit" and stage == "normal":
+        for i, operation in enumerate(self.transforms):
+            where = f"data.augment.{i}: {config_name(operation)}"
+            if operation.input_stage == "unit" and stage == "normal":
                 if not (self.bytes or self.unit):
                     raise UserError(f"{where} works on pixels in 0..1, and this data source gives numbers of its own")
                 raise UserError(f"{where} works on pixels in 0..1; put it before normalise and cutout")
-            if operation.on == "normal" and own_normalise and stage != "normal":
+            if operation.input_stage == "normal" and own_normalise and stage != "normal":
                 raise UserError(f"{where} follows normalisation; put it behind normalise")
-            if operation.on != "any":
-                rise(operation.on)
-            steps.append((operation, slice(column, column + operation.columns) if operation.columns else None))
-            column += operation.columns
+            if operation.input_stage != "any":
+                raise_stage(operation.input_stage)
+            steps.append(
+                (operation, slice(column, column + operation.random_numbers) if operation.random_numbers else None)
+            )
+            column += operation.random_numbers
             if isinstance(operation, Normalise):
                 stage = "normal"
-        rise("normal")
+        raise_stage("normal")
         return tuple(steps)
 
     def __call__(self, x: Tensor, u: Tensor | None = None) -> Tensor:
@@ -138,4 +140,4 @@ class ImagePipeline:
             x = x.repeat(1, self.channels, *[1] * (x.ndim - 2))
         # The divisor is a tensor, because GPUs replace division by a number with a multiplication by 1 / 255, which
         # gives other last bits.
-        return x.float().div_(constants((255.0,), x.shape, False, x.device))
+        return x.float().div_(channel_constants((255.0,), x.shape, False, x.device))

@@ -62,7 +62,7 @@ class ClientContext(Client):
         messages, data, config = trainer.messages, trainer.data, trainer.local_training
         self.n, self.classes, self.rounds = int(trainer.sizes[client]), data.classes, messages.rounds
         self.clients = data.clients
-        if not data.counts_shared:
+        if not data.label_counts_shared:
             trainer.set_class_counts(trainer.label_counts[client])
         self.batch_size, self.epoch, self.last_epoch = config.batch_size, 0, False
         self.steps, self.gradient_weight, self.fits = 0, trainer.initial_gradient_weight, 0

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.user_code_errors import located_error
-from fedmpi.data.batches import batches, grouped
+from fedmpi.data.batches import batches, merge_batches
 from fedmpi.engine.hook_checks import ReadOnlyCheck
 from fedmpi.engine.local.client_optimizers import LocalOptimizer
 from fedmpi.engine.local.losses import add_regularizer, run_pass
@@ -125,7 +125,7 @@ def gradient_of_steps(
         of_task = called is trainer.direct or getattr(called, "__func__", None) is Method.loss
         # If only the sites know label counts, the task may weight classes differently for each client, which one
         # captured graph cannot do.
-        if of_task and trainer.data.counts_shared:
+        if of_task and trainer.data.label_counts_shared:
             at = model.w_data.data_ptr(), model.attach_gradient().data_ptr() if uses_flat else 0
             run = partial(trainer.graphs.run, (*at, called is trainer.direct, *map(id, parameters)), run, parameters)
     elif (
@@ -182,7 +182,7 @@ def batches_of(
         rows = trainer.data.train[client.id]
         size = config.batch_size or (len(rows) if many > 1 else None)
         found = batches(rows, size, order, config.drop_last, augment=augment)
-        for batch in found if many == 1 else grouped(found, many):
+        for batch in found if many == 1 else merge_batches(found, many):
             if client.cut_short and trainer.stop():
                 return
             client.last_epoch = steps <= a_pass

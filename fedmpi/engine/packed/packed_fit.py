@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fedmpi.data.batches import drawn, gather, order
+from fedmpi.data.batches import draw_augmentation_numbers, epoch_order, gather_samples
 from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.local.client_context import ClientContext
 from fedmpi.engine.packed.chain import Members, PackedChain
@@ -83,10 +83,14 @@ class PackedFit:
             uses for these rows (clients, B, columns), or None.
         """
         size, shards = self.trainer.local_training.batch_size, [self.trainer.data.train[k.id] for k in self.clients]
-        orders = [order(shard, size, g) for shard, (g, _) in zip(shards, generators, strict=True)]
-        numbers = [drawn(shard, g) for shard, (_, g) in zip(shards, generators, strict=True)]
+        orders = [epoch_order(shard, size, g) for shard, (g, _) in zip(shards, generators, strict=True)]
+        numbers = [draw_augmentation_numbers(shard, g) for shard, (_, g) in zip(shards, generators, strict=True)]
         padded = pad_sequence(orders, batch_first=True).to(shards[0].x.device, non_blocking=True)
-        u = pad_sequence([each for each in numbers if each is not None], batch_first=True) if shards[0].draws else None
+        u = (
+            pad_sequence([each for each in numbers if each is not None], batch_first=True)
+            if shards[0].random_numbers_per_sample
+            else None
+        )
         for s in range(self.cuts[0][0]):
             assert size is not None
             many = sum(full > s for full, _ in self.cuts)
@@ -105,10 +109,10 @@ class PackedFit:
         x, y = shards[0].x, shards[0].y
         if all(shard.x is x and shard.y is y for shard in shards):
             flat = rows.reshape(-1)
-            x, y = gather(x, flat, None if u is None else u.flatten(0, 1)), y.index_select(0, flat)
+            x, y = gather_samples(x, flat, None if u is None else u.flatten(0, 1)), y.index_select(0, flat)
         else:
             alone = list(zip(shards, rows, [None] * len(rows) if u is None else u, strict=True))
-            x = torch.cat([gather(k.x, each, v) for k, each, v in alone])
+            x = torch.cat([gather_samples(k.x, each, v) for k, each, v in alone])
             y = torch.cat([k.y.index_select(0, each) for k, each, _ in alone])
         return x.unflatten(0, rows.shape), y.unflatten(0, rows.shape)
 

@@ -25,7 +25,7 @@ from fedmpi.common.text import nearest
 from fedmpi.common.user_code_errors import attribute_errors
 from fedmpi.config.schema import Settings
 from fedmpi.config.sections import BestSettings
-from fedmpi.data.federated import Federated
+from fedmpi.data.federated import FederatedData
 from fedmpi.data.preprocessing import READING_OPTIONS
 from fedmpi.engine.evaluate import PERSONAL_MODEL_HOOKS, load_own_model
 from fedmpi.engine.faults.lost_ranks import LostRanks
@@ -221,8 +221,21 @@ def _build_experiment_without_data(
     no_tests, no_counts = np.zeros(n, dtype=np.int64), np.zeros((n, classes), dtype=np.int64)
     targets: tuple[tuple[int, ...], torch.dtype] = (), torch.int64
     sites = tuple(settings.data.silos or ())
-    data = Federated(
-        classes, shape, dtype, *targets, n, sizes, no_tests, no_counts, {}, {}, None, None, sites, counts_shared=False
+    data = FederatedData(
+        classes,
+        shape,
+        dtype,
+        *targets,
+        n,
+        sizes,
+        no_tests,
+        no_counts,
+        {},
+        {},
+        None,
+        None,
+        sites,
+        label_counts_shared=False,
     )
     module = build.make_prepared_module(settings, method, shape, classes, dtype)
     if settings.init.source is not None:

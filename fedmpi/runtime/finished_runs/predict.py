@@ -29,10 +29,10 @@ from fedmpi.common.text import count, format_metric
 from fedmpi.config.loading import parse_overrides
 from fedmpi.config.schema import Settings
 from fedmpi.data.batches import Shard, batches
-from fedmpi.data.lazy_images import Pictures
-from fedmpi.data.preprocessing import NewRows, Request, with_options
+from fedmpi.data.lazy_images import LazyImages
+from fedmpi.data.preprocessing import NewRows, PredictionRequest, apply_reading_options
 from fedmpi.data.sources.source_utils import set_ignored_target
-from fedmpi.data.transforms.base import Operation, to_memory_format
+from fedmpi.data.transforms.base import Transform, to_memory_format
 from fedmpi.data.transforms.pipeline import ImagePipeline
 from fedmpi.runtime import code_trust
 from fedmpi.runtime.device import choose_device, configure_numerics
@@ -147,8 +147,8 @@ class Predictor:
         given = parse_overrides(self.run_model.overrides).data.get("data")
         with set_ignored_target(self.settings.task.options.get("ignore")):
             options = given if isinstance(given, dict) else {}
-            reader = with_options(preparation, options, others=self.run_model.client is not None)
-            new_rows = reader.read(Request(rows, site if preparation.site_names else None, tuple(ids)))
+            reader = apply_reading_options(preparation, options, others=self.run_model.client is not None)
+            new_rows = reader.read(PredictionRequest(rows, site if preparation.site_names else None, tuple(ids)))
         others = [name for name in new_rows.sites if name not in (site, "")] if site is not None else []
         if others:
             message = f"{len(others)} of {count(len(new_rows.sites), 'row')} name another site, the first {others[0]!r}"
@@ -183,7 +183,7 @@ class Predictor:
         targets = torch.zeros(len(rows.x)) if rows.y is None else rows.y
         shard = Shard(rows.x, targets, torch.arange(len(targets)))
         parts, summaries = list[Mapping[str, Any]](), list[Tensor]()
-        reason, start = rows.no_targets if rows.known is None else "", 0
+        reason, start = rows.why_no_targets if rows.has_target is None else "", 0
         with torch.inference_mode():
             for x, y in batches(shard, self.settings.evaluate.batch_size, None):
                 f = self._outputs(x)
@@ -199,9 +199,9 @@ class Predictor:
                 {**rows.ids, **{name: _concatenate([part[name] for part in parts]) for name in parts[0]}}
             )
             if summaries:
-                known = slice(None) if rows.known is None else rows.known
+                known = slice(None) if rows.has_target is None else rows.has_target
                 predictions.metrics = validation.compute_metrics(task, torch.cat(summaries)[known], targets[known])
-        predictions.why_no_metrics = reason or rows.no_targets
+        predictions.why_no_metrics = reason or rows.why_no_targets
         return predictions
 
     def _outputs(self, x: Any) -> Tensor:
@@ -230,12 +230,12 @@ def _concatenate(parts: Sequence[Any]) -> Any:
     return [value for part in parts for value in part]
 
 
-def _apply_operations(x: Any, operations: tuple[Operation, ...]) -> Any:
+def _apply_operations(x: Any, operations: tuple[Transform, ...]) -> Any:
     """Return samples with the image operations that test samples get, which are not random."""
     if not operations:
         return x
-    look = replace(x.look if isinstance(x, Pictures) else ImagePipeline(), operations=operations)
-    return Pictures(x.stored if isinstance(x, Pictures) else x, look)
+    look = replace(x.pipeline if isinstance(x, LazyImages) else ImagePipeline(), transforms=operations)
+    return LazyImages(x.stored if isinstance(x, LazyImages) else x, look)
 
 
 def find_client_site(silos: Sequence[str], client: int | str) -> str:

@@ -35,12 +35,12 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.target_scale import TargetScale
 from fedmpi.common.text import shorten
 from fedmpi.config.schema import Settings
-from fedmpi.data.batches import Shards
-from fedmpi.data.federated import Federated
+from fedmpi.data.batches import ClientShards
+from fedmpi.data.federated import FederatedData
 from fedmpi.data.partitions.base import Partition
-from fedmpi.data.preprocessing import Preparation, from_facts
-from fedmpi.data.transforms.base import Operation
-from fedmpi.data.transforms.pipeline import operation
+from fedmpi.data.preprocessing import Preparation, preparation_from_dict
+from fedmpi.data.transforms.base import Transform
+from fedmpi.data.transforms.pipeline import make_transform
 from fedmpi.runtime.record.run_dir import RunDirectory
 
 MAX_CLIENTS_IN_JSON = 1_000
@@ -48,16 +48,16 @@ PREPROCESSING, FORMAT = "preprocessing.json", 1
 
 
 # ---- partition.json and partition.npz ----
-def write_partition(directory: RunDirectory, scheme: str, seed: int, data: Federated) -> None:
+def write_partition(directory: RunDirectory, scheme: str, seed: int, data: FederatedData) -> None:
     """Write partition.json, and partition.npz except in silo mode, which has no common numbering of samples."""
-    sizes, counts = data.train_sizes, data.label_counts if data.counts_shared else None
+    sizes, counts = data.train_sizes, data.label_counts if data.label_counts_shared else None
     facts: dict[str, Any] = {"scheme": scheme, "seed": seed, "clients": len(sizes)}
     in_json = data.parts is None or len(sizes) <= MAX_CLIENTS_IN_JSON
     directory.write_json("partition.json", facts | ({"sizes": sizes, "label_counts": counts} if in_json else {}))
     if data.parts is None:
         return
     arrays = {"indices": data.parts.order, "offsets": data.parts.offsets}
-    if isinstance(data.validation, Shards):
+    if isinstance(data.validation, ClientShards):
         rows = data.validation.rows
         assert isinstance(rows, Partition)
         arrays |= {"validation_indices": rows.order, "validation_offsets": rows.offsets}
@@ -125,14 +125,14 @@ class Preprocessing:
         return scales * rows if len(scales) == 1 else scales
 
     @property
-    def operations(self) -> tuple[Operation, ...]:
+    def operations(self) -> tuple[Transform, ...]:
         """The augmentation operations of data.augment."""
         pairs = [(item, None) if isinstance(item, str) else next(iter(item.items())) for item in self.augment]
-        return tuple(operation(name, given, f"data.augment.{i}", {}) for i, (name, given) in enumerate(pairs))
+        return tuple(make_transform(name, given, f"data.augment.{i}", {}) for i, (name, given) in enumerate(pairs))
 
     def facts(self) -> dict[str, Any]:
         """Return the content of preprocessing.json."""
-        facts = {"format": FORMAT, **self.preparation.facts(), "augment": self.augment}
+        facts = {"format": FORMAT, **self.preparation.to_dict(), "augment": self.augment}
         facts |= {"client_sites": self.client_sites} if self.client_sites else {}
         facts |= {"targets": {name: asdict(scale) for name, scale in self.targets.items()}} if self.targets else {}
         return facts
@@ -146,12 +146,12 @@ def read_preprocessing(path: Path) -> Preprocessing:
         if form != FORMAT:
             raise ValueError(f"its format is {form}, and this version of fedmpi reads {FORMAT}")
         targets = {name: TargetScale.from_facts(each) for name, each in facts.pop("targets", {}).items()}
-        return Preprocessing(from_facts(facts), tuple(augment), tuple(sites), targets)
+        return Preprocessing(preparation_from_dict(facts), tuple(augment), tuple(sites), targets)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} cannot be read as the preprocessing of a run: {error}") from error
 
 
-def write_preprocessing(directory: RunDirectory, settings: Settings, data: Federated) -> None:
+def write_preprocessing(directory: RunDirectory, settings: Settings, data: FederatedData) -> None:
     """Write preprocessing.json to the run directory (rank 0), if there is a preparation that all sites share."""
     if data.preparation is not None:
         by_site = data.preparation.site_names or any(data.target_scales)
@@ -160,10 +160,10 @@ def write_preprocessing(directory: RunDirectory, settings: Settings, data: Feder
         directory.write_json(PREPROCESSING, prepared.facts())
 
 
-def write_own_preprocessing(folder: Path, settings: Settings, data: Federated) -> None:
+def write_own_preprocessing(folder: Path, settings: Settings, data: FederatedData) -> None:
     """Write preprocessing.json for each site whose files this rank has opened, to state/SITE (data.silos)."""
     directory = RunDirectory(folder)
-    for client, preparation in data.own_preparation.items():
+    for client, preparation in data.silo_preparations.items():
         site = data.site_names[client]
         scale = data.target_scales.get("", data.target_scales.get(site))
         own = Preprocessing(preparation, settings.data.augment, targets={} if scale is None else {"": scale})

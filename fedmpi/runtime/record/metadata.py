@@ -105,7 +105,7 @@ def resolve_settings(settings: Settings) -> Settings:
     for item in data.augment:  # becomes {crop: {size: 32}} with all options, or is kept if it has none
         name, given = (item, None) if isinstance(item, str) else next(iter(item.items()))
         target = registry.load(name, transforms.registry, "augmentation")
-        given = {} if given is None else given if isinstance(given, Mapping) else {target.short: given}
+        given = {} if given is None else given if isinstance(given, Mapping) else {target.main_option: given}
         full = {**given, **missing_defaults(target, given)}
         operations.append({name: full} if full else item)
     parts: dict[str, Any] = {"augment": tuple(operations)}

@@ -19,7 +19,7 @@ from fedmpi.comm.base import Solo
 from fedmpi.common.errors import UserError
 from fedmpi.data.batches import Shard, batches
 from fedmpi.data.federated import split
-from fedmpi.data.lazy_images import Pictures, of_bytes
+from fedmpi.data.lazy_images import LazyImages, make_lazy_images
 from fedmpi.data.streaming import Stream
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.packed.packed_fit import PackedFit
@@ -203,17 +203,17 @@ def uploads_of_an_epoch():
     """The same of 200 pictures on disk, of which 10 are 320 KiB of floats."""
     rows = np.random.default_rng(0).integers(0, 256, (200, 3, 52, 52), np.uint8)
     source = SimpleNamespace(shape=rows.shape, dtype=rows.dtype, read=lambda index: rows[index])
-    on_cpu, y = of_bytes(Stream(source), None, None, 3), torch.arange(200)
-    pictures, pinned, shown, found = on_cpu.to(GPU, False), [], Pictures.shown, []
+    on_cpu, y = make_lazy_images(Stream(source), None, None, 3), torch.arange(200)
+    pictures, pinned, shown, found = on_cpu.to(GPU, False), [], LazyImages.to_inputs, []
 
     def noted(self, raw, u):
         pinned.append(raw.is_pinned())
         return shown(self, raw, u)
 
-    Pictures.shown = noted
+    LazyImages.to_inputs = noted
     shard = Shard(pictures, y.to(GPU), y)
     counts = count(lambda: found.extend(batches(shard, 10, torch.Generator().manual_seed(0))))
-    Pictures.shown = shown
+    LazyImages.to_inputs = shown
     expected = batches(Shard(on_cpu, y, y), 10, torch.Generator().manual_seed(0))
     same = same_batches(found, expected)
     return {"counts": counts, "pinned": all(pinned), "parts": len(pinned), "same": same}

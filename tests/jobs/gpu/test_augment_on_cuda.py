@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from fedmpi.data.lazy_images import Pictures
+from fedmpi.data.lazy_images import LazyImages
 from fedmpi.data.transforms.color import Normalise
-from fedmpi.data.transforms.pipeline import ImagePipeline, operation
+from fedmpi.data.transforms.pipeline import ImagePipeline, make_transform
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
 EXACT = (("crop", 2), ("crop", {"mode": "reflect", "size": 9}), ("flip", None), ("cutout", 4))
@@ -16,11 +16,11 @@ CLOSE = (("resized_crop", 8), ("rotate", 20), ("colour", {"contrast": 0.2}))
 @pytest.mark.parametrize("given", [(), *EXACT, EXACT, *CLOSE], ids=str)
 def test_rows_are_those_of_a_cpu(given, blocks):
     chain = given if given and isinstance(given[0], tuple) else (given,) if given else ()
-    operations = tuple(operation(name, options, "data.augment.0", {}) for name, options in chain)
-    look = ImagePipeline(bytes=True, normal=Normalise(of="cifar10"), operations=operations)
+    operations = tuple(make_transform(name, options, "data.augment.0", {}) for name, options in chain)
+    pipeline = ImagePipeline(bytes=True, normal=Normalise(of="cifar10"), transforms=operations)
     stored = torch.randint(0, 256, (50, 3, 12, 11), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    rows, u = torch.randperm(50)[:20], torch.rand(20, look.columns)
-    host, device = (Pictures(stored, look).to(at, blocks) for at in ("cpu", "cuda"))
+    rows, u = torch.randperm(50)[:20], torch.rand(20, pipeline.random_numbers)
+    host, device = (LazyImages(stored, pipeline).to(at, blocks) for at in ("cpu", "cuda"))
     for v in (u, None):
         found = device.read(rows.cuda(), None if v is None else v.cuda())
         wanted = host.read(rows, v)

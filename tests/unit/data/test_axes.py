@@ -7,7 +7,7 @@ import torch
 from fedmpi.common.errors import UserError
 from fedmpi.config.schema import Settings
 from fedmpi.data import streaming
-from fedmpi.data.lazy_images import Pictures
+from fedmpi.data.lazy_images import LazyImages
 from fedmpi.data.sources.hdf5 import hdf5
 from fedmpi.data.sources.named_arrays import npz
 from fedmpi.data.streaming import Stream
@@ -54,7 +54,7 @@ def test_axes_that_the_shape_or_the_config_says(tmp_path, shape, axes, order, dt
     x, data = save(tmp_path, shape, dtype), load(tmp_path, axes=axes)
     expected = (x[:, None] if order is None else x.transpose(order)).astype(np.float32)
     assert np.array_equal(data.train_x[:].float().numpy(), expected / np.float32(255 if dtype == np.uint8 else 1))
-    assert isinstance(data.train_x, Pictures) == (dtype == np.uint8)
+    assert isinstance(data.train_x, LazyImages) == (dtype == np.uint8)
 
 
 OPEN = r"a\.npz: x has the shape \(10, .*\): say data\.axes, such as NCHW, NHWC, or NDHW"
@@ -83,14 +83,14 @@ def test_volumes_stay_on_disk_alike(tmp_path, axes, channels):
         file["x"], file["y"] = RNG.integers(0, 256, (N, 6, 6, 6), np.uint8), np.arange(N) % 2
     both = []
     for stream in (False, True):
-        with streaming.choosing(stream):
+        with streaming.streaming_mode(stream):
             both.append(hdf5(tmp_path, path="a.h5", axes=axes, mean=[0.5] * channels, test_fraction=0).train_x)
     held, read = both
     assert isinstance(read.stored, Stream)
     for last in (False, True):
         rows = torch.tensor([3, 1, 4])
         assert torch.equal(held.to("cpu", last).read(rows), read.to("cpu", last).read(rows))
-        assert torch.equal(held.to("cpu", last).floats(), read.to("cpu", last).floats())
+        assert torch.equal(held.to("cpu", last).all_inputs(), read.to("cpu", last).all_inputs())
 
 
 def test_numbers_of_sixteen_bits_are_scaled_by_a_range(tmp_path):
@@ -98,8 +98,8 @@ def test_numbers_of_sixteen_bits_are_scaled_by_a_range(tmp_path):
     np.savez(tmp_path / "a.npz", x=x, y=np.arange(N) % 2)
     assert np.array_equal(load(tmp_path).train_x.numpy(), x[:, None])  # as they are, without an option
     window = load(tmp_path, pixel_range=(-160, 240), mean=[0.5], std=[0.5]).train_x
-    assert np.allclose(window.floats().numpy()[:, 0], np.clip((x + 160) / 400, 0, 1) * 2 - 1, atol=1e-6)
-    own = load(tmp_path, pixel_range="file").train_x.floats()
+    assert np.allclose(window.all_inputs().numpy()[:, 0], np.clip((x + 160) / 400, 0, 1) * 2 - 1, atol=1e-6)
+    own = load(tmp_path, pixel_range="file").train_x.all_inputs()
     assert (own.flatten(1).min(1).values.tolist(), own.flatten(1).max(1).values.tolist()) == ([0] * N, [1] * N)
 
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from fedmpi.data.batches import Shard, batches
-from fedmpi.data.lazy_images import of_bytes
-from fedmpi.data.streaming import Source, Stream
+from fedmpi.data.lazy_images import make_lazy_images
+from fedmpi.data.streaming import DiskSource, Stream
 
 
 def shard(n=10):
@@ -78,13 +78,13 @@ def test_batches_wait_for_no_device():
     assert [(len(x), len(y), y.device.type) for x, y in found] == [(4, 4, "meta"), (4, 4, "meta"), (2, 2, "meta")]
 
 
-class Zeros(Source):
+class Zeros(DiskSource):
     shape = (20, 1, 4, 4)
 
     def __init__(self):
         self.rows = []
 
-    def look(self, rows):
+    def fingerprint(self, rows):
         yield b""
 
     def read(self, rows):
@@ -95,7 +95,7 @@ class Zeros(Source):
 def test_reading_ahead_waits_for_no_device():
     """Else files are not read while a GPU computes."""
     source, index = Zeros(), torch.arange(18, 2, -1)
-    x = of_bytes(Stream(source), (0.5,), (0.5,), 1).to("meta", channels_last=False)
+    x = make_lazy_images(Stream(source), (0.5,), (0.5,), 1).to("meta", channels_last=False)
     found = list(batches(Shard(x, torch.empty(20, device="meta"), index), 8, torch.Generator().manual_seed(0)))
     assert [(x.shape, x.device.type, len(y)) for x, y in found] == [((8, 1, 4, 4), "meta", 8)] * 2
     assert source.rows == index[torch.randperm(16, generator=torch.Generator().manual_seed(0))].tolist()

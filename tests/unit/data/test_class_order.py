@@ -44,7 +44,7 @@ def test_sources_number_classes_and_sites_alike(tmp_path):
     folder, listed = image_folder(tmp_path, path="images", **whole), csv_images(tmp_path, path="a.csv", **whole)
     rows = table(tmp_path, path="a.csv", label_column="label", features=["grey"], standardise="none", **whole)
     for data, greys in (
-        *((data, (data.train_x.floats()[:, 0, 0, 0] * 127.5 + 127.5).round()) for data in (folder, listed)),
+        *((data, (data.train_x.all_inputs()[:, 0, 0, 0] * 127.5 + 127.5).round()) for data in (folder, listed)),
         (rows, rows.train_x[:, 0]),
     ):
         by_grey = dict(zip(greys.int().tolist(), data.train_y.tolist(), strict=True))

@@ -9,7 +9,7 @@ from table_files import write_table
 
 from fedmpi.common.errors import UserError
 from fedmpi.data import csv_file
-from fedmpi.data.csv_file import csv_columns, csv_rows, text_of
+from fedmpi.data.csv_file import decode_cells, iter_csv_rows, read_csv_columns
 from fedmpi.data.partitions.site_and_file import file
 from fedmpi.data.sources.labelled_files import read_csv_rows
 from fedmpi.data.sources.tables.read_table import read_table
@@ -20,17 +20,19 @@ LONG = "x" * 200_000  # Python's own limit is 131,072 characters a cell
 
 
 def columns_of(path):
-    return csv_columns(path, ",", lambda header: None)
+    return read_csv_columns(path, ",", lambda header: None)
 
 
 @pytest.mark.parametrize("block", [1, 7, 200_000])
 def test_columns_hold_the_cells_as_they_stand(tmp_path, monkeypatch, block):
-    monkeypatch.setattr(csv_file, "BLOCK", block)
+    monkeypatch.setattr(csv_file, "CELLS_PER_BLOCK", block)
     cells = [["1", "né", ""], [" 2.50 ", "Ω", "a\nb"], ["-3e7", 'q"', "z" * 500], ["", "né", "1"]] * 5
     with (tmp_path / "a.csv").open("w", newline="", encoding="utf-8") as out:
         csv.writer(out).writerows([["a", "b", "c"], *cells])
     columns, lines = columns_of(tmp_path / "a.csv")
-    assert [text_of(columns[name]).tolist() for name in "abc"] == [list(column) for column in zip(*cells, strict=True)]
+    assert [decode_cells(columns[name]).tolist() for name in "abc"] == [
+        list(column) for column in zip(*cells, strict=True)
+    ]
     # A row ends one line after the row before it, or two where a cell holds a line feed.
     assert lines.tolist() == [2 + k + (k + 3) // 4 for k in range(20)]
 
@@ -38,9 +40,9 @@ def test_columns_hold_the_cells_as_they_stand(tmp_path, monkeypatch, block):
 def test_long_cells_and_the_byte_order_mark_are_read_by_all_sources(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text(f"\ufeffauthor,text\nann,{LONG}\n", encoding="utf-8")
-    assert text_of(read_table(path, ",").columns["text"])[0] == LONG
+    assert decode_cells(read_table(path, ",").columns["text"])[0] == LONG
     assert next(read_csv_rows(path, {"text_column": "text"}))[1]["text_column"] == LONG
-    assert [len(row[1]) for _, row in csv_rows(path)] == [4, len(LONG)]
+    assert [len(row[1]) for _, row in iter_csv_rows(path)] == [4, len(LONG)]
     (tmp_path / "p.csv").write_text("\ufeffclient,note\n1,a\n0,b\n", encoding="utf-8")
     parts = file(np.zeros(2, np.int64), None, np.random.default_rng(0), path=tmp_path / "p.csv")
     assert [part.tolist() for part in parts] == [[1], [0]]

@@ -7,12 +7,12 @@ from PIL import Image
 
 from fedmpi.common.errors import UserError
 from fedmpi.data import streaming
-from fedmpi.data.federated import augmented, split
+from fedmpi.data.federated import add_augmentation, split
 from fedmpi.data.sources.images.class_images import image_folder
 from fedmpi.data.sources.images.decode import DecodeOptions, decode_image
 from fedmpi.data.sources.images.read_images import decode_images
 from fedmpi.data.streaming import Stream
-from fedmpi.data.transforms.pipeline import operation
+from fedmpi.data.transforms.pipeline import make_transform
 
 RNG = np.random.default_rng(0)
 
@@ -28,7 +28,7 @@ def pixels(file, **more):
 def both(files, chosen):
     """The images in memory, after those that stay on disk are found to be the same."""
     in_memory = decode_images(files, chosen)
-    with streaming.choosing(True):
+    with streaming.streaming_mode(True):
         on_disk = decode_images(files, chosen)
     assert isinstance(on_disk, Stream)
     assert torch.equal(on_disk.all(), torch.from_numpy(in_memory))
@@ -37,7 +37,7 @@ def both(files, chosen):
 
 def refused(files, chosen, says):
     for on_disk in (False, True):
-        with streaming.choosing(on_disk), pytest.raises(UserError, match=says):
+        with streaming.streaming_mode(on_disk), pytest.raises(UserError, match=says):
             decode_images(files, chosen)
 
 
@@ -89,10 +89,10 @@ def test_a_folder_of_sixteen_bits_is_normalised_and_augmented_as_pixels(tmp_path
         Image.fromarray(np.full((4, 4), 100 * k, np.uint16)).save(tmp_path / "ab"[k % 2] / f"{k}.png")
     data = image_folder(tmp_path, channels=1, mean=(0.25,), std=(2.0,), pixel_range=(0, 1000), test_fraction=0)
     expected = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7]) / 10  # the files of a, then those of b
-    assert torch.allclose(data.train_x.floats()[:, 0, 0, 0], (expected - 0.25) / 2)
-    brighter = [operation("normalise", {"mean": [0.0], "std": [0.5]}, "data.augment.0", {})]
-    x = augmented(split(data, "iid", 1, 0), brighter).train[0].x
-    assert torch.allclose(x.floats()[:, 0, 0, 0], expected / 0.5)
+    assert torch.allclose(data.train_x.all_inputs()[:, 0, 0, 0], (expected - 0.25) / 2)
+    brighter = [make_transform("normalise", {"mean": [0.0], "std": [0.5]}, "data.augment.0", {})]
+    x = add_augmentation(split(data, "iid", 1, 0), brighter).train[0].x
+    assert torch.allclose(x.all_inputs()[:, 0, 0, 0], expected / 0.5)
 
 
 # ---- several pages ----

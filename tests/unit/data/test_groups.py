@@ -6,7 +6,7 @@ from test_csv_images import GREY, greys, write
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.federated import hold_out, split
+from fedmpi.data.federated import hold_out_validation, split
 from fedmpi.data.sources.images.class_images import csv_images
 from fedmpi.data.sources.tables.table_source import table
 
@@ -30,7 +30,7 @@ def test_whole_groups_are_held_out(group, fraction, sizes):
     """Each that brings their number of samples nearer to the wanted one."""
     found = set()
     for seed in range(20):
-        held = hold_out(split(dataset(group), "iid", 1, 0), fraction, seed)
+        held = hold_out_validation(split(dataset(group), "iid", 1, 0), fraction, seed)
         inside, outside = ({group[i] for i in part[0].index.tolist()} for part in (held.validation, held.train))
         assert not inside & outside
         assert len(held.validation[0]) + len(held.train[0]) == len(group)
@@ -47,7 +47,7 @@ def test_a_client_of_one_group_trains_on_all_of_it():
     with pytest.warns(
         UserWarning, match=r"data\.validation holds out nothing of clients \[0\]: the rows there are all of one"
     ):
-        held = hold_out(data, 0.5, 0)
+        held = hold_out_validation(data, 0.5, 0)
     assert held.validation_sizes.tolist() == [0, held.validation_sizes[1]]
     assert 0 < held.validation_sizes[1] < 3
 
@@ -65,7 +65,7 @@ def test_pictures_of_a_patient_are_on_one_side(tmp_path):
     assert (len(train), len(test)) == (len(data.group), 20 - len(data.group))
     pairs = {*zip(train, data.group.tolist(), strict=True)}
     assert len(pairs) == len({*train}) == len({*data.group.tolist()})
-    held = hold_out(split(data, "site", None, 0), 0.3, 0)
+    held = hold_out_validation(split(data, "site", None, 0), 0.3, 0)
     for k in range(2):
         inside, outside = ({int(data.group[i]) for i in part[k].index} for part in (held.validation, held.train))
         assert inside
@@ -77,7 +77,7 @@ def test_rows_of_a_patient_in_a_table_are_on_one_side(tmp_path):
     rows = [f"{i},{i % 2},{people(i)}" for i in range(60)]
     (tmp_path / "a.csv").write_text("\n".join(["age,sick,who", *rows, ""]))
     data = table(tmp_path, path="a.csv", label_column="sick", group_column="who", standardise="none")
-    assert data.meaning == ("age", "->", "0", "1")
+    assert data.input_and_class_names == ("age", "->", "0", "1")
     train, test = ({people(int(age)) for age in x[:, 0]} for x in (data.train_x, data.test_x))
     assert not train & test
     assert (len(data.test_y), len(data.group.unique()), len(train)) == (12, 16, 16)

@@ -7,8 +7,8 @@ import torch
 from fedmpi.common.errors import UserError
 from fedmpi.data import streaming
 from fedmpi.data.federated import split
-from fedmpi.data.lazy_images import Pictures
-from fedmpi.data.preprocessing import Request
+from fedmpi.data.lazy_images import LazyImages
+from fedmpi.data.preprocessing import PredictionRequest
 from fedmpi.data.silos import open_silos
 from fedmpi.data.sources.hdf5 import hdf5
 from fedmpi.data.sources.named_arrays import npz
@@ -78,9 +78,9 @@ def test_federated_emnist(tmp_path):
     data = hdf5(tmp_path, path="train.h5", test_path="test.h5", classes=10)
     assert data.site_names == ("f2_1", "f10_0")
     assert data.train_x.stored.dtype == torch.uint8
-    assert torch.equal(data.train_x.floats()[:, 0], torch.from_numpy(x[:4]))
+    assert torch.equal(data.train_x.all_inputs()[:, 0], torch.from_numpy(x[:4]))
     assert data.train_y.tolist() == [7, 1, 2, 3]
-    new = data.preparation.read(Request(x[1:4]))  # as the file holds them, not as they are kept
+    new = data.preparation.read(PredictionRequest(x[1:4]))  # as the file holds them, not as they are kept
     assert torch.equal(new.x, torch.from_numpy(x[1:4, None]))
     assert data.test_site.tolist() == [0, 1]
     found = split(data, "site", None, 0)
@@ -93,7 +93,7 @@ def test_floats_of_one_client_make_all_images_floats(tmp_path):
     other = np.full((1, 4, 4), 0.1234, np.float32)
     tff(tmp_path / "a.h5", {"a": (x, [0, 1]), "b": (other, [1])})
     data = hdf5(tmp_path, path="a.h5", test_fraction=0)
-    assert not isinstance(data.train_x, Pictures)
+    assert not isinstance(data.train_x, LazyImages)
     assert torch.equal(data.train_x[:, 0], torch.from_numpy(np.concatenate([x, other])))
 
 
@@ -141,7 +141,7 @@ def test_images_that_stay_on_disk(tmp_path, options, by_client):
         for name, array in ({"b/y": labels[:5], "a/y": labels[5:]} if by_client else {"y": labels}).items():
             file.create_dataset(name, data=array)
     whole = hdf5(tmp_path, path="a.h5")
-    with streaming.choosing(True):
+    with streaming.streaming_mode(True):
         data = hdf5(tmp_path, path="a.h5")
     assert isinstance(data.train_x.stored, Stream)
     assert isinstance(data.train_x.stored.source.array, StoredArrays)

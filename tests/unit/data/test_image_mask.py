@@ -9,7 +9,7 @@ from PIL import Image
 
 from fedmpi.common.errors import UserError
 from fedmpi.config.loading import load
-from fedmpi.data.preprocessing import Request, from_facts
+from fedmpi.data.preprocessing import PredictionRequest, preparation_from_dict
 from fedmpi.data.sources.images.image_mask import image_mask
 from fedmpi.data.sources.source_utils import set_ignored_target
 from fedmpi.runtime import build_data
@@ -36,7 +36,7 @@ def write(folder, names, values=(0, 1), first=0, ending="png"):
 
 def pairs_of(data):
     """{bytes of the picture: bytes of its mask}"""
-    x = torch.cat([(part.floats() * 0.5 + 0.5) * 255 for part in (data.train_x, data.test_x)]).round().byte()
+    x = torch.cat([(part.all_inputs() * 0.5 + 0.5) * 255 for part in (data.train_x, data.test_x)]).round().byte()
     y = torch.cat([data.train_y, data.test_y])
     return {
         p.permute(1, 2, 0).numpy().tobytes(): m.numpy().astype(np.uint8).tobytes() for p, m in zip(x, y, strict=True)
@@ -120,7 +120,7 @@ def test_a_mask_is_scaled_and_cut_as_its_picture(tmp_path):
         array[12:32, 22:42] = (255, 7)[k]
         Image.fromarray(array).save(tmp_path / place / "a.png")
     data = image_mask(tmp_path, size=10, channels=1, mask_values=(0, 7), test_fraction=0.0)
-    white = data.train_x.floats()[0, 0] > 0
+    white = data.train_x.all_inputs()[0, 0] > 0
     assert int(white.sum()) == 25  # a quarter of the part that is left
     assert torch.equal(data.train_y[0] == 1, white)
 
@@ -178,7 +178,7 @@ def test_new_pictures_are_prepared_as_those_of_the_training(tmp_path):
     for k, name in enumerate("ab"):
         Image.fromarray(picture(k)[..., 0].astype(np.uint16) * 9).save(tmp_path / "images" / f"{name}.png")
     data = image_mask(tmp_path, classes=2, channels=1, pixel_range=(100.0, 2000.0), size=4, test_fraction=0.0)
-    stored = from_facts(json.loads(json.dumps(data.preparation.facts())))
-    new = stored.read(Request(tmp_path / "images"))
-    assert torch.equal(new.x.floats(), data.train_x.floats())
+    stored = preparation_from_dict(json.loads(json.dumps(data.preparation.to_dict())))
+    new = stored.read(PredictionRequest(tmp_path / "images"))
+    assert torch.equal(new.x.all_inputs(), data.train_x.all_inputs())
     assert new.ids["file"].tolist() == ["a.png", "b.png"]

@@ -9,7 +9,7 @@ from PIL import Image
 
 from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.data.federated import split
-from fedmpi.data.lazy_images import Pictures
+from fedmpi.data.lazy_images import LazyImages
 from fedmpi.data.sources.leaf import leaf
 from fedmpi.tasks.per_position import NextSymbol
 
@@ -37,10 +37,10 @@ def test_images_of_users_in_several_files(tmp_path):
     assert data.test_site.tolist() == [0, 2]
     assert data.test_y.tolist() == [3, 1]
     assert data.classes == 62
-    assert isinstance(data.train_x, Pictures)  # bytes in memory ...
+    assert isinstance(data.train_x, LazyImages)  # bytes in memory ...
     assert data.train_x.stored.dtype == torch.uint8
     wanted = torch.tensor(rows, dtype=torch.float32)[[5, 2, 3, 4, 0, 1]]
-    assert torch.equal(data.train_x.floats(), wanted.view(6, 1, 28, 28))  # ... of the same numbers to the last bit
+    assert torch.equal(data.train_x.all_inputs(), wanted.view(6, 1, 28, 28))  # ... of the same numbers to the last bit
     parts = split(data, "site", None, 0).parts
     assert [part.tolist() for part in parts] == [[0], [1, 2, 3], [4, 5]]
 
@@ -61,7 +61,7 @@ def test_next_character(tmp_path):
     save(tmp_path, "train", {"B": (["abc", "bca"], ["a", "b"]), "A": (["cab"], ["c"])}, hierarchies=["play", "play"])
     save(tmp_path, "test", {"A": (["abz"], ["a"]), "B": (["bca"], ["?"])})
     data = leaf(tmp_path, path=".")
-    assert data.meaning == ("a", "b", "c", "\N{REPLACEMENT CHARACTER}")
+    assert data.input_and_class_names == ("a", "b", "c", "\N{REPLACEMENT CHARACTER}")
     assert data.train_x.tolist() == [[2, 0, 1], [0, 1, 2], [1, 2, 0]]
     assert data.train_y.tolist() == [[-100, -100, 2], [-100, -100, 0], [-100, -100, 1]]
     assert data.test_x.tolist() == [[0, 1, 3], [1, 2, 0]]

@@ -5,14 +5,14 @@ import torch
 from table_files import noise, warnings_of
 
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.leaks import warn_of_leaks
+from fedmpi.data.leaks import warn_about_label_leaks
 
 
 def leaks(x, y, names=()):
     """The warnings for features x (n, f) and classes y (n,)."""
     x, y = torch.tensor(np.asarray(x)).float(), torch.tensor(np.asarray(y))
-    data = Dataset(x, y, x[:1], y[:1], int(y.max()) + 1, meaning=(*names, "->") if names else ())
-    return warnings_of(warn_of_leaks, data)
+    data = Dataset(x, y, x[:1], y[:1], int(y.max()) + 1, input_and_class_names=(*names, "->") if names else ())
+    return warnings_of(warn_about_label_leaks, data)
 
 
 def test_a_feature_that_separates_the_classes_alone_is_named():

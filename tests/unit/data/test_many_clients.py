@@ -12,9 +12,9 @@ from helpers import play, settings
 
 from fedmpi.common import seeds
 from fedmpi.data import batches as batches_module
-from fedmpi.data.batches import Shard, pooled_rows, replace_samples, samples_of
+from fedmpi.data.batches import Shard, distinct_samples, merge_shards, replace_samples
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.federated import hold_out, split
+from fedmpi.data.federated import hold_out_validation, split
 from fedmpi.data.partitions.base import Partition, equal_sizes
 
 
@@ -82,14 +82,14 @@ def test_test_rows_are_found_when_they_are_asked_for(monkeypatch, client_test):
 def test_a_validation_part_and_all_rows_are_the_same_of_shards_with_one_x_and_with_several():
     fed = split(rows_of_numbers(30), "iid", 3, 0)
     by_hand = type(fed)(**{**vars(fed), "train": dict(fed.train)})
-    one, other = (hold_out(each, 0.3, 0) for each in (fed, by_hand))
+    one, other = (hold_out_validation(each, 0.3, 0) for each in (fed, by_hand))
     for part in ("train", "validation"):
         ours, theirs = getattr(one, part), getattr(other, part)
         assert all(torch.equal(ours[k].index, theirs[k].index) for k in range(3))
-        assert torch.equal(pooled_rows(ours).index, pooled_rows(theirs).index)
+        assert torch.equal(merge_shards(ours).index, merge_shards(theirs).index)
         changed = replace_samples(ours, lambda x: -x)
         assert torch.equal(changed[0].x, -ours[0].x)
-        assert [len([*samples_of(shards)]) for shards in (ours, theirs)] == [1, 3]
+        assert [len([*distinct_samples(shards)]) for shards in (ours, theirs)] == [1, 3]
     assert np.array_equal(one.label_counts, other.label_counts)
     assert np.array_equal(one.validation_sizes, other.validation_sizes)
 
@@ -138,7 +138,7 @@ def test_clients_have_the_rows_that_they_had_as_arrays(chosen, digests):
     scheme, clients, *options = chosen
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        fed = hold_out(split(data, scheme, clients, 3, **dict(options)), 0.2, 5)
+        fed = hold_out_validation(split(data, scheme, clients, 3, **dict(options)), 0.2, 5)
     found = []
     for shards in (fed.train, fed.test, fed.validation):
         rows = [shards[k].index.numpy().tobytes() for k in range(fed.clients)]

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import interpolate
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.preprocessing import Request, from_facts
+from fedmpi.data.preprocessing import PredictionRequest, preparation_from_dict
 from fedmpi.data.sources.nifti import nifti
 
 nibabel = pytest.importorskip("nibabel")
@@ -159,10 +159,10 @@ def test_new_volumes_are_prepared_as_those_of_the_training(tmp_path):
     """With the options of the training, which a run stores as JSON; the masks beside them are no images."""
     write(tmp_path / "a", "xy", affine=LEFT_UP_FRONT)
     data = nifti(tmp_path, classes=3, spacing=(2.0, 1.0, 2.0), size=(5, 5, 9), test_fraction=0.0)
-    stored = from_facts(json.loads(json.dumps(data.preparation.facts())))
-    new = stored.read(Request(tmp_path / "a"))
+    stored = preparation_from_dict(json.loads(json.dumps(data.preparation.to_dict())))
+    new = stored.read(PredictionRequest(tmp_path / "a"))
     assert torch.equal(new.x, data.train_x)
     assert new.ids["file"].tolist() == ["x_image.nii.gz", "y_image.nii.gz"]
-    assert torch.equal(stored.read(Request(tmp_path / "a" / "y_image.nii.gz")).x, data.train_x[1:])
+    assert torch.equal(stored.read(PredictionRequest(tmp_path / "a" / "y_image.nii.gz")).x, data.train_x[1:])
     with pytest.raises(UserError, match="x_mask is not there"):
-        stored.read(Request(tmp_path / "a" / "x_mask"))
+        stored.read(PredictionRequest(tmp_path / "a" / "x_mask"))

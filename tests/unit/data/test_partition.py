@@ -235,7 +235,7 @@ def drawn_one_after_another(labels, clients, generator, alpha, balance, min_size
     ],
 )
 def test_many_draws_at_once_are_draws_one_after_another(monkeypatch, alpha, convention, slow):
-    monkeypatch.setattr(random_partitions, "SLOW", slow)
+    monkeypatch.setattr(random_partitions, "MIN_SINGLE_DRAWS", slow)
     labels = balanced(6, 300)
     for seed in range(8):
         ours, naive = rng(seed), rng(seed)

@@ -30,16 +30,16 @@ def test_heart_disease_as_flamby_has_it():
         varies = mine.std(0) > 0  # nobody's cholesterol was measured in Switzerland
         assert mine.mean(0).abs().max() < 1e-5
         assert (mine.std(0)[varies] - 1).abs().max() < 1e-5
-    assert torch.equal(split(data, "site", None, seed=0).global_test.x, data.global_x)
-    assert (data.global_x - data.test_x).abs().amax(1).min() > 0.01
+    assert torch.equal(split(data, "site", None, seed=0).global_test.x, data.global_test_x)
+    assert (data.global_test_x - data.test_x).abs().amax(1).min() > 0.01
     # Of two tests of one hospital: the same patients, on two scales, in the same order.
-    assert torch.equal(*(x[data.test_site == 0, 0].argsort(stable=True) for x in (data.global_x, data.test_x)))
+    assert torch.equal(*(x[data.test_site == 0, 0].argsort(stable=True) for x in (data.global_test_x, data.test_x)))
     assert torch.equal(heart_disease(ROOT, site="va", variant="flamby").train_x, data.train_x[data.site == 3])
     pooled = heart_disease(ROOT, variant="flamby", standardise="pooled")
     assert pooled.train_x.mean(0).abs().max() < 1e-5
     assert (pooled.train_x.std(0) - 1).abs().max() < 1e-5
     assert torch.equal(pooled.test_x, data.test_x)
-    assert torch.equal(pooled.global_x, data.global_x)
+    assert torch.equal(pooled.global_test_x, data.global_test_x)
 
 
 @needs("tcga_brca")
@@ -60,5 +60,5 @@ def test_pneumoniamnist():
     data, same = npz(ROOT, path="medmnist/pneumoniamnist.npz"), medmnist(ROOT, set="pneumoniamnist")
     assert (len(data.train_y), len(data.test_y), data.classes) == (4708 + 524, 624, 2)
     assert torch.equal(same.train_y, data.train_y)
-    torch.testing.assert_close(same.test_x[:].floats(), data.test_x.floats() * 2 - 1)
+    torch.testing.assert_close(same.test_x[:].all_inputs(), data.test_x.all_inputs() * 2 - 1)
     assert len(medmnist(ROOT, set="pneumoniamnist", val="leave").train_y) == 4708

@@ -137,7 +137,7 @@ def test_pictures_are_decoded_as_those_of_other_sources(tmp_path, kind):
     data = read(tmp_path, input_column="image", mean=(0.5,), std=(0.5,), test_fraction=0.2, **options)
     expected = csv_images(tmp_path, path="a.csv", **options)
     for a, b in ((data.train_x, expected.train_x), (data.test_x, expected.test_x)):
-        assert torch.equal(a.floats(), b.floats())
+        assert torch.equal(a.all_inputs(), b.all_inputs())
 
 
 def test_pictures_that_are_named_only(tmp_path):
@@ -167,4 +167,4 @@ def test_nested_lists_have_axes(tmp_path, shape, axes, order):
     x = RNG.integers(0, 256, (4, *shape), np.uint8)
     save(tmp_path / "d", {"x": arrow.array(x.tolist(), type=nested(arrow.uint8(), 3)), "label": [0, 1, 0, 1]})
     data = read(tmp_path, input_column="x", axes=axes)
-    assert np.array_equal(data.train_x.floats().numpy(), x.transpose(order) / np.float32(255))
+    assert np.array_equal(data.train_x.all_inputs().numpy(), x.transpose(order) / np.float32(255))

@@ -8,7 +8,7 @@ import torch
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.silos import WIDTH, describe, label_table, open_silos, silo_federation
+from fedmpi.data.silos import TABLE_WIDTH, build_silo_federation, count_local_labels, describe_silos, open_silos
 from fedmpi.data.sources.digits import digits
 from fedmpi.data.sources.named_arrays import npz
 
@@ -27,11 +27,11 @@ def test_ranks_open_their_own_files_and_know_the_sizes_of_all(tmp_path):
     for other in (SILOS[0], SILOS[2]):
         (tmp_path / other).write_text("nobody reads the file of another site")
     ranks.append(open_silos(npz, tmp_path, SILOS, [1]))
-    table = np.concatenate([describe(opened) for opened in ranks])
+    table = np.concatenate([describe_silos(opened) for opened in ranks])
     assert table.dtype == np.int64
-    assert table.shape == (3, WIDTH)
-    counts = sum(label_table(opened, table, SILOS) for opened in ranks)
-    views = [silo_federation(opened, table, counts, SILOS) for opened in ranks]
+    assert table.shape == (3, TABLE_WIDTH)
+    counts = sum(count_local_labels(opened, table, SILOS) for opened in ranks)
+    views = [build_silo_federation(opened, table, counts, SILOS) for opened in ranks]
     for view, mine in zip(views, ([], [0, 2], [1]), strict=True):
         assert sorted(view.train) == sorted(view.test) == mine
         assert view.train_sizes.tolist() == [8, 16, 24]  # a fifth of each class is test
@@ -56,18 +56,18 @@ def test_sites_that_differ_are_named(tmp_path, differ, words):
     write_sites(tmp_path, **differ)
     opened = open_silos(npz, tmp_path, SILOS, range(3))
     with pytest.raises(UserError, match=words):
-        label_table(opened, describe(opened), SILOS)
+        count_local_labels(opened, describe_silos(opened), SILOS)
     if "classes" in differ:
         opened = open_silos(npz, tmp_path, SILOS, range(3), classes=3)
         counts = [[4, 4, 0], [6, 6, 5], [12, 12, 0]]  # 20 = 7 + 7 + 6, less 1 each
-        assert label_table(opened, describe(opened), SILOS).tolist() == counts
+        assert count_local_labels(opened, describe_silos(opened), SILOS).tolist() == counts
 
 
 def test_silos_are_opened_once(tmp_path):
     write_sites(tmp_path)
     opened = open_silos(npz, tmp_path, SILOS, [0, 1])
     with pytest.raises(UserError, match=r"clients \[0, 1\]; each of 0\.\.2 must be opened once"):
-        label_table(opened, describe(opened), SILOS)
+        count_local_labels(opened, describe_silos(opened), SILOS)
     with pytest.raises(UserError, match="twice"):
         open_silos(npz, tmp_path, ["a", "b", "a"], [0])
     with pytest.raises(UserError, match="digits cannot open a single site"):
@@ -81,14 +81,14 @@ def several(n, tokens=5, name="ids"):
 
 def test_a_rank_without_data_knows_shapes_of_samples_and_targets():
     sites = {k: several(3 + k) for k in range(3)}
-    table = np.concatenate([describe({k: sites[k]}) for k in (2, 0, 1)] + [describe({})])
-    server = silo_federation({}, table, np.zeros((3, 1), dtype=np.int64), SILOS)
+    table = np.concatenate([describe_silos({k: sites[k]}) for k in (2, 0, 1)] + [describe_silos({})])
+    server = build_silo_federation({}, table, np.zeros((3, 1), dtype=np.int64), SILOS)
     assert server.input_shape == {"ids": (5,), "mask": (5,)}
     assert server.x_dtype == {"ids": torch.int64, "mask": torch.bool}
     assert (server.target_shape, server.target_dtype) == ((2,), torch.float32)
-    assert torch.equal(server.two_targets(), torch.zeros(2, 2))
+    assert torch.equal(server.example_targets(), torch.zeros(2, 2))
     sites[1] = several(3, tokens=6)
     with pytest.raises(UserError, match=r"north\.npz has .*'ids': \(5,\).*south\.npz .*'ids': \(6,\)"):
-        label_table(sites, describe(sites), SILOS)
-    with pytest.raises(UserError, match=r"client 4 looks like takes .* characters, of which 512 are allowed"):
-        describe({4: several(3, name="a" * 500)})
+        count_local_labels(sites, describe_silos(sites), SILOS)
+    with pytest.raises(UserError, match=r"sample of client 4 has .* bytes, but at most 512 are allowed"):
+        describe_silos({4: several(3, name="a" * 500)})

@@ -12,13 +12,13 @@ from fedmpi.common.errors import UserError
 from fedmpi.config.schema import Settings
 from fedmpi.data import streaming
 from fedmpi.data.batches import Shard, batches
-from fedmpi.data.federated import augmented, split
-from fedmpi.data.lazy_images import of_bytes, stacked
+from fedmpi.data.federated import add_augmentation, split
+from fedmpi.data.lazy_images import concatenate_samples, make_lazy_images
 from fedmpi.data.sources.hdf5 import hdf5
 from fedmpi.data.sources.images.class_images import image_folder
 from fedmpi.data.sources.images.read_images import DecodedFiles
-from fedmpi.data.streaming import AHEAD, Stream, prefetch
-from fedmpi.data.transforms.pipeline import operation
+from fedmpi.data.streaming import PREFETCHED_BATCHES, Stream, prefetch
+from fedmpi.data.transforms.pipeline import make_transform
 from fedmpi.runtime import build_data, rank_agreement
 
 h5py = pytest.importorskip("h5py")
@@ -28,12 +28,13 @@ RNG = np.random.default_rng(0)
 
 
 def federation(folder, stream):
-    with streaming.choosing(stream):
+    with streaming.streaming_mode(stream):
         data = hdf5(folder, path="a.h5")
     chain = [
-        operation(name, given, "data.augment.0", {}) for name, given in (("crop", 2), ("flip", None), ("cutout", 4))
+        make_transform(name, given, "data.augment.0", {})
+        for name, given in (("crop", 2), ("flip", None), ("cutout", 4))
     ]
-    return augmented(split(data, "iid", 2, 0), chain)
+    return add_augmentation(split(data, "iid", 2, 0), chain)
 
 
 def epoch(x, size, shuffle, augment=None, y=None, rows=None):
@@ -100,16 +101,16 @@ def folder(tmp_path):
 
 def test_files_are_decoded_in_order(folder):
     _, stream, pixels = folder
-    read, held = (of_bytes(each, (0.1,), (0.3,), 3) for each in (stream, pixels))
-    assert torch.equal(read.floats(), held.floats())
+    read, held = (make_lazy_images(each, (0.1,), (0.3,), 3) for each in (stream, pixels))
+    assert torch.equal(read.all_inputs(), held.all_inputs())
     mask = torch.arange(N) % 7 == 3
     for rows in (torch.tensor([5, 2, 9]), mask):
-        assert torch.equal(read[rows].floats(), held[rows].floats())
-    both = stacked([read[mask], read[:4], read])
+        assert torch.equal(read[rows].all_inputs(), held[rows].all_inputs())
+    both = concatenate_samples([read[mask], read[:4], read])
     assert isinstance(both.stored, Stream)
-    assert torch.equal(both.floats(), stacked([held[mask], held[:4], held]).floats())
-    mixed = stacked([read[:4], held])
-    assert torch.equal(mixed.floats(), torch.cat([held.floats()[:4], held.floats()]))
+    assert torch.equal(both.all_inputs(), concatenate_samples([held[mask], held[:4], held]).all_inputs())
+    mixed = concatenate_samples([read[:4], held])
+    assert torch.equal(mixed.all_inputs(), torch.cat([held.all_inputs()[:4], held.all_inputs()]))
     for (x, _), (other, _) in zip(epoch(read, 7, 3), epoch(held, 7, 3), strict=True):
         assert torch.equal(x, other)
 
@@ -124,9 +125,9 @@ def test_reading_ahead_is_bounded_and_ends_with_the_reader():
 
     with closing(prefetch(lambda k: -k, parts())) as found:
         assert [next(found) for _ in range(5)] == [0, -1, -2, -3, -4]
-        assert len(asked) == 5 + AHEAD
+        assert len(asked) == 5 + PREFETCHED_BATCHES
     assert set(threading.enumerate()) <= before
-    assert len(asked) == 5 + AHEAD
+    assert len(asked) == 5 + PREFETCHED_BATCHES
     assert list(prefetch(lambda k: -k, range(7))) == [-k for k in range(7)]
     assert list(prefetch(lambda k: k, [])) == []
 
@@ -145,15 +146,15 @@ def sites(tmp_path):
 def test_folders_of_sites_are_streamed(sites):
     found = []
     for stream in (False, True):
-        with streaming.choosing(stream):
+        with streaming.streaming_mode(stream):
             data = image_folder(sites, sites=True, size=6)
         assert isinstance(data.train_x.stored, Stream) == stream
         found.append((data, rank_agreement.data_digests(split(data, "site", None, 0))))
     (held, _), (read, digest) = found
-    assert torch.equal(held.train_x.floats(), read.train_x.floats())
-    assert torch.equal(held.test_x.floats(), read.test_x.floats())
+    assert torch.equal(held.train_x.all_inputs(), read.train_x.all_inputs())
+    assert torch.equal(held.test_x.all_inputs(), read.test_x.all_inputs())
     assert torch.equal(held.train_y, read.train_y)
     (sites / "north/cat/0.png").write_bytes((sites / "north/cat/6.png").read_bytes() + b"x")
-    with streaming.choosing(True):
+    with streaming.streaming_mode(True):
         other = image_folder(sites, sites=True, size=6)
     assert rank_agreement.data_digests(split(other, "site", None, 0)) != digest

@@ -13,7 +13,7 @@ from table_files import noise, write_table
 from fedmpi.comm.base import Solo
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.config import load
-from fedmpi.data.preprocessing import Request
+from fedmpi.data.preprocessing import PredictionRequest
 from fedmpi.data.sources.tables.read_table import Table
 from fedmpi.data.sources.tables.table_source import table
 from fedmpi.runtime import build_data
@@ -51,14 +51,14 @@ def test_each_site_by_its_own_training_rows(root):
     north, south = np.array([50, 60, 55.0]), np.array([10, 20, 30.0])  # the gap is the median of 50 and 60
     age = np.concatenate([(ages - ages.mean()) / ages.std() for ages in (north, south)])
     bonn, ulm = [0, 1, 0, 1, 1, 1], [1, 0, 1, 0, 0, 0]  # south's third city is Bonn, its most frequent
-    assert data.meaning == ("age", "city=Bonn", "city=Ulm", "->", "no", "yes")
+    assert data.input_and_class_names == ("age", "city=Bonn", "city=Ulm", "->", "no", "yes")
     assert np.allclose(data.train_x, np.stack([age, bonn, ulm], axis=1), atol=1e-6)
     test = [[(80 - 55) / north.std(), 0, 1], [0, 0, 0]]  # the city is Ulm, the most frequent there;
     assert np.allclose(data.test_x, test, atol=1e-6)  # nobody trains on Rome
     assert (data.train_y.tolist(), data.test_y.tolist(), data.classes) == ([1, 0, 0, 1, 0, 1], [1, 0], 2)
     assert (data.site.tolist(), data.test_site.tolist()) == ([0, 0, 0, 1, 1, 1], [0, 1])
     assert data.site_names == ("north", "south")
-    assert data.global_x is None
+    assert data.global_test_x is None
 
 
 def test_pooled(root):
@@ -77,7 +77,7 @@ def test_options_name_features_values_and_classes(root):
     assert data.train_x[0].tolist() == [1, 0, 0, 50]
     assert data.train_y.tolist() == [0, 1, 1, 0, 1, 0]
     dropped = table(root, path="a.csv", **(BY | {"categorical": None}), drop=["city"], standardise="none")
-    assert dropped.meaning[:2] == ("age", "->")
+    assert dropped.input_and_class_names[:2] == ("age", "->")
 
 
 @pytest.mark.parametrize(
@@ -103,12 +103,14 @@ def test_targets(tmp_path, columns, options, targets):
     is_class = isinstance(targets[0], int)
     assert data.train_y.dtype == (torch.int64 if is_class else torch.float32)
     assert data.classes == (2 if is_class else len(columns) if "target" in options else 1)
-    assert data.preparation.read(Request(str(tmp_path / "a.csv"))).y.tolist() == targets  # new rows are read alike
+    assert (
+        data.preparation.read(PredictionRequest(str(tmp_path / "a.csv"))).y.tolist() == targets
+    )  # new rows are read alike
 
 
 def test_the_task_refuses_negative_times_of_any_source():
     y = torch.tensor([[1.0, 3.0], [1.0, 0.0], [0.0, -2.0]])
-    assert "row 2 has the time -2" in Survival(1).check(y, (1,))
+    assert "the time in row 2 is -2" in Survival(1).check(y, (1,))
     assert Survival(1).check(y[:2], (1,)) == ""
 
 
@@ -118,7 +120,7 @@ def test_numbers_with_a_decimal_comma(tmp_path, rows):
     write_table(tmp_path, {"x": ["1,5", "-2,25", "3"], "label": ["a", "b", "a"]})
     data = table(tmp_path, **AS_THEY_ARE, decimal=",")
     assert data.train_x[:, 0].tolist() == [1.5, -2.25, 3]
-    assert data.preparation.read(Request(rows)).x[:, 0].tolist() == [1.5, -2.25]
+    assert data.preparation.read(PredictionRequest(rows)).x[:, 0].tolist() == [1.5, -2.25]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +152,7 @@ def test_missing_values_are_gaps_of_all_columns_or_of_the_named_ones(tmp_path, g
     write_table(tmp_path, {"age": [60, -9, 70, "-9.0", 99, 50, 40, 61], "days": range(10, 90, 10), "label": [0, 1] * 4})
     data = table(tmp_path, **AS_THEY_ARE, missing="drop", missing_values=given)
     assert data.train_x[:, 0].tolist() == left
-    new = data.preparation.read(Request(str(tmp_path / "a.csv")))
+    new = data.preparation.read(PredictionRequest(str(tmp_path / "a.csv")))
     assert (99 in new.x[:, 0].tolist()) == (99 in left)  # new rows are read alike
 
 
@@ -196,7 +198,7 @@ def test_parquet_reads_as_csv_does(root):
     data, same = read(), table(root, path="a.csv", **BY)
     for name in ("train_x", "train_y", "test_x", "test_y", "site"):
         assert torch.equal(getattr(data, name), getattr(same, name))
-    assert data.meaning[-2:] == ("0", "1")
+    assert data.input_and_class_names[-2:] == ("0", "1")
     with pytest.raises(UserError, match=r"a\.parquet, row 2: column 'age' is empty"):
         read(missing="refuse")
     more = {"day": [date(2024, 1, 1)] * 8, "dose": [Decimal("0.50")] * 4 + [Decimal("1.25")] * 4}

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.silos import describe, label_table, open_silos
+from fedmpi.data.silos import count_local_labels, describe_silos, open_silos
 from fedmpi.data.sources.texts import UNKNOWN_CHARACTER, shakespeare, text
 
 REAL = Path(os.environ.get("FEDMPI_DATA") or Path(__file__).parents[4] / "shared" / "data")
@@ -28,7 +28,7 @@ def spelled(rows, symbols):
 
 def test_a_folder_of_authors(folder):
     data = text(folder, path="novels", context=3)
-    symbols = [*data.meaning]
+    symbols = [*data.input_and_class_names]
     assert symbols == ["a", "b", "c", UNKNOWN_CHARACTER]  # ? occurs in Bob's test part alone
     assert data.site_names == ("ann", "bob")
     # Ann's first 8 characters: 2 windows of 3 and the character after; Bob's first 15: 4
@@ -43,7 +43,7 @@ def test_a_folder_of_authors(folder):
     assert longer.test_site.tolist() == [1]
     assert text(folder, path="novels", context=3, min_chars=11).site_names == ("bob",)  # Ann's is too short
     given = text(folder, path="novels", context=3, alphabet="?cba")
-    assert (given.meaning, given.train_x[0].tolist()) == (tuple("?cba"), [3, 2, 1])
+    assert (given.input_and_class_names, given.train_x[0].tolist()) == (tuple("?cba"), [3, 2, 1])
 
 
 def test_a_table_says_the_same(folder):
@@ -51,7 +51,7 @@ def test_a_table_says_the_same(folder):
     (folder / "a.csv").write_bytes(f'author,text\nbob,"{BOB[:5]}"\nann,{ANN}\nbob,"{BOB[5:9]}\r\n{BOB[9:]}"\n'.encode())
     (folder / "novels" / "bob.txt").write_text(f"{BOB[:5]}\n{BOB[5:9]}\n{BOB[9:]}")
     expected, data = (text(folder, path=path, context=2) for path in ("novels", "a.csv"))
-    assert data.meaning == expected.meaning
+    assert data.input_and_class_names == expected.input_and_class_names
     for name in ("train_x", "train_y", "test_x", "test_y", "site", "test_site"):
         assert torch.equal(getattr(data, name), getattr(expected, name))
 
@@ -62,10 +62,12 @@ def test_silos_are_the_sites_of_one_text(folder):
     for k, data in opened.items():
         assert torch.equal(data.train_x, whole.train_x[whole.site == k])
         assert torch.equal(data.test_y, whole.test_y[whole.test_site == k])
-    assert not label_table(opened, describe(opened), ["ann", "bob"]).any()  # characters are no class of a sample
+    assert not count_local_labels(
+        opened, describe_silos(opened), ["ann", "bob"]
+    ).any()  # characters are no class of a sample
     opened[1] = text(folder, site="novels/bob.txt", context=2, alphabet="?abc")
     with pytest.raises(UserError, match=r"ann and bob have as many columns .*data\.alphabet"):
-        label_table(opened, describe(opened), ["ann", "bob"])
+        count_local_labels(opened, describe_silos(opened), ["ann", "bob"])
 
 
 SPOKEN = "Ann:\nabcab\ncabca\n\nBob:\nno\n\nAnn:\nbcabc\n"
@@ -76,7 +78,7 @@ def test_shakespeare_by_role(tmp_path):
     data = shakespeare(tmp_path, context=4, min_chars=5)
     assert data.site_names == ("Ann",)
     # "abcab\ncabca\nbcabc", 17 characters, of which the last 3 are the test part
-    assert spelled(data.train_x, [*data.meaning]) == ["abca", "b\nca", "bca\n"]
+    assert spelled(data.train_x, [*data.input_and_class_names]) == ["abca", "b\nca", "bca\n"]
     assert shakespeare(tmp_path, context=1, min_chars=1).site_names == ("Ann", "Bob")
 
 

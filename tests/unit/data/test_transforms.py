@@ -12,19 +12,19 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.torchvision_compat import torchvision
 from fedmpi.data.batches import Shard, batches
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.federated import augmented, split
-from fedmpi.data.lazy_images import Pictures, of_bytes
+from fedmpi.data.federated import add_augmentation, split
+from fedmpi.data.lazy_images import LazyImages, make_lazy_images
 from fedmpi.data.transforms.base import stored_channels_last, to_memory_format
 from fedmpi.data.transforms.color import Normalise
-from fedmpi.data.transforms.pipeline import ImagePipeline, operation
+from fedmpi.data.transforms.pipeline import ImagePipeline, make_transform
 
 functional = torchvision.transforms.functional
 N = 40
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
-def made(name, given=None):
-    return operation(name, given, "data.augment.0", {})
+def make(name, given=None):
+    return make_transform(name, given, "data.augment.0", {})
 
 
 def pictures(c=3, h=12, w=9, dtype=torch.float32, n=N):
@@ -33,7 +33,7 @@ def pictures(c=3, h=12, w=9, dtype=torch.float32, n=N):
 
 
 def drawn(what, n=N, seed=0):
-    return torch.rand(n, what.columns, generator=torch.Generator().manual_seed(seed))
+    return torch.rand(n, what.random_numbers, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.fixture(params=[False, True], ids=["planes", "blocks"])
@@ -68,19 +68,19 @@ def naive_crop(x, u, p, mode, size):
 @every_storage
 @pytest.mark.parametrize("given", [4, {"padding": 2, "size": 7}, {"mode": "reflect"}, {"padding": 0, "size": 9}])
 def test_crop(given, blocks, channels, dtype):
-    crop, x = made("crop", given), pictures(channels, dtype=dtype)
+    crop, x = make("crop", given), pictures(channels, dtype=dtype)
     u = drawn(crop)
     u[0], u[1] = 0, 1 - 2**-24  # the corners
     found = crop(to_memory_format(x, blocks), u)
     wanted = [naive_crop(each, v, crop.padding, crop.mode, crop.size) for each, v in zip(x, u, strict=True)]
     assert torch.equal(found, torch.stack(wanted))
-    assert found.shape[1:] == crop.out(x.shape[1:])
+    assert found.shape[1:] == crop.output_shape(x.shape[1:])
     assert channels == 1 or stored_channels_last(found) == blocks
 
 
 @every_storage
 def test_flip(blocks, channels, dtype):
-    flip, x = made("flip", 0.3), pictures(channels, dtype=dtype)
+    flip, x = make("flip", 0.3), pictures(channels, dtype=dtype)
     u = drawn(flip)
     wanted = [functional.hflip(each) if v < 0.3 else each for each, v in zip(x, u[:, 0], strict=True)]
     assert torch.equal(flip(to_memory_format(x, blocks), u), torch.stack(wanted))
@@ -89,7 +89,7 @@ def test_flip(blocks, channels, dtype):
 
 @pytest.mark.parametrize(("size", "channels"), [(1, 1), (4, 3), (5, 3), (40, 1)])
 def test_cutout(size, blocks, channels):
-    cutout, x = made("cutout", size), pictures(channels) + 1
+    cutout, x = make("cutout", size), pictures(channels) + 1
     u, wanted = drawn(cutout), x.clone()
     for each, (v, w) in zip(wanted, u, strict=True):
         y, z = int(v * 12), int(w * 9)
@@ -100,7 +100,7 @@ def test_cutout(size, blocks, channels):
 
 def test_rotation(blocks):
     """As torchvision rotates, but where a place lies between two pixels as far as float32 can tell."""
-    rotate, x = made("rotate", 30), pictures(3, 15, 20)
+    rotate, x = make("rotate", 30), pictures(3, 15, 20)
     u = drawn(rotate)
     wanted = [functional.rotate(each, float((2 * v - 1) * 30)) for each, v in zip(x, u[:, 0], strict=True)]
     off = (rotate(to_memory_format(x, blocks), u) - torch.stack(wanted)).abs() > 1e-4
@@ -117,12 +117,12 @@ def test_rotation(blocks):
     ],
 )
 def test_resized_crop(shape, given, blocks, channels):
-    crop, x = made("resized_crop", given), pictures(channels, *shape)
+    crop, x = make("resized_crop", given), pictures(channels, *shape)
     u = drawn(crop)
-    found, boxes = crop(to_memory_format(x, blocks), u), torch.stack(crop.boxes(u, *shape), 1)
+    found, boxes = crop(to_memory_format(x, blocks), u), torch.stack(crop.draw_boxes(u, *shape), 1)
     for each, v, box, got in zip(x, u, boxes.tolist(), found, strict=True):
         assert box == naive_box(crop, v, *shape)
-        wanted = functional.resized_crop(each, *box, list(crop.out(x.shape[1:])[1:]), antialias=True)
+        wanted = functional.resized_crop(each, *box, list(crop.output_shape(x.shape[1:])[1:]), antialias=True)
         torch.testing.assert_close(got, wanted, atol=2e-6, rtol=0)
 
 
@@ -149,10 +149,10 @@ def naive_box(crop, u, h, w):
 )
 def test_resize_and_centre_crop(name, size, blocks, channels):
     """They draw nothing: test pictures go through them too."""
-    what, x = made(name, size), pictures(channels)
+    what, x = make(name, size), pictures(channels)
     wanted = functional.resize(x, size, antialias=True) if name == "resize" else functional.center_crop(x, size)
-    assert what.columns == 0
-    assert what.out(x.shape[1:]) == wanted.shape[1:]
+    assert what.random_numbers == 0
+    assert what.output_shape(x.shape[1:]) == wanted.shape[1:]
     torch.testing.assert_close(what(to_memory_format(x, blocks), drawn(what)), wanted, atol=1e-6, rtol=0)
 
 
@@ -165,7 +165,7 @@ COLOURS = {
 
 @pytest.mark.parametrize("given", [{"saturation": 0.4}, dict.fromkeys(COLOURS, 0.2)], ids=["saturation", "all in turn"])
 def test_colour(given, blocks):
-    colour, x = made("colour", given), pictures()
+    colour, x = make("colour", given), pictures()
     u, wanted = drawn(colour), x.clone()
     for i, (name, theirs) in enumerate(COLOURS.items()):
         a = given.get(name, 0)
@@ -176,9 +176,9 @@ def test_colour(given, blocks):
 
 
 # ---- all of them together ----
-def look(*items, **more):
-    operations = [made(*item) if isinstance(item, tuple) else made(item) for item in items]
-    return ImagePipeline(bytes=True, normal=Normalise(mean=MEAN, std=STD), operations=tuple(operations), **more)
+def image_pipeline(*items, **more):
+    transforms = [make(*item) if isinstance(item, tuple) else make(item) for item in items]
+    return ImagePipeline(bytes=True, normal=Normalise(mean=MEAN, std=STD), transforms=tuple(transforms), **more)
 
 
 def normalised(x):
@@ -187,15 +187,15 @@ def normalised(x):
 
 def test_bytes_are_read_as_normalised_floats(blocks):
     x = pictures(dtype=torch.uint8)
-    kept = of_bytes(x, MEAN, STD, 3).to("cpu", blocks)
+    kept = make_lazy_images(x, MEAN, STD, 3).to("cpu", blocks)
     wanted = normalised(x)
     assert kept.shape == wanted.shape
-    assert torch.equal(kept.floats(), wanted)
+    assert torch.equal(kept.all_inputs(), wanted)
     rows = torch.tensor([5, 0, 5, 39])
     assert torch.equal(kept.read(rows), wanted[rows])
-    assert stored_channels_last(kept.read(rows)) == stored_channels_last(kept.floats()) == blocks
-    grey = of_bytes(x[:, :1], (0.1,), (0.3,), 3).to("cpu", blocks)
-    assert torch.equal(grey.floats(), ((x[:, :1].float() / 255 - 0.1) / 0.3).repeat(1, 3, 1, 1))
+    assert stored_channels_last(kept.read(rows)) == stored_channels_last(kept.all_inputs()) == blocks
+    grey = make_lazy_images(x[:, :1], (0.1,), (0.3,), 3).to("cpu", blocks)
+    assert torch.equal(grey.all_inputs(), ((x[:, :1].float() / 255 - 0.1) / 0.3).repeat(1, 3, 1, 1))
     assert stored_channels_last(grey.read(rows)) == blocks
 
 
@@ -203,7 +203,9 @@ def test_normalise_replaces_that_of_the_source():
     x = pictures(dtype=torch.uint8)
     wanted = (x.float().div(255) - 0.5) / 0.5
     for normalise in ("half", {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}):
-        assert torch.equal(Pictures(x, look("flip", ("normalise", normalise), ("cutout", 4))).floats(), wanted)
+        assert torch.equal(
+            LazyImages(x, image_pipeline("flip", ("normalise", normalise), ("cutout", 4))).all_inputs(), wanted
+        )
 
 
 @pytest.mark.parametrize(
@@ -224,9 +226,9 @@ def test_normalise_replaces_that_of_the_source():
 )
 def test_what_does_not_fit_the_pictures_is_refused_before_training(items, says):
     x, y = pictures(dtype=torch.uint8), torch.arange(N) % 2
-    data = split(Dataset(of_bytes(x, MEAN, STD, 3), y, of_bytes(x, MEAN, STD, 3), y, 2), "iid", 2, 0)
+    data = split(Dataset(make_lazy_images(x, MEAN, STD, 3), y, make_lazy_images(x, MEAN, STD, 3), y, 2), "iid", 2, 0)
     with pytest.raises(UserError, match=says):
-        augmented(data, look(*items).operations)
+        add_augmentation(data, image_pipeline(*items).transforms)
 
 
 @pytest.mark.parametrize(
@@ -239,24 +241,31 @@ def test_what_does_not_fit_the_pictures_is_refused_before_training(items, says):
 def test_augmentation_needs_pictures(x, item, says):
     y = torch.arange(N) % 2
     with pytest.raises(UserError, match=says):
-        augmented(split(Dataset(x, y, x, y, 2), "iid", 2, 0), look(item).operations)
+        add_augmentation(split(Dataset(x, y, x, y, 2), "iid", 2, 0), image_pipeline(item).transforms)
 
 
 @pytest.mark.parametrize("item", ["flip", ("centre_crop", 8)])
 def test_what_moves_pixels_is_refused_where_targets_are_masks(item):
     """A picture turned without its mask would be trained on wrong targets without a message."""
     x, masks = pictures(dtype=torch.uint8), torch.zeros(N, 12, 9, dtype=torch.int64)
-    data = split(Dataset(of_bytes(x, MEAN, STD, 3), masks, of_bytes(x, MEAN, STD, 3), masks, 2), "iid", 2, 0)
+    data = split(
+        Dataset(make_lazy_images(x, MEAN, STD, 3), masks, make_lazy_images(x, MEAN, STD, 3), masks, 2), "iid", 2, 0
+    )
     with pytest.raises(UserError, match=r"moves pixels, and the targets of these data are masks \(12 x 9\)"):
-        augmented(data, look(item).operations)
-    assert augmented(data, look(("colour", {"contrast": 0.1}), ("cutout", 3)).operations).train[0].draws == 5
+        add_augmentation(data, image_pipeline(item).transforms)
+    assert (
+        add_augmentation(data, image_pipeline(("colour", {"contrast": 0.1}), ("cutout", 3)).transforms)
+        .train[0]
+        .random_numbers_per_sample
+        == 5
+    )
 
 
 def test_a_crop_with_a_size_sets_the_input_shape():
     y = torch.arange(N) % 2
-    for x in (of_bytes(pictures(dtype=torch.uint8), MEAN, STD, 3), pictures()):
-        data = augmented(
-            split(Dataset(x, y, x, y, 2), "iid", 2, 0), [made("crop", {"size": 7}), made("centre_crop", 7)]
+    for x in (make_lazy_images(pictures(dtype=torch.uint8), MEAN, STD, 3), pictures()):
+        data = add_augmentation(
+            split(Dataset(x, y, x, y, 2), "iid", 2, 0), [make("crop", {"size": 7}), make("centre_crop", 7)]
         )
         assert data.input_shape == (3, 7, 7)
         shard = data.train[0]
@@ -269,7 +278,7 @@ def test_a_crop_with_a_size_sets_the_input_shape():
 # ---- batches ----
 @pytest.mark.parametrize("size", [1, 7, None])
 def test_augmentation_does_not_depend_on_the_batch_size(size):
-    kept = Pictures(pictures(dtype=torch.uint8), look(("crop", 2), "flip", ("rotate", 20), ("cutout", 3)))
+    kept = LazyImages(pictures(dtype=torch.uint8), image_pipeline(("crop", 2), "flip", ("rotate", 20), ("cutout", 3)))
     shard = Shard(kept, torch.arange(N), torch.arange(3, 30))
 
     def epoch(size, *seeds):
@@ -289,10 +298,10 @@ def test_augmentation_does_not_depend_on_the_batch_size(size):
 
 
 def test_test_pictures_become_floats_and_training_pictures_stay_bytes(blocks):
-    x, y = of_bytes(pictures(dtype=torch.uint8), MEAN, STD, 3), torch.arange(N) % 2
-    tests = of_bytes(pictures(dtype=torch.uint8, n=10), MEAN, STD, 3)
+    x, y = make_lazy_images(pictures(dtype=torch.uint8), MEAN, STD, 3), torch.arange(N) % 2
+    tests = make_lazy_images(pictures(dtype=torch.uint8, n=10), MEAN, STD, 3)
     moved = split(Dataset(x, y, tests, y[:10], 2), "iid", 2, 0).to("cpu", blocks)
-    assert isinstance(moved.train[0].x, Pictures)
+    assert isinstance(moved.train[0].x, LazyImages)
     assert moved.train[0].x is moved.train[1].x
     assert isinstance(moved.global_test.x, Tensor)
     assert moved.global_test.x is moved.test[1].x

@@ -7,9 +7,9 @@ from test_packed import TOLERANCE, apart
 from test_transport import on_ranks
 
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.federated import augmented, split
-from fedmpi.data.lazy_images import of_bytes
-from fedmpi.data.transforms.pipeline import operation
+from fedmpi.data.federated import add_augmentation, split
+from fedmpi.data.lazy_images import make_lazy_images
+from fedmpi.data.transforms.pipeline import make_transform
 from fedmpi.engine.packed.packed_fit import PackedFit
 
 CHAIN = (("crop", 2), ("flip", None), ("rotate", 15), ("cutout", 3))
@@ -17,14 +17,14 @@ CHAIN = (("crop", 2), ("flip", None), ("rotate", 15), ("cutout", 3))
 
 def shot(x):
     """Numbers around 0 as bytes."""
-    return of_bytes((x * 40 + 128).clamp(0, 255).to(torch.uint8), (0.5,), (0.25,), 1)
+    return make_lazy_images((x * 40 + 128).clamp(0, 255).to(torch.uint8), (0.5,), (0.25,), 1)
 
 
 def federation(chain=CHAIN):
     data = images()
     data = Dataset(shot(data.train_x), data.train_y, shot(data.test_x), data.test_y, data.classes)
     parts = split(data, "dirichlet", 7, 0, "aligned", alpha=0.5, min_size=7)
-    return augmented(parts, [operation(name, given, "data.augment.0", {}) for name, given in chain])
+    return add_augmentation(parts, [make_transform(name, given, "data.augment.0", {}) for name, given in chain])
 
 
 def config(method="fedavg", net="mlp", **changes):

@@ -11,7 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
-from fedmpi.data.silos import describe, label_table, silo_federation
+from fedmpi.data.silos import build_silo_federation, count_local_labels, describe_silos
 from fedmpi.engine.evaluate import evaluate
 from fedmpi.tasks.classification import MultiLabel
 from fedmpi.tasks.per_position import NextSymbol, Segmentation
@@ -192,8 +192,8 @@ def test_the_loss_of_a_split_does_not_depend_on_its_batches(size):
 
 def siloed(sites, names):
     datasets = dict(enumerate(sites))
-    table = describe(datasets)
-    return silo_federation(datasets, table, label_table(datasets, table, names), names)
+    table = describe_silos(datasets)
+    return build_silo_federation(datasets, table, count_local_labels(datasets, table, names), names)
 
 
 def test_sites_weigh_what_counts_of_their_targets():

@@ -10,7 +10,7 @@ from helpers import fedmpi
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.federated import hold_out, split
+from fedmpi.data.federated import hold_out_validation, split
 from fedmpi.data.partitions.site_and_file import file
 from fedmpi.reports.results import MAX_CLIENTS_DRAWN, build_partition_section
 from fedmpi.reports.run_groups import Run, read_runs
@@ -24,7 +24,7 @@ def federation(clients, share=0.0, classes=CLASSES):
     y = torch.randint(CLASSES, (3 * clients,), generator=torch.Generator().manual_seed(2))
     y = y if classes > 1 else y.float()
     x = torch.zeros(len(y), 1)
-    return hold_out(split(Dataset(x, y, x[:9], y[:9], classes), "iid", clients, 0, "global"), share, 0)
+    return hold_out_validation(split(Dataset(x, y, x[:9], y[:9], classes), "iid", clients, 0, "global"), share, 0)
 
 
 def written(folder, fed):
@@ -57,7 +57,7 @@ def test_sizes_and_label_counts_by_client_can_be_read_again(tmp_path, clients, s
 def test_sites_without_common_rows_are_all_written(tmp_path):
     """In silo mode there is no partition.npz that could have the rest."""
     sizes = np.arange(1, MAX_CLIENTS_IN_JSON + 2)
-    sites = SimpleNamespace(train_sizes=sizes, label_counts=None, counts_shared=False, parts=None)
+    sites = SimpleNamespace(train_sizes=sizes, label_counts=None, label_counts_shared=False, parts=None)
     write_partition(RunDirectory(tmp_path), "silos", 0, sites)
     facts = json.loads((tmp_path / "partition.json").read_text())
     assert facts["sizes"] == sizes.tolist()

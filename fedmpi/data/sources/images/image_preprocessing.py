@@ -12,9 +12,9 @@ import torch
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count
-from fedmpi.data.csv_file import text_of
-from fedmpi.data.lazy_images import Pictures, of_bytes
-from fedmpi.data.preprocessing import NewRows, Preparation, Request, file_of, files_of
+from fedmpi.data.csv_file import decode_cells
+from fedmpi.data.lazy_images import LazyImages, make_lazy_images
+from fedmpi.data.preprocessing import NewRows, PredictionRequest, Preparation, check_path, to_paths
 from fedmpi.data.sources.images import read_images
 from fedmpi.data.sources.images.decode import DecodeOptions, is_image_file
 from fedmpi.data.sources.tables.read_table import Table, read_table
@@ -48,11 +48,11 @@ class ImagePreparation(Preparation):
 
     kind: ClassVar[str] = "images"
 
-    def normalize(self, images: np.ndarray | Stream) -> Pictures:
+    def normalize(self, images: np.ndarray | Stream) -> LazyImages:
         """Wrap decoded images (n, C, H, W), uint8 or float32 in 0..1, to be normalised when they are read."""
-        return of_bytes(images, self.decoding.mean, self.decoding.std, self.channels)
+        return make_lazy_images(images, self.decoding.mean, self.decoding.std, self.channels)
 
-    def read(self, request: Request) -> NewRows:
+    def read(self, request: PredictionRequest) -> NewRows:
         ids, files, labels, rows = self._list_files(request)
         images = read_images.decode_images(files, self.decoding, rows)
         if tuple(images.shape[1:]) != self.stored:
@@ -73,16 +73,16 @@ class ImagePreparation(Preparation):
         first = known.index(False)
         reason = f"{rows[first] or files[first]}: {labels[first]!r} is no class of the training"
         if not any(known):
-            return NewRows(ids, x, no_targets=reason)
+            return NewRows(ids, x, why_no_targets=reason)
         reason = f"{reason}; {count(known.count(False), 'row')} of {len(known)} left out"
-        return NewRows(ids, x, y, no_targets=reason, known=torch.tensor(known))
+        return NewRows(ids, x, y, why_no_targets=reason, has_target=torch.tensor(known))
 
-    def _list_files(self, request: Request) -> tuple[dict[str, Any], list[Path], list[str], list[str]]:
+    def _list_files(self, request: PredictionRequest) -> tuple[dict[str, Any], list[Path], list[str], list[str]]:
         """Return columns that identify the images, the files, their labels if known, and the rows that list them."""
         if isinstance(request.rows, Sequence) and not isinstance(request.rows, str):
-            files = files_of(request.rows, ACCEPTED_INPUTS)
+            files = to_paths(request.rows, ACCEPTED_INPUTS)
             return _identify_files(files, files)
-        path = file_of(request, folder=True, takes=ACCEPTED_INPUTS)
+        path = check_path(request, folder=True, takes=ACCEPTED_INPUTS)
         if path.is_file() and path.suffix.lower() in TABLE_SUFFIXES:
             return self._list_files_in_table(read_table(path, self.delimiter), request.ids)
         if request.ids:
@@ -99,7 +99,7 @@ class ImagePreparation(Preparation):
     def _list_files_in_table(
         self, table: Table, ids: Sequence[str]
     ) -> tuple[dict[str, Any], list[Path], list[str], list[str]]:
-        names = text_of(table.column(self.picture_column, "picture_column"))
+        names = decode_cells(table.column(self.picture_column, "picture_column"))
         rows = [table.row_location(row) for row in range(len(table))]
         home, files = table.path.parent, []
         for row, name in zip(rows, map(str.strip, map(str, names)), strict=True):
@@ -112,8 +112,8 @@ class ImagePreparation(Preparation):
                 raise UserError(f"{row}: there is no picture {name} {where}, not to the run's data.root")
             files.append(file)
         columns = {table.row_unit: table.row_numbers, "file": names}
-        columns |= {name: text_of(table.column(name, "--id")) for name in ids}
-        labels = text_of(table.columns[self.label_column]) if self.label_column in table.columns else ()
+        columns |= {name: decode_cells(table.column(name, "--id")) for name in ids}
+        labels = decode_cells(table.columns[self.label_column]) if self.label_column in table.columns else ()
         return columns, files, [str(label).strip() for label in labels], rows
 
 

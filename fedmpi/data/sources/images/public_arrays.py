@@ -16,11 +16,11 @@ from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.download.catalogue import CATALOGUE, MEDMNIST, medmnist_file
 from fedmpi.data.download.fetch import fetch_or_advise
-from fedmpi.data.lazy_images import of_bytes
+from fedmpi.data.lazy_images import make_lazy_images
 from fedmpi.data.sources.arrays import to_channels_first
 from fedmpi.data.sources.images.image_preprocessing import preparation_for_arrays
 from fedmpi.data.sources.source_utils import find_file
-from fedmpi.data.transforms.color import SETS as PIXEL_STATISTICS
+from fedmpi.data.transforms.color import NORMALISATION_CONSTANTS as PIXEL_STATISTICS
 
 EMNIST_CLASSES = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
 STL10_PIXELS = 96  # pixels
@@ -74,7 +74,7 @@ def image_dataset(
         channels: the number of channels of the inputs; a grey channel is repeated.
     """
     (x, y), (test_x, test_y) = train, test
-    samples, test_samples = (of_bytes(images, mean, std, channels) for images in (x, test_x))
+    samples, test_samples = (make_lazy_images(images, mean, std, channels) for images in (x, test_x))
     return Dataset(
         samples, y, test_samples, test_y, classes, preparation=preparation_for_arrays(x, mean, std, channels)
     )

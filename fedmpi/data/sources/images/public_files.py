@@ -11,7 +11,7 @@ import torch
 
 from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.common.text import show
-from fedmpi.data.csv_file import csv_rows
+from fedmpi.data.csv_file import iter_csv_rows
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.download.catalogue import CATALOGUE
 from fedmpi.data.download.fetch import fetch_or_advise
@@ -19,7 +19,7 @@ from fedmpi.data.sources.images.class_images import Fraction, list_images_by_cla
 from fedmpi.data.sources.images.decode import DecodeOptions, Size
 from fedmpi.data.sources.labelled_files import LabelledFile, dataset_from_files, list_subfolders, read_csv_rows
 from fedmpi.data.sources.source_utils import find_file, select_sites
-from fedmpi.data.transforms.color import SETS as PIXEL_STATISTICS
+from fedmpi.data.transforms.color import NORMALISATION_CONSTANTS as PIXEL_STATISTICS
 
 CINIC_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 # The sites of PACS and of Office-Home are in the order of the catalogue.
@@ -205,7 +205,7 @@ def _read_ssl_fl(
     def lines(path: str) -> Iterator[tuple[str, list[str]]]:
         """Yield the place of each line ("labels.csv, line 7") and its fields."""
         file = find_file(home.parent, (f"{home.name}/{path}",), what, remedy)
-        for number, fields in csv_rows(file, remedy="fetch it anew"):
+        for number, fields in iter_csv_rows(file, remedy="fetch it anew"):
             yield f"{file}, line {number}", [field.strip() for field in fields]
 
     chosen = select_sites(what, sites, site)

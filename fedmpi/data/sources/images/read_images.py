@@ -12,7 +12,7 @@ import numpy as np
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.sources.images.decode import DecodeOptions, decode_image, read_image_shape
-from fedmpi.data.streaming import Source, Stream, wanted
+from fedmpi.data.streaming import DiskSource, Stream, stays_on_disk
 
 MAX_THREADS = 8
 IMAGES_PER_TASK = 256  # images that a thread decodes per task
@@ -68,7 +68,7 @@ def decode_images(
         return image
 
     paths = [file for file in files if isinstance(file, Path)]
-    if len(paths) == len(files) and wanted(len(files) * first.nbytes):
+    if len(paths) == len(files) and stays_on_disk(len(files) * first.nbytes):
         _call_in_threads(lambda k: check_shape(k, call(read_image_shape, k)), len(files), IMAGES_PER_TASK)
         return Stream(DecodedFiles(paths, decode_one, first))
     out = np.empty((len(files), *first.shape), first.dtype)
@@ -99,7 +99,7 @@ def _call_in_threads(do: Callable[[int], None], many: int, block: int) -> None:
 
 
 @final
-class DecodedFiles(Source):
+class DecodedFiles(DiskSource):
     """Image files that are decoded, by several threads, each time that they are read."""
 
     def __init__(self, files: Sequence[Path], decode: Callable[[int], np.ndarray], first: np.ndarray) -> None:
@@ -111,7 +111,7 @@ class DecodedFiles(Source):
         out = np.empty((len(rows), *self.shape[1:]), self.dtype)
         return _decode_all(self.decode, out, rows, max(-(-len(rows) // MAX_THREADS), 1))
 
-    def look(self, rows: np.ndarray) -> Iterator[bytes]:
+    def fingerprint(self, rows: np.ndarray) -> Iterator[bytes]:
         """Yield names and sizes of the files, which ranks compare; decoding them would take as long as an epoch."""
         for row in rows:
             file = self.files[row]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import natural_order, nearest, shorten, show
-from fedmpi.data.csv_file import check_is_csv, csv_columns, objects, text_of
+from fedmpi.data.csv_file import check_is_csv, decode_cells, read_csv_columns, to_object_array
 from fedmpi.data.sources.source_utils import missing_targets_allowed
 from fedmpi.data.sources.tables.arrow import read_parquet
 
@@ -70,7 +70,7 @@ class Table:
         cells, missing = self.column(name, key), self._missing_words_of(name)
         if cells.dtype == np.float64:
             return np.isnan(cells) | np.isin(cells, [float(word) for word in missing if is_number(word)])
-        return np.array([self._is_missing_cell(cell, name, missing) for cell in text_of(cells)], dtype=bool)
+        return np.array([self._is_missing_cell(cell, name, missing) for cell in decode_cells(cells)], dtype=bool)
 
     def _missing_words_of(self, name: str) -> set[str]:
         return {*self.missing_words.get("", ()), *self.missing_words.get(name, ())} - {*self.valid_words.get(name, ())}
@@ -96,7 +96,7 @@ class Table:
             values = cells.copy()
         else:
             values = np.full(len(cells), np.nan)
-            for k, cell in enumerate(text_of(cells)):
+            for k, cell in enumerate(decode_cells(cells)):
                 plain = TRUTH_WORDS.get(cell.strip().casefold(), cell) if truth else cell
                 plain = plain.translate(SWAP_MARKS) if self.decimal == "," else plain
                 if is_number(plain):
@@ -123,7 +123,7 @@ class Table:
         if cells.dtype == np.float64:
             words[~gaps] = list(map(normalize_word, cells[~gaps].tolist()))
         else:
-            texts = text_of(cells[~gaps]).tolist()
+            texts = decode_cells(cells[~gaps]).tolist()
             spelled = {cell: self._normalize_cell(cell) for cell in {*texts}}
             words[~gaps] = [spelled[cell] for cell in texts]
         return words
@@ -186,7 +186,7 @@ def read_table(path: Path, delimiter: str, decimal: str = ".") -> Table:
         columns = read_parquet(path)
         places, unit = np.arange(len(next(iter(columns.values()), ()))), "row"
     else:
-        columns, places = csv_columns(path, delimiter, lambda header: _check_header(path, header, delimiter))
+        columns, places = read_csv_columns(path, delimiter, lambda header: _check_header(path, header, delimiter))
         unit = "line"
     if not len(places):
         raise UserError(f"{path} holds no row below its header")
@@ -223,7 +223,7 @@ def _convert_column(values: Any, name: str, decimal: str) -> np.ndarray:
     for value in each:
         text = "" if value is None or value != value else str(value)
         cells.append(text.replace(".", decimal) if isinstance(value, (int, float)) else text)
-    return objects(cells)
+    return to_object_array(cells)
 
 
 def _check_header(path: Path, header: Sequence[str], delimiter: str) -> None:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count, nearest, shorten
-from fedmpi.data.csv_file import text_of
-from fedmpi.data.preprocessing import NewRows, Preparation, Request, file_of
+from fedmpi.data.csv_file import decode_cells
+from fedmpi.data.preprocessing import NewRows, PredictionRequest, Preparation, check_path
 from fedmpi.data.sources.source_utils import missing_targets_allowed
 from fedmpi.data.sources.tables.read_table import Table, read_table, read_targets, table_from_memory
 
@@ -82,7 +82,7 @@ class TablePreparation(Preparation):
         return self.class_names or self.labels
 
     @property
-    def meaning(self) -> list[str]:
+    def input_and_class_names(self) -> list[str]:
         """The names of the inputs, such as `age` or `city=Ulm`."""
         names = ([c.name] if c.values is None else [f"{c.name}={value}" for value in c.values] for c in self.columns)
         return [name for group in names for name in group]
@@ -121,11 +121,11 @@ class TablePreparation(Preparation):
         return cells
 
     # ---- new rows ----
-    def read(self, request: Request) -> NewRows:
+    def read(self, request: PredictionRequest) -> NewRows:
         if hasattr(request.rows, "columns") or isinstance(request.rows, (dict, list)):
             rows = table_from_memory(request.rows, self.decimal)
         else:
-            rows = read_table(file_of(request), self.delimiter, self.decimal)
+            rows = read_table(check_path(request), self.delimiter, self.decimal)
         lost = next((c.name for c in self.columns if c.name not in rows.columns), None)
         if lost is not None:
             needed = f"column {lost!r}, which the model was trained with"
@@ -138,7 +138,7 @@ class TablePreparation(Preparation):
             rows.parse_columns([c.name for c in self.columns if c.values is None], "features")
         )
         x = self.to_inputs(rows, self._find_site_indices(rows, request.site))
-        ids = {rows.row_unit: rows.row_numbers, **{name: text_of(rows.columns[name]) for name in request.ids}}
+        ids = {rows.row_unit: rows.row_numbers, **{name: decode_cells(rows.columns[name]) for name in request.ids}}
         column = self.site_column
         sites = (
             rows.parse_words(column, "site_column").tolist() if column is not None and column in rows.columns else ()
@@ -189,7 +189,7 @@ class TablePreparation(Preparation):
             names = self.class_names or None
             return replace(new, y=read_targets(rows, self.labels, "class" if names else "number", names).y)
         except UserError as error:
-            return replace(new, no_targets=str(error))
+            return replace(new, why_no_targets=str(error))
 
 
 def _read_cells(rows: Table, column: FeatureColumn) -> np.ndarray:

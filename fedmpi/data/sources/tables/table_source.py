@@ -148,7 +148,7 @@ def table(
         site=None if site_of is None else site_of[first],
         test_site=None if site_of is None else site_of[last],
         site_names=tuple(names),
-        meaning=(*preparation.meaning, "->", *aim.names),
+        input_and_class_names=(*preparation.input_and_class_names, "->", *aim.names),
         group=encode_groups(groups[train]) if group_column else None,
         preparation=preparation,
     )
