@@ -16,7 +16,7 @@ from statistics import median
 import torch
 from engine import images, settings
 
-from fedmpi.comm.base import Solo
+from fedmpi.comm.base import SingleProcess
 from fedmpi.data.federated import split
 from fedmpi.runtime import build
 from fedmpi.runtime.checkpoints import Checkpoints, ClientStateFiles
@@ -34,7 +34,7 @@ def main():
     config = type(config).model_validate({**config.model_dump(mode="json"), "method": {"name": asked.method}})
     data = split(images(100, asked.samples, 10_000 * asked.samples // 600), "iid", 100, 0, "global")
     made = build.make_experiment(config, data, torch.device("cpu"))
-    fed = build.make_federation(made, Solo(torch.device("cpu")), lambda: False)
+    fed = build.make_federation(made, SingleProcess(torch.device("cpu")), lambda: False)
     with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
         (Path(folder) / "checkpoints").mkdir()
         kept = Checkpoints(Path(folder) / "checkpoints", ClientStateFiles(Path(folder) / "state"), 1, 2)

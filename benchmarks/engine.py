@@ -14,7 +14,7 @@ from statistics import median
 
 import torch
 
-from fedmpi.comm.base import Solo
+from fedmpi.comm.base import SingleProcess
 from fedmpi.config import Settings
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
@@ -85,7 +85,7 @@ def compare(rounds, channels_last, samples=600, test=10_000):
     if channels_last:
         module = module.to(memory_format=torch.channels_last)
     ours, theirs = [], []
-    fed = build.make_federation(made, Solo(torch.device("cpu")), lambda: False)
+    fed = build.make_federation(made, SingleProcess(torch.device("cpu")), lambda: False)
     members = range(10)
 
     def between(_):

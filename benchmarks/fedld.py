@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from fedmpi import config
-from fedmpi.comm.base import Solo
+from fedmpi.comm.base import SingleProcess
 from fedmpi.engine.federation_config import RunCallbacks
 from fedmpi.runtime import build, build_data
 from fedmpi.runtime.record.summary import summarize_run
@@ -63,7 +63,7 @@ def run(name, alpha, clients, weighting, seed, reading, root):
     settings = config.load("configs/quickstart.yaml", overrides)
     made = build.make_experiment(settings, build_data.build_partitioned_data(settings), torch.device("cpu"))
     rows = []
-    build.make_federation(made, Solo(torch.device("cpu")), lambda: False, RunCallbacks(rows.append)).run()
+    build.make_federation(made, SingleProcess(torch.device("cpu")), lambda: False, RunCallbacks(rows.append)).run()
     found = summarize_run(rows, ["accuracy"], "finished")
     return found["mean_last_10"]["accuracy"], found["last"]["accuracy"]
 

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from fedmpi.comm.base import Solo
+from fedmpi.comm.base import SingleProcess
 from fedmpi.engine.federation_config import RunCallbacks
 from fedmpi.runtime import build, build_data
 from fedmpi.sweeps import expand
@@ -85,7 +85,7 @@ def run(name, method, start, seed, root):
         settings = asked.run_settings({"method": method, "seed": str(seed)})
         made = build.make_experiment(settings, build_data.build_partitioned_data(settings), torch.device("cpu"))
     rows = []
-    build.make_federation(made, Solo(torch.device("cpu")), lambda: False, RunCallbacks(rows.append)).run()
+    build.make_federation(made, SingleProcess(torch.device("cpu")), lambda: False, RunCallbacks(rows.append)).run()
     return [rows[-1][each.metric] for each in asked.published]
 
 

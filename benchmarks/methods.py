@@ -20,9 +20,9 @@ from statistics import median
 import torch
 
 from fedmpi import config, methods
-from fedmpi.comm.base import Solo
-from fedmpi.common.host_memory import size_text
-from fedmpi.common.registry import load
+from fedmpi.comm.base import SingleProcess
+from fedmpi.common.host_memory import format_bytes
+from fedmpi.common.registry import load_object
 from fedmpi.data.dataset import Dataset
 from fedmpi.engine.federation_config import RunCallbacks
 from fedmpi.method import PLAIN_SGD, VALIDATION
@@ -65,14 +65,14 @@ PASSES = {
 def run(name, rounds):
     """Run a method; return the last row of metrics, the bytes uploaded and downloaded, and the seconds."""
     chosen = [*SETTINGS, f"rounds={rounds}", f"method={{name: {name}}}"]
-    needs = load(name, methods.registry, "method").needs
+    needs = load_object(name, methods.registry, "method").needs
     if VALIDATION in needs:
         chosen.append("data.validation=0.1")
     if PLAIN_SGD in needs:
         chosen.append("train.momentum=0")
     settings = config.load("configs/quickstart.yaml", chosen)
     made = build.make_experiment(settings, build_data.build_partitioned_data(settings), torch.device("cpu"))
-    comm, lines = Solo(torch.device("cpu")), []
+    comm, lines = SingleProcess(torch.device("cpu")), []
     fed = build.make_federation(made, comm, lambda: False, RunCallbacks(lines.append))
     began = time.perf_counter()
     fed.run()
@@ -93,7 +93,7 @@ def processor_seconds(name, samples):
 
     In round 1 FedALA learns its first W, which takes long; in the last round CCVR does not train.
     """
-    needs = load(name, methods.registry, "method").needs
+    needs = load_object(name, methods.registry, "method").needs
     settings = config.Settings.model_validate(
         {
             "rounds": 5,
@@ -113,7 +113,7 @@ def processor_seconds(name, samples):
     made = build.make_experiment(settings, build_data.build_partitioned_data(settings), torch.device("cpu"))
     marks = []
     callbacks = RunCallbacks(lambda line: marks.append(time.thread_time()))
-    build.make_federation(made, Solo(torch.device("cpu")), lambda: False, callbacks).run()
+    build.make_federation(made, SingleProcess(torch.device("cpu")), lambda: False, callbacks).run()
     return [marks[2] - marks[1], marks[3] - marks[2]]
 
 
@@ -148,7 +148,8 @@ def main():
         accuracy = f"{line['accuracy']:8.2f}" if "accuracy" in line else f"{'-':>8}"
         personal = f"{line['personal_accuracy']:8.2f}  {line['personal_accuracy_std']:5.1f}"
         print(
-            f"{name:10}  {accuracy}  {personal}  {size_text(up):>10}  {size_text(down):>10}  {seconds:7.1f}", flush=True
+            f"{name:10}  {accuracy}  {personal}  {format_bytes(up):>10}  {format_bytes(down):>10}  {seconds:7.1f}",
+            flush=True,
         )
 
 

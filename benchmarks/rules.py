@@ -17,7 +17,7 @@ import torch
 from measure import line, turns
 
 from fedmpi.aggregation import rules
-from fedmpi.common.registry import load
+from fedmpi.common.registry import load_object
 from fedmpi.flat.layout import Segment
 from fedmpi.flat.packing import Views
 from fedmpi.method.context import Uploads
@@ -44,7 +44,7 @@ def sides(names, m, d):
     found = {"product": lambda: (p.float() @ rows, None)[1], "mean": lambda: (rules.mean(up, server), None)[1]}
     for name in names:
         rule, _, scope = name.partition(", ")
-        function = load(rule, rules.registry, "server rule")
+        function = load_object(rule, rules.registry, "server rule")
         options = {"scope": "tensor"} if scope else {}
         found[name] = partial(lambda f, o: (f(up, server, **o), None)[1], function, options)
     return found

@@ -30,7 +30,7 @@ from measure import line, on_ranks
 from scipy.optimize import nnls
 
 from fedmpi.comm import connect, detect
-from fedmpi.comm.base import Solo
+from fedmpi.comm.base import SingleProcess
 
 STRONG, WEAK, D = 48, 3, (10_000, 1_000_000)
 TERMS = (
@@ -84,7 +84,9 @@ def measure(rounds, seconds):
     from vectors import federation, one_round
 
     job = detect(os.environ)
-    comm = connect(job, os.environ.get("SCALING_BACKEND", "auto")) if job.size > 1 else Solo(torch.device("cpu"))
+    comm = (
+        connect(job, os.environ.get("SCALING_BACKEND", "auto")) if job.size > 1 else SingleProcess(torch.device("cpu"))
+    )
     points, ranks = [], comm.size
     for d in D:
         for kind, clients in (("strong", STRONG), ("weak", WEAK * max(ranks - 1, 1))):

@@ -17,7 +17,7 @@ from statistics import median
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedmpi.comm.base import Solo
+from fedmpi.comm.base import SingleProcess
 from fedmpi.config import Settings
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
@@ -86,7 +86,7 @@ def compare(model, rounds):
     data = split(Dataset(x[:n], y[:n], x[n:], y[n:], classes=10), "iid", CLIENTS, 0, "global")
     made = build.make_experiment(s, data, torch.device("cpu"))
     hand = ByHand(build.make_module(s, data.input_shape, data.classes), made.data)
-    fed = build.make_federation(made, Solo(torch.device("cpu")), lambda: False)
+    fed = build.make_federation(made, SingleProcess(torch.device("cpu")), lambda: False)
     times, mark = {"one": [], "packed": [], "hand": []}, [time.process_time()]
 
     def between(line):

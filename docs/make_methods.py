@@ -14,8 +14,8 @@ from statistics import mean
 import torch
 
 from fedmpi import config, methods
-from fedmpi.comm.base import Solo
-from fedmpi.common.registry import load
+from fedmpi.comm.base import SingleProcess
+from fedmpi.common.registry import load_object
 from fedmpi.engine.round_control import TRAIN
 from fedmpi.method import VALIDATION
 from fedmpi.runtime import build, build_data
@@ -83,11 +83,11 @@ class Passes:
 def cost(name):
     """Return (up, down, client state, server state) in multiples of d, and (forward, backward) passes per step."""
     overrides = [f"method={{name: {name}}}", "train.epochs=1", "train.momentum=0.0"]
-    if VALIDATION in load(name, methods.registry, "method").needs:
+    if VALIDATION in load_object(name, methods.registry, "method").needs:
         overrides.append("data.validation=0.1")
     settings = config.load("configs/quickstart.yaml", overrides)
     made = build.make_experiment(settings, build_data.build_partitioned_data(settings), torch.device("cpu"))
-    fed = build.make_federation(made, Solo(torch.device("cpu")), lambda: False)
+    fed = build.make_federation(made, SingleProcess(torch.device("cpu")), lambda: False)
     modules = [
         fed.trainer.frozen_copy(i)[1].module for i in range(2)
     ]  # before hooks are registered, since a copy of the module would include them

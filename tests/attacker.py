@@ -19,9 +19,9 @@ GARBAGE = [
     b"\xff" * 100_000,
     b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     auth.MAGIC,
-    auth.MAGIC + b"\0" * auth.NONCE,
-    auth.MAGIC + b"\0" * (auth.NONCE + auth.DIGEST),
-    auth.MAGIC + b"\0" * (auth.NONCE + auth.DIGEST) + b"\x7f\xff\xff\xff" * 100,
+    auth.MAGIC + b"\0" * auth.NONCE_BYTES,
+    auth.MAGIC + b"\0" * (auth.NONCE_BYTES + auth.DIGEST_BYTES),
+    auth.MAGIC + b"\0" * (auth.NONCE_BYTES + auth.DIGEST_BYTES) + b"\x7f\xff\xff\xff" * 100,
     *CLAIMS,
     *(claim + b"\x01" * 50 for claim in CLAIMS),
 ]

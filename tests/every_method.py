@@ -17,7 +17,7 @@ import torch
 from helpers import ROOT, digest, prepare, record, small_settings
 
 from fedmpi.comm import Timeouts, connect, detect
-from fedmpi.comm.base import Solo
+from fedmpi.comm.base import SingleProcess
 from fedmpi.engine.scheduler import RankSpeeds
 from fedmpi.flat import linear
 from fedmpi.methods import registry
@@ -122,7 +122,7 @@ def main() -> None:
     RankSpeeds.relative_costs = lambda self, t: {}
     comm = connect(job, backend, device, Timeouts(start=300, round=600))
     if job.size == 1 and backend == "gloo":
-        comm = Solo(torch.device("cpu"))
+        comm = SingleProcess(torch.device("cpu"))
     found = {}
     for name, config in cases().items():
         counted = comm.sent_bytes, comm.received_bytes

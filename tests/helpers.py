@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedmpi.comm.base import Solo
-from fedmpi.common.registry import load
+from fedmpi.comm.base import SingleProcess
+from fedmpi.common.registry import load_object
 from fedmpi.common.signals import SIGNALS
 from fedmpi.config.schema import Settings
 from fedmpi.data.dataset import Dataset
@@ -130,7 +130,7 @@ def settings(method: str = "fedavg", net: str = "mlp", **changes: Any) -> Settin
         changes: keys and sections to merge, such as train={"lr": 0.1} or rounds=2; `options` are those of the method.
     """
     options = changes.pop("options", SPECIAL.get(method, {}))
-    needs = load(method, registry, "method").needs
+    needs = load_object(method, registry, "method").needs
     tree: dict[str, Any] = {
         "rounds": 3,
         "data": {
@@ -216,7 +216,7 @@ def prepare(
     files: dict[str, list[dict[str, Any]]] = defaultdict(list)
     callbacks = RunCallbacks()
     callbacks.record_round, callbacks.append_rows = rows.append, lambda file, *more: files[file].extend(more)
-    fed = build.make_federation(made, comm or Solo(device), stop, callbacks)
+    fed = build.make_federation(made, comm or SingleProcess(device), stop, callbacks)
     return FinishedRun(fed, made, rows, files, "", w0, b0)
 
 

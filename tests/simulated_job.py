@@ -20,12 +20,12 @@ from typing import Any, NoReturn
 import torch
 from torch.distributed import DistNetworkError, DistStoreError
 
-from fedmpi.comm.backends.torch_dist import Gloo
+from fedmpi.comm.backends.torch_dist import GlooCommunicator
 from fedmpi.comm.base import ConnectionLostError, RankTimeoutError
 from fedmpi.comm.failures.error_reporter import ErrorReporter
 from fedmpi.comm.failures.group_membership import GroupMembership
 from fedmpi.comm.launchers import Job
-from fedmpi.comm.rendezvous.store_server import ALL
+from fedmpi.comm.rendezvous.store_server import ALL_PRESENT
 from fedmpi.comm.timeouts import Clock, Timeouts
 
 LIMIT_S = 120.0  # limit of real time for a job, in case threads that do not use the clock are in a deadlock
@@ -133,8 +133,8 @@ class SimulatedStore:
         with self._opened() as values:
             values[key] = value if isinstance(value, bytes) else value.encode()
 
-    def set_at_end(self, key: str, value: str) -> None:
-        self.rank.at_end[key] = value.encode()
+    def set_on_disconnect(self, key: str, value: str) -> None:
+        self.rank.on_close[key] = value.encode()
 
     def get(self, key: str) -> bytes:
         self.wait([key])
@@ -161,14 +161,14 @@ class SimulatedStore:
         self.check([])
 
     def gather(
-        self, name: str, call: int, rank: int, ranks: list[int], value: bytes, seconds: float, living: bool = False
+        self, name: str, call: int, rank: int, ranks: list[int], value: bytes, seconds: float, skip_dead: bool = False
     ) -> tuple[str, list[bytes]]:
         verdict, keys = f"{name}/{call}/silent", [f"{name}/{call}/{each}" for each in ranks]
         self.set(f"{name}/{call}/{rank}", value)
         self.values.pop(f"dead/{rank}", None)
 
         def is_decided() -> bool:
-            there = {f"{name}/{call}/{each}" for each in ranks if living and f"dead/{each}" in self.values}
+            there = {f"{name}/{call}/{each}" for each in ranks if skip_dead and f"dead/{each}" in self.values}
             return verdict in self.values or self.values.keys() | there >= set(keys) or self._is_gone()
 
         self.rank.clock.wait(Condition(is_decided), seconds)
@@ -176,7 +176,7 @@ class SimulatedStore:
             if verdict not in self.values:
                 self.check([])
                 missing = [str(each) for each, key in zip(ranks, keys, strict=True) if key not in self.values]
-                self.values[verdict] = (" ".join(missing) or ALL).encode()
+                self.values[verdict] = (" ".join(missing) or ALL_PRESENT).encode()
             return self.values[verdict].decode(), [self.values.get(key, b"") for key in keys]
 
     def _is_gone(self) -> bool:
@@ -236,7 +236,7 @@ class SimulatedProcess:
     def __init__(self, rank: SimulatedRank) -> None:
         self.rank = rank
 
-    def say(self, text: str) -> None:
+    def print_message(self, text: str) -> None:
         self.rank.job.messages.append((self.rank.number, text.strip()))
 
     def exit(self, code: int) -> NoReturn:
@@ -338,8 +338,8 @@ class SimulatedRank:
     frozen: bool = False
     code: int | None = None  # exit code of its process; -9: killed
     died_at: float = 0.0
-    at_end: dict[str, bytes] = field(default_factory=dict, repr=False)  # values that the store sets when the rank ends
-    comm: Gloo = field(init=False, repr=False)
+    on_close: dict[str, bytes] = field(default_factory=dict, repr=False)  # values that the store sets at its end
+    comm: GlooCommunicator = field(init=False, repr=False)
     error_reporter: ErrorReporter = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -350,7 +350,7 @@ class SimulatedRank:
         with self.job.time.lock:
             if not self.dead:
                 self.dead, self.code, self.died_at = True, code, self.job.time.now
-                self.job.values.update(self.at_end)  # the store sets these when the connection ends
+                self.job.values.update(self.on_close)  # the store sets these when the connection ends
             self.job.time.wake()
 
     def kill(self) -> NoReturn:
@@ -367,16 +367,16 @@ class SimulatedRank:
             self.frozen = False
             self.job.time.wake()
 
-    def connect(self) -> Gloo:
+    def connect(self) -> GlooCommunicator:
         """Connect this rank to the job like `fedmpi.comm.connect`, with simulated parts."""
         job, timeouts = Job("slurm", self.number, self.job.size, self.number, self.job.size, "node"), self.timeouts
         self.error_reporter = ErrorReporter(job, timeouts, SimulatedProcess(self), lambda: self.job.launcher_alive)
         store = SimulatedStore(self)
         self.error_reporter.listen(store.new_connection)
-        group = self.make_group(store, "group", self.number, self.job.size, timeouts.start)
+        group = self.create_group(store, "group", self.number, self.job.size, timeouts.start)
         membership = GroupMembership(store, self.number, self.job.size, self.error_reporter)
-        self.comm = Gloo(job, group, store, membership, timeouts, self.make_group)
-        self.comm.at_end = self.error_reporter.close
+        self.comm = GlooCommunicator(job, group, store, membership, timeouts, self.create_group)
+        self.comm.on_close = self.error_reporter.close
         self.error_reporter.waiting_for = lambda: self.comm.waiting_for
         return self.comm
 
@@ -384,7 +384,7 @@ class SimulatedRank:
     def timeouts(self) -> Timeouts:
         return Timeouts(**self.job.limits, clock=self.clock)
 
-    def make_group(self, store: Any, name: str, place: int, size: int, timeout_s: float) -> SimulatedGroup:
+    def create_group(self, store: Any, name: str, place: int, size: int, timeout_s: float) -> SimulatedGroup:
         group = SimulatedGroup(self, name, place)
         if not self.clock.wait(Condition(lambda: len(group.members) == size), timeout_s):
             raise RuntimeError("not all members connect")
@@ -393,8 +393,8 @@ class SimulatedRank:
     def fail(self, error: Exception, code: int = 1) -> NoReturn:
         """End the job because of an error, as the command line does."""
         if isinstance(error, RankTimeoutError):
-            error = error.blame(self.error_reporter.find_root_cause(error.peers))
-        self.error_reporter.fail(f"error: {error}", code, reacts=isinstance(error, ConnectionLostError))
+            error = error.with_peers(self.error_reporter.find_root_cause(error.peers))
+        self.error_reporter.fail(f"error: {error}", code, is_consequence=isinstance(error, ConnectionLostError))
 
 
 class SimulatedJob:

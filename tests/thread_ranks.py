@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fedmpi.comm.base import Communicator, ConnectionLostError, Lost, Message, Posted
+from fedmpi.comm.base import Communicator, ConnectionLostError, Message, Posted, RankLostError
 
 LIMIT_S = 60.0
 FOR_EVER = AssertionError("a rank waits for ever")
@@ -52,7 +52,7 @@ class Seat(Communicator):
     def __init__(self, hall: Hall, rank: int) -> None:
         Communicator.__init__(self, torch.device("cpu"), rank, hall.size)
         self.hall, self.generation, self.count, self.gathers = hall, 0, 0, 0
-        self.patience_s = LIMIT_S
+        self.message_timeout_s = LIMIT_S
 
     def step(self) -> None:
         """Count a message, and end the rank if it is to die before this message."""
@@ -90,8 +90,8 @@ class Seat(Communicator):
                 box = hall.boxes[mine, peer, self.rank]
                 hall.wait(
                     lambda box=box, peer=peer, mine=mine: bool(box) or peer in hall.dead or hall.generation > mine,
-                    self.patience_s,
-                    self.silent([peer]),
+                    self.message_timeout_s,
+                    self.timeout_error([peer]),
                 )
                 if not box:
                     raise ConnectionLostError(f"rank {peer} is dead" if peer in hall.dead else "the group is broken")
@@ -116,7 +116,7 @@ class Seat(Communicator):
         while True:
             with hall.changed:
                 if 0 in hall.dead:
-                    raise Lost("rank 0 is dead")
+                    raise RankLostError("rank 0 is dead")
                 mine = self.generation = self.generation + 1
                 hall.generation = max(hall.generation, mine)
                 hall.votes[mine][self.rank] = payload

@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from task import TASKS, asked, images, report
 
-from fedmpi.comm.base import Solo
+from fedmpi.comm.base import SingleProcess
 from fedmpi.config import Settings
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
@@ -32,7 +32,7 @@ def main():
     settings = Settings.model_validate(tree)
     data = split(Dataset(x, y, x[:10], y[:10], classes=10), "iid", task["clients"], 0, "global")
     made = build.make_experiment(settings, data, torch.device("cpu"))
-    fed = build.make_federation(made, Solo(torch.device("cpu")), lambda: False)
+    fed = build.make_federation(made, SingleProcess(torch.device("cpu")), lambda: False)
     stamps = [time.perf_counter()]
     fed.reporter.callbacks.record_round = lambda row: stamps.append(time.perf_counter())
     fed.run()

@@ -33,7 +33,7 @@ from engine import images, settings
 from measure import line, turns
 from vectors import one_round
 
-from fedmpi.comm.base import Solo
+from fedmpi.comm.base import SingleProcess
 from fedmpi.config import Settings
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
@@ -137,7 +137,7 @@ def compare(name, device, rounds, share):
     made = build.make_experiment(s, data, device)
     module = build.make_module(s, data.input_shape, data.classes).to(device, memory_format=torch.channels_last)
     hand = ByHand(s, module, made.data, evaluates=s.evaluate.every == 1)
-    fed = build.make_federation(made, Solo(device), lambda: False)
+    fed = build.make_federation(made, SingleProcess(device), lambda: False)
     ours, theirs, peaks, mark = [], [], [], [time.perf_counter()]
 
     def between(row):
@@ -172,7 +172,7 @@ def packed(device, rounds, share):
         tree = settings(rounds + 1, True, "logistic", clients).model_dump(mode="json")
         tree["compute"]["clients_per_pass"], tree["train"]["batch_size"], tree["train"]["momentum"] = pack, 10, 0.0
         made = build.make_experiment(Settings.model_validate(tree), data, device)
-        fed, t = build.make_federation(made, Solo(device), lambda: False), count()
+        fed, t = build.make_federation(made, SingleProcess(device), lambda: False), count()
         sides[pack] = partial(lambda fed, t: (one_round(fed, next(t)), wait(device))[1], fed, t)
     seconds = turns(sides, rounds + 1)
     line(f"packed, {clients} clients, {clients // 10} a round", ("32 at once", seconds[32]), ("one by one", seconds[1]))
@@ -182,7 +182,7 @@ def profile(device):
     made = build.make_experiment(
         settings(2, True, clients=1, fraction=1.0), split(images(1, 500, 100), "iid", 1, 0), device
     )
-    fed = build.make_federation(made, Solo(device), lambda: False)
+    fed = build.make_federation(made, SingleProcess(device), lambda: False)
     one_round(fed, 0)
     wait(device)
     with torch.profiler.profile() as found:

@@ -20,7 +20,7 @@ from measure import line, turns
 from rounds import wait
 from vectors import one_round
 
-from fedmpi.comm.base import Solo
+from fedmpi.comm.base import SingleProcess
 from fedmpi.config import Settings
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
@@ -70,7 +70,7 @@ def make_round(setting, change, device, rounds, share):
     s = Settings.model_validate(tree)
     data = split(Dataset(x[:-100], y[:-100], x[-100:], y[-100:], classes=10), "iid", CLIENTS, 0, "global")
     configure_numerics(s)
-    fed = build.make_federation(build.make_experiment(s, data, device), Solo(device), lambda: False)
+    fed = build.make_federation(build.make_experiment(s, data, device), SingleProcess(device), lambda: False)
 
     def make_next(fed, numbers):
         configure_numerics(s)

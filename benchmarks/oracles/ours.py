@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpi.comm.base import Solo
+from fedmpi.comm.base import SingleProcess
 from fedmpi.config import Settings
 from fedmpi.data import batches
 from fedmpi.data.dataset import Dataset
@@ -96,7 +96,7 @@ def run(changes: dict[str, Any], folder: Path | None = None, options: dict[str, 
     try:
         made = build.make_experiment(asked, data, torch.device("cpu"))
         lines: list[dict[str, Any]] = []
-        fed = build.make_federation(made, Solo(torch.device("cpu")), lambda: False, RunCallbacks(lines.append))
+        fed = build.make_federation(made, SingleProcess(torch.device("cpu")), lambda: False, RunCallbacks(lines.append))
         w0, w, trained, weights, step = fed.server.w.clone(), [], [], [], fed.server.step
 
         def stepping(t: int, lr: float, up: Any, *rest: Any) -> Any:

@@ -27,7 +27,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from fedmpi.common.text import printable, shorten
+from fedmpi.common.text import escape_unprintable, shorten
 
 BLUE, RED, GREEN, PURPLE, ORANGE, SKY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"
 BLACK = "#111111"  # not #000000, which matplotlib omits from SVG, so that no variable could replace it
@@ -138,7 +138,7 @@ def render_svg(chart: Chart, name: str, title: str) -> str:
     for colour, variable in CSS_VARIABLES.items():
         drawn = drawn.replace(f": {colour}", f": var(--{variable},{colour})")
     drawn = re.sub(r">\s+<", "><", drawn).strip()
-    height, label = f"{72 * figure.get_figheight():g}", escape(printable(title))
+    height, label = f"{72 * figure.get_figheight():g}", escape(escape_unprintable(title))
     size = f'viewBox="0 0 {72 * CHART_WIDTH:g} {height}" role="img" aria-label="{label}"'
     if not isinstance(chart, LineChart):  # without gaps between adjacent cells
         size += ' shape-rendering="crispEdges"'
@@ -150,7 +150,7 @@ def write_chart(chart: Chart, path: Path, title: str) -> Path:
     with rc_context({"savefig.facecolor": "white", "svg.hashsalt": path.stem}, STYLE_FILE), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         figure = DRAW_FUNCTIONS[type(chart)](chart).figure
-        figure.suptitle(printable(title), y=1 + 0.1 / figure.get_figheight(), fontsize=11, va="bottom")
+        figure.suptitle(escape_unprintable(title), y=1 + 0.1 / figure.get_figheight(), fontsize=11, va="bottom")
         return save_figure(figure, path, bbox_inches="tight")
 
 
@@ -195,7 +195,7 @@ def _create_axes(
 
 
 def _shorten_text(text: str, length: int) -> str:
-    return shorten(printable(text), length)
+    return shorten(escape_unprintable(text), length)
 
 
 def _set_number_ticks(axis: Any, most: int, *, integer: bool = False) -> None:

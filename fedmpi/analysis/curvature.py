@@ -21,7 +21,7 @@ from fedmpi.analysis import charts, output
 from fedmpi.analysis.local_models import build_experiment
 from fedmpi.common import formatting, seeds
 from fedmpi.common.errors import UserError
-from fedmpi.common.inputs import call
+from fedmpi.common.inputs import call_module
 from fedmpi.config.schema import Settings
 from fedmpi.data.batches import Shard, batches, distinct_samples, merge_shards
 from fedmpi.models.recurrent import without_cudnn_rnn
@@ -53,9 +53,9 @@ def analyse_curvature(
     made = build_experiment(settings)
     made.model.module.load_state_dict(module.state_dict())
     facts = measure_curvature(made, options, say)
-    say(f"eigenvalues: {'  '.join(formatting.number(value) for value in facts['eigenvalues'])}")
+    say(f"eigenvalues: {'  '.join(formatting.format_number(value) for value in facts['eigenvalues'])}")
     if facts["ratio"] is not None:
-        say(f"the first over the last of them: {formatting.number(facts['ratio'])}")
+        say(f"the first over the last of them: {formatting.format_number(facts['ratio'])}")
     charts.write_chart(plot_landscape(facts), to / "landscape.png", "loss around the model, above its least")
     say(f"written: {output.write_json(to / 'curvature.json', {'run': str(run), **facts})}, {to / 'landscape.png'}")
 
@@ -80,7 +80,7 @@ def measure_curvature(
     loss, w = SubsetLoss(made, options.samples), made.model.w.detach().clone()
     of = f"{len(made.data.train)} clients, {w.numel()} weights"
     say(f"loss over {len(loss.shard)} training samples of {of}")
-    generator = seeds.generator(made.settings.seed, "lanczos")
+    generator = seeds.torch_generator(made.settings.seed, "lanczos")
     eigenvalues, vectors = largest_eigenpairs(lambda v: loss.hessian_product(w, v), w, options.top, generator)
     axis = torch.linspace(-options.span, options.span, options.grid)
     first, second = vectors[0], vectors[min(1, len(vectors) - 1)]
@@ -144,7 +144,7 @@ class SubsetLoss:
         if not train or len({id(x) for _, x, _ in distinct_samples(train)}) > 1:
             raise UserError("curvature needs the clients' samples in one place, and those of silos are not")
         pool = merge_shards(train)
-        order = torch.randperm(len(pool), generator=seeds.generator(made.settings.seed, "curvature"))
+        order = torch.randperm(len(pool), generator=seeds.torch_generator(made.settings.seed, "curvature"))
         self.shard = Shard(pool.x, pool.y, pool.index[order[:samples]].sort().values)
         self.weight = made.task.batch_weight(self.shard.y[self.shard.index])
 
@@ -178,5 +178,5 @@ class SubsetLoss:
 
     def _batch_loss(self, x: Any, y: Tensor) -> Tensor:
         """Return the contribution of a batch to the mean loss."""
-        f = call(self.made.model.module, x)
+        f = call_module(self.made.model.module, x)
         return validation.eval_loss(self.made.task, f, x, y) * (self.made.task.batch_weight(y) / self.weight)

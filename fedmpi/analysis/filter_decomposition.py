@@ -40,10 +40,10 @@ from torch import Tensor
 
 from fedmpi.analysis import charts, output
 from fedmpi.analysis.local_models import build_experiment, make_trainer_with_seed, train_local_models
-from fedmpi.comm.base import Solo
+from fedmpi.comm.base import SingleProcess
 from fedmpi.common import formatting, seeds
 from fedmpi.common.errors import UserError
-from fedmpi.common.redaction import redacted
+from fedmpi.common.redaction import redact
 from fedmpi.common.text import format_metric
 from fedmpi.common.type_descriptions import describe_value
 from fedmpi.config.schema import Settings
@@ -128,7 +128,7 @@ def analyse_variance(settings: Settings, replicates: int, to: Path, say: Callabl
     def each(row: Row) -> None:
         if row["round"] == 0:
             say("variance of the aggregated kernels, and of the clients' own")
-        figures_of = ", ".join(f"{name} {formatting.number(row[key])}" for key, name in RESULT_LABELS.items())
+        figures_of = ", ".join(f"{name} {formatting.format_number(row[key])}" for key, name in RESULT_LABELS.items())
         rests = "" if COEF in made.messages.groups_in_round(row["round"]) else " (coefficients rest)"
         say(f"round {row['round']}: {figures_of}{rests}")
 
@@ -168,10 +168,10 @@ def measure_variance(
         final = line["sha256"]
         at(line["round"] + 1)  # at this time the global model is the one from which the next round starts
 
-    fed = build.make_federation(made, Solo(made.model.w.device), lambda: False, RunCallbacks(on_round))
+    fed = build.make_federation(made, SingleProcess(made.model.w.device), lambda: False, RunCallbacks(on_round))
     at(0)
     fed.run()
-    return {"config": redacted(s.model_dump(mode="json")), "replicates": replicates, "sha256": final, "rounds": rows}
+    return {"config": redact(s.model_dump(mode="json")), "replicates": replicates, "sha256": final, "rounds": rows}
 
 
 def measure_round(made: Experiment, fed: Federation, t: int, replicates: int) -> Row:
@@ -183,7 +183,7 @@ def measure_round(made: Experiment, fed: Federation, t: int, replicates: int) ->
     """
     by_kernels, by_product, clients = [], [], 0.0
     for number in range(replicates):
-        seed = seeds.derive(fed.config.seed, "replicate", number)
+        seed = seeds.derive_seed(fed.config.seed, "replicate", number)
         members = scheduler.draw_cohort(
             seed, t, fed.trainer.data.clients, fed.config.fraction, fed.config.sampling, fed.config.cohort_size
         )
@@ -201,7 +201,7 @@ def measure_round(made: Experiment, fed: Federation, t: int, replicates: int) ->
 def analyse_virtual(run: Path, settings: Settings, to: Path, say: Callable[[str], None]) -> None:
     """Evaluate the virtual clients of a run, print a table and write virtual.json (`fedmpi analyse virtual`)."""
     to, module = output.create_output_folder(to), load_global_model(run, settings)
-    options = f" {describe_value(redacted(settings.data.options))}" if settings.data.options else ""
+    options = f" {describe_value(redact(settings.data.options))}" if settings.data.options else ""
     say(f"data: {settings.data.source}{options}, files below {settings.data.root}")
     made = build_experiment(settings)
     made.model.module.load_state_dict(module.state_dict())
@@ -222,7 +222,7 @@ def evaluate_virtual_clients(made: Experiment, say: Callable[[str], None] = lamb
     test, s, trainer = made.data.global_test, made.settings, build.make_trainer(made, lambda: False)
     if test is None:
         raise UserError("data.silos: there is no global test set to judge the models by; `virtual` needs one")
-    fed = build.make_federation(made, Solo(made.model.w.device), lambda: False)
+    fed = build.make_federation(made, SingleProcess(made.model.w.device), lambda: False)
     t = next((t for t in range(s.rounds, 2 * s.rounds + 1) if COEF in made.messages.groups_in_round(t)), s.rounds)
     members = scheduler.draw_cohort(s.seed, t, made.data.clients, s.cohort.fraction, s.cohort.sampling, s.cohort.size)
     say(f"round {t}: {len(members)} clients train, then {len(members) ** 2 + 1} models are evaluated")
@@ -272,6 +272,6 @@ def format_virtual_clients(facts: dict[str, Any]) -> list[str]:
     ]
     return [
         f"{name} on the global test set of alpha_i x D_j",
-        *formatting.table([["", *(f"D {j}" for j in clients)], *matrix]),
-        *formatting.table([["", name, "loss"], *rows]),
+        *formatting.format_table([["", *(f"D {j}" for j in clients)], *matrix]),
+        *formatting.format_table([["", name, "loss"], *rows]),
     ]

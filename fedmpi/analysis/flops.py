@@ -25,10 +25,10 @@ from torch.utils.module_tracker import ModuleTracker
 
 from fedmpi.analysis import output
 from fedmpi.analysis.local_models import load_all_data, train_local_models
-from fedmpi.comm.base import Solo
+from fedmpi.comm.base import SingleProcess
 from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
-from fedmpi.common.redaction import redacted
+from fedmpi.common.redaction import redact
 from fedmpi.config.schema import MethodSettings, Settings
 from fedmpi.data.federated import FederatedData
 from fedmpi.engine.local.client_context import ClientContext, Watch
@@ -65,10 +65,10 @@ def analyse_flops(settings: Settings, to: Path, say: Callable[[str], None]) -> N
     say(f"client {client}: {samples:,} samples, {steps:,} steps; operations a sample")
     head = ("method", *KINDS, "step / FedAvg's", "frozen / FedAvg's", "round / FedAvg's")
     keys = ("method", *KINDS, "ratio", "delta", "round_ratio")
-    for line in formatting.table([head, *(tuple(each[key] for key in keys) for each in measurements)]):
+    for line in formatting.format_table([head, *(tuple(each[key] for key in keys) for each in measurements)]):
         say(line)
     facts = {"client": client, "samples": samples, "methods": measurements}
-    config = redacted(settings.model_dump(mode="json"))
+    config = redact(settings.model_dump(mode="json"))
     say(f"written: {output.write_json(to / 'flops.json', {**facts, 'config': config})}")
 
 
@@ -83,7 +83,7 @@ def count_operations(settings: Settings, data: FederatedData, device: torch.devi
         UserError: the client makes fewer than two steps.
     """
     made = build.make_experiment(settings, data, device)
-    fed = build.make_federation(made, Solo(device), lambda: False)
+    fed = build.make_federation(made, SingleProcess(device), lambda: False)
     counter, steps, start = OperationCounter(), list[tuple[int, Tensor]](), torch.zeros(len(KINDS), dtype=torch.int64)
 
     def watch(_: ClientContext) -> Watch:

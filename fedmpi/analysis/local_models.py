@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.comm import detect
-from fedmpi.comm.base import Solo
+from fedmpi.comm.base import SingleProcess
 from fedmpi.common import seeds
 from fedmpi.config.schema import Settings
 from fedmpi.data.federated import FederatedData
@@ -26,7 +26,7 @@ def load_all_data(settings: Settings) -> tuple[FederatedData, torch.device]:
     configure_numerics(settings)
     device = choose_device(settings, detect({}))
     data = (
-        build_data.build_silo_data(settings, Solo(device))
+        build_data.build_silo_data(settings, SingleProcess(device))
         if settings.data.silos
         else build_data.build_partitioned_data(settings)
     )
@@ -87,7 +87,7 @@ def train_local_models(
         download = inbox.new_zeros(messages.per_client_download.size)
         messages.per_client_download.write(download, server.download(t, client))
         state = states.rows.get(client, messages.initial_state("client_state", states.w0, states.b0)).clone()
-        with seeds.preserve_rng():
+        with seeds.preserve_rng_state():
             k = ClientContext(trainer, client, t, lr, inbox, download, state)
             k.watch, k.cut_short = watch and watch(k), False
             k.run_round(row)

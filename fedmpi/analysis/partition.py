@@ -85,7 +85,7 @@ def describe_partition(data: FederatedData) -> list[str]:
         names = data.site_names or tuple(map(str, range(data.clients)))
         rows = [("client", "samples", *(f"class {c}" for c in range(data.classes)))]
         rows += [(name, str(n), *map(str, row)) for name, n, row in zip(names, sizes, counts.tolist(), strict=True)]
-        text += ["", *formatting.table(rows)]
+        text += ["", *formatting.format_table(rows)]
     return text
 
 

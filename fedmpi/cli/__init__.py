@@ -29,7 +29,7 @@ def main() -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `run_command` installs its own handler
     if sys.argv[1:2] in (["run"], ["resume"]):
         gc.disable()  # imports take a tenth less time without it; enabled again before training
-        process.stop.listen(signal.SIGINT)
+        process.stop.install_handlers(signal.SIGINT)
     from fedmpi.cli.arguments import run_and_exit
 
     run_and_exit(lambda: invoke(sys.argv[1:], process), process)

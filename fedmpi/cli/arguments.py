@@ -14,12 +14,12 @@ import typer
 from typer import Argument, Option
 
 from fedmpi import config as configs
-from fedmpi.comm.failures.error_reporter import ErrorReporter, who
-from fedmpi.comm.failures.process_exit import leave, say, setup_stdio
+from fedmpi.comm.failures.error_reporter import ErrorReporter, message_prefix
+from fedmpi.comm.failures.process_exit import exit_now, print_message, setup_stdio
 from fedmpi.comm.launchers import Job, detect
 from fedmpi.common import formatting
 from fedmpi.common.errors import RankWarning, UserError
-from fedmpi.common.host_memory import usable_cores
+from fedmpi.common.host_memory import count_usable_cores
 from fedmpi.common.signals import CommandProcess
 from fedmpi.config import resources
 
@@ -87,7 +87,7 @@ def load_run_settings(run: Path, trust: bool, overrides: Sequence[str] | None, c
 
     require_single_process(command)
     settings = trusting.load_run_settings(run, trust, overrides or ())
-    set_threads(min(settings.compute.threads, usable_cores()))  # the run may be from a machine with more cores
+    set_threads(min(settings.compute.threads, count_usable_cores()))  # the run may be from a machine with more cores
     return settings
 
 
@@ -103,7 +103,7 @@ def set_threads(threads: int) -> None:
 
 def print_table(rows: list[tuple[str, str]]) -> None:
     """Print a table with left-aligned columns."""
-    for line in formatting.table(rows, "left"):
+    for line in formatting.format_table(rows, "left"):
         typer.echo(line)
 
 
@@ -136,13 +136,13 @@ def run_and_exit(command: Callable[[], int], process: CommandProcess) -> NoRetur
     except BaseException:  # GeneratorExit, CancelledError and SystemExit, too: a rank must not exit without a message
         code = _report_error(process, f"this is a defect of fedmpi or of a plug-in:\n{traceback.format_exc()}", 1)
     if current_job().size > 1:
-        leave(code)  # at once, since Python's clean-up could wait for lost ranks
+        exit_now(code)  # at once, since Python's clean-up could wait for lost ranks
     sys.exit(code)
 
 
 def _handle_interrupt(number: int, frame: object) -> NoReturn:
     """Handle Ctrl-C outside of training by exiting; an exception could be turned into another one by an import."""
-    say(f"{who(current_job())}: interrupted")
+    print_message(f"{message_prefix(current_job())}: interrupted")
     os._exit(128 + number)
 
 
@@ -150,7 +150,7 @@ def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
     """Print a warning as one line: on rank 0 only, unless it is a RankWarning."""
     job = current_job()
     if job.rank == 0 or isinstance(message, RankWarning):
-        say(f"{who(job)}: warning: {message}")
+        print_message(f"{message_prefix(job)}: warning: {message}")
 
 
 def _report_error(process: CommandProcess, message: str, code: int) -> int:
@@ -158,5 +158,5 @@ def _report_error(process: CommandProcess, message: str, code: int) -> int:
     job = current_job()
     if job.size > 1:
         ErrorReporter(replace(job, parent_pid=process.parent_pid), stop=process.stop).fail(message, code)
-    say(f"fedmpi: {message}")
+    print_message(f"fedmpi: {message}")
     return code

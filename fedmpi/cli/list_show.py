@@ -10,7 +10,7 @@ from typer import Argument, Option
 from fedmpi.cli.arguments import make_command_group, print_table
 from fedmpi.cli.runs import app
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import nearest
+from fedmpi.common.text import suggest_name
 from fedmpi.config.reference import ConfigKey, list_keys
 from fedmpi.runtime.introspection import KIND_MODULES, find_descriptions, list_summaries, read_registry
 
@@ -32,7 +32,7 @@ def list_components(
     descriptions = find_descriptions(name)
     if not descriptions:
         names = [*KIND_MODULES, *(each for kind in KIND_MODULES for each in read_registry(kind))]
-        raise UserError(f"list: unknown kind or name '{name}'; {nearest(name, names)}")
+        raise UserError(f"list: unknown kind or name '{name}'; {suggest_name(name, names)}")
     for each in descriptions:
         typer.echo(f"{each.kind}: {each.name}\n\n{each.text}\n")
         typer.echo("options:" if each.options else "no options")
@@ -49,7 +49,7 @@ def show_key(
     section = key.rpartition(".")[0]
     if key not in known:
         same_section = [name for name in known if name.rpartition(".")[0] == section]
-        guess = nearest(key, same_section or known)
+        guess = suggest_name(key, same_section or known)
         raise UserError(f"show: there is no key '{key}'; {guess}{_options_hint(known, section)}")
     shown = known[key]
     typer.echo(f"{key}: {shown.meaning}")

@@ -20,7 +20,7 @@ from fedmpi.cli.arguments import (
     apply_machine_settings,
     print_table,
 )
-from fedmpi.comm.failures.process_exit import leave
+from fedmpi.comm.failures.process_exit import exit_now
 from fedmpi.common.errors import UserError
 from fedmpi.common.signals import CommandProcess
 from fedmpi.common.version import __version__
@@ -147,8 +147,8 @@ def plan(
     apply_machine_settings(settings, "plan")
     from fedmpi.doctor import plan as planning
 
-    facts = planning.plan(settings, ranks)
-    typer.echo(json.dumps(facts, indent=2) if as_json else "\n".join(planning.lines(facts)))
+    facts = planning.estimate_run(settings, ranks)
+    typer.echo(json.dumps(facts, indent=2) if as_json else "\n".join(planning.format_estimate(facts)))
 
 
 @app.command(short_help="Show who holds which samples.")
@@ -174,4 +174,4 @@ def doctor(config: MaybeConfig = None, overrides: Overrides = None) -> None:
     output can be copied into a bug report. The exit code is 1 if a problem keeps CONFIG from running."""
     from fedmpi.doctor import report_rows
 
-    leave(report_rows.report(typer.echo, config, overrides or ()))
+    exit_now(report_rows.print_report(typer.echo, config, overrides or ()))

@@ -19,9 +19,9 @@ from fedmpi.comm.timeouts import Timeouts
 if TYPE_CHECKING:
     import torch
 
-    from fedmpi.comm.base import Communicator, Lost
+    from fedmpi.comm.base import Communicator, RankLostError
 
-__all__ = ["Communicator", "Job", "Lost", "Timeouts", "connect", "detect"]
+__all__ = ["Communicator", "Job", "RankLostError", "Timeouts", "connect", "detect"]
 
 
 def connect(
@@ -44,19 +44,19 @@ def connect(
 
     Raises:
         UserError: the launcher or the config contains a mistake.
-        Lost: ranks did not arrive in time; the message names them.
+        RankLostError: ranks did not arrive in time; the message names them.
     """
     import torch
 
-    from fedmpi.comm.base import Solo
+    from fedmpi.comm.base import SingleProcess
 
     device = device or torch.device("cpu")
     if job.size == 1:
-        return Solo(device)
+        return SingleProcess(device)
     address = ""
     if interface:
-        name, address = network.choose(interface)
-        network.set_interface(name, os.environ)
+        name, address = network.choose_interface(interface)
+        network.set_interface_variables(name, os.environ)
     timeouts = timeouts or Timeouts()
     error_reporter = error_reporter or ErrorReporter(job, timeouts)
     if backend == "mpi":
@@ -65,26 +65,26 @@ def connect(
         from fedmpi.comm.backends import torch_dist
 
         comm = torch_dist.connect(job, backend, device, timeouts, error_reporter, address)
-    comm.at_end = error_reporter.close
+    comm.on_close = error_reporter.close
     error_reporter.waiting_for = lambda: comm.waiting_for
     return comm
 
 
 def _connect_by_mpi(job: Job, timeouts: Timeouts, error_reporter: ErrorReporter, address: str) -> Communicator:
     from fedmpi.comm.backends import mpi
-    from fedmpi.comm.base import Lost
+    from fedmpi.comm.base import RankLostError
     from fedmpi.comm.rendezvous import lookup
 
-    comm = mpi.Mpi(job, mpi.world(job, timeouts.start), timeouts)
-    with suppress(Lost):  # MPI needs no TCP between the hosts; without TCP each rank reports its own errors
+    comm = mpi.MpiCommunicator(job, mpi.initialize_mpi(job, timeouts.start), timeouts)
+    with suppress(RankLostError):  # MPI needs no TCP between the hosts; without TCP each rank reports its own errors
         by_mpi, limit_s = replace(job, launcher="mpi"), min(timeouts.start, timeouts.store)
-        store = lookup.find_store(by_mpi, limit_s, timeouts=timeouts, interface=address)
+        store = lookup.connect_to_store(by_mpi, limit_s, timeouts=timeouts, interface=address)
         error_reporter.listen(store.new_connection)
     return comm
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("Communicator", "Lost"):
+    if name not in ("Communicator", "RankLostError"):
         raise AttributeError(f"module 'fedmpi.comm' has no attribute {name!r}")
     from fedmpi.comm import base
 

@@ -18,14 +18,14 @@ from torch import Tensor, uint8
 from fedmpi.common.errors import UserError
 
 
-class Audit:
+class AuditLog:
     """The log of the messages that this rank sends.
 
     Lines are kept in memory until `open` is called, because the run directory is not known at the start.
     """
 
     def __init__(self) -> None:
-        self.waiting: list[str] = []
+        self.unwritten_lines: list[str] = []
         self.path: Path | None = None
 
     def open(self, path: Path) -> None:
@@ -40,31 +40,31 @@ class Audit:
             raise self._cannot_write(path, error) from error
         self._write(path)
 
-    def sent(self, about: tuple[int | None, tuple[str, ...]], to: int, x: Tensor) -> None:
+    def record_tensor(self, message_info: tuple[int | None, tuple[str, ...]], to: int, x: Tensor) -> None:
         """Record that tensor x is sent to rank `to`; about: the round and the slots of the message."""
-        self.said(about, to, x.detach().cpu().contiguous().view(uint8).numpy().tobytes())
+        self.record_bytes(message_info, to, x.detach().cpu().contiguous().view(uint8).numpy().tobytes())
 
-    def said(self, about: tuple[int | None, tuple[str, ...]], to: int | str, content: bytes) -> None:
+    def record_bytes(self, message_info: tuple[int | None, tuple[str, ...]], to: int | str, content: bytes) -> None:
         """Record that these bytes are sent to a rank, or to "all"; about: the round and the slots of the message."""
         line = {
             "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-            "round": about[0],
-            "what": list(about[1]),
+            "round": message_info[0],
+            "what": list(message_info[1]),
             "to": to,
             "bytes": len(content),
             "sha256": hashlib.sha256(content).hexdigest(),
         }
-        self.waiting.append(json.dumps(line))
+        self.unwritten_lines.append(json.dumps(line))
         if self.path is not None:
             self._write(self.path)
 
     def _write(self, path: Path) -> None:
         try:
             with open(path, "a", encoding="utf-8") as stream:
-                stream.writelines(f"{line}\n" for line in self.waiting)
+                stream.writelines(f"{line}\n" for line in self.unwritten_lines)
         except OSError as error:
             raise self._cannot_write(path, error) from error
-        self.waiting.clear()
+        self.unwritten_lines.clear()
 
     def _cannot_write(self, path: Path, error: OSError) -> UserError:
         return UserError(f"data.audit: cannot write {path}: {error.strerror or error}; free some space there")

@@ -25,9 +25,9 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from fedmpi.comm.audit import Audit
+from fedmpi.comm.audit import AuditLog
 
-About = tuple[int | None, tuple[str, ...]]
+MessageInfo = tuple[int | None, tuple[str, ...]]
 Message = tuple[int, Tensor]  # (peer, tensor (n,))
 Posted = list[Any]  # messages that `post` has started, in the types of the back end
 ALLGATHER_BYTES = 4096  # maximum length of a rank's payload in allgather_bytes
@@ -38,38 +38,38 @@ START_REMEDY = (  # advice if ranks do not call the first allgather
 )
 
 
-def ranks(those: Iterable[int], hosts: Mapping[int, str] | None = None) -> str:
+def format_ranks(numbers: Iterable[int], hosts: Mapping[int, str] | None = None) -> str:
     """Return ranks as text for messages, such as "rank 2 on node5" or "ranks 1, 3".
 
     Args:
-        those: the ranks to name.
+        numbers: the ranks to name.
         hosts: the host names of ranks, as far as they are known.
     """
     hosts = hosts or {}
-    names = [f"{rank} on {hosts[rank]}" if rank in hosts else str(rank) for rank in sorted(those)]
+    names = [f"{rank} on {hosts[rank]}" if rank in hosts else str(rank) for rank in sorted(numbers)]
     return ("rank " if len(names) == 1 else "ranks ") + ", ".join(names)
 
 
-class Lost(RuntimeError):  # noqa: N818  (reads as it is meant: `except Lost`)
+class RankLostError(RuntimeError):
     """A rank is dead, unresponsive or late; the message names it. The job continues if all other ranks `regroup`."""
 
 
-def absent_error(
-    absent: Iterable[int], size: int, seconds: float, hosts: Mapping[int, str] | None = None, remedy: str = ""
-) -> Lost:
+def missing_ranks_error(
+    missing: Iterable[int], size: int, timeout_s: float, hosts: Mapping[int, str] | None = None, remedy: str = ""
+) -> RankLostError:
     """Return the error for ranks that have not called an allgather in time.
 
     Args:
-        absent: the ranks that are missing.
+        missing: the ranks that are missing.
         size: number of ranks of the job.
-        seconds: the time limit.
+        timeout_s: the time limit.
         hosts: the host names of ranks, as far as they are known.
         remedy: advice at the end of the message.
     """
-    return Lost(f"silent for {seconds:.0f} s: {ranks(absent, hosts)} of {size}{remedy}")
+    return RankLostError(f"silent for {timeout_s:.0f} s: {format_ranks(missing, hosts)} of {size}{remedy}")
 
 
-class RankTimeoutError(Lost):
+class RankTimeoutError(RankLostError):
     """No message could be exchanged with `peers` for `seconds`, a limit that `setting` names.
 
     The peers may themselves be waiting for other ranks (see ErrorReporter.find_root_cause).
@@ -81,16 +81,16 @@ class RankTimeoutError(Lost):
         self.peers, self.seconds, self.setting, self.hosts = sorted(peers), seconds, setting, hosts or {}
         one = len(self.peers) == 1
         super().__init__(
-            f"{ranks(self.peers, self.hosts)} {'is' if one else 'are'} silent: "
+            f"{format_ranks(self.peers, self.hosts)} {'is' if one else 'are'} silent: "
             f"no message from or to {'it' if one else 'them'} for {seconds:g} s{setting}"
         )
 
-    def blame(self, peers: Iterable[int]) -> RankTimeoutError:
+    def with_peers(self, peers: Iterable[int]) -> RankTimeoutError:
         """Return the same error with other ranks as peers: the ranks that caused the time-out."""
         return RankTimeoutError(peers, self.seconds, self.setting, self.hosts)
 
 
-class ConnectionLostError(Lost):
+class ConnectionLostError(RankLostError):
     """The connection to a rank has ended. That rank knows the cause, and has reported it if it still could."""
 
 
@@ -102,34 +102,37 @@ class Communicator:
     Subclasses override the methods below whose names begin with an underscore. With one rank none of them is called.
     """
 
-    begins = True  # whether messages are already being sent between `post` and `finish`
+    async_sends = True  # whether messages are already being sent between `post` and `finish`
     max_elements = 2**30 - 1  # elements sent at once: below the limits of the 32-bit counts of MPI, gloo and NCCL
     can_regroup = "this way of starting ranks cannot do without one"  # why ranks cannot regroup; "" if they can
 
-    def __init__(self, device: torch.device, rank: int = 0, size: int = 1, patience_s: float = math.inf) -> None:
+    def __init__(self, device: torch.device, rank: int = 0, size: int = 1, timeout_s: float = math.inf) -> None:
         self.rank = rank
         self.size = size
         self.alive = list(range(size))  # the ranks that take part, in ascending order
         self.hosts = dict[int, str]()  # rank -> host name, once they are known; for error messages
-        self.round_timeout_s = patience_s  # comm.round_timeout_s
-        self.patience_s = patience_s  # seconds for one message, including the training before it
+        self.round_timeout_s = timeout_s  # comm.round_timeout_s
+        self.message_timeout_s = timeout_s  # seconds for one message, including the training before it
         self.device = torch.empty(0, device=device).device  # device of all message tensors; "cuda" becomes "cuda:0"
         self.waiting_for: Iterable[int] = ()  # the ranks whose messages this rank awaits, or awaited until a time-out
         self.sent_bytes = 0
         self.received_bytes = 0
-        self.audit: Audit | None = None  # records all messages that this rank sends
-        self.about: About = None, ()  # round and slots of the next `exchange`, for the audit
-        self.at_end: Callable[[], None] = lambda: None  # called once every rank has called `close`
+        self.audit: AuditLog | None = None  # records all messages that this rank sends
+        self.message_info: MessageInfo = None, ()  # round and slots of the next `exchange`, for the audit
+        self.on_close: Callable[[], None] = lambda: None  # called once every rank has called `close`
 
     def broadcast(self, x: Tensor) -> None:
-        """Overwrite x (n,) on every rank with rank 0's x. Raises Lost if it takes longer than patience_s.
+        """Overwrite x (n,) on every rank with rank 0's x.
 
         Rank 0 counts the bytes of x as sent once per receiver (once in a job of one rank), every other rank counts
         them as received.
+
+        Raises:
+            RankLostError: it takes longer than message_timeout_s.
         """
-        self._check(x)
+        self._check_message(x)
         if self.size > 1:
-            for piece in self._pieces(x):
+            for piece in self._split_tensor(x):
                 self._broadcast(piece)
         if self.rank == 0:
             self.sent_bytes += x.nbytes * max(1, len(self.alive) - 1)
@@ -147,7 +150,7 @@ class Communicator:
             incoming: (sending rank, tensor (n,)) pairs.
 
         Raises:
-            Lost: it takes longer than patience_s; the message names the peer.
+            RankLostError: it takes longer than message_timeout_s; the message names the peer.
         """
         self.finish(self.post(outgoing, incoming))
 
@@ -157,22 +160,26 @@ class Communicator:
         If several exchanges are pending, messages between two ranks arrive in the order in which they were posted.
         """
         for peer, x in (*outgoing, *incoming):
-            self._check(x, peer)
+            self._check_message(x, peer)
         if self.audit is not None:
             for peer, x in outgoing:
                 if peer != self.rank:
-                    self.audit.sent(self.about, peer, x)
-        self.about = None, ()
+                    self.audit.record_tensor(self.message_info, peer, x)
+        self.message_info = None, ()
         to_self = [x for peer, x in outgoing if peer == self.rank]
         from_self = [x for peer, x in incoming if peer == self.rank]
         for source, target in zip(to_self, from_self, strict=True):
             target.copy_(source)
         self.sent_bytes += sum(x.nbytes for _, x in outgoing)
         self.received_bytes += sum(x.nbytes for _, x in incoming)
-        return self._post(self._cut(outgoing), self._cut(incoming)) if self.size > 1 else []
+        return self._post(self._split_messages(outgoing), self._split_messages(incoming)) if self.size > 1 else []
 
     def finish(self, posted: Posted) -> None:
-        """Wait for the messages that one `post` has started. Raises Lost, which names the peer, after patience_s."""
+        """Wait for the messages that one `post` has started.
+
+        Raises:
+            RankLostError: it takes longer than message_timeout_s; the message names the peer.
+        """
         if self.size > 1:
             self._finish(posted)
 
@@ -194,12 +201,12 @@ class Communicator:
         finally:
             self.sent_bytes, self.received_bytes = counted
 
-    def silent(self, peers: Iterable[int]) -> RankTimeoutError:
-        """Return the error to raise when the wait for `peers` has taken longer than patience_s."""
-        setting = " (comm.round_timeout_s)" * (self.patience_s == self.round_timeout_s)
-        return RankTimeoutError(peers, self.patience_s, setting, self.hosts)
+    def timeout_error(self, peers: Iterable[int]) -> RankTimeoutError:
+        """Return the error to raise when the wait for `peers` has taken longer than message_timeout_s."""
+        setting = " (comm.round_timeout_s)" * (self.message_timeout_s == self.round_timeout_s)
+        return RankTimeoutError(peers, self.message_timeout_s, setting, self.hosts)
 
-    def count_own(self, nbytes: int) -> None:
+    def count_local_message(self, nbytes: int) -> None:
         """Count the bytes of a message of this rank to itself that needs no copy."""
         self.sent_bytes += nbytes
         self.received_bytes += nbytes
@@ -212,40 +219,40 @@ class Communicator:
             deadline_s: seconds until all ranks must have called this.
 
         Raises:
-            Lost: ranks did not call this in time; the message names them.
+            RankLostError: ranks did not call this in time; the message names them.
         """
         if len(payload) > ALLGATHER_BYTES:
             raise ValueError(f"a payload has at most {ALLGATHER_BYTES} bytes a rank, not {len(payload)}")
         if self.size == 1:
             return [payload]
         if self.audit is not None and payload:
-            self.audit.said((None, ("text",)), "all", payload)
+            self.audit.record_bytes((None, ("text",)), "all", payload)
         return self._allgather_bytes(payload, deadline_s)
 
     def regroup(self, payload: bytes, deadline_s: float) -> dict[int, bytes]:
         """Reconnect the ranks that are neither dead nor frozen, set `alive` to them, and return {rank: its payload}.
 
-        Every rank must call this after it has caught Lost; a rank that has not seen the failure yet gets Lost at its
-        next message at the latest. Busy ranks are waited for until the deadline, dead and frozen ranks are not. A
-        frozen rank that wakes up later ends itself.
+        Every rank must call this after it has caught RankLostError; a rank that has not seen the failure yet gets that
+        error at its next message at the latest. Busy ranks are waited for until the deadline; dead and frozen ranks are
+        not. A frozen rank that wakes up later ends itself.
 
         Args:
             payload: bytes that this rank gives to all others.
             deadline_s: seconds until busy ranks must have called this.
 
         Raises:
-            Lost: the job cannot continue, for instance because rank 0 is dead.
+            RankLostError: the job cannot continue, for instance because rank 0 is dead.
         """
-        raise Lost(f"the job cannot go on without a rank: {self.can_regroup}")
+        raise RankLostError(f"the job cannot go on without a rank: {self.can_regroup}")
 
     def close(self) -> None:
         """Disconnect from the other ranks. Every rank calls this once, after its last message.
 
         Raises:
-            Lost: a rank is dead, or did not call this within round_timeout_s.
+            RankLostError: a rank is dead, or did not call this within round_timeout_s.
         """
         self.allgather_bytes(b"", self.round_timeout_s)
-        self.at_end()
+        self.on_close()
         if self.size > 1:
             self._shutdown()
 
@@ -255,7 +262,7 @@ class Communicator:
 
     def _broadcast(self, x: Tensor) -> None:
         """Broadcast at most `max_elements` entries by messages along a binomial tree, so that errors name a peer."""
-        parent, children = tree(self.alive.index(self.rank), len(self.alive))
+        parent, children = binomial_tree(self.alive.index(self.rank), len(self.alive))
         if self.rank:
             self._exchange([], [(self.alive[parent], x)])
         self._exchange([(self.alive[child], x) for child in reversed(children)], [])
@@ -272,7 +279,7 @@ class Communicator:
     def _exchange(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> None:
         self._finish(self._post(outgoing, incoming))
 
-    def _check(self, x: Tensor, peer: int = 0) -> None:
+    def _check_message(self, x: Tensor, peer: int = 0) -> None:
         if x.dim() != 1 or not x.is_contiguous() or x.device != self.device:
             raise ValueError(
                 f"a message is a contiguous tensor (n,) on {self.device}, "
@@ -281,26 +288,26 @@ class Communicator:
         if not 0 <= peer < self.size:
             raise ValueError(f"peer {peer} is not a rank: there are {self.size}")
 
-    def _pieces(self, x: Tensor) -> Iterator[Tensor]:
+    def _split_tensor(self, x: Tensor) -> Iterator[Tensor]:
         return (x[start : start + self.max_elements] for start in range(0, len(x), self.max_elements))
 
-    def _cut(self, messages: Sequence[Message]) -> list[Message]:
-        return [(peer, piece) for peer, x in messages if peer != self.rank for piece in self._pieces(x)]
+    def _split_messages(self, messages: Sequence[Message]) -> list[Message]:
+        return [(peer, piece) for peer, x in messages if peer != self.rank for piece in self._split_tensor(x)]
 
 
 @final
-class Solo(Communicator):
+class SingleProcess(Communicator):
     """The communicator of a job of one process, server and all clients: it counts messages, but sends none."""
 
     can_regroup = "there is a single process"
 
 
-def tree(me: int, size: int) -> tuple[int, list[int]]:
+def binomial_tree(me: int, size: int) -> tuple[int, list[int]]:
     """Return the parent and the children of node `me` in a binomial tree of `size` nodes with root 0.
 
     The parent's number is `me` without its lowest set bit. A child has one more bit set, below the lowest one of `me`.
 
-    >>> tree(0, 6), tree(4, 6)
+    >>> binomial_tree(0, 6), binomial_tree(4, 6)
     ((0, [1, 2, 4]), (0, [5]))
     """
     lowest = me & -me if me else size

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from fedmpi.comm import network
 from fedmpi.common.errors import UserError
 
-ENV = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+ENV_INIT_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # Launcher; the variables of rank, size, local rank and local size; other variables that must be set.
 LAUNCHERS = (
     ("torchrun", ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), ("TORCHELASTIC_RUN_ID",)),
@@ -37,13 +37,18 @@ LAUNCHERS = (
     ),
 )
 # Launchers that are not supported: the variable of the number of ranks, that of the rank, the launcher's name.
-UNSUPPORTED = (
+UNSUPPORTED_LAUNCHERS = (
     ("FLUX_JOB_SIZE", "FLUX_TASK_RANK", "Flux"),
     ("JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", "LSF's jsrun"),
     ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MVAPICH2"),
     ("PMI_SIZE", "PMI_RANK", "a launcher that speaks PMI-1"),
 )
-COLLECTING = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID", *(rank for _, rank, _ in UNSUPPORTED))
+OUTPUT_COLLECTORS = (
+    "OMPI_COMM_WORLD_RANK",
+    "PMIX_RANK",
+    "SLURM_PROCID",
+    *(rank for _, rank, _ in UNSUPPORTED_LAUNCHERS),
+)
 
 
 @dataclass(frozen=True)
@@ -71,13 +76,13 @@ def detect(env: Mapping[str, str]) -> Job:
     ...         "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_NODEID": "1"}).size
     4
     """
-    launched = from_launcher(env)
+    launched = detect_launcher(env)
     if launched and launched.size > 1:
         return launched
-    if job := from_env(env, launched) or launched:
+    if job := detect_env_init(env, launched) or launched:
         return job
-    refuse_unsupported(env)
-    tasks = number(env, "SLURM_NTASKS") if "SLURM_JOB_ID" in env and "SLURM_NTASKS" in env else 1
+    reject_unsupported_launcher(env)
+    tasks = read_integer(env, "SLURM_NTASKS") if "SLURM_JOB_ID" in env and "SLURM_NTASKS" in env else 1
     if tasks > 1:
         raise UserError(
             f"{tasks} tasks allocated but world size 1: start it with `srun fedmpi run ...`.\n"
@@ -86,24 +91,26 @@ def detect(env: Mapping[str, str]) -> Job:
     return Job("single", 0, 1, 0, 1, socket.gethostname())
 
 
-def from_launcher(env: Mapping[str, str]) -> Job | None:
+def detect_launcher(env: Mapping[str, str]) -> Job | None:
     """Return the job of the first launcher that is present, or None. A Slurm step of one task is ignored."""
     for launcher, names, others in LAUNCHERS:
         if not env.keys() >= {*names, *others}:
             continue
         if launcher != "slurm":
-            numbers = [number(env, name) for name in names]
-        elif "PRTE_LAUNCHED" not in env and number(env, names[1]) > 1:  # prterun inherits the variables of its step
-            per_node = tasks_per_node(env[names[3]])
-            numbers = [*(number(env, name) for name in names[:3]), per_node[number(env, "SLURM_NODEID")]]
+            numbers = [read_integer(env, name) for name in names]
+        elif (
+            "PRTE_LAUNCHED" not in env and read_integer(env, names[1]) > 1
+        ):  # prterun inherits the variables of its step
+            per_node = parse_tasks_per_node(env[names[3]])
+            numbers = [*(read_integer(env, name) for name in names[:3]), per_node[read_integer(env, "SLURM_NODEID")]]
         else:
             continue
         rank, size, local_rank, local_size = numbers
-        return checked(Job(launcher, rank, size, local_rank, local_size, socket.gethostname()), names)
+        return check_rank_below_size(Job(launcher, rank, size, local_rank, local_size, socket.gethostname()), names)
     return None
 
 
-def from_env(env: Mapping[str, str], launched: Job | None) -> Job | None:
+def detect_env_init(env: Mapping[str, str], launched: Job | None) -> Job | None:
     """Return the job that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe; None if it is a single process.
 
     LOCAL_RANK and LOCAL_WORLD_SIZE are optional. Without them, MASTER_ADDR = 127.0.0.1 means that all ranks are on this
@@ -119,42 +126,44 @@ def from_env(env: Mapping[str, str], launched: Job | None) -> Job | None:
     Raises:
         UserError: some of the variables are missing.
     """
-    given = [f"{name}={env[name]}" for name in ENV if env.get(name)]
-    missing = [name for name in ENV if not env.get(name)]
+    given = [f"{name}={env[name]}" for name in ENV_INIT_VARIABLES if env.get(name)]
+    missing = [name for name in ENV_INIT_VARIABLES if not env.get(name)]
     if not given or (env.get("WORLD_SIZE") == "1" and env.get("RANK", "0") == "0"):
         return None
-    if missing and (launched or (missing[:2] == [*ENV[:2]] and "SLURM_JOB_ID" in env)):
+    if missing and (launched or (missing[:2] == [*ENV_INIT_VARIABLES[:2]] and "SLURM_JOB_ID" in env)):
         return None
     if missing:
         raise UserError(
-            f"of {', '.join(ENV)} (PyTorch's env://) only {', '.join(given)} "
+            f"of {', '.join(ENV_INIT_VARIABLES)} (PyTorch's env://) only {', '.join(given)} "
             f"{'are' if len(given) > 1 else 'is'} set, but not {' and '.join(missing)}: to join other ranks all four "
             f"are needed; for one process unset {' '.join(each.partition('=')[0] for each in given)}."
         )
-    rank, size = (number(env, name) for name in ENV[:2])
-    address, _ = master_address(env)
+    rank, size = (read_integer(env, name) for name in ENV_INIT_VARIABLES[:2])
+    address, _ = read_master_address(env)
     all_here = address.startswith("127.") or (address in ("localhost", "::1") and rank > 0)
-    local_rank = number(env, "LOCAL_RANK") if env.get("LOCAL_RANK") else rank * all_here
+    local_rank = read_integer(env, "LOCAL_RANK") if env.get("LOCAL_RANK") else rank * all_here
     least = size if all_here else local_rank + 1
-    local_size = number(env, "LOCAL_WORLD_SIZE") if env.get("LOCAL_WORLD_SIZE") else least
-    return checked(Job("env://", rank, size, local_rank, local_size, socket.gethostname()), ENV)
+    local_size = read_integer(env, "LOCAL_WORLD_SIZE") if env.get("LOCAL_WORLD_SIZE") else least
+    return check_rank_below_size(
+        Job("env://", rank, size, local_rank, local_size, socket.gethostname()), ENV_INIT_VARIABLES
+    )
 
 
-def master_address(env: Mapping[str, str]) -> tuple[str, int]:
+def read_master_address(env: Mapping[str, str]) -> tuple[str, int]:
     """Return MASTER_ADDR and MASTER_PORT. Raises UserError if one of them is not set or the port is invalid."""
     if not env.get("MASTER_ADDR") or not env.get("MASTER_PORT"):
         raise UserError("MASTER_ADDR or MASTER_PORT is not set, though RANK and WORLD_SIZE are: start with torchrun.")
-    port = number(env, "MASTER_PORT")
+    port = read_integer(env, "MASTER_PORT")
     if not 0 < port < 65536:
         raise UserError(f"environment variable MASTER_PORT = {port}: expected a port, 1 to 65535.")
     return env["MASTER_ADDR"], port
 
 
-def refuse_unsupported(env: Mapping[str, str]) -> None:
+def reject_unsupported_launcher(env: Mapping[str, str]) -> None:
     """Raise UserError if an unsupported launcher started this process as one of several."""
-    rows = [*UNSUPPORTED, ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "an mpirun of an unknown kind")]
+    rows = [*UNSUPPORTED_LAUNCHERS, ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "an mpirun of an unknown kind")]
     for size, rank, launcher in rows:
-        if env.get(size) and number(env, size) > 1:
+        if env.get(size) and read_integer(env, size) > 1:
             raise UserError(
                 f"{launcher} started {env[size]} processes ({size}={env[size]}), and fedmpi cannot join the others by "
                 f"that launcher's variables: each process would train alone.\n"
@@ -169,14 +178,14 @@ def refuse_unsupported(env: Mapping[str, str]) -> None:
         )
 
 
-def checked(job: Job, names: tuple[str, ...]) -> Job:
+def check_rank_below_size(job: Job, names: tuple[str, ...]) -> Job:
     """Return the job. Raises UserError if its rank is not below its size; names: the variables of rank and size."""
     if job.rank >= job.size:
         raise UserError(f"{names[0]}={job.rank}, but {names[1]}={job.size}: ranks count from 0 to {names[1]} - 1.")
     return job
 
 
-def number(env: Mapping[str, str], name: str) -> int:
+def read_integer(env: Mapping[str, str], name: str) -> int:
     """Return the number in an environment variable. Raises UserError if it is not a number of at least 0."""
     if not env[name].isdigit():
         raise UserError(
@@ -185,10 +194,10 @@ def number(env: Mapping[str, str], name: str) -> int:
     return int(env[name])
 
 
-def tasks_per_node(text: str) -> list[int]:
+def parse_tasks_per_node(text: str) -> list[int]:
     """Return the number of tasks on each node from Slurm's run-length encoding.
 
-    >>> tasks_per_node("2(x3),1")
+    >>> parse_tasks_per_node("2(x3),1")
     [2, 2, 2, 1]
     """
     return [int(count) for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text) for _ in range(int(times or 1))]
@@ -200,10 +209,10 @@ def collects_output(job: Job, env: Mapping[str, str]) -> bool:
 
     mpirun, srun and similar launchers do, also if they start a torchrun on each host.
     """
-    return job.launcher in ("mpi", "slurm") or any(name in env for name in COLLECTING)
+    return job.launcher in ("mpi", "slurm") or any(name in env for name in OUTPUT_COLLECTORS)
 
 
-def survivors(job: Job, env: Mapping[str, str]) -> str:
+def why_failure_ends_job(job: Job, env: Mapping[str, str]) -> str:
     """Return why the launcher ends all ranks of the job when one of them dies; "" if it does not."""
     if job.launcher == "torchrun":
         return "torchrun ends all ranks of a host when one of them dies (use `mpirun --with-ft ulfm`, or srun)"
@@ -214,17 +223,17 @@ def survivors(job: Job, env: Mapping[str, str]) -> str:
     return ""
 
 
-def first_host(hostlist: str) -> str:
+def get_first_host(hostlist: str) -> str:
     """Return the first host of a Slurm host list.
 
-    >>> first_host("a[01-03,7]n[2,5],b2"), first_host("vm,vn")
+    >>> get_first_host("a[01-03,7]n[2,5],b2"), get_first_host("vm,vn")
     ('a01n2', 'vm')
     """
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", hostlist)
     return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first[0]) if first else hostlist
 
 
-def address_of_node(host: str, env: Mapping[str, str]) -> str:
+def resolve_slurm_node(host: str, env: Mapping[str, str]) -> str:
     """Return an address at which other hosts reach a Slurm node.
 
     It is the address of the node's name, or otherwise that of MASTER_ADDR, which job scripts often set.
@@ -232,8 +241,8 @@ def address_of_node(host: str, env: Mapping[str, str]) -> str:
     Raises:
         UserError: neither name resolves.
     """
-    own = network.resolve(host)
-    for address in (own, network.resolve(env.get("MASTER_ADDR", ""))):
+    own = network.resolve_host(host)
+    for address in (own, network.resolve_host(env.get("MASTER_ADDR", ""))):
         if not network.is_loopback(address):
             return address
     if own:  # a loopback address, as Debian's /etc/hosts has for this host itself

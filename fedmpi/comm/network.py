@@ -16,12 +16,12 @@ from fedmpi.common.errors import UserError
 # Requests of linux/sockios.h and a flag of linux/if.h.
 SIOCGIFFLAGS, SIOCGIFADDR, IFF_UP = 0x8913, 0x8915, 1
 # The environment variables that set the network interface of gloo, NCCL and Open MPI.
-GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
-OPEN_MPI = "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude"
+GLOO_VARIABLE, NCCL_VARIABLE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+OPEN_MPI_VARIABLES = "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude"
 LOOPBACK = "lo"  # name of the loopback interface on Linux
 
 
-def addresses() -> dict[str, str]:
+def list_addresses() -> dict[str, str]:
     """Return the IPv4 address of each network interface by name; "" if the interface has none or is down."""
     result = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
@@ -38,17 +38,17 @@ def addresses() -> dict[str, str]:
     return result
 
 
-def describe() -> str:
+def describe_interfaces() -> str:
     """Return the network interfaces of this host with their addresses, as text for a message."""
-    return ", ".join(f"{name} ({address or 'no IPv4 address'})" for name, address in addresses().items()) or "none"
+    return ", ".join(f"{name} ({address or 'no IPv4 address'})" for name, address in list_addresses().items()) or "none"
 
 
-def outward_addresses() -> list[str]:
+def list_external_addresses() -> list[str]:
     """Return the IPv4 addresses of this host that are not loopback addresses, so that other hosts may reach them."""
-    return [address for address in addresses().values() if not is_loopback(address)]
+    return [address for address in list_addresses().values() if not is_loopback(address)]
 
 
-def identity() -> str:
+def get_network_id() -> str:
     """Return a text that is equal for two processes if they share a network stack (addresses and interfaces).
 
     Host names do not suffice: different hosts may have the same name, and containers of one host different networks.
@@ -64,7 +64,7 @@ def is_loopback(address: str) -> bool:
     return address.startswith("127.") or address in ("", "::1", "localhost")
 
 
-def resolve(host: str) -> str:
+def resolve_host(host: str) -> str:
     """Return the IPv4 address of a host; "" if its name does not resolve."""
     try:
         return socket.gethostbyname(host) if host else ""
@@ -72,7 +72,7 @@ def resolve(host: str) -> str:
         return ""
 
 
-def is_own(address: str) -> bool:
+def is_local_address(address: str) -> bool:
     """Return whether any network interface of this host has this address."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -82,7 +82,7 @@ def is_own(address: str) -> bool:
         return False
 
 
-def interface_towards(host: str) -> str | None:
+def find_interface_towards(host: str) -> str | None:
     """Return the network interface through which this host reaches `host`; None if it cannot be found.
 
     Connecting a datagram socket sends nothing; it only looks up the route.
@@ -93,11 +93,11 @@ def interface_towards(host: str) -> str | None:
         except (OSError, UnicodeError):
             return None
         own = probe.getsockname()[0]
-    return next((name for name, address in addresses().items() if address == own), None)
+    return next((name for name, address in list_addresses().items() if address == own), None)
 
 
 # ---- the interface that the back ends use ----
-def choose(interface: str | Sequence[str]) -> tuple[str, str]:
+def choose_interface(interface: str | Sequence[str]) -> tuple[str, str]:
     """Return the name and address of the first network interface of this host that matches comm.interface.
 
     Args:
@@ -108,30 +108,30 @@ def choose(interface: str | Sequence[str]) -> tuple[str, str]:
         UserError: no interface with an address matches.
     """
     wanted = [interface] if isinstance(interface, str) else list(interface)
-    here = addresses()
+    here = list_addresses()
     for pattern in wanted:
         for name, address in here.items():
             if address and fnmatch.fnmatchcase(name, pattern):
                 return name, address
     raise UserError(
         f"comm.interface: {', '.join(wanted)}: host {socket.gethostname()} has no such network interface with an "
-        f"IPv4 address. It has {describe()}; name one that leads to the other hosts."
+        f"IPv4 address. It has {describe_interfaces()}; name one that leads to the other hosts."
     )
 
 
-def set_interface(name: str, env: MutableMapping[str, str]) -> None:
+def set_interface_variables(name: str, env: MutableMapping[str, str]) -> None:
     """Set the network interface of the back ends, by the environment variables that they read when they start.
 
     Otherwise Open MPI tries each address of a host, including addresses that every host has (a container bridge), and
     may wait for an answer forever. It refuses to start if both of its variables are set, so that a value that the
     user has set is kept.
     """
-    env[GLOO], env[NCCL] = name, f"={name}"  # "=": an exact name instead of a prefix
-    if not any(option in env for option in OPEN_MPI):
-        env[OPEN_MPI[0]] = name
+    env[GLOO_VARIABLE], env[NCCL_VARIABLE] = name, f"={name}"  # "=": an exact name instead of a prefix
+    if not any(option in env for option in OPEN_MPI_VARIABLES):
+        env[OPEN_MPI_VARIABLES[0]] = name
 
 
-def choose_for_gloo(rank: int, cards: Sequence[Mapping[str, Any]], rank_0: str) -> None:
+def choose_gloo_interface(rank: int, cards: Sequence[Mapping[str, Any]], rank_0: str) -> None:
     """Set gloo's network interface (GLOO_SOCKET_IFNAME), unless comm.interface or the user has set it.
 
     By default gloo binds to the address of the host's name. This is kept if other hosts can reach that address. If
@@ -144,16 +144,16 @@ def choose_for_gloo(rank: int, cards: Sequence[Mapping[str, Any]], rank_0: str) 
             address from which it has reached rank 0's store.
         rank_0: the address at which this rank has reached the store.
     """
-    if GLOO in os.environ:
+    if GLOO_VARIABLE in os.environ:
         return
     mine = cards[rank]
     others = [card for card in cards if card["network"] != mine["network"]]
     if not others:
-        if LOOPBACK in addresses():
-            os.environ[GLOO] = LOOPBACK
+        if LOOPBACK in list_addresses():
+            os.environ[GLOO_VARIABLE] = LOOPBACK
         return
-    own = resolve(mine["host"])
-    if is_loopback(own) or not is_own(own):
-        interface = interface_towards(rank_0 if cards[0] in others else others[0]["address"])
+    own = resolve_host(mine["host"])
+    if is_loopback(own) or not is_local_address(own):
+        interface = find_interface_towards(rank_0 if cards[0] in others else others[0]["address"])
         if interface:
-            os.environ[GLOO] = interface
+            os.environ[GLOO_VARIABLE] = interface

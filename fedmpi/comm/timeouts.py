@@ -33,7 +33,7 @@ class Clock:
         """Run target() in a daemon thread, which does not keep the process alive."""
         threading.Thread(target=target, daemon=True).start()
 
-    def call(self, seconds: float, function: Callable[[], T]) -> T:
+    def call_with_timeout(self, seconds: float, function: Callable[[], T]) -> T:
         """Run function() in a thread of its own and return its result; raise TimeoutError if it takes too long.
 
         Torch's own time-outs do not cover a host that accepts a connection and never answers.

@@ -9,13 +9,13 @@ class UserError(Exception):
     The message contains the fault, its place, the value, the allowed values and the remedy.
 
     Args:
-        placed: whether the message names the round and the client.
-        located: whether the message names a line of the user's code, or needs none.
+        has_context: whether the message names the round and the client.
+        has_source_line: whether the message names a line of the user's code, or needs none.
     """
 
-    def __init__(self, text: str, placed: bool = False, located: bool = False) -> None:
+    def __init__(self, text: str, has_context: bool = False, has_source_line: bool = False) -> None:
         super().__init__(text)
-        self.placed, self.located = placed, located
+        self.has_context, self.has_source_line = has_context, has_source_line
 
 
 class MissingDataError(UserError):

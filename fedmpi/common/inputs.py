@@ -94,7 +94,7 @@ def concatenate(parts: Sequence[Any]) -> Any:
     return torch.cat(list(parts))
 
 
-def sample_shape(x: Samples) -> Shape:
+def get_sample_shape(x: Samples) -> Shape:
     return {k: tuple(part.shape[1:]) for k, part in x.items()} if isinstance(x, Inputs) else tuple(x.shape[1:])
 
 
@@ -114,7 +114,7 @@ def describe_axes(shape: Sequence[int], axes: str) -> str:
     return f"{channels} channel{'s' if channels > 1 else ''} of {space} {'voxels' if 'D' in sizes else 'pixels'}"
 
 
-def zeros(n: int, shape: Shape, dtype: Type, device: torch.device | str = "cpu") -> Any:
+def zero_samples(n: int, shape: Shape, dtype: Type, device: torch.device | str = "cpu") -> Any:
     """Return n samples whose values are all zero.
 
     Args:
@@ -128,7 +128,7 @@ def zeros(n: int, shape: Shape, dtype: Type, device: torch.device | str = "cpu")
     return torch.zeros(n, *shape, dtype=dtype, device=device)
 
 
-def arguments(module: nn.Module, x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def to_call_arguments(module: nn.Module, x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the positional and the keyword arguments with which a module is called for samples x.
 
     Several named tensors are passed as keyword arguments if `forward` has parameters with all these names (or
@@ -138,40 +138,40 @@ def arguments(module: nn.Module, x: Any) -> tuple[tuple[Any, ...], dict[str, Any
         return (x,), {}
     kind: Any = type(module)
     tensors = dict(x.items())
-    return ((), tensors) if _by_keyword(kind, tuple(tensors)) else ((tensors,), {})
+    return ((), tensors) if _accepts_keywords(kind, tuple(tensors)) else ((tensors,), {})
 
 
-def call(module: nn.Module, x: Any) -> Any:
+def call_module(module: nn.Module, x: Any) -> Any:
     """Return the outputs of a module for samples x."""
-    positional, named = arguments(module, x)
+    positional, named = to_call_arguments(module, x)
     return module(*positional, **named)
 
 
 @lru_cache
-def _by_keyword(kind: Any, names: tuple[str, ...]) -> bool:
+def _accepts_keywords(kind: Any, names: tuple[str, ...]) -> bool:
     parameters = inspect.signature(kind.forward).parameters
     return any(p.kind is p.VAR_KEYWORD for p in parameters.values()) or set(names) <= set(parameters)
 
 
-def describe(x: Samples) -> str:
+def describe_samples(x: Samples) -> str:
     """Describe samples for a message: `shape (2, 3), torch.float32`."""
     return "; ".join(f"{name} shape {tuple(part.shape)}, {part.dtype}".strip() for name, part in named_tensors(x, ""))
 
 
-def to_text(shape: Shape, dtype: Type) -> str:
+def encode_format(shape: Shape, dtype: Type) -> str:
     """Encode the shape and dtype of a sample as JSON: `[[3],"float32"]`, or an object with such a pair per name."""
     if isinstance(shape, dict):
         kinds = dtype if isinstance(dtype, dict) else dict.fromkeys(shape, dtype)
-        return "{" + ",".join(f"{json.dumps(k)}:{to_text(shape[k], kinds[k])}" for k in shape) + "}"
+        return "{" + ",".join(f"{json.dumps(k)}:{encode_format(shape[k], kinds[k])}" for k in shape) + "}"
     return json.dumps([list(shape), str(dtype).removeprefix("torch.")], separators=(",", ":"))
 
 
-def from_text(text: str) -> tuple[Shape, Type]:
-    """Decode the shape and dtype of a sample that `to_text` encoded; raise ValueError for any other text."""
+def decode_format(text: str) -> tuple[Shape, Type]:
+    """Decode the shape and dtype of a sample that `encode_format` encoded; raise ValueError for any other text."""
     value = json.loads(text)
     try:
         if isinstance(value, dict):
-            pairs = {k: from_text(json.dumps(pair)) for k, pair in value.items()}
+            pairs = {k: decode_format(json.dumps(pair)) for k, pair in value.items()}
             return {k: pair[0] for k, pair in pairs.items()}, {k: pair[1] for k, pair in pairs.items()}  # type: ignore[misc]
         (shape, kind) = value
         dtype = getattr(torch, kind)

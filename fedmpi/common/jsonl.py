@@ -24,15 +24,15 @@ class JsonLines:
     """
 
     rows: list[dict[str, Any]]
-    damaged: list[int]
-    cut: bool
+    damaged_lines: list[int]
+    is_truncated: bool
 
 
-def parse_jsonl(text: bytes, *, rounds: bool = False) -> JsonLines:
+def parse_jsonl(text: bytes, *, need_round: bool = False) -> JsonLines:
     """Parse the content of a file with one JSON object per line. Empty lines are skipped.
 
     Args:
-        rounds: whether each row must have an integer `round`; an object without it is counted as damaged.
+        need_round: whether each row must have an integer `round`; an object without it is counted as damaged.
     """
     rows, damaged, end = list[dict[str, Any]](), list[int](), text.rfind(b"\n") + 1
     for number, line in enumerate(text[:end].split(b"\n"), 1):
@@ -42,37 +42,39 @@ def parse_jsonl(text: bytes, *, rounds: bool = False) -> JsonLines:
             row = json.loads(line)
         except (ValueError, RecursionError):  # a failure to decode UTF-8 is a ValueError, too
             row = None
-        if isinstance(row, dict) and (not rounds or isinstance(row.get("round"), int)):
+        if isinstance(row, dict) and (not need_round or isinstance(row.get("round"), int)):
             rows.append(row)
         else:
             damaged.append(number)
     return JsonLines(rows, damaged, end < len(text))
 
 
-def read_jsonl(path: Path, *, rounds: bool = False, strict: bool = False, tail: int | None = None) -> JsonLines:
+def read_jsonl(
+    path: Path, *, need_round: bool = False, strict: bool = False, tail_bytes: int | None = None
+) -> JsonLines:
     """Read a file with one JSON object per line. A missing file has no rows.
 
     Args:
-        rounds: as in `parse_jsonl`.
-        strict: whether a damaged line is an error. If not, the caller has to check `damaged`.
-        tail: number of bytes at the end of the file to read, without the line that begins before them; line numbers
-            count from there. None: read the whole file.
+        need_round: as in `parse_jsonl`.
+        strict: whether a damaged line is an error. If not, the caller has to check `damaged_lines`.
+        tail_bytes: number of bytes to read at the end of the file; a line that begins before them is skipped, and line
+            numbers count from there. None: read the whole file.
 
     Raises:
         UserError: if the file cannot be read, or if `strict` is set and a line is damaged.
     """
     try:
         with path.open("rb") as file:
-            skipped = 0 if tail is None else max(file.seek(0, 2) - tail, 0)
+            skipped = 0 if tail_bytes is None else max(file.seek(0, 2) - tail_bytes, 0)
             file.seek(skipped)
             text = file.read()
     except FileNotFoundError:
         return JsonLines([], [], False)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
-    content = parse_jsonl(text[text.find(b"\n") + 1 :] if skipped else text, rounds=rounds)
-    if strict and content.damaged:
-        raise UserError(f"{path}:{content.damaged[0]} is no row of a run; it was changed, or the disk is bad")
+    content = parse_jsonl(text[text.find(b"\n") + 1 :] if skipped else text, need_round=need_round)
+    if strict and content.damaged_lines:
+        raise UserError(f"{path}:{content.damaged_lines[0]} is no row of a run; it was changed, or the disk is bad")
     return content
 
 

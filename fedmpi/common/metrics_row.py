@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Key(NamedTuple):
+class RowKey(NamedTuple):
     """One key of a row of metrics.jsonl or clients.jsonl.
 
     Attributes:
@@ -23,45 +23,45 @@ class Key(NamedTuple):
 
 
 METRICS_KEYS = (
-    Key("round", "integer", "", "counted from 0; -1: the model before training"),
+    RowKey("round", "integer", "", "counted from 0; -1: the model before training"),
     # In an evaluated round the metrics of the task follow `loss`.
-    Key("loss", "number", "", "loss of the global model on the global test set", True),
-    Key("train_loss", "number", "", "weighted mean of the clients' losses during local training", True),
-    Key("cohort", "list", "", "clients that trained in this round"),
-    Key("refused", "list", "", "rejected uploads: client and reason of each"),
-    Key("lost", "list", "", "clients of the cohort whose rank failed, if there are any"),
-    Key("up_parameters", "integer", "parameters", "parameters that all clients sent"),
-    Key("down_parameters", "integer", "parameters", "parameters that all clients received"),
-    Key("wall_s", "number", "s", "duration of the round on rank 0, up to and including the server's step"),
-    Key("train_s", "number", "s", "training time of the rank that trained longest"),
-    Key("wait_s", "number", "s", "time that rank 0 waited for uploads while it had no client to train"),
-    Key("server_s", "number", "s", "time for checking the uploads and for the server's step"),
+    RowKey("loss", "number", "", "loss of the global model on the global test set", True),
+    RowKey("train_loss", "number", "", "weighted mean of the clients' losses during local training", True),
+    RowKey("cohort", "list", "", "clients that trained in this round"),
+    RowKey("refused", "list", "", "rejected uploads: client and reason of each"),
+    RowKey("lost", "list", "", "clients of the cohort whose rank failed, if there are any"),
+    RowKey("up_parameters", "integer", "parameters", "parameters that all clients sent"),
+    RowKey("down_parameters", "integer", "parameters", "parameters that all clients received"),
+    RowKey("wall_s", "number", "s", "duration of the round on rank 0, up to and including the server's step"),
+    RowKey("train_s", "number", "s", "training time of the rank that trained longest"),
+    RowKey("wait_s", "number", "s", "time that rank 0 waited for uploads while it had no client to train"),
+    RowKey("server_s", "number", "s", "time for checking the uploads and for the server's step"),
     # Metrics that the method reports with `server.figures(...)` stand here.
-    Key("sent_bytes", "integer", "bytes", "bytes that rank 0 sent"),
-    Key("received_bytes", "integer", "bytes", "bytes that rank 0 received"),
-    Key("sha256", "text", "", "hash of the global model after the round"),
+    RowKey("sent_bytes", "integer", "bytes", "bytes that rank 0 sent"),
+    RowKey("received_bytes", "integer", "bytes", "bytes that rank 0 received"),
+    RowKey("sha256", "text", "", "hash of the global model after the round"),
     # Metrics of the other evaluation protocols stand here.
-    Key("evaluate_s", "number", "s", "time of the evaluation"),
-    Key("class_accuracy", "list", "%", "accuracy on the test samples of each class", True),
-    Key("diverged", "integer", "", "the round in which training began to diverge, if it has"),
+    RowKey("evaluate_s", "number", "s", "time of the evaluation"),
+    RowKey("class_accuracy", "list", "%", "accuracy on the test samples of each class", True),
+    RowKey("diverged", "integer", "", "the round in which training began to diverge, if it has"),
 )
 CLIENTS_KEYS = (
-    Key("round", "integer", "", "as in metrics.jsonl"),
-    Key("client", "integer", "", "counted from 0"),
-    Key("site", "text", "", "name of the site, if clients are sites"),
-    Key("protocol", "text", "", "evaluation protocol"),
-    Key("samples", "integer", "", "number of samples on which the client was evaluated"),
+    RowKey("round", "integer", "", "as in metrics.jsonl"),
+    RowKey("client", "integer", "", "counted from 0"),
+    RowKey("site", "text", "", "name of the site, if clients are sites"),
+    RowKey("protocol", "text", "", "evaluation protocol"),
+    RowKey("samples", "integer", "", "number of samples on which the client was evaluated"),
     # The loss and the metrics of the task follow.
 )
 
-NAMES = tuple(key.name for key in METRICS_KEYS)
-CLIENT_NAMES = tuple(key.name for key in CLIENTS_KEYS)
-SECONDS = tuple(key.name for key in METRICS_KEYS if key.unit == "s")
+METRICS_NAMES = tuple(key.name for key in METRICS_KEYS)
+CLIENTS_NAMES = tuple(key.name for key in CLIENTS_KEYS)
+DURATION_NAMES = tuple(key.name for key in METRICS_KEYS if key.unit == "s")
 VARIES_WITH_RANKS = tuple(key.name for key in METRICS_KEYS if key.unit in ("s", "bytes"))  # all others are results
-SUMMED = (
+SUMMED_NAMES = (
     "wall_s",
     *(key.name for key in METRICS_KEYS if key.unit in ("bytes", "parameters")),
 )  # summary.json has their sums
-NOT_METRICS = frozenset(key.name for key in METRICS_KEYS if not key.is_metric)
+NON_METRIC_NAMES = frozenset(key.name for key in METRICS_KEYS if not key.is_metric)
 # Names that metrics of tasks and methods must not have. `updates` is the part of a row that update_stats.jsonl takes.
-RESERVED = frozenset((*NAMES, *CLIENT_NAMES, "updates"))
+RESERVED_NAMES = frozenset((*METRICS_NAMES, *CLIENTS_NAMES, "updates"))

@@ -1,8 +1,8 @@
 """Declare and check the options of methods, models, data sources and partitions.
 
 A dataclass declares an option as a field, with its meaning, unit and bounds; a function declares an option as a
-parameter, with bounds written as `Annotated[float, Field(gt=0)]` (pydantic). `check` compares the options in a config
-with their declarations.
+parameter, with bounds written as `Annotated[float, Field(gt=0)]` (pydantic). `check_options` compares the options in
+a config with their declarations.
 """
 
 import dataclasses
@@ -55,70 +55,71 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def check(
+def check_options(
     target: Callable[..., Any],
-    given: Mapping[str, Any],
-    where: str,
-    supplied: Sequence[str] = (),
+    values: Mapping[str, Any],
+    section: str,
+    engine_arguments: Sequence[str] = (),
     origins: Mapping[str, str] | None = None,
-    named: str = "",
+    label: str = "",
     reserved_keys: Collection[str] = (),
 ) -> dict[str, Any]:
     """Check options against their declaration and return them with the declared types (int to float, list to tuple).
 
     Args:
         target: a function or class that takes the options. The options of a dataclass are its fields.
-        given: the options in the config; the others keep the defaults of `target`.
-        where: the section in the config ("method"); messages name `where.key`.
-        supplied: parameters that the engine passes itself, in their order; a user's function may name them differently.
+        values: the options in the config; the others keep the defaults of `target`.
+        section: the section in the config ("method"); messages name `section.key`.
+        engine_arguments: parameters that the engine passes by position, in this order; a user's function may give them
+            other names.
         origins: key -> where it was written ("run.yaml:7"); see `Settings.origins`.
-        named: description of the target for messages ("method fedavg").
+        label: description of the target for messages ("method fedavg").
         reserved_keys: the other keys of the section, which are suggested for misspelled keys.
 
     Raises:
         UserError: if keys are unknown or missing, or values have a wrong type or are out of bounds. The message has one
             line for each of these keys.
     """
-    declared, required, open_ended = declared_options(target, given, supplied)
+    declared, required, open_ended = read_declaration(target, values, engine_arguments)
     origins = origins or {}
-    checked: dict[str, Any] = {}
+    converted: dict[str, Any] = {}
     problems = []
-    named = named or getattr(target, "__name__", str(target))
+    label = label or getattr(target, "__name__", str(target))
     keys = [*declared, *reserved_keys]
     moved = getattr(target, "REPLACED_OPTIONS", {})  # option of earlier versions -> message that names its replacement
 
-    def complain(key: str, text: str) -> None:
+    def add_problem(key: str, text: str) -> None:
         prefix = f"{origins[key]}: " if key in origins else ""
-        problems.append(f"{prefix}{where}.{key}: {text}")
+        problems.append(f"{prefix}{section}.{key}: {text}")
 
-    for key, value in given.items():
+    for key, value in values.items():
         if MARK in repr(value):
-            complain(key, f"was left out of the run directory, for it may be a secret; give it: {where}.{key}=VALUE")
+            add_problem(key, f"is not stored in the run directory, since it may be a secret; set {section}.{key}=VALUE")
         elif key in declared:
             try:
                 # Validation from JSON converts a list to a tuple and a text to a path, but not "1" to a number.
                 adapter: TypeAdapter[Any] = TypeAdapter(declared[key], config=_STRICT)
-                checked[key] = adapter.validate_json(json.dumps(value))
+                converted[key] = adapter.validate_json(json.dumps(value))
             except ValidationError:
                 shown = MARK if looks_secret(key, value) else value
                 default = ", or left out for its default" if value is None and key not in required else ""
-                complain(key, not_allowed(shown, declared[key]) + default)
+                add_problem(key, not_allowed(shown, declared[key]) + default)
         elif open_ended:
-            checked[key] = value
+            converted[key] = value
         elif key in moved:
-            complain(key, moved[key])
+            add_problem(key, moved[key])
         else:
-            none = "" if declared else f"{named} has no options; "
-            complain(key, f"unknown key; {none}{suggest_key(key, keys)}")
-    for key in required - set(given):
-        complain(key, f"missing; it must be given for {named}")
+            none = "" if declared else f"{label} has no options; "
+            add_problem(key, f"unknown key; {none}{suggest_key(key, keys)}")
+    for key in required - set(values):
+        add_problem(key, f"missing; it must be given for {label}")
     if problems:
         raise UserError("\n".join(problems))
-    return checked
+    return converted
 
 
-def declared_options(
-    target: Callable[..., Any], given: Mapping[str, Any], supplied: Sequence[str]
+def read_declaration(
+    target: Callable[..., Any], values: Mapping[str, Any], engine_arguments: Sequence[str]
 ) -> tuple[dict[str, Any], set[str], bool]:
     """Return {option: annotation} of `target`, the names of required options, and whether it accepts other options."""
     is_dataclass = dataclasses.is_dataclass(target)
@@ -130,7 +131,7 @@ def declared_options(
     declared, required = dict[str, Any](), set[str]()
     if is_dataclass:
         for field in dataclasses.fields(target):  # type: ignore[arg-type]
-            if not field.init or field.name in supplied:
+            if not field.init or field.name in engine_arguments:
                 continue
             hint, metadata = hints.get(field.name, Any), field.metadata
             if metadata.get("choices") is not None:
@@ -144,10 +145,11 @@ def declared_options(
     parameters = list(inspect.signature(target).parameters.values())
     names = {parameter.name for parameter in parameters}
     for position, parameter in enumerate(parameters):
-        if parameter.name in supplied or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        if parameter.name in engine_arguments or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         needed = parameter.default is parameter.empty
-        if needed and position < len(supplied) and supplied[position] not in names and parameter.name not in given:
+        renamed = position < len(engine_arguments) and engine_arguments[position] not in names
+        if needed and renamed and parameter.name not in values:
             continue  # an argument that the engine passes by position; the user's function names it differently
         declared[parameter.name] = hints.get(parameter.name, Any)
         if needed:

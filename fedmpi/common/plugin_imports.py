@@ -18,13 +18,13 @@ from fedmpi.common.user_code_errors import is_users_file
 
 def find_imports(plugin: Path) -> dict[str, Path]:
     """Return {name: file} of all modules that a plug-in imports from its own directory, directly or indirectly."""
-    roots = _roots(plugin)
+    roots = _find_import_roots(plugin)
     files: dict[str, Path] = {}
     waiting = [(plugin, "")]
     while waiting:
         file, package = waiting.pop()
-        for name in _asked(file, package or _package(plugin, roots[-1])):
-            at = _file(name, roots)
+        for name in _imported_names(file, package or _get_package_name(plugin, roots[-1])):
+            at = _find_module_file(name, roots)
             if at is not None and at != plugin and at not in files.values() and is_users_file(str(at)):
                 files[name] = at
                 waiting.append((at, name if at.name == "__init__.py" else name.rpartition(".")[0]))
@@ -38,8 +38,8 @@ def plugin_import_path(plugin: Path) -> Iterator[None]:
     Raises:
         UserError: if a module of another plug-in was imported under the name of a module in that directory.
     """
-    for name in {name.partition(".")[0] for name in _asked(plugin, "")}:
-        _refuse_namesake(name, plugin.parent)
+    for name in {name.partition(".")[0] for name in _imported_names(plugin, "")}:
+        _check_module_name(name, plugin.parent)
     place = str(plugin.parent)
     added = [place] if place not in sys.path else []
     sys.path.extend(added)
@@ -50,7 +50,7 @@ def plugin_import_path(plugin: Path) -> Iterator[None]:
             sys.path.remove(each)
 
 
-def _refuse_namesake(name: str, place: Path) -> None:
+def _check_module_name(name: str, place: Path) -> None:
     """Raise UserError if sys.modules already has a module of another plug-in under this name."""
     known = getattr(sys.modules.get(name), "__file__", None)
     if known is None or Path(known).is_relative_to(place) or PathFinder.find_spec(name) is not None:
@@ -63,7 +63,7 @@ def _refuse_namesake(name: str, place: Path) -> None:
         )
 
 
-def _roots(plugin: Path) -> list[Path]:
+def _find_import_roots(plugin: Path) -> list[Path]:
     """Return the directories for absolute imports: the directory of the plug-in and the parent of its package."""
     top = plugin.parent
     while (top / "__init__.py").is_file() and top != top.parent:
@@ -71,11 +71,11 @@ def _roots(plugin: Path) -> list[Path]:
     return list(dict.fromkeys((plugin.parent, top)))
 
 
-def _package(plugin: Path, top: Path) -> str:
+def _get_package_name(plugin: Path, top: Path) -> str:
     return ".".join(plugin.parent.relative_to(top).parts)
 
 
-def _asked(file: Path, package: str) -> Iterator[str]:
+def _imported_names(file: Path, package: str) -> Iterator[str]:
     """Yield the modules that a file imports, parents first; for `from a import b` also a.b, which may be a module."""
     try:
         tree = ast.parse(file.read_bytes())
@@ -86,14 +86,14 @@ def _asked(file: Path, package: str) -> Iterator[str]:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            start = _absolute(node, package)
+            start = _resolve_import(node, package)
             names = [f"{start}.{alias.name}".strip(".") for alias in node.names] if start is not None else []
         for name in names:
             parts = name.split(".")
             yield from (".".join(parts[:n]) for n in range(1, len(parts) + 1))
 
 
-def _absolute(node: ast.ImportFrom, package: str) -> str | None:
+def _resolve_import(node: ast.ImportFrom, package: str) -> str | None:
     """Return the absolute name of the module in a `from` import; None if its dots lead out of the package."""
     try:
         return importlib.util.resolve_name("." * node.level + (node.module or ""), package or None)
@@ -101,7 +101,7 @@ def _absolute(node: ast.ImportFrom, package: str) -> str | None:
         return None
 
 
-def _file(name: str, roots: list[Path]) -> Path | None:
+def _find_module_file(name: str, roots: list[Path]) -> Path | None:
     if name.partition(".")[0] == "fedmpi":  # the directory may contain a clone of fedmpi
         return None
     parts = Path(*name.split("."))

@@ -28,8 +28,8 @@ def looks_secret(key: str, value: Any = "") -> bool:
     return not size
 
 
-def redacted(tree: Any) -> Any:
+def redact(tree: Any) -> Any:
     """Return a copy of settings in which each value that may be a secret is replaced by the mark."""
     if isinstance(tree, dict):
-        return {key: MARK if looks_secret(str(key), value) else redacted(value) for key, value in tree.items()}
-    return [redacted(each) for each in tree] if isinstance(tree, (list, tuple)) else tree
+        return {key: MARK if looks_secret(str(key), value) else redact(value) for key, value in tree.items()}
+    return [redact(each) for each in tree] if isinstance(tree, (list, tuple)) else tree

@@ -6,8 +6,9 @@ A name has one of three forms:
     my/file.py:Name             `Name` in a Python file (relative: to the working directory)
     package.module:Name         `Name` in an importable module
 
-Registries map keys to "package.module:Name" strings, so reading them imports nothing. `make` converts a section of a
-config, which has a name and options, to the object. Within `own_code_only()` the last two forms are refused.
+Registries map keys to "package.module:Name" strings, so reading them imports nothing. `make_component` turns a
+section of a config, which has a name and options, into the object. Within `registered_code_only()` the last two forms
+are rejected.
 """
 
 import hashlib
@@ -27,20 +28,20 @@ from typing import Any, Protocol
 
 from fedmpi.common import options, plugin_imports
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import nearest, shorten, show
+from fedmpi.common.text import shorten, shorten_repr, suggest_name
 from fedmpi.common.user_code_errors import is_users_file
 
-_own_only = ContextVar("own_only", default=False)
+_registered_only = ContextVar("own_only", default=False)
 
 
 @contextmanager
-def own_code_only() -> Iterator[None]:
+def registered_code_only() -> Iterator[None]:
     """Refuse, within the block, to import objects that are not in a registry; for configs that are not trusted."""
-    token = _own_only.set(True)
+    token = _registered_only.set(True)
     try:
         yield
     finally:
-        _own_only.reset(token)
+        _registered_only.reset(token)
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,10 @@ class PluginKind:
     label: str  # "model", for messages
     registry: Mapping[str, str]
     section: str  # the section of a config that selects it, "model"
-    supplied: tuple[str, ...] = ()  # parameters that the engine passes itself, in their order
+    engine_arguments: tuple[str, ...] = ()  # parameters that the engine passes itself, in their order
 
 
-class Choice(Protocol):
+class ComponentSection(Protocol):
     """A section of a config that selects a component, such as a method or a model, and holds its options."""
 
     @property
@@ -73,7 +74,9 @@ class Selection:
     reserved_keys: tuple[str, ...] = ()
 
 
-def make(kind: PluginKind, choice: Choice, origins: Mapping[str, str] | None = None) -> partial[Any]:
+def make_component(
+    kind: PluginKind, choice: ComponentSection, origins: Mapping[str, str] | None = None
+) -> partial[Any]:
     """Import a selected component, check its options, and bind them to it.
 
     Args:
@@ -87,12 +90,12 @@ def make(kind: PluginKind, choice: Choice, origins: Mapping[str, str] | None = N
     """
     origins = origins or {}
     origin, named = origins.get("", ""), f"{kind.label} {choice.selected_name}"
-    target = load(choice.selected_name, kind.registry, kind.label, origin)
+    target = load_object(choice.selected_name, kind.registry, kind.label, origin)
     where = f"{origin}: {named}" if origin else named
     if not callable(target):
-        raise UserError(f"{where}: is {show(target)}, but a function or class is needed")
+        raise UserError(f"{where}: is {shorten_repr(target)}, but a function or class is needed")
     # The engine passes its arguments by position, except `site`, which is an optional keyword argument.
-    passed = [name for name in kind.supplied if name != "site"]
+    passed = [name for name in kind.engine_arguments if name != "site"]
     try:
         signature = inspect.signature(target)
         taken = signature.bind_partial(*passed).arguments
@@ -102,22 +105,24 @@ def make(kind: PluginKind, choice: Choice, origins: Mapping[str, str] | None = N
     except (TypeError, ValueError) as error:  # ValueError: a function written in C without a signature
         wanted = f"({', '.join(passed)}, **options)" if passed else "options only"
         raise UserError(f"{where}: cannot be called with {wanted}: {error}") from error
-    given = options.check(target, choice.options, kind.section, kind.supplied, origins, named, choice.reserved_keys)
+    given = options.check_options(
+        target, choice.options, kind.section, kind.engine_arguments, origins, named, choice.reserved_keys
+    )
     return partial(target, **given)
 
 
-def is_file(name: str) -> bool:
+def is_file_reference(name: str) -> bool:
     """Return whether `name` has the form `path/to/file.py:Name`."""
     return name.rpartition(":")[0].endswith(".py")
 
 
-def is_foreign(name: str, registry: Mapping[str, str]) -> bool:
-    """Return whether `load` would import code that the registry does not name."""
+def is_external_code(name: str, registry: Mapping[str, str]) -> bool:
+    """Return whether `load_object` would import code that the registry does not name."""
     place, _, attribute = name.rpartition(":")
     return bool(place and attribute) and name not in registry and name not in registry.values()
 
 
-def load(name: str, registry: Mapping[str, str], kind: str, origin: str = "") -> Any:
+def load_object(name: str, registry: Mapping[str, str], kind: str, origin: str = "") -> Any:
     """Import and return the object with this name.
 
     Args:
@@ -129,7 +134,7 @@ def load(name: str, registry: Mapping[str, str], kind: str, origin: str = "") ->
     Raises:
         UserError: if the name is unknown, the file, module or attribute is missing, or the user's code raises an error.
 
-    >>> load("root", {"root": "math:sqrt"}, "function")(9.0)
+    >>> load_object("root", {"root": "math:sqrt"}, "function")(9.0)
     3.0
     """
     prefix = f"{origin}: " if origin else ""
@@ -138,26 +143,28 @@ def load(name: str, registry: Mapping[str, str], kind: str, origin: str = "") ->
         return getattr(importlib.import_module(module_name), attribute)
     place, _, attribute = name.rpartition(":")
     if not place or not attribute or place.startswith("."):
-        advice = f"{nearest(name, registry)}; or path/to/file.py:Name, or package.module:Name"
+        advice = f"{suggest_name(name, registry)}; or path/to/file.py:Name, or package.module:Name"
         raise UserError(f"{prefix}unknown {kind} '{shorten(name)}'; {advice}")
-    if _own_only.get() and is_foreign(name, registry):
+    if _registered_only.get() and is_external_code(name, registry):
         raise UserError(f"{prefix}{kind} '{name}' is code that is not fedmpi's own, and this run is not trusted")
     from fedmpi.common import seeds  # imports torch, as the user's module does, too
 
     try:
-        with seeds.seeded(0, "import"):  # a fixed seed, as all runs of this process share the module
-            module = _from_file(Path(place)) if is_file(name) else importlib.import_module(place)
+        with seeds.temporary_seed(0, "import"):  # a fixed seed, as all runs of this process share the module
+            module = _import_file(Path(place)) if is_file_reference(name) else importlib.import_module(place)
     except (Exception, SystemExit) as error:  # the user's module may raise anything while it is imported
-        text = str(error) if isinstance(error, UserError) else _import_error(error, place)
+        text = str(error) if isinstance(error, UserError) else _describe_import_error(error, place)
         raise UserError(f"{prefix}{kind} '{name}': {text}") from error
     if not hasattr(module, attribute):
         own = [each for each, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-        suggestion = nearest(attribute, [each for each in own if each[0] != "_"]).replace("allowed:", "it defines:")
+        suggestion = suggest_name(attribute, [each for each in own if each[0] != "_"]).replace(
+            "allowed:", "it defines:"
+        )
         raise UserError(f"{prefix}{kind} '{name}': '{place}' has no '{attribute}'; {suggestion}")
     return getattr(module, attribute)
 
 
-def _from_file(path: Path) -> ModuleType:
+def _import_file(path: Path) -> ModuleType:
     """Import a Python file under a module name that depends on its path and content.
 
     Two objects of one file therefore share their module, and an edited file is imported again.
@@ -182,7 +189,7 @@ def _from_file(path: Path) -> ModuleType:
     return module
 
 
-def _import_error(error: BaseException, place: str) -> str:
+def _describe_import_error(error: BaseException, place: str) -> str:
     """Return `file.py:12: NameError: ...` with the innermost line of the user's code, or of any code if it has none."""
     if isinstance(error, ModuleNotFoundError) and error.name and f"{place}.".startswith(f"{error.name}."):
         return f"no module named '{error.name}'; is it installed, or on PYTHONPATH?"

@@ -1,7 +1,10 @@
 """Create all random number generators of a run, each from the experiment's seed and its purpose.
 
 The numbers of a generator depend on its purpose and never on earlier draws, so that they stay the same if a run is
-resumed, or has another number of ranks or another order of clients:  seeds.generator(0, "batches", round_, client).
+resumed, or if the number of ranks or the order of clients changes:
+
+    seeds.torch_generator(0, "batches", round_, client)
+
 All generators are on the CPU; a run on a GPU copies the drawn numbers to the GPU.
 
 A user's code may draw from the global generators of torch, numpy and random instead. They are seeded for one purpose
@@ -24,12 +27,12 @@ from torch import Tensor
 # torch holds the mutex of a generator while it allocates the tensor for the generator's state. If garbage is collected
 # at that moment, another thread may run; if it requests the same state, it waits for the mutex while it holds Python's
 # global lock: a deadlock. Therefore only one thread at a time may access the states.
-_one = threading.RLock()
+_state_lock = threading.RLock()
 
-State = tuple[Tensor, Any, Any, list[Tensor]]  # torch on the CPU, numpy, random, torch on each GPU
+RngState = tuple[Tensor, Any, Any, list[Tensor]]  # torch on the CPU, numpy, random, torch on each GPU
 
 
-def derive(seed: int, *purpose: str | int) -> int:
+def derive_seed(seed: int, *purpose: str | int) -> int:
     """Derive a 63-bit seed for one purpose.
 
     The seed is the first bytes of the SHA-256 of the experiment's seed and the words of the purpose, so that different
@@ -39,20 +42,20 @@ def derive(seed: int, *purpose: str | int) -> int:
     return int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "little") >> 1
 
 
-def generator(seed: int, *purpose: str | int) -> torch.Generator:
+def torch_generator(seed: int, *purpose: str | int) -> torch.Generator:
     """Create a torch generator on the CPU for one purpose."""
-    return torch.Generator().manual_seed(derive(seed, *purpose))
+    return torch.Generator().manual_seed(derive_seed(seed, *purpose))
 
 
-def numpy_rng(seed: int, *purpose: str | int) -> np.random.Generator:
+def numpy_generator(seed: int, *purpose: str | int) -> np.random.Generator:
     """Create a numpy generator for one purpose, such as a partition or a cohort."""
-    return np.random.Generator(np.random.PCG64(derive(seed, *purpose)))
+    return np.random.Generator(np.random.PCG64(derive_seed(seed, *purpose)))
 
 
-def reseed(seed: int, *purpose: str | int) -> None:
-    """Seed the global generators of torch, numpy and random for one purpose. Call it within a `seeded` block."""
-    number = derive(seed, *purpose)
-    with _one:
+def seed_global_generators(seed: int, *purpose: str | int) -> None:
+    """Seed the global generators of torch, numpy and random for one purpose, within a `temporary_seed` block."""
+    number = derive_seed(seed, *purpose)
+    with _state_lock:
         # torch.manual_seed would also record a stack trace for each kind of device that is not initialised.
         torch.default_generator.manual_seed(number)
         if torch.cuda.is_initialized():
@@ -63,16 +66,16 @@ def reseed(seed: int, *purpose: str | int) -> None:
     random.seed(number)
 
 
-def state() -> State:
+def get_rng_state() -> RngState:
     """Return the states of the global random number generators of torch, numpy and random."""
-    with _one:
+    with _state_lock:
         at, on_gpus = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     return at, np.random.get_state(legacy=False), random.getstate(), on_gpus
 
 
-def set_state(at: State) -> None:
-    """Set the global random number generators to states that `state` returned."""
-    with _one:
+def set_rng_state(at: RngState) -> None:
+    """Set the global random number generators to states that `get_rng_state` returned."""
+    with _state_lock:
         torch.set_rng_state(at[0])
         if at[3]:  # empty if no GPU was in use at that time
             torch.cuda.set_rng_state_all(at[3])
@@ -81,21 +84,21 @@ def set_state(at: State) -> None:
 
 
 @contextmanager
-def preserve_rng() -> Iterator[None]:
+def preserve_rng_state() -> Iterator[None]:
     """Restore the states of the global random number generators at the end of the block."""
-    before = state()
+    before = get_rng_state()
     try:
         yield
     finally:
-        set_state(before)
+        set_rng_state(before)
 
 
 @contextmanager
-def seeded(seed: int, *purpose: str | int) -> Iterator[None]:
+def temporary_seed(seed: int, *purpose: str | int) -> Iterator[None]:
     """Seed the global random number generators for one purpose, and restore their states at the end of the block."""
-    before = state()
+    before = get_rng_state()
     try:
-        reseed(seed, *purpose)
+        seed_global_generators(seed, *purpose)
         yield
     finally:
-        set_state(before)
+        set_rng_state(before)

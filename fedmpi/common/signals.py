@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-REPEAT_S, HAND_S = 10.0, 0.5
-START_S = 20.0  # below the 30 s that Slurm, by default, leaves between SIGTERM and SIGKILL
+SAME_REQUEST_S, CTRL_C_INTERVAL_S = 10.0, 0.5
+EXIT_DELAY_S = 20.0  # below the 30 s that Slurm, by default, leaves between SIGTERM and SIGKILL
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 
@@ -38,23 +38,23 @@ class StopRequest:
     max_rounds: int = 0
     rounds_done: bool = False
     _signalled_at: float = 0.0
-    _before: dict[int, Any] = field(default_factory=dict)  # signal -> its handler before `listen`
-    _alone_code: int | None = None  # exit code while this rank is not connected to the others
+    _previous_handlers: dict[int, Any] = field(default_factory=dict)  # signal -> its handler before `install_handlers`
+    _exit_code_if_alone: int | None = None  # exit code while this rank is not connected to the others
 
     def __call__(self) -> bool:
         return self.rounds_done or self.signal != 0
 
-    def listen(self, *but: int) -> None:
+    def install_handlers(self, *ignored: int) -> None:
         """Install handlers for all SIGNALS except the given ones.
 
         Outside the main thread, for instance in a notebook's worker, the call has no effect.
         """
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
-                if number in but or number in self._before:
+                if number in ignored or number in self._previous_handlers:
                     continue
                 if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # set by nohup
-                    self._before[number] = signal.signal(number, self._handle)
+                    self._previous_handlers[number] = signal.signal(number, self._handle)
 
     def exit_if_alone(self, code: int | None) -> None:
         """Set the exit code with which a rank exits if it is asked to stop before all ranks are connected.
@@ -62,33 +62,37 @@ class StopRequest:
         It exits START_S seconds after the request unless the ranks are connected by then. None disables the exit,
         because the ranks are connected.
         """
-        self._alone_code = code
+        self._exit_code_if_alone = code
         if self.signal and code is not None:
             self._start_timer()
 
     def _start_timer(self) -> None:
-        timer = threading.Timer(START_S, lambda: None if self._alone_code is None else os._exit(self._alone_code))
+        timer = threading.Timer(
+            EXIT_DELAY_S, lambda: None if self._exit_code_if_alone is None else os._exit(self._exit_code_if_alone)
+        )
         timer.daemon = True
         timer.start()
 
     def restore_handlers(self, process_ends: bool = False) -> None:
-        """Restore the handlers that the signals had before `listen`.
+        """Restore the handlers that the signals had before `install_handlers`.
 
         Args:
             process_ends: whether the process ends now. If it was asked to stop, it then ignores further signals,
                 because a repeated signal would change the exit code.
         """
-        for number, handler in self._before.items():
+        for number, handler in self._previous_handlers.items():
             ignore = process_ends and self.signal
             signal.signal(number, signal.SIG_IGN if ignore else signal.SIG_DFL if handler is None else handler)
-        self._before = {}
+        self._previous_handlers = {}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self.signal:
             self.signal, self._signalled_at = number, time.monotonic()
-            if self._alone_code is not None:
+            if self._exit_code_if_alone is not None:
                 self._start_timer()
-        elif time.monotonic() - self._signalled_at > (HAND_S if number == self.signal == signal.SIGINT else REPEAT_S):
+        elif time.monotonic() - self._signalled_at > (
+            CTRL_C_INTERVAL_S if number == self.signal == signal.SIGINT else SAME_REQUEST_S
+        ):
             os._exit(128 + number)
 
 

@@ -19,7 +19,7 @@ class TargetScale:
     deviation: tuple[float, ...]
 
     @classmethod
-    def of_sums(cls, sums: Iterable[np.ndarray]) -> TargetScale:
+    def from_sums(cls, sums: Iterable[np.ndarray]) -> TargetScale:
         """Compute mean and standard deviation from the `target_sums` of one or more sites.
 
         A standard deviation of 0 becomes 1.
@@ -31,17 +31,17 @@ class TargetScale:
         return cls(tuple(mean.tolist()), tuple(np.sqrt(np.where(varies, variance, 1.0)).tolist()))
 
     @classmethod
-    def from_facts(cls, facts: Mapping[str, Any]) -> TargetScale:
+    def from_dict(cls, facts: Mapping[str, Any]) -> TargetScale:
         """Read the scale from the content of a file: {"mean": [...], "deviation": [...]}."""
         return cls(tuple(map(float, facts["mean"])), tuple(map(float, facts["deviation"])))
 
-    def beside(self, y: Tensor) -> Tensor:
+    def stack_with_targets(self, y: Tensor) -> Tensor:
         """Stack the targets y (n, ...) with the mean and the standard deviation of each number.   -> (n, 3, ...)"""
         shape = (1, *y.shape[1:])
         mean, deviation = (torch.tensor(each, dtype=y.dtype).view(shape) for each in (self.mean, self.deviation))
         return torch.stack([y, mean.expand_as(y), deviation.expand_as(y)], dim=1)
 
-    def original(self, outputs: Tensor) -> Tensor:
+    def to_original_units(self, outputs: Tensor) -> Tensor:
         """Convert standardised outputs (B, ...) to the unit of the targets."""
         shape = (1, *outputs.shape[1:])
         return outputs * outputs.new_tensor(self.deviation).view(shape) + outputs.new_tensor(self.mean).view(shape)

@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-LARGEST = 2**53  # largest allowed integer: a float, and many readers of JSON, cannot represent all larger ones
+MAX_INTEGER = 2**53  # largest allowed integer: a float, and many readers of JSON, cannot represent all larger ones
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def suggest_name(word: str, known: Iterable[str]) -> str:
     """Return advice on a misspelled name for a message: `did you mean 'epochs'? allowed: batch_size, epochs, lr`."""
     allowed = sorted(known)
     folded = {key.casefold(): key for key in allowed}
@@ -32,13 +32,13 @@ def suggest_key(key: str, known: Iterable[str], homes: Iterable[str] = ()) -> st
         return f"did you mean {' or '.join(homes)}? allowed: {', '.join(sorted(known))}"
     if "." in key:
         return f"in a file write the section, then the key within it; allowed: {', '.join(sorted(known))}"
-    return nearest(key, known)
+    return suggest_name(key, known)
 
 
-def natural_order(names: Iterable[str]) -> list[str]:
+def sort_naturally(names: Iterable[str]) -> list[str]:
     """Sort names of classes or sites, without duplicates, and with numbers (also inside names) ordered by value.
 
-    >>> natural_order(["10", "2", "grade 10", "grade 9", "-1", "2"])
+    >>> sort_naturally(["10", "2", "grade 10", "grade 9", "-1", "2"])
     ['-1', '2', '10', 'grade 9', 'grade 10']
     """
     return sorted(set(names), key=_natural_key)
@@ -88,36 +88,36 @@ def is_lower_better(name: str, more: Iterable[str] = ()) -> bool:
     return any(f"_{lower}_" in f"_{name}_" for lower in (*LOWER_IS_BETTER, *more))
 
 
-def main_metric(names: Iterable[str]) -> str | None:
+def choose_main_metric(names: Iterable[str]) -> str | None:
     """Return the metric by which runs are compared: the first that is not a loss, or the first if all are losses.
 
-    >>> main_metric(["train_loss", "loss_std", "c_index"]), main_metric(["personal_loss"]), main_metric([])
-    ('c_index', 'personal_loss', None)
+    >>> choose_main_metric(["train_loss", "loss_std", "c_index"]), choose_main_metric(["personal_loss"])
+    ('c_index', 'personal_loss')
     """
     names = list(names)
     return next((name for name in names if "_loss_" not in f"_{name.partition('@')[0]}_"), next(iter(names), None))
 
 
-def count(number: int, thing: str) -> str:
+def pluralize(number: int, thing: str) -> str:
     """Format a number with its noun in the singular or plural.
 
-    >>> count(1, "client"), count(4, "client")
+    >>> pluralize(1, "client"), pluralize(4, "client")
     ('1 client', '4 clients')
     """
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
-def enumerated(names: Sequence[str], thing: str) -> str:
+def list_things(names: Sequence[str], thing: str) -> str:
     """Format the names of one or several things for a message.
 
-    >>> enumerated(["age"], "column"), enumerated(["age", "id"], "column")
+    >>> list_things(["age"], "column"), list_things(["age", "id"], "column")
     ("column 'age'", "each of 2 columns ('age', 'id')")
     """
     shown = shorten(", ".join(map(repr, names)), 100)
-    return f"{thing} {shown}" if len(names) == 1 else f"each of {count(len(names), thing)} ({shown})"
+    return f"{thing} {shown}" if len(names) == 1 else f"each of {pluralize(len(names), thing)} ({shown})"
 
 
-def show(value: Any) -> str:
+def shorten_repr(value: Any) -> str:
     """Return the repr of a value for a message, shortened to a readable length."""
     return shorten(repr(value))
 
@@ -127,10 +127,10 @@ def shorten(text: str, length: int = 60) -> str:
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
-def printable(value: object) -> str:
+def escape_unprintable(value: object) -> str:
     """Replace characters that XML does not allow by escape sequences, before a text is written to a page or a figure.
 
-    >>> printable("a\\x00b"), printable(3)
+    >>> escape_unprintable("a\\x00b"), escape_unprintable(3)
     ('a\\\\x00b', '3')
     """
     text = str(value)
@@ -139,16 +139,16 @@ def printable(value: object) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
-def metric_title(name: str) -> str:
+def format_metric_title(name: str) -> str:
     """Return the name of a metric with spaces for underscores, and with its unit, as a title.
 
-    >>> metric_title("personal_accuracy"), metric_title("loss")
+    >>> format_metric_title("personal_accuracy"), format_metric_title("loss")
     ('personal accuracy (%)', 'loss')
     """
     return name.replace("_", " ") + (" (%)" if "accuracy" in name else "")
 
 
-def control_character(text: str) -> str:
+def find_control_character(text: str) -> str:
     """Return `the control character '...'` for the first one in a text except line feed and tab; "" if it has none."""
     odd = _CONTROL.search(text)
     return f"the control character {odd[0]!r}" if odd else ""

@@ -17,7 +17,7 @@ _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 _declared: list[torch.library.Library] = []  # a Library that is garbage-collected removes its declarations
 
 
-def _import() -> ModuleType:
+def _import_torchvision() -> ModuleType:
     try:
         return importlib.import_module("torchvision")
     except RuntimeError as error:
@@ -33,4 +33,4 @@ def _import() -> ModuleType:
     return importlib.import_module("torchvision")
 
 
-torchvision = _import()
+torchvision = _import_torchvision()

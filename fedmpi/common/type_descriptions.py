@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from fedmpi.common.text import show
+from fedmpi.common.text import shorten_repr
 
 _PLAIN = {int: "whole number", float: "number", bool: "true, false", str: "text", Path: "path", NoneType: "null"}
 _PLAIN |= {Any: "any", dict: "mapping", list: "list", tuple: "list"}
@@ -24,7 +24,7 @@ def not_allowed(value: Any, hint: Any, metadata: Sequence[Any] = ()) -> str:
     ("'x' is not allowed; must be: whole number; null", 'inf is not allowed; must be: number, finite')
     """
     finite = ", finite" if isinstance(value, float) and not math.isfinite(value) else ""
-    return f"{show(value)} is not allowed; must be: {describe_type(hint, metadata)}{finite}"
+    return f"{shorten_repr(value)} is not allowed; must be: {describe_type(hint, metadata)}{finite}"
 
 
 def describe_type(hint: Any, metadata: Sequence[Any] = ()) -> str:

@@ -52,7 +52,7 @@ KNOWN_ERRORS = {
 
 
 @contextmanager
-def attribute_errors(where: str, *passing: type[Exception]) -> Iterator[None]:
+def add_error_context(where: str, *passing: type[Exception]) -> Iterator[None]:
     """Add the place in the run, and the line of the user's code, to errors that are raised within the block.
 
     Errors from a user's file and errors with a known fix become a UserError. All others are defects of fedmpi and
@@ -67,21 +67,21 @@ def attribute_errors(where: str, *passing: type[Exception]) -> Iterator[None]:
     except passing:
         raise
     except UserError as error:
-        if error.placed:
+        if error.has_context:
             raise
-        text, place = str(error), None if error.located else in_user_code(error)
+        text, place = str(error), None if error.has_source_line else find_user_line(error)
         kind = where.partition(" ")[0]  # do not repeat "round 0" in front of "round 0: method Mine, ..."
         text = text if text.startswith((f"{kind} ", f"{kind}.", f"{kind}:", "round ")) else f"{where}: {text}"
-        raise UserError(f"{text} ({place})" if place else text, placed=True) from error
+        raise UserError(f"{text} ({place})" if place else text, has_context=True) from error
     except (Exception, SystemExit) as error:  # sys.exit() in a user's file would end the run with code 0
-        place, known = in_user_code(error), known_fix(error)
+        place, known = find_user_line(error), explain_known_error(error)
         text = known or (f"{type(error).__name__}: {error}" if place else "")
         if not text:
             raise RuntimeError(f"{where}: {type(error).__name__}: {error}") from error
-        raise UserError(": ".join(each for each in (where, place, text) if each), placed=True) from error
+        raise UserError(": ".join(each for each in (where, place, text) if each), has_context=True) from error
 
 
-def known_fix(error: BaseException) -> str | None:
+def explain_known_error(error: BaseException) -> str | None:
     """Return the meaning and remedy of an error of torch or Python, such as a lack of memory; None if unknown."""
     text = (str(error).strip().splitlines() or [""])[0]
     known = OUT_OF_MEMORY if isinstance(error, MemoryError) else None
@@ -90,7 +90,7 @@ def known_fix(error: BaseException) -> str | None:
     return None if known is None else f"{known[0]} ({text or type(error).__name__}); {known[1]}"
 
 
-def one_line(error: BaseException, where: str) -> str:
+def format_error_line(error: BaseException, where: str) -> str:
     """Format an error on one line, with its place in the run and in the code.
 
     Args:
@@ -102,7 +102,7 @@ def one_line(error: BaseException, where: str) -> str:
     """
     while error.__cause__ is not None and not isinstance(error, UserError):
         error = error.__cause__
-    text = (str(error).strip().splitlines() or [""])[0] if isinstance(error, UserError) else known_fix(error)
+    text = (str(error).strip().splitlines() or [""])[0] if isinstance(error, UserError) else explain_known_error(error)
     text = text or f"{type(error).__name__}: {error}".strip().splitlines()[0]
     while error.__cause__ is not None:
         error = error.__cause__
@@ -112,17 +112,17 @@ def one_line(error: BaseException, where: str) -> str:
     return text if not place or place in text else f"{text} (at {place})"
 
 
-def located_error(text: str, *made_by: Any) -> UserError:
+def make_located_error(text: str, *candidates: Any) -> UserError:
     """Create a UserError that names the file and line of the user's code.
 
     Args:
-        made_by: functions, classes or objects, of which the first that is defined in a user's file is named.
+        candidates: functions, classes or objects, of which the first that is defined in a user's file is named.
     """
-    place = next((location for each in made_by if (location := source_location(each))), "")
-    return UserError(f"{text} ({place})" if place else text, located=True)
+    place = next((location for each in candidates if (location := describe_source_location(each))), "")
+    return UserError(f"{text} ({place})" if place else text, has_source_line=True)
 
 
-def source_location(what: Any) -> str:
+def describe_source_location(what: Any) -> str:
     """Return `Bounded.loss at mine.py:12` for a function, class or object of a user's file; "" for all others."""
     what = inspect.unwrap(getattr(what, "func", what))  # a partial has its function in `func`
     what = getattr(what, "__func__", what)
@@ -134,7 +134,7 @@ def source_location(what: Any) -> str:
     return f"{what.__qualname__} at {file}:{line}" if file and is_users_file(file) else ""
 
 
-def in_user_code(error: BaseException) -> str | None:
+def find_user_line(error: BaseException) -> str | None:
     """Return the innermost line of a user's file in an error's traceback, `Bounded.loss at mine.py:12`, or None."""
     frames = [each for each in traceback.walk_tb(error.__traceback__) if is_users_file(each[0].f_code.co_filename)]
     if not frames:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from typing_extensions import Self
 
-from fedmpi.common.text import control_character, show
+from fedmpi.common.text import find_control_character, shorten_repr
 from fedmpi.common.type_descriptions import describe_value
 
 # The upper bounds exceed all useful values, and are low enough to prevent endless loops and overflows.
@@ -24,9 +24,9 @@ DecayFactor = Annotated[float, Field(ge=0, lt=1)]  # the weight of past values i
 def _check_plain_text(text: str) -> str:
     """Return a name or path; raise ValueError if it contains a line feed, a tab or another control character."""
     mark = next((c for c in "\n\t" if c in text), "")
-    if mark or control_character(text):
-        unwanted = control_character(text) or repr(mark)
-        raise ValueError(f"{show(text)} is not allowed; must be a name or path without {unwanted}")
+    if mark or find_control_character(text):
+        unwanted = find_control_character(text) or repr(mark)
+        raise ValueError(f"{shorten_repr(text)} is not allowed; must be a name or path without {unwanted}")
     return text
 
 
@@ -34,7 +34,7 @@ def _check_protocol(name: str) -> str:
     """Return the name of an evaluation protocol; raise ValueError if it is unknown."""
     if not re.fullmatch(r"global|sites|personal|personal_on_global|ft\([1-9][0-9]{0,4}\)", name):
         raise ValueError(
-            f"{show(name)} is not allowed; must be 'global', 'sites', 'personal', 'personal_on_global' or "
+            f"{shorten_repr(name)} is not allowed; must be 'global', 'sites', 'personal', 'personal_on_global' or "
             "'ft(EPOCHS)', EPOCHS from 1 to 99999"
         )
     return name
@@ -44,7 +44,7 @@ def check_unique(items: tuple[str, ...]) -> tuple[str, ...]:
     """Return a list of names; raise ValueError if a name occurs twice."""
     twice = next((name for position, name in enumerate(items) if name in items[:position]), None)
     if twice is not None:
-        raise ValueError(f"{show(twice)} is listed twice; list each name only once")
+        raise ValueError(f"{shorten_repr(twice)} is listed twice; list each name only once")
     return items
 
 
@@ -55,10 +55,10 @@ def _expand_home(path: Path) -> Path:
 
 def _check_directory_name(name: str) -> str:
     """Return a name; raise ValueError if it cannot be the name of a directory."""
-    if control_character(name) or len(os.fsencode(name)) > 200 or not re.fullmatch(r"[^/\\\s.][^/\\\s]*", name):
+    if find_control_character(name) or len(os.fsencode(name)) > 200 or not re.fullmatch(r"[^/\\\s.][^/\\\s]*", name):
         raise ValueError(
-            f"{show(name)} is not a valid directory name; it must have no spaces, slashes or leading dot, and at most "
-            "200 bytes"
+            f"{shorten_repr(name)} is not a valid directory name; it must have no spaces, slashes or leading dot, and "
+            "at most 200 bytes"
         )
     return name
 
@@ -67,7 +67,7 @@ def _check_name_with_options(item: Any) -> Any:
     """Return a name, or {name: options}; raise ValueError for other values."""
     name = item if isinstance(item, str) else next(iter(item)) if isinstance(item, dict) and len(item) == 1 else ""
     if not name:
-        raise ValueError(f"{show(item)} is not allowed; must be a name or {{name: options}}")
+        raise ValueError(f"{shorten_repr(item)} is not allowed; must be a name or {{name: options}}")
     _check_plain_text(name)
     return item
 

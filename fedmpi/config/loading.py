@@ -24,8 +24,8 @@ from pydantic.fields import FieldInfo
 
 from fedmpi.common import redaction
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import is_file
-from fedmpi.common.text import control_character, shorten, show, suggest_key
+from fedmpi.common.registry import is_file_reference
+from fedmpi.common.text import find_control_character, shorten, shorten_repr, suggest_key
 from fedmpi.common.type_descriptions import describe_value, not_allowed
 from fedmpi.config import renamed
 from fedmpi.config.field_types import SECTION, OpenSection, ShortFormSection
@@ -122,7 +122,7 @@ def read_with_bases(
     _make_paths_absolute(own, path.parent)
     below = ConfigLayer()
     if not isinstance(bases, list) or not all(isinstance(base, str) and base for base in bases):
-        own.problems.append(f"{origin}: base: {show(bases)} is not allowed; must be a list of file names")
+        own.problems.append(f"{origin}: base: {shorten_repr(bases)} is not allowed; must be a list of file names")
         bases = []
     for base in bases:
         try:
@@ -160,7 +160,7 @@ def redact_override(text: str) -> str:
         tree = parse_value(value, "", key, ConfigLayer())
     except UserError:  # not valid YAML: the whole value is replaced
         return f"{key}={redaction.MARK}"
-    clean = redaction.MARK if redaction.looks_secret(key, tree) else redaction.redacted(tree)
+    clean = redaction.MARK if redaction.looks_secret(key, tree) else redaction.redact(tree)
     return text if clean == tree else f"{key}={describe_value(clean)}"
 
 
@@ -169,7 +169,7 @@ def parse_overrides(overrides: Sequence[str]) -> ConfigLayer:
     document = ConfigLayer()
     for text in overrides:
         clean = redact_override(text)
-        origin = f"command line: {shorten(repr(clean) if control_character(text) else clean, 200)}"
+        origin = f"command line: {shorten(repr(clean) if find_control_character(text) else clean, 200)}"
         key, equals, value = text.partition("=")
         if not equals or not all(key.split(".")):
             document.problems.append(f"{origin}: must be KEY=VALUE, such as train.lr=0.1")
@@ -245,7 +245,7 @@ def _make_paths_absolute(document: ConfigLayer, directory: Path) -> None:
     """
 
     def make_absolute(text: str) -> str:
-        if not is_file(text):
+        if not is_file_reference(text):
             return text
         file, _, attribute = text.rpartition(":")
         in_directory, in_cwd = (directory / file).absolute(), Path(file).absolute()
@@ -330,7 +330,9 @@ def _describe_error(key: KeyPath, errors: list[Any], data: dict[str, Any], root:
     if name and isinstance(value, str):
         meant = f"; did you mean {dotted}.{name}={value}?"
     elif isinstance(value, list) and "list" not in text:
-        meant = f"; to train a run with each of them, write grid: {{{dotted}: {show(value)}}} and use fedmpi sweep"
+        meant = (
+            f"; to train a run with each of them, write grid: {{{dotted}: {shorten_repr(value)}}} and use fedmpi sweep"
+        )
     return text + meant
 
 

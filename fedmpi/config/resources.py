@@ -8,7 +8,7 @@ import platform
 import shutil
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.host_memory import usable_cores
+from fedmpi.common.host_memory import count_usable_cores
 from fedmpi.config.schema import Settings
 
 
@@ -22,7 +22,7 @@ def check_resources(settings: Settings, writes: bool = True) -> None:
         UserError: if there are more threads than cores, or the output is a file or cannot be written to.
     """
     threads = settings.compute.threads
-    if threads > (most := usable_cores()):
+    if threads > (most := count_usable_cores()):
         where = _key_location(settings, "compute.threads")
         raise UserError(
             f"{where}: {threads} is not allowed; this process may use {most} core(s); lower it, or give each rank more "

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
-from fedmpi.common.redaction import redacted
-from fedmpi.common.text import LARGEST
+from fedmpi.common.redaction import redact
+from fedmpi.common.text import MAX_INTEGER
 from fedmpi.config.field_types import (
     Count,
     DirectoryName,
@@ -113,7 +113,7 @@ class Settings(Section):
     """The settings of a run, as `fedmpi.config.load` returns them."""
 
     name: DirectoryName = "run"  # the run directory is output/name
-    seed: Annotated[int, Field(ge=0, le=LARGEST)] = (
+    seed: Annotated[int, Field(ge=0, le=MAX_INTEGER)] = (
         0  # of all random numbers: partition, initial weights, cohorts, batches
     )
     rounds: Rounds = 20  # 0: only evaluate the initial model
@@ -192,7 +192,7 @@ class Settings(Section):
 
     def identity(self) -> dict[str, str]:
         """Return `digest_items` with the SHA-256 of each value that may be a secret."""
-        items = flatten(redacted(self.model_dump(mode="json")), "")
+        items = flatten(redact(self.model_dump(mode="json")), "")
         return {
             key: text if repr(items.get(key)) == text else hashlib.sha256(text.encode()).hexdigest()
             for key, text in self.digest_items().items()

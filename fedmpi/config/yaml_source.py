@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import control_character, show
+from fedmpi.common.text import find_control_character, shorten_repr
 
 MAX_VALUES = 50_000  # in one text with its aliases expanded, as eight lines of aliases can stand for 10^8 values
 REFERENCE_START = "${env:"
@@ -61,7 +61,7 @@ def read_yaml_file(path: Path, needs: str = "a config needs at least data, model
     if value is None:
         raise UserError(f"{path}: is empty; {needs}")
     if not isinstance(value, dict):
-        raise UserError(f"{path}: must hold `key: value` lines, not {show(value)}")
+        raise UserError(f"{path}: must hold `key: value` lines, not {shorten_repr(value)}")
     document.data = value
     return document
 
@@ -185,8 +185,8 @@ class _NodeChecker:
             elif text in lines:
                 self.document.problems.append(f"{where}: {inside}: duplicate key; it already stands at {lines[text]}")
                 node.value.remove(pair)
-            elif key.tag not in (_TAG + "str", _TAG + "int") or control_character(text) or REFERENCE_START in text:
-                shown = show(text) if isinstance(key, yaml.ScalarNode) else "here"
+            elif key.tag not in (_TAG + "str", _TAG + "int") or find_control_character(text) or REFERENCE_START in text:
+                shown = shorten_repr(text) if isinstance(key, yaml.ScalarNode) else "here"
                 self.document.problems.append(f"{where}: the key {shown} is not plain text; put it in quotes")
                 node.value.remove(pair)
             else:
@@ -197,12 +197,14 @@ class _NodeChecker:
     def _visit_scalar(self, node: yaml.ScalarNode, where: str) -> None:
         text = _ENV_REFERENCE.sub(lambda reference: _expand_variable(reference, where), node.value)
         if "${" in text:
-            raise UserError(f"{where}: {show(text)}: write ${{env:NAME}} or ${{env:NAME:-text}} for a variable")
+            raise UserError(f"{where}: {shorten_repr(text)}: write ${{env:NAME}} or ${{env:NAME:-text}} for a variable")
         if text != node.value and node.style is None:  # without quotes, the new text may be a number
             node.tag = self.loader.resolve(yaml.ScalarNode, text, (True, False))
         node.value = text
-        if control_character(text):
-            raise UserError(f"{where}: {show(text)} holds {control_character(text)}; write text without it")
+        if find_control_character(text):
+            raise UserError(
+                f"{where}: {shorten_repr(text)} holds {find_control_character(text)}; write text without it"
+            )
 
 
 def _expand_variable(reference: re.Match[str], where: str) -> str:

@@ -84,7 +84,10 @@ def select_client_tests(
 
     @cache
     def aligned(k: int) -> Tensor:
-        rng, quota = seeds.numpy_rng(seed, "client_test", k), _aligned_quotas(counts[k : k + 1], rows_by_class.sizes)[0]
+        rng, quota = (
+            seeds.numpy_generator(seed, "client_test", k),
+            _aligned_quotas(counts[k : k + 1], rows_by_class.sizes)[0],
+        )
         rows = [rng.permutation(rows_by_class[c])[: quota[c]] for c in np.flatnonzero(quota).tolist()]
         return torch.from_numpy(np.sort(np.concatenate(rows))) if rows else torch.zeros(0, dtype=torch.int64)
 
@@ -109,7 +112,7 @@ def _deal_test_shards(test_y: np.ndarray, label_matrix: np.ndarray | None, seed:
             what = f"the {rows} test rows of class {c} into {shards}"
             raise UserError(f"data.client_test: shards cannot cut {what}; take class_match")
     return _select_parts(
-        deal_shards(test_y, label_matrix, seeds.numpy_rng(seed, "test shards")), np.arange(len(label_matrix))
+        deal_shards(test_y, label_matrix, seeds.numpy_generator(seed, "test shards")), np.arange(len(label_matrix))
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.inputs import Inputs, Samples, Shape, named_tensors, sample_shape
+from fedmpi.common.inputs import Inputs, Samples, Shape, get_sample_shape, named_tensors
 from fedmpi.data.lazy_images import LazyImages
 from fedmpi.data.preprocessing import Preparation
 
@@ -84,7 +84,7 @@ class Dataset:
     @property
     def input_shape(self) -> Shape:
         """The shape of one sample: (C, H, W) or (f,); shapes by name if a sample is several tensors."""
-        return sample_shape(self.train_x)
+        return get_sample_shape(self.train_x)
 
 
 def is_labels(y: Tensor, classes: int) -> bool:

@@ -20,8 +20,8 @@ from fedmpi.common import registry, seeds
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Shape, Type
 from fedmpi.common.target_scale import TargetScale
-from fedmpi.common.text import nearest, shorten
-from fedmpi.common.user_code_errors import located_error
+from fedmpi.common.text import shorten, suggest_name
+from fedmpi.common.user_code_errors import make_located_error
 from fedmpi.data.batches import ClientShards, LazyClientMapping, Shard, distinct_samples, replace_samples
 from fedmpi.data.client_test import ClientTest, select_client_tests
 from fedmpi.data.dataset import Dataset, is_labels
@@ -126,7 +126,7 @@ def split(
     Raises:
         UserError: the data do not allow this division.
     """
-    with_options = registry.make(KIND, registry.Selection(scheme, options))
+    with_options = registry.make_component(KIND, registry.Selection(scheme, options))
     scheme_function, options = with_options.func, with_options.keywords
     keys = dataset.train_y.numpy().copy()  # a copy, since a user's own scheme might write to it
     keys.flags.writeable = False
@@ -145,7 +145,7 @@ def split(
         raise UserError(f"data.partition: scheme {scheme} needs `clients`, the number of clients")
     if clients is not None and clients < 1:
         raise UserError(f"data.partition: clients={clients}; at least 1 is needed")
-    parts = with_options(keys, clients, seeds.numpy_rng(seed, "partition"))
+    parts = with_options(keys, clients, seeds.numpy_generator(seed, "partition"))
     parts = _validate_partition(parts, len(keys), clients, f"data.partition: scheme {scheme}", scheme_function)
 
     counts = count_labels_by_client(dataset.train_y, dataset.classes, parts)
@@ -181,7 +181,7 @@ def _find_site_numbers(only: Sequence[Any], names: Sequence[str]) -> tuple[int, 
     """Return the numbers of the sites in data.partition.only, ascending; a site may be given by name or number."""
     for place, name in enumerate(only):
         if str(name) not in names:
-            raise UserError(f"data.partition.only: the data set has no site {name!r}; {nearest(str(name), names)}")
+            raise UserError(f"data.partition.only: the data set has no site {name!r}; {suggest_name(str(name), names)}")
         if name in only[:place]:
             raise UserError(f"data.partition.only: {name!r} is a site that stands there already; name each one once")
     return tuple(sorted(names.index(str(name)) for name in only))
@@ -200,7 +200,7 @@ def _validate_partition(result: Any, samples: int, clients: int | None, where: s
     if not isinstance(result, Partition):
         if not isinstance(result, Iterable) or isinstance(result, (str, Mapping)):
             kind = type(result).__name__
-            raise located_error(
+            raise make_located_error(
                 f"{where} returned {kind}; it must return a list of index arrays, one a client", scheme_function
             )
         arrays = []
@@ -208,19 +208,19 @@ def _validate_partition(result: Any, samples: int, clients: int | None, where: s
             try:
                 arrays.append(validate_indices(part, samples))
             except ValueError as error:
-                raise located_error(f"{where} gave client {k} {error}", scheme_function) from error
+                raise make_located_error(f"{where} gave client {k} {error}", scheme_function) from error
         result = Partition.from_parts(arrays)
     parts: Partition = result
     if clients is not None and len(parts) != clients:
-        raise located_error(f"{where} returned {len(parts)} index arrays for clients={clients}", scheme_function)
+        raise make_located_error(f"{where} returned {len(parts)} index arrays for clients={clients}", scheme_function)
     if (parts.sizes == 0).any():
         k = int((parts.sizes == 0).argmax())
-        raise located_error(
+        raise make_located_error(
             f"{where} left client {k} without a training sample; lower `clients` or its skew", scheme_function
         )
     times = np.bincount(parts.order, minlength=samples)
     if (times > 1).any():
-        raise located_error(f"{where} handed out sample {(times > 1).argmax()} more than once", scheme_function)
+        raise make_located_error(f"{where} handed out sample {(times > 1).argmax()} more than once", scheme_function)
     if len(parts.order) < samples and scheme_function is not site:  # with scheme site the user has left sites out
         missing = f"{samples - len(parts.order)} of {samples} training samples"
         warnings.warn(f"{where} leaves {missing} with nobody", stacklevel=3)
@@ -258,7 +258,7 @@ def hold_out_validation(data: FederatedData, share: float, seed: int) -> Federat
     train, validation = {}, {}
     sizes, counts = np.zeros(data.clients, dtype=np.int64), np.zeros_like(data.label_counts)
     for k, shard in data.train.items():
-        out = _validation_rows(data.group.get(k), len(shard), share, seeds.generator(seed, "validation", k))
+        out = _validation_rows(data.group.get(k), len(shard), share, seeds.torch_generator(seed, "validation", k))
         validation[k] = replace(shard, index=shard.index[out])
         train[k] = replace(shard, index=shard.index[~out])
         sizes[k] = len(validation[k])

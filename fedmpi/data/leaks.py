@@ -7,7 +7,7 @@ import warnings
 
 from torch import Tensor
 
-from fedmpi.common.text import enumerated
+from fedmpi.common.text import list_things
 from fedmpi.data.dataset import Dataset, is_labels
 
 FALSE_ALARM_PROBABILITY = 1e-3  # probability of a warning for random features
@@ -37,7 +37,7 @@ def warn_about_label_leaks(data: Dataset, whose: str = "") -> None:
     if columns:
         width = x.shape[1]
         has_names = len(data.input_and_class_names) > width and data.input_and_class_names[width] == "->"
-        which = enumerated([data.input_and_class_names[k] if has_names else str(k) for k in columns], "feature")
+        which = list_things([data.input_and_class_names[k] if has_names else str(k) for k in columns], "feature")
         warnings.warn(
             f"data{whose}: {which} alone separates the classes of the training rows; look whether it was known before "
             "the label, and leave it out (data.drop) if not",

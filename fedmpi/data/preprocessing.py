@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.inputs import Inputs, Shape, Type, describe, from_text, sample_shape, to_text
+from fedmpi.common.inputs import Inputs, Shape, Type, decode_format, describe_samples, encode_format, get_sample_shape
 
 PREPARATION_KINDS = {
     "arrays": "fedmpi.data.sources.named_arrays:ArrayPreparation",
@@ -153,7 +153,7 @@ class ReadyInputs(Preparation):
     kind: ClassVar[str] = "ready"
 
     def read(self, request: PredictionRequest) -> NewRows:
-        shape, dtype = from_text(self.sample)
+        shape, dtype = decode_format(self.sample)
         arrays, where = load_arrays(request, "the model's inputs, prepared as the data source of the training does it")
         names = list(shape) if isinstance(shape, dict) else ["x"]
         tensors = {}
@@ -177,13 +177,15 @@ class ReadyInputs(Preparation):
 
 def check_sample(x: Any, shape: Shape, where: str) -> None:
     """Raise UserError if rows do not have the shape of the training samples."""
-    if not len(x) or sample_shape(x) != shape:
-        raise UserError(f"{where} holds rows of {describe(x[:1])}; a sample of the training has the shape {shape}")
+    if not len(x) or get_sample_shape(x) != shape:
+        raise UserError(
+            f"{where} holds rows of {describe_samples(x[:1])}; a sample of the training has the shape {shape}"
+        )
 
 
 def make_ready_inputs(shape: Shape, dtype: Type) -> ReadyInputs:
     """Return the preparation of ready inputs for samples of this shape and type."""
-    return ReadyInputs(to_text(shape, dtype))
+    return ReadyInputs(encode_format(shape, dtype))
 
 
 def load_arrays(request: PredictionRequest, what: str) -> tuple[dict[str, np.ndarray], str]:

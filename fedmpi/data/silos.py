@@ -18,7 +18,7 @@ import torch
 
 from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
-from fedmpi.common.inputs import from_text, to_text
+from fedmpi.common.inputs import decode_format, encode_format
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import FederatedData, Shard, count_labels
 from fedmpi.data.preprocessing import make_ready_inputs
@@ -38,7 +38,7 @@ class SampleFormat(NamedTuple):
 
     def __str__(self) -> str:
         what = "a real-valued target" if self.classes == 1 else f"{self.classes} classes"
-        (shape, dtype), (target, kind) = from_text(self.sample), from_text(self.target)
+        (shape, dtype), (target, kind) = decode_format(self.sample), decode_format(self.target)
         return f"{what} and samples of shape {shape}, {dtype}, with targets of shape {target}, {kind}"
 
 
@@ -66,7 +66,7 @@ def open_silos(
         raise UserError(f"data.silos: {reason}; leave `silos` out and divide it with data.partition")
     opened = {}
     for k in sorted(own_clients):
-        with seeds.seeded(seed, "source", silos[k]):
+        with seeds.temporary_seed(seed, "source", silos[k]):
             opened[k] = source(root, site=silos[k], **options)
     return opened
 
@@ -78,8 +78,8 @@ def describe_silos(datasets: Mapping[int, Dataset]) -> np.ndarray:
     """
     rows = []
     for k, data in sorted(datasets.items()):
-        sample = to_text(data.input_shape, data.train_x.dtype)
-        target = to_text(tuple(data.train_y.shape[1:]), data.train_y.dtype)
+        sample = encode_format(data.input_shape, data.train_x.dtype)
+        target = encode_format(tuple(data.train_y.shape[1:]), data.train_y.dtype)
         names = (
             hashlib.sha256("\0".join(data.input_and_class_names).encode()).hexdigest()[:16]
             if data.input_and_class_names
@@ -122,7 +122,7 @@ def build_silo_federation(
         label_counts: the sum of the `label_table`s of all ranks.
     """
     table, common = _check_formats(table, silos)
-    (shape, dtype), (target_shape, target_dtype) = from_text(common.sample), from_text(common.target)
+    (shape, dtype), (target_shape, target_dtype) = decode_format(common.sample), decode_format(common.target)
     assert isinstance(target_shape, tuple)
     assert isinstance(target_dtype, torch.dtype)
     return FederatedData(

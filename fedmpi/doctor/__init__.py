@@ -6,7 +6,7 @@ from typing import NamedTuple
 OK, WARN, FAIL = " ", "?", "!"
 
 
-class Row(NamedTuple):
+class ReportRow(NamedTuple):
     """A line of the report: its name, its text and its mark.
 
     FAIL marks a problem that keeps the config from running; WARN marks a possible problem, or a failed check.
@@ -17,6 +17,6 @@ class Row(NamedTuple):
     mark: str = OK
 
 
-def joined(parts: Iterable[str]) -> str:
+def join_nonempty(parts: Iterable[str]) -> str:
     """Join the parts that are not empty, separated by commas."""
     return ", ".join(part for part in parts if part)

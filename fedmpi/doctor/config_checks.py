@@ -10,17 +10,17 @@ from dataclasses import replace
 
 from fedmpi import config as configs
 from fedmpi.comm import network
-from fedmpi.comm.launchers import Job, detect, survivors
+from fedmpi.comm.launchers import Job, detect, why_failure_ends_job
 from fedmpi.common.errors import UserError
-from fedmpi.common.host_memory import size_text
-from fedmpi.common.user_code_errors import known_fix
+from fedmpi.common.host_memory import format_bytes
+from fedmpi.common.user_code_errors import explain_known_error
 from fedmpi.config import resources
-from fedmpi.doctor import FAIL, OK, WARN, Row, joined
+from fedmpi.doctor import FAIL, OK, WARN, ReportRow, join_nonempty
 
-LITTLE_BYTES = 1 << 30  # warn if the disk of the run directory has less free space
+MIN_FREE_BYTES = 1 << 30  # warn if the disk of the run directory has less free space
 
 
-def config(path: str, *overrides: str) -> Iterator[Row]:
+def check_config(path: str, *overrides: str) -> Iterator[ReportRow]:
     """Yield the rows of the report about a config: resources that it would use, warnings, and errors.
 
     Args:
@@ -31,41 +31,45 @@ def config(path: str, *overrides: str) -> Iterator[Row]:
         settings = configs.load(path, overrides)
         job = detect(os.environ)
     except UserError as error:
-        yield Row("config", str(error), FAIL)
+        yield ReportRow("config", str(error), FAIL)
         return
-    for check in (output, ranks, device, backend, memory):
+    for check in (check_output, check_ranks, check_device, check_backend, check_memory):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
                 row = check(settings, job)
             except Exception as error:
-                known = str(error) if isinstance(error, UserError) else known_fix(error)
+                known = str(error) if isinstance(error, UserError) else explain_known_error(error)
                 if known is None:
                     raise
-                row = Row(check.__name__, known, FAIL)
-        yield from (Row(row.name, str(each.message), WARN) for each in caught if issubclass(each.category, UserWarning))
+                row = ReportRow(check.__name__.removeprefix("check_"), known, FAIL)
+        yield from (
+            ReportRow(row.name, str(each.message), WARN) for each in caught if issubclass(each.category, UserWarning)
+        )
         yield row
 
 
-def ranks(settings: configs.Settings, job: Job) -> Row:
+def check_ranks(settings: configs.Settings, job: Job) -> ReportRow:
     """Report the number of ranks, and whether the job would continue after a rank failure."""
     from fedmpi.runtime import build_data
 
     if settings.data.silos:
         build_data.assign_sites_to_ranks(settings, job.size)
     if job.size == 1:
-        return Row("ranks", "one process, which is server and all clients; mpirun, srun or torchrun start more")
+        return ReportRow("ranks", "one process, which is server and all clients; mpirun, srun or torchrun start more")
     started = f"{job.size} ({job.launcher}), {job.local_size} of them on this host"
     wanted = settings.faults.on_lost_rank
     if wanted == "abort":
-        return Row("ranks", started)
-    why = survivors(job, os.environ)
+        return ReportRow("ranks", started)
+    why = why_failure_ends_job(job, os.environ)
     if not why and settings.comm.backend in ("nccl", "mpi"):
         why = f"{settings.comm.backend} cannot go on without a rank (comm.backend=gloo can)"
-    return Row("ranks", joined([started, f"faults.on_lost_rank: {wanted}, but {why}" * bool(why)]), WARN if why else OK)
+    return ReportRow(
+        "ranks", join_nonempty([started, f"faults.on_lost_rank: {wanted}, but {why}" * bool(why)]), WARN if why else OK
+    )
 
 
-def device(settings: configs.Settings, job: Job) -> Row:
+def check_device(settings: configs.Settings, job: Job) -> ReportRow:
     """Report the device that a rank of this host would train on."""
     import torch
 
@@ -74,23 +78,23 @@ def device(settings: configs.Settings, job: Job) -> Row:
     # Report the device of a rank of this host that trains, since rank 0, the server, may use another device.
     trainer = job if job.local_size == 1 or job.rank else replace(job, rank=1, local_rank=1)
     picked = choose_device(settings, trainer)
-    return Row("device", f"{picked}, {torch.cuda.get_device_name(picked)}" if picked.type == "cuda" else "cpu")
+    return ReportRow("device", f"{picked}, {torch.cuda.get_device_name(picked)}" if picked.type == "cuda" else "cpu")
 
 
-def backend(settings: configs.Settings, job: Job) -> Row:
+def check_backend(settings: configs.Settings, job: Job) -> ReportRow:
     """Report the communication back end and the network interface that the ranks would use."""
     if settings.comm.backend == "mpi":
         from fedmpi.comm.backends import mpi
 
-        mpi.load(job.launcher)
+        mpi.import_mpi(job.launcher)
     if job.size == 1:
         auto = "nccl under a launcher if each rank has a GPU of its own, else gloo"
         asked = settings.comm.backend
-        return Row("backend", f"none in one process; {auto if asked == 'auto' else asked}")
+        return ReportRow("backend", f"none in one process; {auto if asked == 'auto' else asked}")
     interface = settings.comm.interface
-    by = f"over {', '.join(network.choose(interface))}" if interface is not None else ""
+    by = f"over {', '.join(network.choose_interface(interface))}" if interface is not None else ""
     others = f"if other hosts are like this one ({job.host})" * (job.local_size < job.size)
-    return Row("backend", joined([_chosen_backend(settings, job), by, others]))
+    return ReportRow("backend", join_nonempty([_chosen_backend(settings, job), by, others]))
 
 
 def _chosen_backend(settings: configs.Settings, job: Job) -> str:
@@ -106,24 +110,24 @@ def _chosen_backend(settings: configs.Settings, job: Job) -> str:
             where = choose_device(settings, replace(job, rank=rank, local_rank=rank))
         except UserError:  # reported in the row about the device
             where = torch.device("cpu")
-        cards.append(choice.describe(settings.comm.backend, job.host, where))
-    return choice.choose(settings.comm.backend, cards)
+        cards.append(choice.describe_rank(settings.comm.backend, job.host, where))
+    return choice.choose_backend(settings.comm.backend, cards)
 
 
-def memory(settings: configs.Settings, job: Job) -> Row:
+def check_memory(settings: configs.Settings, job: Job) -> ReportRow:
     """Build data, model and method as `fedmpi validate` does, and report the memory that they need."""
     from fedmpi.runtime.validate import validate_settings
 
     one_thread = settings.compute.model_copy(update={"threads": 1})  # too many threads are reported in another row
     rows = validate_settings(settings.model_copy(update={"compute": one_thread}), job)
-    return Row("memory", joined(text for label, text in rows if label == "memory"))
+    return ReportRow("memory", join_nonempty(text for label, text in rows if label == "memory"))
 
 
-def output(settings: configs.Settings, job: Job) -> Row:
+def check_output(settings: configs.Settings, job: Job) -> ReportRow:
     """Report the path of the run directory and the free space there, after a check of the required resources."""
     resources.check_resources(settings, writes=job.rank == 0)
     place = settings.output.absolute() / settings.name
     free = shutil.disk_usage(next(path for path in place.parents if path.is_dir())).free
     number = "; it is there already: the run gets a number behind its name" if place.exists() else ""
-    little = "; little for checkpoints: make room, or choose another output" if free < LITTLE_BYTES else ""
-    return Row("output", f"{place}, {size_text(free)} free{number}{little}", WARN if little else OK)
+    little = "; little for checkpoints: make room, or choose another output" if free < MIN_FREE_BYTES else ""
+    return ReportRow("output", f"{place}, {format_bytes(free)} free{number}{little}", WARN if little else OK)

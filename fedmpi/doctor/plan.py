@@ -19,19 +19,19 @@ from typing import Any
 import torch
 
 from fedmpi.comm import Job, detect
-from fedmpi.comm.base import Solo
+from fedmpi.comm.base import SingleProcess
 from fedmpi.common.errors import UserError
-from fedmpi.common.host_memory import size_text
-from fedmpi.common.text import count
+from fedmpi.common.host_memory import format_bytes
+from fedmpi.common.text import pluralize
 from fedmpi.config import Settings
 from fedmpi.runtime import build, build_data, memory
 from fedmpi.runtime.device import choose_device, configure_numerics
 
-Facts = dict[str, Any]
+Estimate = dict[str, Any]
 Parts = dict[str, int]  # name -> bytes
 
 
-def plan(settings: Settings, ranks: int) -> Facts:
+def estimate_run(settings: Settings, ranks: int) -> Estimate:
     """Return the memory and bytes that a run on `ranks` ranks would need, as values for JSON.
 
     Raises:
@@ -49,18 +49,18 @@ def plan(settings: Settings, ranks: int) -> Facts:
     if silos:
         build_data.assign_sites_to_ranks(settings, ranks)
     data = (
-        build_data.build_silo_data(settings, Solo(torch.device("cpu")))
+        build_data.build_silo_data(settings, SingleProcess(torch.device("cpu")))
         if silos
         else build_data.build_partitioned_data(settings)
     )
     experiment = build.make_experiment(settings, data, device)
     memory.check_host_memory(experiment, Job("single" if ranks == 1 else "mpi", 0, ranks, 0, min(ranks, 2), "here"))
-    facts: Facts = {"config": settings.name, "ranks": ranks, "device": str(device.type), "rounds": settings.rounds}
+    facts: Estimate = {"config": settings.name, "ranks": ranks, "device": str(device.type), "rounds": settings.rounds}
     facts["cuda"] = settings.compute.device == "cuda"
-    return {**facts, **_memory(experiment, ranks), "bytes": _bytes(experiment, ranks)}
+    return {**facts, **_estimate_memory(experiment, ranks), "bytes": _estimate_traffic(experiment, ranks)}
 
 
-def _memory(experiment: build.Experiment, ranks: int) -> dict[str, dict[str, Parts]]:
+def _estimate_memory(experiment: build.Experiment, ranks: int) -> dict[str, dict[str, Parts]]:
     """Return the bytes of each part of the memory for rank 0 and for a rank that trains.
 
     Returns:
@@ -80,7 +80,7 @@ def _memory(experiment: build.Experiment, ranks: int) -> dict[str, dict[str, Par
 
     place = "gpu_memory" if on_gpu else "memory"  # memory of the tensors that a rank computes with
     carried = place if gathers_on_gpu else "memory"  # memory of the tensors that are sent
-    both = Counter({("memory", "process"): _peak_bytes()})
+    both = Counter({("memory", "process"): _read_peak_bytes()})
     both += Counter({("gpu_memory", "data"): torch.cuda.memory_allocated() if on_gpu else 0})
     root = Counter({(carried, "model"): needs["rank 0"] - root_rows + optimiser, (carried, "rows"): root_rows})
     trainer = Counter(
@@ -97,13 +97,13 @@ def _memory(experiment: build.Experiment, ranks: int) -> dict[str, dict[str, Par
     return sums
 
 
-def _peak_bytes() -> int:
+def _read_peak_bytes() -> int:
     """Return the peak memory of this process so far in bytes: libraries, data and their loading, model."""
     peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     return 1024 * int(peak[1]) if peak else 0
 
 
-def _bytes(experiment: build.Experiment, ranks: int) -> Facts:
+def _estimate_traffic(experiment: build.Experiment, ranks: int) -> Estimate:
     """Return rank 0's traffic in bytes, without client state that moves between ranks.
 
     Returns:
@@ -127,20 +127,24 @@ def _bytes(experiment: build.Experiment, ranks: int) -> Facts:
 
 
 # ---- output ----
-def lines(facts: Facts) -> list[str]:
+def format_estimate(facts: Estimate) -> list[str]:
     """Return the lines that `fedmpi plan` prints."""
-    rows = [("plan", f"{facts['config']} with {count(facts['ranks'], 'rank')}, {facts['device']}")]
+    rows = [("plan", f"{facts['config']} with {pluralize(facts['ranks'], 'rank')}, {facts['device']}")]
     for label, key, beside in (("memory", "memory", ""), ("gpu", "gpu_memory", ", and some hundred MiB of CUDA's own")):
         for who, parts in facts.get(key, {}).items():
-            sizes = [f"{name} {size_text(size)}" for name, size in parts.items() if name != "all" and size >= 1 << 10]
-            rows += [(label, f"{who}: about {size_text(parts['all'])}{beside}"), ("", ", ".join(sizes))]
+            sizes = [
+                f"{name} {format_bytes(size)}" for name, size in parts.items() if name != "all" and size >= 1 << 10
+            ]
+            rows += [(label, f"{who}: about {format_bytes(parts['all'])}{beside}"), ("", ", ".join(sizes))]
     if facts["cuda"] and facts["device"] == "cpu":
         rows += [("", "counted on a CPU: ask on a node with a GPU for the memory of each")]
     largest, run = facts["bytes"]["round"], facts["bytes"]["run"]
-    rows += [("bytes", f"{_both(largest)} a round (rank 0's connection; uploads travel {facts['bytes']['way']})")]
-    rows += [("", f"{_both(run)} in {count(facts['rounds'], 'round')}")]
+    rows += [
+        ("bytes", f"{_format_traffic(largest)} a round (rank 0's connection; uploads travel {facts['bytes']['way']})")
+    ]
+    rows += [("", f"{_format_traffic(run)} in {pluralize(facts['rounds'], 'round')}")]
     return [f"{name:<8}  {text}" for name, text in rows]
 
 
-def _both(ways: Facts) -> str:
-    return f"{size_text(ways['up'])} up, {size_text(ways['down'])} down"
+def _format_traffic(ways: Estimate) -> str:
+    return f"{format_bytes(ways['up'])} up, {format_bytes(ways['down'])} down"

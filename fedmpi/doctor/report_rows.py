@@ -9,14 +9,14 @@ from pathlib import Path
 
 from fedmpi.comm.launchers import detect
 from fedmpi.common.errors import UserError
-from fedmpi.doctor import FAIL, OK, WARN, Row, config_checks, machine
+from fedmpi.doctor import FAIL, OK, WARN, ReportRow, config_checks, machine
 
 LEGEND = f"{FAIL} keeps the config from running   {WARN} may do harm, or could not be found out"
-WIDTH = 14
-Check = Callable[[], Iterable[Row]]
+NAME_WIDTH = 14
+Check = Callable[[], Iterable[ReportRow]]
 
 
-def report(show: Callable[[str], None], config: Path | None = None, overrides: Sequence[str] = ()) -> int:
+def print_report(show: Callable[[str], None], config: Path | None = None, overrides: Sequence[str] = ()) -> int:
     """Print the report of `fedmpi doctor` on rank 0, and return the exit code: 1 if the config cannot run here.
 
     Args:
@@ -30,16 +30,16 @@ def report(show: Callable[[str], None], config: Path | None = None, overrides: S
     except UserError:  # reported in a row
         pass
     groups: dict[str, tuple[Check, ...]] = {
-        "software": (machine.software, machine.torch),
-        "ranks": (machine.started, machine.launchers),
-        "machine": (machine.processors_and_memory, machine.disks, machine.network_names),
+        "software": (machine.check_software, machine.check_torch),
+        "ranks": (machine.check_job, machine.check_launchers),
+        "machine": (machine.check_cores_and_memory, machine.check_disks, machine.check_network),
     }
     if config is not None:
-        groups["config"] = (lambda: config_checks.config(str(config), *overrides),)
+        groups["config"] = (lambda: config_checks.check_config(str(config), *overrides),)
     marks = set()
     for title, checks in groups.items():
         show(title)
-        for row in (row for check in checks for row in _rows(check, title)):
+        for row in (row for check in checks for row in _run_check(check, title)):
             show(format_row(row))
             marks.add(row.mark)
     if marks - {OK}:
@@ -47,17 +47,17 @@ def report(show: Callable[[str], None], config: Path | None = None, overrides: S
     return int(FAIL in marks)
 
 
-def _rows(check: Check, title: str) -> Iterator[Row]:
+def _run_check(check: Check, title: str) -> Iterator[ReportRow]:
     """Yield the rows of a check; if the check raises an error, yield a row with that error at the end."""
     try:
         yield from check()
     except Exception as error:
-        name = "config" if title == "config" else getattr(check, "__name__", title)
+        name = "config" if title == "config" else getattr(check, "__name__", title).removeprefix("check_")
         reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        yield Row(name, f"could not be found out: {reason}", FAIL if title == "config" else WARN)
+        yield ReportRow(name, f"could not be found out: {reason}", FAIL if title == "config" else WARN)
 
 
-def format_row(row: Row) -> str:
+def format_row(row: ReportRow) -> str:
     """Format a row as mark, name and text, and indent further lines of the text.
 
     Control characters and the path of the home directory are replaced, since users may publish the report in an issue.
@@ -66,4 +66,4 @@ def format_row(row: Row) -> str:
     if len(home) > 1:
         text = re.sub(rf"{re.escape(home)}(?=/|\s|$)", "~", text)
     text = re.sub("[\x00-\x08\x0b-\x1f\x7f-\x9f]", " ", text)
-    return f"{row.mark} {row.name:<{WIDTH}} {text}".replace("\n", f"\n{'':{WIDTH + 3}}").rstrip()
+    return f"{row.mark} {row.name:<{NAME_WIDTH}} {text}".replace("\n", f"\n{'':{NAME_WIDTH + 3}}").rstrip()

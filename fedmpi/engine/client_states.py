@@ -147,7 +147,7 @@ class ClientStates:
         self.move_log.sent_rows = sent_rows if self.keeps_moves else {}
         incoming = {k: self._new_row_buffer() for k, _, to in moves if to == rank}
         outgoing = [(to, sent_rows[k]) for k, source, to in moves if source == rank]
-        self.comm.about = None, ("client state",)
+        self.comm.message_info = None, ("client state",)
         self.comm.exchange(outgoing, [(source, incoming[k]) for k, source, to in moves if to == rank])
         self._store_rows(incoming)
         self.received_rows |= incoming.keys()

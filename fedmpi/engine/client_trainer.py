@@ -93,8 +93,8 @@ class ClientTrainer:
             The generator of the order of samples, and that of augmentation, which is None if samples are not augmented.
         """
         is_augmented = self.data.train[client].random_numbers_per_sample > 0
-        augment = seeds.generator(self.seed, "augment", t, client, fit) if is_augmented else None
-        return seeds.generator(self.seed, "batches", t, client, fit), augment
+        augment = seeds.torch_generator(self.seed, "augment", t, client, fit) if is_augmented else None
+        return seeds.torch_generator(self.seed, "batches", t, client, fit), augment
 
     def wait(self) -> None:
         """Wait until a GPU has finished its work, so that its time can be measured."""

@@ -33,9 +33,9 @@ from torch import Tensor, nn
 
 from fedmpi.common import seeds
 from fedmpi.common.errors import RankWarning, UserError
-from fedmpi.common.inputs import call
+from fedmpi.common.inputs import call_module
 from fedmpi.common.text import is_lower_better
-from fedmpi.common.user_code_errors import attribute_errors, located_error
+from fedmpi.common.user_code_errors import add_error_context, make_located_error
 from fedmpi.data.batches import Shard, batches, merge_shards
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.client_trainer import ClientTrainer
@@ -106,7 +106,7 @@ def _outputs(
 ) -> Tensor:
     """Return the outputs (B, ...) for a batch of samples, in the model's type."""
     try:
-        f = predict(x) if predict else call(module, x)
+        f = predict(x) if predict else call_module(module, x)
     except Exception as error:
         raise not_passed(module, x, error) from error
     shape = (len(x), *trainer.net.output_shape)
@@ -114,7 +114,7 @@ def _outputs(
         given = f"{f.dtype} {tuple(f.shape)}" if isinstance(f, Tensor) else type(f).__name__
         who = "the function that hook predict gave" if predict else f"model {type(module).__name__}"
         text = f"{who} returned {given} for {len(x)} samples; it must return a tensor {shape}"
-        raise located_error(text, predict or module)
+        raise make_located_error(text, predict or module)
     return f.to(trainer.model.w.dtype)
 
 
@@ -188,7 +188,7 @@ class Evaluator:
     def evaluate_round(self, t: int, last: bool) -> tuple[Metrics, list[dict[str, Any]]]:
         """Return the metrics of the model after round t and a row for each client; both are complete only at rank 0.
 
-        The caller must preserve the state of the random generators (`seeds.preserve_rng`).
+        The caller must preserve the state of the random generators (`seeds.preserve_rng_state`).
 
         Args:
             last: whether no round follows.
@@ -229,7 +229,7 @@ class Evaluator:
     def _evaluate_global_model(self, t: int, shard: Shard) -> Evaluation:
         assert self.server is not None
         self.trainer.model.load(self.server.w, self.server.b)
-        with attribute_errors(f"evaluation after round {t}"):
+        with add_error_context(f"evaluation after round {t}"):
             return evaluate(self.trainer, shard, self.config.eval_batch)
 
     def _evaluate_global_test(self, t: int) -> Metrics:
@@ -299,8 +299,8 @@ class Evaluator:
         received = self.config.learning_rate(t), self.transport.broadcast_copy
         for client, download in downloads.items():
             if owner[client] == comm.rank:
-                seeds.reseed(self.trainer.seed, "evaluate", protocol, t, client)
-                with attribute_errors(f"evaluation after round {t}, client {client}"):
+                seeds.seed_global_generators(self.trainer.seed, "evaluate", protocol, t, client)
+                with add_error_context(f"evaluation after round {t}, client {client}"):
                     row, weight = self._evaluate_client(
                         protocol, self.states.client_context(client, t, *received, download)
                     )
@@ -308,7 +308,7 @@ class Evaluator:
                 rows[client] = torch.tensor(numbers, dtype=torch.float64, device=comm.device)
             elif comm.rank == 0:
                 rows[client] = torch.empty(1 + len(self.names), dtype=torch.float64, device=comm.device)
-        comm.about = t, ("weight", *self.names)
+        comm.message_info = t, ("weight", *self.names)
         outgoing = [(0, row) for row in rows.values()] if comm.rank else []
         comm.exchange(outgoing, [(owner[k], row) for k, row in rows.items() if owner[k] != comm.rank])
         values = {k: row.tolist() for k, row in rows.items()}

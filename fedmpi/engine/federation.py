@@ -25,7 +25,7 @@ from typing import Any
 from torch import Tensor
 
 from fedmpi.aggregation.server_optimizers import ServerOptimizer
-from fedmpi.comm import Communicator, Lost
+from fedmpi.comm import Communicator, RankLostError
 from fedmpi.common import seeds
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.client_trainer import ClientTrainer
@@ -110,7 +110,7 @@ class Federation:
                 failure = None
                 try:
                     reason = self.run_round(t)
-                except Lost as error:
+                except RankLostError as error:
                     if self.failure_policy is None:
                         raise
                     failure = str(error)
@@ -147,7 +147,7 @@ class Federation:
         mine, at_once = [k for k in cohort if placement[k] == self.comm.rank], self.trainer.pack
         if self.states.store is not None:  # the states of clients that train together must fit into memory together
             at_once = min(at_once, max(self.states.max_in_memory, 1))
-        with seeds.preserve_rng():  # each client seeds the global generators
+        with seeds.preserve_rng_state():  # each client seeds the global generators
             for i in range(0, len(mine), at_once):
                 self.train_clients(mine[i : i + at_once], t, downloads, gather)
         trained, uploads, arrived = time.perf_counter(), gather.finish(), time.perf_counter()

@@ -13,10 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.inputs import Samples, describe
-from fedmpi.common.metrics_row import RESERVED
-from fedmpi.common.text import nearest
-from fedmpi.common.user_code_errors import in_user_code, known_fix, located_error, source_location
+from fedmpi.common.inputs import Samples, describe_samples
+from fedmpi.common.metrics_row import RESERVED_NAMES
+from fedmpi.common.text import suggest_name
+from fedmpi.common.user_code_errors import (
+    describe_source_location,
+    explain_known_error,
+    find_user_line,
+    make_located_error,
+)
 from fedmpi.flat.model import FlatModel
 from fedmpi.flat.packing import Packing
 from fedmpi.method.base import Method, overrides
@@ -41,7 +46,7 @@ def wrong(method: Method, hook: str, where: str, text: str, by: Any = None) -> U
     `by` is the function that was called, if it is not the method's own hook.
     """
     own = getattr(method, hook.partition(",")[0].rstrip(":"), None)
-    return located_error(f"{where}: method {type(method).__name__}, hook {hook} {text}", by or own, type(method))
+    return make_located_error(f"{where}: method {type(method).__name__}, hook {hook} {text}", by or own, type(method))
 
 
 def check_slots(
@@ -71,7 +76,7 @@ def check_slots(
         )
     for name in given:
         if name not in declared:
-            text = f"returned slot {name!r}, which is not declared; {nearest(str(name), declared)}"
+            text = f"returned slot {name!r}, which is not declared; {suggest_name(str(name), declared)}"
             raise wrong(method, hook, where, text)
     missing = [name for name in (declared if due is None else due) if name not in given]
     if missing:
@@ -176,17 +181,17 @@ def mismatch(value: Any, shape: tuple[int, ...], devices: Sequence[str], floats:
 
 def not_passed(module: nn.Module, x: Samples, error: Exception) -> Exception:
     """Return the error to raise for a failed forward pass; it names the model unless a user's file failed."""
-    if in_user_code(error) or isinstance(error, (MemoryError, UserError)) or known_fix(error):
+    if find_user_line(error) or isinstance(error, (MemoryError, UserError)) or explain_known_error(error):
         return error
-    name, place = type(module).__name__, source_location(module)
-    text = f"model {name} fails on a batch of {describe(x)}: {type(error).__name__}: {error}"
+    name, place = type(module).__name__, describe_source_location(module)
+    text = f"model {name} fails on a batch of {describe_samples(x)}: {type(error).__name__}: {error}"
     return UserError(f"{text} ({place})" if place else text)
 
 
 def check_metric_names(method: Method, figures: Collection[str], metrics: Collection[str], where: str) -> None:
     """Raise UserError if a metric that the method reports has the name of another key of a row of metrics.jsonl."""
     for name in figures:
-        if name in RESERVED or name in metrics:
+        if name in RESERVED_NAMES or name in metrics:
             text = f"figures({name}=...) has the name of another key of a row of metrics.jsonl; choose another"
             raise wrong(method, "aggregate:", where, text)
 
@@ -243,7 +248,7 @@ class ReadOnlyCheck:
         who = f"a hook of method {type(method).__name__} wrote" if hooks else "the server rule wrote"
         text = f"{where}: {who} to {name}, which hooks may only read (an operation that ends in _, or an assignment to "
         text += "[...]); make a copy, and return it as new state" + (f". It was {' or '.join(own)}" if own else "")
-        raise located_error(text, *(getattr(method, hook) for hook in own[:1]), by)
+        raise make_located_error(text, *(getattr(method, hook) for hook in own[:1]), by)
 
 
 class FrozenTensorGuard:
@@ -284,7 +289,7 @@ class FrozenTensorGuard:
             same = after is before if isinstance(before, Tensor) else after == before
             if before is not None and not same:  # tensors that did not exist at first are created by a forward pass
                 text = f"{name!r} of model {type(self.module).__name__} is not what it was when the model was made"
-                raise located_error(f"{where}{': ' if where else ''}{text}: {NOT_SENT}", self.module)
+                raise make_located_error(f"{where}{': ' if where else ''}{text}: {NOT_SENT}", self.module)
 
 
 def _digest(tensor: Tensor | None) -> bytes | None:

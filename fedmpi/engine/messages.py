@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.user_code_errors import attribute_errors, located_error
+from fedmpi.common.user_code_errors import add_error_context, make_located_error
 from fedmpi.engine.hook_checks import check_declarations, numbers
 from fedmpi.flat import linear
 from fedmpi.flat.formats import Format, RowCodec
@@ -141,12 +141,12 @@ class MessageLayouts:
     # ---- rounds ----
     def shared_parts(self, t: int) -> SharedParts:
         """Return what the method sends in round t, checked against the model and the method's declarations."""
-        with attribute_errors(f"round {t}"):
+        with add_error_context(f"round {t}"):
             parts = self.method.shared_parts(t, self.rounds)
         hook = f"method {type(self.method).__name__}, hook shared_parts, round {t}"
         if not isinstance(parts, SharedParts):
             text = f"{hook} returned {type(parts).__name__}; it must return SharedParts(...)"
-            raise located_error(text, self.method.shared_parts)
+            raise make_located_error(text, self.method.shared_parts)
         for groups in (parts.groups, parts.exclude):
             self.check_groups(groups, f"hook shared_parts, round {t}")
         for slot in parts.slots or ():

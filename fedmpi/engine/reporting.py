@@ -73,7 +73,7 @@ class Reporter:
     def _evaluate(self, t: int, last: bool) -> dict[str, float]:
         """Return rank 0's metrics of round t; pass the metrics of clients, and a new best model, to the callbacks."""
         server = self.server
-        with seeds.seeded(self.config.seed, "evaluate", t):
+        with seeds.temporary_seed(self.config.seed, "evaluate", t):
             metrics, client_rows = self.evaluator.evaluate_round(t, last)
         self.callbacks.append_rows("clients.jsonl", *client_rows)
         if server is not None and server.best is not None:

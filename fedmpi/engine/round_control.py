@@ -97,7 +97,7 @@ class RoundControl:
     def end_run(self, command: RoundCommand) -> str:
         """End the run; return the reason: "finished", "stopped", "diverged" or "early_stopped"."""
         if self.config.on_lost_rank != "abort":  # no rank leaves while another one may have to repeat a round
-            self.comm.allgather_bytes(b"", self.comm.patience_s)
+            self.comm.allgather_bytes(b"", self.comm.message_timeout_s)
         diverges = self.reporter.divergence.should_stop  # after the last round only rank 0 knows this
         if command is RoundCommand.DIVERGED or (command is RoundCommand.FINISHED and diverges):
             return "diverged"

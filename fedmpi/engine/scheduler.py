@@ -164,9 +164,9 @@ def draw_cohort(
     m = cohort_size(clients, fraction, size)
     if sampling == "cyclic":
         cycle, at = divmod(t, -(-clients // m))
-        drawn = seeds.numpy_rng(seed, "cycle", cycle).permutation(clients)[at * m : (at + 1) * m]
+        drawn = seeds.numpy_generator(seed, "cycle", cycle).permutation(clients)[at * m : (at + 1) * m]
     else:
-        drawn = seeds.numpy_rng(seed, "cohort", t).choice(clients, size=m, replace=False)
+        drawn = seeds.numpy_generator(seed, "cohort", t).choice(clients, size=m, replace=False)
     return sorted(int(k) for k in drawn)
 
 

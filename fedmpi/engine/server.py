@@ -14,10 +14,10 @@ from torch import Tensor
 
 from fedmpi.aggregation.server_optimizers import ServerOptimizer
 from fedmpi.aggregation.update_stats import RecordingUploads, compute_update_stats
-from fedmpi.comm import Lost
+from fedmpi.comm import RankLostError
 from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
-from fedmpi.common.user_code_errors import attribute_errors, located_error
+from fedmpi.common.user_code_errors import add_error_context, make_located_error
 from fedmpi.data.federated import FederatedData
 from fedmpi.engine import hook_checks
 from fedmpi.engine.faults.upload_filter import NOT_FINITE, REMEDY, UpdateFilter
@@ -57,7 +57,7 @@ class ServerView(Server):
         self.logged |= {name: float(value) for name, value in values.items()}
 
     def generator(self, *purpose: str | int) -> torch.Generator:
-        return seeds.generator(self.seed, "server", *purpose)
+        return seeds.torch_generator(self.seed, "server", *purpose)
 
 
 class FederationServer:
@@ -105,7 +105,7 @@ class FederationServer:
     def _set_start_value(self, name: str, hook: str) -> None:
         """Set the start value of a server state slot with a hook of the method that draws it."""
         packing, where = self.messages.server_state, "at the start"
-        with attribute_errors(where), seeds.seeded(self.view.seed, hook, self.view.round):
+        with add_error_context(where), seeds.temporary_seed(self.view.seed, hook, self.view.round):
             given = {name: getattr(self.method, hook)(packing.shapes[name], self.view.generator("start", name))}
         hook_checks.check_slots(self.method, hook, given, self.method.server_state, packing, where, self.w, due=())
         hook_checks.check_finite(self.method, hook, packing, given[name].flatten(), where)
@@ -129,7 +129,7 @@ class FederationServer:
         """Return the result of the method's hook `download` for one client in round t, after checking it."""
         self.view.round, where = t, f"round {t}, client {client}"
         inputs = hook_checks.ReadOnlyCheck(self._hook_inputs)
-        with attribute_errors(where), seeds.seeded(self.view.seed, "download", t, client):
+        with add_error_context(where), seeds.temporary_seed(self.view.seed, "download", t, client):
             row = self.method.download(self.view, client)
         inputs.check_hooks(self.method, where, "download")
         declared, packing = self.method.per_client_download, self.messages.per_client_download
@@ -194,8 +194,8 @@ class FederationServer:
         inputs = {"updates": received.small_rows, "updates.p": updates.p, "updates.n": updates.n}
         read = hook_checks.ReadOnlyCheck({**self._hook_inputs, **inputs})
         own = self.rule is not None or overrides(method, "aggregate")  # code that may draw from the global generators
-        chance = seeds.seeded(view.seed, "aggregate", view.round) if own else nullcontext()
-        with attribute_errors(where, Lost), chance:  # Lost: the code may query other ranks
+        chance = seeds.temporary_seed(view.seed, "aggregate", view.round) if own else nullcontext()
+        with add_error_context(where, RankLostError), chance:  # RankLostError: the code may query other ranks
             direction, state = hook_checks.check_pair(method, "aggregate", method.aggregate(view, updates), where)
             read.check_hooks(method, where, "aggregate")
             if self.rule is not None:
@@ -208,5 +208,5 @@ class FederationServer:
             return direction, state
         if text := hook_checks.mismatch(ruled, size, (self.w.device.type,)):
             text = f"{where}: the server rule returned {text}; it must return a tensor {size} of floats"
-            raise located_error(text, self.rule)
+            raise make_located_error(text, self.rule)
         return ruled, state

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fedmpi.common.host_memory import usable_cores
+from fedmpi.common.host_memory import count_usable_cores
 
 # Columns of a chunk: (12, CHUNK) float64 is 3 MiB; with smaller chunks threads wait for Python between calls.
 CHUNK = 1 << 15
@@ -347,9 +347,11 @@ def _to_float64(x: Tensor) -> Tensor:
 
 def _num_threads(spans: int, on_gpu: bool) -> int:
     """Return the number of threads that process this number of chunks."""
-    return 1 if on_gpu or spans < 4 else min(spans, max(usable_cores() // torch.get_num_threads(), 1))
+    return 1 if on_gpu or spans < 4 else min(spans, max(count_usable_cores() // torch.get_num_threads(), 1))
 
 
 @cache
 def _thread_pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max(usable_cores() // torch.get_num_threads(), 1), thread_name_prefix="fedmpi-server")
+    return ThreadPoolExecutor(
+        max(count_usable_cores() // torch.get_num_threads(), 1), thread_name_prefix="fedmpi-server"
+    )

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.inputs import Samples, Shape, Type, arguments, call, describe, zeros
-from fedmpi.common.user_code_errors import in_user_code, located_error, source_location
+from fedmpi.common.inputs import Samples, Shape, Type, call_module, describe_samples, to_call_arguments, zero_samples
+from fedmpi.common.user_code_errors import describe_source_location, find_user_line, make_located_error
 
 
 class FeaturesAndHead:
@@ -41,7 +41,7 @@ class FeaturesAndHead:
     def __init__(self, module: nn.Module, input_shape: Shape, dtype: Type | None = None) -> None:
         self.module = module
         like = next(module.parameters(), torch.empty(0))
-        self._samples = zeros(2, input_shape, dtype or like.dtype, like.device)
+        self._samples = zero_samples(2, input_shape, dtype or like.dtype, like.device)
         with _evaluation_mode(module):
             logits, self.head, z = _run_and_find_head(module, self._samples)
         self.output_shape = tuple(logits.shape[1:])
@@ -59,19 +59,19 @@ class FeaturesAndHead:
         hooks = torch.autograd.graph.saved_tensors_hooks(record_size, lambda x: x)
         with _evaluation_mode(self.module), torch.enable_grad(), hooks:
             self.module.train()
-            logits = call(self.module, self._samples)
+            logits = call_module(self.module, self._samples)
         del logits  # keeps the tensors alive until here, so that no two have the same address
         return sum(size for address, size in saved_bytes.items() if address not in weights) // len(self._samples)
 
     def forward(self, x: Samples) -> tuple[Tensor | None, Tensor]:
         """Return the features and logits (z, logits) of one forward pass; z is None if `feature_dim` is None."""
         if self.head is None or self.feature_dim is None:
-            return None, call(self.module, x)
+            return None, call_module(self.module, x)
         # The hook (5 us) is removed after this call: a permanent one would keep z, and its autograd graph, in memory.
         head_inputs: list[Tensor] = []
         hook = self.head.register_forward_pre_hook(lambda _, inputs: head_inputs.append(inputs[0]))
         try:
-            positional, named = arguments(self.module, x)
+            positional, named = to_call_arguments(self.module, x)
             logits = self.module._call_impl(*positional, **named)
         finally:
             hook.remove()
@@ -100,18 +100,18 @@ def _run_and_find_head(module: nn.Module, x: Samples) -> tuple[Tensor, nn.Module
     hooks = [part.register_forward_hook(record_call) for part in candidates]
     name, before = f"model {type(module).__name__}", x._version
     try:
-        logits = call(module, x)
+        logits = call_module(module, x)
     except Exception as error:
-        place = in_user_code(error) or source_location(module)
+        place = find_user_line(error) or describe_source_location(module)
         raise UserError(
-            f"{name} fails on a batch of two samples, {describe(x)}: {error}; choose a model that accepts samples of "
-            f"this shape{f' ({place})' if place else ''}"
+            f"{name} fails on a batch of two samples, {describe_samples(x)}: {error}; choose a model that accepts "
+            f"samples of this shape{f' ({place})' if place else ''}"
         ) from error
     finally:
         for hook in hooks:
             hook.remove()
     if x._version != before:
-        raise located_error(
+        raise make_located_error(
             f"{name} modifies its input in place (by an operation whose name ends in _, or by ReLU(inplace=True) as "
             "the "
             "first layer), which would affect other passes over the batch; work on a copy, for example x = x - mean",
@@ -120,7 +120,7 @@ def _run_and_find_head(module: nn.Module, x: Samples) -> tuple[Tensor, nn.Module
     if not isinstance(logits, Tensor) or logits.ndim < 2 or len(logits) != len(x):
         returned = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
         needed = f"it must return one tensor of shape ({len(x)}, outputs) or ({len(x)}, ...)"
-        raise located_error(f"{name} returns {returned} for a batch of {len(x)} samples; {needed}", module)
+        raise make_located_error(f"{name} returns {returned} for a batch of {len(x)} samples; {needed}", module)
     part, z, output = calls[0] if calls else (None, None, None)
     return (logits, part, z) if output is logits else (logits, None, None)
 

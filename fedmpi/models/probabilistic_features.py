@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from fedmpi.common.inputs import Samples, call
+from fedmpi.common.inputs import Samples, call_module
 
 REFERENCE_GROUP = "reference"  # layout group of r_mu, r_sigma, C
 
@@ -60,7 +60,7 @@ class GaussianFeatures(nn.Module):
         return named | dict.fromkeys(("r_mu", "r_sigma", "C"), REFERENCE_GROUP)
 
     def features(self, x: Samples) -> Tensor:
-        mu, s = self.encode(call(self.body, x)).chunk(2, 1)
+        mu, s = self.encode(call_module(self.body, x)).chunk(2, 1)
         sigma = softplus(s)
         if not self.training:
             return mu

@@ -17,7 +17,7 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 from fedmpi.analysis import charts
-from fedmpi.common.text import printable
+from fedmpi.common.text import escape_unprintable
 
 MAX_CSV_ROWS = 20_000  # rows of a figure's CSV data in a page, at most; with more rows the page does not contain them
 Value = float | int | str | None  # content of a cell; None and nan: empty
@@ -94,7 +94,7 @@ def format_cell(value: Any) -> str:
         return "-"
     if isinstance(value, float):
         return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}" if abs(value) < 1e15 else f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else printable(value)
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else escape_unprintable(value)
 
 
 def format_csv(figure: Figure) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedmpi.analysis import charts
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import count
+from fedmpi.common.text import pluralize
 from fedmpi.reports import diagnostics, results, run_facts
 from fedmpi.reports.page import Figure, Part, Section, Text, format_csv, render_page
 from fedmpi.reports.run_groups import RunCollection, base_name, read_runs
@@ -73,7 +73,7 @@ def render_report(runs: RunCollection) -> str:
     """Return the report on runs as an HTML page."""
     places = list(dict.fromkeys(run.path.resolve().parent.name for run in runs.all))
     where = ", ".join(places[:3]) + (", ..." if len(places) > 3 else "")
-    title = runs.single.name if runs.single else f"{count(len(runs.all), 'run')} in {where}"
+    title = runs.single.name if runs.single else f"{pluralize(len(runs.all), 'run')} in {where}"
     config = runs.all[0].config
     shared = [
         base_name(config[k]) for k in ("data.source", "model.name") if k in config and k not in runs.differing_keys
@@ -110,5 +110,5 @@ def write_report(paths: Sequence[Path], to: Path | None, figures: Path | None, s
         raise UserError(f"{error.filename or to}: {error.strerror}; choose another place (--to, --figures)") from error
     say(f"written: {to}")
     if notes := [f"{run.path}: {note}" for run in runs.all for note in run.notes]:
-        more = f", and {count(len(notes) - 1, 'more note')} in the page's Faults" if len(notes) > 1 else ""
+        more = f", and {pluralize(len(notes) - 1, 'more note')} in the page's Faults" if len(notes) > 1 else ""
         warnings.warn(f"not all could be read: {notes[0]}{more}", stacklevel=2)

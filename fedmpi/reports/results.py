@@ -9,8 +9,8 @@ from statistics import fmean, stdev
 import numpy as np
 
 from fedmpi.analysis.charts import BarChart, HeatMap, LineChart, Series, stack_bars
-from fedmpi.common.metrics_row import CLIENT_NAMES
-from fedmpi.common.text import count, format_metric, metric_title
+from fedmpi.common.metrics_row import CLIENTS_NAMES
+from fedmpi.common.text import format_metric, format_metric_title, pluralize
 from fedmpi.reports.page import Figure, Part, Table, Text, Value, format_cell
 from fedmpi.reports.run_groups import (
     Row,
@@ -64,14 +64,14 @@ def _format_last_values(group: RunGroup, name: str) -> str:
     if not last:
         return "-"
     spread = f" ± {format_metric(name, stdev(last))}" if len(last) > 1 else ""
-    some = f" ({count(len(last), 'run')})" if len(last) < len(group.runs) else ""
+    some = f" ({pluralize(len(last), 'run')})" if len(last) < len(group.runs) else ""
     return f"{format_metric(name, fmean(last))}{spread}{some}"
 
 
 def _list_warnings(runs: RunCollection) -> list[str]:
     warnings = list[str]()
     if unfinished := [run for run in runs.all if not run.complete]:
-        several = f"{count(len(unfinished), 'run')} of {len(runs.all)} not finished"
+        several = f"{pluralize(len(unfinished), 'run')} of {len(runs.all)} not finished"
         who = f"This run has not finished ({runs.single.state})" if runs.single else several
         warnings.append(f"{who}: figures are of the rounds so far.")
     different = dict[str, None]()
@@ -81,7 +81,7 @@ def _list_warnings(runs: RunCollection) -> list[str]:
     if different:
         warnings.append(f"Runs differ in {', '.join(different)}, though the settings say the same.")
     if notes := sum(len(run.notes) for run in runs.all):
-        warnings.append(f"Not all files could be read; see Faults ({count(notes, 'note')}).")
+        warnings.append(f"Not all files could be read; see Faults ({pluralize(notes, 'note')}).")
     return warnings
 
 
@@ -117,12 +117,12 @@ def _build_run_tables(run: Run, names: Sequence[str]) -> list[Part]:
 def build_learning_section(runs: RunCollection) -> list[Part | None]:
     """Draw each metric of training and evaluation over rounds: the curve of one run, or the mean of each group."""
     names = [name for name in runs.metrics if not name.endswith(CLIENT_STATISTIC_SUFFIXES)]
-    parts = [_plot_metric(runs, "learning", name, metric_title(name)) for name in names if "@" not in name]
+    parts = [_plot_metric(runs, "learning", name, format_metric_title(name)) for name in names if "@" not in name]
     of_sites = [name.split("@", 1) for name in names if "@" in name and runs.single]
     for what in dict.fromkeys(name for name, _ in of_sites):
         sites = {site: extract_curve(runs.all[0].rows, f"{what}@{site}") for name, site in of_sites if name == what}
         title, note = f"{what.replace('_', ' ')} by site", "The global model on the test rows of each site."
-        parts.append(plot_curves(f"learning-{what}-by-site", title, metric_title(what), sites, note=note))
+        parts.append(plot_curves(f"learning-{what}-by-site", title, format_metric_title(what), sites, note=note))
     if parts and any(len(group.runs) > 1 for group in runs.groups):
         return [Text(BAND_NOTE), *parts]
     why = "No figure of any round is a number: nothing was evaluated yet, or training diverged at once."
@@ -145,7 +145,7 @@ def build_clients_section(runs: RunCollection) -> list[Part | None]:
     kinds = dict[tuple[str, str], None]()
     for run in runs.all:
         for line in run.clients:
-            names = [name for name in line if name not in CLIENT_NAMES]
+            names = [name for name in line if name not in CLIENTS_NAMES]
             kinds |= {(str(line.get("protocol")), name): None for name in names if name != "loss" or len(names) == 1}
     return [part for protocol, name in kinds for part in _show_client_metric(runs, protocol, name)]
 
@@ -156,7 +156,7 @@ def _show_client_metric(runs: RunCollection, protocol: str, name: str) -> list[P
     For one group of runs: percentiles over clients by round; for several groups: the worst client; for a single run,
     also the value of each client. A table shows spread and fairness after the last round.
     """
-    title, slug, label = f"{protocol} {name}".replace("_", " "), f"clients-{protocol}-{name}", metric_title(name)
+    title, slug, label = f"{protocol} {name}".replace("_", " "), f"clients-{protocol}-{name}", format_metric_title(name)
     values: dict[Path, dict[int, dict[str, float]]] = {run.path: {} for run in runs.all}  # by run, round and client
     for run, line in [(each, line) for each in runs.all for line in each.clients]:
         if str(line.get("protocol")) == protocol and (value := finite_number(line.get(name))) is not None:

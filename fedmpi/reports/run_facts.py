@@ -11,9 +11,9 @@ from fedmpi.analysis import charts, output
 from fedmpi.analysis.charts import LineChart, Series
 from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
-from fedmpi.common.metrics_row import SECONDS
-from fedmpi.common.redaction import redacted
-from fedmpi.common.text import format_metric, metric_title, nearest
+from fedmpi.common.metrics_row import DURATION_NAMES
+from fedmpi.common.redaction import redact
+from fedmpi.common.text import format_metric, format_metric_title, suggest_name
 from fedmpi.common.type_descriptions import describe_value
 from fedmpi.config.field_types import flatten
 from fedmpi.config.schema import Settings
@@ -66,8 +66,8 @@ def _plot_by_parameters(lines: Mapping[str, Sequence[Run]], metric: str) -> Figu
         data += [[label, t, up[t], down[t], value] for t, value in y.items()]
     if not any(len(each.x) > 1 for each in series):
         return None
-    chart = LineChart(series, "parameters sent and received, all clients", metric_title(metric), integer_x=False)
-    head, title = ("settings", "round", "up", "down", metric), f"{metric_title(metric)} by what was transmitted"
+    chart = LineChart(series, "parameters sent and received, all clients", format_metric_title(metric), integer_x=False)
+    head, title = ("settings", "round", "up", "down", metric), f"{format_metric_title(metric)} by what was transmitted"
     return Figure("cost", title, chart, head, data)
 
 
@@ -88,7 +88,7 @@ def compare_communication(paths: Sequence[Path], metric: str, to: Path, say: Cal
         if run is None or not run.rows:
             raise UserError(f"{path} is no run directory: it holds no metrics.jsonl with a complete round")
         if metric not in run.metrics:
-            raise UserError(f"--metric: {path} has no '{metric}'; {nearest(metric, run.metrics)}")
+            raise UserError(f"--metric: {path} has no '{metric}'; {suggest_name(metric, run.metrics)}")
         values = list(extract_curve(run.rows, metric).values())
         if len(values) < 2:
             raise UserError(f"{path}: {metric} was measured after {len(values)} round; a curve needs 2 or more")
@@ -99,7 +99,7 @@ def compare_communication(paths: Sequence[Path], metric: str, to: Path, say: Cal
         ratios = [f"{a / b:.3f}" if b else "-" for a, b in zip(averages[-1], averages[0], strict=True)]
         rows.append([path, len(run.rows), *map(round, averages[-1]), *ratios, format_metric(metric, values[-1], 4)])
     say("parameters transmitted in an average round, over all its clients, and ratios to the first run")
-    for line in formatting.table(
+    for line in formatting.format_table(
         [["run", "rounds", *DIRECTIONS, *(f"ratio {way}" for way in DIRECTIONS), metric], *rows]
     ):
         say(line)
@@ -123,10 +123,10 @@ def build_time_section(runs: RunCollection) -> list[Part | None]:
         return [plot_by_group(runs, "seconds", "seconds a round", "seconds", wall_s, "wall_s", note)]
     curves = {
         label: average_curves(extract_curve(run.rows, key) for run in runs.all)
-        for label, key in zip(TIME_LABELS, SECONDS, strict=True)
+        for label, key in zip(TIME_LABELS, DURATION_NAMES, strict=True)
     }
     parts: list[Part | None] = [
-        plot_curves("seconds", "seconds a round", "seconds", curves, SECONDS, note, from_zero=True)
+        plot_curves("seconds", "seconds a round", "seconds", curves, DURATION_NAMES, note, from_zero=True)
     ]
     if runs.single is not None:
         try:
@@ -140,7 +140,7 @@ def build_settings_section(runs: RunCollection) -> list[Part | None]:
     """Show the settings that differ between runs, shared settings that are not defaults, and all shared settings."""
     by_group = dict[str, dict[str, str]]()
     for group in runs.groups:
-        config = redacted(group.runs[0].config)
+        config = redact(group.runs[0].config)
         left_out = () if runs.single else KEYS_IGNORED_IN_GROUPS
         facts = {key: describe_value(value) for key, value in config.items() if key not in left_out}
         by_group[group.name] = facts | ({} if runs.single else {"seeds": ", ".join(run.seed for run in group.runs)})

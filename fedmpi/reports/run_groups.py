@@ -19,8 +19,8 @@ import yaml
 from fedmpi.analysis.charts import LineChart, Series
 from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
-from fedmpi.common.metrics_row import NOT_METRICS
-from fedmpi.common.text import count, is_lower_better
+from fedmpi.common.metrics_row import NON_METRIC_NAMES
+from fedmpi.common.text import is_lower_better, pluralize
 from fedmpi.config import yaml_source
 from fedmpi.config.field_types import flatten
 from fedmpi.reports.page import Figure, Value
@@ -81,7 +81,7 @@ class Run:
                 own.update(names[names.index("server_s") + 1 : names.index("sent_bytes")])
         self.own_metrics = [name for name in numbers if name in own]
         self.metrics = sorted(
-            (name for name in numbers if name not in own and name not in NOT_METRICS), key=self.is_lower_better
+            (name for name in numbers if name not in own and name not in NON_METRIC_NAMES), key=self.is_lower_better
         )
 
     @cached_property
@@ -115,12 +115,12 @@ class Run:
         rounds: whether rows without the key `round` count as damaged.
         """
         try:
-            content = read_jsonl(self.path / name, rounds=rounds)
+            content = read_jsonl(self.path / name, need_round=rounds)
         except UserError as error:
             self.notes.append(str(error))
             return []
-        if bad := len(content.damaged) + content.cut:
-            self.notes.append(f"{name}: {count(bad, 'line')} cut or damaged, and left out")
+        if bad := len(content.damaged_lines) + content.is_truncated:
+            self.notes.append(f"{name}: {pluralize(bad, 'line')} cut or damaged, and left out")
         return content.rows
 
     def _read_config(self) -> Row:

@@ -19,7 +19,7 @@ from typing import Any
 
 from fedmpi.analysis.charts import stack_bars
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import metric_title
+from fedmpi.common.text import format_metric_title
 from fedmpi.config import yaml_source
 from fedmpi.reports.page import Figure, Table, Value, render_page
 from fedmpi.reports.run_groups import Run, finite_number, plot_curves, read_runs
@@ -164,7 +164,7 @@ def plot_update_norms(site: Site) -> Figure | None:
 
 
 def _plot_gain(site: Site, baseline: BaselineRun, name: str) -> Figure | None:
-    title, both = metric_title(name), {"together": site, "alone": baseline.sites[site.client]}
+    title, both = format_metric_title(name), {"together": site, "alone": baseline.sites[site.client]}
     lines = {label: each.evaluation.curves.get(name, {}) if each.evaluation else {} for label, each in both.items()}
     return plot_curves(f"gained-{name}", f"{title} on its own test samples", title, lines)
 
@@ -214,7 +214,7 @@ def render_model_card(everybody: Sequence[Site], baseline: BaselineRun | None, s
         options=[f"{k[7:]} {v}" for k, v in config.items() if k.startswith("method.") and k != "method.name"],
         messages=Table(("site", "messages", "bytes in all", "SHA-256 of its record (begins)"), _audit_rows(everybody)),
         evaluated=evaluated,
-        metric=metric_title(name),
+        metric=format_metric_title(name),
         compared=Table(("site", "test samples", "metric", "together", "alone", "verdict"), compared),
         worst=(max if run.is_lower_better(name) else min)(enough, key=lambda s: s.last_value(name) or 0.0)
         if len(enough) > 1
@@ -284,5 +284,5 @@ def _plot_metric(evaluated: Sequence[Site], baseline: BaselineRun | None, name: 
         together += [site.last_value(name) or 0.0, 0.0] if baseline else [site.last_value(name) or 0.0]
         alone += [0.0, before or 0.0] if baseline else [0.0]
     parts = {"together": together, "alone": alone} if baseline else {"together": together}
-    chart = stack_bars(labels, parts, metric_title(name))
-    return Figure(f"good-{name}", f"{metric_title(name)} by site", chart, ("site", "together", "alone"), rows)
+    chart = stack_bars(labels, parts, format_metric_title(name))
+    return Figure(f"good-{name}", f"{format_metric_title(name)} by site", chart, ("site", "together", "alone"), rows)

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.host_memory import size_text
-from fedmpi.common.metrics_row import CLIENT_NAMES
-from fedmpi.common.text import metric_title
+from fedmpi.common.host_memory import format_bytes
+from fedmpi.common.metrics_row import CLIENTS_NAMES
+from fedmpi.common.text import format_metric_title
 from fedmpi.reports.page import Value
 from fedmpi.reports.run_groups import Curve, Row, Run, extract_curve, is_run_directory
 
@@ -114,7 +114,7 @@ def _read_site_metrics(run: Run, client: int, protocol: str) -> SiteMetrics | No
     lines = [line for line in run.clients if line.get("client") == client and line.get("protocol") == protocol]
     if not lines:
         return None
-    names = dict.fromkeys(name for line in lines for name in line if name not in CLIENT_NAMES)
+    names = dict.fromkeys(name for line in lines for name in line if name not in CLIENTS_NAMES)
     curves = {name: extract_curve(lines, name) for name in names}
     return SiteMetrics(int(lines[0].get("samples") or 0), curves, max(line["round"] for line in lines))
 
@@ -135,7 +135,7 @@ def read_audit(site: Site) -> AuditFile | None:
     if path is None or not (site.run.path / path).is_file():
         return None
     lines = site.run.read_rows(str(path), rounds=False)
-    size = size_text(sum(int(line.get("bytes") or 0) for line in lines))
+    size = format_bytes(sum(int(line.get("bytes") or 0) for line in lines))
     return AuditFile(path, lines, size, hashlib.sha256((site.run.path / path).read_bytes()).hexdigest())
 
 
@@ -205,7 +205,12 @@ def compare_with_baseline(site: Site, baseline: BaselineRun | None) -> list[list
     for name in site.metric_names:
         before = alone.last_value(name) if alone else None
         rows.append(
-            [metric_title(name), site.last_value(name), before, compare_metric(site, alone, name) if alone else None]
+            [
+                format_metric_title(name),
+                site.last_value(name),
+                before,
+                compare_metric(site, alone, name) if alone else None,
+            ]
         )
     return rows
 

@@ -88,7 +88,7 @@ def format_time_shares(by_rank: Sequence[dict[str, Any]]) -> list[str]:
         percent = [f"{100 * part:.1f} %" for part in parts]
         seconds = f"{each['seconds'] / max(each['rounds'], 1):.3f}"
         rows.append([str(each["rank"]), each["host"], each["rounds"], seconds, *percent])
-    return [*formatting.table(rows), f"{_describe_busiest_rank(by_rank)} (waiting: {', '.join(WAIT_SPANS)})"]
+    return [*formatting.format_table(rows), f"{_describe_busiest_rank(by_rank)} (waiting: {', '.join(WAIT_SPANS)})"]
 
 
 def plot_timeline(job: JobTimeline, rounds: int) -> tuple[Figure, Figure]:

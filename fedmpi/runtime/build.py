@@ -17,8 +17,8 @@ from fedmpi.aggregation.server_optimizers import ServerOptimizer
 from fedmpi.comm import Communicator
 from fedmpi.common import registry, seeds
 from fedmpi.common.errors import UserError
-from fedmpi.common.inputs import Shape, Type, call, zeros
-from fedmpi.common.user_code_errors import attribute_errors
+from fedmpi.common.inputs import Shape, Type, call_module, zero_samples
+from fedmpi.common.user_code_errors import add_error_context
 from fedmpi.config import Settings, resources
 from fedmpi.data.federated import FederatedData
 from fedmpi.engine import scheduler
@@ -112,7 +112,7 @@ class Experiment:
 
 def make_method(
     settings: Settings,
-    choice: registry.Choice | None = None,
+    choice: registry.ComponentSection | None = None,
     origins: Mapping[str, str] | None = None,
     where: str = "method",
 ) -> Method:
@@ -128,12 +128,14 @@ def make_method(
     """
     choice, origins = choice or settings.method, settings.key_origins("method") if origins is None else origins
     kind = registry.PluginKind(methods.KIND.label, methods.registry, where)
-    target = registry.load(choice.selected_name, kind.registry, kind.label, origins.get("", ""))
+    target = registry.load_object(choice.selected_name, kind.registry, kind.label, origins.get("", ""))
     if not (isinstance(target, type) and issubclass(target, Method)):
         raise UserError(f"{where}: {choice.selected_name} is no subclass of fedmpi.Method")
     inner: set[str] = {f.name for f in fields(target) if f.metadata.get("method")} if is_dataclass(target) else set()
     plain = {key: value for key, value in choice.options.items() if key not in inner}
-    construct = registry.make(kind, registry.Selection(choice.selected_name, plain, ("name", *inner)), origins)
+    construct = registry.make_component(
+        kind, registry.Selection(choice.selected_name, plain, ("name", *inner)), origins
+    )
     options = dict[str, Method]()
     for key in inner & {*choice.options}:  # the value is a name, {name, ...options}, or null for no method
         given, at = choice.options[key], origins.get(key, "")
@@ -147,7 +149,7 @@ def make_method(
             prefix = f"{at}: " if at else ""
             raise UserError(f"{prefix}{where}.{key}: name is missing: of the method whose {', '.join(section)} this is")
     try:
-        with seeds.seeded(settings.seed, "method"), attribute_errors(f"{where}: {choice.selected_name}"):
+        with seeds.temporary_seed(settings.seed, "method"), add_error_context(f"{where}: {choice.selected_name}"):
             method: Method = construct(**options)
     except RuntimeError as error:  # raised for a mistake in the class itself (Method.__new__)
         raise UserError(str(error)) from error
@@ -161,21 +163,21 @@ def make_module(settings: Settings, input_shape: Shape, classes: int, dtype: Typ
         input_shape: Shape of one sample, without the batch axis; a dict if a sample has several tensors.
         dtype: The type of the samples.
     """
-    construct = registry.make(models.KIND, settings.model, settings.key_origins("model"))
+    construct = registry.make_component(models.KIND, settings.model, settings.key_origins("model"))
     if isinstance(input_shape, dict) and settings.model.name in models.registry:
         named = ", ".join(input_shape)
         raise UserError(
             f"model {settings.model.name} takes one tensor a sample, and the data set has several ({named}); write a "
             f"model with forward(self, {named}): model.name=file.py:Name"
         )
-    with attribute_errors(f"model {settings.model.name}"), seeds.seeded(settings.seed, "init"):
+    with add_error_context(f"model {settings.model.name}"), seeds.temporary_seed(settings.seed, "init"):
         module = construct(input_shape, classes)
         check_module(f"model.name: {settings.model.name}", module, construct)
         # Lazy parameters are created by the first forward pass, which is made here, with the seed.
         if any(is_lazy(p) for p in (*module.parameters(), *module.buffers())):
             training = module.training
             with torch.no_grad():
-                call(module.eval(), zeros(2, input_shape, dtype))
+                call_module(module.eval(), zero_samples(2, input_shape, dtype))
             module.train(training)
     return module
 
@@ -186,7 +188,7 @@ def make_prepared_module(
     """Build the configured model with its initial weights, adapted by the method's hook `prepare_model`."""
     module = make_module(settings, input_shape, classes, dtype)
     where = f"method {settings.method.name}, hook prepare_model"
-    with attribute_errors(where), seeds.seeded(settings.seed, "prepare"):
+    with add_error_context(where), seeds.temporary_seed(settings.seed, "prepare"):
         module = method.prepare_model(module, classes)
         check_module(where, module, method.prepare_model)
     return module
@@ -200,10 +202,10 @@ def make_experiment(settings: Settings, data: FederatedData, device: torch.devic
     start = None
     if settings.init.source is not None:
         start = load_initial_weights(module, settings.working_dir / settings.init.source, settings.init.strict)
-    with attribute_errors(f"model {name}"):
+    with add_error_context(f"model {name}"):
         net = FeaturesAndHead(module, data.input_shape, data.x_dtype)
     task.names = validation.metric_names(task, net.output_shape, data.example_targets())
-    with attribute_errors(f"model {name}"):
+    with add_error_context(f"model {name}"):
         model = FlatModel(module, net.head_parameter_names(), channels_last=settings.compute.channels_last)
     floats = [p for p in model.frozen.values() if p.is_floating_point()]
     if not all(are_finite([model.w, model.b, *floats])):
@@ -226,8 +228,8 @@ def make_experiment(settings: Settings, data: FederatedData, device: torch.devic
 
 def make_task(settings: Settings, data: FederatedData) -> Any:
     """Make the configured task; if the targets of the data are standardised, a regression on standardised targets."""
-    construct = registry.make(tasks.KIND, settings.task, settings.key_origins("task"))
-    with attribute_errors(f"task {settings.task.name}"), seeds.seeded(settings.seed, "task"):
+    construct = registry.make_component(tasks.KIND, settings.task, settings.key_origins("task"))
+    with add_error_context(f"task {settings.task.name}"), seeds.temporary_seed(settings.seed, "task"):
         task = construct(data.classes)
         if data.target_scales:
             task = StandardisedRegression(data.classes, *construct.args, **construct.keywords)
@@ -253,7 +255,7 @@ def make_messages(
     form: Format | None = None if wire == "fp32" else Int8() if wire == "int8" else HalfPrecision(wire)
     sizes = (data.classes, net.feature_dim or 0, data.clients, settings.rounds)
     states = state_shapes(make_local_training(settings), model.layout)
-    with attribute_errors(f"method {settings.method.name}"):
+    with add_error_context(f"method {settings.method.name}"):
         return MessageLayouts(method, model, *sizes, form, states)
 
 
@@ -306,7 +308,7 @@ def make_rule(settings: Settings) -> ServerRule | None:
     rule = settings.server.rule
     chosen: ServerRule | None = None
     if rule.name != "auto":
-        chosen = registry.make(rules.KIND, rule, settings.key_origins("server.rule"))
+        chosen = registry.make_component(rules.KIND, rule, settings.key_origins("server.rule"))
     return chosen
 
 

@@ -18,8 +18,8 @@ from fedmpi.comm import Communicator
 from fedmpi.common import registry, seeds
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.common.target_scale import TargetScale, target_sums
-from fedmpi.common.text import count
-from fedmpi.common.user_code_errors import attribute_errors, located_error
+from fedmpi.common.text import pluralize
+from fedmpi.common.user_code_errors import add_error_context, make_located_error
 from fedmpi.config.schema import Settings
 from fedmpi.data import partitions, sources
 from fedmpi.data.dataset import Dataset
@@ -64,7 +64,7 @@ def make_source(settings: Settings) -> partial[Any]:
     Raises UserError if data.download is set and the source cannot download its files.
     """
     chosen = registry.Selection(settings.data.source, settings.data.options, settings.data.reserved_keys)
-    source = registry.make(sources.KIND, chosen, settings.key_origins("data"))
+    source = registry.make_component(sources.KIND, chosen, settings.key_origins("data"))
     if not settings.data.download:
         return source
     if "download" not in inspect.signature(source.func).parameters:
@@ -94,19 +94,23 @@ def build_partitioned_data(settings: Settings) -> FederatedData:
     source, cut, augment = make_source(settings), settings.data.partition, make_augmentations(settings)
     assert cut is not None
     # Checks the options before data are read, with the line of the config in error messages.
-    registry.make(partitions.KIND, cut, settings.key_origins("data.partition"))
+    registry.make_component(partitions.KIND, cut, settings.key_origins("data.partition"))
     check_data_settings(settings)
     waiting: AbstractContextManager[None] = nullcontext()
     if settings.data.download:
         from fedmpi.data.download.fetch import download_lock  # imports the catalogue, which no other run needs
 
         waiting = download_lock(settings.data.root)
-    with waiting, attribute_errors("data"):
+    with waiting, add_error_context("data"):
         ignored = settings.task.options.get("ignore")
-        with streaming_mode(settings.data.stream), set_ignored_target(ignored), seeds.seeded(settings.seed, "source"):
+        with (
+            streaming_mode(settings.data.stream),
+            set_ignored_target(ignored),
+            seeds.temporary_seed(settings.seed, "source"),
+        ):
             dataset = require_dataset(source((settings.working_dir / settings.data.root).absolute()), source.func)
         check_dataset(settings, dataset)
-    with attribute_errors("data.partition"), seeds.seeded(settings.seed, "scheme"):
+    with add_error_context("data.partition"), seeds.temporary_seed(settings.seed, "scheme"):
         federation = split(dataset, cut.scheme, cut.clients, settings.seed, settings.data.client_test, **cut.options)
     if settings.data.standardise_target:
         train, test = (dataset.train_y, dataset.site), (dataset.test_y, dataset.test_site)
@@ -151,16 +155,16 @@ def standardise_targets(
         return target_sums(y, is_counted(y, settings.task.options.get("ignore")))
 
     if settings.data.standardise_target == "pooled":
-        scales[""] = TargetScale.of_sums(exchange([sums(y) for y, _ in train]))
-        new = {id(y): scales[""].beside(y) for y, _ in all_targets}
+        scales[""] = TargetScale.from_sums(exchange([sums(y) for y, _ in train]))
+        new = {id(y): scales[""].stack_with_targets(y) for y, _ in all_targets}
     else:
         new = {id(y): torch.stack([y, y, y], dim=1) for y, _ in all_targets}
         owned = [(y, site) for y, site in all_targets if site is not None]
         for k in sorted({k for _, site in owned for k in site.unique().tolist()}):
             rows = torch.cat([y[site == k] for y, site in train])
-            scale = scales[names[k] if names else str(k)] = TargetScale.of_sums([sums(rows)])
+            scale = scales[names[k] if names else str(k)] = TargetScale.from_sums([sums(rows)])
             for y, site in owned:
-                new[id(y)][site == k] = scale.beside(y[site == k])
+                new[id(y)][site == k] = scale.stack_with_targets(y[site == k])
     data = data.with_samples(lambda x: x, lambda y: new[id(y)])
     return replace(data, target_scales=scales, target_shape=(3, *data.target_shape))
 
@@ -201,7 +205,7 @@ def require_dataset(dataset: Any, source: Any) -> Dataset:
     if not isinstance(dataset, Dataset):
         name = getattr(source, "__name__", type(source).__name__)
         text = f"source {name} returned {type(dataset).__name__}; it must return fedmpi.Dataset(...)"
-        raise located_error(f"data: {text}", source)
+        raise make_located_error(f"data: {text}", source)
     name = f"{getattr(source, '__module__', '')}:{getattr(source, '__name__', '')}"
     # A user's source may change rows that a source of fedmpi has prepared; their preparation is then unknown.
     return dataset if name in sources.registry.values() else replace(dataset, preparation=None)
@@ -221,8 +225,8 @@ def assign_sites_to_ranks(settings: Settings, size: int) -> dict[int, int]:
         trains = settings.server.trains_clients
         needed = f"{len(names)} ranks" if trains else f"{len(names) + 1} ranks (rank 0 is the server)"
         raise UserError(
-            f"data.silos: {len(names)} sites, but {count(len(ranks), 'rank')} to train: rank {ranks[0]} would open the "
-            f"files of {both}. Start {needed}, or let sites share a rank: data.share_ranks=true"
+            f"data.silos: {len(names)} sites, but {pluralize(len(ranks), 'rank')} to train: rank {ranks[0]} would open "
+            f"the files of {both}. Start {needed}, or let sites share a rank: data.share_ranks=true"
         )
     return owner
 
@@ -286,7 +290,7 @@ def _open_sites(settings: Settings, clients: Sequence[int]) -> dict[int, Dataset
     source, names = make_source(settings), settings.data.silos or ()
     root = (settings.working_dir / settings.data.root).absolute()
     with (
-        attribute_errors("data"),
+        add_error_context("data"),
         streaming_mode(settings.data.stream),
         set_ignored_target(settings.task.options.get("ignore")),
     ):
@@ -337,7 +341,7 @@ def gather_rows_from_owners(
         for rank, part in received.items():
             rows[clients_of[rank]] = part.view(-1, rows.shape[1])
     elif comm.rank in clients_of:
-        comm.about = None, what
+        comm.message_info = None, what
         comm.exchange([(0, rows[clients_of[comm.rank]].flatten())], [])
     flat = rows.flatten()
     comm.broadcast(flat)

@@ -112,7 +112,7 @@ def forbid_external_code(trust: bool) -> AbstractContextManager[None]:
 
     This is a second protection, against code that `foreign` does not find in the config.
     """
-    return nullcontext() if trust else registry.own_code_only()
+    return nullcontext() if trust else registry.registered_code_only()
 
 
 def find_external_code(tree: Any) -> dict[str, str]:
@@ -122,7 +122,7 @@ def find_external_code(tree: Any) -> dict[str, str]:
         for keys, text in _iter_texts(tree)
     )
     own = {kind: introspection.read_registry(kind) for kind in CODE_KEYS.values()}
-    return {".".join(keys): text for keys, text, kind in kinds if kind and registry.is_foreign(text, own[kind])}
+    return {".".join(keys): text for keys, text, kind in kinds if kind and registry.is_external_code(text, own[kind])}
 
 
 def _iter_texts(tree: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -146,7 +146,10 @@ class PluginFile(NamedTuple):
 def find_plugins(names: Iterable[str]) -> list[PluginFile]:
     """Return the files in which plug-ins are defined, each once. names: `file.py:Name` or `package.module:Name`."""
     places = [(name, name.rpartition(":")[0]) for name in names]
-    files = [at if registry.is_file(name) else getattr(sys.modules.get(at), "__file__", None) for name, at in places]
+    files = [
+        at if registry.is_file_reference(name) else getattr(sys.modules.get(at), "__file__", None)
+        for name, at in places
+    ]
     plugins, same_name = list[PluginFile](), Counter[str]()
     paths = [Path(file).resolve() for file in files if file and not file.startswith(f"{PACKAGE}/")]
     for path in filter(Path.is_file, dict.fromkeys(paths)):
@@ -199,7 +202,7 @@ def _load_with_plugin_copies(run_dir: Path, overrides: Sequence[str], changed: b
     written = read_yaml_file(path).data
     check_written_by_this_version(run_dir, flatten(written, ""))
     tree = loading.merge_layers(ConfigLayer(written), loading.parse_overrides(overrides)).data
-    for name in filter(registry.is_file, find_external_code(tree).values()):
+    for name in filter(registry.is_file_reference, find_external_code(tree).values()):
         place, _, attribute = name.rpartition(":")
         row, is_there = copies.get(os.path.realpath(place)), Path(place).is_file()
         if row is None or (is_there and (not changed or file_sha256(Path(place)) == row["sha256"])):

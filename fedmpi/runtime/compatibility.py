@@ -14,8 +14,8 @@ import numpy as np
 from torch import nn
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import is_lower_better, nearest, shorten
-from fedmpi.common.user_code_errors import located_error
+from fedmpi.common.text import is_lower_better, shorten, suggest_name
+from fedmpi.common.user_code_errors import make_located_error
 from fedmpi.config.schema import Settings
 from fedmpi.data.batches import distinct_samples
 from fedmpi.data.federated import FederatedData
@@ -62,12 +62,12 @@ def check_module(where: str, module: Any, made_by: Any) -> None:
     trained = [p for p in module.parameters() if p.requires_grad] if isinstance(module, nn.Module) else []
     if not trained:
         returned = "a module without any" if isinstance(module, nn.Module) else type(module).__name__
-        raise located_error(
+        raise make_located_error(
             f"{where} must return a torch.nn.Module with trainable parameters; it returned {returned}", made_by
         )
     kinds = sorted({str(p.dtype) for p in trained})
     if len(kinds) > 1 or not trained[0].is_floating_point():
-        raise located_error(
+        raise make_located_error(
             f"{where} has parameters of {', '.join(kinds)}; all that are trained must be of one type of floats, as "
             "they lie in one vector: module.float()",
             made_by,
@@ -190,7 +190,7 @@ def make_selection_criterion(settings: Settings, task: Any, data: FederatedData)
     if best.metric not in names:
         raise UserError(
             f"{_origin_prefix(settings, 'evaluate.best.metric')}evaluate.best.metric: task {settings.task.name} has no "
-            f"{best.metric!r}; {nearest(best.metric, names)}"
+            f"{best.metric!r}; {suggest_name(best.metric, names)}"
         )
     if not data.validation_sizes.any():
         raise UserError(

@@ -18,16 +18,16 @@ from typing import Any
 
 import torch
 
-from fedmpi.comm import Communicator, Job, Lost, connect, detect
-from fedmpi.comm.audit import Audit
-from fedmpi.comm.backends.choice import gpu_uuid
+from fedmpi.comm import Communicator, Job, RankLostError, connect, detect
+from fedmpi.comm.audit import AuditLog
+from fedmpi.comm.backends.choice import get_gpu_uuid
 from fedmpi.comm.base import ConnectionLostError, RankTimeoutError
-from fedmpi.comm.failures.error_reporter import ErrorReporter, reason
-from fedmpi.comm.failures.process_exit import tell_fatal_signals
+from fedmpi.comm.failures.error_reporter import ErrorReporter, summarize_error
+from fedmpi.comm.failures.process_exit import enable_fault_handler
 from fedmpi.comm.timeouts import Timeouts
 from fedmpi.common.errors import RESTART_LATER, UserError
 from fedmpi.common.signals import CommandProcess, StopRequest
-from fedmpi.common.user_code_errors import known_fix
+from fedmpi.common.user_code_errors import explain_known_error
 from fedmpi.config import Settings
 from fedmpi.config.resume_rules import normalize_identity
 from fedmpi.engine.faults.lost_ranks import LostRanks
@@ -69,7 +69,7 @@ def execute_run(
         job of several ranks is stopped, rank 0 has that code and exits last; the others have 0. A failed job exits with
         2 for an error that the user can correct, and with 1 for a rank failure or a defect.
     """
-    tell_fatal_signals()
+    enable_fault_handler()
     process = command or CommandProcess()
     job, stop = replace(detect(os.environ), parent_pid=process.parent_pid), process.stop
     timeouts = Timeouts(settings.comm.start_timeout_s, settings.comm.round_timeout_s)
@@ -80,12 +80,12 @@ def execute_run(
         settings = settings.with_working_dir(os.getcwd())
         exit_stack.enter_context(recorder.collect_warnings())
         if command is not None:
-            stop.listen(signal.SIGINT)
+            stop.install_handlers(signal.SIGINT)
         stop.exit_if_alone(RESTART_LATER if settings.checkpoint.every else 128 + (stop.signal or signal.SIGTERM))
         comm, summary, code = _run(settings, job, stop, timeouts, recorder, error_reporter, exit_stack)
         if job.rank == 0:
             on_finish(settings, summary)
-        with suppress(*([Lost] if settings.faults.on_lost_rank != "abort" else [])):  # all results are on disk
+        with suppress(*([RankLostError] if settings.faults.on_lost_rank != "abort" else [])):  # all results are on disk
             comm.close()
         if code and job.size > 1:
             time.sleep(timeouts.launcher)  # the others exit first: a launcher ends them when it sees rank 0's exit code
@@ -94,11 +94,11 @@ def execute_run(
         if error_reporter is not None:
             # The signal handlers stay: the launcher also sees a dead rank, and must not end rank 0 before it reports.
             if isinstance(error, RankTimeoutError):
-                error = error.blame(error_reporter.find_root_cause(error.peers))
-            error_reporter.fail(*_error_text_and_code(error), reacts=isinstance(error, ConnectionLostError))
+                error = error.with_peers(error_reporter.find_root_cause(error.peers))
+            error_reporter.fail(*_error_text_and_code(error), is_consequence=isinstance(error, ConnectionLostError))
         with suppress(Exception):  # the cause is reported even if the run directory cannot be closed
-            recorder.close_failed(reason(_error_text_and_code(error)[0]))
-        known = known_fix(error)
+            recorder.close_failed(summarize_error(_error_text_and_code(error)[0]))
+        known = explain_known_error(error)
         if known is None:
             raise
         raise UserError(known) from error
@@ -136,10 +136,10 @@ def _run(
         experiment = build.make_experiment(settings, data, device)
 
     comm = connect(job, settings.comm.backend, device, timeouts, error_reporter, settings.comm.interface)
-    stop.listen()
+    stop.install_handlers()
     stop.exit_if_alone(None)
     if settings.data.silos and settings.data.audit and comm.rank:
-        comm.audit = Audit()
+        comm.audit = AuditLog()
     written = resolve_settings(settings)
     # Settings are compared with all defaults filled in: rank 0 may resume from the config.yaml of the run directory,
     # the others from the user's file, which leaves defaults out.
@@ -200,7 +200,7 @@ def exchange_rank_info(
     settings = experiment.settings
     facts = {"host": job.host, "device": f"cpu ({platform.machine()})", "gpu": "", "no_regroup": comm.can_regroup}
     if device.type != "cpu":
-        name, gpu = torch.cuda.get_device_name(device), gpu_uuid(device)
+        name, gpu = torch.cuda.get_device_name(device), get_gpu_uuid(device)
         facts |= {"device": name, "gpu": gpu}
     gathers_on_gpu = comm.device.type == "cuda"
     needs = memory.estimate_memory(experiment, comm.size, gathers_on_gpu)
@@ -298,7 +298,7 @@ def _close_run(
 
 def _error_text_and_code(error: Exception) -> tuple[str, int]:
     """Return the message that is printed for an error, and the exit code of the job."""
-    known = known_fix(error)
-    if known is None and not isinstance(error, UserError | Lost):
+    known = explain_known_error(error)
+    if known is None and not isinstance(error, UserError | RankLostError):
         return f"this is a defect of fedmpi or of a plug-in:\n{traceback.format_exc()}", 1
-    return f"error: {known or error}", 1 if isinstance(error, Lost) else 2
+    return f"error: {known or error}", 1 if isinstance(error, RankLostError) else 2

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from fedmpi.common import options
-from fedmpi.common.registry import load
+from fedmpi.common.registry import load_object
 from fedmpi.common.type_descriptions import describe_type, describe_value
 
 KIND_MODULES = {
@@ -86,10 +86,10 @@ def find_descriptions(name: str) -> list[ComponentDescription]:
 def describe_component(kind: str, name: str) -> ComponentDescription:
     """Return the description of one component with its options. This imports the component, and torch."""
     module = importlib.import_module(KIND_MODULES[kind])
-    target = load(name, module.registry, kind)
+    target = load_object(name, module.registry, kind)
     text = inspect.cleandoc((sys.modules[target.__module__] if kind == "methods" else target).__doc__ or "")
-    supplied = (*module.KIND.supplied, *(("download",) if kind == "datasets" else ()))  # data.download, not an option
-    hints, required, _ = options.declared_options(target, inspect.signature(target).parameters, supplied)
+    supplied = (*module.KIND.engine_arguments, *(("download",) if kind == "datasets" else ()))  # data.download
+    hints, required, _ = options.read_declaration(target, inspect.signature(target).parameters, supplied)
     if dataclasses.is_dataclass(target):
         documented = {each.name: (each.default, each.metadata.get("doc", "")) for each in dataclasses.fields(target)}
     else:

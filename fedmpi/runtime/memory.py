@@ -9,8 +9,8 @@ import torch
 
 from fedmpi.comm import Job
 from fedmpi.common.errors import UserError
-from fedmpi.common.host_memory import available_bytes, size_text
-from fedmpi.common.text import count
+from fedmpi.common.host_memory import format_bytes, get_available_bytes
+from fedmpi.common.text import pluralize
 from fedmpi.engine.federation_config import SERVER_PROTOCOLS
 from fedmpi.engine.transport.gather import MAX_UNSENT_BYTES, ChunkPlan
 from fedmpi.flat import linear
@@ -118,7 +118,7 @@ def check_host_memory(experiment: Experiment, job: Job) -> dict[str, int]:
 
 def measure_free_bytes(device: torch.device) -> dict[str, int | None]:
     """Return the free bytes of this host ("host") and of the device if it is a GPU ("gpu"); None for unknown values."""
-    return {"host": available_bytes(), "gpu": torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None}
+    return {"host": get_available_bytes(), "gpu": torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None}
 
 
 def check_memory(ranks: Mapping[int, Mapping[str, Any]], trains: Collection[int], gathers_on_gpu: bool) -> None:
@@ -148,10 +148,10 @@ def check_memory(ranks: Mapping[int, Mapping[str, Any]], trains: Collection[int]
         if has is not None and needed > has:
             trainers = sum(who == TRAINING_RANK for who, *_ in those)
             named = [RANK_0] if those[0][0] == RANK_0 else []
-            named += [count(trainers, "training rank")] if trainers else []
+            named += [pluralize(trainers, "training rank")] if trainers else []
             raise UserError(
                 f"memory: {' and '.join(named)} on {f'GPU {gpu} of ' if gpu else ''}host {host} "
-                f"need{'s' * (len(those) == 1)} about {size_text(needed)}, but {size_text(has)} are free. Use fewer "
-                "clients a round (cohort.size), more hosts or GPUs, or a smaller model; or let client_state.max_gib "
-                "leave the state of most clients on disk"
+                f"need{'s' * (len(those) == 1)} about {format_bytes(needed)}, but {format_bytes(has)} are free. Use "
+                "fewer clients a round (cohort.size), more hosts or GPUs, or a smaller model; or let "
+                "client_state.max_gib leave the state of most clients on disk"
             )

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fedmpi.comm import Job, detect
-from fedmpi.common.host_memory import size_text
+from fedmpi.common.host_memory import format_bytes
 from fedmpi.common.inputs import Shape, describe_axes
-from fedmpi.common.text import count, shorten
+from fedmpi.common.text import pluralize, shorten
 from fedmpi.config import Settings
 from fedmpi.data.batches import Shard
 from fedmpi.data.dataset import is_labels
@@ -38,10 +38,10 @@ def validate_settings(settings: Settings, job: Job | None = None) -> list[tuple[
     Raises:
         UserError: The settings are invalid, do not fit the data, or need more memory than is free.
     """
-    from fedmpi.comm.base import Solo
+    from fedmpi.comm.base import SingleProcess
 
     configure_numerics(settings)
-    comm = Solo(torch.device("cpu"))
+    comm = SingleProcess(torch.device("cpu"))
     data = (
         build_data.build_silo_data(settings, comm)
         if settings.data.silos
@@ -56,9 +56,9 @@ def validate_settings(settings: Settings, job: Job | None = None) -> list[tuple[
     sizes, tests, held_out = data.train_sizes, data.test_sizes, data.validation_sizes
     training = f"{sizes.min()} to {sizes.max()} training samples (median {np.median(sizes):.0f})"
     validation = f", {held_out.min()} to {held_out.max()} more for validation" if len(held_out) else ""
-    shared = "none that a rank sees" if data.global_test is None else count(len(data.global_test), "sample")
-    states = [size_text(part.size * entry) for part in (messages.client_state, messages.server_state)]
-    root, trainer = size_text(needs[memory.RANK_0]), size_text(needs[memory.TRAINING_RANK])
+    shared = "none that a rank sees" if data.global_test is None else pluralize(len(data.global_test), "sample")
+    states = [format_bytes(part.size * entry) for part in (messages.client_state, messages.server_state)]
+    root, trainer = format_bytes(needs[memory.RANK_0]), format_bytes(needs[memory.TRAINING_RANK])
     per_round = console_text.describe_training(settings, data.clients, messages.method.sets_training_length)
     return [
         (settings.name, console_text.describe_experiment(experiment)),
@@ -93,7 +93,7 @@ def _describe_sites(data: FederatedData, task: Task) -> list[tuple[str, str]]:
         preparation = data.silo_preparations.get(client, data.preparation)
         names = preparation.class_names if preparation else ()
         parts = [
-            f"{count(len(shards[client]), f'{part} sample')}{_describe_targets(shards[client], names, task)}"
+            f"{pluralize(len(shards[client]), f'{part} sample')}{_describe_targets(shards[client], names, task)}"
             for part, shards in (("training", data.train), ("validation", data.validation), ("test", data.test))
             if client in shards
         ]
@@ -106,7 +106,7 @@ def _describe_targets(shard: Shard, names: Sequence[str], task: Task) -> str:
     """Return the number of events (survival task) or of samples of each class, in parentheses; "" for other targets."""
     y: Tensor = shard.y[shard.index]
     if isinstance(task, Survival):
-        return f" ({count(int((y[:, 0] == 1).sum()), 'event')})"
+        return f" ({pluralize(int((y[:, 0] == 1).sum()), 'event')})"
     if not is_labels(y, task.classes) or not task.classification:
         return ""
     values, amounts = torch.unique(y[y >= 0], return_counts=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import nearest, show
+from fedmpi.common.text import shorten_repr, suggest_name
 from fedmpi.config import loading
 from fedmpi.config.field_types import Section
 from fedmpi.config.yaml_source import ConfigLayer
@@ -66,7 +66,7 @@ def read_axis(path: Path, document: ConfigLayer, name: str, given: Any, below: s
         }
         return Axis(name, layers, is_key=False)
     if not isinstance(given, list) or not given:
-        raise UserError(f"{where}: {show(given)}; a list of values or files, or names with settings, is needed")
+        raise UserError(f"{where}: {shorten_repr(given)}; a list of values or files, or names with settings, is needed")
     is_key = not all(loading.is_config_file(item) for item in given)
     if not is_key:
         layers = {Path(item).stem: loading.read_with_bases(Path(item)) for item in given}
@@ -97,7 +97,7 @@ def _read_label_settings(document: ConfigLayer, dotted: str, tree: Any) -> Confi
     """Return the settings of one label, with the lines in which they were written."""
     if not isinstance(tree, dict):
         where = document.origins.get(dotted, "")
-        raise UserError(f"{where}: {dotted}: {show(tree)}; settings are needed: {{train: {{lr: 0.1}}}}")
+        raise UserError(f"{where}: {dotted}: {shorten_repr(tree)}; settings are needed: {{train: {{lr: 0.1}}}}")
     start = f"{dotted}."
     origins = {key[len(start) :]: where for key, where in document.origins.items() if key.startswith(start)}
     return ConfigLayer(tree, origins)
@@ -120,11 +120,13 @@ def read_labels(path: Path, axes: Sequence[Axis], key: str, given: dict[str, Any
     chosen = {}
     for name, labels in given.items():
         if name not in known:
-            raise UserError(f"{path}: {key}: unknown axis '{name}'; {nearest(name, known)}")
+            raise UserError(f"{path}: {key}: unknown axis '{name}'; {suggest_name(name, known)}")
         chosen[name] = [_format_label(label) for label in (labels if isinstance(labels, list) else [labels])]
         for label in chosen[name]:
             if label not in known[name].choices:
-                raise UserError(f"{path}: {key}.{name}: unknown label '{label}'; {nearest(label, known[name].choices)}")
+                raise UserError(
+                    f"{path}: {key}.{name}: unknown label '{label}'; {suggest_name(label, known[name].choices)}"
+                )
     return chosen
 
 
@@ -169,14 +171,14 @@ def read_published_results(path: Path, axes: Sequence[Axis], section: PublishedS
     known = {axis.name: axis for axis in axes}
     names = [name for name in known if name != SEED] if section.axes is None else section.axes
     if not {*names} <= {*known}:
-        raise UserError(f"{path}: published.axes: {show(names)}; a list of {', '.join(known)} is needed")
+        raise UserError(f"{path}: published.axes: {shorten_repr(names)}; a list of {', '.join(known)} is needed")
     metrics = section.metric if isinstance(section.metric, list) else [section.metric]
     values: dict[str, dict[tuple[str, ...], tuple[float, float]]] = {metric: {} for metric in metrics}
     for labels, cell in _iterate_cells(section.values, [known[name] for name in names], f"{path}: published.values"):
         where = ".".join([f"{path}: published.values", *labels])
         figures = cell if isinstance(section.metric, list) else [cell]
         if not isinstance(figures, list) or len(figures) != len(metrics):
-            raise UserError(f"{where}: {show(cell)}; a list with a figure of each metric is needed: {metrics}")
+            raise UserError(f"{where}: {shorten_repr(cell)}; a list with a figure of each metric is needed: {metrics}")
         for metric, figure in zip(metrics, figures, strict=True):
             if figure is not None:
                 values[metric][labels] = _parse_mean_and_deviation(where, figure)
@@ -191,10 +193,12 @@ def _iterate_cells(tree: Any, axes: Sequence[Axis], where: str) -> Iterator[tupl
         yield (), tree
         return
     if not isinstance(tree, dict):
-        raise UserError(f"{where}: {show(tree)}; labels of {axes[0].name} are needed")
+        raise UserError(f"{where}: {shorten_repr(tree)}; labels of {axes[0].name} are needed")
     for label, below in tree.items():
         if label not in axes[0].choices:
-            raise UserError(f"{where}: unknown label '{label}' of {axes[0].name}; {nearest(label, axes[0].choices)}")
+            raise UserError(
+                f"{where}: unknown label '{label}' of {axes[0].name}; {suggest_name(label, axes[0].choices)}"
+            )
         for labels, cell in _iterate_cells(below, axes[1:], f"{where}.{label}"):
             yield (label, *labels), cell
 
@@ -203,5 +207,5 @@ def _parse_mean_and_deviation(where: str, given: Any) -> tuple[float, float]:
     pair = given if isinstance(given, list) else [given, math.nan]
     numbers = len(pair) == 2 and all(type(x) in (int, float) for x in pair)
     if not numbers or not math.isfinite(pair[0]) or pair[1] < 0 or pair[1] == math.inf:
-        raise UserError(f"{where}: {show(given)}; a finite mean, or [mean, standard deviation], is needed")
+        raise UserError(f"{where}: {shorten_repr(given)}; a finite mean, or [mean, standard deviation], is needed")
     return float(pair[0]), float(pair[1])

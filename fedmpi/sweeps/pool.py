@@ -150,8 +150,8 @@ def choose_parallelism(jobs: str, todo: Sequence[Settings]) -> tuple[int, tuple[
         if not jobs.isdigit() or int(jobs) < 1:
             raise UserError(f"--jobs: {jobs}; auto, or a number from 1 on, is needed")
         return min(int(jobs), len(todo)), gpus
-    cores = host_memory.usable_cores() // max(settings.compute.threads for settings in todo)
-    free = host_memory.available_bytes()
+    cores = host_memory.count_usable_cores() // max(settings.compute.threads for settings in todo)
+    free = host_memory.get_available_bytes()
     limits = [
         len(todo),
         cores,

@@ -141,7 +141,7 @@ def summarize_diagnostics(settings: Settings) -> dict[str, Any]:
         the run has no diagnostics.
     """
     rows = []
-    for line in read_jsonl(run_directory(settings) / "analysis.jsonl", rounds=True).rows:
+    for line in read_jsonl(run_directory(settings) / "analysis.jsonl", need_round=True).rows:
         row = {"round": line["round"]}
         for probe, values in line.items():
             numbers = values.items() if isinstance(values, dict) else ()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import count, nearest
+from fedmpi.common.text import pluralize, suggest_name
 from fedmpi.common.version import __version__
 from fedmpi.config import Settings
 from fedmpi.config.loading import redact_override
@@ -59,7 +59,7 @@ def find_table(name: str) -> Path:
     known = list_tables()
     stem = name.removesuffix(".yaml").rpartition("/")[2]
     if stem not in known:
-        raise UserError(f"reproduce: unknown table '{name}'; {nearest(stem, known)}")
+        raise UserError(f"reproduce: unknown table '{name}'; {suggest_name(stem, known)}")
     return known[stem]
 
 
@@ -78,7 +78,7 @@ def describe_tables(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
     for name, path in list_tables().items():
         sweep = expand.load_sweep(path, overrides)
         published = f", published by {sweep.published[0].source}" if sweep.published else ""
-        yield name, f"{count(len(sweep.labels), 'run')} on {', '.join(find_datasets(sweep))}{published}"
+        yield name, f"{pluralize(len(sweep.labels), 'run')} on {', '.join(find_datasets(sweep))}{published}"
 
 
 def fetch_data(sweep: Sweep, say: PrintLine) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from scipy.special import stdtrit
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import count, is_lower_better, main_metric, nearest
+from fedmpi.common.text import choose_main_metric, is_lower_better, pluralize, suggest_name
 from fedmpi.config import Settings
 from fedmpi.runtime.inspection import compare
 from fedmpi.sweeps import progress
@@ -127,7 +127,7 @@ def collect_results(sweep: Sweep, metric: str | None, of: str | None, rows: str 
     axes = [axis for axis in sweep.axes if axis.name != SEED]
     names = [axis.name for axis in axes]
     if rows is not None and rows not in names:
-        raise UserError(f"--rows: unknown axis '{rows}'; {nearest(rows, names)}")
+        raise UserError(f"--rows: unknown axis '{rows}'; {suggest_name(rows, names)}")
     axes.sort(key=lambda axis: rows is not None and axis.name != rows)
     done = _find_finished_runs(sweep)
     lower_is_better = {name for *_, state in done for name in state.summary.get("lower_is_better", ())}
@@ -151,7 +151,9 @@ def collect_results(sweep: Sweep, metric: str | None, of: str | None, rows: str 
         else:
             cell.non_finite_seeds.append(seed)
     if not any(cell.values for cell in cells.values()):
-        raise UserError(f"--metric: no run has a figure '{name}'; {nearest(name, {n for each in known for n in each})}")
+        raise UserError(
+            f"--metric: no run has a figure '{name}'; {suggest_name(name, {n for each in known for n in each})}"
+        )
     notes = _check_comparability(sweep, [run for _, run, _ in done])
     if metric is not None and name != metric:
         notes.insert(0, f"{name} is compared, as most runs have no {metric}")
@@ -166,7 +168,7 @@ def _find_finished_runs(sweep: Sweep) -> list[FinishedRun]:
         if settings is not None and (state := progress.read_state(settings)).status == progress.DONE:
             runs.append((labels, settings, state))
     if not runs:
-        raise UserError(f"none of {count(len(sweep.labels), 'run')} is done; {sweep.command}")
+        raise UserError(f"none of {pluralize(len(sweep.labels), 'run')} is done; {sweep.command}")
     return runs
 
 
@@ -192,7 +194,7 @@ def _most_common_name(known: Sequence[Mapping[str, Any]], metric: str | None, pr
     `known` are the metrics of each run; without `metric`, the main metric of the first run is used.
     """
     if metric is None:
-        metric = main_metric(known[0]) or ""
+        metric = choose_main_metric(known[0]) or ""
         prefix = next((f"{name}_" for name in protocols if metric.startswith(f"{name}_")), "")
         metric = metric.removeprefix(prefix)
     names = [metric, *(f"{protocol}_{metric}" for protocol in protocols)]

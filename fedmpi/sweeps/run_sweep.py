@@ -10,9 +10,9 @@ from typing import Any
 from fedmpi import models, tasks
 from fedmpi.common import registry
 from fedmpi.common.errors import RESTART_LATER, MissingDataError, UserError
-from fedmpi.common.formatting import duration
+from fedmpi.common.formatting import format_duration
 from fedmpi.common.jsonl import to_jsonable
-from fedmpi.common.text import count, format_metric, main_metric
+from fedmpi.common.text import choose_main_metric, format_metric, pluralize
 from fedmpi.config import Settings
 from fedmpi.runtime import build
 from fedmpi.runtime.inspection import run_files
@@ -90,7 +90,7 @@ def _train_runs(
     `what` describes the runs in the first line of the output.
     """
     done = len(every) - len(todo)
-    say(f"{count(len(every), 'run')}{what} in {every[0].output}" + (f", {done} of them done" if done else ""))
+    say(f"{pluralize(len(every), 'run')}{what} in {every[0].output}" + (f", {done} of them done" if done else ""))
     if not todo:
         return 0
     failed, elsewhere, began = list[Settings](), list[Settings](), time.monotonic()
@@ -99,16 +99,16 @@ def _train_runs(
         outcome, text = _describe_outcome(sweep, ended)
         {FAILED: failed, IN_USE: elsewhere}.get(outcome, []).append(ended.settings)
         rest = len(todo) - workers.num_ended
-        left = f"; about {duration((time.monotonic() - began) / workers.num_ended * rest)} left" if rest else ""
+        left = f"; about {format_duration((time.monotonic() - began) / workers.num_ended * rest)} left" if rest else ""
         say(f"[{done + workers.num_ended}/{len(every)}] {ended.settings.name}: {text} ({ended.elapsed_s:.0f} s){left}")
 
     workers = pool.ProcessPool(job, *pool.choose_parallelism(jobs, todo), report_end)
     complete = workers.run([progress.with_auto_resume(settings) for settings in todo])
     if failed:
         logs = "\n  ".join(str(pool.console_log_path(each)) for each in failed)
-        raise UserError(f"{len(failed)} of {count(len(every), 'run')} failed; what they said:\n  {logs}")
+        raise UserError(f"{len(failed)} of {pluralize(len(every), 'run')} failed; what they said:\n  {logs}")
     if busy := _find_missing_runs(sweep, elsewhere):
-        say(f"{count(len(busy), 'run')} in use by another process; when that has ended: {sweep.command}")
+        say(f"{pluralize(len(busy), 'run')} in use by another process; when that has ended: {sweep.command}")
     elif not complete:
         say(f"stopped; go on with: {sweep.command}")
     return RESTART_LATER if busy or not complete else 0
@@ -125,7 +125,7 @@ def _describe_outcome(sweep: Sweep, ended: pool.ActiveRun) -> tuple[str, str]:
     if is_locked and who.get("pid") not in (None, ended.process.pid):
         return IN_USE, f"in use by process {who['pid']} on host {who.get('host')}, and left to it"
     if code == RESTART_LATER:
-        return "", f"stopped after {count(state.rounds, 'round')}"
+        return "", f"stopped after {pluralize(state.rounds, 'round')}"
     if sweep.needs_no_training(settings):
         return "", "has diverged, and is not chosen"
     last_line = run_files.find_error_line(pool.console_log_path(settings))
@@ -134,7 +134,7 @@ def _describe_outcome(sweep: Sweep, ended: pool.ActiveRun) -> tuple[str, str]:
 
 def _format_main_metric(row: dict[str, Any]) -> str:
     """Format the main metric of a row with its name; "" if the row has none."""
-    name = main_metric(metric_names([row]))
+    name = choose_main_metric(metric_names([row]))
     return f"{name.replace('_', ' ')} {format_metric(name, row[name], 4)}" if name and row.get(name) is not None else ""
 
 
@@ -144,7 +144,7 @@ def check_complete(sweep: Sweep, say: PrintLine) -> None:
     With `tune`, tuning.json and the list of runs are written as well.
     """
     if missing := sweep_status.show_status(sweep, say):
-        raise UserError(f"{count(missing, 'run')} missing; go on with: {sweep.command}")
+        raise UserError(f"{pluralize(missing, 'run')} missing; go on with: {sweep.command}")
     if sweep.tuning is not None:
         write_choices(sweep)
         runs = sweep.known_runs()
@@ -161,7 +161,7 @@ def validate_sweep(sweep: Sweep, say: PrintLine) -> None:
         MissingDataError: if data are missing and nothing else is wrong.
     """
     every = [settings for _, settings in sweep.first_stage_runs()]
-    say(f"{count(len(every), 'run')}, to be written to {every[0].output}")
+    say(f"{pluralize(len(every), 'run')}, to be written to {every[0].output}")
     for axis in sweep.axes:
         used = [label for label in axis.choices if any(each[axis.name] == label for each in sweep.labels)]
         say(f"  {axis.name}: {', '.join(used)}")
@@ -175,7 +175,7 @@ def validate_sweep(sweep: Sweep, say: PrintLine) -> None:
             missing = missing or error
             build.make_method(settings)  # names and options can be checked without data
             for kind, chosen, key in ((models.KIND, settings.model, "model"), (tasks.KIND, settings.task, "task")):
-                registry.make(kind, chosen, settings.key_origins(key))
+                registry.make_component(kind, chosen, settings.key_origins(key))
     if missing:
         raise MissingDataError(f"{sweep.path}: nothing is wrong but that data are missing: {missing}") from missing
     say("ok")

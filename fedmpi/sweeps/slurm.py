@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import count
+from fedmpi.common.text import pluralize
 from fedmpi.config import Settings
 from fedmpi.runtime.inspection.run_files import read_tail
 from fedmpi.sweeps.expand import Sweep
@@ -80,7 +80,7 @@ def submit_sweep(sweep: Sweep, asked: ArrayOptions, dry: bool, say: Callable[[st
     missing = [settings.name for settings in every if not sweep.needs_no_training(settings)]
     arrays = [[name for name in names if name not in waiting] for names in (missing, _runs_after_tuning(sweep))]
     if not any(arrays):
-        say(f"nothing to submit: {count(len(waiting), 'run')} in the queue, the others are done")
+        say(f"nothing to submit: {pluralize(len(waiting), 'run')} in the queue, the others are done")
         return 0
     if not dry:
         sweep.write_run_list(place, [settings.name for settings in every])
@@ -99,7 +99,7 @@ def submit_sweep(sweep: Sweep, asked: ArrayOptions, dry: bool, say: Callable[[st
     words += [f"--wrap=cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join([*_sweep_command(sweep), '--check'])}"]
     end = _submit_job(words, None, dry, say)
     if not dry:
-        runs = count(sum(map(len, arrays)), "run")
+        runs = pluralize(sum(map(len, arrays)), "run")
         say(f"{runs} in job {', '.join(jobs)}; job {end} fails if one is missing at the end")
     return 0
 

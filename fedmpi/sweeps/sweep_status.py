@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.formatting import duration
+from fedmpi.common.formatting import format_duration
 from fedmpi.common.redaction import MARK
-from fedmpi.common.text import count, shorten
+from fedmpi.common.text import pluralize, shorten
 from fedmpi.runtime.inspection import run_files
 from fedmpi.runtime.inspection import status as run_status
 from fedmpi.runtime.inspection.run_files import SWEEP_FILE
@@ -144,12 +144,12 @@ def format_status(facts: StatusDict) -> list[str]:
     runs, counts = facts["runs"], facts["counts"]
     shown = [_format_run(run) for run in runs if run["state"] not in (FINISHED, WAITING) or run.get("job")]
     states = "".join(f", {counts[state]} {state}" for state in STATES[1:] if counts[state])
-    return [*shown, f"{counts[FINISHED]} of {count(len(runs), 'run')} done{states}"]
+    return [*shown, f"{counts[FINISHED]} of {pluralize(len(runs), 'run')} done{states}"]
 
 
 def _format_run(run: StatusDict) -> str:
     parts = [f"{run['name']}: {run['state']}"]
     parts += [f"{run['rounds_done']} of {run['rounds']} rounds"] if run["rounds"] is not None else []
     parts += [f"job {run['job']}"] if run.get("job") else []
-    parts += [f"{duration(run['eta_s'])} left"] if run["eta_s"] else []
+    parts += [f"{format_duration(run['eta_s'])} left"] if run["eta_s"] else []
     return ", ".join(parts) + (f": {shorten(' '.join(run['why'].split()), 200)}" if run["why"] else "")

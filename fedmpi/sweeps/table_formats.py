@@ -14,7 +14,7 @@ from typing import Any
 
 from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import count, metric_title, shorten
+from fedmpi.common.text import format_metric_title, pluralize, shorten
 from fedmpi.config.loading import redact_override
 from fedmpi.sweeps.axes import SEED
 from fedmpi.sweeps.expand import Sweep
@@ -108,7 +108,7 @@ def _format_mean(cells: ResultsTable, key: CellKey) -> str:
     seeds, asked = len(cell.values), len(cell.seeds)
     text = "nan" if cell.non_finite_seeds else "-"
     if seeds:
-        few = f" ({seeds} of {asked})" if seeds < asked else f" ({count(asked, 'seed')})"
+        few = f" ({seeds} of {asked})" if seeds < asked else f" ({pluralize(asked, 'seed')})"
         text = _format_mean_and_std(cells, cell.mean, cell.std) + ("" if seeds == cells.num_seeds else few)
     if cell.published:
         text += f" [{_format_mean_and_std(cells, *cell.published)} {compare_with_published(cell, cells.decimals)}]"
@@ -130,7 +130,7 @@ def _format_mean_and_std(cells: ResultsTable, mean: float, spread: float) -> str
 def table_caption(cells: ResultsTable) -> str:
     """Return the caption of the table of means, with the metric, the choice of `tune`, and the command that made it."""
     what = f"{cells.metric.replace('_', ' ')}, {PART_TITLES[cells.summary_part]}"
-    text = f"{what}, mean and sample standard deviation (n - 1) over {count(cells.num_seeds, 'seed')}"
+    text = f"{what}, mean and sample standard deviation (n - 1) over {pluralize(cells.num_seeds, 'seed')}"
     if cells.source:
         text += f"; in brackets: {cells.source}: {VERDICT_LEGEND}"
     if best := cells.sweep.tuning:
@@ -163,7 +163,7 @@ def table_notes(cells: ResultsTable) -> list[str]:
 
 def format_text(cells: ResultsTable) -> list[str]:
     """Return the table as lines for the console."""
-    blocks = [[about, "", *formatting.table(rows, "left")] for rows, about in build_tables(cells)]
+    blocks = [[about, "", *formatting.format_table(rows, "left")] for rows, about in build_tables(cells)]
     lines = [line.replace("±", "+-") for block in blocks for line in (*block, "")]
     return [*lines, *table_notes(cells)] if table_notes(cells) else lines[:-1]
 
@@ -273,5 +273,5 @@ def plot_table(cells: ResultsTable, to: Path) -> None:
         warnings.warn(f"left out of the picture, as seeds are missing: {', '.join(incomplete)}", stacklevel=2)
     x_label = cells.axes[0].name.rpartition(".")[2] if cells.axes else ""
     log_x = numeric and min(x) > 0 and max(x) >= 30 * min(x)
-    chart = charts.LineChart(series, x_label, metric_title(cells.metric), log_x=log_x, ticks=labels)
-    charts.write_chart(chart, to, f"{metric_title(cells.metric)}, {PART_TITLES[cells.summary_part]}")
+    chart = charts.LineChart(series, x_label, format_metric_title(cells.metric), log_x=log_x, ticks=labels)
+    charts.write_chart(chart, to, f"{format_metric_title(cells.metric)}, {PART_TITLES[cells.summary_part]}")

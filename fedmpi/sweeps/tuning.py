@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import count, is_lower_better, show
+from fedmpi.common.text import is_lower_better, pluralize, shorten_repr
 from fedmpi.config import Settings, loading
 from fedmpi.config.field_types import Section
 from fedmpi.config.yaml_source import ConfigLayer
@@ -84,14 +84,18 @@ def read_tuning(
         UserError: if the metric, an axis or a label is invalid, or there is no run on which to compare candidates.
     """
     if section.by.startswith(("validation_", "personal_", "test_")):
-        raise UserError(f"{path}: tune.by: {show(section.by)}; loss or a metric of the task is needed: by: accuracy")
+        raise UserError(
+            f"{path}: tune.by: {shorten_repr(section.by)}; loss or a metric of the task is needed: by: accuracy"
+        )
     names = [each.name for each in axes if each.name != SEED]
     if fixed := {*section.grid} & {*names, SEED}:
         raise UserError(f"{path}: tune.grid.{min(fixed)}: is an axis of grid, or the seed; candidates are other keys")
     tried = tuple(read_axis(path, document, name, values, "tune.grid") for name, values in section.grid.items())
     per = [section.per] if isinstance(section.per, str) else names if section.per is None else section.per
     if not {*per} <= {*names}:
-        raise UserError(f"{path}: tune.per: {show(per)}; a list of {', '.join(names) or 'axes of grid'} is needed")
+        raise UserError(
+            f"{path}: tune.per: {shorten_repr(per)}; a list of {', '.join(names) or 'axes of grid'} is needed"
+        )
     using = read_labels(path, axes, "tune.using", section.using)
     best = Tuning(tried, section.by, section.of, tuple(per), using)
     without = {best.cell_key(each) for each in labels} - {
@@ -115,7 +119,7 @@ class Choice:
         """Return the choice as text: `method fedavg: train.lr 0.1`."""
         pairs = ((each or {}).items() for each in (self.cell, self.chosen))
         cell, chosen = (", ".join(f"{name} {label}" for name, label in each) for each in pairs)
-        why = f"{count(self.num_missing, 'run')} not done" if self.num_missing else "every candidate has diverged"
+        why = f"{pluralize(self.num_missing, 'run')} not done" if self.num_missing else "every candidate has diverged"
         return f"{cell or 'all'}: {chosen or f'not chosen, {why}'}"
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import nearest
+from fedmpi.common.text import suggest_name
 
 IgnoredTarget = float | Literal["nan"]  # the option `ignore` of tasks with real-valued targets
 
@@ -180,7 +180,7 @@ def select_metrics(
     """
     for name in requested or ():
         if name not in known:
-            raise UserError(f"task.metrics: task {task} has no metric {name!r}; {nearest(name, known)}")
+            raise UserError(f"task.metrics: task {task} has no metric {name!r}; {suggest_name(name, known)}")
     return tuple(requested or default)
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.metrics_row import RESERVED
+from fedmpi.common.metrics_row import RESERVED_NAMES
 from fedmpi.common.text import shorten
-from fedmpi.common.user_code_errors import attribute_errors, located_error
+from fedmpi.common.user_code_errors import add_error_context, make_located_error
 from fedmpi.tasks.base import Task
 
 
@@ -24,7 +24,7 @@ def check_task(task: Any) -> None:
     for needed in ("loss", "metrics"):
         if not callable(getattr(task, needed, None)):
             problem = f"task.name: {type(task).__name__} has no function `{needed}`"
-            raise located_error(f"{problem}; a task needs `loss` and `metrics` (see fedmpi.Task)", task)
+            raise make_located_error(f"{problem}; a task needs `loss` and `metrics` (see fedmpi.Task)", task)
     for name, default in vars(Task).items():
         if not name.startswith("_") and not hasattr(task, name):
             setattr(task, name, partial(default, task) if callable(default) else default)
@@ -48,7 +48,7 @@ def check_targets(name: str, task: Any, y: Tensor, outputs: tuple[int, ...], par
         raise UserError(f"{problem}; fill it in or drop the row{option}")
     problem = task.check(y, outputs)
     if problem:
-        raise located_error(f"task {name}: {part}: {problem}", type(task))
+        raise make_located_error(f"task {name}: {part}: {problem}", type(task))
 
 
 def metric_names(task: Any, outputs: tuple[int, ...], y: Tensor) -> tuple[str, ...]:
@@ -64,10 +64,10 @@ def metric_names(task: Any, outputs: tuple[int, ...], y: Tensor) -> tuple[str, .
     names: Any = getattr(task, "names", ())
     if not names:
         what = f"task {type(task).__name__}: its metrics for two outputs of zeros (it does not define `names`)"
-        with attribute_errors(what):
+        with add_error_context(what):
             names = compute_metrics(task, reduce_outputs(task, torch.zeros(2, *outputs), y), y)
     names = (names,) if isinstance(names, str) else tuple(names)
-    reserved = RESERVED | {
+    reserved = RESERVED_NAMES | {
         f"{name}{end}" for name in names for end in ("_std", "_worst_decile")
     }  # columns of the engine
     invalid = [name for name in names if not isinstance(name, str) or name in reserved or names.count(name) > 1]
@@ -76,7 +76,7 @@ def metric_names(task: Any, outputs: tuple[int, ...], y: Tensor) -> tuple[str, .
         needed = (
             "at least one name is needed; names must be distinct strings that are not columns of metrics.jsonl already"
         )
-        raise located_error(f"task {type(task).__name__}: {problem}; {needed}", task)
+        raise make_located_error(f"task {type(task).__name__}: {problem}; {needed}", task)
     return names
 
 
@@ -130,4 +130,4 @@ def _return_error(task: Any, function: str, value: Any, needed: str) -> UserErro
     shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
     result = shorten(str(value)) if isinstance(value, Mapping) else f"{type(value).__name__}{shape}"
     text = f"task {type(task).__name__}: {function} returned {result}; it must return {needed}"
-    return located_error(text, getattr(task, function))
+    return make_located_error(text, getattr(task, function))

@@ -223,7 +223,7 @@ from fedmpi.comm.backends import mpi
 from fedmpi.comm.launchers import Job
 if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
     time.sleep(1000)
-mpi.world(Job("mpi", 0, 2, 0, 2, "here"), 2)
+mpi.initialize_mpi(Job("mpi", 0, 2, 0, 2, "here"), 2)
 """
 
 

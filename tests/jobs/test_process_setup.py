@@ -43,8 +43,8 @@ def work():
         cycle = [x, x.sum()]
         cycle.append(cycle)
         del cycle, x
-        with seeds.preserve_rng():
-            seeds.reseed(0, "a", t)
+        with seeds.preserve_rng_state():
+            seeds.seed_global_generators(0, "a", t)
 
 torch.set_num_threads(1)
 gc.set_threshold(1)

@@ -129,7 +129,7 @@ def test_a_rank_that_is_told_while_the_others_do_not_come_leaves(tmp_path):
     config = CONFIG | {"output": str(tmp_path), "comm": {"start_timeout_s": 3000}}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
     code = "import sys; sys.argv = ['fedmpi', 'run', sys.argv[1]]; from fedmpi.common import signals; "
-    code += "signals.START_S = 1; from fedmpi.cli import main; main()"
+    code += "signals.EXIT_DELAY_S = 1; from fedmpi.cli import main; main()"
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     told = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}

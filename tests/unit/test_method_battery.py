@@ -10,14 +10,14 @@ from helpers import NETS, SPECIAL, digest, federated, images, play, prepare, sma
 from torch import nn
 
 from fedmpi.common import seeds
-from fedmpi.common.registry import load
+from fedmpi.common.registry import load_object
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import Shard, hold_out_validation, split
 from fedmpi.data.partitions.base import Partition
 from fedmpi.methods import registry
 
 METHODS = sorted(registry)
-NEUTRAL = [name for name in METHODS if load(name, registry, "method").equals_fedavg_at is not None]
+NEUTRAL = [name for name in METHODS if load_object(name, registry, "method").equals_fedavg_at is not None]
 # What follows clients' ids by its nature, and how to do without: noise is drawn for an id, FedGH takes pairs in order.
 WITHOUT_IDS = {
     "fedsr": {"probabilistic": False, "cmi": 0.0},
@@ -39,7 +39,7 @@ def fedavg(net, momentum):
 
 
 def neutral(method):
-    return {**SPECIAL.get(method, {}), **load(method, registry, "method").equals_fedavg_at}
+    return {**SPECIAL.get(method, {}), **load_object(method, registry, "method").equals_fedavg_at}
 
 
 # ---- what it becomes ----
@@ -77,9 +77,9 @@ def by_hand(it):
         it.made.model.load(it.w0, it.b0)
     for t in range(config.rounds):
         sgd = torch.optim.SGD(module.parameters(), train.lr, train.momentum, weight_decay=train.weight_decay)
-        order = torch.randperm(len(x), generator=seeds.generator(config.seed, "batches", t, 0, 0))
+        order = torch.randperm(len(x), generator=seeds.torch_generator(config.seed, "batches", t, 0, 0))
         module.train()
-        with seeds.seeded(config.seed, "torch", t, 0):
+        with seeds.temporary_seed(config.seed, "torch", t, 0):
             for rows in order.split(train.batch_size):
                 sgd.zero_grad()
                 nn.functional.cross_entropy(module(x[rows]), y[rows]).backward()

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from fedmpi.common.errors import UserError
 
-Card = Mapping[str, Any]  # the description of a rank that `describe` returns
+RankDescription = Mapping[str, Any]  # the description of a rank that `describe_rank` returns
 
 # Sources: NVIDIA/nccl, src/os/linux.cc, src/bootstrap.cc and src/transport/p2p.cc; its user guide, "Runtime and MPI
 # issues"; NVIDIA/nccl#1066 and #1948; srun(1), --gpu-bind.
@@ -26,37 +26,37 @@ to an interface that leads to the other hosts (fedmpi doctor lists them).
 NCCL_DEBUG=WARN shows all that NCCL says."""
 
 
-def describe(backend: str, host: str, device: torch.device) -> dict[str, Any]:
+def describe_rank(backend: str, host: str, device: torch.device) -> dict[str, Any]:
     """Return a description of this rank, from which all ranks choose a communication back end.
 
     Returns:
         "backend", comm.backend of the config; "host", the host's name; "card", the PCI address of the GPU or "";
         "nccl", whether this PyTorch has NCCL.
     """
-    return {"backend": backend, "host": host, "card": pci_address(device), "nccl": dist.is_nccl_available()}
+    return {"backend": backend, "host": host, "card": get_pci_address(device), "nccl": dist.is_nccl_available()}
 
 
-def gpu_uuid(device: torch.device) -> str:
+def get_gpu_uuid(device: torch.device) -> str:
     """Return the UUID of a GPU or of a slice of a GPU (MIG); "" for a CPU."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
 
 
-def pci_address(device: torch.device) -> str:
+def get_pci_address(device: torch.device) -> str:
     """Return the PCI address of a GPU, which all its slices (MIG) share; its UUID if PyTorch has no PCI address."""
     if device.type != "cuda":
         return ""
     properties: Any = torch.cuda.get_device_properties(device)
     if not hasattr(properties, "pci_bus_id"):
-        return gpu_uuid(device)
+        return get_gpu_uuid(device)
     return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}"
 
 
-def choose(backend: str, cards: Sequence[Card]) -> str:
+def choose_backend(backend: str, cards: Sequence[RankDescription]) -> str:
     """Return the communication back end of all ranks: the requested one, or for auto nccl if it works, otherwise gloo.
 
     Args:
         backend: comm.backend of this rank's config.
-        cards: the descriptions of all ranks (`describe`).
+        cards: the descriptions of all ranks (`describe_rank`).
 
     Raises:
         UserError: configs of ranks differ, or NCCL is requested but cannot connect these ranks.
@@ -66,13 +66,13 @@ def choose(backend: str, cards: Sequence[Card]) -> str:
         raise UserError(f"comm.backend differs between ranks: {dict(asked)}; give all ranks one config.")
     if backend not in ("auto", "nccl"):
         return backend
-    problem = _why_not_nccl(cards)
+    problem = _why_nccl_is_impossible(cards)
     if problem and backend == "nccl":
         raise UserError(f"comm.backend=nccl, but {problem}")
     return "gloo" if problem else "nccl"
 
 
-def _why_not_nccl(cards: Sequence[Card]) -> str:
+def _why_nccl_is_impossible(cards: Sequence[RankDescription]) -> str:
     """Return why NCCL cannot connect these ranks, with advice; "" if it can."""
     first_on_card: dict[tuple[str, str], int] = {}
     for rank, card in enumerate(cards):
@@ -89,7 +89,7 @@ def _why_not_nccl(cards: Sequence[Card]) -> str:
     return ""
 
 
-def in_brief(error: Exception) -> str:
+def shorten_error(error: Exception) -> str:
     """Return the first line of a process group's error, and the text after NCCL's "Last error:" if there is one."""
     first = next(iter(str(error).strip().splitlines()), type(error).__name__)
     last = next(iter(str(error).partition("Last error:")[2].strip().splitlines()), "")

@@ -22,7 +22,7 @@ from fedmpi.comm.base import (
     Communicator,
     ConnectionLostError,
     Message,
-    absent_error,
+    missing_ranks_error,
 )
 from fedmpi.comm.launchers import Job
 from fedmpi.comm.timeouts import Timeouts
@@ -32,15 +32,20 @@ from fedmpi.common.errors import UserError
 # It serves one-sided communication, which fedmpi does not use; messages over libfabric use mtl/ofi. The variable is
 # set only under Open MPI 5's mpirun, which has passed on the settings of its parameter files: under other launchers it
 # would override them.
-NO_SLEEP = "OMPI_MCA_btl", "^ofi"
-RANK_0_FIRST_S = 3  # other ranks wait so much longer: rank 0 prints the error, and the launcher ends the others
+EXCLUDE_OFI = "OMPI_MCA_btl", "^ofi"
+EXTRA_S_AFTER_RANK_0 = 3  # other ranks wait so much longer: rank 0 prints the error, and the launcher ends the others
 DATA, CONTROL = 0, 1  # tags
-EAGER_S = 0.05  # requests are first tested without pauses for this time: MPI moves messages only inside its calls
-PAUSE_S = 1e-3  # the longest pause: 0.1 % of a round of one second, and hardly any processor time
-LOOK_S = 0.5  # interval of the checks which messages are still missing
-CARRIER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of an element -> type that MPI knows
+BUSY_POLL_S = 0.05  # requests are first tested without pauses for this time: MPI moves messages only inside its calls
+MAX_PAUSE_S = 1e-3  # the longest pause: 0.1 % of a round of one second, and hardly any processor time
+CHECK_INTERVAL_S = 0.5  # interval of the checks which messages are still missing
+INTEGER_TYPES = {
+    1: torch.uint8,
+    2: torch.int16,
+    4: torch.int32,
+    8: torch.int64,
+}  # bytes of an element -> type that MPI knows
 
-GUARD = """
+KILL_SCRIPT = """
 left=$2
 while sleep 1 && kill -0 $1 2>/dev/null; do
     left=$((left - 1))
@@ -52,7 +57,7 @@ NEEDS_MPIRUN = (
     "comm.backend=mpi needs mpirun (or srun --mpi=...); torchrun and the variables RANK, WORLD_SIZE, MASTER_ADDR and "
     "MASTER_PORT go with comm.backend=gloo or nccl."
 )
-REMEDY = {  # launcher -> advice if the launcher does not belong to the MPI library that mpi4py loaded
+LAUNCHER_REMEDIES = {  # launcher -> advice if the launcher does not belong to the MPI library that mpi4py loaded
     "mpi": "Start with the mpirun of that MPI; or make mpi4py load the launcher's: set MPI4PY_LIBMPI to its libmpi.so, "
     "or, with its mpicc on PATH, `pip install --force-reinstall --no-binary mpi4py mpi4py`; or use srun or torchrun.",
     "slurm": "Name the PMI that it speaks, e.g. `srun --mpi=pmix` (`srun --mpi=list` shows which there are), or start "
@@ -61,7 +66,7 @@ REMEDY = {  # launcher -> advice if the launcher does not belong to the MPI libr
 
 
 # ---- the library ----
-def load(launcher: str = "mpi") -> Any:
+def import_mpi(launcher: str = "mpi") -> Any:
     """Import mpi4py.MPI without initialising MPI, and return it.
 
     Raises:
@@ -70,7 +75,7 @@ def load(launcher: str = "mpi") -> Any:
     if launcher in ("torchrun", "env://"):
         raise UserError(NEEDS_MPIRUN)
     if "PRTE_LAUNCHED" in os.environ:
-        os.environ.setdefault(*NO_SLEEP)
+        os.environ.setdefault(*EXCLUDE_OFI)
     try:
         import mpi4py
 
@@ -84,7 +89,7 @@ def load(launcher: str = "mpi") -> Any:
     return MPI
 
 
-def world(job: Job, timeout_s: float) -> Any:
+def initialize_mpi(job: Job, timeout_s: float) -> Any:
     """Initialise MPI and return COMM_WORLD of `job`.
 
     MPI_Init waits for all ranks and cannot be interrupted. If it takes longer than timeout_s, an error is printed and
@@ -93,42 +98,42 @@ def world(job: Job, timeout_s: float) -> Any:
     Raises:
         UserError: the MPI library of the launcher is not the one that mpi4py loaded.
     """
-    MPI = load(job.launcher)
+    MPI = import_mpi(job.launcher)
     if not MPI.Is_initialized():
-        with bounded(job, "MPI_Init, which waits for all ranks", timeout_s):
+        with kill_after_timeout(job, "MPI_Init, which waits for all ranks", timeout_s):
             MPI.Init_thread(MPI.THREAD_SERIALIZED)
     if MPI.COMM_WORLD.size != job.size:
         library = str(MPI.Get_library_version()).split(",")[0].splitlines()[0]
         raise UserError(
             f"{job.launcher} started {job.size} ranks, but MPI sees {MPI.COMM_WORLD.size}: the MPI that mpi4py loaded "
-            f"({library}) was not started by this launcher.\n{REMEDY[job.launcher]}"
+            f"({library}) was not started by this launcher.\n{LAUNCHER_REMEDIES[job.launcher]}"
         )
     return MPI.COMM_WORLD
 
 
-def finalize(job: Job, timeout_s: float) -> None:
+def finalize_mpi(job: Job, timeout_s: float) -> None:
     """Finalize MPI, which waits for all ranks; past the time-out, print an error and kill this process."""
-    MPI = load()
+    MPI = import_mpi()
     if not MPI.Is_finalized():
-        with bounded(job, "MPI_Finalize, which waits for all ranks", timeout_s):
+        with kill_after_timeout(job, "MPI_Finalize, which waits for all ranks", timeout_s):
             MPI.Finalize()
 
 
 @contextmanager
-def bounded(job: Job, where: str, timeout_s: float) -> Iterator[None]:
+def kill_after_timeout(job: Job, operation: str, timeout_s: float) -> Iterator[None]:
     """Print an error and kill this process if the block takes longer than timeout_s.
 
     MPI_Init and MPI_Finalize hold the interpreter lock, so that no Python thread can run a timer: a shell does.
 
     Args:
         job: names this rank in the error.
-        where: a description of the block, for the error.
+        operation: a description of the block, for the error.
         timeout_s: limit in seconds; ranks other than rank 0 get RANK_0_FIRST_S more.
     """
-    text = f"fedmpi [rank {job.rank} on {job.host}]: error: still in {where}, after {timeout_s:.0f} s"
-    limit_s = max(1, int(timeout_s)) + (RANK_0_FIRST_S if job.rank else 0)
+    text = f"fedmpi [rank {job.rank} on {job.host}]: error: still in {operation}, after {timeout_s:.0f} s"
+    limit_s = max(1, int(timeout_s)) + (EXTRA_S_AFTER_RANK_0 if job.rank else 0)
     words = [str(os.getpid()), str(limit_s), f"{text}; a rank is dead, hung or was never started"]
-    guard = subprocess.Popen(["sh", "-c", GUARD, "sh", *words])
+    guard = subprocess.Popen(["sh", "-c", KILL_SCRIPT, "sh", *words])
     try:
         yield
     finally:
@@ -137,7 +142,7 @@ def bounded(job: Job, where: str, timeout_s: float) -> Iterator[None]:
 
 
 # ---- messages ----
-class Request(NamedTuple):
+class PendingMessage(NamedTuple):
     """A message that is being sent or received, with the tensor that holds its memory."""
 
     peer: int
@@ -146,7 +151,7 @@ class Request(NamedTuple):
 
 
 @final
-class Mpi(Communicator):
+class MpiCommunicator(Communicator):
     """The communicator over MPI, for tensors on the CPU."""
 
     can_regroup = "MPI cannot (use comm.backend=gloo)"
@@ -154,24 +159,24 @@ class Mpi(Communicator):
     def __init__(self, job: Job, comm: Any, timeouts: Timeouts) -> None:
         Communicator.__init__(self, torch.device("cpu"), comm.rank, comm.size, timeouts.round)
         self.job, self.comm, self.timeouts = job, comm, timeouts
-        self.unfinished: list[Request] = []  # kept after a time-out, since MPI may still write into their memory
+        self.unfinished: list[PendingMessage] = []  # kept after a time-out, since MPI may still write into their memory
 
     def _shutdown(self) -> None:
-        finalize(self.job, self.round_timeout_s)
+        finalize_mpi(self.job, self.round_timeout_s)
 
-    def _post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> list[Request]:
+    def _post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> list[PendingMessage]:
         requests = [self._receive(peer, x, DATA) for peer, x in incoming]
         return requests + [self._send(peer, x, DATA) for peer, x in outgoing]
 
-    def _finish(self, posted: list[Request]) -> None:
-        if late := self._wait(posted, self.patience_s):
-            raise self.silent(late)
+    def _finish(self, posted: list[PendingMessage]) -> None:
+        if late := self._wait(posted, self.message_timeout_s):
+            raise self.timeout_error(late)
 
-    def _receive(self, peer: int, x: Tensor, tag: int) -> Request:
-        return Request(peer, self.comm.Irecv(_buffer(x), peer, tag), x)
+    def _receive(self, peer: int, x: Tensor, tag: int) -> PendingMessage:
+        return PendingMessage(peer, self.comm.Irecv(_buffer(x), peer, tag), x)
 
-    def _send(self, peer: int, x: Tensor, tag: int) -> Request:
-        return Request(peer, self.comm.Isend(_buffer(x), peer, tag), x)
+    def _send(self, peer: int, x: Tensor, tag: int) -> PendingMessage:
+        return PendingMessage(peer, self.comm.Isend(_buffer(x), peer, tag), x)
 
     def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
         """Gather the payloads at rank 0, which alone decides which ranks are late, so that all ranks agree."""
@@ -189,26 +194,26 @@ class Mpi(Communicator):
             silent[list(self._wait(posted, deadline_s + self.timeouts.reply))] = 1
         if silent.any():
             absent, remedy = silent.nonzero().flatten().tolist(), "" if self.hosts else START_REMEDY
-            raise absent_error(absent, self.size, deadline_s, self.hosts, remedy)
+            raise missing_ranks_error(absent, self.size, deadline_s, self.hosts, remedy)
         self._broadcast(frames.flatten())
         return [frame[4 : 4 + int.from_bytes(frame[:4], "little")] for frame in map(bytes, frames.numpy())]
 
-    def _wait(self, requests: list[Request], timeout_s: float) -> set[int]:
+    def _wait(self, requests: list[PendingMessage], timeout_s: float) -> set[int]:
         """Wait for all requests and return the peers whose messages are not done in time."""
         handles, clock = [request.handle for request in requests], self.timeouts.clock
         began, pause_s, look_s = clock.now(), 0.0, 0.1
         try:
-            while not load().Request.Testall(handles):
+            while not import_mpi().Request.Testall(handles):
                 waited_s = clock.now() - began
                 if waited_s > min(look_s, timeout_s):  # done here, since the error reporter's thread may not call MPI
                     self.waiting_for = {request.peer for request in requests if not request.handle.Test()}
-                    look_s = waited_s + LOOK_S
+                    look_s = waited_s + CHECK_INTERVAL_S
                 if waited_s > timeout_s:
                     self.unfinished += requests
                     return set(self.waiting_for)
                 clock.sleep(pause_s)
-                pause_s = 0.0 if waited_s < EAGER_S else min(PAUSE_S, 2 * pause_s + 1e-5)
-        except load().Exception as error:
+                pause_s = 0.0 if waited_s < BUSY_POLL_S else min(MAX_PAUSE_S, 2 * pause_s + 1e-5)
+        except import_mpi().Exception as error:
             self.unfinished += requests
             raise ConnectionLostError(f"MPI has lost a rank ({error})") from error
         self.waiting_for = ()
@@ -217,4 +222,4 @@ class Mpi(Communicator):
 
 def _buffer(x: Tensor) -> np.ndarray:
     """Return x's memory, not a copy, as an array of an integer type of the same size, since MPI has no bfloat16."""
-    return x.detach().view(CARRIER[x.element_size()]).numpy()
+    return x.detach().view(INTEGER_TYPES[x.element_size()]).numpy()

@@ -17,26 +17,26 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fedmpi.comm import launchers, network
-from fedmpi.comm.backends.choice import NCCL_REMEDY, choose, describe, in_brief
+from fedmpi.comm.backends.choice import NCCL_REMEDY, choose_backend, describe_rank, shorten_error
 from fedmpi.comm.base import (
     START_REMEDY,
     Communicator,
     ConnectionLostError,
-    Lost,
     Message,
     Posted,
-    ranks,
+    RankLostError,
+    format_ranks,
 )
 from fedmpi.comm.failures.error_reporter import ErrorReporter
 from fedmpi.comm.failures.group_membership import GroupMembership
 from fedmpi.comm.launchers import Job
 from fedmpi.comm.rendezvous import lookup
-from fedmpi.comm.rendezvous.store import CANCELLED, REGROUPING, RankStore, allgather, leave
+from fedmpi.comm.rendezvous.store import CANCELLED, REGROUPING, RankStore, allgather, wait_for_all_to_leave
 from fedmpi.comm.timeouts import Timeouts
 
 Group = Any  # dist.ProcessGroupGloo, whose type stub lacks some methods
-ENDED = "ended"  # key of the store: the first rank whose process has ended, which NCCL does not notice
-LOOK_S = 1.0  # interval of the checks of this key
+ENDED_RANK_KEY = "ended"  # key of the store: the first rank whose process has ended, which NCCL does not notice
+CHECK_INTERVAL_S = 1.0  # interval of the checks of this key
 GLOO_REMEDY = (
     "A rank has died since, or the network interface is wrong: set comm.interface to one that leads to the other hosts "
     "(fedmpi doctor lists them)."
@@ -63,47 +63,51 @@ def connect(
 
     Raises:
         UserError: the launcher or the config contains a mistake.
-        Lost: ranks did not arrive in time, or could not connect to each other.
+        RankLostError: ranks did not arrive in time, or could not connect to each other.
     """
     deadline = timeouts.clock.now() + timeouts.start
-    store = lookup.find_store(job, timeouts.start, timeouts=timeouts, interface=address)
+    store = lookup.connect_to_store(job, timeouts.start, timeouts=timeouts, interface=address)
     error_reporter.listen(store.new_connection)
-    mine, rank_0 = store.connection_addresses()
-    card = describe(backend, job.host, device) | {"network": network.identity(), "address": mine}
+    mine, rank_0 = store.get_ip_addresses()
+    card = describe_rank(backend, job.host, device) | {"network": network.get_network_id(), "address": mine}
     left_s = max(1.0, deadline - timeouts.clock.now())
     payload, every = json.dumps(card).encode(), range(job.size)
     cards = [json.loads(text) for text in allgather(store, "cards", 0, job.rank, every, payload, left_s, START_REMEDY)]
-    chosen = choose(backend, cards)
-    network.choose_for_gloo(job.rank, cards, rank_0)
+    chosen = choose_backend(backend, cards)
+    network.choose_gloo_interface(job.rank, cards, rank_0)
     remedy = NCCL_REMEDY if chosen == "nccl" else GLOO_REMEDY
     # Gloo's time-out bounds only the creation of the group, since each wait has its own limit. NCCL's time-out also
     # bounds every message, by a watchdog: it must be longer than our own time-out, which can name the rank.
     timeout_s = timeouts.round + 60 if chosen == "nccl" else timeouts.start
     try:
-        connects = partial(build, chosen, job, device, store, timeout_s)
-        group = timeouts.clock.call(timeouts.start + timeouts.reply, connects)
+        connects = partial(create_process_group, chosen, job, device, store, timeout_s)
+        group = timeouts.clock.call_with_timeout(timeouts.start + timeouts.reply, connects)
     except TimeoutError:
         late = f"{chosen} has not connected them after {timeouts.start:.0f} s"
-        raise Lost(f"all ranks came, but {late}.\n{remedy}") from None
+        raise RankLostError(f"all ranks came, but {late}.\n{remedy}") from None
     except RuntimeError as error:
         # Errors that do not come from NCCL, such as a lack of memory, have a remedy of their own.
-        if isinstance(error, Lost) or (chosen == "nccl" and not isinstance(error, dist.DistError)):
+        if isinstance(error, RankLostError) or (chosen == "nccl" and not isinstance(error, dist.DistError)):
             raise
-        raise Lost(f"all ranks came, but {chosen} does not connect them ({in_brief(error)}).\n{remedy}") from error
+        raise RankLostError(
+            f"all ranks came, but {chosen} does not connect them ({shorten_error(error)}).\n{remedy}"
+        ) from error
     if chosen == "nccl":
-        store.set_at_end(ENDED, str(job.rank))
-        return Nccl(job, device, store, timeouts)
-    return Gloo(job, group, store, GroupMembership(store, job.rank, job.size, error_reporter), timeouts)
+        store.set_on_disconnect(ENDED_RANK_KEY, str(job.rank))
+        return NcclCommunicator(job, device, store, timeouts)
+    return GlooCommunicator(job, group, store, GroupMembership(store, job.rank, job.size, error_reporter), timeouts)
 
 
-def build(chosen: str, job: Job, device: torch.device, store: dist.Store, timeout_s: float) -> Group | None:
+def create_process_group(
+    chosen: str, job: Job, device: torch.device, store: dist.Store, timeout_s: float
+) -> Group | None:
     """Create the process group that connects all ranks.
 
     NCCL's group becomes torch's default group, and None is returned; gloo's group is returned, so that it can be
     dropped.
     """
     if chosen == "gloo":
-        return make_gloo_group(store, "group", job.rank, job.size, timeout_s)
+        return create_gloo_group(store, "group", job.rank, job.size, timeout_s)
     if "NCCL_ASYNC_ERROR_HANDLING" not in os.environ:  # older name of the variable
         # Torch's watchdog would end this process at an error, before the ranks find out which of them has failed.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
@@ -115,7 +119,7 @@ def build(chosen: str, job: Job, device: torch.device, store: dist.Store, timeou
     return None
 
 
-def make_gloo_group(store: dist.Store, name: str, place: int, size: int, timeout_s: float) -> Group:
+def create_gloo_group(store: dist.Store, name: str, place: int, size: int, timeout_s: float) -> Group:
     """Connect `size` processes by gloo and return their process group.
 
     Args:
@@ -134,30 +138,30 @@ class _StoreCommunicator(Communicator):
     def __init__(self, job: Job, device: torch.device, store: RankStore, timeouts: Timeouts) -> None:
         Communicator.__init__(self, device, job.rank, job.size, timeouts.round)
         self.job, self.store, self.timeouts = job, store, timeouts
-        self.gathers = 0  # number of allgather calls so far: each call has its own keys
+        self.num_allgathers = 0  # number of allgather calls so far: each call has its own keys
         self.group_name = "allgather"
 
     def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
-        self.gathers += 1  # from here on a regroup can cancel this call
+        self.num_allgathers += 1  # from here on a regroup can cancel this call
         self._check_group()
-        values = allgather(self.store, self.group_name, self.gathers, self.rank, self.alive, payload, deadline_s)
+        values = allgather(self.store, self.group_name, self.num_allgathers, self.rank, self.alive, payload, deadline_s)
         self._check_group()
         return values
 
     def _check_group(self) -> None:
-        """Raise Lost if the ranks are to regroup."""
+        """Raise RankLostError if the ranks are to regroup."""
 
     def _shutdown(self) -> None:
         """Wait for all ranks before disconnecting: closing a socket while the other end still reads could lose data."""
-        leave(self.store, self.rank, self.alive, self.timeouts.round)
+        wait_for_all_to_leave(self.store, self.rank, self.alive, self.timeouts.round)
         if self.job.launcher == "mpi" and len(self.alive) == self.size:  # MPI_Finalize would wait for a lost rank
             from fedmpi.comm.backends import mpi
 
-            mpi.finalize(self.job, self.timeouts.round)
+            mpi.finalize_mpi(self.job, self.timeouts.round)
 
 
 @final
-class Gloo(_StoreCommunicator):
+class GlooCommunicator(_StoreCommunicator):
     """The communicator over gloo, for tensors on the CPU. It can regroup after a rank failure."""
 
     def __init__(
@@ -167,40 +171,44 @@ class Gloo(_StoreCommunicator):
         store: RankStore,
         membership: GroupMembership,
         timeouts: Timeouts,
-        make_group: Callable[[dist.Store, str, int, int, float], Group] = make_gloo_group,
+        create_group: Callable[[dist.Store, str, int, int, float], Group] = create_gloo_group,
     ) -> None:
         _StoreCommunicator.__init__(self, job, torch.device("cpu"), store, timeouts)
-        self.make_group = make_group
-        self.group, self.broken, self.why = group, None, ""  # broken: a group that has failed; why: for which reason
-        self.place = {rank: rank for rank in self.alive}  # rank -> number in the group
+        self.create_group = create_group
+        self.group, self.failed_group, self.failure_text = (
+            group,
+            None,
+            "",
+        )  # broken: a group that has failed; why: for which reason
+        self.group_numbers = {rank: rank for rank in self.alive}  # rank -> number in the group
         self.membership = membership
-        membership.release = self._cancel_allgather
-        self.can_regroup = launchers.survivors(job, os.environ)
+        membership.cancel_wait = self._cancel_allgather
+        self.can_regroup = launchers.why_failure_ends_job(job, os.environ)
 
     def _shutdown(self) -> None:
-        self.group = self.broken = None
+        self.group = self.failed_group = None
         _StoreCommunicator._shutdown(self)
 
     def _post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> Posted:
         if not outgoing and not incoming:
             return []
         if self.group is None:
-            raise ConnectionLostError(self.why)
+            raise ConnectionLostError(self.failure_text)
         works: Posted = []
         peer, post = 0, None
         try:
             for post, messages in ((self.group.recv, incoming), (self.group.send, outgoing)):
                 for peer, x in messages:
-                    works.append((peer, post([x], self.place[peer], 0), x))
+                    works.append((peer, post([x], self.group_numbers[peer], 0), x))
             return works
         except RuntimeError as error:
             post = None
             works.clear()
-            self._drop_group(peer, error)
+            self._give_up_group(peer, error)
 
     def _finish(self, posted: Posted) -> None:
         clock = self.timeouts.clock
-        deadline = clock.now() + self.patience_s
+        deadline = clock.now() + self.message_timeout_s
         peer, work = 0, None
         try:
             for peer, work, _ in posted:
@@ -211,57 +219,61 @@ class Gloo(_StoreCommunicator):
         except RuntimeError as error:
             work = None
             posted.clear()
-            self._drop_group(peer, error, late=clock.now() >= deadline)
+            self._give_up_group(peer, error, late=clock.now() >= deadline)
 
-    def _drop_group(self, peer: int, error: RuntimeError, late: bool = False) -> NoReturn:
-        """Handle a failed message from or to a rank: put the group aside and raise Lost.
+    def _give_up_group(self, peer: int, error: RuntimeError, late: bool = False) -> NoReturn:
+        """Handle a failed message from or to a rank: put the group aside and raise RankLostError.
 
-        Only `broken` may hold a reference to the group, so that its sockets close, and all ranks notice, when the ranks
-        regroup; a traceback would hold one, too. If the job ends instead, the sockets stay open, so that ranks with
-        working connections do not report this rank as lost.
+        Only `failed_group` may hold a reference to the group, so that its sockets close when the ranks regroup and all
+        ranks notice; a traceback would hold one, too. If the job ends instead, the sockets stay open, so that ranks
+        with working connections do not report this rank as lost.
         """
         error.__traceback__ = None
-        self.broken, self.group = self.group, None
-        lost = self.silent([peer]) if late else Lost(f"{ranks([peer], self.hosts)} is dead: its connection has ended")
-        self.why = str(lost)
-        raise (lost if late else ConnectionLostError(self.why)) from error
+        self.failed_group, self.group = self.group, None
+        lost = (
+            self.timeout_error([peer])
+            if late
+            else RankLostError(f"{format_ranks([peer], self.hosts)} is dead: its connection has ended")
+        )
+        self.failure_text = str(lost)
+        raise (lost if late else ConnectionLostError(self.failure_text)) from error
 
     def regroup(self, payload: bytes, deadline_s: float) -> dict[int, bytes]:
-        self.group = self.broken = None
+        self.group = self.failed_group = None
         self.group, payloads = self.membership.regroup(payload, deadline_s, self._connect)
         self.alive = list(payloads)
-        self.place = {rank: place for place, rank in enumerate(self.alive)}
-        self.group_name, self.gathers = f"allgather {self.membership.generation}", 0
+        self.group_numbers = {rank: place for place, rank in enumerate(self.alive)}
+        self.group_name, self.num_allgathers = f"allgather {self.membership.generation}", 0
         return payloads
 
     def _check_group(self) -> None:
         if self.membership.regroup_requested():
-            raise Lost(REGROUPING)
+            raise RankLostError(REGROUPING)
 
     def _cancel_allgather(self, store: dist.Store) -> None:
         """Cancel the current allgather on all ranks because they regroup. Called from another thread.
 
         store: a connection of that thread's own.
         """
-        store.compare_set(f"{self.group_name}/{self.gathers}/silent", "", CANCELLED)
+        store.compare_set(f"{self.group_name}/{self.num_allgathers}/silent", "", CANCELLED)
 
     def _connect(self, store: dist.Store, generation: int, members: list[int]) -> Group | None:
         if len(members) == 1:
             return None
         place, limit_s = members.index(self.rank), self.timeouts.connect
-        return self.make_group(store, f"group {generation}", place, len(members), limit_s)
+        return self.create_group(store, f"group {generation}", place, len(members), limit_s)
 
 
 @final
-class Nccl(_StoreCommunicator):
+class NcclCommunicator(_StoreCommunicator):
     """The communicator over NCCL, for tensors on GPUs. It cannot regroup."""
 
-    begins = False
+    async_sends = False
     can_regroup = "NCCL cannot (use comm.backend=gloo)"
 
     def __init__(self, job: Job, device: torch.device, store: RankStore, timeouts: Timeouts) -> None:
         _StoreCommunicator.__init__(self, job, device, store, timeouts)
-        self.waiting: list[Posted] = []  # operations that are posted, but not started
+        self.unstarted: list[Posted] = []  # operations that are posted, but not started
 
     def _shutdown(self) -> None:
         dist.destroy_process_group()
@@ -278,42 +290,42 @@ class Nccl(_StoreCommunicator):
         """
         operations = [dist.P2POp(dist.isend, x, peer) for peer, x in outgoing]
         operations += [dist.P2POp(dist.irecv, x, peer) for peer, x in incoming]
-        self.waiting.append(operations)
+        self.unstarted.append(operations)
         return operations
 
     def _finish(self, posted: Posted) -> None:
-        if any(each is posted for each in self.waiting):  # otherwise an earlier `_finish` has sent these, too
-            operations, self.waiting = [each for several in self.waiting for each in several], []
+        if any(each is posted for each in self.unstarted):  # otherwise an earlier `_finish` has sent these, too
+            operations, self.unstarted = [each for several in self.unstarted for each in several], []
             if operations:
                 self._wait({each.peer for each in operations}, lambda: dist.batch_isend_irecv(operations))
 
     def _wait(self, peers: Iterable[int], post: Callable[[], list[dist.Work]]) -> None:
-        """Start operations and wait for them; raise Lost if they fail or take longer than patience_s.
+        """Start operations and wait for them; raise RankLostError if they fail or take longer than message_timeout_s.
 
         NCCL names no peer and cannot be cancelled, so that after an error an allgather finds which rank is lost.
         """
         clock = self.timeouts.clock
-        deadline, self.waiting_for = clock.now() + self.patience_s, peers
+        deadline, self.waiting_for = clock.now() + self.message_timeout_s, peers
         try:
-            works, look = post(), clock.now() + LOOK_S
+            works, look = post(), clock.now() + CHECK_INTERVAL_S
             while not all(work.is_completed() for work in works):
                 if clock.now() > deadline:
-                    raise self.silent(peers)
+                    raise self.timeout_error(peers)
                 if clock.now() > look:
-                    if self.store.check([ENDED]):
-                        rank = int(self.store.get(ENDED))
-                        raise ConnectionLostError(f"{ranks([rank], self.hosts)} is dead: its process has ended")
-                    look = clock.now() + LOOK_S
+                    if self.store.check([ENDED_RANK_KEY]):
+                        rank = int(self.store.get(ENDED_RANK_KEY))
+                        raise ConnectionLostError(f"{format_ranks([rank], self.hosts)} is dead: its process has ended")
+                    look = clock.now() + CHECK_INTERVAL_S
                 clock.sleep(1e-4)
             for work in works:
                 work.wait()
             self.waiting_for = ()
-        except Lost:
+        except RankLostError:
             raise
         except RuntimeError as error:
             try:
                 self.allgather_bytes(b"", self.timeouts.reply)
-            except Lost as lost:
-                raise Lost(f"NCCL failed ({in_brief(error)}); {lost}") from error
+            except RankLostError as lost:
+                raise RankLostError(f"NCCL failed ({shorten_error(error)}); {lost}") from error
             remedy = f".\n{NCCL_REMEDY}" if isinstance(error, dist.DistError) else ""
-            raise Lost(f"NCCL failed, though all ranks are there ({in_brief(error)}){remedy}") from error
+            raise RankLostError(f"NCCL failed, though all ranks are there ({shorten_error(error)}){remedy}") from error

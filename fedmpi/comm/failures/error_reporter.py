@@ -14,7 +14,7 @@ cause prints it. A second thread watches the launcher, since the ranks of a dead
 The thread that reads the log also answers other ranks' questions: whether this rank is alive, and which ranks it waits
 for. A rank that times out often waits for a rank that is itself waiting: rank 1 awaits the model of rank 0, which
 awaits the update of rank 2, which is frozen, and either may time out first. The ranks at fault are those that do not
-answer; if all answer, those that wait for no other rank (`trace`).
+answer; if all answer, those that wait for no other rank (`trace_waiting_ranks`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, NoReturn, final
 
-from fedmpi.comm.failures.process_exit import Process
+from fedmpi.comm.failures.process_exit import RankProcess
 from fedmpi.comm.launchers import Job
 from fedmpi.comm.timeouts import Timeouts
 from fedmpi.common.signals import StopRequest
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
 CAUSE = "cause"  # line of the event log: "cause RANK CODE TEXT"
 MEMBERS = "members"  # "members GENERATION TIME RANK RANK ...": the ranks that take part from here on
-ASK = "ask"  # "ask QUESTION PURPOSE": all ranks answer which ranks' messages they wait for
-SILENCE = "silence"  # the purpose of a rank that is about to report a time-out
-WELL = "well"  # every rank has called `close`
+QUESTION = "ask"  # "ask QUESTION PURPOSE": all ranks answer which ranks' messages they wait for
+TIMEOUT = "silence"  # the purpose of a rank that is about to report a time-out
+FINISHED = "well"  # every rank has called `close`
 PRINTED = "printed"  # key of the store: rank 0 has printed the cause
 DAY = timedelta(days=1)
 POLL_S = 0.01
-LINGER_S = 0.5  # time for other ranks to read a key of the store, which ends with rank 0
-LOST = 1  # exit code of a job that ends because of a lost rank or a defect
+STORE_LINGER_S = 0.5  # time for other ranks to read a key of the store, which ends with rank 0
+FAILURE_CODE = 1  # exit code of a job that ends because of a lost rank or a defect
 
 
 @final
@@ -56,17 +56,17 @@ class EventLog:
 
     Args:
         store: a connection that nothing else uses.
-        at: number of the next line to read.
+        position: number of the next line to read.
     """
 
-    def __init__(self, store: Store, at: int = 0) -> None:
-        self.store, self.at = store, at
+    def __init__(self, store: Store, position: int = 0) -> None:
+        self.store, self.position = store, position
 
     def next(self) -> str:
         """Wait for the next line of the log and return it."""
-        self.store.wait([f"events/{self.at}"], DAY)
-        line = self.store.get(f"events/{self.at}").decode()
-        self.at += 1
+        self.store.wait([f"events/{self.position}"], DAY)
+        line = self.store.get(f"events/{self.position}").decode()
+        self.position += 1
         return line
 
     def add(self, line: str, decisive: Callable[[str], bool] = lambda line: False) -> str | None:
@@ -76,10 +76,10 @@ class EventLog:
             The first line, which may be the added one, for which decisive(line) is true; None if there is none.
         """
         while True:
-            there: str = self.store.compare_set(f"events/{self.at}", "", line).decode()
+            there: str = self.store.compare_set(f"events/{self.position}", "", line).decode()
             if decisive(there):
                 return there
-            self.at += 1
+            self.position += 1
             if there == line:
                 return None
 
@@ -106,19 +106,19 @@ class ErrorReporter:
         self,
         job: Job,
         timeouts: Timeouts | None = None,
-        process: Process | None = None,
+        process: RankProcess | None = None,
         launcher_is_alive: Callable[[], bool] | None = None,
         stop: StopRequest | None = None,
         close_run: Callable[[str], str] = lambda reason: "",
     ) -> None:
-        self.job, self.timeouts, self.process = job, timeouts or Timeouts(), process or Process(job)
+        self.job, self.timeouts, self.process = job, timeouts or Timeouts(), process or RankProcess(job)
         self.clock = self.timeouts.clock
         self.launcher_is_alive = launcher_is_alive or (lambda: os.getppid() == job.parent_pid)
         self.stop, self.close_run = stop or StopRequest(), close_run
         self.waiting_for: Callable[[], Iterable[int]] = lambda: ()
         self.on_event: Callable[[str | None, Store], None] = lambda line, store: None
         self.members = set(range(job.size))  # the ranks whose causes count
-        self.at = 0  # number of lines of the event log that have been read
+        self.position = 0  # number of lines of the event log that have been read
         self._questions = 0  # number of questions that this rank has asked so far
         self._open_store: Callable[[], Store] | None = None
         self._listener: threading.Event | None = None  # set once the thread that reads the log has ended
@@ -130,29 +130,29 @@ class ErrorReporter:
             self.clock.start_thread(self._watch_launcher)
 
     # ---- a failure of this rank ----
-    def fail(self, text: str, code: int, reacts: bool = False) -> NoReturn:
+    def fail(self, text: str, code: int, is_consequence: bool = False) -> NoReturn:
         """End the job because this rank has failed, or because of an earlier cause in the event log.
 
         Args:
             text: the error message.
             code: exit code of the job.
-            reacts: this rank has only noticed the failure of another one, and waits until ranks that know more have
-                reported.
+            is_consequence: this rank has only noticed the failure of another one. It waits until ranks that know more
+                have reported.
         """
-        cause = f"{CAUSE} {self.job.rank} {code} {who(self.job)}: {text}"
+        cause = f"{CAUSE} {self.job.rank} {code} {message_prefix(self.job)}: {text}"
         clock, limits = self.clock, self.timeouts
-        until = clock.now() + (limits.probe if reacts else 0.0)  # the lost rank may have reported the cause
-        while reacts and clock.now() < max(until, self._expected_until):
+        until = clock.now() + (limits.probe if is_consequence else 0.0)  # the lost rank may have reported the cause
+        while is_consequence and clock.now() < max(until, self._expected_until):
             clock.sleep(0.05)
         if self.job.rank == 0:
-            self._end(self._add(cause)[0] or cause)
+            self._end_job(self._add_to_log(cause)[0] or cause)
         if self._open_store is None:  # rank 0 may fail with the same error; the launcher then ends this rank
             self.process.restore_sigterm()
             clock.sleep(limits.defer)
             if self.stop.signal != signal.SIGTERM:
-                self._print(cause)
+                self._print_cause(cause)
             self.process.end_job(code)
-        first, is_printed = self._add(cause)
+        first, is_printed = self._add_to_log(cause)
         first = first or self._cause
         if first is None:  # rank 0 has ended with its store: one rank of a host prints
             prints = self.process.is_first_of_host()
@@ -160,12 +160,12 @@ class ErrorReporter:
         else:
             prints = first == cause and not is_printed
         if prints:
-            self._print(cause)
+            self._print_cause(cause)
         else:
             clock.sleep(limits.shutdown)
         self.process.end_job(int((first or cause).split()[2]))
 
-    def _add(self, line: str) -> tuple[str | None, bool]:
+    def _add_to_log(self, line: str) -> tuple[str | None, bool]:
         """Add a line to the event log.
 
         Returns:
@@ -174,8 +174,8 @@ class ErrorReporter:
         answers: list[str] = []
 
         def add() -> None:
-            events = self.event_log()
-            first = events.add(line, self._decisive(set(self.members)))
+            events = self.open_event_log()
+            first = events.add(line, self._make_decisive_test(set(self.members)))
             if first is None or not first.startswith(CAUSE):  # no other rank reads the log any more
                 return
             answers.append(first)
@@ -184,15 +184,15 @@ class ErrorReporter:
                 answers.append(PRINTED)
 
         with contextlib.suppress(Exception):
-            self.clock.call(2 * self.timeouts.reply, add)
+            self.clock.call_with_timeout(2 * self.timeouts.reply, add)
         return (answers[0] if answers else None), len(answers) > 1
 
-    def event_log(self) -> EventLog:
+    def open_event_log(self) -> EventLog:
         """Return the event log from this rank's read position on, over a new connection."""
         assert self._open_store is not None
-        return EventLog(self._open_store(), self.at)
+        return EventLog(self._open_store(), self.position)
 
-    def _decisive(self, members: set[int]) -> Callable[[str], bool]:
+    def _make_decisive_test(self, members: set[int]) -> Callable[[str], bool]:
         """Return a function that returns whether a line of the log ends the job, or this rank's part in it.
 
         It must be called with every line in order, because it keeps track of the members.
@@ -203,12 +203,12 @@ class ErrorReporter:
             if kind == MEMBERS:
                 members.intersection_update(map(int, line.split()[3:]))
                 return self.job.rank not in members
-            return kind == WELL or (kind == CAUSE and int(words[0]) in members)
+            return kind == FINISHED or (kind == CAUSE and int(words[0]) in members)
 
         return decisive
 
     # ---- which ranks are alive, and which ranks each of them waits for ----
-    def roll_call(self, events: EventLog, ranks: Iterable[int], purpose: str = "") -> dict[int, list[int]]:
+    def query_waiting_ranks(self, events: EventLog, ranks: Iterable[int], purpose: str = "") -> dict[int, list[int]]:
         """Ask ranks which other ranks' messages they wait for.
 
         Args:
@@ -221,7 +221,7 @@ class ErrorReporter:
         """
         self._questions += 1
         question = f"{self.job.rank}/{self._questions}"
-        events.add(f"{ASK} {question} {purpose}")
+        events.add(f"{QUESTION} {question} {purpose}")
         store, until, answers = events.store, self.clock.now() + self.timeouts.frozen, dict[int, list[int]]()
         while living := [rank for rank in ranks if rank not in answers and not store.check([f"dead/{rank}"])]:
             for rank in living:
@@ -236,20 +236,22 @@ class ErrorReporter:
         """Return the ranks that cause a time-out in which this rank waited for `peers`; `peers` if it is not known."""
         with contextlib.suppress(Exception):  # the store may be on a host that is down, and never answer
             limit_s, ranks = 3 * self.timeouts.frozen, set(self.members)
-            waiting = self.clock.call(limit_s, lambda: self.roll_call(self.event_log(), ranks, SILENCE))
-            return trace(self.job.rank, peers, waiting)
+            waiting = self.clock.call_with_timeout(
+                limit_s, lambda: self.query_waiting_ranks(self.open_event_log(), ranks, TIMEOUT)
+            )
+            return trace_waiting_ranks(self.job.rank, peers, waiting)
         return sorted(peers)
 
     # ---- causes that any rank has added ----
     def listen(self, open_store: Callable[[], Store]) -> None:
         """Start the thread that reads the event log; open_store() returns a new connection to the ranks' store."""
         self._open_store = open_store
-        ended, events = threading.Event(), self.event_log()
+        ended, events = threading.Event(), self.open_event_log()
         self._listener = ended
 
         def read() -> None:
             try:
-                self._read(events)
+                self._read_log(events)
             finally:
                 ended.set()
 
@@ -258,16 +260,16 @@ class ErrorReporter:
     def close(self) -> None:
         """Stop reading the event log. Called when all ranks have finished, while the store still exists."""
         if self._listener is not None:
-            self._add(WELL)
+            self._add_to_log(FINISHED)
             self.clock.wait(self._listener, self.timeouts.reply)
 
-    def _read(self, events: EventLog) -> None:
-        decisive = self._decisive(self.members)
+    def _read_log(self, events: EventLog) -> None:
+        decisive = self._make_decisive_test(self.members)
         try:
             while not decisive(line := events.next()) or line.startswith(MEMBERS):
-                self.at = events.at
-                if line.startswith(ASK):
-                    if line.endswith(SILENCE):
+                self.position = events.position
+                if line.startswith(QUESTION):
+                    if line.endswith(TIMEOUT):
                         self._expected_until = self.clock.now() + self.timeouts.frozen + self.timeouts.shutdown
                     waits = " ".join(map(str, self.waiting_for()))
                     events.store.set(f"answer/{line.split()[1]}/{self.job.rank}", f"={waits}")
@@ -275,39 +277,39 @@ class ErrorReporter:
         except Exception:  # rank 0 is lost, and its store with it; this rank's next message also fails
             self.on_event(None, events.store)
             return
-        if line == WELL:
+        if line == FINISHED:
             return
         self._cause = line
         if self.job.rank == 0:
-            self._end(line)
+            self._end_job(line)
         if self.process.has_own_console() and self.process.is_first_of_host():
-            self._print(line)
+            self._print_cause(line)
         self._wait_for_launcher()
         self.process.exit(int(line.split()[2]))
 
-    def _print(self, cause: str) -> None:
+    def _print_cause(self, cause: str) -> None:
         """Print a cause, once only: the thread that reads the log and the thread that failed may both call this."""
         if not self._has_printed:
             self._has_printed = True
-            self.process.say(cause.split(" ", 3)[3])
+            self.process.print_message(cause.split(" ", 3)[3])
 
     def _wait_for_launcher(self) -> None:
         """Wait some seconds, in which the launcher normally ends this rank, as rank 0 has ended."""
         self.clock.sleep(self.timeouts.reply + self.timeouts.shutdown)
 
-    def _end(self, cause: str) -> NoReturn:
+    def _end_job(self, cause: str) -> NoReturn:
         """End the job from rank 0: close the run directory, print the cause and exit."""
         if not self._ending.acquire(blocking=False):  # another thread is already ending the job
             self.clock.sleep(DAY.total_seconds())
         _, _, code, text = cause.split(" ", 3)
         hint = ""
         with contextlib.suppress(Exception):  # the cause must be printed even if the run directory cannot be closed
-            hint = self.close_run(reason(text))
-        self.process.say(f"{text.rstrip()}\n{hint}" if int(code) == LOST else text)
+            hint = self.close_run(summarize_error(text))
+        self.process.print_message(f"{text.rstrip()}\n{hint}" if int(code) == FAILURE_CODE else text)
         if self._open_store is not None:
             with contextlib.suppress(Exception):
-                self.clock.call(self.timeouts.reply, lambda: self.event_log().store.set(PRINTED, "1"))
-            self.clock.sleep(LINGER_S)
+                self.clock.call_with_timeout(self.timeouts.reply, lambda: self.open_event_log().store.set(PRINTED, "1"))
+            self.clock.sleep(STORE_LINGER_S)
         self.process.end_job(int(code))
 
     # ---- the launcher ----
@@ -320,7 +322,7 @@ class ErrorReporter:
         self.fail(f"error: the launcher ({self.job.launcher}, process {self.job.parent_pid}) has died", 1)
 
 
-def trace(rank: int, peers: Iterable[int], waiting: Mapping[int, Iterable[int]]) -> list[int]:
+def trace_waiting_ranks(rank: int, peers: Iterable[int], waiting: Mapping[int, Iterable[int]]) -> list[int]:
     """Return the ranks that cause a time-out of `rank`, in ascending order.
 
     They are the ranks at the ends of the chains of waiting ranks: ranks that did not answer; if all did, ranks that
@@ -331,7 +333,7 @@ def trace(rank: int, peers: Iterable[int], waiting: Mapping[int, Iterable[int]])
         peers: the ranks that it waited for.
         waiting: the ranks that each rank waits for; ranks that did not answer are missing.
 
-    >>> trace(1, [0], {0: [2], 1: [0]}), trace(1, [0], {0: [2], 1: [0], 2: []})
+    >>> trace_waiting_ranks(1, [0], {0: [2], 1: [0]}), trace_waiting_ranks(1, [0], {0: [2], 1: [0], 2: []})
     ([2], [2])
     """
     seen, ask, silent, busy = {rank}, set(peers), set[int](), set[int]()
@@ -343,12 +345,12 @@ def trace(rank: int, peers: Iterable[int], waiting: Mapping[int, Iterable[int]])
     return sorted(silent or busy or peers)
 
 
-def who(job: Job) -> str:
+def message_prefix(job: Job) -> str:
     """Return the beginning of a message, which names the program and, except on rank 0, the rank and its host."""
     return f"fedmpi [rank {job.rank} on {job.host}]" if job.rank else "fedmpi"
 
 
-def reason(text: str) -> str:
+def summarize_error(text: str) -> str:
     """Shorten an error text to one line: the first line of a user's error, the last line of a traceback."""
     lines = text.strip().splitlines()
     first = lines[0].removeprefix("fedmpi").lstrip(": ")

@@ -22,14 +22,14 @@ from typing import final
 
 from torch.distributed import DistError, Store
 
-from fedmpi.comm.base import ConnectionLostError, Lost
-from fedmpi.comm.failures.error_reporter import MEMBERS, ErrorReporter, EventLog, who
+from fedmpi.comm.base import ConnectionLostError, RankLostError
+from fedmpi.comm.failures.error_reporter import MEMBERS, ErrorReporter, EventLog, message_prefix
 from fedmpi.comm.rendezvous.store import STORE_IS_GONE, RankStore
-from fedmpi.comm.rendezvous.store_server import ALL
+from fedmpi.comm.rendezvous.store_server import ALL_PRESENT
 from fedmpi.comm.timeouts import T
 
-CALL = "regroup"  # "regroup GENERATION", a line of the event log: all ranks must regroup
-LOOK_S = 0.2  # interval of the checks for members that have died
+REGROUP = "regroup"  # "regroup GENERATION", a line of the event log: all ranks must regroup
+CHECK_INTERVAL_S = 0.2  # interval of the checks for members that have died
 
 
 @final
@@ -44,87 +44,89 @@ class GroupMembership:
         self.timeouts, self.clock, self.process = error_reporter.timeouts, error_reporter.clock, error_reporter.process
         self.alive = list(range(size))
         self.generation = 0  # attempts to regroup so far, with or without success
-        self.called = 0  # the latest attempt that a rank has called for; above `generation` if this rank must join it
-        self.rank_0_is_gone = False  # and its store with it
-        self.release: Callable[[Store], None] = lambda store: None  # cancels an allgather that this rank waits in
-        store.set_at_end(f"dead/{rank}", "1")
+        self.requested_generation = (
+            0  # the latest attempt that a rank has called for; above `generation` if this rank must join it
+        )
+        self.rank_0_is_lost = False  # and its store with it
+        self.cancel_wait: Callable[[Store], None] = lambda store: None  # cancels an allgather that this rank waits in
+        store.set_on_disconnect(f"dead/{rank}", "1")
         error_reporter.on_event = self._on_event
 
     def regroup_requested(self) -> bool:
         """Return whether the other ranks wait for this one to call `regroup`, or rank 0 is lost."""
-        return self.called > self.generation or self.rank_0_is_gone
+        return self.requested_generation > self.generation or self.rank_0_is_lost
 
     def _on_event(self, line: str | None, store: Store) -> None:
         """Handle a line of the event log, in the thread that reads it; None: rank 0's store no longer answers."""
         if line is None:
-            self.rank_0_is_gone = True
+            self.rank_0_is_lost = True
             return
         kind, *words = line.split()
-        if kind == CALL:
-            self.called = max(self.called, int(words[0]))
+        if kind == REGROUP:
+            self.requested_generation = max(self.requested_generation, int(words[0]))
             if self.regroup_requested():
-                self.release(store)
+                self.cancel_wait(store)
         elif kind == MEMBERS and self.rank not in self.error_reporter.members:
             at = time.strftime("%H:%M:%S", time.localtime(int(words[1])))
             text = f"error: this rank was taken for lost at {at}: it was frozen, or came too late"
-            self.process.say(f"{who(self.error_reporter.job)}: {text}")
+            self.process.print_message(f"{message_prefix(self.error_reporter.job)}: {text}")
             self.process.exit_after_eviction()
 
     def regroup(
-        self, payload: bytes, deadline_s: float, build: Callable[[Store, int, list[int]], T]
+        self, payload: bytes, deadline_s: float, connect: Callable[[Store, int, list[int]], T]
     ) -> tuple[T, dict[int, bytes]]:
         """Agree with the other ranks on the members of the job, and connect to them.
 
         Args:
             payload: bytes that this rank gives to the other members.
             deadline_s: seconds until busy ranks must have voted.
-            build: build(store, generation, members) connects this rank to the members and returns the connection.
+            connect: build(store, generation, members) connects this rank to the members and returns the connection.
 
         Returns:
             The connection, and {rank: its payload} of all members.
 
         Raises:
-            Lost: rank 0 is dead or frozen, or the members could not connect by the deadline.
+            RankLostError: rank 0 is dead or frozen, or the members could not connect by the deadline.
         """
         until = self.clock.now() + deadline_s
         while self.clock.now() <= until:
             done = threading.Event()
             self.clock.start_thread(partial(self._mark_silent_ranks, done))
             try:
-                result = self._attempt(payload, until, build)
+                result = self._try_regroup(payload, until, connect)
             except DistError as error:
                 raise ConnectionLostError(STORE_IS_GONE) from error
             finally:
                 done.set()
             if result is not None:
                 return result
-        raise Lost(f"the ranks left ({', '.join(map(str, self.alive))}) do not connect to each other")
+        raise RankLostError(f"the ranks left ({', '.join(map(str, self.alive))}) do not connect to each other")
 
-    def _attempt(
-        self, payload: bytes, until: float, build: Callable[[Store, int, list[int]], T]
+    def _try_regroup(
+        self, payload: bytes, until: float, connect: Callable[[Store, int, list[int]], T]
     ) -> tuple[T, dict[int, bytes]] | None:
         self.generation += 1
-        if self.called < self.generation:
-            self._add(f"{CALL} {self.generation}")
-        votes = self._gather("vote", payload, until - self.clock.now())
+        if self.requested_generation < self.generation:
+            self._add_to_log(f"{REGROUP} {self.generation}")
+        votes = self._collect_values("vote", payload, until - self.clock.now())
         if self.rank == 0:
-            self._add(f"{MEMBERS} {self.generation} {int(time.time())} {' '.join(map(str, votes))}")
-        results = self._connect(build)
-        built = self._gather("built", b"1" * len(results), self.timeouts.connect)
+            self._add_to_log(f"{MEMBERS} {self.generation} {int(time.time())} {' '.join(map(str, votes))}")
+        results = self._connect(connect)
+        built = self._collect_values("built", b"1" * len(results), self.timeouts.connect)
         return (results[0], votes) if list(built) == list(votes) and all(built.values()) else None
 
-    def _gather(self, name: str, value: bytes, seconds: float) -> dict[int, bytes]:
+    def _collect_values(self, name: str, value: bytes, seconds: float) -> dict[int, bytes]:
         """Return the values of the ranks that send one in time, and remove the other ranks from `alive`."""
         name, limit_s = f"{name} {self.generation}", max(0.01, seconds)
-        verdict, values = self.store.gather(name, 0, self.rank, self.alive, value, limit_s, living=True)
-        missing = [] if verdict == ALL else [int(word) for word in verdict.split()]
+        verdict, values = self.store.gather(name, 0, self.rank, self.alive, value, limit_s, skip_dead=True)
+        missing = [] if verdict == ALL_PRESENT else [int(word) for word in verdict.split()]
         if 0 in missing:
-            raise Lost("rank 0 is silent: it is frozen, or its host does not answer")
+            raise RankLostError("rank 0 is silent: it is frozen, or its host does not answer")
         if self.rank in missing:
             self.clock.sleep(self.timeouts.reply)  # meanwhile the thread that reads the event log ends this rank
-        came = {rank: value for rank, value in zip(self.alive, values, strict=True) if rank not in missing}
-        self.alive = list(came)
-        return came
+        present = {rank: value for rank, value in zip(self.alive, values, strict=True) if rank not in missing}
+        self.alive = list(present)
+        return present
 
     def _mark_silent_ranks(self, done: threading.Event) -> None:
         """Mark frozen ranks as dead until `done` is set: rank 0 checks the other ranks, which check rank 0."""
@@ -132,11 +134,13 @@ class GroupMembership:
         with suppress(DistError):
             store = self.store.new_connection()
             while not self.clock.wait(done, self.timeouts.probe):
-                answers = self.error_reporter.roll_call(EventLog(store, self.error_reporter.at), watched)
+                answers = self.error_reporter.query_waiting_ranks(
+                    EventLog(store, self.error_reporter.position), watched
+                )
                 for rank in set(watched) - answers.keys():
                     store.set(f"dead/{rank}", "1")
 
-    def _connect(self, build: Callable[[Store, int, list[int]], T]) -> list[T]:
+    def _connect(self, connect: Callable[[Store, int, list[int]], T]) -> list[T]:
         """Connect to the members in a thread, which is abandoned if a member dies meanwhile.
 
         Returns:
@@ -148,14 +152,14 @@ class GroupMembership:
 
         def work() -> None:
             with suppress(Exception):
-                results.append(build(store, self.generation, members))
+                results.append(connect(store, self.generation, members))
             ended.set()
 
         self.clock.start_thread(work)
-        while not self.clock.wait(ended, LOOK_S) and self.clock.now() < until:
+        while not self.clock.wait(ended, CHECK_INTERVAL_S) and self.clock.now() < until:
             if any(self.store.check([f"dead/{rank}"]) for rank in members):
                 break
         return results
 
-    def _add(self, line: str) -> None:
-        EventLog(self.store, self.error_reporter.at).add(line)
+    def _add_to_log(self, line: str) -> None:
+        EventLog(self.store, self.error_reporter.position).add(line)

@@ -15,20 +15,20 @@ from typing import Any, NoReturn, TextIO
 from fedmpi.comm import launchers, network
 from fedmpi.comm.launchers import Job
 
-ABORT_S = 3.0  # time limit of MPI_Abort
+MPI_ABORT_TIMEOUT_S = 3.0  # time limit of MPI_Abort
 
 
 @dataclass
-class Process:
+class RankProcess:
     """The operations of a rank on its own process when the job fails. Tests that run ranks as threads replace it."""
 
     job: Job
 
-    def say(self, text: str) -> None:
-        say(text)
+    def print_message(self, text: str) -> None:
+        print_message(text)
 
     def exit(self, code: int) -> NoReturn:
-        leave(code)
+        exit_now(code)
 
     def end_job(self, code: int) -> NoReturn:
         """End this process and the job.
@@ -39,15 +39,15 @@ class Process:
         MPI = sys.modules.get("mpi4py.MPI")  # None if this process has not loaded MPI
         if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized():
             with open(os.devnull, "w") as nowhere:  # exit after ABORT_S, since Abort may wait for a dead launcher
-                faulthandler.dump_traceback_later(ABORT_S, exit=True, file=nowhere)
+                faulthandler.dump_traceback_later(MPI_ABORT_TIMEOUT_S, exit=True, file=nowhere)
                 MPI.COMM_WORLD.Abort(code)
-        leave(code)
+        exit_now(code)
 
     def exit_after_eviction(self) -> NoReturn:
         """End this rank, because the others have regrouped without it."""
         if self.job.launcher == "mpi":  # if the rank ended in any other way, mpirun would end the whole job
             os.kill(os.getpid(), signal.SIGKILL)
-        leave(1)
+        exit_now(1)
 
     def restore_sigterm(self) -> None:
         """Restore the default action of SIGTERM, so that the launcher can end this rank, which prints nothing."""
@@ -62,7 +62,7 @@ class Process:
         job = self.job
         if job.rank == job.local_rank or launchers.collects_output(job, os.environ):
             return False
-        return job.launcher != "env://" or not network.is_own(os.environ["MASTER_ADDR"])
+        return job.launcher != "env://" or not network.is_local_address(os.environ["MASTER_ADDR"])
 
     def is_first_of_host(self) -> bool:
         """Return whether this rank is the first living rank of its host that calls this."""
@@ -102,7 +102,7 @@ def setup_stdio() -> None:
         sys.stdout = _safe_stream(sys.stdout, 1)
     if sys.stderr is sys.__stderr__:
         sys.stderr = _safe_stream(sys.stderr, 2)
-    tell_fatal_signals()
+    enable_fault_handler()
 
 
 def _safe_stream(stream: Any, number: int) -> io.TextIOWrapper:
@@ -120,14 +120,14 @@ def _safe_stream(stream: Any, number: int) -> io.TextIOWrapper:
     )
 
 
-def tell_fatal_signals() -> None:
+def enable_fault_handler() -> None:
     """Print the stacks of all threads at SIGSEGV, SIGABRT and the like, unless pytest or a debugger already does."""
     if not faulthandler.is_enabled():
         with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):  # in a notebook stderr is no file
             faulthandler.enable()
 
 
-def say(text: str, stream: TextIO | None = None) -> None:
+def print_message(text: str, stream: TextIO | None = None) -> None:
     """Print a line on stderr or on another stream; drop the line if the stream is closed, full or has no reader.
 
     This also works in programs that use fedmpi from Python, whose streams `setup_stdio` has not replaced.
@@ -139,7 +139,7 @@ def say(text: str, stream: TextIO | None = None) -> None:
         stream.flush()
 
 
-def leave(code: int) -> NoReturn:
+def exit_now(code: int) -> NoReturn:
     """Exit at once, without Python's clean-up, which could wait for lost ranks."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):

@@ -23,9 +23,9 @@ from pathlib import Path
 from fedmpi.common.errors import UserError
 
 MAGIC = b"fedmpi 1"
-NONCE = DIGEST = 32  # bytes
-HELLO, REPLY = len(MAGIC) + NONCE, len(MAGIC) + NONCE + DIGEST
-SHORTEST = 32  # minimum number of characters of a secret
+NONCE_BYTES = DIGEST_BYTES = 32  # bytes
+HELLO_BYTES, REPLY_BYTES = len(MAGIC) + NONCE_BYTES, len(MAGIC) + NONCE_BYTES + DIGEST_BYTES
+MIN_SECRET_LENGTH = 32  # minimum number of characters of a secret
 BACKLOG = 1024  # connections that may wait to be accepted
 
 
@@ -33,12 +33,12 @@ class AuthenticationError(OSError):
     """The process that answers uses the protocol of rank 0's store but does not know the key."""
 
 
-def hmac_proof(key: bytes, role: bytes, client_nonce: bytes, server_nonce: bytes) -> bytes:
+def compute_proof(key: bytes, role: bytes, client_nonce: bytes, server_nonce: bytes) -> bytes:
     """Return the bytes by which a side proves that it knows the key; role: b"rank 0" or b"guest"."""
     return hmac.digest(key, role + client_nonce + server_nonce, "sha256")
 
 
-def server_handshake(key: bytes, hello: bytes) -> tuple[bytes, bytes]:
+def answer_handshake(key: bytes, hello: bytes) -> tuple[bytes, bytes]:
     """Return rank 0's reply to the first message of a connection, and the proof that rank 0 expects in return.
 
     Raises:
@@ -46,8 +46,8 @@ def server_handshake(key: bytes, hello: bytes) -> tuple[bytes, bytes]:
     """
     if not hello.startswith(MAGIC):
         raise ValueError("another protocol")
-    theirs, ours = hello[len(MAGIC) :], secrets.token_bytes(NONCE)
-    return MAGIC + ours + hmac_proof(key, b"rank 0", theirs, ours), hmac_proof(key, b"guest", theirs, ours)
+    theirs, ours = hello[len(MAGIC) :], secrets.token_bytes(NONCE_BYTES)
+    return MAGIC + ours + compute_proof(key, b"rank 0", theirs, ours), compute_proof(key, b"guest", theirs, ours)
 
 
 def connect_authenticated(address: tuple[str, int], key: bytes, patience_s: float) -> socket.socket:
@@ -66,22 +66,22 @@ def connect_authenticated(address: tuple[str, int], key: bytes, patience_s: floa
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        ours = secrets.token_bytes(NONCE)
+        ours = secrets.token_bytes(NONCE_BYTES)
         connection.sendall(MAGIC + ours)
-        reply = receive(connection, REPLY)
-        theirs = reply[len(MAGIC) : len(MAGIC) + NONCE]
+        reply = receive_exactly(connection, REPLY_BYTES)
+        theirs = reply[len(MAGIC) : len(MAGIC) + NONCE_BYTES]
         if not reply.startswith(MAGIC):
             raise OSError("another service")
-        if not hmac.compare_digest(reply[-DIGEST:], hmac_proof(key, b"rank 0", ours, theirs)):
+        if not hmac.compare_digest(reply[-DIGEST_BYTES:], compute_proof(key, b"rank 0", ours, theirs)):
             raise AuthenticationError("another key")
-        connection.sendall(hmac_proof(key, b"guest", ours, theirs))
+        connection.sendall(compute_proof(key, b"guest", ours, theirs))
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def receive(connection: socket.socket, count: int) -> bytes:
+def receive_exactly(connection: socket.socket, count: int) -> bytes:
     """Return the next `count` bytes. Raises OSError if the connection ends before that, or times out."""
     received = bytearray()
     while len(received) < count:
@@ -92,7 +92,7 @@ def receive(connection: socket.socket, count: int) -> bytes:
     return bytes(received)
 
 
-def listen(host: str, port: int) -> socket.socket:
+def open_listener(host: str, port: int) -> socket.socket:
     """Return a socket that listens at the address `host`, or at all addresses if `host` is "".
 
     Raises:
@@ -103,7 +103,7 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
 
 
-def job_key(job: str, env: Mapping[str, str]) -> bytes:
+def derive_job_key(job: str, env: Mapping[str, str]) -> bytes:
     """Return the key of one of this user's jobs, derived from the job's identifier and the user's secret.
 
     The secret is the variable FEDMPI_SECRET, or otherwise the content of the file ~/.fedmpi/secret.
@@ -125,9 +125,9 @@ def job_key(job: str, env: Mapping[str, str]) -> bytes:
             f"{path}: {error.strerror or error}. It holds the secret by which the ranks of a job know each other; make "
             "the directory writable, or export FEDMPI_SECRET=$(openssl rand -hex 32), the same for all ranks"
         ) from error
-    if len(secret) < SHORTEST:
+    if len(secret) < MIN_SECRET_LENGTH:
         raise UserError(
-            f"{source} has {len(secret)} characters; at least {SHORTEST} are needed: delete it, or "
+            f"{source} has {len(secret)} characters; at least {MIN_SECRET_LENGTH} are needed: delete it, or "
             "export FEDMPI_SECRET=$(openssl rand -hex 32), the same for all ranks"
         )
     return hmac.digest(hashlib.sha256(secret).digest(), job.encode(), "sha256")

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 import torch
 
 from fedmpi.comm import launchers, network
-from fedmpi.comm.base import Lost
+from fedmpi.comm.base import RankLostError
 from fedmpi.comm.launchers import Job
 from fedmpi.comm.rendezvous import auth, store_server
 from fedmpi.comm.rendezvous.store import RankStore
@@ -27,16 +27,20 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import shorten
 
 LOOPBACK = "127.0.0.1"
-BROADCAST_BYTES, MAX_NAMES = 1024, 8  # size of the MPI broadcast of key, port and host names; limit of the names
-PATIENCE_S = 1.0, 10.0  # time-out for one address: at first, and at most
+BROADCAST_BYTES, MAX_HOST_NAMES = 1024, 8  # size of the MPI broadcast of key, port and host names; limit of the names
+CONNECT_TIMEOUTS_S = 1.0, 10.0  # time-out for one address: at first, and at most
 RETRY_S = 0.1  # between two attempts to connect
-PORTS, FIRST_PORT, SPAN = 16, 10_000, 20_000  # below Linux's ephemeral range (32768..60999), which any program may use
+NUM_PORTS, FIRST_PORT, PORT_RANGE = (
+    16,
+    10_000,
+    20_000,
+)  # below Linux's ephemeral range (32768..60999), which any program may use
 
 Addresses = list[tuple[str, int]]  # hosts and ports, one of which is the store's
 Server = subprocess.Popen[bytes]  # the process of the store, which rank 0 starts
 
 
-def find_store(
+def connect_to_store(
     job: Job,
     timeout_s: float,
     env: Mapping[str, str] | None = None,
@@ -55,72 +59,77 @@ def find_store(
         interface: the address of comm.interface, at which rank 0 listens under mpirun.
 
     Raises:
-        Lost: rank 0 cannot be reached in time.
+        RankLostError: rank 0 cannot be reached in time.
         UserError: the launcher's variables or the secret contain a mistake, or no port is free.
     """
     timeouts, env = timeouts or Timeouts(), os.environ if env is None else env
     deadline = timeouts.clock.now() + timeout_s
     if job.launcher == "mpi":
-        addresses, key, server = exchange_by_mpi(job, deadline, timeouts, interface)
+        addresses, key, server = locate_by_mpi(job, deadline, timeouts, interface)
     else:
-        addresses, key, server = derive_from_env(job, env)
-    store = connect_store(addresses, key, deadline, timeouts)
+        addresses, key, server = locate_by_env(job, env)
+    store = retry_connecting(addresses, key, deadline, timeouts)
     store.server = server
     return store
 
 
-def derive_from_env(job: Job, env: Mapping[str, str]) -> tuple[Addresses, bytes, Server | None]:
+def locate_by_env(job: Job, env: Mapping[str, str]) -> tuple[Addresses, bytes, Server | None]:
     """Derive the store's addresses and key from the launcher's variables, which agree on all ranks; rank 0 starts it.
 
     Returns:
         The addresses at which the store may be; the job's key; on rank 0, the process of the store.
     """
     if job.launcher == "slurm":
-        name = slurm_step(env)
-        host, choices = launchers.first_host(env.get("SLURM_STEP_NODELIST") or env["SLURM_NODELIST"]), ports(name)
+        name = identify_slurm_step(env)
+        host, choices = (
+            launchers.get_first_host(env.get("SLURM_STEP_NODELIST") or env["SLURM_NODELIST"]),
+            derive_ports(name),
+        )
     else:
-        host, port = launchers.master_address(env)
+        host, port = launchers.read_master_address(env)
         # MASTER_ADDR may differ between ranks: Kubeflow's PyTorchJob gives "localhost" to rank 0.
         name, choices = f"env:// {port} {job.size}", [port]
         if job.launcher == "torchrun":
             name = f"{port} {env.get('TORCHELASTIC_RUN_ID', '')} {env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-            choices = ports(name)
-    key, on_one_host = auth.job_key(f"{job.launcher} {name}", env), job.local_size == job.size
+            choices = derive_ports(name)
+    key, on_one_host = auth.derive_job_key(f"{job.launcher} {name}", env), job.local_size == job.size
     if job.rank:
-        reach = LOOPBACK if on_one_host else launchers.address_of_node(host, env) if job.launcher == "slurm" else host
+        reach = (
+            LOOPBACK if on_one_host else launchers.resolve_slurm_node(host, env) if job.launcher == "slurm" else host
+        )
         return [(reach, port) for port in choices], key, None
-    own = LOOPBACK if on_one_host else listen_address(host)
+    own = LOOPBACK if on_one_host else choose_listen_address(host)
     for port in choices:
         with contextlib.suppress(OSError):
-            listener = auth.listen(own, port)
-            return [(own or LOOPBACK, port)], key, store_server.start(listener, key)
+            listener = auth.open_listener(own, port)
+            return [(own or LOOPBACK, port)], key, store_server.start_store_process(listener, key)
     raise UserError(
         f"rank 0 cannot listen on port {' or '.join(map(str, choices))} of {job.host}, so other ranks could not find "
         "it.\nStart the job again, or give all ranks another MASTER_PORT."
     )
 
 
-def slurm_step(env: Mapping[str, str]) -> str:
+def identify_slurm_step(env: Mapping[str, str]) -> str:
     """Return a text that distinguishes this Slurm job step from all others, including itself before a requeue."""
     return f"{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}.{env.get('SLURM_RESTART_COUNT', '0')}"
 
 
-def ports(name: str) -> list[int]:
+def derive_ports(name: str) -> list[int]:
     """Return the ports to try, which are equal on all ranks of a job. Another job's store there has another key."""
-    digests = (hashlib.sha256(f"{name}/{i}".encode()).digest() for i in range(PORTS))
-    return [FIRST_PORT + int.from_bytes(digest[:4], "little") % SPAN for digest in digests]
+    digests = (hashlib.sha256(f"{name}/{i}".encode()).digest() for i in range(NUM_PORTS))
+    return [FIRST_PORT + int.from_bytes(digest[:4], "little") % PORT_RANGE for digest in digests]
 
 
-def listen_address(name: str) -> str:
+def choose_listen_address(name: str) -> str:
     """Return the address at which rank 0 listens if ranks on other hosts connect to its host `name`.
 
     It is the address of that name; "" (all addresses) if that is not an address of this host, or a loopback address.
     """
-    address = network.resolve(name)
-    return "" if network.is_loopback(address) or not network.is_own(address) else address
+    address = network.resolve_host(name)
+    return "" if network.is_loopback(address) or not network.is_local_address(address) else address
 
 
-def exchange_by_mpi(
+def locate_by_mpi(
     job: Job, deadline: float, timeouts: Timeouts, interface: str
 ) -> tuple[Addresses, bytes, Server | None]:
     """Start the store at rank 0, and broadcast its addresses and a random key by MPI.
@@ -132,29 +141,29 @@ def exchange_by_mpi(
 
     server, text = None, ""
     if job.rank == 0:  # before MPI is initialised, so that the process starts at the same time
-        own = LOOPBACK if job.local_size == job.size else interface or listen_address(job.host)
-        listener, key = auth.listen(own, 0), secrets.token_bytes(auth.DIGEST)
-        names = [own] if own else [LOOPBACK, *network.outward_addresses(), job.host][:MAX_NAMES]
+        own = LOOPBACK if job.local_size == job.size else interface or choose_listen_address(job.host)
+        listener, key = auth.open_listener(own, 0), secrets.token_bytes(auth.DIGEST_BYTES)
+        names = [own] if own else [LOOPBACK, *network.list_external_addresses(), job.host][:MAX_HOST_NAMES]
         text = f"{key.hex()} {listener.getsockname()[1]} {' '.join(names)}"
-        server = store_server.start(listener, key)
-    world = mpi.world(job, deadline - timeouts.clock.now())
+        server = store_server.start_store_process(listener, key)
+    world = mpi.initialize_mpi(job, deadline - timeouts.clock.now())
     message = torch.tensor(list(text.encode().ljust(BROADCAST_BYTES, b"\0")), dtype=torch.uint8)
     request = world.Ibcast(message.numpy(), root=0)
     while not request.Test():  # polled, since Bcast has no time-out
         if timeouts.clock.now() > deadline:
-            raise Lost("rank 0 is silent: it has not sent the address of its store")
+            raise RankLostError("rank 0 is silent: it has not sent the address of its store")
         timeouts.clock.sleep(1e-3)
     hexadecimal, port, *names = bytes(message.tolist()).rstrip(b"\0").decode().split()
     return [(name, int(port)) for name in names], bytes.fromhex(hexadecimal), server
 
 
-def connect_store(addresses: Addresses, key: bytes, deadline: float, timeouts: Timeouts) -> RankStore:
+def retry_connecting(addresses: Addresses, key: bytes, deadline: float, timeouts: Timeouts) -> RankStore:
     """Connect to rank 0's store at one of these addresses; try again until the store answers.
 
     Raises:
-        Lost: no store of this job answers by the deadline (a time of timeouts.clock).
+        RankLostError: no store of this job answers by the deadline (a time of timeouts.clock).
     """
-    patience_s, most_s = PATIENCE_S
+    patience_s, most_s = CONNECT_TIMEOUTS_S
     why = "is rank 0 there, does the name resolve here, and does a firewall stand between the hosts?"
     clock = timeouts.clock
     while True:
@@ -171,6 +180,6 @@ def connect_store(addresses: Addresses, key: bytes, deadline: float, timeouts: T
                 continue
         if clock.now() > deadline:
             shown = shorten(" or ".join(f"{host}:{port}" for host, port in addresses))
-            raise Lost(f"rank 0 is silent: no store of this job answers at {shown}; {why}")
+            raise RankLostError(f"rank 0 is silent: no store of this job answers at {shown}; {why}")
         clock.sleep(RETRY_S)
         patience_s = min(2 * patience_s, most_s)

@@ -16,12 +16,12 @@ from typing import Any, final
 
 from torch.distributed import DistError, DistNetworkError, DistStoreError, Store
 
-from fedmpi.comm.base import ConnectionLostError, Lost, absent_error
+from fedmpi.comm.base import ConnectionLostError, RankLostError, missing_ranks_error
 from fedmpi.comm.rendezvous import auth
-from fedmpi.comm.rendezvous.store_server import ALL, LENGTH, encode
+from fedmpi.comm.rendezvous.store_server import ALL_PRESENT, LENGTH_PREFIX, encode_message
 from fedmpi.comm.timeouts import Timeouts
 
-WAIT = timedelta(seconds=300)
+DEFAULT_TIMEOUT = timedelta(seconds=300)
 STORE_IS_GONE = "rank 0 is dead: its store no longer answers"
 CANCELLED = "cancelled"  # verdict of an allgather that was cancelled because the ranks regroup
 REGROUPING = "another rank has lost one"
@@ -41,7 +41,7 @@ class RankStore(Store):
         self.timeouts = timeouts or Timeouts()
         self.address, self.key, self.connection = address, key, connection
         self.lock = threading.Lock()  # gloo and NCCL call from threads of their own
-        self.others: list[RankStore] = []  # connections that must stay open as long as this one
+        self.clones: list[RankStore] = []  # connections that must stay open as long as this one
         self.server: subprocess.Popen[bytes] | None = None  # the store's process, on rank 0; ends when this one does
 
     def new_connection(self) -> RankStore:
@@ -51,49 +51,49 @@ class RankStore(Store):
 
     def clone(self) -> RankStore:
         """Return another connection for torch. It is kept here, too, because torch holds no Python reference to it."""
-        self.others.append(self.new_connection())
-        return self.others[-1]
+        self.clones.append(self.new_connection())
+        return self.clones[-1]
 
-    def connection_addresses(self) -> tuple[str, str]:
+    def get_ip_addresses(self) -> tuple[str, str]:
         """Return the IP addresses of this connection: the address of this rank, and the address of rank 0."""
         return self.connection.getsockname()[0], self.connection.getpeername()[0]
 
     def set(self, key: str, value: str | bytes) -> None:
-        self._ask("set", key, value)
+        self._request("set", key, value)
 
-    def set_at_end(self, key: str, value: str) -> None:
+    def set_on_disconnect(self, key: str, value: str) -> None:
         """Let the store set a key, if it is not set yet, as soon as this process has ended.
 
         A separate connection is used, because the store does not notice the end of a connection that waits for a reply.
         """
-        self.clone()._ask("at_end", key, value)
+        self.clone()._request("at_end", key, value)
 
     def get(self, key: str) -> bytes:
         return self.multi_get([key])[0]
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         self.wait(keys)
-        are_there, *values = self._ask("read", *keys)
+        are_there, *values = self._request("read", *keys)
         if not are_there:
             raise DistStoreError(f"deleted meanwhile: one of {' '.join(keys[:3])}")
         return [value.encode("latin-1") for value in values]
 
-    def wait(self, keys: list[str], timeout: timedelta = WAIT) -> None:
+    def wait(self, keys: list[str], timeout: timedelta = DEFAULT_TIMEOUT) -> None:
         seconds = timeout.total_seconds()
-        if not self._ask("wait", seconds, *keys, seconds=seconds)[0]:
+        if not self._request("wait", seconds, *keys, seconds=seconds)[0]:
             raise DistStoreError(f"not there after {seconds:g} s: one of {' '.join(keys[:3])}")
 
     def check(self, keys: list[str]) -> bool:
-        return bool(self._ask("check", *keys)[0])
+        return bool(self._request("check", *keys)[0])
 
     def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
-        return str(self._ask("swap", key, expected_value, desired_value)[1]).encode("latin-1")
+        return str(self._request("swap", key, expected_value, desired_value)[1]).encode("latin-1")
 
     def add(self, key: str, amount: int) -> int:
-        return int(self._ask("add", key, amount)[1])
+        return int(self._request("add", key, amount)[1])
 
     def delete_key(self, key: str) -> bool:
-        return bool(self._ask("delete", key)[0])
+        return bool(self._request("delete", key)[0])
 
     def has_extended_api(self) -> bool:
         return False
@@ -106,7 +106,7 @@ class RankStore(Store):
         ranks: Sequence[int],
         value: bytes,
         seconds: float,
-        living: bool = False,
+        skip_dead: bool = False,
     ) -> tuple[str, list[bytes]]:
         """Return the verdict of an allgather, ALL or the ranks that are late, and the values of all ranks.
 
@@ -117,21 +117,21 @@ class RankStore(Store):
             ranks: the ranks that take part.
             value: this rank's value.
             seconds: time limit.
-            living: do not wait for dead ranks.
+            skip_dead: do not wait for dead ranks.
         """
-        verdict, *values = self._ask("gather", seconds, living, name, call, rank, value, *ranks, seconds=seconds)
+        verdict, *values = self._request("gather", seconds, skip_dead, name, call, rank, value, *ranks, seconds=seconds)
         return verdict, [each.encode("latin-1") for each in values]
 
-    def _ask(self, operation: str, *arguments: str | bytes | float, seconds: float = 0.0) -> list[Any]:
+    def _request(self, operation: str, *arguments: str | bytes | float, seconds: float = 0.0) -> list[Any]:
         """Send a request and return the store's reply. After an error the connection is closed permanently."""
         octets = [each.encode() if isinstance(each, str) else each for each in arguments]
         fields = [each.decode("latin-1") if isinstance(each, bytes) else each for each in octets]
         with self.lock:
             try:
                 self.connection.settimeout(seconds + self.timeouts.reply)
-                self.connection.sendall(encode(operation, *fields))
-                (length,) = LENGTH.unpack(auth.receive(self.connection, LENGTH.size))
-                return list(json.loads(auth.receive(self.connection, length)))
+                self.connection.sendall(encode_message(operation, *fields))
+                (length,) = LENGTH_PREFIX.unpack(auth.receive_exactly(self.connection, LENGTH_PREFIX.size))
+                return list(json.loads(auth.receive_exactly(self.connection, length)))
             except OSError as error:
                 self.connection.close()
                 raise DistNetworkError(f"rank 0's store at {self.address[0]}:{self.address[1]}: {error}") from error
@@ -163,25 +163,25 @@ def allgather(
         remedy: advice at the end of the error message.
 
     Raises:
-        Lost: ranks were late, which the message names; or the ranks regroup; or rank 0 is dead.
+        RankLostError: ranks were late, which the message names; or the ranks regroup; or rank 0 is dead.
     """
     try:
         verdict, values = store.gather(name, call, rank, ranks, payload, max(0.01, deadline_s))
     except DistError as error:
         raise ConnectionLostError(STORE_IS_GONE) from error
     if verdict == CANCELLED:
-        raise Lost(REGROUPING)
-    if verdict != ALL:
-        raise absent_error(map(int, verdict.split()), len(ranks), deadline_s, remedy=remedy)
+        raise RankLostError(REGROUPING)
+    if verdict != ALL_PRESENT:
+        raise missing_ranks_error(map(int, verdict.split()), len(ranks), deadline_s, remedy=remedy)
     return values
 
 
-def leave(store: RankStore, rank: int, ranks: Sequence[int], timeout_s: float) -> None:
-    """Wait until all ranks have called this, so that rank 0 can end its store; raise Lost if one does not."""
+def wait_for_all_to_leave(store: RankStore, rank: int, ranks: Sequence[int], timeout_s: float) -> None:
+    """Wait until all ranks have called this, so that rank 0 can end its store; raise RankLostError if one does not."""
     try:
         verdict, _ = store.gather("left", 0, rank, ranks, b"", timeout_s)
     except DistError:  # rank 0 has left
         return
-    if verdict != ALL:
+    if verdict != ALL_PRESENT:
         late = verdict.split()[0]
-        raise Lost(f"rank {late} is silent: it has not left for {timeout_s:g} s after the last message")
+        raise RankLostError(f"rank {late} is silent: it has not left for {timeout_s:g} s after the last message")

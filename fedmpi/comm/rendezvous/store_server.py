@@ -25,18 +25,18 @@ from typing import Any, final
 
 from fedmpi.comm.rendezvous import auth
 
-LENGTH = struct.Struct("<I")
-ALL = "all"  # verdict of an allgather that all ranks have called in time
-LONGEST = 2**24  # maximum number of bytes of a message
-AUTHENTICATION_S = 5.0  # time limit for a connection to prove that it knows the key
-LOOK_S = 0.02  # interval of the checks for ranks that have died
-UNAUTHENTICATED = 128  # maximum number of connections without such a proof; the oldest is closed if there are more
+LENGTH_PREFIX = struct.Struct("<I")
+ALL_PRESENT = "all"  # verdict of an allgather that all ranks have called in time
+MAX_MESSAGE_BYTES = 2**24  # maximum number of bytes of a message
+AUTHENTICATION_TIMEOUT_S = 5.0  # time limit for a connection to prove that it knows the key
+CHECK_INTERVAL_S = 0.02  # interval of the checks for ranks that have died
+MAX_UNAUTHENTICATED = 128  # maximum number of connections without such a proof; the oldest is closed if there are more
 
 
-def encode(*fields: Any) -> bytes:
+def encode_message(*fields: Any) -> bytes:
     """Return a list of fields as a message: its length, then JSON."""
     body = json.dumps(fields).encode()
-    return LENGTH.pack(len(body)) + body
+    return LENGTH_PREFIX.pack(len(body)) + body
 
 
 @final
@@ -77,13 +77,13 @@ class StoreServer:
         try:
             await self._authenticate(reader, writer)
             while True:
-                (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-                if length > LONGEST:
+                (length,) = LENGTH_PREFIX.unpack(await reader.readexactly(LENGTH_PREFIX.size))
+                if length > MAX_MESSAGE_BYTES:
                     raise ValueError("too long")
                 operation, *arguments = json.loads(await reader.readexactly(length))
                 if operation == "at_end":
                     at_end = arguments
-                writer.write(encode(*await self._reply(operation, arguments)))
+                writer.write(encode_message(*await self._reply(operation, arguments)))
                 await writer.drain()
         except (OSError, EOFError, ValueError, TypeError):
             pass
@@ -97,14 +97,14 @@ class StoreServer:
         task = asyncio.current_task()
         assert task is not None
         self.unauthenticated[task] = None
-        if len(self.unauthenticated) > UNAUTHENTICATED:
+        if len(self.unauthenticated) > MAX_UNAUTHENTICATED:
             next(iter(self.unauthenticated)).cancel()
-        limit = self.loop.call_later(AUTHENTICATION_S, task.cancel)
+        limit = self.loop.call_later(AUTHENTICATION_TIMEOUT_S, task.cancel)
         try:
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            reply, proof = auth.server_handshake(self.key, await reader.readexactly(auth.HELLO))
+            reply, proof = auth.answer_handshake(self.key, await reader.readexactly(auth.HELLO_BYTES))
             writer.write(reply)
-            if not hmac.compare_digest(await reader.readexactly(auth.DIGEST), proof):
+            if not hmac.compare_digest(await reader.readexactly(auth.DIGEST_BYTES), proof):
                 raise ValueError("the other side does not know the key")
         finally:
             limit.cancel()
@@ -166,11 +166,11 @@ class StoreServer:
             missing = [rank for rank, key in keys.items() if key not in self.values]
             left_s = until - self.loop.time()
             if left_s <= 0 or all(living and f"dead/{rank}" in self.values for rank in missing):
-                self._set(verdict, " ".join(map(str, missing)) or ALL)
+                self._set(verdict, " ".join(map(str, missing)) or ALL_PRESENT)
                 for key in () if missing else ("silent", *ranks):  # all ranks have read the values of the previous call
                     self.values.pop(f"{name}/{call - 1}/{key}", None)
             else:
-                await self._wait([verdict], min(left_s, LOOK_S) if living else left_s)
+                await self._wait([verdict], min(left_s, CHECK_INTERVAL_S) if living else left_s)
         return [self.values[verdict], *(self.values.get(key, "") for key in keys.values())]
 
     def _set(self, name: str, value: str) -> None:
@@ -179,7 +179,7 @@ class StoreServer:
             arrival.set()
 
 
-def start(listener: socket.socket, key: bytes) -> subprocess.Popen[bytes]:
+def start_store_process(listener: socket.socket, key: bytes) -> subprocess.Popen[bytes]:
     """Start the process of the store, which takes over the listening socket.
 
     It gets the key through a pipe, and ends when the pipe is closed, which happens at the latest when this process
@@ -203,7 +203,7 @@ def start(listener: socket.socket, key: bytes) -> subprocess.Popen[bytes]:
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    key = sys.stdin.buffer.read(auth.DIGEST)
+    key = sys.stdin.buffer.read(auth.DIGEST_BYTES)
 
     def end_with_rank_0() -> None:
         os.read(0, 1)

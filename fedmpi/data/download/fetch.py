@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import nearest
+from fedmpi.common.text import suggest_name
 from fedmpi.data.download.catalogue import CATALOGUE, CatalogueEntry, DatasetPart, Download
 
 TIMEOUT_S = 30.0  # seconds without receiving a byte
@@ -28,7 +28,7 @@ def find_entry(name: str) -> CatalogueEntry:
     """Return the catalogue entry of a data set. Raise UserError with similar names if it is unknown."""
     if name not in CATALOGUE:
         shown = [known for known in CATALOGUE if not known.endswith(("_64", "_128", "_224"))]
-        raise UserError(f"data: no files of a data set {name!r} are listed here; {nearest(name, shown)}")
+        raise UserError(f"data: no files of a data set {name!r} are listed here; {suggest_name(name, shown)}")
     return CATALOGUE[name]
 
 

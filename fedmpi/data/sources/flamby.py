@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import show
+from fedmpi.common.text import shorten_repr
 from fedmpi.data.csv_file import iter_csv_rows
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.source_utils import concat_sites, find_file, select_sites, split_train_test
@@ -115,7 +115,9 @@ def _read_hospital(root: Path, name: str) -> np.ndarray:
         whole = len(row) == len(FEATURES) + 1 and row[-1] in ("0", "1", "2", "3", "4")
         if not whole or not all(cell == "nan" or NUMBER.fullmatch(cell) for cell in row):
             needed = f"{len(FEATURES)} numbers of at most 6 digits, or ?, and a diagnosis 0..4 are needed"
-            raise UserError(f"{path}, line {number}: {needed}, found {show(','.join(cells))}; fetch the file anew")
+            raise UserError(
+                f"{path}, line {number}: {needed}, found {shorten_repr(','.join(cells))}; fetch the file anew"
+            )
         rows.append(list(map(float, row)))
     if not rows:
         raise UserError(f"{path} is empty; fetch the file anew")

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import natural_order, shorten
+from fedmpi.common.text import shorten, sort_naturally
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.arrays import ArrayOptions
 from fedmpi.data.sources.images.decode import PixelRange
@@ -101,7 +101,7 @@ def hdf5(
         if not any(each.endswith(key) for each in arrays) and (name or key != "site"):
             known = f"{name!r} (data.{OPTION_KEYS[key]})" if name else f"for {key}: {', '.join(DEFAULT_NAMES[key])}"
             raise UserError(f"{at} has no data set {known}; others are {shorten(', '.join(unread)) or 'none'}")
-    clients = natural_order({client for own in arrays.values() for client in own} - {""})
+    clients = sort_naturally({client for own in arrays.values() for client in own} - {""})
     ready, uint8 = _concat_clients(arrays, clients, at, on_disk=pixel_range is None)
     options = ArrayOptions(axes, pixel_range, mean, std)
     data = dataset_from_arrays(ready, at, options, classes, test_fraction, by_site=True)
@@ -144,7 +144,7 @@ def _find_arrays(at: Path, names: Mapping[str, str | None], part: str = "") -> t
         by_client = False
     arrays: ClientArrays = {}
     unread: dict[str, None] = {}
-    for client in natural_order(entries) if by_client else [""]:
+    for client in sort_naturally(entries) if by_client else [""]:
         for name, array in _list_data_sets(top[client] if client else top):
             key = _match_key(name, names, part)
             if key is None:

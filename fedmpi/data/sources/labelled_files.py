@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.errors import MissingDataError, UserError
-from fedmpi.common.text import natural_order, shorten
+from fedmpi.common.text import shorten, sort_naturally
 from fedmpi.data.csv_file import decode_cells
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.source_utils import (
@@ -168,7 +168,7 @@ def list_files_in_table(
                 f"the picture {file} is that of {samples[file].location}, too; leave one of them out"
             )
         samples[file] = sample
-    place = {site: k for k, site in enumerate(natural_order(sample.site for sample in samples.values()))}
+    place = {site: k for k, site in enumerate(sort_naturally(sample.site for sample in samples.values()))}
     if silo is not None and silo not in place:
         raise UserError(f"{at}: no row is of the site {silo!r}; it has {', '.join(place)}")
     own = [sample for sample in samples.values() if silo in (None, sample.site)]
@@ -182,7 +182,7 @@ def list_subfolders(folder: Path) -> list[str]:
         names = [entry.name for entry in folder.iterdir() if entry.is_dir()]
     except OSError as error:
         raise UserError(f"{folder} cannot be read: {error.strerror}; correct its permissions") from error
-    return natural_order(name for name in names if not name.startswith((".", "__MACOSX")))
+    return sort_naturally(name for name in names if not name.startswith((".", "__MACOSX")))
 
 
 def find_part_folders(home: Path) -> list[tuple[str, Path]]:
@@ -246,11 +246,11 @@ class PairPatterns:
         """Return the images of a folder with their masks, by name; raise UserError if an image or mask is missing."""
         masks = self._match_files(folder, self.mask)
         images = self._match_files(folder, self.image, but=masks.values())
-        for name in natural_order({*images} ^ {*masks}):
+        for name in sort_naturally({*images} ^ {*masks}):
             has = f"{images[name]} has no mask" if name in images else f"{masks[name]} has no image"
             wanted = folder / (self.mask if name in images else self.image).replace("*", name)
             raise UserError(f"{has} {wanted}; add it, or remove the other one")
-        return [LabelledFile(images[name], mask=masks[name], part=part, site=site) for name in natural_order(images)]
+        return [LabelledFile(images[name], mask=masks[name], part=part, site=site) for name in sort_naturally(images)]
 
     def _match_files(self, folder: Path, pattern: str, but: Collection[Path] = ()) -> dict[str, Path]:
         """Return name -> file for the files that match a pattern and are not in `but`."""

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedmpi.common.errors import MissingDataError, UserError
-from fedmpi.common.text import natural_order, show
+from fedmpi.common.text import shorten_repr, sort_naturally
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.lazy_images import LazyImages, make_lazy_images
 from fedmpi.data.sources.images.class_images import make_class_reader
@@ -79,7 +79,7 @@ def leaf(
     for key, value in options.items():
         if value is not None and key not in OPTIONS_BY_KIND[kind]:
             raise UserError(f"data.{key} changes nothing, for x in {folder} is {kind}; leave it out")
-    users = natural_order([*train, *test])
+    users = sort_naturally([*train, *test])
     train, test = ({user: part[user] for user in users if user in part} for part in (train, test))
     if kind == "characters":
         data = _next_character_dataset(train, test, alphabet, folder)
@@ -121,7 +121,7 @@ def _read_part(folder: Path) -> tuple[SampleKind, UserSamples]:
             at = f"{file}, user {user!r}"
             x, y = (entry.get(key) if isinstance(entry, dict) else None for key in ("x", "y"))
             if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
-                raise UserError(f"{at}: {show(entry)} has no lists x and y of one length; {EXPECTED_FORMAT}")
+                raise UserError(f"{at}: {shorten_repr(entry)} has no lists x and y of one length; {EXPECTED_FORMAT}")
             if user in users:
                 raise UserError(f"{at} occurs twice in {folder}; each user must be in one file")
             if x:
@@ -151,8 +151,8 @@ def _detect_kind(x: Any, y: Any, at: str) -> SampleKind:
     if isinstance(x, list) and len(x) > TWEET_COLUMN and all(isinstance(cell, str) for cell in x):
         return "texts"
     raise UserError(
-        f"{at}: a sample is x = {show(x)}, y = {show(y)}; numbers, strings with the next character, texts and names of "
-        "image files can be read; for others write a source of your own"
+        f"{at}: a sample is x = {shorten_repr(x)}, y = {shorten_repr(y)}; numbers, strings with the next "
+        "character, texts and names of image files can be read; for others write a source of your own"
     )
 
 
@@ -168,7 +168,7 @@ def _convert_user(kind: SampleKind, x: list[Any], y: list[Any], at: str) -> tupl
     try:
         labels = np.array(y, dtype=np.float64).reshape(len(x))
     except (TypeError, ValueError) as error:
-        raise UserError(f"{at}: y holds {show(y[0])}; one number for each sample is needed") from error
+        raise UserError(f"{at}: y holds {shorten_repr(y[0])}; one number for each sample is needed") from error
     if kind == "numbers":
         try:
             with np.errstate(over="ignore"):  # values beyond float32 are reported with their row

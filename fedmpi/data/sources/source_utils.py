@@ -117,7 +117,7 @@ def split_train_test(
         _, first, member = np.unique(groups, return_index=True, return_inverse=True)
         test_part = np.isin(member, split_train_test(labels[first], fraction)[1])
         return np.flatnonzero(~test_part), np.flatnonzero(test_part)
-    rng = seeds.numpy_rng(0, "holdout")
+    rng = seeds.numpy_generator(0, "holdout")
     classes = labels if labels.dtype.kind in "iu" else np.zeros(len(labels), dtype=np.int64)
     test = []
     for one in np.unique(classes):

@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import count, natural_order, show
+from fedmpi.common.text import pluralize, shorten_repr, sort_naturally
 from fedmpi.data.csv_file import decode_cells
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.preprocessing import NewRows, PredictionRequest, Preparation, check_path
@@ -74,7 +74,7 @@ def text(
         return dataset_from_texts({site: AuthorText(read_utf8(at), str(at))}, context, test_fraction, alphabet=alphabet)
     columns = author_column, text_column, delimiter
     texts = read_texts(at, *columns)
-    texts = {author: texts[author] for author in natural_order(texts)}
+    texts = {author: texts[author] for author in sort_naturally(texts)}
     return dataset_from_texts(texts, context, test_fraction, min_chars, alphabet, columns)
 
 
@@ -221,11 +221,11 @@ def check_characters(text: str, alphabet: Sequence[str], where: str, reason: str
     """Raise UserError for a character of the text that is not in the alphabet, or that the alphabet has twice."""
     twice = next((symbol for k, symbol in enumerate(alphabet) if symbol in alphabet[:k]), None)
     if twice is not None:
-        raise UserError(f"data.alphabet holds {show(twice)} twice; each character stands once")
+        raise UserError(f"data.alphabet holds {shorten_repr(twice)} twice; each character stands once")
     strange = {*text} - {*alphabet}
     if strange:
         reason = reason or "which is not in data.alphabet"
-        raise UserError(f"{where} holds {show(min(strange))}, {reason}; add it there, or replace it")
+        raise UserError(f"{where} holds {shorten_repr(min(strange))}, {reason}; add it there, or replace it")
 
 
 def make_alphabet(train: set[str], test: set[str]) -> tuple[str, ...]:
@@ -263,7 +263,7 @@ def dataset_from_texts(
         end = len(characters) - int(test_fraction * len(characters))
         train[name], test[name] = characters[:end], characters[end:]
         if end < context + 1:
-            few = f"author {name!r} has {count(end, 'character')} to train on, of {len(characters)}"
+            few = f"author {name!r} has {pluralize(end, 'character')} to train on, of {len(characters)}"
             remedy = f"data.context = {context} needs {context + 1}: lower it, or leave short authors out"
             raise UserError(f"{place}: {few}; {remedy} with data.min_chars")
         if alphabet is not None:

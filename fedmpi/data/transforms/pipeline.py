@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedmpi.common import registry
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import nearest
+from fedmpi.common.text import suggest_name
 from fedmpi.data import transforms
 from fedmpi.data.transforms.base import Shape, Transform, channel_constants
 from fedmpi.data.transforms.color import Normalise
@@ -30,14 +30,14 @@ def make_transform(name: str, given: Any, where: str, origins: Mapping[str, str]
     """
     at = f"{origins['']}: " if origins.get("") else ""
     if name not in transforms.registry:
-        raise UserError(f"{at}{where}: unknown augmentation '{name}'; {nearest(name, transforms.registry)}")
-    kind, options = registry.load(name, transforms.registry, "augmentation"), given or {}
+        raise UserError(f"{at}{where}: unknown augmentation '{name}'; {suggest_name(name, transforms.registry)}")
+    kind, options = registry.load_object(name, transforms.registry, "augmentation"), given or {}
     if given is not None and not isinstance(given, dict):
         if not kind.main_option:
             raise UserError(f"{at}{where}.{name}: {given!r} is not allowed; it takes options by their names")
         options, origins = {kind.main_option: given}, {**origins, kind.main_option: origins.get("", "")}
     plugin = registry.PluginKind("augmentation", transforms.registry, f"{where}.{name}")
-    transform: Transform = registry.make(plugin, registry.Selection(name, options), origins)()
+    transform: Transform = registry.make_component(plugin, registry.Selection(name, options), origins)()
     return transform
 
 

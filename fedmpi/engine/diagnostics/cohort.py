@@ -63,7 +63,7 @@ class Cohort:
         for client in self.members:
             if self.where[client] == comm.rank:
                 row = own(client).to(comm.device)
-                comm.about = self.t, (what,)
+                comm.message_info = self.t, (what,)
                 comm.exchange([(rank, row) for rank in comm.alive if rank != comm.rank], [])
             else:
                 row = torch.empty(size, device=comm.device, dtype=self.before.w.dtype)
@@ -74,7 +74,7 @@ class Cohort:
         """Gather the rows (width,) of all clients in order, (m, width) float64 on rank 0; (0, width) on other ranks."""
         comm, rows = self.comm, {k: row.double().to(self.comm.device) for k, row in rows.items()}
         if comm.rank:
-            comm.about = self.t, ("figures of analysis",)
+            comm.message_info = self.t, ("figures of analysis",)
             comm.exchange([(0, rows[k]) for k in self.members if k in rows], [])
             return torch.empty(0, width, dtype=torch.float64)
         sent = {k: torch.empty(width, dtype=torch.float64, device=comm.device) for k in self.members if self.where[k]}

@@ -69,7 +69,7 @@ class Probes:
             seen = self.states.client_context(client, t, lr, self.transport.broadcast_copy, downloads[client])
             k = ClientContext(trainer, client, t, lr, seen.announcement, seen.download, seen.state_row.clone())
             steps = k.watch = orthogonality.Steps(k) if "orthogonality" in self.names else None
-            with seeds.preserve_rng():
+            with seeds.preserve_rng_state():
                 k.run_round(row)
             if steps is not None:
                 self._steps[client] = steps.row()

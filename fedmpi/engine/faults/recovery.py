@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from fedmpi.comm import Communicator, Lost
+from fedmpi.comm import Communicator, RankLostError
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.faults import lost_ranks
 from fedmpi.engine.faults.lost_ranks import INITIAL_STATE, Row
@@ -55,7 +55,7 @@ class FailurePolicy:
             why: the failure as this rank noticed it; None if round t is complete.
 
         Raises:
-            Lost: rank 0 or all ranks that train have failed, or this rank was excluded.
+            RankLostError: rank 0 or all ranks that train have failed, or this rank was excluded.
         """
         if why is None:
             self._record_duration(time.perf_counter() - self.timeline.round_start)
@@ -68,18 +68,18 @@ class FailurePolicy:
                 "reported": self.reporter.reported_in == self.states.round,
                 "why": why[:500],
                 "waited": time.perf_counter() - self.timeline.round_start,
-                "spent": self.comm.patience_s >= self.config.timeout_s,
+                "spent": self.comm.message_timeout_s >= self.config.timeout_s,
             }
             payloads = self.comm.regroup(json.dumps(report).encode(), self.config.timeout_s)
             reports = {rank: json.loads(text) for rank, text in payloads.items()}
             if not any(rank in reports for rank in self.scheduler.ranks):
-                raise Lost(f"no rank that trains is left: {why}")
+                raise RankLostError(f"no rank that trains is left: {why}")
             if self.comm.alive == before:
                 self._extend_patience(reports)
             t = self._restore_round_start(reports)
             try:
                 self._agree_on_effects(t, [each["why"] for each in reports.values() if each["why"]])
-            except Lost as error:  # one more rank has failed
+            except RankLostError as error:  # one more rank has failed
                 why = str(error)
                 continue
             return t
@@ -87,24 +87,26 @@ class FailurePolicy:
     def _record_duration(self, seconds: float) -> None:
         """Record the duration of a round; a rank that is silent for several times the longest duration is probed."""
         self.longest_s = max(self.longest_s, seconds)
-        self.comm.patience_s = min(self.config.timeout_s, max(MIN_PATIENCE_S, PATIENCE_ROUNDS * self.longest_s))
+        self.comm.message_timeout_s = min(self.config.timeout_s, max(MIN_PATIENCE_S, PATIENCE_ROUNDS * self.longest_s))
 
     def _extend_patience(self, reports: Mapping[int, Mapping[str, Any]]) -> None:
         """Wait longer for silent ranks from now on, because all ranks are alive.
 
         Raises:
-            Lost: on all ranks, if they have waited for comm.round_timeout_s already.
+            RankLostError: on all ranks, if they have waited for comm.round_timeout_s already.
         """
         waited, limit_s = max(each["waited"] for each in reports.values()), self.config.timeout_s
         t = reports[0]["t"]
         if waited >= limit_s and all(each["spent"] for each in reports.values()):
-            raise Lost(f"round {t}: all ranks live, but not all come within {limit_s:g} s (comm.round_timeout_s)")
-        if min(PATIENCE_ROUNDS * waited, limit_s) <= self.comm.patience_s:
+            raise RankLostError(
+                f"round {t}: all ranks live, but not all come within {limit_s:g} s (comm.round_timeout_s)"
+            )
+        if min(PATIENCE_ROUNDS * waited, limit_s) <= self.comm.message_timeout_s:
             return
         self._record_duration(waited)
         if self.comm.rank == 0:
             text = f"round {t}: no rank is lost, but one took {waited:.0f} s to its next message, and the round begins "
-            text += f"again; from now on ranks are asked after {self.comm.patience_s:.0f} s of silence"
+            text += f"again; from now on ranks are asked after {self.comm.message_timeout_s:.0f} s of silence"
             warnings.warn(text, stacklevel=2)
 
     def _restore_round_start(self, reports: Mapping[int, Mapping[str, Any]]) -> int:
@@ -124,7 +126,7 @@ class FailurePolicy:
         """Make all ranks agree on the effect of the failure: which clients and states are affected.
 
         Raises:
-            Lost: one more rank fails.
+            RankLostError: one more rank fails.
         """
         comm, states, scheduler = self.comm, self.states, self.scheduler
         orphans = sorted(states.reassigned)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.common import seeds
-from fedmpi.common.inputs import arguments
+from fedmpi.common.inputs import to_call_arguments
 from fedmpi.data.batches import batches
 from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.hook_checks import ReadOnlyCheck, check_tensor, not_passed
@@ -140,13 +140,13 @@ class ClientContext(Client):
         self.trainer.model.module.train()
         self.cut_short = False  # a stop request must not shorten an evaluation
         self.version_at_w0 = self.w._version if torch.equal(self.w, self.w0) else None
-        with seeds.seeded(self.trainer.seed, "tune", self.round, self.id):
+        with seeds.temporary_seed(self.trainer.seed, "tune", self.round, self.id):
             self.trainer.method.finetune(self, epochs)
 
     # ---- forward passes ----
     def logits(self, x: Tensor) -> Tensor:
         trainer, module = self.trainer, self.trainer.model.module
-        positional, named = arguments(module, x)
+        positional, named = to_call_arguments(module, x)
         try:
             with trainer.precision() if trainer.bf16 else NO_CONTEXT:
                 f: Tensor = module(*positional, **named)
@@ -282,7 +282,7 @@ class ClientContext(Client):
                 yield (*self.forward(x), y)
 
     def generator(self, *purpose: str | int) -> torch.Generator:
-        return seeds.generator(self.trainer.seed, "client", self.id, *purpose)
+        return seeds.torch_generator(self.trainer.seed, "client", self.id, *purpose)
 
     @contextmanager
     def _one_pass(self, at: Tensor | None, buffers: Tensor | None) -> Iterator[None]:

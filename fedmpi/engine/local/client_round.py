@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedmpi.common import seeds
 from fedmpi.common.errors import RankWarning
-from fedmpi.common.user_code_errors import attribute_errors, one_line
+from fedmpi.common.user_code_errors import add_error_context, format_error_line
 from fedmpi.engine.hook_checks import ReadOnlyCheck, are_finite, check_finite, check_hook_returns, check_pair, wrong
 from fedmpi.engine.local.training_loop import mean_loss
 from fedmpi.engine.messages import FAILED, STOP
@@ -45,8 +45,8 @@ def _train(client: ClientContext, here: Tensor) -> Result:
     model.module.train()
     inputs = client.read_only_check()
     if trainer.draws:
-        seeds.reseed(trainer.seed, "torch", client.round, client.id)
-    with attribute_errors(client.where):
+        seeds.seed_global_generators(trainer.seed, "torch", client.round, client.id)
+    with add_error_context(client.where):
         client.start()
         inputs.check_hooks(method, client.where, "initial_weights")
         new = method.train(client)
@@ -71,7 +71,7 @@ def finish_round(client: ClientContext, row: Tensor, write: Callable[[Tensor], R
     except Exception as error:
         if not trainer.drops_failed_clients:
             raise
-        warnings.warn(RankWarning(f"{one_line(error, client.where)}; {LEFT_OUT}"), stacklevel=3)
+        warnings.warn(RankWarning(f"{format_error_line(error, client.where)}; {LEFT_OUT}"), stacklevel=3)
         flag = STOP if trainer.stop() else FAILED
         trainer.messages.upload_layout(client.round).write_header(row.zero_(), 0.0, time.perf_counter() - began, flag)
         return False
@@ -141,7 +141,7 @@ def write_upload(client: ClientContext, row: Tensor, inputs: ReadOnlyCheck, trai
         trained: the result of the hook `train`.
     """
     method, model, messages = client.trainer.method, client.trainer.model, client.trainer.messages
-    with attribute_errors(client.where):
+    with add_error_context(client.where):
         sent, more = check_pair(method, "upload", method.upload(client), client.where)
     inputs.check_hooks(method, client.where, "upload")
     upload = messages.upload_layout(client.round)

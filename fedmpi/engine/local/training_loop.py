@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.user_code_errors import located_error
+from fedmpi.common.user_code_errors import make_located_error
 from fedmpi.data.batches import batches, merge_batches
 from fedmpi.engine.hook_checks import ReadOnlyCheck
 from fedmpi.engine.local.client_optimizers import LocalOptimizer
@@ -74,7 +74,7 @@ def fit(
                 if batch.written():
                     text = f"{client.where}: the model ({type(model.module).__name__}) or a hook of method "
                     text += f"{type(trainer.method).__name__} wrote to its batch, x or y: {REMEDY}"
-                    raise located_error(text, model.module, type(trainer.method))
+                    raise make_located_error(text, model.module, type(trainer.method))
                 if client.watch:
                     client.watch(x, y)
                 optimiser.step()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedmpi.common import seeds
 from fedmpi.common.errors import RankWarning, UserError
-from fedmpi.common.user_code_errors import attribute_errors
+from fedmpi.common.user_code_errors import add_error_context
 from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.hook_checks import ReadOnlyCheck
 from fedmpi.engine.local.client_context import ClientContext
@@ -30,7 +30,7 @@ from fedmpi.method.context import State
 # are trained at once, because more do not fit into the processor's cache. With fewer than FEWEST clients the gain is
 # smaller than the overhead of vmap.
 IN_CHAINS, UNDER_VMAP, FEWEST, MOST = 1 << 22, 1 << 19, 16, 64
-Drawn = seeds.State | None
+Drawn = seeds.RngState | None
 REMEDY = "set compute.clients_per_pass: 1 (one by one), or auto, which does so where it must"
 
 
@@ -96,7 +96,7 @@ def train_clients(
         fit = PackedFit(trainer, ordered)
         if trainer.draws:
             # Seeds numpy and random, too; torch raises an error if random numbers are drawn under vmap.
-            seeds.reseed(trainer.seed, "torch", ordered[0].round, ordered[0].id)
+            seeds.seed_global_generators(trainer.seed, "torch", ordered[0].round, ordered[0].id)
         fit()
         trainer.wait()
     except Exception as error:
@@ -161,11 +161,11 @@ def _start(client: ClientContext) -> tuple[ReadOnlyCheck, Drawn]:
     """
     trainer, inputs, drawn = client.trainer, client.read_only_check(), None
     if overrides(trainer.method, "initial_weights"):
-        seeds.reseed(trainer.seed, "torch", client.round, client.id)
-        with attribute_errors(client.where):
+        seeds.seed_global_generators(trainer.seed, "torch", client.round, client.id)
+        with add_error_context(client.where):
             trainer.model.load(client.received, client.b0)
             client.start()
-            drawn = seeds.state() if overrides(trainer.method, "upload") else None
+            drawn = seeds.get_rng_state() if overrides(trainer.method, "upload") else None
         inputs.check_hooks(trainer.method, client.where, "initial_weights")
     return inputs, drawn
 
@@ -188,9 +188,9 @@ def _finish(
             client.accumulators = trainer.messages.accumulators.views(fit.steps.accumulators[i])
         trainer.model.load(w, client.b0)
         if overrides(trainer.method, "upload"):
-            seeds.reseed(trainer.seed, "torch", client.round, client.id)
+            seeds.seed_global_generators(trainer.seed, "torch", client.round, client.id)
             if drawn is not None:
-                seeds.set_state(drawn)
+                seeds.set_rng_state(drawn)
         return write_upload(client, here, inputs, State()), fit.loss[i] if client.steps else None
 
     finish_round(client, row, write, time.perf_counter() - seconds)

@@ -241,7 +241,7 @@ class SendBuffer:
 
     def send(self, client: int, messages: Sequence[Message]) -> None:
         """Start sending the messages of a client's row."""
-        self.context.comm.about = self.context.message_info
+        self.context.comm.message_info = self.context.message_info
         self.posted[self.slot_index(client)] = self.context.comm.post(messages, [])
 
     def wait_all(self) -> None:
@@ -274,7 +274,7 @@ class UploadGather(ABC):
         """Send this client's upload, which has been written to its row."""
 
     def finish(self) -> GatheredUploads | None:
-        """Wait for all messages; return the uploads at rank 0, None elsewhere. Raises Lost after a rank failure."""
+        """Wait for all messages; return the uploads at rank 0, None elsewhere. RankLostError: a rank failed."""
         received = self._finish()
         if self._acknowledged:
             self.comm.finish(self._acknowledged)
@@ -297,7 +297,7 @@ class UploadGather(ABC):
             return
         note = torch.zeros(len(idle), device=comm.device)
         with comm.uncounted():
-            comm.about = context.t, ("heard",)
+            comm.message_info = context.t, ("heard",)
             incoming = [] if comm.rank else [(rank, note[i : i + 1]) for i, rank in enumerate(idle)]
             self._acknowledged = comm.post([(0, note[:1])] if comm.rank else [], incoming)
 
@@ -323,7 +323,7 @@ class RowGather(UploadGather):
         if self.comm.rank:
             self.send_buffer.send(client, [(0, self.send_buffer.encode_message(client))])
         else:
-            self.comm.count_own(self.send_buffer.rows.element_size() * self.context.upload.size)
+            self.comm.count_local_message(self.send_buffer.rows.element_size() * self.context.upload.size)
 
     def _finish(self) -> GatheredUploads | None:
         rows, upload = self.send_buffer.rows, self.context.upload

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedmpi.comm.base import Lost, Message, Posted
+from fedmpi.comm.base import Message, Posted, RankLostError
 from fedmpi.engine.transport.gather import (
     MAX_UNSENT_BYTES,
     GatherContext,
@@ -107,7 +107,7 @@ class ShardedGather(UploadGather):
 
     def __init__(self, context: GatherContext) -> None:
         # If messages are sent only in `finish`, waiting for an earlier row would never end: all rows are buffered.
-        super().__init__(context, SendBuffer(context, MAX_UNSENT_BYTES // 8 if context.comm.begins else None))
+        super().__init__(context, SendBuffer(context, MAX_UNSENT_BYTES // 8 if context.comm.async_sends else None))
         self.shard, comm = ColumnShard(context), context.comm
         small_rows = len(context.cohort) if comm.rank == 0 else 0
         self.small_rows = context.buffers.get("heads", small_rows, context.chunks.small.size)
@@ -129,7 +129,7 @@ class ShardedGather(UploadGather):
             shard.rows[name][i].copy_(chunks.large_part(row, name, *shares[shard.number]))
         if rank == 0:
             self.small_rows[i] = chunks.small_part(row)
-        self.comm.count_own(sum(x.nbytes for to, x in messages if to == rank))
+        self.comm.count_local_message(sum(x.nbytes for to, x in messages if to == rank))
         self.send_buffer.send(client, [(to, x) for to, x in messages if to != rank and len(x)])
 
     def _finish(self) -> GatheredUploads | None:
@@ -183,7 +183,7 @@ class GatheredShards(GatheredUploads):
         incoming = [(r, x.view(-1)) for r, x in zip(shard.holders, answers, strict=True) if r != comm.rank and len(x)]
         requests = self._request_messages(request_kind, shard.names.index(name), span, each)
         # for such communicators the sends and receives of one call must match a single call at the other side
-        if not comm.begins:
+        if not comm.async_sends:
             comm.exchange(requests, [])
             requests = []
         posted = comm.post(requests, incoming)
@@ -219,7 +219,7 @@ class GatheredShards(GatheredUploads):
         return ShardedUploads(clients, n, p, self)
 
     def release(self) -> None:
-        with suppress(Lost):  # the round is over in any case; the next message raises the error
+        with suppress(RankLostError):  # the round is over in any case; the next message raises the error
             self._send_command(END)
 
 

@@ -27,7 +27,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from fedmpi.comm.base import Message, Posted, tree
+from fedmpi.comm.base import Message, Posted, binomial_tree
 from fedmpi.common.errors import UserError
 from fedmpi.engine.transport.gather import (
     GatherContext,
@@ -136,7 +136,7 @@ class StreamingGather(UploadGather):
         row, chunks = self.send_buffer.current_row(client), self.chunks
         if self.sums is not None:
             self.sums.add_row(self.row_index[client], row)
-            self.comm.count_own(row.element_size() * self.context.upload.size)
+            self.comm.count_local_message(row.element_size() * self.context.upload.size)
             return
         parts = [chunks.small_part(row), *(chunks.large_part(row, *piece) for piece in chunks.pieces())]
         self.send_buffer.send(client, [(0, part) for part in parts])
@@ -249,7 +249,7 @@ class ReducingGather(UploadGather):
         row = self.send_buffer.current_row(client)
         self.totals.add_row(self.row_index[client], row)
         if self.comm.rank == 0:
-            self.comm.count_own(row.element_size() * self.chunks.small.size)
+            self.comm.count_local_message(row.element_size() * self.chunks.small.size)
 
     def _finish(self) -> GatheredUploads | None:
         comm, context, totals = self.comm, self.context, self.totals
@@ -261,7 +261,7 @@ class ReducingGather(UploadGather):
             self._reduce_over_tree()
             return totals
         if comm.rank in self.ranks:
-            comm.about = context.message_info
+            comm.message_info = context.message_info
             own = [self.row_index[k] for k in context.own_clients]
             small_rows = comm.post(
                 [(0, x) for i in own for x in (totals.small_rows[i], totals.large_slot_norms[i])], []
@@ -273,7 +273,7 @@ class ReducingGather(UploadGather):
     def _reduce_over_tree(self) -> None:
         """Add the totals of this rank's children in the tree to its own, and send the sums to its parent."""
         comm, me = self.comm, self.ranks.index(self.comm.rank)
-        parent, children = tree(me, len(self.ranks))
+        parent, children = binomial_tree(me, len(self.ranks))
         totals = [(slot, total.total) for (slot, _), (total, _) in self.totals.means.items()]
         pieces = [total[a:b] for slot, total in totals for name, a, b in self.chunks.pieces() if name == slot]
         sent = list[Posted]()
@@ -281,7 +281,7 @@ class ReducingGather(UploadGather):
 
         def send_up(piece: Tensor) -> None:
             if me:
-                comm.about = self.context.message_info
+                comm.message_info = self.context.message_info
                 sent.append(comm.post([(self.ranks[parent], piece)], []))
 
         def add(add_chunk: Tensor, received: Tensor, child: int) -> None:

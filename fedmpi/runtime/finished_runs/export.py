@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedmpi.comm.base import Solo
+from fedmpi.comm.base import SingleProcess
 from fedmpi.common.errors import UserError
-from fedmpi.common.inputs import Inputs, Samples, call, named_tensors
+from fedmpi.common.inputs import Inputs, Samples, call_module, named_tensors
 from fedmpi.common.target_scale import TargetScale
 from fedmpi.config.schema import Settings
 from fedmpi.data.batches import batches
@@ -94,15 +94,15 @@ class _ExportWrapper(nn.Module):
 
     def forward(self, *tensors: Tensor) -> Tensor:
         x = Inputs(dict(zip(self.names, tensors, strict=True))) if any(self.names) else tensors[0]
-        out: Tensor = call(self.module, x)
-        return out if self.scale is None else self.scale.original(out)
+        out: Tensor = call_module(self.module, x)
+        return out if self.scale is None else self.scale.to_original_units(out)
 
 
 def _export_onnx(module: nn.Module, settings: Settings, client: str | None, print_line: Callable[[str], None]) -> bytes:
     """Return the content of an ONNX file, after checking on test samples that its outputs equal the model's."""
     silos = settings.data.silos
     data = (
-        build_data.build_silo_data(settings, Solo(torch.device("cpu")))
+        build_data.build_silo_data(settings, SingleProcess(torch.device("cpu")))
         if silos
         else build_data.build_partitioned_data(settings)
     )

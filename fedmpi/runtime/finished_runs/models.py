@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedmpi.comm.base import Solo
+from fedmpi.comm.base import SingleProcess
 from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import nearest
-from fedmpi.common.user_code_errors import attribute_errors
+from fedmpi.common.text import suggest_name
+from fedmpi.common.user_code_errors import add_error_context
 from fedmpi.config.schema import Settings
 from fedmpi.config.sections import BestSettings
 from fedmpi.data.federated import FederatedData
@@ -167,7 +167,7 @@ def _load_client_model(run_model: RunModel) -> nn.Module:
             raise UserError(f"{run_dir / 'partition.json'} cannot be read: {error}") from error
         number = _client_number(run_model, settings, len(sizes))
         experiment = _rebuild_experiment(run_dir, settings, facts, number, sizes)
-        fed = build.make_federation(experiment, Solo(torch.device("cpu")), lambda: False)
+        fed = build.make_federation(experiment, SingleProcess(torch.device("cpu")), lambda: False)
         row = facts if run_model.best else RunDirectory(run_dir).read_rows("metrics.jsonl")[-1]
         t = int(row["round"])
         _restore_state(fed, experiment, run_dir, t)
@@ -182,7 +182,7 @@ def _client_number(run_model: RunModel, settings: Settings, clients: int) -> int
     if isinstance(client, str) and client in sites:
         return sites.index(client)
     if isinstance(client, bool) or not str(client).isdecimal() or int(str(client)) >= clients:
-        names = f", or by site: {nearest(str(client), sites)}" if sites else ""
+        names = f", or by site: {suggest_name(str(client), sites)}" if sites else ""
         raise UserError(f"client: there is no client {client!r}; the run has clients 0 to {clients - 1}{names}")
     return int(str(client))
 
@@ -285,7 +285,7 @@ def _compute_client_model(fed: Federation, experiment: Experiment, module: nn.Mo
         who = f"site {sites[client]} (client {client})" if sites else f"client {client}"
         raise UserError(f"{error}: it holds what {who} kept, without which its model is not known{at}") from error
     seed = experiment.settings.seed
-    with seeds.seeded(seed, "evaluate", "personal", t, client), attribute_errors(f"client {client}"):
+    with seeds.temporary_seed(seed, "evaluate", "personal", t, client), add_error_context(f"client {client}"):
         predict = load_own_model(view)
     if predict is not None:
         return ClientPredictor(trainer.model.module, predict).eval()

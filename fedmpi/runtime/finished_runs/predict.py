@@ -23,9 +23,9 @@ from fedmpi import tasks
 from fedmpi.comm.launchers import detect
 from fedmpi.common import registry, seeds
 from fedmpi.common.errors import UserError
-from fedmpi.common.inputs import call, describe, sample_shape
+from fedmpi.common.inputs import call_module, describe_samples, get_sample_shape
 from fedmpi.common.target_scale import TargetScale
-from fedmpi.common.text import count, format_metric
+from fedmpi.common.text import format_metric, pluralize
 from fedmpi.config.loading import parse_overrides
 from fedmpi.config.schema import Settings
 from fedmpi.data.batches import Shard, batches
@@ -77,7 +77,7 @@ def predict_file(
         raise UserError(f"--to: {path}: a file whose name ends in {suffix} is needed for these predictions")
     write_output(path, _format_npz(columns) if suffix == ".npz" else _format_csv(columns))
     shown = "; ".join(f"{metric} {format_metric(metric, value)}" for metric, value in predictions.metrics.items())
-    rows = count(len(next(iter(columns.values()))), "row")
+    rows = pluralize(len(next(iter(columns.values()))), "row")
     print_line(f"{path}: {rows}{f', by the targets in the file: {shown}' if shown else ''}")
     if predictions.why_no_metrics:
         print_line(f"{'metrics' if predictions.metrics else 'no metric'}: {predictions.why_no_metrics}")
@@ -151,10 +151,12 @@ class Predictor:
             new_rows = reader.read(PredictionRequest(rows, site if preparation.site_names else None, tuple(ids)))
         others = [name for name in new_rows.sites if name not in (site, "")] if site is not None else []
         if others:
-            message = f"{len(others)} of {count(len(new_rows.sites), 'row')} name another site, the first {others[0]!r}"
+            message = (
+                f"{len(others)} of {pluralize(len(new_rows.sites), 'row')} name another site, the first {others[0]!r}"
+            )
             warnings.warn(f"{message}; all are prepared as rows of {site!r}", stacklevel=2)
         new_rows = replace(new_rows, x=_apply_operations(new_rows.x, preprocessing.operations))
-        shape, trained = sample_shape(new_rows.x), parse_input_shape(self.run_model.metadata)[0]
+        shape, trained = get_sample_shape(new_rows.x), parse_input_shape(self.run_model.metadata)[0]
         if shape != trained:
             raise UserError(f"the rows become samples of shape {shape}; the model was trained on {trained}")
         scales = preprocessing.scales(new_rows.sites if site is None else (site,), len(new_rows.x))
@@ -176,8 +178,8 @@ class Predictor:
 
     def _predict(self, rows: NewRows, names: Sequence[str], scales: Sequence[TargetScale] | None) -> Predictions:
         """Predict all rows, and compute the task's metrics if they have targets."""
-        construct = registry.make(tasks.KIND, self.settings.task, self.settings.key_origins("task"))
-        with seeds.seeded(self.settings.seed, "task"):
+        construct = registry.make_component(tasks.KIND, self.settings.task, self.settings.key_origins("task"))
+        with seeds.temporary_seed(self.settings.seed, "task"):
             task = construct(int(self.run_model.metadata["classes"]))
         validation.check_task(task)
         targets = torch.zeros(len(rows.x)) if rows.y is None else rows.y
@@ -189,7 +191,7 @@ class Predictor:
                 f = self._outputs(x)
                 if scales is not None:
                     own, start = scales[start : start + len(f)], start + len(f)
-                    f = torch.cat([scale.original(row[None]) for scale, row in zip(own, f, strict=True)])
+                    f = torch.cat([scale.to_original_units(row[None]) for scale, row in zip(own, f, strict=True)])
                 if not parts and rows.y is not None:
                     reason = reason or task.check(y, tuple(f.shape[1:]))
                 if rows.y is not None and not reason:
@@ -213,11 +215,11 @@ class Predictor:
         is_bf16 = self.settings.compute.precision == "bf16"
         try:
             with torch.autocast(like.device.type, torch.bfloat16) if is_bf16 else nullcontext():
-                f: Tensor = call(module, x.to(like.device)).to(like.dtype).cpu()
+                f: Tensor = call_module(module, x.to(like.device)).to(like.dtype).cpu()
         except UserError:
             raise
         except Exception as error:
-            raise UserError(f"the model does not take these rows, {describe(x)}: {error}") from error
+            raise UserError(f"the model does not take these rows, {describe_samples(x)}: {error}") from error
         if not bool(f.isfinite().all()):
             raise UserError("the model gives no finite numbers for some of the rows: it has diverged in training")
         return f

@@ -16,7 +16,7 @@ from random import SystemRandom
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.signals import CommandProcess
-from fedmpi.common.text import count
+from fedmpi.common.text import pluralize
 from fedmpi.config.schema import Settings
 from fedmpi.runtime import code_trust
 from fedmpi.runtime.checkpoints import IDENTITY
@@ -50,9 +50,9 @@ def compare_hashes(run: Path, again: Path) -> tuple[str, bool]:
     before, now = _read_hashes(run), _read_hashes(again)
     different = [t for t in sorted(before) if before[t] != now.get(t)]
     if not different:
-        return f"{count(len(before), 'round')} of {run}: the same bits in {again}", True
+        return f"{pluralize(len(before), 'round')} of {run}: the same bits in {again}", True
     t = different[0]
-    message = f"{len(different)} of {count(len(before), 'round')} differ, round {t} first: {run} has "
+    message = f"{len(different)} of {pluralize(len(before), 'round')} differ, round {t} first: {run} has "
     return f"{message}{before[t][:12]}, {again} {now.get(t, 'no such round')[:13]}", False
 
 

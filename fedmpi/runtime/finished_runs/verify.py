@@ -20,7 +20,7 @@ from fedmpi.common import registry
 from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl, to_jsonable
 from fedmpi.common.redaction import MARK
-from fedmpi.common.text import count, shorten
+from fedmpi.common.text import pluralize, shorten
 from fedmpi.config.field_types import flatten
 from fedmpi.config.schema import Settings
 from fedmpi.config.yaml_source import read_yaml_file
@@ -115,7 +115,7 @@ def verify_all(place: Path, print_line: PrintLine, options: VerifyOptions) -> in
         for code, word in ((ALTERED, "altered"), (UNKNOWN, "cannot be told")):
             names = [name for name in codes if codes[name] == code]
             parts += [f"{len(names)} {word} ({', '.join(names)})"] if names else []
-        print_line(f"{count(len(runs), 'run')}: {'; '.join(parts)}")
+        print_line(f"{pluralize(len(runs), 'run')}: {'; '.join(parts)}")
     return next((code for code in (ALTERED, UNKNOWN) if code in codes.values()), VERIFIED)
 
 
@@ -150,7 +150,7 @@ def verify_run(run: Path, print_line: PrintLine, options: VerifyOptions, working
         why = f"there is no {CHECKSUMS}: the run was killed, or has not ended"
         findings.add_undecided(f"{why}; --rounds all replays all rounds")
     others = f"; the other {rest} by checksums, which do not reveal a change by someone who rewrites them, too"
-    verdicts = {ALTERED: f"ALTERED: {count(findings.altered, 'finding')}", UNKNOWN: "CANNOT TELL"}
+    verdicts = {ALTERED: f"ALTERED: {pluralize(findings.altered, 'finding')}", UNKNOWN: "CANNOT TELL"}
     print_line(verdicts.get(findings.code, f"verified{others if rest else ''}"))
     return findings.code
 
@@ -182,16 +182,18 @@ def _check_checksums(run: Path, published: str | None, findings: Findings) -> bo
             how = "is missing" if after is None else "was added" if before is None else "has changed"
             findings.add_altered(f"{name}{where} {how} since the run ended")
     if not findings.altered:
-        findings.print_line(f"  ok checksum {digest[:16]}: {count(len(files), 'file')} as they were when the run ended")
+        findings.print_line(
+            f"  ok checksum {digest[:16]}: {pluralize(len(files), 'file')} as they were when the run ended"
+        )
     return True
 
 
 def _read_rows(path: Path, findings: Findings) -> list[dict[str, Any]]:
     """Return the rows of a .jsonl file; report lines that cannot be read as altered."""
-    lines = read_jsonl(path, rounds=True)
-    for number in lines.damaged:
+    lines = read_jsonl(path, need_round=True)
+    for number in lines.damaged_lines:
         findings.add_altered(f"{path.name}:{number}: is no row of a run")
-    if lines.cut:
+    if lines.is_truncated:
         findings.add_altered(f"{path.name}: its last line is cut")
     return lines.rows
 
@@ -202,7 +204,7 @@ def _check_files(run: Path, settings: Settings, rows: Rows, reason: str, finding
     if rounds != list(range(first, first + len(rows))):
         findings.add_altered("metrics.jsonl: its rounds are not 0, 1, 2, ... each once")
     elif reason == "finished" and len(rows) != max(settings.rounds, 1):
-        findings.add_altered(f"metrics.jsonl: {count(len(rows), 'round')} of a finished run of {settings.rounds}")
+        findings.add_altered(f"metrics.jsonl: {pluralize(len(rows), 'round')} of a finished run of {settings.rounds}")
     identity = read_json_object(run / "identity.json") or {}
     written = {
         key: repr(value)
@@ -237,7 +239,7 @@ def _check_files(run: Path, settings: Settings, rows: Rows, reason: str, finding
 def _check_summary(run: Path, rows: Rows, settings: Settings, findings: Findings) -> None:
     """Compute the summary from the rows again and compare it with summary.json."""
     classes = str(read_model_metadata(run / MODEL).get("classes", ""))
-    task = registry.make(tasks.KIND, settings.task)(int(classes)) if classes.isdigit() else None
+    task = registry.make_component(tasks.KIND, settings.task)(int(classes)) if classes.isdigit() else None
     lost, lower_is_better = _read_rows(run / "faults.jsonl", findings), tuple(getattr(task, "lower_is_better", ()))
     try:
         recomputed = summarize_run(rows, metric_names(rows), "", lost, describe_best_model(run), lower_is_better)
@@ -288,7 +290,7 @@ def _replay_some_rounds(
                 findings.add_altered(text)
     if done and findings.code == VERIFIED:
         same = "the same bits and metrics" if options.tolerance is None else f"metrics within {options.tolerance:g}"
-        findings.print_line(f"  ok {count(len(done), 'round')} replayed: {same}")
+        findings.print_line(f"  ok {pluralize(len(done), 'round')} replayed: {same}")
     return done
 
 
@@ -336,5 +338,5 @@ def _causes_of_bit_differences(run: Path, settings: Settings, changes: dict[str,
     reasons += RunDirectory(run).read_accepted_changes()
     if settings.compute.clients_per_pass != 1 and ranks > 1:
         pack = settings.compute.clients_per_pass
-        reasons.append(f"{count(ranks, 'rank')} trained clients in other groups (compute.clients_per_pass: {pack})")
+        reasons.append(f"{pluralize(ranks, 'rank')} trained clients in other groups (compute.clients_per_pass: {pack})")
     return reasons

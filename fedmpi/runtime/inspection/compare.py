@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from fedmpi.common.jsonl import read_jsonl
 from fedmpi.common.metrics_row import VARIES_WITH_RANKS
-from fedmpi.common.text import count, shorten
+from fedmpi.common.text import pluralize, shorten
 from fedmpi.config import Settings
 from fedmpi.config.resume_rules import normalize_identity
 from fedmpi.runtime.inspection import run_files
@@ -60,7 +60,7 @@ class RunRecord:
         If several rows have the same key, the key of a later one gets one more element.
         """
         keyed: dict[RowKey, Facts] = {}
-        for row in read_jsonl(self.run / name, rounds=True, strict=self.strict).rows:
+        for row in read_jsonl(self.run / name, need_round=True, strict=self.strict).rows:
             key: RowKey = (row["round"], row.get("client"), row.get("protocol"))
             while key in keyed:
                 key = (*key, "again")
@@ -185,7 +185,7 @@ def format_comparison(facts: Facts) -> list[str]:
         shown += [f"  and there {shorten(', '.join(one['others']), MAX_VALUE_LENGTH)}"] if one["others"] else []
     shown += [_format_pair(MODEL, facts["model"])] if facts["model"] else []
     for group in GROUPS:
-        shown += [f"{group}: {count(len(facts[group]), 'difference')}"] if facts[group] else []
+        shown += [f"{group}: {pluralize(len(facts[group]), 'difference')}"] if facts[group] else []
         shown += [_format_pair(name, values) for name, values in facts[group].items()]
     return [*shown, f"the same: {', '.join(group for group in GROUPS if not facts[group]) or 'nothing else'}"]
 
@@ -193,7 +193,7 @@ def format_comparison(facts: Facts) -> list[str]:
 def format_verdict(facts: Facts) -> str:
     """Return one line that states whether the results are the same, or from which round on they differ."""
     a, b = facts["rounds"]
-    end = f" (A has {count(a, 'round')}, B {count(b, 'round')})" if a != b else ""
+    end = f" (A has {pluralize(a, 'round')}, B {pluralize(b, 'round')})" if a != b else ""
     if one := facts["hash"]:
         return f"the models differ from round {one['round']} on{end}"
     if one := facts["metric"]:
@@ -202,7 +202,7 @@ def format_verdict(facts: Facts) -> str:
         return f"client {one['client']} differs from round {one['round']} on{end}"
     if facts["model"]:
         return f"the final models differ, and no round does{end}"
-    return f"the same results as far as both go{end}" if end else f"the same results in all {count(a, 'round')}"
+    return f"the same results as far as both go{end}" if end else f"the same results in all {pluralize(a, 'round')}"
 
 
 def _format_pair(name: str, values: list[Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
-from fedmpi.common.text import count
+from fedmpi.common.text import pluralize
 from fedmpi.config.renamed import find_old_keys
 
 RUN_FILES = ("identity.json", "metrics.jsonl")
@@ -49,7 +49,7 @@ def check_written_by_this_version(run: Path, keys: Iterable[str]) -> None:
     old = find_old_keys(keys)
     if old:
         first, *others = old
-        more = f", and {count(len(others), 'more key')}" if others else ""
+        more = f", and {pluralize(len(others), 'more key')}" if others else ""
         raise UserError(
             f"{run} was written by an earlier version of fedmpi, and this version can neither read nor resume it: its "
             f"settings have old names ({first} is {old[first]} now{more}). Use the version that wrote it (its commit "
@@ -87,7 +87,7 @@ def read_json_object(path: Path) -> Row | None:
 def read_tail(path: Path, size: int = TAIL_BYTES) -> list[Row]:
     """Return the rows in the last `size` bytes of a .jsonl file; [] if it is missing or cannot be read."""
     try:
-        return read_jsonl(path, tail=size).rows
+        return read_jsonl(path, tail_bytes=size).rows
     except UserError:
         return []
 

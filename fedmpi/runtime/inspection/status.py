@@ -17,11 +17,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedmpi.common.formatting import duration, table
-from fedmpi.common.host_memory import size_text
+from fedmpi.common.formatting import format_duration, format_table
+from fedmpi.common.host_memory import format_bytes
 from fedmpi.common.jsonl import JsonLines, read_jsonl
-from fedmpi.common.metrics_row import NOT_METRICS
-from fedmpi.common.text import count, format_metric
+from fedmpi.common.metrics_row import NON_METRIC_NAMES
+from fedmpi.common.text import format_metric, pluralize
 from fedmpi.runtime.inspection import run_files
 from fedmpi.runtime.record import lock
 
@@ -52,11 +52,12 @@ def read_run_status(run: Path, now: float | None = None) -> Facts:
         metrics, those of round metrics_round; sent_bytes and received_bytes of rank 0; faults (counts); holder,
         the process that has or had the directory's lock.
     """
-    lines = read_jsonl(run / "metrics.jsonl", rounds=True)
+    lines = read_jsonl(run / "metrics.jsonl", need_round=True)
     rows, (metrics, metrics_round) = lines.rows, _latest_metrics(lines.rows)
     about = run_files.read_json_object(run / "environment.json") or {}
     ranks = [each for each in about.get("ranks") or () if isinstance(each, dict)]
-    faults = [row for row in read_jsonl(run / "faults.jsonl", rounds=True).rows if isinstance(row.get("ranks"), dict)]
+    faults = read_jsonl(run / "faults.jsonl", need_round=True).rows
+    faults = [row for row in faults if isinstance(row.get("ranks"), dict)]
     return {
         **read_brief_status(run, lines, now),
         "holder": lock.inspect_lock(run)[1] or None,
@@ -91,7 +92,9 @@ def read_brief_status(run: Path, lines: JsonLines | None = None, now: float | No
         checkpoint (round, age_s); unreadable (number of damaged lines in metrics.jsonl).
     """
     now = time.time() if now is None else now
-    lines = read_jsonl(run / "metrics.jsonl", rounds=True, tail=run_files.TAIL_BYTES) if lines is None else lines
+    lines = (
+        read_jsonl(run / "metrics.jsonl", need_round=True, tail_bytes=run_files.TAIL_BYTES) if lines is None else lines
+    )
     done = lines.rows[-1]["round"] + 1 if lines.rows else 0
     identity, summary = (
         run_files.read_json_object(run / "identity.json") or {},
@@ -131,7 +134,7 @@ def read_brief_status(run: Path, lines: JsonLines | None = None, now: float | No
         "eta_s": max((rounds or 0) - done, 0) * (round_s or 0.0) if has_eta else None,
         "since_s": since,
         "checkpoint": {"round": int(newest.stem), "age_s": age} if newest else None,
-        "unreadable": len(lines.damaged),
+        "unreadable": len(lines.damaged_lines),
     }
 
 
@@ -167,7 +170,7 @@ def _mean_round_seconds(rows: list[Facts]) -> float | None:
 
 def _latest_metrics(rows: list[Facts]) -> tuple[dict[str, float], int | None]:
     """Return the metrics of the last evaluated round, or of the last round if none was evaluated; and its number."""
-    numbers = [{k: v for k, v in row.items() if k not in NOT_METRICS and _is_number(v)} for row in rows]
+    numbers = [{k: v for k, v in row.items() if k not in NON_METRIC_NAMES and _is_number(v)} for row in rows]
     names = {name for row in numbers for name in row if name != "train_loss"}
     for row, metrics in zip(reversed(rows), reversed(numbers), strict=True):
         if names & metrics.keys() or not names:
@@ -184,7 +187,7 @@ def format_status(facts: Facts) -> list[str]:
     """Return the output of `fedmpi status` for one run, as lines."""
     who, since, checkpoint = facts["holder"], facts["since_s"], facts["checkpoint"]
     has_holder, is_finished = who and facts["state"] == RUNNING, facts["state"] == FINISHED
-    up, down = (size_text(facts[key]) for key in ("received_bytes", "sent_bytes"))
+    up, down = (format_bytes(facts[key]) for key in ("received_bytes", "sent_bytes"))
     lost = [f"; rank {rank} lost in round {t}" for rank, t in facts["lost"].items()]
     metrics = facts["metrics"]
     first = [name for name in ("loss", "accuracy", "train_loss") if name in metrics]
@@ -197,16 +200,16 @@ def format_status(facts: Facts) -> list[str]:
             facts["state"],
             f": {facts['why']}" if facts["why"] else "",
             f" (process {who.get('pid')} on {who.get('host')})" if has_holder else "",
-            f", last written {duration(since)} ago" if since is not None and not is_finished else "",
+            f", last written {format_duration(since)} ago" if since is not None and not is_finished else "",
         ],
         "round": [
             f"{facts['rounds_done']:,}",
             f" of {facts['rounds']:,}" if facts["rounds"] is not None else "",
-            f", {duration(facts['round_s'])} a round" if facts["round_s"] is not None else "",
-            f", {duration(facts['eta_s'])} left" if facts["eta_s"] is not None else "",
+            f", {format_duration(facts['round_s'])} a round" if facts["round_s"] is not None else "",
+            f", {format_duration(facts['eta_s'])} left" if facts["eta_s"] is not None else "",
         ],
         "ranks": [
-            f"{facts['ranks']} on {count(len(facts['hosts']), 'host')}",
+            f"{facts['ranks']} on {pluralize(len(facts['hosts']), 'host')}",
             f", Slurm job {facts['job']}" if facts["job"] else "",
             *lost,
         ],
@@ -215,19 +218,19 @@ def format_status(facts: Facts) -> list[str]:
         "faults": ["; ".join(_describe_faults(facts)) or "none"],
         "checkpoint": [
             f"after round {checkpoint['round'] + 1}" if checkpoint else "none",
-            f", {duration(checkpoint['age_s'])} old" if checkpoint and checkpoint["age_s"] is not None else "",
+            f", {format_duration(checkpoint['age_s'])} old" if checkpoint and checkpoint["age_s"] is not None else "",
         ],
         "next": [f"fedmpi resume {facts['directory']}" if facts["resume"] else ""],
     }
     if facts["ranks"] is None:
         del rows["ranks"]
-    return table([(name, text) for name, parts in rows.items() if (text := "".join(parts))], "left")
+    return format_table([(name, text) for name, parts in rows.items() if (text := "".join(parts))], "left")
 
 
 def _describe_faults(facts: Facts) -> list[str]:
     faults, unreadable = facts["faults"], facts["unreadable"]
     parts = [f"{faults['losses']} x ranks lost (faults.jsonl)"] if faults["losses"] else []
     if rounds := faults["rounds_with_refused"]:
-        parts.append(f"uploads refused in {count(rounds, 'round')}")
+        parts.append(f"uploads refused in {pluralize(rounds, 'round')}")
     parts += [f"diverged from round {faults['diverged']} on"] if faults["diverged"] is not None else []
-    return [*parts, f"{count(unreadable, 'line')} of metrics.jsonl cannot be read"] if unreadable else parts
+    return [*parts, f"{pluralize(unreadable, 'line')} of metrics.jsonl cannot be read"] if unreadable else parts

@@ -9,10 +9,10 @@ from statistics import fmean
 from typing import Any
 
 from fedmpi.comm import Job
-from fedmpi.comm.base import ranks as numbers
-from fedmpi.common.formatting import duration, table
-from fedmpi.common.host_memory import size_text
-from fedmpi.common.text import count, format_metric
+from fedmpi.comm.base import format_ranks as numbers
+from fedmpi.common.formatting import format_duration, format_table
+from fedmpi.common.host_memory import format_bytes
+from fedmpi.common.text import format_metric, pluralize
 from fedmpi.config.schema import Settings
 from fedmpi.engine import scheduler
 from fedmpi.engine.local.local_training_config import learning_rate
@@ -40,10 +40,11 @@ def describe_run(experiment: Experiment, job: Job, backend: str, ranks: Sequence
         sites = [f"site {name:<{width}}  rank {owner[k]} on {ranks[owner[k]]['host']}" for k, name in enumerate(silos)]
     return [
         f"{s.name}: {describe_experiment(experiment)}",
-        f"{count(data.clients, 'client')} with {sizes.min()} to {sizes.max()} samples{classes}; {where}, "
-        f"{describe_devices(ranks)}, {count(s.compute.threads, 'thread')} a rank",
+        f"{pluralize(data.clients, 'client')} with {sizes.min()} to {sizes.max()} samples{classes}; {where}, "
+        f"{describe_devices(ranks)}, {pluralize(s.compute.threads, 'thread')} a rank",
         *sites,
-        f"{count(s.rounds, 'round')} with {describe_training(s, data.clients, messages.method.sets_training_length)}",
+        f"{pluralize(s.rounds, 'round')} with "
+        f"{describe_training(s, data.clients, messages.method.sets_training_length)}",
         describe_traffic(messages, s.rounds, experiment.itemsize),
         *(experiment.initial.lines if experiment.initial is not None else ()),
     ]
@@ -65,14 +66,14 @@ def describe_training(s: Settings, clients: int, sets_training_length: bool = Fa
         sets_training_length: The method's own options decide how long clients train, so epochs and steps are left out.
     """
     train, members = s.train, scheduler.cohort_size(clients, s.cohort.fraction, s.cohort.size)
-    work = count(train.steps or 0, "step") if train.epochs is None else count(train.epochs, "epoch")
+    work = pluralize(train.steps or 0, "step") if train.epochs is None else pluralize(train.epochs, "epoch")
     amount = "" if sets_training_length else f"{work} "
     batches = "full batches" if train.batch_size == "full" else f"batches of {train.batch_size}"
     last = learning_rate(train.lr, train.schedule, max(s.rounds - 1, 0), max(s.rounds, 1), train.decay)
     end = "" if train.schedule == "constant" else f", {last:.3g} at last"
-    warm_up = f", after a warm-up of {count(train.warmup_rounds, 'round')}" if train.warmup_rounds else ""
+    warm_up = f", after a warm-up of {pluralize(train.warmup_rounds, 'round')}" if train.warmup_rounds else ""
     momentum = f", {'nesterov ' if train.nesterov else ''}momentum {train.momentum:g}" if train.momentum else ""
-    who = f"{members} of {count(clients, 'client')}"
+    who = f"{members} of {pluralize(clients, 'client')}"
     return f"{who}, {amount}in {batches}; {train.optim}{momentum}, lr {train.lr:g}, {train.schedule}{end}{warm_up}"
 
 
@@ -82,10 +83,10 @@ def describe_traffic(messages: MessageLayouts, rounds: int, itemsize: int) -> st
     If rounds differ, the text has the largest and the mean upload.
     """
     up = [messages.upload_layout(t).size * itemsize for t in range(max(rounds, 1))]
-    receives = size_text((messages.broadcast_layout().packing.size + messages.per_client_download.size) * itemsize)
-    mean = f" ({size_text(int(fmean(up)))} on average)" if min(up) < max(up) else ""
+    receives = format_bytes((messages.broadcast_layout().packing.size + messages.per_client_download.size) * itemsize)
+    mean = f" ({format_bytes(int(fmean(up)))} on average)" if min(up) < max(up) else ""
     formats = f"; uploads in {messages.wire.name}" if messages.wire else ""
-    return f"a client sends {size_text(max(up))}{mean} and receives {receives} a round{formats}"
+    return f"a client sends {format_bytes(max(up))}{mean} and receives {receives} a round{formats}"
 
 
 def describe_devices(facts: Sequence[Mapping[str, Any]]) -> str:
@@ -110,7 +111,7 @@ def format_resume(after: int, rounds: int, rows: int) -> str:
     """
     if after >= 0:
         return f"going on after round {after} ({after + 1} of {rounds} done)"
-    anew = f"no checkpoint is whole, {count(rows, 'round')} to be trained anew" if rows else "no round was complete"
+    anew = f"no checkpoint is whole, {pluralize(rows, 'round')} to be trained anew" if rows else "no round was complete"
     return f"{anew}: from the start"
 
 
@@ -126,7 +127,7 @@ def format_round(row: Mapping[str, Any], rounds: int, names: Sequence[str], mean
     done = int(row["round"]) + 1
     metrics = [f"{name} {format_metric(name, row[name])}" for name in names if row.get(name) is not None]
     left_s = max(rounds - done, 0) * mean_s
-    left = [f"eta {duration(left_s)}"] if left_s > 0 else []
+    left = [f"eta {format_duration(left_s)}"] if left_s > 0 else []
     return "  ".join([f"round {done}/{rounds}", *metrics, f"{row['wall_s']:.1f} s", *left])
 
 
@@ -167,7 +168,7 @@ def format_results(
         for row in clients:
             metrics = ["-" if row[name] is None else format_metric(name, row[name], 4) for name in names]
             cells.append((str(row.get("site", row["client"])), row["protocol"], str(row["samples"]), *metrics))
-        lines += table(cells)
+        lines += format_table(cells)
     gone = ", ".join(f"{rank} (round {t})" for rank, t in result["lost_ranks"].items())
     best, up, down = result["best_model"], *(sum(row[f"{way}_parameters"] for row in rows) for way in ("up", "down"))
     texts = [

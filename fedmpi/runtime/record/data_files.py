@@ -145,7 +145,7 @@ def read_preprocessing(path: Path) -> Preprocessing:
         form, augment, sites = facts.pop("format"), facts.pop("augment"), facts.pop("client_sites", [])
         if form != FORMAT:
             raise ValueError(f"its format is {form}, and this version of fedmpi reads {FORMAT}")
-        targets = {name: TargetScale.from_facts(each) for name, each in facts.pop("targets", {}).items()}
+        targets = {name: TargetScale.from_dict(each) for name, each in facts.pop("targets", {}).items()}
         return Preprocessing(preparation_from_dict(facts), tuple(augment), tuple(sites), targets)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} cannot be read as the preprocessing of a run: {error}") from error

@@ -32,8 +32,8 @@ import torch
 from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import to_jsonable
-from fedmpi.common.redaction import redacted
-from fedmpi.common.registry import PluginKind, Selection, make
+from fedmpi.common.redaction import redact
+from fedmpi.common.registry import PluginKind, Selection, make_component
 from fedmpi.config import Settings
 from fedmpi.config.field_types import flatten
 from fedmpi.runtime.inspection.run_files import read_json_object
@@ -59,7 +59,7 @@ class LoggerCollection:
         about = {"id": known.get("id") or uuid.uuid4().hex[:16], "name": directory.path.name, "first": first}
         directory.write_json(STATE_FILE, {"id": about["id"]})
         about |= {"directory": str(directory.path.absolute()), "resumed": resumed}
-        self._call("begin", {**about, "settings": redacted(settings.model_dump(mode="json"))})
+        self._call("begin", {**about, "settings": redact(settings.model_dump(mode="json"))})
 
     def round(self, row: Mapping[str, Any]) -> None:
         """Call the hook `round` of all loggers with a row of metrics.jsonl."""
@@ -102,7 +102,7 @@ def _make_logger(settings: Settings, key: str, where: str, name: str, options: A
         raise UserError(f"{where}.{name}: {options!r} is not allowed; it takes options by their names")
     label, known = (KIND.label, registry) if key == "loggers" else ("callback", {})
     kind = PluginKind(label, known, f"{where}.{name}")
-    construct = make(kind, Selection(name, options), settings.key_origins(f"{where}.{name}"))
+    construct = make_component(kind, Selection(name, options), settings.key_origins(f"{where}.{name}"))
     try:
         logger = construct()
     except ImportError as error:
@@ -119,7 +119,7 @@ def _make_logger(settings: Settings, key: str, where: str, name: str, options: A
 @contextmanager
 def _preserve_process_state() -> Iterator[None]:
     """Restore working directory, random generators, torch defaults and signal handlers after a logger was called."""
-    where, grad, dtype, drawn = os.getcwd(), torch.is_grad_enabled(), torch.get_default_dtype(), seeds.state()
+    where, grad, dtype, drawn = os.getcwd(), torch.is_grad_enabled(), torch.get_default_dtype(), seeds.get_rng_state()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     try:
         yield
@@ -127,7 +127,7 @@ def _preserve_process_state() -> Iterator[None]:
         os.chdir(where)
         torch.set_grad_enabled(grad)
         torch.set_default_dtype(dtype)
-        seeds.set_state(drawn)
+        seeds.set_rng_state(drawn)
         for number, handler in handlers.items():
             signal.signal(number, handler)
 

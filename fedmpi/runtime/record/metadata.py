@@ -104,7 +104,7 @@ def resolve_settings(settings: Settings) -> Settings:
     operations = []
     for item in data.augment:  # becomes {crop: {size: 32}} with all options, or is kept if it has none
         name, given = (item, None) if isinstance(item, str) else next(iter(item.items()))
-        target = registry.load(name, transforms.registry, "augmentation")
+        target = registry.load_object(name, transforms.registry, "augmentation")
         given = {} if given is None else given if isinstance(given, Mapping) else {target.main_option: given}
         full = {**given, **missing_defaults(target, given)}
         operations.append({name: full} if full else item)
@@ -128,16 +128,16 @@ def resolve_settings(settings: Settings) -> Settings:
 
 def _resolve_section(section: Any, kind: registry.PluginKind) -> BaseModel:
     """Return a copy of a section that selects a component of this kind, with all options of the component."""
-    target = registry.load(section.selected_name, kind.registry, kind.label)
+    target = registry.load_object(section.selected_name, kind.registry, kind.label)
     copy: BaseModel = section.model_copy(
-        update=missing_defaults(target, section.options, kind.supplied, section.reserved_keys)
+        update=missing_defaults(target, section.options, kind.engine_arguments, section.reserved_keys)
     )
     return copy
 
 
 def _resolve_method(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return all options of a method, including the options of methods that are its options."""
-    target = registry.load(name, methods.registry, methods.KIND.label)
+    target = registry.load_object(name, methods.registry, methods.KIND.label)
     fields = dataclasses.fields(target) if dataclasses.is_dataclass(target) else ()
     inner = {f.name: f.default for f in fields if f.metadata.get("method")}
     plain = {key: value for key, value in given.items() if key not in inner}
@@ -162,7 +162,7 @@ def missing_defaults(
         supplied: Parameters that fedmpi passes itself; they are not options.
         beside: Keys that belong to the config section, not to the component.
     """
-    typed, out = options.declared_options(target, given, supplied)[0], dict[str, Any]()
+    typed, out = options.read_declaration(target, given, supplied)[0], dict[str, Any]()
     parameters = inspect.signature(target).parameters.values()
     declared = {each.name: each.default for each in parameters if each.default is not each.empty}
     fields = dataclasses.fields(target) if dataclasses.is_dataclass(target) else ()
@@ -174,7 +174,7 @@ def missing_defaults(
             value = json.loads(
                 json.dumps(default, default=_path_to_text)
             )  # as YAML would return it: tuples become lists
-            checked = options.check(target, {**given, name: value}, "", supplied)[name]
+            checked = options.check_options(target, {**given, name: value}, "", supplied)[name]
             # Without a type annotation, (3, 3) would be read back as a list, which a user's own code may not accept.
             is_typed = typed.get(name, Any) is not Any
             if checked == default or (is_typed and json.loads(json.dumps(checked, default=_path_to_text)) == value):

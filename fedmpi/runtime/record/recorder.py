@@ -9,11 +9,11 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from fedmpi.comm.failures.process_exit import say
+from fedmpi.comm.failures.process_exit import print_message
 from fedmpi.common.errors import UserError
-from fedmpi.common.inputs import to_text
+from fedmpi.common.inputs import encode_format
 from fedmpi.common.jsonl import read_jsonl
-from fedmpi.common.redaction import redacted
+from fedmpi.common.redaction import redact
 from fedmpi.common.signals import StopRequest
 from fedmpi.config.yaml_source import to_yaml
 from fedmpi.engine.federation import Federation
@@ -99,7 +99,7 @@ class Recorder(RankRecorder):
         best = settings.evaluate.best.metric
         self.shown_metrics = [*self.metrics[: 1 + len(task.names)], *([f"validation_{best}"] if best else [])]
         self.model_facts = {
-            "input": to_text(experiment.data.input_shape, experiment.data.x_dtype),
+            "input": encode_format(experiment.data.input_shape, experiment.data.x_dtype),
             "classes": str(experiment.data.classes),
             **describe_personal_models(settings.method.name, experiment.messages),
         }
@@ -128,7 +128,7 @@ class Recorder(RankRecorder):
         self.is_description_written = True
         directory, experiment, settings = self.directory, self.experiment, self.experiment.settings
         directory.write_json("identity.json", identity)
-        directory.write("config.yaml", to_yaml(redacted(resolve_settings(settings).model_dump(mode="json"))).encode())
+        directory.write("config.yaml", to_yaml(redact(resolve_settings(settings).model_dump(mode="json"))).encode())
         if experiment.initial is not None:
             directory.write(INITIAL, experiment.initial.content)
         write_preprocessing(directory, settings, experiment.data)
@@ -152,7 +152,7 @@ class Recorder(RankRecorder):
         """Print a line on the console, and append it to log.txt."""
         self.log(text)
         if sys.stdout is not None:  # None if it was closed when Python started
-            say(text, sys.stdout)
+            print_message(text, sys.stdout)
 
     # ---- callbacks of the engine ----
     def record_round(self, row: dict[str, Any]) -> None:
@@ -197,7 +197,7 @@ class Recorder(RankRecorder):
         result = self._write_summary(ended)
         if self.loggers is not None:
             self.loggers.end(result)
-        evaluated = read_jsonl(self.directory.path / "clients.jsonl", rounds=True, tail=CLIENTS_TAIL).rows
+        evaluated = read_jsonl(self.directory.path / "clients.jsonl", need_round=True, tail_bytes=CLIENTS_TAIL).rows
         clients = [row for row in evaluated if row["round"] == evaluated[-1]["round"]]
         rows = self.directory.read_rows("metrics.jsonl")
         for line in console_text.format_results(rows, result, self.metrics[1], clients, self.experiment):

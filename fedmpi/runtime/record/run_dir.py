@@ -73,7 +73,7 @@ class RunDirectory:
 
         Raises UserError if it is damaged.
         """
-        return read_jsonl(self.path / name, rounds=True, strict=True).rows
+        return read_jsonl(self.path / name, need_round=True, strict=True).rows
 
     def append(self, name: str, *lines: Mapping[str, Any] | str) -> None:
         """Append lines to a file, all of them or none. Texts are written as they are, mappings as JSON."""
@@ -141,10 +141,10 @@ class RunDirectory:
             The number of rows that metrics.jsonl had before.
         """
         ends = {**dict.fromkeys(ROUND_FILES, t), "analysis.jsonl": t + analysed}
-        rows_before = len(read_jsonl(self.path / "metrics.jsonl", rounds=True).rows)
+        rows_before = len(read_jsonl(self.path / "metrics.jsonl", need_round=True).rows)
         for name, end in ends.items():
             if (self.path / name).exists():
-                rows = read_jsonl(self.path / name, rounds=True, strict=name in SYNCED).rows
+                rows = read_jsonl(self.path / name, need_round=True, strict=name in SYNCED).rows
                 self.write_rows(name, [row for row in rows if row["round"] < end])
         for name in ("summary.json", CHECKSUMS, REPORT, MODEL, BEST, *(path.name for path in self.path.glob(".*.tmp"))):
             with self._writing(name) as path:
@@ -201,7 +201,7 @@ def compute_checksums(run: Path) -> dict[str, Any]:
     for name in (name for name in ROUND_FILES if name in files):
         digests: dict[str, Any] = {}
         for line in (run / name).read_bytes().splitlines(keepends=True):
-            rows = parse_jsonl(line, rounds=True).rows
+            rows = parse_jsonl(line, need_round=True).rows
             digests.setdefault(str(rows[0]["round"]) if rows else "?", hashlib.sha256()).update(line)
         rounds[name] = {t: digest.hexdigest()[:16] for t, digest in digests.items()}
     return {"files": files, "rounds": rounds, "checksum": total_checksum({"files": files, "rounds": rounds})}

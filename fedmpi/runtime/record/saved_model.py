@@ -14,7 +14,7 @@ from safetensors.torch import load, load_file
 from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.inputs import Shape, Type, from_text
+from fedmpi.common.inputs import Shape, Type, decode_format
 from fedmpi.common.text import shorten
 from fedmpi.engine.evaluate import PERSONAL_MODEL_HOOKS, personal_groups
 from fedmpi.engine.messages import MessageLayouts
@@ -90,7 +90,7 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], tuple[Shape, Type], int]:
 
 def parse_input_shape(facts: Mapping[str, Any]) -> tuple[Shape, Type]:
     """Return the shape and type of one input sample of a model. facts: the metadata of its file."""
-    return from_text(facts["input"])
+    return decode_format(facts["input"])
 
 
 def _metadata(path: Path) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from fedmpi.common.metrics_row import NOT_METRICS, SUMMED
+from fedmpi.common.metrics_row import NON_METRIC_NAMES, SUMMED_NAMES
 from fedmpi.common.text import is_lower_better
 
 
@@ -67,7 +67,7 @@ def summarize_run(
     facts["refused_uploads"] = sum(len(row.get("refused") or ()) for row in rows)
     facts["client_errors"] = sum("error" in each for row in rows for each in row.get("refused") or ())
     facts["lost_ranks"] = {rank: row["round"] for row in losses for rank in row["ranks"]}
-    for name in SUMMED:
+    for name in SUMMED_NAMES:
         facts[name] = sum(row.get(name) or 0 for row in rows)
     return facts
 
@@ -85,5 +85,5 @@ def metric_names(rows: Sequence[Mapping[str, Any]], judged: Sequence[str] = ()) 
     ['loss', 'accuracy', 'server_step']
     """
     numbers = dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, (int, float)))
-    metrics = [name for name in numbers if name not in NOT_METRICS]
+    metrics = [name for name in numbers if name not in NON_METRIC_NAMES]
     return [*(name for name in judged if name in metrics), *(name for name in metrics if name not in judged)]

@@ -22,10 +22,10 @@ from pathlib import Path
 import torch
 
 import fedmpi.comm.backends.torch_dist  # noqa: F401  (before any fork)
-from fedmpi.comm import Lost, Timeouts, connect, detect
+from fedmpi.comm import RankLostError, Timeouts, connect, detect
 from fedmpi.comm.base import ConnectionLostError
 from fedmpi.comm.failures.error_reporter import ErrorReporter
-from fedmpi.comm.failures.process_exit import leave
+from fedmpi.comm.failures.process_exit import exit_now
 
 N = 300_000  # 1.2 MB: more than sockets buffer
 DEADLINE_S = 20
@@ -42,7 +42,7 @@ def main() -> None:
     timeouts = Timeouts(start=30, round=30)
     error_reporter = ErrorReporter(job, timeouts)
     comm = connect(job, backend, timeouts=timeouts, error_reporter=error_reporter)
-    comm.patience_s = next((step["patience"] for step in plan if "patience" in step), 30)
+    comm.message_timeout_s = next((step["patience"] for step in plan if "patience" in step), 30)
     (folder / f"{job.rank}.pid").write_text(str(os.getpid()))
 
     def report(event, **more):
@@ -80,16 +80,16 @@ def main() -> None:
             try:
                 play(t)
                 t += 1
-            except Lost as error:
+            except RankLostError as error:
                 payloads = comm.regroup(f"{comm.rank} at {t}".encode(), DEADLINE_S)
                 report("regrouped", lost=str(error), payloads={r: p.decode() for r, p in payloads.items()})
                 t = max(int(payload.split()[2]) for payload in payloads.values())
         comm.close()
         report("end")
-        leave(0)  # as the command does: a thread that a regroup has left behind may be within torch
-    except Lost as error:
+        exit_now(0)  # as the command does: a thread that a regroup has left behind may be within torch
+    except RankLostError as error:
         report("lost", lost=str(error))
-        error_reporter.fail(f"error: {error}", 1, reacts=isinstance(error, ConnectionLostError))
+        error_reporter.fail(f"error: {error}", 1, is_consequence=isinstance(error, ConnectionLostError))
 
 
 def state_of(pid):

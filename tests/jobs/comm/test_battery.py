@@ -11,7 +11,7 @@ from fedmpi.comm.rendezvous import lookup
 
 SIZE = 3  # no power of two: the broadcast's tree is uneven
 STARTS = {  # name -> (class, number of ranks, how they are started)
-    "solo": ("Solo", 1, lambda ranks: ranks.start("battery.py", envs=[{}], backend="auto")),
+    "solo": ("SingleProcess", 1, lambda ranks: ranks.start("battery.py", envs=[{}], backend="auto")),
     "gloo": ("Gloo", SIZE, lambda ranks: ranks.torchrun("battery.py", size=SIZE)),
     "mpi": ("Mpi", SIZE, lambda ranks: ranks.mpirun("battery.py", size=SIZE)),
     "gloo under mpirun": ("Gloo", SIZE, lambda ranks: ranks.mpirun("battery.py", size=SIZE, backend="gloo")),
@@ -55,7 +55,7 @@ def numbers(rank):
 
 
 def ports(job_id):
-    return lookup.ports(f"{job_id}.0.0")
+    return lookup.derive_ports(f"{job_id}.0.0")
 
 
 def is_free(port):

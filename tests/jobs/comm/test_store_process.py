@@ -26,7 +26,7 @@ def test_the_process_is_no_burden_and_ends_with_rank_0(tmp_path):
 import os, signal, sys, time
 from fedmpi.comm.rendezvous import lookup
 from fedmpi.comm.launchers import Job
-store = lookup.find_store(Job("slurm", 0, 2, 0, 2, "here"), 30)
+store = lookup.connect_to_store(Job("slurm", 0, 2, 0, 2, "here"), 30)
 child = store.server
 assert "torch" not in open(f"/proc/{child.pid}/maps").read()
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):

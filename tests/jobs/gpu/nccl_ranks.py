@@ -30,18 +30,18 @@ from fedmpi.comm.rendezvous import lookup  # noqa: E402
 def connect(kind):
     job = detect(os.environ)
     device = torch.device("cuda", 0) if kind == "nccl" else torch.device("cpu")
-    store = lookup.find_store(job, 30) if job.size > 1 else dist.HashStore()
+    store = lookup.connect_to_store(job, 30) if job.size > 1 else dist.HashStore()
     if kind == "nccl":
         torch.cuda.set_device(device)
-        torch_dist.build("nccl", job, device, store, 60)
+        torch_dist.create_process_group("nccl", job, device, store, 60)
     else:
         cards = [{"host": job.host, "network": "of all ranks", "address": "127.0.0.1"}] * job.size
-        network.choose_for_gloo(job.rank, cards, "127.0.0.1")
+        network.choose_gloo_interface(job.rank, cards, "127.0.0.1")
         group = dist.PrefixStore("group", store)
         dist.init_process_group("gloo", None, timedelta(seconds=60), job.size, job.rank, group)
         post = dist.batch_isend_irecv
         dist.batch_isend_irecv = lambda operations: [PolledWork(work) for work in post(operations)]
-    comm, error_reporter = torch_dist.Nccl(job, device, store, Timeouts(round=20)), ErrorReporter(job)
+    comm, error_reporter = torch_dist.NcclCommunicator(job, device, store, Timeouts(round=20)), ErrorReporter(job)
     if job.size > 1:
         error_reporter.listen(store.new_connection)
         error_reporter.waiting_for = lambda: comm.waiting_for
@@ -81,7 +81,7 @@ def wait_for_files(folder, ranks):
 
 def silent(comm, error_reporter, folder):
     """What the others say of the last rank, which does not come before they have said it."""
-    comm.patience_s = 1.0 if comm.rank else 2.0  # rank 1 waits for rank 0, and is the first to lose its patience
+    comm.message_timeout_s = 1.0 if comm.rank else 2.0  # rank 1 waits for rank 0, and is the first to lose its patience
     try:
         if comm.rank == comm.size - 1:
             wait_for_files(folder, range(comm.size - 1))
@@ -89,7 +89,7 @@ def silent(comm, error_reporter, folder):
         x, last = torch.zeros(4, device=comm.device), comm.size - 1
         comm.exchange(*(([], [(last, x)]) if comm.rank == 0 else ([], [(0, x)])))
     except RankTimeoutError as error:
-        return str(error.blame(error_reporter.find_root_cause(error.peers)))
+        return str(error.with_peers(error_reporter.find_root_cause(error.peers)))
     return "nothing"
 
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from helpers import federated, images, prepare, settings, small_settings
 from torch import nn
 
-from fedmpi.comm.base import Solo
+from fedmpi.comm.base import SingleProcess
 from fedmpi.common.errors import UserError
 from fedmpi.data.batches import Shard, batches
 from fedmpi.data.federated import split
@@ -224,7 +224,7 @@ def pinned_memory():
     the announcement, is pinned."""
     found = []
     for messages in ("cpu", "cuda"):
-        it = prepare(small_settings("scaffold", rounds=1), comm=Solo(torch.device(messages)), device=GPU)
+        it = prepare(small_settings("scaffold", rounds=1), comm=SingleProcess(torch.device(messages)), device=GPU)
         it.fed.run()
         rows, row = it.fed.transport.buffers.tensors["rows"], it.made.itemsize * it.made.messages.max_upload_size()
         pinned = rows.is_pinned(), it.fed.transport.broadcast_row.is_pinned()
@@ -238,7 +238,7 @@ def waits_for_uploads_of_a_pack():
     found, train = {}, Federation.train_clients
     config = small_settings("fedavg", rounds=1, compute={"clients_per_pass": 7}, train={"momentum": 0.0})
     for messages in ("cpu", "cuda"):
-        it = prepare(config, comm=Solo(torch.device(messages)), device=GPU)
+        it = prepare(config, comm=SingleProcess(torch.device(messages)), device=GPU)
         counts = []
         Federation.train_clients = lambda *given, counts=counts: counts.append(count(train, *given).get("sync", 0))
         try:

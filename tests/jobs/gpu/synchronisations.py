@@ -16,7 +16,7 @@ import torch
 from every_method import VARIANTS
 from helpers import prepare, small_settings
 
-from fedmpi.comm.base import Solo
+from fedmpi.comm.base import SingleProcess
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.local.client_context import ClientContext
 from fedmpi.methods import registry
@@ -50,7 +50,7 @@ def waits(method, net, changes, messages):
     changes = {**changes, "rounds": 2, "evaluate": {"every": 100}, "train": {**train, "epochs": 1}}
     ClientStates.view, ClientContext.run_round, ClientContext.fit = counted_view, counted_round, counted_steps
     try:
-        config, comm = small_settings(method, net, **changes), Solo(torch.device(messages))
+        config, comm = small_settings(method, net, **changes), SingleProcess(torch.device(messages))
         prepare(config, comm=comm, device=torch.device("cuda")).fed.run()
     finally:
         ClientStates.view, ClientContext.run_round, ClientContext.fit = view, run_round, fit

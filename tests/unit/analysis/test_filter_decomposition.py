@@ -16,7 +16,7 @@ from fedmpi.analysis.filter_decomposition import (
     replicate_variance,
 )
 from fedmpi.analysis.local_models import train_local_models
-from fedmpi.comm.base import Solo
+from fedmpi.comm.base import SingleProcess
 from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
 from fedmpi.flat import linear
@@ -105,8 +105,8 @@ def test_replicates_are_rounds_with_another_seed():
     W = []
     for number in range(3):
         made.model.load(w, b)
-        other = made.settings.model_copy(update={"seed": seeds.derive(made.settings.seed, "replicate", number)})
-        fed = build.make_federation(replace(made, settings=other), Solo(CPU), lambda: False)
+        other = made.settings.model_copy(update={"seed": seeds.derive_seed(made.settings.seed, "replicate", number)})
+        fed = build.make_federation(replace(made, settings=other), SingleProcess(CPU), lambda: False)
         fed.run()
         W.append(torch.cat([(alpha @ D).flatten() for alpha, D in extract_factors(made, fed.server.w[None]).values()]))
     assert row["product_mean"] == pytest.approx(replicate_variance(torch.stack(W)), rel=1e-4)  # the server adds in fp32
@@ -121,7 +121,7 @@ def made():
 
 @pytest.fixture
 def found(made):
-    fed = build.make_federation(made, Solo(CPU), lambda: False)
+    fed = build.make_federation(made, SingleProcess(CPU), lambda: False)
     before = fed.server.w.clone(), fed.server.b.clone()
     models = train_local_models(fed, build.make_trainer(made, lambda: False), [1, 2, 4], 0)
     assert torch.equal(fed.server.w, before[0])

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedmpi.analysis import flops
 from fedmpi.analysis.local_models import train_local_models
-from fedmpi.comm.base import Solo
+from fedmpi.comm.base import SingleProcess
 from fedmpi.runtime import build
 
 D, H, C = 64, 16, 4  # the test's perceptron
@@ -38,7 +38,10 @@ def test_the_head_alone_takes_one_pass_through_the_body(data):
 def test_a_round_as_torch_counts_it(net, method, data):
     found, client = measured(method, data, net=net)
     made = build.make_experiment(settings(method, net), data, CPU)
-    fed, trainer = build.make_federation(made, Solo(CPU), lambda: False), build.make_trainer(made, lambda: False)
+    fed, trainer = (
+        build.make_federation(made, SingleProcess(CPU), lambda: False),
+        build.make_trainer(made, lambda: False),
+    )
     trainer.mlp_backward = None
     train_local_models(fed, trainer, [client], 0)
     with FlopCounterMode(display=False) as counter:

@@ -9,7 +9,7 @@ import torch
 from helpers import ROOT, clean_env, gone
 
 from fedmpi.comm.launchers import Job
-from fedmpi.doctor import FAIL, OK, WARN, Row, config_checks, machine, report_rows
+from fedmpi.doctor import FAIL, OK, WARN, ReportRow, config_checks, machine, report_rows
 from fedmpi.doctor.report_rows import format_row
 from fedmpi.runtime import memory
 
@@ -48,8 +48,8 @@ def test_an_mpirun_of_any_kind_is_one_line(tmp_path, monkeypatch, script, mark, 
     if script is not None:
         program(tmp_path / "mpirun", script)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin" if script else str(tmp_path))
-    monkeypatch.setattr(machine, "LAUNCHER_S", 0.5 if script and "sleep" in script else 60)
-    row = machine.launcher("mpirun")
+    monkeypatch.setattr(machine, "LAUNCHER_TIMEOUT_S", 0.5 if script and "sleep" in script else 60)
+    row = machine.check_launcher("mpirun")
     assert (row.name, row.mark) == ("mpirun", mark)
     assert text in row.text
     assert gone("987.25")
@@ -60,7 +60,7 @@ def test_a_launcher_that_cannot_be_started_and_a_torchrun_of_another_python(tmp_
     (tmp_path / "srun").write_bytes(b"\x7fELF")
     (tmp_path / "srun").chmod(0o755)
     program(tmp_path / "torchrun", "exit 0")
-    *_, srun, torchrun = machine.launchers()
+    *_, srun, torchrun = machine.check_launchers()
     assert (srun.mark, torchrun.mark) == (WARN, WARN)
     assert "ends with exit code 127" in srun.text
     assert "of another Python" in torchrun.text
@@ -78,20 +78,20 @@ def test_a_launcher_that_cannot_be_started_and_a_torchrun_of_another_python(tmp_
 )
 def test_an_mpirun_of_another_mpi_is_told(monkeypatch, library, mpirun, differs):
     monkeypatch.setattr(machine, "run_program", lambda *_: (library, "" if library else "ends with exit code 1"))
-    monkeypatch.setattr(machine, "launcher", lambda name: Row(name, f"{mpirun} (/bin/mpirun)"))
-    rows = [row for row in machine.launchers() if row.name.startswith("mpi")]
+    monkeypatch.setattr(machine, "check_launcher", lambda name: ReportRow(name, f"{mpirun} (/bin/mpirun)"))
+    rows = [row for row in machine.check_launchers() if row.name.startswith("mpi")]
     assert [row.mark for row in rows if row.name == "mpi"] == [OK if library else WARN]
     assert ["MPI4PY_LIBMPI" in row.text for row in rows if row.mark == WARN and library] == [True] * differs
 
 
 def test_a_check_that_raises_is_one_line_and_keeps_what_it_said_before():
     def wrong():
-        yield Row("fine", "yes")
+        yield ReportRow("fine", "yes")
         raise ValueError("odd\nsecond line")
 
-    rows = [*report_rows._rows(wrong, "machine")]
-    assert rows == [Row("fine", "yes"), Row("wrong", "could not be found out: ValueError: odd", WARN)]
-    assert [*report_rows._rows(wrong, "config")][1].mark == FAIL
+    rows = [*report_rows._run_check(wrong, "machine")]
+    assert rows == [ReportRow("fine", "yes"), ReportRow("wrong", "could not be found out: ValueError: odd", WARN)]
+    assert [*report_rows._run_check(wrong, "config")][1].mark == FAIL
 
 
 # ---- the machine ----
@@ -111,16 +111,16 @@ def cards(monkeypatch, *capabilities):
 
 def test_temporary_files_want_room(monkeypatch):
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda place: SimpleNamespace(free=1 << 20))
-    row = next(machine.disks())
+    row = next(machine.check_disks())
     assert row.mark == WARN
     assert "TMPDIR" in row.text
 
 
 def test_a_host_name_that_leads_to_loopback_matters_between_hosts_only(monkeypatch):
     monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
-    assert {row.mark for row in machine.network_names()} == {OK}
+    assert {row.mark for row in machine.check_network()} == {OK}
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
-    first, second, _ = machine.network_names()
+    first, second, _ = machine.check_network()
     assert "resolves to 127.0.1.1" in first.text
     assert second.mark == WARN
     assert "export MASTER_ADDR, or set comm.interface" in second.text
@@ -129,18 +129,18 @@ def test_a_host_name_that_leads_to_loopback_matters_between_hosts_only(monkeypat
 def test_how_a_rank_would_join_is_told(monkeypatch):
     for name, text in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "10.0.0.1"), ("MASTER_PORT", "29500")):
         monkeypatch.setenv(name, text)
-    first, second = machine.started()
+    first, second = machine.check_job()
     assert first.text.startswith("2 ranks by env://")
     assert second.text == "by MASTER_ADDR=10.0.0.1, MASTER_PORT=29500"
     monkeypatch.setenv("RANK", "1")
-    assert report_rows.report(pytest.fail) == 0  # rank 0 makes it
+    assert report_rows.print_report(pytest.fail) == 0  # rank 0 makes it
 
 
 # ---- a config ----
 def wants(*overrides, job=None, monkeypatch=None):
     if job is not None:
         monkeypatch.setattr(config_checks, "detect", lambda env: job)
-    return {line.name: line for line in config_checks.config(QUICK, *overrides)}
+    return {line.name: line for line in config_checks.check_config(QUICK, *overrides)}
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_host_and_gpus_have_a_sum_each(monkeypatch, gpus, backend, host_bytes, g
     monkeypatch.setattr(memory, "estimate_memory", lambda *_, **__: needs)
     cards(monkeypatch, *[(8, 0)] * gpus)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (20 * gpu_bytes, 80))
-    monkeypatch.setattr(memory, "available_bytes", lambda: 20 * host_bytes)
+    monkeypatch.setattr(memory, "get_available_bytes", lambda: 20 * host_bytes)
     line = wants(f"comm.backend={backend}", job=FOUR, monkeypatch=monkeypatch)["memory"]
     assert (line.mark == FAIL) == bool(refused), line.text
     assert refused in line.text
@@ -198,7 +198,7 @@ def test_what_keeps_a_config_from_running_is_marked(monkeypatch, override, name,
 
 def test_too_few_ranks_for_the_sites(monkeypatch):
     monkeypatch.setattr(config_checks, "detect", lambda env: Job("mpi", 0, 2, 0, 2, "here"))
-    rows = {row.name: row for row in config_checks.config(str(ROOT / "configs" / "heart_disease.yaml"))}
+    rows = {row.name: row for row in config_checks.check_config(str(ROOT / "configs" / "heart_disease.yaml"))}
     assert rows["ranks"].mark == FAIL
     assert "4 sites, but 1 rank to train" in rows["ranks"].text
 
@@ -206,5 +206,5 @@ def test_too_few_ranks_for_the_sites(monkeypatch):
 # ---- the command ----
 def test_lines_have_no_control_characters_and_no_home(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
-    assert format_row(Row("a", "/home/me/x \x1b[31m\nmore", FAIL)) == f"! a{' ' * 14}~/x  [31m\n{' ' * 17}more"
-    assert format_row(Row("a", "/home/meyer", OK)).endswith("/home/meyer")
+    assert format_row(ReportRow("a", "/home/me/x \x1b[31m\nmore", FAIL)) == f"! a{' ' * 14}~/x  [31m\n{' ' * 17}more"
+    assert format_row(ReportRow("a", "/home/meyer", OK)).endswith("/home/meyer")

@@ -15,17 +15,17 @@ def test_half_a_line_is_cut_off_before_the_next(tmp_path):
     path = tmp_path / "audit" / "rank-1.jsonl"
     path.parent.mkdir()
     path.write_text('{"round": 0}\n{"round": 1, "wh')
-    it = audit.Audit()
-    it.sent((2, ("dw",)), 0, torch.ones(3))  # before the run directory is known
+    it = audit.AuditLog()
+    it.record_tensor((2, ("dw",)), 0, torch.ones(3))  # before the run directory is known
     it.open(path)
-    it.said((3, ("text",)), "all", b"abc")
+    it.record_bytes((3, ("text",)), "all", b"abc")
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [row["round"] for row in rows] == [0, 2, 3]
     assert [row.get("bytes") for row in rows] == [None, 12, 3]
 
 
 def test_a_full_disk_is_one_error(tmp_path, monkeypatch):
-    it = audit.Audit()
+    it = audit.AuditLog()
     it.open(tmp_path / "audit" / "rank-1.jsonl")
 
     def full(*_, **__):
@@ -33,10 +33,10 @@ def test_a_full_disk_is_one_error(tmp_path, monkeypatch):
 
     monkeypatch.setattr(audit, "open", full, raising=False)
     with pytest.raises(UserError, match=r"data\.audit: cannot write .*rank-1\.jsonl: No space left on device"):
-        it.sent((0, ("dw",)), 0, torch.ones(1))
+        it.record_tensor((0, ("dw",)), 0, torch.ones(1))
 
 
 def test_a_place_that_cannot_be_is_one_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"data\.audit: cannot write .*(Not a directory|File)"):
-        audit.Audit().open(tmp_path / "file" / "rank-1.jsonl")
+        audit.AuditLog().open(tmp_path / "file" / "rank-1.jsonl")

@@ -3,7 +3,14 @@
 import pytest
 
 from fedmpi.comm import launchers
-from fedmpi.comm.launchers import Job, address_of_node, detect, first_host, survivors, tasks_per_node
+from fedmpi.comm.launchers import (
+    Job,
+    detect,
+    get_first_host,
+    parse_tasks_per_node,
+    resolve_slurm_node,
+    why_failure_ends_job,
+)
 from fedmpi.common.errors import UserError
 
 
@@ -160,14 +167,14 @@ def test_ranks_of_other_launchers_do_not_train_alone(env, remedy):
     ],
 )
 def test_which_launchers_let_a_job_outlive_a_rank(launcher, env, reason):
-    why = survivors(Job(launcher, 1, 3, 1, 3, "here"), env)
+    why = why_failure_ends_job(Job(launcher, 1, 3, 1, 3, "here"), env)
     assert reason in why
     assert bool(reason) == bool(why)
 
 
 def test_tasks_per_node():
-    assert tasks_per_node("4") == [4]
-    assert tasks_per_node("2(x3),1,10(x2)") == [2, 2, 2, 1, 10, 10]
+    assert parse_tasks_per_node("4") == [4]
+    assert parse_tasks_per_node("2(x3),1,10(x2)") == [2, 2, 2, 1, 10, 10]
 
 
 @pytest.mark.parametrize(
@@ -181,7 +188,7 @@ def test_tasks_per_node():
     ],
 )
 def test_the_first_of_slurms_hosts(hostlist, first):
-    assert first_host(hostlist) == first
+    assert get_first_host(hostlist) == first
 
 
 @pytest.mark.parametrize(
@@ -194,9 +201,9 @@ def test_the_first_of_slurms_hosts(hostlist, first):
     ],
 )
 def test_a_name_that_leads_nowhere_has_the_address_of_the_job_script(name, master, expected):
-    assert address_of_node(name, {"MASTER_ADDR": master}) == expected
+    assert resolve_slurm_node(name, {"MASTER_ADDR": master}) == expected
 
 
 def test_a_name_without_any_address_is_an_error():
     with pytest.raises(UserError, match=r"'unknown.invalid' \(rank 0's, from Slurm\) does not resolve"):
-        address_of_node("unknown.invalid", {})
+        resolve_slurm_node("unknown.invalid", {})

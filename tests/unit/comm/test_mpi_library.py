@@ -13,7 +13,7 @@ from fedmpi.common.errors import UserError
 def test_missing_mpi4py_is_said_with_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(UserError, match=r"pip install 'fedmpi\[mpi\]'"):
-        mpi.load()
+        mpi.import_mpi()
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_mpi_init_does_not_sleep_in_btl_ofi_and_a_users_choice_stands(monkeypatc
     pytest.importorskip("mpi4py")
     monkeypatch.setattr(os, "environ", {"PRTE_LAUNCHED": "1"} if under_mpirun else {})
     if asked:
-        os.environ[mpi.NO_SLEEP[0]] = asked
+        os.environ[mpi.EXCLUDE_OFI[0]] = asked
     with suppress(UserError):  # where no MPI is found
-        mpi.load()
-    assert os.environ.get(mpi.NO_SLEEP[0]) == becomes
+        mpi.import_mpi()
+    assert os.environ.get(mpi.EXCLUDE_OFI[0]) == becomes

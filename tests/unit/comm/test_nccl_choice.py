@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from simulated_job import SkippingClock
 
-from fedmpi.comm import Job, Lost, Timeouts
+from fedmpi.comm import Job, RankLostError, Timeouts
 from fedmpi.comm.backends import torch_dist
-from fedmpi.comm.backends.choice import NCCL_REMEDY, choose, describe
+from fedmpi.comm.backends.choice import NCCL_REMEDY, choose_backend, describe_rank
 from fedmpi.comm.timeouts import Clock
 from fedmpi.common.errors import UserError
 
@@ -39,18 +39,18 @@ def cards(*changes, backend="auto"):
 )
 def test_nccl_needs_a_card_for_each_rank(changes, refused):
     """auto takes gloo where NCCL would refuse; nccl is refused with the reason."""
-    assert choose("auto", cards(*changes)) == ("gloo" if refused else "nccl")
-    assert choose("gloo", cards(*changes, backend="gloo")) == "gloo"
+    assert choose_backend("auto", cards(*changes)) == ("gloo" if refused else "nccl")
+    assert choose_backend("gloo", cards(*changes, backend="gloo")) == "gloo"
     if refused:
         with pytest.raises(UserError, match=f"(?s)comm.backend=nccl, but .*{refused}"):
-            choose("nccl", cards(*changes, backend="nccl"))
+            choose_backend("nccl", cards(*changes, backend="nccl"))
     else:
-        assert choose("nccl", cards(*changes, backend="nccl")) == "nccl"
+        assert choose_backend("nccl", cards(*changes, backend="nccl")) == "nccl"
 
 
 def test_ranks_with_different_back_ends_are_told():
     with pytest.raises(UserError, match="differs between ranks"):
-        choose("gloo", [*cards(NO_GPU, backend="gloo"), *cards({}, backend="nccl")])
+        choose_backend("gloo", [*cards(NO_GPU, backend="gloo"), *cards({}, backend="nccl")])
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ def test_a_card_is_known_by_its_address(monkeypatch, address, card):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="u", **address))
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     facts = {"backend": "auto", "host": "a", "nccl": True}
-    assert describe("auto", "a", GPU) == facts | {"card": card}
-    assert describe("auto", "a", CPU) == facts | {"card": ""}
+    assert describe_rank("auto", "a", GPU) == facts | {"card": card}
+    assert describe_rank("auto", "a", CPU) == facts | {"card": ""}
 
 
 # ---- its group ----
@@ -84,7 +84,7 @@ def test_a_group_of_gpus_is_built_on_the_ranks_own(monkeypatch, user_set):
 
     monkeypatch.setattr(dist, "init_process_group", init_process_group)
     here = torch.device("meta")  # any that can be named without a GPU
-    torch_dist.build("nccl", SimpleNamespace(rank=1, size=3), here, dist.HashStore(), 60)
+    torch_dist.create_process_group("nccl", SimpleNamespace(rank=1, size=3), here, dist.HashStore(), 60)
     handling = {user_set: "1"} if user_set else {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
     assert done == [here, (here, handling)]
 
@@ -92,7 +92,7 @@ def test_a_group_of_gpus_is_built_on_the_ranks_own(monkeypatch, user_set):
 class Store(dist.HashStore):
     """One whose connections end like that of the ranks."""
 
-    def connection_addresses(self):
+    def get_ip_addresses(self):
         return "127.0.0.1", "127.0.0.1"
 
     def new_connection(self):
@@ -101,7 +101,7 @@ class Store(dist.HashStore):
     def gather(self, name, call, rank, ranks, value, seconds):
         return "all", [value]
 
-    def set_at_end(self, key, value):
+    def set_on_disconnect(self, key, value):
         self.set(f"{key} at end", value)
 
 
@@ -115,8 +115,8 @@ class PatientClock(Clock):
 def connecting(monkeypatch):
     """connect(error) as a single rank that NCCL suits: its store. error: of the building of the group."""
     store = Store()
-    monkeypatch.setattr(torch_dist.lookup, "find_store", lambda *_, **__: store)
-    monkeypatch.setattr(torch_dist, "choose", lambda backend, cards: "nccl")
+    monkeypatch.setattr(torch_dist.lookup, "connect_to_store", lambda *_, **__: store)
+    monkeypatch.setattr(torch_dist, "choose_backend", lambda backend, cards: "nccl")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
 
     def connect(error=None):
@@ -125,7 +125,7 @@ def connecting(monkeypatch):
             if error:
                 raise error
 
-        monkeypatch.setattr(torch_dist, "build", build)
+        monkeypatch.setattr(torch_dist, "create_process_group", build)
         job, error_reporter = Job("torchrun", 0, 1, 0, 1, "a"), SimpleNamespace(listen=lambda call: None)
         torch_dist.connect(job, "nccl", CPU, Timeouts(300, 1800, reply=5, clock=PatientClock()), error_reporter)
         return store
@@ -134,7 +134,7 @@ def connecting(monkeypatch):
 
 
 def test_every_rank_leaves_word_of_its_end(connecting):
-    assert connecting().get(f"{torch_dist.ENDED} at end") == b"0"
+    assert connecting().get(f"{torch_dist.ENDED_RANK_KEY} at end") == b"0"
 
 
 SAID = """NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled system error, NCCL 2.27.5
@@ -156,7 +156,7 @@ LAST = "Error: failed to extend /dev/shm/nccl-WU88OE to 9637892 bytes, error: No
     ],
 )
 def test_a_group_that_cannot_be_built_names_nccls_last_error_and_all_causes(connecting, error, begins, ends):
-    with pytest.raises(Lost) as ended:
+    with pytest.raises(RankLostError) as ended:
         connecting(error)
     first, *rest = str(ended.value).splitlines()
     assert first.startswith(begins)
@@ -182,14 +182,14 @@ def test_a_message_that_fails(gone, said):
     class Gone:
         def gather(self, *_):
             if gone:
-                raise Lost(gone)
+                raise RankLostError(gone)
             return "all", []
 
     def post():
         raise dist.DistBackendError(f"{SAID}Cuda failure 'invalid argument'")
 
-    comm = torch_dist.Nccl(Job("slurm", 1, 3, 1, 3, "a"), CPU, Gone(), Timeouts())
-    with pytest.raises(Lost, match=said):
+    comm = torch_dist.NcclCommunicator(Job("slurm", 1, 3, 1, 3, "a"), CPU, Gone(), Timeouts())
+    with pytest.raises(RankLostError, match=said):
         comm._wait([0], post)
 
 
@@ -200,9 +200,9 @@ def test_a_process_that_ends_is_noticed_at_once(ended, said, after):
     """NCCL itself would wait on."""
     clock, store = SkippingClock(), dist.HashStore()
     if ended:
-        store.set(torch_dist.ENDED, "2")
-    comm = torch_dist.Nccl(Job("slurm", 1, 3, 1, 3, "a"), CPU, store, Timeouts(round=9, clock=clock))
+        store.set(torch_dist.ENDED_RANK_KEY, "2")
+    comm = torch_dist.NcclCommunicator(Job("slurm", 1, 3, 1, 3, "a"), CPU, store, Timeouts(round=9, clock=clock))
     comm.hosts = {2: "b"}
-    with pytest.raises(Lost, match=said):
+    with pytest.raises(RankLostError, match=said):
         comm._wait([0], lambda: [SimpleNamespace(is_completed=lambda: False)])
     assert clock.now() == pytest.approx(after, abs=0.01)

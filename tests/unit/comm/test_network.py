@@ -17,18 +17,20 @@ INTERFACES = {"lo": "127.0.0.1", "docker0": "172.17.0.1", "eth0": "10.0.0.5", "i
 
 @pytest.fixture
 def interfaces(monkeypatch):
-    monkeypatch.setattr(network, "addresses", lambda: dict(INTERFACES))
+    monkeypatch.setattr(network, "list_addresses", lambda: dict(INTERFACES))
     monkeypatch.setattr(socket, "gethostname", lambda: "a02")
 
 
 def test_the_loopback_interface_has_its_address_and_leads_to_itself():
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-    assert network.addresses()[loopback] == "127.0.0.1"
-    assert network.interface_towards("127.0.0.1") == loopback
-    assert network.interface_towards("no-such-host.invalid") is None
-    assert network.is_own("127.0.0.1")
-    assert not network.is_own("192.0.2.7")  # RFC 5737: of no host
-    assert network.resolve("no-such-host.invalid") == network.resolve("a..b") == network.resolve("") == ""
+    assert network.list_addresses()[loopback] == "127.0.0.1"
+    assert network.find_interface_towards("127.0.0.1") == loopback
+    assert network.find_interface_towards("no-such-host.invalid") is None
+    assert network.is_local_address("127.0.0.1")
+    assert not network.is_local_address("192.0.2.7")  # RFC 5737: of no host
+    assert (
+        network.resolve_host("no-such-host.invalid") == network.resolve_host("a..b") == network.resolve_host("") == ""
+    )
 
 
 @pytest.mark.parametrize(
@@ -36,7 +38,7 @@ def test_the_loopback_interface_has_its_address_and_leads_to_itself():
     [("eth0", "eth0"), ("ib*", "ib1"), (["ens3", "ib1"], "ib1"), (["ib*", "eth0"], "ib1"), (["ib0", "e*"], "eth0")],
 )
 def test_the_first_interface_that_has_an_address_is_taken(interfaces, asked, chosen):
-    assert network.choose(asked) == (chosen, INTERFACES[chosen])
+    assert network.choose_interface(asked) == (chosen, INTERFACES[chosen])
 
 
 @pytest.mark.parametrize("asked", ["ens*", ["ens3", "eth"], "ib0"])
@@ -45,7 +47,7 @@ def test_what_no_interface_matches_is_refused_with_those_that_there_are(interfac
     with pytest.raises(
         UserError, match=r"host a02 has no such .*eth0 \(10\.0\.0\.5\), ib0 \(no IPv4 address\)"
     ) as caught:
-        network.choose(asked)
+        network.choose_interface(asked)
     assert str(caught.value).startswith(f"comm.interface: {names}: ")
 
 
@@ -73,10 +75,10 @@ def test_gloo_takes_the_way_on_which_the_ranks_have_met(monkeypatch, rank, cards
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", user_set)
     if not user_set:
         monkeypatch.delenv("GLOO_SOCKET_IFNAME")
-    monkeypatch.setattr(network, "resolve", lambda name: own_name_is)
-    monkeypatch.setattr(network, "is_own", lambda address: address == "10.1.0.6")
-    monkeypatch.setattr(network, "interface_towards", lambda host: f"towards {host}")
-    network.choose_for_gloo(rank, cards, "10.0.0.5")
+    monkeypatch.setattr(network, "resolve_host", lambda name: own_name_is)
+    monkeypatch.setattr(network, "is_local_address", lambda address: address == "10.1.0.6")
+    monkeypatch.setattr(network, "find_interface_towards", lambda host: f"towards {host}")
+    network.choose_gloo_interface(rank, cards, "10.0.0.5")
     assert os.environ.get("GLOO_SOCKET_IFNAME") == expected
 
 
@@ -85,7 +87,7 @@ def test_gloo_takes_the_way_on_which_the_ranks_have_met(monkeypatch, rank, cards
 def test_the_interface_is_given_to_open_mpi_unless_the_user_has_chosen(option):
     """Open MPI refuses to start if both options are set."""
     env = {option: "docker0"} if option else {}
-    network.set_interface("ib0", env)
+    network.set_interface_variables("ib0", env)
     chosen = {name: value for name, value in env.items() if name.startswith("OMPI")}
     assert chosen == ({option: "docker0"} if option else {"OMPI_MCA_btl_tcp_if_include": "ib0"})
 

@@ -57,7 +57,7 @@ def test_ranks_away_from_the_console_of_rank_0(monkeypatch, launcher, rank, loca
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     job = Job(launcher, rank, 4, local_rank, 2, "node")
-    assert process_exit.Process(job).has_own_console() is expected
+    assert process_exit.RankProcess(job).has_own_console() is expected
 
 
 @pytest.mark.parametrize("closes", [True, False])
@@ -67,7 +67,7 @@ def test_a_message_that_its_stream_does_not_take_is_dropped(closes):
     out = open(write, "w")  # noqa: SIM115
     if closes:
         out.close()
-    process_exit.say("a line", out)
+    process_exit.print_message("a line", out)
     if not closes:
         with pytest.raises(BrokenPipeError):
             out.close()

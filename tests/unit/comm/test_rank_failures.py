@@ -7,8 +7,8 @@ import torch
 from simulated_job import SimulatedJob, SimulatedStore
 
 from fedmpi.comm.backends import mpi, torch_dist
-from fedmpi.comm.backends.torch_dist import Nccl
-from fedmpi.comm.base import START_REMEDY, Lost, RankTimeoutError, Solo
+from fedmpi.comm.backends.torch_dist import NcclCommunicator
+from fedmpi.comm.base import START_REMEDY, RankLostError, RankTimeoutError, SingleProcess
 from fedmpi.comm.launchers import Job
 from fedmpi.comm.rendezvous.store import allgather
 from fedmpi.comm.timeouts import Timeouts
@@ -35,7 +35,7 @@ class Program:
 
     def __call__(self, rank):
         comm = rank.connect()
-        comm.patience_s = self.patience
+        comm.message_timeout_s = self.patience
         mine = [each for each in self.plan if each["rank"] == rank.number]
 
         def act(where, t=None):
@@ -67,13 +67,13 @@ class Program:
                 try:
                     self.round(comm, t, act)
                     t += 1
-                except Lost as error:
+                except RankLostError as error:
                     payloads = comm.regroup(f"{rank.number} at {t}".encode(), DEADLINE_S)
                     entry = (comm.alive, payloads, rank.clock.now(), str(error))
                     self.regroups.setdefault(rank.number, []).append(entry)
                     t = max(int(payload.split()[2]) for payload in payloads.values())
             comm.close()
-        except Lost as error:
+        except RankLostError as error:
             rank.fail(error)
         return comm.alive
 
@@ -223,7 +223,7 @@ def test_ranks_that_never_arrive_are_named(absent):
     job, said = SimulatedJob(4, start=30), {}
 
     def program(rank):
-        with pytest.raises(Lost) as lost:
+        with pytest.raises(RankLostError) as lost:
             allgather(SimulatedStore(rank), "g", 0, rank.number, range(4), b"", 30)
         said[rank.number] = str(lost.value)
 
@@ -239,15 +239,15 @@ def test_the_error_for_an_absent_rank_says_what_to_check_at_the_start(monkeypatc
 
     def program(rank):
         store = stores[rank.number] = SimulatedStore(rank)
-        store.connection_addresses = lambda: ("10.0.0.2", "10.0.0.1")
+        store.get_ip_addresses = lambda: ("10.0.0.2", "10.0.0.1")
         error_reporter = SimpleNamespace(listen=lambda open_store: None)
-        with pytest.raises(Lost) as lost:
+        with pytest.raises(RankLostError) as lost:
             torch_dist.connect(
                 Job("env://", rank.number, 3, 0, 1, "node"), "gloo", torch.device("cpu"), rank.timeouts, error_reporter
             )
         said[rank.number] = str(lost.value)
 
-    monkeypatch.setattr(torch_dist.lookup, "find_store", lambda job, *_, **__: stores[job.rank])
+    monkeypatch.setattr(torch_dist.lookup, "connect_to_store", lambda job, *_, **__: stores[job.rank])
     job.run(program, (2,))
     assert set(said) == {0, 1}
     for text in said.values():
@@ -257,14 +257,14 @@ def test_the_error_for_an_absent_rank_says_what_to_check_at_the_start(monkeypatc
 
 
 def test_under_mpi_the_error_for_an_absent_rank_says_the_same_at_the_start(monkeypatch):
-    comm = mpi.Mpi(Job("mpi", 0, 2, 0, 1, "node"), SimpleNamespace(rank=0, size=2), Timeouts())
+    comm = mpi.MpiCommunicator(Job("mpi", 0, 2, 0, 1, "node"), SimpleNamespace(rank=0, size=2), Timeouts())
     monkeypatch.setattr(comm, "_receive", lambda peer, *_: peer)
     monkeypatch.setattr(comm, "_wait", lambda posted, timeout_s: set(posted))
-    with pytest.raises(Lost) as lost:
+    with pytest.raises(RankLostError) as lost:
         comm.allgather_bytes(b"", 30)
     assert str(lost.value) == f"silent for 30 s: rank 1 of 2{START_REMEDY}"
     comm.hosts = {0: "n0", 1: "n1"}  # they have been there
-    with pytest.raises(Lost, match=r"silent for 30 s: rank 1 on n1 of 2$"):
+    with pytest.raises(RankLostError, match=r"silent for 30 s: rank 1 on n1 of 2$"):
         comm.allgather_bytes(b"", 30)
 
 
@@ -279,7 +279,7 @@ def test_a_rank_that_does_not_leave_is_named():
             rank.clock.sleep(1000)
         try:
             comm.close()
-        except Lost as error:
+        except RankLostError as error:
             said[rank.number] = str(error)
             rank.fail(error)
 
@@ -321,9 +321,9 @@ def test_the_cause_of_a_silence_is_found_through_the_ranks_that_wait(waits_for, 
 
 def test_a_call_that_takes_too_long_is_left_behind():
     def program(rank):
-        assert rank.clock.call(5, lambda: rank.clock.sleep(1) or "answer") == "answer"
+        assert rank.clock.call_with_timeout(5, lambda: rank.clock.sleep(1) or "answer") == "answer"
         with pytest.raises(TimeoutError):
-            rank.clock.call(5, lambda: rank.clock.sleep(9))
+            rank.clock.call_with_timeout(5, lambda: rank.clock.sleep(9))
         return "done"
 
     assert SimulatedJob(1, start=30).run(program) == {0: "done"}
@@ -336,11 +336,11 @@ def test_messages_of_silent_ranks():
 
 
 def test_one_rank_and_nccl_cannot_regroup():
-    solo = Solo(torch.device("cpu"))
+    solo = SingleProcess(torch.device("cpu"))
     assert solo.alive == [0]
     assert solo.can_regroup == "there is a single process"
-    with pytest.raises(Lost, match="there is a single process"):
+    with pytest.raises(RankLostError, match="there is a single process"):
         solo.regroup(b"", 1)
-    nccl = Nccl(Job("slurm", 1, 3, 1, 3, "here"), torch.device("cpu"), None, Timeouts(round=60))
+    nccl = NcclCommunicator(Job("slurm", 1, 3, 1, 3, "here"), torch.device("cpu"), None, Timeouts(round=60))
     assert "NCCL cannot" in nccl.can_regroup
-    assert nccl.patience_s == 60
+    assert nccl.message_timeout_s == 60

@@ -8,7 +8,7 @@ import pytest
 from simulated_job import SkippingClock
 
 from fedmpi.comm import launchers
-from fedmpi.comm.base import Lost
+from fedmpi.comm.base import RankLostError
 from fedmpi.comm.launchers import Job
 from fedmpi.comm.rendezvous import auth, lookup
 from fedmpi.comm.rendezvous.store_server import StoreServer
@@ -27,7 +27,7 @@ RANKS = [Job("slurm", rank, 2, rank, 2, "here") for rank in range(2)]
 @pytest.fixture
 def job_id():
     """A job whose first ports are free here and now."""
-    jobs = ((job_id, lookup.ports(f"{job_id}.0.0")[:4]) for job_id in range(10**6, 2 * 10**6))
+    jobs = ((job_id, lookup.derive_ports(f"{job_id}.0.0")[:4]) for job_id in range(10**6, 2 * 10**6))
     return next(job_id for job_id, ports in jobs if free(*ports))
 
 
@@ -49,27 +49,29 @@ def servers(monkeypatch):
         started.append(StoreServer(listener, key))
         threading.Thread(target=started[-1].run, daemon=True).start()
 
-    monkeypatch.setattr(lookup.store_server, "start", start)
+    monkeypatch.setattr(lookup.store_server, "start_store_process", start)
     yield
     for server in started:
         server.close()
 
 
 def test_a_rank_with_another_secret_is_told_so_and_another_job_is_not_ours(job_id):
-    lookup.find_store(RANKS[0], 60, step_env(job_id))
+    lookup.connect_to_store(RANKS[0], 60, step_env(job_id))
     skipping = Timeouts(clock=SkippingClock())
-    with pytest.raises(Lost, match=r"rank 0 is silent.*another secret.*~/\.fedmpi/secret, or the same FEDMPI_SECRET"):
-        lookup.find_store(RANKS[1], 60, step_env(job_id, FEDMPI_SECRET="b" * 32), skipping)
-    ours = lookup.find_store(RANKS[1], 60, step_env(job_id))
+    with pytest.raises(
+        RankLostError, match=r"rank 0 is silent.*another secret.*~/\.fedmpi/secret, or the same FEDMPI_SECRET"
+    ):
+        lookup.connect_to_store(RANKS[1], 60, step_env(job_id, FEDMPI_SECRET="b" * 32), skipping)
+    ours = lookup.connect_to_store(RANKS[1], 60, step_env(job_id))
     ours.set("a", "1")
-    key = auth.job_key("slurm 4711.0.0", step_env(job_id))
-    with pytest.raises(Lost):  # the same user's step of another name, on a port of ours
-        lookup.connect_store([ours.address], key, 60, Timeouts(clock=SkippingClock()))
+    key = auth.derive_job_key("slurm 4711.0.0", step_env(job_id))
+    with pytest.raises(RankLostError):  # the same user's step of another name, on a port of ours
+        lookup.retry_connecting([ours.address], key, 60, Timeouts(clock=SkippingClock()))
 
 
 def test_foreign_services_are_passed_over_and_who_comes_early_waits(job_id, monkeypatch):
     """One never answers, one speaks HTTP, one sends what is no text; rank 0 comes after all have been tried."""
-    monkeypatch.setattr(lookup, "PATIENCE_S", (0.1, 10.0))
+    monkeypatch.setattr(lookup, "CONNECT_TIMEOUTS_S", (0.1, 10.0))
     env = step_env(job_id)
     sockets, tried = [], threading.Event()
 
@@ -89,14 +91,14 @@ def test_foreign_services_are_passed_over_and_who_comes_early_waits(job_id, monk
 
     def start_rank_0():
         tried.wait()
-        lookup.find_store(RANKS[0], 60, env)
+        lookup.connect_to_store(RANKS[0], 60, env)
 
-    first = lookup.ports(lookup.slurm_step(env))
+    first = lookup.derive_ports(lookup.identify_slurm_step(env))
     foreign(first[0], b"", lambda: None)
     foreign(first[1], b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9, lambda: None)
     foreign(first[2], b"\xff\xfe\x00 fedmpi\n" * 9, tried.set)
     threading.Thread(target=start_rank_0, daemon=True).start()
-    store = lookup.find_store(RANKS[1], 60, env)
+    store = lookup.connect_to_store(RANKS[1], 60, env)
     assert store.address[1] == first[3]
     for each in sockets:
         each.close()
@@ -104,17 +106,17 @@ def test_foreign_services_are_passed_over_and_who_comes_early_waits(job_id, monk
 
 def test_no_free_port_is_said(monkeypatch, job_id):
     with socket.create_server(("", 0)) as taken:
-        monkeypatch.setattr(lookup, "ports", lambda step: [taken.getsockname()[1]])
+        monkeypatch.setattr(lookup, "derive_ports", lambda step: [taken.getsockname()[1]])
         with pytest.raises(UserError, match=r"rank 0 cannot listen on port \d+ of here"):
-            lookup.find_store(RANKS[0], 5, step_env(1))
+            lookup.connect_to_store(RANKS[0], 5, step_env(1))
 
 
 def test_ports_are_few_below_the_ephemeral_range_and_differ_between_jobs_and_requeues():
     env = step_env(4711)
-    assert lookup.slurm_step(env) == "4711.0.0"
-    assert lookup.slurm_step(env | {"SLURM_RESTART_COUNT": "1"}) == "4711.0.1"
-    here, there = lookup.ports("4711.0.0"), lookup.ports("4711.0.1")
-    assert here == lookup.ports("4711.0.0")
+    assert lookup.identify_slurm_step(env) == "4711.0.0"
+    assert lookup.identify_slurm_step(env | {"SLURM_RESTART_COUNT": "1"}) == "4711.0.1"
+    here, there = lookup.derive_ports("4711.0.0"), lookup.derive_ports("4711.0.1")
+    assert here == lookup.derive_ports("4711.0.0")
     assert len(here) == 16
     assert all(10_000 <= port < 30_000 for port in here + there)
     assert set(here) != set(there)
@@ -122,19 +124,19 @@ def test_ports_are_few_below_the_ephemeral_range_and_differ_between_jobs_and_req
 
 def test_rank_0_listens_where_it_must_and_nowhere_else(monkeypatch):
     names = {"own": "127.0.0.2", "near": "127.0.1.1", "far": "192.0.2.7", "unknown": ""}
-    monkeypatch.setattr(lookup.network, "resolve", names.__getitem__)
+    monkeypatch.setattr(lookup.network, "resolve_host", names.__getitem__)
     monkeypatch.setattr(lookup.network, "is_loopback", lambda address: address in ("", "127.0.1.1"))
-    assert [lookup.listen_address(name) for name in names] == ["127.0.0.2", "", "", ""]
-    with auth.listen("127.0.0.1", 0) as listener:
+    assert [lookup.choose_listen_address(name) for name in names] == ["127.0.0.2", "", "", ""]
+    with auth.open_listener("127.0.0.1", 0) as listener:
         assert listener.getsockname()[0] == "127.0.0.1"
-    with auth.listen("", 0) as listener:
+    with auth.open_listener("", 0) as listener:
         assert listener.getsockname()[0] in ("::", "0.0.0.0")
 
 
 def test_a_name_that_no_host_can_have_is_passed_over():
     """Python's encoding of host names raises UnicodeError for a label without letters, or of more than 63."""
-    with pytest.raises(Lost, match="does the name resolve here"):
-        lookup.connect_store([("a..b", 1), ("a" * 64, 1)], b"k" * 32, 0, Timeouts(clock=SkippingClock()))
+    with pytest.raises(RankLostError, match="does the name resolve here"):
+        lookup.retry_connecting([("a..b", 1), ("a" * 64, 1)], b"k" * 32, 0, Timeouts(clock=SkippingClock()))
 
 
 def env_of(rank, size, port):
@@ -149,24 +151,24 @@ def test_ranks_find_each_other_by_torchs_variables(more):
     envs = [env_of(rank, 2, port) | ({"LOCAL_RANK": str(rank)} | more if more else {}) for rank in range(2)]
     jobs = [launchers.detect(env) for env in envs]
     assert {job.launcher for job in jobs} == {"torchrun" if more else "env://"}
-    stores = [lookup.find_store(job, 60, env) for job, env in zip(jobs, envs, strict=True)]
+    stores = [lookup.connect_to_store(job, 60, env) for job, env in zip(jobs, envs, strict=True)]
     stores[0].set("a", "1")
     assert stores[1].get("a") == b"1"
     if not more:
         with pytest.raises(UserError, match=rf"rank 0 cannot listen on port {port} of .*\n.*another MASTER_PORT"):
-            lookup.find_store(jobs[0], 60, envs[0])
+            lookup.connect_to_store(jobs[0], 60, envs[0])
 
 
 def test_a_first_host_that_does_not_resolve_is_said_at_once():
     env = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "no-such-host-[1-2].invalid"}
     with pytest.raises(UserError, match="'no-such-host-1"):
-        lookup.find_store(Job("slurm", 1, 2, 0, 1, "here"), 30, env | {"FEDMPI_SECRET": "s" * 32})
+        lookup.connect_to_store(Job("slurm", 1, 2, 0, 1, "here"), 30, env | {"FEDMPI_SECRET": "s" * 32})
 
 
 # ---- the user's secret ----
 def test_the_secret_is_made_once_however_many_ranks_start(tmp_path):
     env, keys = {"HOME": str(tmp_path)}, set()
-    threads = [threading.Thread(target=lambda: keys.add(auth.job_key("a", env))) for _ in range(16)]
+    threads = [threading.Thread(target=lambda: keys.add(auth.derive_job_key("a", env))) for _ in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -177,7 +179,11 @@ def test_the_secret_is_made_once_however_many_ranks_start(tmp_path):
 
 def test_a_variable_comes_before_the_file_and_keys_differ_by_job(tmp_path):
     env = {"HOME": str(tmp_path), "FEDMPI_SECRET": "x" * 32}
-    assert auth.job_key("a", env) != auth.job_key("b", env) != auth.job_key("b", env | {"FEDMPI_SECRET": "y" * 32})
+    assert (
+        auth.derive_job_key("a", env)
+        != auth.derive_job_key("b", env)
+        != auth.derive_job_key("b", env | {"FEDMPI_SECRET": "y" * 32})
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -194,12 +200,12 @@ def test_a_variable_comes_before_the_file_and_keys_differ_by_job(tmp_path):
 )
 def test_a_secret_that_is_none_is_refused(tmp_path, spoil, message):
     env = {"HOME": str(tmp_path)}
-    auth.job_key("a", env)
+    auth.derive_job_key("a", env)
     spoil(tmp_path / ".fedmpi" / "secret")
     with pytest.raises(UserError, match=rf"\.fedmpi/secret({message}).*export FEDMPI_SECRET"):
-        auth.job_key("a", env)
+        auth.derive_job_key("a", env)
 
 
 def test_a_short_variable_is_refused():
     with pytest.raises(UserError, match="FEDMPI_SECRET has 5 characters; at least 32"):
-        auth.job_key("a", {"FEDMPI_SECRET": "guess"})
+        auth.derive_job_key("a", {"FEDMPI_SECRET": "guess"})

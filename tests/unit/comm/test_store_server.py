@@ -13,14 +13,14 @@ from torch.distributed import DistError, DistNetworkError, TCPStore
 
 from fedmpi.comm.rendezvous import auth, store_server
 from fedmpi.comm.rendezvous.store import RankStore
-from fedmpi.comm.rendezvous.store_server import LENGTH, StoreServer, encode
+from fedmpi.comm.rendezvous.store_server import LENGTH_PREFIX, StoreServer, encode_message
 
 KEY = bytes(range(32))
 
 
 @pytest.fixture
 def server():
-    server = StoreServer(auth.listen("127.0.0.1", 0), KEY)
+    server = StoreServer(auth.open_listener("127.0.0.1", 0), KEY)
     threading.Thread(target=server.run, daemon=True).start()
     yield server
     server.close()
@@ -94,11 +94,11 @@ def test_who_waits_goes_on_when_the_last_value_comes_and_not_before(server):
 
 def test_the_first_connection_that_ends_leaves_a_value(server):
     first, second, other = join(server), join(server), join(server)
-    first.set_at_end("ended", "1")
-    second.set_at_end("ended", "2")
+    first.set_on_disconnect("ended", "1")
+    second.set_on_disconnect("ended", "2")
     assert not other.check(["ended"])
     for guest in (first, second):
-        guest.others[0].connection.close()
+        guest.clones[0].connection.close()
         assert comes_true(lambda: other.check(["ended"]))
     assert other.get("ended") == b"1"
 
@@ -132,12 +132,14 @@ def test_an_allgather_gives_all_ranks_the_same_verdict(server):
 
 def test_an_allgather_of_the_living_waits_for_no_dead_rank_but_takes_one_that_wakes(server):
     with ThreadPoolExecutor() as pool:
-        calls = [pool.submit(join(server).gather, "g", 1, rank, [0, 2, 3], b"x", 60, living=True) for rank in (0, 2)]
+        calls = [pool.submit(join(server).gather, "g", 1, rank, [0, 2, 3], b"x", 60, skip_dead=True) for rank in (0, 2)]
         join(server).set("dead/3", "1")
         assert [call.result() for call in calls] == [("3", [b"x", b"x", b""])] * 2
-        late = pool.submit(join(server).gather, "g", 2, 3, [0, 3], b"y", 60, living=True)
+        late = pool.submit(join(server).gather, "g", 2, 3, [0, 3], b"y", 60, skip_dead=True)
         assert comes_true(lambda: "g/2/3" in server.values)
-        assert join(server).gather("g", 2, 0, [0, 3], b"x", 60, living=True) == late.result() == ("all", [b"x", b"y"])
+        assert (
+            join(server).gather("g", 2, 0, [0, 3], b"x", 60, skip_dead=True) == late.result() == ("all", [b"x", b"y"])
+        )
     assert "dead/3" not in server.values
 
 
@@ -147,34 +149,34 @@ def test_another_key_is_refused_by_both_sides(server):
         join(server, bytes(32))
     # One that trusts whoever answers, and answers without the key.
     guest = connected(server)
-    guest.sendall(auth.MAGIC + bytes(auth.NONCE))
-    auth.receive(guest, auth.REPLY)
-    guest.sendall(bytes(auth.DIGEST) + encode("set", "a", "1"))
+    guest.sendall(auth.MAGIC + bytes(auth.NONCE_BYTES))
+    auth.receive_exactly(guest, auth.REPLY_BYTES)
+    guest.sendall(bytes(auth.DIGEST_BYTES) + encode_message("set", "a", "1"))
     assert ended(guest)
     assert not server.values
 
 
 def test_a_recorded_guest_is_refused_when_it_is_played_again(server):
     """All that a rank has sent, once more: the server's part of the proof is another one."""
-    guest, ours = connected(server), bytes(auth.NONCE)
+    guest, ours = connected(server), bytes(auth.NONCE_BYTES)
     guest.sendall(auth.MAGIC + ours)
-    theirs = auth.receive(guest, auth.REPLY)[len(auth.MAGIC) : -auth.DIGEST]
-    proof = auth.hmac_proof(KEY, b"guest", ours, theirs)
-    guest.sendall(proof + encode("set", "a", "1"))
+    theirs = auth.receive_exactly(guest, auth.REPLY_BYTES)[len(auth.MAGIC) : -auth.DIGEST_BYTES]
+    proof = auth.compute_proof(KEY, b"guest", ours, theirs)
+    guest.sendall(proof + encode_message("set", "a", "1"))
     assert guest.recv(100)
     assert server.values == {"a": "1"}
     del server.values["a"]
     again = connected(server)
     again.sendall(auth.MAGIC + ours)
-    auth.receive(again, auth.REPLY)
-    again.sendall(proof + encode("set", "a", "1"))
+    auth.receive_exactly(again, auth.REPLY_BYTES)
+    again.sendall(proof + encode_message("set", "a", "1"))
     assert ended(again)
     assert not server.values
 
 
 @pytest.mark.parametrize("garbage", GARBAGE[1:], ids=range(1, len(GARBAGE)))
 def test_who_sends_garbage_is_disconnected(server, monkeypatch, garbage):
-    monkeypatch.setattr(store_server, "AUTHENTICATION_S", 0.2)
+    monkeypatch.setattr(store_server, "AUTHENTICATION_TIMEOUT_S", 0.2)
     guest = connected(server)
     with contextlib.suppress(OSError):
         guest.sendall(garbage)
@@ -183,9 +185,15 @@ def test_who_sends_garbage_is_disconnected(server, monkeypatch, garbage):
 
 def test_a_rank_that_claims_a_length_that_cannot_be_is_dismissed_alone(server):
     good, bad = join(server), join(server)
-    lengths = [LENGTH.pack(2**31), LENGTH.pack(2**32 - 1)]
-    unknown = [encode("no such request"), encode("set", "a"), encode([], []), encode("set", [], "1"), encode()]
-    for frame in (*lengths, *unknown, LENGTH.pack(5) + b"[null"):
+    lengths = [LENGTH_PREFIX.pack(2**31), LENGTH_PREFIX.pack(2**32 - 1)]
+    unknown = [
+        encode_message("no such request"),
+        encode_message("set", "a"),
+        encode_message([], []),
+        encode_message("set", [], "1"),
+        encode_message(),
+    ]
+    for frame in (*lengths, *unknown, LENGTH_PREFIX.pack(5) + b"[null"):
         bad.connection.sendall(frame)
         assert ended(bad.connection)
         bad = join(server)
@@ -194,8 +202,8 @@ def test_a_rank_that_claims_a_length_that_cannot_be_is_dismissed_alone(server):
 
 def test_half_open_connections_are_few_and_do_not_stay(server, monkeypatch):
     """More than may be unauthenticated: ranks come in meanwhile, and are answered at once."""
-    monkeypatch.setattr(store_server, "UNAUTHENTICATED", 20)
-    monkeypatch.setattr(store_server, "AUTHENTICATION_S", 2.0)
+    monkeypatch.setattr(store_server, "MAX_UNAUTHENTICATED", 20)
+    monkeypatch.setattr(store_server, "AUTHENTICATION_TIMEOUT_S", 2.0)
     first = join(server)
     held = [connected(server) for _ in range(60)]
     second = join(server)

@@ -11,9 +11,9 @@ CONTENT = b'{"round": 0}\n\n[1]\n{"a": 1}\n\xff{}\n{"round": "1"}\n{"round": 2}\
 def test_rows_damaged_lines_and_a_cut_end():
     found = parse_jsonl(CONTENT)
     assert found.rows == [{"round": 0}, {"a": 1}, {"round": "1"}, {"round": 2}]
-    assert (found.damaged, found.cut) == ([3, 5], True)
-    found = parse_jsonl(CONTENT, rounds=True)
-    assert (found.rows, found.damaged) == ([{"round": 0}, {"round": 2}], [3, 4, 5, 6])
+    assert (found.damaged_lines, found.is_truncated) == ([3, 5], True)
+    found = parse_jsonl(CONTENT, need_round=True)
+    assert (found.rows, found.damaged_lines) == ([{"round": 0}, {"round": 2}], [3, 4, 5, 6])
 
 
 @pytest.mark.parametrize(
@@ -26,12 +26,12 @@ def test_rows_damaged_lines_and_a_cut_end():
 )
 def test_odd_files(content, found):
     lines = parse_jsonl(content)
-    assert (lines.rows, lines.damaged, lines.cut) == found
+    assert (lines.rows, lines.damaged_lines, lines.is_truncated) == found
 
 
 def test_a_missing_file_has_no_rows(tmp_path):
     found = read_jsonl(tmp_path / "a.jsonl", strict=True)
-    assert (found.rows, found.damaged, found.cut) == ([], [], False)
+    assert (found.rows, found.damaged_lines, found.is_truncated) == ([], [], False)
 
 
 def test_errors_name_file_and_line(tmp_path):
@@ -46,6 +46,6 @@ def test_errors_name_file_and_line(tmp_path):
 def test_a_tail_begins_with_a_whole_line(tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_text("".join(f'{{"round": {t}}}\n' for t in range(5)))
-    assert [row["round"] for row in read_jsonl(file, tail=30).rows] == [3, 4]
-    assert [row["round"] for row in read_jsonl(file, tail=10_000).rows] == [0, 1, 2, 3, 4]
-    assert read_jsonl(file, tail=5).rows == []
+    assert [row["round"] for row in read_jsonl(file, tail_bytes=30).rows] == [3, 4]
+    assert [row["round"] for row in read_jsonl(file, tail_bytes=10_000).rows] == [0, 1, 2, 3, 4]
+    assert read_jsonl(file, tail_bytes=5).rows == []

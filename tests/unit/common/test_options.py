@@ -8,7 +8,7 @@ import pytest
 from pydantic import Field
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.options import check, option
+from fedmpi.common.options import check_options, option
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class Net:
 
 def message(target, given, **more):
     with pytest.raises(UserError) as caught:
-        check(target, given, "method", **more)
+        check_options(target, given, "method", **more)
     return str(caught.value)
 
 
 def test_values_are_converted_but_never_guessed():
-    checked = check(Prox, {"mu": 1, "layers": [3, 4], "cap": None}, "method")
+    checked = check_options(Prox, {"mu": 1, "layers": [3, 4], "cap": None}, "method")
     assert checked == {"mu": 1.0, "layers": (3, 4), "cap": None}  # what is given and nothing else
     assert type(checked["mu"]) is float
 
@@ -51,7 +51,7 @@ ROOT, SHAPE, LABELS = ("root", "site"), ("input_shape", "classes"), ("labels", "
 
 
 @pytest.mark.parametrize(
-    ("target", "supplied", "given", "text"),
+    ("target", "engine_arguments", "given", "text"),
     [
         (Prox, (), {"mu": "0.1"}, "method.mu: '0.1' is not allowed; must be: number"),
         (Prox, (), {"mu": True}, "method.mu: True is not allowed; must be: number"),
@@ -75,8 +75,8 @@ ROOT, SHAPE, LABELS = ("root", "site"), ("input_shape", "classes"), ("labels", "
         (bare, ROOT, {"width": 1}, "method.width: unknown key; bare has no options; allowed: none"),
     ],
 )
-def test_a_message_names_the_option_and_what_is_allowed(target, supplied, given, text):
-    assert message(target, given, supplied=supplied).startswith(text)
+def test_a_message_names_the_option_and_what_is_allowed(target, engine_arguments, given, text):
+    assert message(target, given, engine_arguments=engine_arguments).startswith(text)
 
 
 def test_an_option_without_a_type_is_told():
@@ -94,7 +94,7 @@ def test_options_of_a_function_or_a_class_are_its_parameters():
 
     def free(root, **options): ...
 
-    assert check(source, {"size": 4}, "data", ROOT) == {"size": 4}
-    assert check(deal, {"alpha": 1}, "partition", LABELS) == {"alpha": 1}
-    assert check(free, {"anything": [1]}, "data", ("root",)) == {"anything": [1]}
-    assert check(Net, {"width": 5}, "model", SHAPE) == {"width": 5}
+    assert check_options(source, {"size": 4}, "data", ROOT) == {"size": 4}
+    assert check_options(deal, {"alpha": 1}, "partition", LABELS) == {"alpha": 1}
+    assert check_options(free, {"anything": [1]}, "data", ("root",)) == {"anything": [1]}
+    assert check_options(Net, {"width": 5}, "model", SHAPE) == {"width": 5}

@@ -13,16 +13,16 @@ RULE = registry.PluginKind("server rule", {}, "server.rule", ("up", "s"))
 
 def message(name, **more):
     with pytest.raises(UserError) as caught:
-        registry.load(name, REGISTRY, "function", **more)
+        registry.load_object(name, REGISTRY, "function", **more)
     return str(caught.value)
 
 
 def test_a_name_is_registered_or_a_module_or_a_file(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("def cube(x):\n    return x ** 3\n")
-    assert registry.load("root", REGISTRY, "function")(9.0) == 3.0
-    assert registry.load("math:hypot", REGISTRY, "function")(3.0, 4.0) == 5.0
-    assert registry.load(f"{file}:cube", REGISTRY, "function")(2) == 8
+    assert registry.load_object("root", REGISTRY, "function")(9.0) == 3.0
+    assert registry.load_object("math:hypot", REGISTRY, "function")(3.0, 4.0) == 5.0
+    assert registry.load_object(f"{file}:cube", REGISTRY, "function")(2) == 8
 
 
 def test_names_of_one_file_share_its_module_and_an_edit_is_read(tmp_path):
@@ -31,10 +31,10 @@ def test_names_of_one_file_share_its_module_and_an_edit_is_read(tmp_path):
         "from __future__ import annotations\nfrom dataclasses import dataclass\n"
         "@dataclass\nclass Base:\n    x: int = 1\nclass Child(Base): ...\n"
     )
-    base, child = (registry.load(f"{file}:{name}", {}, "method") for name in ("Base", "Child"))
+    base, child = (registry.load_object(f"{file}:{name}", {}, "method") for name in ("Base", "Child"))
     assert issubclass(child, base)
     file.write_text("class Base:\n    edited = True\n")
-    assert registry.load(f"{file}:Base", {}, "method").edited
+    assert registry.load_object(f"{file}:Base", {}, "method").edited
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,10 @@ def test_an_option_does_not_stand_where_something_else_is_passed(tmp_path):
     file = tmp_path / "rule.py"
     file.write_text("def wrong(up, factor: float = 0.5): ...\ndef right(updates, server, factor: float = 0.5): ...\n")
     with pytest.raises(UserError, match=r"cannot be called with \(up, s, .*\): factor, an option"):
-        registry.make(RULE, registry.Selection(f"{file}:wrong"))
-    assert registry.make(RULE, registry.Selection(f"{file}:right", {"factor": 2.0})).keywords == {"factor": 2.0}
+        registry.make_component(RULE, registry.Selection(f"{file}:wrong"))
+    assert registry.make_component(RULE, registry.Selection(f"{file}:right", {"factor": 2.0})).keywords == {
+        "factor": 2.0
+    }
 
 
 def test_a_plugin_imports_from_its_own_directory(tmp_path):
@@ -95,7 +97,7 @@ def test_a_plugin_imports_from_its_own_directory(tmp_path):
         (tmp_path / name / "beside_of_test.py").write_text(f"NAME = '{name}'\n")
         (tmp_path / name / "mine.py").write_text("import beside_of_test\ndef f():\n    return beside_of_test.NAME\n")
     before = [*sys.path], [*sys.meta_path]
-    assert registry.load(f"{tmp_path}/a/mine.py:f", {}, "function")() == "a"
+    assert registry.load_object(f"{tmp_path}/a/mine.py:f", {}, "function")() == "a"
     assert ([*sys.path], [*sys.meta_path]) == before
     text = message(f"{tmp_path}/b/mine.py:f")
     assert f"import beside_of_test means {tmp_path}/b/beside_of_test.py here, but another plug-in has imported" in text
@@ -105,5 +107,5 @@ def test_what_a_module_draws_while_it_is_imported_is_always_the_same(tmp_path):
     found = []
     for name in ("one", "two"):
         (tmp_path / f"{name}.py").write_text("import random, numpy as np\nX = [random.random(), np.random.rand()]\n")
-        found.append(registry.load(f"{tmp_path}/{name}.py:X", {}, "function"))
+        found.append(registry.load_object(f"{tmp_path}/{name}.py:X", {}, "function"))
     assert found[0] == found[1]

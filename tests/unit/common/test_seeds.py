@@ -14,9 +14,9 @@ def test_seed_is_the_sha256_of_the_purpose():
     """The first eight bytes of SHA-256 of the words, little-endian, top bit dropped: any language can redo it."""
     head = hashlib.sha256(b"7/batches/3/12/0").digest()[:8]
     seed = int.from_bytes(head, "little") // 2
-    assert seeds.derive(7, "batches", 3, 12, 0) == seed
-    assert seeds.generator(7, "batches", 3, 12, 0).initial_seed() == seed
-    assert seeds.numpy_rng(7, "batches", 3, 12, 0).random() == np.random.Generator(np.random.PCG64(seed)).random()
+    assert seeds.derive_seed(7, "batches", 3, 12, 0) == seed
+    assert seeds.torch_generator(7, "batches", 3, 12, 0).initial_seed() == seed
+    assert seeds.numpy_generator(7, "batches", 3, 12, 0).random() == np.random.Generator(np.random.PCG64(seed)).random()
 
 
 def test_no_two_purposes_share_a_stream():
@@ -26,12 +26,12 @@ def test_no_two_purposes_share_a_stream():
     purposes += [("cohort", t) for t in numbers] + [("client_test", k) for k in numbers]
     purposes += [("torch", t, k) for t in numbers for k in numbers]
     purposes += [("batches", t, k, fit) for t in numbers for k in numbers for fit in (0, 1)]
-    found = {seeds.derive(seed, *purpose) for seed in numbers for purpose in purposes}
+    found = {seeds.derive_seed(seed, *purpose) for seed in numbers for purpose in purposes}
     assert len(found) == len(numbers) * len(purposes)
 
 
 def fail_within_a_purpose():
-    with seeds.seeded(0, "init"):
+    with seeds.temporary_seed(0, "init"):
         torch.rand(3), np.random.rand(), random.random()
         raise KeyError
 
@@ -43,12 +43,12 @@ def draw():
 def test_global_generators_are_seeded_for_a_purpose_and_put_back():
     """Those of torch, numpy and random, also after an error; no two of them draw the same numbers."""
     torch.manual_seed(4), np.random.seed(4), random.seed(4)
-    at = seeds.state()
+    at = seeds.get_rng_state()
     expected = draw()
-    seeds.set_state(at)
+    seeds.set_rng_state(at)
     inside = []
     for _ in range(2):
-        with seeds.seeded(0, "torch", 1, 2):
+        with seeds.temporary_seed(0, "torch", 1, 2):
             inside.append(draw())
     with pytest.raises(KeyError):
         fail_within_a_purpose()
@@ -69,11 +69,11 @@ def test_generators_of_gpus_are_seeded_and_put_back(monkeypatch):
     def drawn():
         return [torch.rand(1, generator=g).item() for g in gpus]
 
-    at = seeds.state()
+    at = seeds.get_rng_state()
     first = drawn()
-    with seeds.seeded(0, "torch", 1, 2):
+    with seeds.temporary_seed(0, "torch", 1, 2):
         inside = drawn()
-    with seeds.seeded(0, "torch", 1, 2):
+    with seeds.temporary_seed(0, "torch", 1, 2):
         assert drawn() == inside
-    seeds.set_state(at)
+    seeds.set_rng_state(at)
     assert drawn() == first != inside

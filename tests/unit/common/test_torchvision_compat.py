@@ -15,6 +15,6 @@ def test_another_error_of_the_import_keeps_its_own_message(monkeypatch):
     monkeypatch.setattr(importlib, "import_module", fail)
     declared = list(torchvision_compat._declared)
     with pytest.raises(RuntimeError, match="CUDA major"):
-        torchvision_compat._import()
+        torchvision_compat._import_torchvision()
     assert torchvision_compat._declared == declared
     assert sys.modules["torchvision"] is torchvision_compat.torchvision

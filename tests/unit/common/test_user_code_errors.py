@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.user_code_errors import attribute_errors, known_fix
+from fedmpi.common.user_code_errors import add_error_context, explain_known_error
 
 NO_DETERMINISTIC_KERNEL = (
     "adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation, but you set "
@@ -44,9 +44,9 @@ Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
 def test_errors_of_a_gpu_are_said_in_one_line_with_what_to_do(said, sentence, advice):
     """The words are those of torch 2.13 and of CUDA's cudaGetErrorString."""
     gpu_error = getattr(torch, "AcceleratorError", RuntimeError)  # older versions of torch have no class of its own
-    with pytest.raises(UserError) as raised, attribute_errors("round 3, client 2"):
+    with pytest.raises(UserError) as raised, add_error_context("round 3, client 2"):
         raise gpu_error(said + HELP) if said.startswith("CUDA error") else RuntimeError(said)
-    assert known_fix(raised.value) is None  # it has been reported
+    assert explain_known_error(raised.value) is None  # it has been reported
     text = str(raised.value)
     assert text.startswith("round 3, client 2: ")
     assert "\n" not in text
@@ -57,5 +57,5 @@ def test_errors_of_a_gpu_are_said_in_one_line_with_what_to_do(said, sentence, ad
 
 
 def test_other_errors_are_a_defect():
-    assert known_fix(RuntimeError("CUDA error: an unknown one")) is None
-    assert known_fix(ValueError("CUDA error: device-side assert triggered")) is None
+    assert explain_known_error(RuntimeError("CUDA error: an unknown one")) is None
+    assert explain_known_error(ValueError("CUDA error: device-side assert triggered")) is None

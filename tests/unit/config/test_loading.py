@@ -7,7 +7,7 @@ import yaml
 
 from fedmpi import config
 from fedmpi.common.errors import UserError
-from fedmpi.common.redaction import redacted
+from fedmpi.common.redaction import redact
 from fedmpi.config.loading import redact_override
 from fedmpi.config.yaml_source import to_yaml
 
@@ -233,6 +233,6 @@ def test_a_secret_from_a_variable_is_not_shown(load, monkeypatch):
     monkeypatch.setenv("HIDDEN", "hunter2")
     settings = load("method.token=${env:HIDDEN}")
     assert settings.method.options["token"] == "hunter2"
-    assert "hunter2" not in to_yaml(redacted(settings.model_dump(mode="json")))
+    assert "hunter2" not in to_yaml(redact(settings.model_dump(mode="json")))
     for text in ("method.token=${env:HIDDEN}", "method={token: '${env:HIDDEN}'}", "method={token: ${env:HIDDEN}}"):
         assert "hunter2" not in redact_override(text)

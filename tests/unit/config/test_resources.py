@@ -6,12 +6,12 @@ import pytest
 from helpers import settings
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.host_memory import usable_cores
+from fedmpi.common.host_memory import count_usable_cores
 from fedmpi.config import resources
 
 
 def test_threads_are_at_most_the_cores_of_this_process(monkeypatch):
-    monkeypatch.setattr(resources, "usable_cores", lambda: 3)
+    monkeypatch.setattr(resources, "count_usable_cores", lambda: 3)
     resources.check_resources(settings(compute={"threads": 3}), writes=False)
     with pytest.raises(UserError, match=r"compute\.threads: 4 .* may use 3 core"):
         resources.check_resources(settings(compute={"threads": 4}), writes=False)
@@ -21,7 +21,7 @@ def test_cores_are_those_that_a_launcher_left(monkeypatch):
     if not hasattr(os, "sched_getaffinity"):
         pytest.skip("this system binds no process")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {5})
-    assert usable_cores() == 1
+    assert count_usable_cores() == 1
 
 
 def test_output_must_be_possible(tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedmpi.common.text import natural_order
+from fedmpi.common.text import sort_naturally
 from fedmpi.data.sources.images.class_images import csv_images, image_folder
 from fedmpi.data.sources.tables.table_source import table
 from fedmpi.data.sources.texts import text
@@ -22,7 +22,7 @@ from fedmpi.data.sources.texts import text
     ],
 )
 def test_natural_order(names, expected):
-    assert natural_order(names) == expected
+    assert sort_naturally(names) == expected
 
 
 def test_sources_number_classes_and_sites_alike(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 
 from fedmpi import cli
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import load
+from fedmpi.common.registry import load_object
 from fedmpi.data.download import fetch
 from fedmpi.data.download.catalogue import CATALOGUE, DatasetPart, Download
 from fedmpi.data.sources import registry
@@ -239,6 +239,6 @@ def test_listings_are_complete():
             paths = [part.paths for part in listing.parts]
             assert all(any(p == g or p.startswith(f"{g}/") for p in part for g in given) for part in paths), name
         source = listing.config.partition("source: ")[2].split(",")[0]
-        assert load(source, registry, "data source").__doc__
+        assert load_object(source, registry, "data source").__doc__
     checksums = [each.md5 for listing in CATALOGUE.values() for each in listing.downloads]
     assert len(checksums) == len(set(checksums))

@@ -28,7 +28,7 @@ def rows_of_numbers(n, classes=3):
 @pytest.fixture
 def counted(monkeypatch):
     """How many shards and random generators are made."""
-    made, derive = Counter(), seeds.derive
+    made, derive = Counter(), seeds.derive_seed
 
     class Counted(Shard):
         def __init__(self, *given):
@@ -40,7 +40,7 @@ def counted(monkeypatch):
         return derive(seed, *purpose)
 
     monkeypatch.setattr(batches_module, "Shard", Counted)
-    monkeypatch.setattr(seeds, "derive", counting)
+    monkeypatch.setattr(seeds, "derive_seed", counting)
     return made
 
 
@@ -68,8 +68,10 @@ def test_a_run_makes_no_object_for_a_client_that_is_not_drawn(counted, method):
 
 @pytest.mark.parametrize("client_test", ["auto", "class_match", "global"])
 def test_test_rows_are_found_when_they_are_asked_for(monkeypatch, client_test):
-    drawn, numpy_rng = [], seeds.numpy_rng
-    monkeypatch.setattr(seeds, "numpy_rng", lambda seed, *purpose: drawn.append(purpose) or numpy_rng(seed, *purpose))
+    drawn, numpy_rng = [], seeds.numpy_generator
+    monkeypatch.setattr(
+        seeds, "numpy_generator", lambda seed, *purpose: drawn.append(purpose) or numpy_rng(seed, *purpose)
+    )
     fed = split(rows_of_numbers(2_000), "iid", 1_000, 0, client_test)
     assert drawn == [("partition",)]
     sizes = [len(fed.test[k]) for k in range(0, 1_000, 50)]

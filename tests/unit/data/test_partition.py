@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import load
+from fedmpi.common.registry import load_object
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
 from fedmpi.data.partitions import random_partitions, registry
@@ -44,7 +44,7 @@ SCHEMES = [
 def test_every_index_once_and_deterministic(scheme, options):
     """103 samples a class, which nothing divides, of ten classes whose numbers have gaps."""
     labels = np.delete(np.arange(12), [2, 7])[balanced(10, 103)]
-    cut = load(scheme, registry, "partition")
+    cut = load_object(scheme, registry, "partition")
     parts = cut(labels, 20, rng(), **options)
     assert len(parts) == 20
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from table_files import noise, write_table
 
-from fedmpi.comm.base import Solo
+from fedmpi.comm.base import SingleProcess
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.config import load
 from fedmpi.data.preprocessing import PredictionRequest
@@ -173,7 +173,7 @@ def test_a_silos_warnings_are_shown_by_the_rank_that_has_opened_it(tmp_path):
         "rounds: 1\nmodel: {name: logistic}\nmethod: {name: fedavg}\ntrain: {lr: 0.1}\n"
     )
     with pytest.warns(RankWarning) as caught:
-        build_data.build_silo_data(load(tmp_path / "run.yaml"), Solo(torch.device("cpu")))
+        build_data.build_silo_data(load(tmp_path / "run.yaml"), SingleProcess(torch.device("cpu")))
     assert {each.category for each in caught} == {RankWarning}
     messages = [str(each.message) for each in caught]
     for name in ("north", "south"):

@@ -39,7 +39,7 @@ def test_a_client_descends_torchs_loss(weights, smoothing):
     module = it.made.net.module
     sgd = torch.optim.SGD(module.parameters(), 0.05, 0.9)
     criterion = torch.nn.CrossEntropyLoss(torch.as_tensor(w, dtype=torch.float32), label_smoothing=smoothing)
-    for rows in torch.randperm(len(x), generator=seeds.generator(0, "batches", 0, 0, 0)).split(10):
+    for rows in torch.randperm(len(x), generator=seeds.torch_generator(0, "batches", 0, 0, 0)).split(10):
         sgd.zero_grad()
         criterion(module(x[rows]), y[rows]).backward()
         sgd.step()

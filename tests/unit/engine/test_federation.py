@@ -29,8 +29,8 @@ def naive(config, data):
             module.train()
             x, y = data.train[k].x[data.train[k].index], data.train[k].y[data.train[k].index]
             sgd = torch.optim.SGD(module.parameters(), train.lr, train.momentum, weight_decay=train.weight_decay)
-            g, seen = seeds.generator(config.seed, "batches", t, k, 0), []
-            with seeds.seeded(config.seed, "torch", t, k):
+            g, seen = seeds.torch_generator(config.seed, "batches", t, k, 0), []
+            with seeds.temporary_seed(config.seed, "torch", t, k):
                 for _ in range(train.epochs):
                     for rows in torch.randperm(len(x), generator=g).split(train.batch_size):
                         sgd.zero_grad()

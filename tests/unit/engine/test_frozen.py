@@ -20,7 +20,7 @@ def on_backbone(input_shape, classes, width: int = 1000, inner: dict | None = No
     if inner is None:
         return nn.Sequential(backbone, nn.Linear(width, classes))
     options = {k: v for k, v in inner.items() if k != "name"}
-    made = registry.make(KIND, registry.Selection(inner["name"], options))
+    made = registry.make_component(KIND, registry.Selection(inner["name"], options))
     shape = (1, 8, 8)
     return nn.Sequential(backbone, nn.Unflatten(1, shape), *layers(made(shape, classes)))
 

@@ -14,7 +14,7 @@ def refused(config, size):
     """On ranks that are threads, where Python 3.11 cannot look for the lines of two classes at once."""
     with pytest.MonkeyPatch.context() as patch:
         if size > 1:
-            patch.setattr(hook_checks, "located_error", lambda text, *_: UserError(text))
+            patch.setattr(hook_checks, "make_located_error", lambda text, *_: UserError(text))
         on_ranks(config, size)
 
 

@@ -69,7 +69,7 @@ def naive(config, data):
             step = optimiser(module, train)
             if train.persist_optimizer and k in kept:
                 step.load_state_dict(kept[k])
-            for rows in batches(len(x), train, seeds.generator(config.seed, "batches", t, k, 0)):
+            for rows in batches(len(x), train, seeds.torch_generator(config.seed, "batches", t, k, 0)):
                 step.zero_grad()
                 cross_entropy(module(x[rows]), y[rows]).backward()
                 if train.clip_norm:

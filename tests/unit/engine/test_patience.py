@@ -6,7 +6,7 @@ import pytest
 from helpers import FinishedRun, play, prepare, small_settings
 from thread_ranks import play_in_threads
 
-from fedmpi.comm.base import Lost
+from fedmpi.comm.base import RankLostError
 from fedmpi.engine.evaluate import Evaluator
 from fedmpi.engine.faults import recovery
 from fedmpi.engine.server import FederationServer
@@ -64,5 +64,5 @@ def test_round_timeout_bounds_it(monkeypatch):
     slow(monkeypatch, "evaluation", 0.8)
     with pytest.warns(UserWarning, match="no rank is lost"):
         done = ran(config(round_timeout_s=0.6))
-    assert {type(error) for error in done.values()} == {Lost}
+    assert {type(error) for error in done.values()} == {RankLostError}
     assert "within 0.6 s (comm.round_timeout_s)" in str(done[0])

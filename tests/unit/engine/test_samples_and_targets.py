@@ -62,7 +62,7 @@ class Halves(nn.Module):
 def halves(input_shape, classes, inner):
     (c, h, w), (_, more, _) = input_shape["top"], input_shape["bottom"]
     options = {k: v for k, v in inner.items() if k != "name"}
-    made = registry.make(KIND, registry.Selection(inner["name"], options))
+    made = registry.make_component(KIND, registry.Selection(inner["name"], options))
     return Halves(made((c, h + more, w), classes))
 
 

@@ -68,7 +68,7 @@ def loss_of(module, rows):
 def batches(it, k, t, fit=0):
     """x and y of each step of a client's round."""
     train, (x, y) = it.made.settings.train, rows_of(it, k)
-    generator = seeds.generator(it.made.settings.seed, "batches", t, k, fit)
+    generator = seeds.torch_generator(it.made.settings.seed, "batches", t, k, fit)
     for _ in range(train.epochs):
         for rows in torch.randperm(len(x), generator=generator).split(train.batch_size):
             if len(rows) == train.batch_size or not train.drop_last:
@@ -85,7 +85,7 @@ def train_epochs(
     """
     x, y = rows
     sgd = torch.optim.SGD(module.parameters(), lr, momentum, weight_decay=weight_decay)
-    generator = seeds.generator(0, "batches", *stream)
+    generator = seeds.torch_generator(0, "batches", *stream)
     for _ in range(epochs):
         for batch in torch.randperm(len(x), generator=generator).split(batch_size):
             if len(batch) == batch_size or not drop_last:

@@ -63,7 +63,7 @@ def test_calibration_against_the_paper(data, rounds, options):
     module = module_of(it, before.w, before.b).eval().requires_grad_(False)
     rows = [rows_of(it, k) for k in it.rows[-1]["cohort"]]
     z, y = features(module, torch.cat([x for x, _ in rows]))[0], torch.cat([y for _, y in rows])
-    g, virtual, labels = seeds.generator(0, "server", "virtual features"), [], []
+    g, virtual, labels = seeds.torch_generator(0, "server", "virtual features"), [], []
     for c in range(4):
         if (y == c).sum() > 1:
             lam, E = torch.linalg.eigh(torch.cov(z[y == c].T))

@@ -23,7 +23,7 @@ def by_hand(it, rate, share, threshold, low):
     for t, row in enumerate(it.rows):
         for k in row["cohort"]:
             (x, y), W, losses, u = rows_of(it, k), Ws[k], [], w
-            drawn = torch.randperm(len(x), generator=seeds.generator(config.seed, "client", k, "share", t))
+            drawn = torch.randperm(len(x), generator=seeds.torch_generator(config.seed, "client", k, "share", t))
             some = max(int(share * len(x)), min(2, len(x)))
             some -= some > 1 and some % size == 1  # no batch of one row
             while any(not torch.equal(m, p) for m, p in zip(last[k], w, strict=True)):

@@ -68,7 +68,7 @@ def test_with_period_one_it_is_fedavg_on_the_decomposed_model():
 
 def decomposed(input_shape, classes):
     net = norm_net(input_shape, classes)
-    with seeds.seeded(0, "prepare"):
+    with seeds.temporary_seed(0, "prepare"):
         return decompose_convolutions(net)
 
 

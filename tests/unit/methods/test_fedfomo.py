@@ -56,7 +56,7 @@ def by_hand(it, models, base, explore, decay):
     for t, row in enumerate(it.rows):
         for i in row["cohort"]:
             others, picked = [n for n in np.argsort(-P[i], kind="stable") if n != i], []
-            g = seeds.generator(0, "server", "pick", t, i)
+            g = seeds.torch_generator(0, "server", "pick", t, i)
             for _ in range(min(models, N - 1)):
                 by_chance = torch.rand((), generator=g).item() < explore - decay * t
                 picked.append(others.pop(torch.randint(len(others), (), generator=g).item() if by_chance else 0))

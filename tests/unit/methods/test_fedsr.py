@@ -62,7 +62,7 @@ def test_one_round_of_a_client_by_hand(client_of, options):
     client, module = client_of(it, 2), module_of(it)
     x, y = rows_of(it, 2)
     sgd = torch.optim.SGD(module.parameters(), 0.05, 0.9, weight_decay=1e-3)
-    with seeds.seeded(0, "torch", 0, 2):
+    with seeds.temporary_seed(0, "torch", 0, 2):
         for _ in range(2):
             mu, s = module.encode(module.body(x)).chunk(2, 1)
             z = mu + softplus(s) * torch.randn_like(mu)
@@ -72,6 +72,6 @@ def test_one_round_of_a_client_by_hand(client_of, options):
             sgd.zero_grad()
             loss.backward()
             sgd.step()
-    with seeds.seeded(0, "torch", 0, 2):
+    with seeds.temporary_seed(0, "torch", 0, 2):
         it.made.method.train(client)
     torch.testing.assert_close(client.w, flat(module), rtol=0, atol=1e-5)

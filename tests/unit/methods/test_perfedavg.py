@@ -44,7 +44,7 @@ def test_one_client_by_hand(client_of, variant):
     client, module, (x, y) = client_of(it, 2), module_of(it), rows_of(it, 2)
     w = flat(module).requires_grad_(True)
     sgd = torch.optim.SGD([w], 0.05, 0.9, weight_decay=1e-2)
-    generator, steps = seeds.generator(0, "batches", 0, 2, 0), 0
+    generator, steps = seeds.torch_generator(0, "batches", 0, 2, 0), 0
     for _ in range(2):
         cut = torch.randperm(len(x), generator=generator).split(4)
         for at in range(0, len(cut) - len(cut) % many, many):
@@ -65,7 +65,7 @@ def test_one_batch_is_cut_up_as_it_is_drawn(client_of, variant):
     it = prepare(settings("perfedavg", options={"alpha": 0.1, "variant": variant}, train={"batch_size": "full"}))
     client, module, (x, y) = client_of(it, 2), module_of(it), rows_of(it, 2)
     w = flat(module).requires_grad_(True)
-    rows = torch.randperm(len(x), generator=seeds.generator(0, "batches", 0, 2, 0)).chunk(many)
+    rows = torch.randperm(len(x), generator=seeds.torch_generator(0, "batches", 0, 2, 0)).chunk(many)
     expected = (w - 0.05 * outer(module, w, [(x[i], y[i]) for i in rows], 0.1, variant, 0.001)).detach()
     it.made.method.train(client)
     assert client.steps == 1

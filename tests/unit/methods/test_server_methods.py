@@ -8,7 +8,7 @@ from naive import assert_is_fedavg
 from naive_conflicts import literal_hierarchy, literal_pairs
 from naive_fedld import principal_mean as literal
 
-from fedmpi.comm.base import Solo
+from fedmpi.comm.base import SingleProcess
 from fedmpi.common.errors import UserError
 from fedmpi.engine import scheduler
 
@@ -97,7 +97,7 @@ def test_divergence_names_the_client():
     """Not an eigenproblem's complaint."""
     config = settings("fedld", train={"lr": 1e30}, **EVERYONE)
     with pytest.raises(UserError, match=r"round 0: client .* sent values that are not finite"):
-        play(config, comm=Solo(CPU))
+        play(config, comm=SingleProcess(CPU))
 
 
 # ---- FedExP ----

@@ -146,12 +146,12 @@ def test_trusted_code_is_run(tmp_path, plugin):
 
 def test_what_the_list_misses_is_not_run_either(plugin):
     """The second lock: while a run is not trusted, no name leads out of the registries."""
-    with registry.own_code_only(), pytest.raises(UserError, match="is code that is not fedmpi's own"):
-        registry.load(f"{plugin}:net", {}, "model")
+    with registry.registered_code_only(), pytest.raises(UserError, match="is code that is not fedmpi's own"):
+        registry.load_object(f"{plugin}:net", {}, "model")
     assert not (plugin.parent / "was_run").exists()
-    with registry.own_code_only():
-        assert registry.load("root", {"root": "math:sqrt"}, "function")(9.0) == 3.0
-    assert registry.load(f"{plugin}:net", {}, "model")
+    with registry.registered_code_only():
+        assert registry.load_object("root", {"root": "math:sqrt"}, "function")(9.0) == 3.0
+    assert registry.load_object(f"{plugin}:net", {}, "model")
 
 
 @pytest.mark.parametrize("base", [["/etc/passwd"], "../elsewhere.yaml", []])
@@ -255,4 +255,4 @@ def test_the_ranks_compare_the_truth(tmp_path):
 )
 def test_what_smells(key, value, secret):
     assert redaction.looks_secret(key, value) is secret
-    assert (redaction.redacted({"a": [{key: value}]}) != {"a": [{key: value}]}) is secret
+    assert (redaction.redact({"a": [{key: value}]}) != {"a": [{key: value}]}) is secret

@@ -6,7 +6,7 @@ from helpers import ROOT, images, prepare, settings
 
 from fedmpi.comm import Job, detect
 from fedmpi.common.errors import UserError
-from fedmpi.common.host_memory import size_text
+from fedmpi.common.host_memory import format_bytes
 from fedmpi.config import load
 from fedmpi.config.schema import Settings
 from fedmpi.data.dataset import Dataset
@@ -41,7 +41,7 @@ def test_formats_and_what_they_cost():
         made = prepare(settings(method, "norm", comm={"compression": wire})).made
         return console_text.describe_traffic(made.messages, 1, made.itemsize), made.model.layout.size
 
-    text = size_text
+    text = format_bytes
     traffic, d = lines("fedavg")
     assert traffic == f"a client sends {text(4 * (d + 15))} and receives {text(4 * (d + 13))} a round"
     traffic, _ = lines("fedavg", "bf16")

@@ -9,7 +9,7 @@ from helpers import fedmpi
 import fedmpi as package
 from fedmpi import config
 from fedmpi.common.errors import UserError
-from fedmpi.common.inputs import Inputs, call
+from fedmpi.common.inputs import Inputs, call_module
 from fedmpi.common.target_scale import TargetScale
 from fedmpi.runtime.execute import execute_run
 from fedmpi.runtime.finished_runs import export
@@ -113,7 +113,7 @@ def test_the_file_gives_the_models_outputs(run_of, tmp_path, recwarn, case, to):
     ids = torch.randint(0, 9, (7, 5), generator=g)
     parts = {"pictures": [torch.randn(7, 1, 8, 8, generator=g)], "text": [ids], "masked": [ids, (ids > 1).float()]}
     given = parts[CASES[case][1]]
-    wanted = call(module, given[0] if len(given) == 1 else Inputs({"ids": given[0], "mask": given[1]}))
+    wanted = call_module(module, given[0] if len(given) == 1 else Inputs({"ids": given[0], "mask": given[1]}))
     if to == "safetensors":
         from safetensors.torch import load_file
 

@@ -9,17 +9,17 @@ from helpers import prepare, settings
 
 from fedmpi.comm.launchers import Job
 from fedmpi.common.errors import UserError
-from fedmpi.common.host_memory import available_bytes, control_groups
+from fedmpi.common.host_memory import get_available_bytes, read_memory_limits
 from fedmpi.flat import linear
 from fedmpi.runtime import memory
 from fedmpi.runtime.execute import exchange_rank_info
 
 
 def test_of_the_host(tmp_path):
-    assert available_bytes(tmp_path) is None
+    assert get_available_bytes(tmp_path) is None
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "meminfo").write_text("MemTotal: 8 kB\nMemFree: 1 kB\nMemAvailable: 5 kB\n")
-    assert available_bytes(tmp_path) == 5 * 1024
+    assert get_available_bytes(tmp_path) == 5 * 1024
 
 
 @pytest.mark.parametrize(
@@ -46,12 +46,12 @@ def test_of_control_groups(tmp_path, row, top, limit, used, unbounded, cached):
     for place, bound, uses in ((task, unbounded, 50), (task.parent, 4096, 1000), (task.parent.parent, 5000, 4000)):
         (place / limit).write_text(f"{bound}\n")
         (place / used).write_text(f"{uses}\n")
-    assert control_groups(tmp_path) == [(4096, 3096), (5000, 1000)]
-    assert available_bytes(tmp_path) == 1000
+    assert read_memory_limits(tmp_path) == [(4096, 3096), (5000, 1000)]
+    assert get_available_bytes(tmp_path) == 1000
     (task.parent.parent / "memory.stat").write_text(f"anon 3\n{cached}\n")
-    assert available_bytes(tmp_path) == 1100
+    assert get_available_bytes(tmp_path) == 1100
     (tmp_path / "sys" / "fs" / "cgroup" / top / "job" / limit).write_text(unbounded)
-    assert available_bytes(tmp_path) == 3096
+    assert get_available_bytes(tmp_path) == 3096
 
 
 NEEDS = {"rank 0": 100, "a training rank": 10, "of which client state": 1}
@@ -112,9 +112,9 @@ def test_before_ranks_meet_a_host_is_asked_for_its_own(monkeypatch, rank, local_
     made = prepare(settings(server={"trains_clients": trains}, compute={"device": "cpu"})).made
     job = Job("mpi", rank, 5, local_rank, here, "here")
     total = sum(memory.estimate_memory(made, 5, False)[part] for part in asked)
-    monkeypatch.setattr(memory, "available_bytes", lambda: total)
+    monkeypatch.setattr(memory, "get_available_bytes", lambda: total)
     assert memory.check_host_memory(made, job) == memory.estimate_memory(made, 5, False)
-    monkeypatch.setattr(memory, "available_bytes", lambda: total - 1)
+    monkeypatch.setattr(memory, "get_available_bytes", lambda: total - 1)
     with pytest.raises(UserError, match=r"on host here needs? about"):
         memory.check_host_memory(made, job)
 
@@ -162,7 +162,7 @@ def test_copies_in_float64_are_counted(monkeypatch):
 
 
 def test_copies_are_as_many_as_chunks_that_are_worked_on(monkeypatch):
-    monkeypatch.setattr(linear, "usable_cores", lambda: 64 * torch.get_num_threads())
+    monkeypatch.setattr(linear, "count_usable_cores", lambda: 64 * torch.get_num_threads())
     chunk = 8 * 1000 * linear.CHUNK
     threads = {1: 1, 3: 1, 4: 4, 8: 8, 64: 64, 1000: 64}
     assert {n: linear.scratch_bytes(1000, n * linear.CHUNK, False) / chunk for n in threads} == threads

@@ -9,7 +9,7 @@ import yaml
 from helpers import fedmpi, prepare, small_settings
 from thread_ranks import play_in_threads
 
-from fedmpi.common.host_memory import size_text
+from fedmpi.common.host_memory import format_bytes
 from fedmpi.doctor import plan
 from fedmpi.engine.scheduler import RankSpeeds
 
@@ -39,7 +39,7 @@ def made(config, size):
 def test_bytes_are_those_of_a_run(method, changes, monkeypatch):
     monkeypatch.setattr(RankSpeeds, "relative_costs", lambda *_: {})  # states that move are not counted
     config = small_settings(method, "mlp", rounds=3, **changes)
-    found = plan._bytes(prepare(config).made, 3)
+    found = plan._estimate_traffic(prepare(config).made, 3)
     rounds = made(config, 3)
     assert (found["round"]["down"], found["round"]["up"]) == tuple(map(max, zip(*rounds, strict=True)))
     assert (found["run"]["down"], found["run"]["up"]) == tuple(map(sum, zip(*rounds, strict=True)))
@@ -96,12 +96,12 @@ def test_memory_of_host_and_gpu_are_two_sums(backend, size, on_gpu, monkeypatch)
     made = prepare(small_settings("scaffold", "mlp", comm={"backend": backend})).made
     needed = {"rank 0": 100 * MIB, "a training rank": 90 * MIB, "of which client state": 10 * MIB}
     monkeypatch.setattr(plan.memory, "estimate_memory", lambda *_: needed)
-    monkeypatch.setattr(plan, "_peak_bytes", lambda: 700 * MIB)
+    monkeypatch.setattr(plan, "_read_peak_bytes", lambda: 700 * MIB)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 5 * MIB)
-    on_cpu = plan._memory(made, size)
+    on_cpu = plan._estimate_memory(made, size)
     assert set(on_cpu) == {"memory"}
     made.model.w = made.model.w.as_subclass(OnGpu)
-    found = plan._memory(made, size)
+    found = plan._estimate_memory(made, size)
     host, gpu = found["memory"]["rank 0"], found["gpu_memory"]["rank 0"]
     assert set(gpu) == on_gpu | {"data", "all"}
     assert (host["process"], gpu["data"]) == (700 * MIB, 5 * MIB)
@@ -111,7 +111,7 @@ def test_memory_of_host_and_gpu_are_two_sums(backend, size, on_gpu, monkeypatch)
         trainer = found["gpu_memory"]["a training rank"]
         assert set(trainer) - {"all", "rows"} == {"data", "model", "state", "step"}
         assert ("rows" in trainer) == (backend == "nccl")
-    assert f"gpu       rank 0: about {size_text(gpu['all'])}" in "\n".join(plan.lines(facts(**found)))
+    assert f"gpu       rank 0: about {format_bytes(gpu['all'])}" in "\n".join(plan.format_estimate(facts(**found)))
 
 
 def test_a_step_keeps_what_the_backward_pass_needs():
@@ -130,11 +130,11 @@ def facts(**more):
 
 
 def test_the_text():
-    text = "\n".join(plan.lines(facts()))
+    text = "\n".join(plan.format_estimate(facts()))
     assert "rank 0: about 1.2 GiB" in text
     assert "2.0 KiB up, 1.0 KiB down a round" in text
     assert "2.0 MiB up, 1000.0 KiB down in 1000 rounds" in text
-    assert "with a GPU" in "\n".join(plan.lines(facts(cuda=True)))
+    assert "with a GPU" in "\n".join(plan.format_estimate(facts(cuda=True)))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from helpers import fedmpi
 
 import fedmpi as package
 from fedmpi import config
-from fedmpi.comm.base import Solo
+from fedmpi.comm.base import SingleProcess
 from fedmpi.common.errors import UserError
 from fedmpi.common.target_scale import TargetScale, target_sums
 from fedmpi.runtime import build_data
@@ -61,14 +61,14 @@ def targets_of(shards):
 def test_the_scale_is_mean_and_deviation_of_the_targets_that_count():
     y = torch.tensor([[1.0, 4.0], [3.0, float("nan")], [5.0, 8.0]])
     rows = [target_sums(part, ~part.isnan()) for part in (y[:1], y[1:])]
-    scale = TargetScale.of_sums(rows)
+    scale = TargetScale.from_sums(rows)
     assert scale.mean == (3.0, 6.0)
     assert scale.deviation == pytest.approx((np.sqrt(8 / 3), 2.0))
     assert torch.allclose(
-        scale.original((y - torch.tensor(scale.mean)) / torch.tensor(scale.deviation)), y, equal_nan=True
+        scale.to_original_units((y - torch.tensor(scale.mean)) / torch.tensor(scale.deviation)), y, equal_nan=True
     )
-    assert TargetScale.of_sums([target_sums(torch.full((3,), 7.1), torch.ones(3).bool())]).deviation == (1.0,)
-    assert TargetScale.from_facts(json.loads(json.dumps({"mean": scale.mean, "deviation": scale.deviation}))) == scale
+    assert TargetScale.from_sums([target_sums(torch.full((3,), 7.1), torch.ones(3).bool())]).deviation == (1.0,)
+    assert TargetScale.from_dict(json.loads(json.dumps({"mean": scale.mean, "deviation": scale.deviation}))) == scale
 
 
 @pytest.mark.parametrize("how", ["pooled", "site"])
@@ -84,7 +84,7 @@ def test_one_scale_for_all_sites_or_one_for_each_in_one_table_and_in_silos(folde
         means = torch.tensor([data.target_scales[name].mean[0] for name in "ab"])
         assert set(data.global_test.y[:, 1].tolist()) == set(means.tolist())
     silos = "silos: [a, b], path: '{site}.csv', drop: [town]"
-    by_silo = build_data.build_silo_data(load(folder, how, silos), Solo(torch.device("cpu")))
+    by_silo = build_data.build_silo_data(load(folder, how, silos), SingleProcess(torch.device("cpu")))
     assert by_silo.target_shape == data.target_shape == (3,)
     for k in range(2):
         for part in ("train", "test"):
@@ -101,12 +101,14 @@ def test_the_loss_is_standardised_and_metrics_are_in_the_unit_of_the_targets():
     standard = (y - torch.tensor([1000.0, 990.0])) / torch.tensor([50.0, 40.0])
     names = ("mse", "rmse", "mae", "r2")
     plain, task = Regression(2, names), StandardisedRegression(2, names)
-    assert task.loss(lambda x: f, f, scale.beside(y)).item() == pytest.approx(
+    assert task.loss(lambda x: f, f, scale.stack_with_targets(y)).item() == pytest.approx(
         plain.loss(lambda x: f, f, standard).item()
     )
-    assert task.metrics(f, scale.beside(y)) == pytest.approx(plain.metrics(scale.original(f), y), rel=1e-5)
-    assert task.check(scale.beside(y), (2,)) == ""
-    assert "as many numbers" in task.check(scale.beside(y), (3,))
+    assert task.metrics(f, scale.stack_with_targets(y)) == pytest.approx(
+        plain.metrics(scale.to_original_units(f), y), rel=1e-5
+    )
+    assert task.check(scale.stack_with_targets(y), (2,)) == ""
+    assert "as many numbers" in task.check(scale.stack_with_targets(y), (3,))
 
 
 @pytest.mark.parametrize("ignore", [-999, "nan"])
@@ -116,9 +118,13 @@ def test_ignored_targets_are_left_out_as_without_it(ignore):
     names = ("mse", "rmse", "mae", "r2")
     task, kept = StandardisedRegression(1, names, ignore), torch.tensor([0, 1, 3])
     whole = StandardisedRegression(1, names)
-    assert task.loss(lambda x: f, f, scale.beside(y)) == whole.loss(lambda x: f[kept], f[kept], scale.beside(y[kept]))
-    assert task.metrics(f, scale.beside(y)) == pytest.approx(whole.metrics(f[kept], scale.beside(y[kept])))
-    assert float(task.batch_weight(scale.beside(y))) == 3
+    assert task.loss(lambda x: f, f, scale.stack_with_targets(y)) == whole.loss(
+        lambda x: f[kept], f[kept], scale.stack_with_targets(y[kept])
+    )
+    assert task.metrics(f, scale.stack_with_targets(y)) == pytest.approx(
+        whole.metrics(f[kept], scale.stack_with_targets(y[kept]))
+    )
+    assert float(task.batch_weight(scale.stack_with_targets(y))) == 3
 
 
 # ---- a run ----

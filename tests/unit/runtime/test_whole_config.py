@@ -33,7 +33,7 @@ WITH_OPTIONS = [name for name in VARIANTS if "fedsol" in name or "alpha kept" in
 @pytest.mark.parametrize("kind", introspection.KIND_MODULES)
 def test_every_option_with_a_default_is_written(kind):
     for name, target in introspection.read_registry(kind).items():
-        found = registry.load(name, {name: target}, kind)
+        found = registry.load_object(name, {name: target}, kind)
         options = introspection.describe_component(kind, name).options
         declared = {o.name for o in options if o.default != "required"}
         inner = {key for key in declared if kind == "methods" and key in ("prox", "client")}

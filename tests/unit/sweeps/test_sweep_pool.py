@@ -24,8 +24,8 @@ def test_gpus(monkeypatch, visible, count, gpus):
 
 def test_how_many_at_once(monkeypatch):
     free = [1 << 40]
-    monkeypatch.setattr(pool.host_memory, "usable_cores", lambda: 8)
-    monkeypatch.setattr(pool.host_memory, "available_bytes", lambda: free[0])
+    monkeypatch.setattr(pool.host_memory, "count_usable_cores", lambda: 8)
+    monkeypatch.setattr(pool.host_memory, "get_available_bytes", lambda: free[0])
     monkeypatch.setattr(pool, "_list_gpus", lambda: ("4", "7"))
     here, cpu = [settings()] * 20, [settings(compute={"device": "cpu", "threads": 2})] * 20
     assert pool.choose_parallelism("auto", here) == (2, ("4", "7"))  # a GPU each

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import natural_order
+from fedmpi.common.text import sort_naturally
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.images import read_images
 from fedmpi.data.sources.images.decode import DecodeOptions, PixelRange, Size, is_image_file
@@ -81,7 +81,7 @@ def csv_images(
     columns = {"picture_column": picture_column, "label_column": label_column, "site_column": site_column}
     columns |= {"split_column": split_column, "group_column": group_column}
     samples = list_files_in_table("csv_images", root, path, folder, columns, delimiter, site)
-    names = list(class_names or natural_order(sample.label for sample in samples))
+    names = list(class_names or sort_naturally(sample.label for sample in samples))
     _check_labels(samples, names, label_column, explicit=class_names is not None)
     read = make_class_reader(names, decoding, picture_column, label_column, delimiter, folder)
     return dataset_from_files(
@@ -131,7 +131,7 @@ def image_folder(
     homes = find_site_folders("image_folder", root, path, sites, site)
     folders = [(name, part, folder) for name, home in homes.items() for part, folder in _find_parts(home)]
     training = [folder for _, part, folder in folders if part in ("", "train")]
-    names = list(class_names or natural_order(name for folder in training for name in list_subfolders(folder)))
+    names = list(class_names or sort_naturally(name for folder in training for name in list_subfolders(folder)))
     samples: list[LabelledFile] = []
     for name, part, folder in folders:
         own = list_images_by_class(folder, names, part=part, site=name)

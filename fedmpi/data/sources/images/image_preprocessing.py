@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import count
+from fedmpi.common.text import pluralize
 from fedmpi.data.csv_file import decode_cells
 from fedmpi.data.lazy_images import LazyImages, make_lazy_images
 from fedmpi.data.preprocessing import NewRows, PredictionRequest, Preparation, check_path, to_paths
@@ -74,7 +74,7 @@ class ImagePreparation(Preparation):
         reason = f"{rows[first] or files[first]}: {labels[first]!r} is no class of the training"
         if not any(known):
             return NewRows(ids, x, why_no_targets=reason)
-        reason = f"{reason}; {count(known.count(False), 'row')} of {len(known)} left out"
+        reason = f"{reason}; {pluralize(known.count(False), 'row')} of {len(known)} left out"
         return NewRows(ids, x, y, why_no_targets=reason, has_target=torch.tensor(known))
 
     def _list_files(self, request: PredictionRequest) -> tuple[dict[str, Any], list[Path], list[str], list[str]]:

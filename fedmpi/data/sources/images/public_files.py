@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from fedmpi.common.errors import MissingDataError, UserError
-from fedmpi.common.text import show
+from fedmpi.common.text import shorten_repr
 from fedmpi.data.csv_file import iter_csv_rows
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.download.catalogue import CATALOGUE
@@ -73,7 +73,7 @@ def tiny_imagenet(root: Path, *, download: bool = False) -> Dataset:
         file, label, *_ = [*line.split("\t"), ""]  # the fields after them are the object's bounding box
         sample = LabelledFile(notes.parent / "images" / file, label, location=f"{notes}, line {k}", part="test")
         if label not in names:
-            raise sample.make_error(f"a file and a class of wnids.txt are needed, found {show(line)}; {remedy}")
+            raise sample.make_error(f"a file and a class of wnids.txt are needed, found {shorten_repr(line)}; {remedy}")
         samples.append(sample)
     return dataset_from_files(
         samples, make_class_reader(names, DecodeOptions(64, 3, *PIXEL_STATISTICS["imagenet"])), "tiny_imagenet"
@@ -213,7 +213,7 @@ def _read_ssl_fl(
     labels: dict[str, str] = {}
     for at, fields in lines("labels.csv"):
         if len(fields) < 2 or fields[1] not in allowed:
-            needed = f"a name and a label 0..{classes - 1} are needed, found {show(','.join(fields))}"
+            needed = f"a name and a label 0..{classes - 1} are needed, found {shorten_repr(','.join(fields))}"
             raise UserError(f"{at}: {needed}")
         labels[fields[0]] = allowed[fields[1]]
 

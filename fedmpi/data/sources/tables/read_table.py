@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import natural_order, nearest, shorten, show
+from fedmpi.common.text import shorten, shorten_repr, sort_naturally, suggest_name
 from fedmpi.data.csv_file import check_is_csv, decode_cells, read_csv_columns, to_object_array
 from fedmpi.data.sources.source_utils import missing_targets_allowed
 from fedmpi.data.sources.tables.arrow import read_parquet
@@ -55,7 +55,7 @@ class Table:
     def column(self, name: str, key: str) -> np.ndarray:
         """Return a column that the config names under `key`. Raise UserError if the table does not have it."""
         if name not in self.columns:
-            raise UserError(f"{self.path} has no column {name!r} (data.{key}); {nearest(name, self.columns)}")
+            raise UserError(f"{self.path} has no column {name!r} (data.{key}); {suggest_name(name, self.columns)}")
         return self.columns[name]
 
     def select_rows(self, rows: np.ndarray) -> Table:
@@ -103,7 +103,7 @@ class Table:
                     values[k] = float(plain)
                 elif not self._is_missing_cell(cell, name, missing):
                     raise UserError(
-                        f"{self.row_location(k)}: column {name!r} holds {show(cell)}, {_number_remedy(key)}"
+                        f"{self.row_location(k)}: column {name!r} holds {shorten_repr(cell)}, {_number_remedy(key)}"
                     )
         values[np.isin(values, [float(word) for word in missing if is_number(word)])] = np.nan
         large = np.flatnonzero(np.abs(values) > np.finfo(np.float32).max)
@@ -175,7 +175,7 @@ def normalize_word(cell: str | int | float) -> str:
 
 def distinct_words(words: Sequence[str] | np.ndarray) -> list[str]:
     """Return the distinct words in natural order, without the empty one."""
-    return natural_order({*words} - {""})
+    return sort_naturally({*words} - {""})
 
 
 # ---- reading ----

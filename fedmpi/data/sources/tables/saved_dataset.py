@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import nearest
+from fedmpi.common.text import suggest_name
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.preprocessing import Preparation
 from fedmpi.data.sources.arrays import ArrayOptions, convert_samples
@@ -154,7 +154,7 @@ def _read_split(folder: Path, input_column: str, label_column: str, site_column:
     options = {label_column: "label_column", site_column: "site_column", input_column: "input_column"}
     for name, key in options.items():
         if name and name not in table.column_names:
-            raise UserError(f"{folder} has no column {name!r} (data.{key}); {nearest(name, table.column_names)}")
+            raise UserError(f"{folder} has no column {name!r} (data.{key}); {suggest_name(name, table.column_names)}")
     x = arrow.convert_inputs(table.column(input_column), input_column, folder)
     cells = {name: arrow.convert_cells(table.column(name)) for name in (label_column, site_column) if name}
     labels = Table(folder, cells, np.arange(len(x)), "row")

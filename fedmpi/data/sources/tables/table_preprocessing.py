@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import count, nearest, shorten
+from fedmpi.common.text import pluralize, shorten, suggest_name
 from fedmpi.data.csv_file import decode_cells
 from fedmpi.data.preprocessing import NewRows, PredictionRequest, Preparation, check_path
 from fedmpi.data.sources.source_utils import missing_targets_allowed
@@ -129,7 +129,7 @@ class TablePreparation(Preparation):
         lost = next((c.name for c in self.columns if c.name not in rows.columns), None)
         if lost is not None:
             needed = f"column {lost!r}, which the model was trained with"
-            raise UserError(f"{rows.path} has no {needed}; {nearest(lost, rows.columns)}")
+            raise UserError(f"{rows.path} has no {needed}; {suggest_name(lost, rows.columns)}")
         for name in request.ids:
             rows.column(name, "--id")
         named = {c.name: c.values for c in self.columns if c.values is not None}
@@ -156,7 +156,7 @@ class TablePreparation(Preparation):
         where = f"{rows.row_location(first)}: column {column!r} is empty"
         if self.missing == "refuse" or gap.all():
             raise UserError(f"{where}, and the training fills no gaps (data.missing: {self.missing}); fill it")
-        number = count(int(gap.sum()), "row")
+        number = pluralize(int(gap.sum()), "row")
         warnings.warn(f"{where}; {number} of {len(rows)} left out, as in training (data.missing: drop)", stacklevel=2)
         return rows.select_rows(np.flatnonzero(~gap))
 

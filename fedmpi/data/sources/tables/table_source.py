@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import count
+from fedmpi.common.text import pluralize
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.source_utils import (
     PART_BY_WORD,
@@ -211,7 +211,7 @@ def _drop_incomplete_rows(rows: Table, keys: Mapping[str, str], missing: str) ->
         return rows
     worst = sorted(gaps, key=lambda name: -gaps[name].sum())
     most = ", ".join(f"{name!r} {gaps[name].sum()}" for name in worst[:3] if gaps[name].any())
-    dropped = f"data.missing: drop leaves out {incomplete.sum()} of {count(len(rows), 'row')} of {rows.path}"
+    dropped = f"data.missing: drop leaves out {incomplete.sum()} of {pluralize(len(rows), 'row')} of {rows.path}"
     if incomplete.all():
         raise UserError(f"{dropped}; most gaps: {most}; put these columns into data.drop")
     warnings.warn(f"{dropped}; most gaps: {most}", stacklevel=3)
