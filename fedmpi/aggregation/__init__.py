@@ -1,1 +1,1 @@
-"""Aggregation rules, which compute one direction from many updates, and server optimisers."""
+"""Aggregation rules, which compute the direction of the server step from the clients' updates; server optimisers."""

@@ -1,24 +1,33 @@
-"""Removal of conflicts between updates (gradient harmonization): functions from Gram matrices to coefficients.
+"""Gradient harmonization: removal of conflicts between updates, computed from their Gram matrix.
 
-Vectors g_i are represented by rows of coefficients C over the updates, g = C G. All inner products are then entries of
-P = C K C' with K = G G' (m, m), and no vector of size d is computed.
+Two updates are in conflict if their inner product is negative. Each vector g_i is represented by a row of coefficients
+over the updates, g = C G. All inner products are then entries of P = C K C' with K = G G' (m, m), and no vector of size
+d is computed.
 """
 
 import torch
 from torch import Tensor
 
-CODE_EPS = 1e-7  # added to squared lengths in the code of FedLD's authors
+CODE_EPS = 1e-7  # added to squared lengths, as in the code of FedLD's authors
 
 
 def harmonize_pairs(K: Tensor, p: Tensor) -> Tensor:
-    """Return the coefficients of sum_i p_i g_i after conflicts of pairs were removed.   (m, m), (m,) -> (m,) float64
+    """Return the coefficients of the weighted mean of updates from which the conflicts of pairs were removed (FedGH).
 
     For all i < j in order, with the current values a = g_i and b = g_j:   if <a, b> < 0,
 
         g_i <- a - (<a, b> / ||b||^2) b,        g_j <- b - (<a, b> / ||a||^2) a
 
-    Inner products that are zero up to rounding (cosine >= -1e-12, relative to the lengths of the uploads) are no
-    conflict.
+    The result is sum_i p_i g_i. Inner products that are zero up to rounding (cosine >= -1e-12, relative to the lengths
+    of the uploads) do not count as conflicts.
+
+    Args:
+        K: (m, m), the Gram matrix of the updates.
+        p: (m,), the weights of the updates.
+
+    Returns:
+        (m,) float64.
+
     Zhang, Sun, Chen: FedGH, 2023, https://arxiv.org/abs/2309.06692
 
     >>> G = torch.tensor([[1.0, 0.0], [-1.0, 1.0]])
@@ -41,12 +50,19 @@ def harmonize_pairs(K: Tensor, p: Tensor) -> Tensor:
 
 
 def harmonize_hierarchically(K: Tensor, history_products: Tensor) -> Tensor:
-    """Return the coefficients of FedGH as implemented in the code of FedLD's authors.   (m, m), (m,) -> (m,) float64
+    """Return the coefficients of the aggregate of FedGH, as computed in the code of FedLD's authors.
 
-    along_i = <g_i, history>. While there are more than two vectors: sort them by their product with the history; pair
+    While there are more than two vectors: sort them by their product with the history; pair
     the highest with the lowest and so on inwards (a middle one is left as it is); remove the conflict of each pair, and
     replace the pair by its sum. The last two vectors are corrected one after the other, the second with the corrected
     first one. The sum is divided by m.
+
+    Args:
+        K: (m, m), the Gram matrix of the updates.
+        history_products: (m,), the inner products <g_i, history>.
+
+    Returns:
+        (m,) float64.
     """
     m, K = len(K), K.double()
 

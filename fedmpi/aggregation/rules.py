@@ -1,7 +1,7 @@
-"""Server rules that a config can choose in place of the method's own.
+"""Server rules, which a config can select to replace the aggregation of the method.
 
-A rule is a function `f(updates, server, **options) -> (s,)` that returns the direction of the server step, computed
-from the gathered updates. Example: `server.rule: {name: principal, keep: 0.5}`.
+A rule is a function `f(updates, server, **options)` that computes the direction of the server step, (s,), from the
+gathered updates. Example: `server.rule: {name: principal, keep: 0.5}`.
 """
 
 from __future__ import annotations
@@ -46,15 +46,17 @@ def principal(
     """Weighted mean of the updates, revised along their leading principal directions (FedLD).
 
     Args:
-        keep: share of the m principal directions that is kept.
-        scope: whether directions are computed for the whole model or for each tensor.
-        correction: vectors that are scaled to the length of an update: the weighted sum of its projections (text) or
-            each projection (axis).
-        share: for correction: axis, weights of the directions: eigenvalues divided by their sum (sum) or by their
-            Euclidean norm (l2).
+        keep: fraction of the m principal directions that is kept.
+        scope: whether the directions are computed for the whole model (model) or for each tensor separately (tensor).
+        correction: what is scaled to the length of the client's update: the weighted sum of its projections on the
+            directions (text), or each projection (axis).
+        share: with correction: axis, the weights of the directions: their eigenvalues divided by the sum (sum) or by
+            the Euclidean norm (l2) of the eigenvalues.
     """
     if share == "sum" and correction == "text":
-        raise UserError("server.rule.share: sum is a weight of correction: axis; text has none: add correction: axis")
+        raise UserError(
+            "server.rule.share: sum has no effect with correction: text; set correction: axis, or remove share"
+        )
     if scope == "model":
         return updates.combine(principal_coefficients(updates.gram("dw"), updates.p, keep, share, correction))
     parts = []
@@ -65,19 +67,20 @@ def principal(
 
 
 def harmonize(updates: Uploads, server: Server) -> Tensor:
-    """Weighted mean of the updates after the two updates of each conflicting pair were made orthogonal (FedGH)."""
+    """Weighted mean of the updates, after conflicting pairs of updates have been made orthogonal (FedGH)."""
     return updates.combine(gradient_harmonization.harmonize_pairs(updates.gram("dw"), updates.p))
 
 
 def median(updates: Uploads, server: Server) -> Tensor:
-    """Median of each coordinate of the updates, with equal weights for all clients (Yin 2018)."""
+    """Coordinate-wise median of the updates, with equal weights for all clients (Yin 2018)."""
     return updates.trimmed_mean(0.5)
 
 
 def trimmed_mean(updates: Uploads, server: Server, trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.1) -> Tensor:
-    """Mean of each coordinate without its floor(trim m) smallest and largest values, with equal weights (Yin 2018).
+    """Coordinate-wise mean without the floor(trim m) smallest and largest values, with equal weights (Yin 2018).
 
-    trim: share of the m values that is left out at each end.
+    Args:
+        trim: fraction of the m values that is left out at each end.
     """
     return updates.trimmed_mean(trim)
 
@@ -88,11 +91,11 @@ def krum(
     byzantine: Annotated[int, Field(ge=0)] = 1,
     select: Annotated[int, Field(ge=1)] = 1,
 ) -> Tensor:
-    """Update that is closest to the others (Krum), or mean of several such updates (Multi-Krum; Blanchard 2017).
+    """Update that is closest to the others (Krum), or mean of the closest updates (Multi-Krum; Blanchard 2017).
 
     Args:
         byzantine: number of updates that may have arbitrary values.
-        select: number of updates in the mean, 1 for Krum.
+        select: number of updates that are averaged; 1 for Krum.
     """
     return updates.combine(krum_coefficients(updates.gram("dw"), byzantine, select))
 
@@ -103,11 +106,12 @@ def geometric_median(
     iterations: Annotated[int, Field(ge=1)] = 100,
     smooth: Annotated[float, Field(gt=0)] = 1e-6,
 ) -> Tensor:
-    """Point with the least weighted sum of distances to the updates (RFA, Pillutla 2022).
+    """Geometric median: the point with the smallest weighted sum of distances to the updates (RFA, Pillutla 2022).
 
     Args:
-        iterations: largest number of iterations of Weiszfeld's algorithm.
-        smooth: least distance by which the algorithm divides, relative to the mean distance of updates from their mean.
+        iterations: maximum number of iterations of Weiszfeld's algorithm.
+        smooth: smallest distance by which the algorithm divides, relative to the mean distance of updates from their
+            mean.
     """
     return updates.combine(geometric_median_coefficients(updates.gram("dw"), updates.p, iterations, smooth))
 
@@ -115,24 +119,31 @@ def geometric_median(
 def principal_coefficients(
     K: Tensor, p: Tensor, keep: float = 0.8, share: str = "l2", correction: str = "text"
 ) -> Tensor:
-    """Return the coefficients of the clients' updates in FedLD's aggregate.   (m, m), (m,) -> (m,) float64
+    """Return the coefficients (m,), float64, of the updates in the aggregate of FedLD.
 
     Let K / m = E diag(lam) E' with the largest eigenvalue first. Then v_l = G e_l / sqrt(m lam_l) is the l-th principal
-    direction, and g_il = <g_i, v_l> v_l the projection of client i's update on it. The first L = max(1, floor(keep m))
-    directions are kept, at most the numerical rank. `text` also keeps directions whose eigenvalue equals the L-th one,
-    because the kept space would otherwise be arbitrary. There are two readings of how lengths are corrected:
+    direction, and g_il = <g_i, v_l> v_l is the projection of client i's update on it. The first L = max(1, floor(keep
+    m)) directions are kept, but at most as many as the numerical rank. `text` also keeps directions whose eigenvalue
+    equals the L-th one, because the subspace would otherwise be arbitrary. The paper can be read in two ways as to how
+    lengths are corrected:
 
         text   u_i = sum_l lam_l g_il,   g_i' = ||g_i|| u_i / ||u_i||            the weighted sum is corrected
         axis   g_i' = ||g_i|| sum_l omega_l g_il / ||g_il||                      each projection is
                omega_l = lam_l / ||lam_1..L||_2 (share="l2"), or lam_l / sum_z lam_z (share="sum")
 
-    and the aggregate is sum_i p_i g_i' = G c. `text`, and `axis` with l2, keep all lengths: ||g_i'|| = ||g_i||; `sum`
-    reduces them, for ten orthogonal updates to 0.28 of their values. `text` depends only on the space of the kept
-    directions: equal eigenvalues are no problem, and it is continuous in the updates except where lam_L and lam_L+1
-    cross; `axis` uses only the signs of projections. No vector of size d is computed here. A projection that is zero up
-    to rounding (cosine <= 1e-9) contributes nothing, and neither does an update whose projections are all zero; updates
-    that are all zero give zeros; nan gives nan.
-    Zeng et al., FedLD, MICCAI 2024: Eq. 7 as printed is `axis`, the sentence before it `text`.
+    The aggregate is sum_i p_i g_i' = G c. `text`, and `axis` with l2, keep all lengths: ||g_i'|| = ||g_i||. `sum`
+    reduces them, for ten orthogonal updates to 0.28 of their values. `text` depends only on the subspace of the kept
+    directions: equal eigenvalues are no problem, and it is continuous in the updates unless lam_L and lam_L+1 cross.
+    `axis` uses only the signs of projections. No vector of size d is computed here. A projection that is zero up to
+    rounding (cosine <= 1e-9) contributes nothing, and neither does an update whose projections are all zero. If all
+    updates are zero, the coefficients are zero; nan gives nan.
+
+    Args:
+        K: (m, m), the Gram matrix of the updates.
+        p: (m,), the weights of the updates.
+        keep, share, correction: see `principal`.
+
+    Zeng et al., FedLD, MICCAI 2024: Eq. 7 as printed is `axis`, the sentence before it is `text`.
     """
     m = len(K)
     if not K.isfinite().all():
@@ -158,10 +169,11 @@ def principal_coefficients(
 
 
 def krum_coefficients(K: Tensor, byzantine: int, select: int) -> Tensor:
-    """Return the coefficients of the mean of the `select` updates that are closest to others.   (m, m) -> (m,) float64
+    """Return the coefficients (m,), float64, of the mean of the `select` updates that are closest to the others.
 
-    score_i = sum of ||g_i - g_j||^2 over the m - f - 2 nearest j (at least one), with f = byzantine. The updates with
-    the lowest scores are selected; of equal scores the first. The guarantee of the paper requires m >= 2 f + 3.
+    K is the Gram matrix (m, m). The score of update i is the sum of ||g_i - g_j||^2 over the m - f - 2 nearest j (at
+    least one), with f = byzantine. The updates with the lowest scores are selected; of equal scores, the first. The
+    guarantee of the paper requires m >= 2 f + 3.
     Blanchard, El Mhamdi, Guerraoui, Stainer. Machine Learning with Adversaries. NeurIPS 2017.
     https://arxiv.org/abs/1703.02757
     """
@@ -177,11 +189,12 @@ def krum_coefficients(K: Tensor, byzantine: int, select: int) -> Tensor:
 
 
 def geometric_median_coefficients(K: Tensor, p: Tensor, iterations: int, smooth: float) -> Tensor:
-    """Return the coefficients c of the geometric median G c of the updates.   (m, m), (m,) -> (m,) float64
+    """Return the coefficients c (m,), float64, of the geometric median G c of the updates.
 
-    The geometric median is the point v that minimises sum_i p_i ||g_i - v||. Weiszfeld's iteration is c_i <- (p_i /
-    max(||g_i - G c||, nu)) / sum,   with nu = smooth times the mean distance from the mean, until c no longer changes.
-    Distances follow from  ||g_i - G c||^2 = K_ii - 2 (K c)_i + c' K c,  with K relative to the mean.
+    K is the Gram matrix (m, m), and p are the weights (m,). The geometric median is the point v that minimises
+    sum_i p_i ||g_i - v||. Weiszfeld's algorithm repeats   c_i <- (p_i / max(||g_i - G c||, nu)) / sum   until c is
+    constant; nu is `smooth` times the mean distance from the mean. The distances follow from
+    ||g_i - G c||^2 = K_ii - 2 (K c)_i + c' K c,  with K computed relative to the mean of the updates.
     Pillutla, Kakade, Harchaoui. Robust Aggregation for Federated Learning. 2022. https://arxiv.org/abs/1912.13445
     """
     p, K = p.double(), K.double()

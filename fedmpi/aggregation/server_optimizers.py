@@ -1,4 +1,4 @@
-"""Server optimisers: w <- w + server_optim(direction), for every method and every server rule.
+"""Server optimisers, w <- w + server_optim(direction), which work with every method and every server rule.
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan. Adaptive Federated Optimization. ICLR 2021. Algorithm 2.
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 class ServerOptimizer:
-    """A server optimiser; checkpoints store its `state` (slots, d), which has no slots for sgd."""
+    """A server optimiser. Checkpoints store its moments, `state` (slots, d); sgd has no slots."""
 
     def __init__(
         self,
@@ -31,7 +31,14 @@ class ServerOptimizer:
         eps: float = 1e-3,
         nesterov: bool = False,
     ) -> None:
-        """Create the optimiser; `like` is a vector with the size, type and device of the global model."""
+        """Create the optimiser.
+
+        Args:
+            name: sgd, momentum, adagrad, yogi or adam.
+            like: a vector with the size, type and device of the global model.
+            lr, beta1, beta2, eps: the constants of the formulas above.
+            nesterov: for momentum, use Nesterov's variant.
+        """
         self.name, self.lr, self.beta1, self.beta2, self.eps, self.nesterov = name, lr, beta1, beta2, eps, nesterov
         slots = {"sgd": 0, "momentum": 1}.get(name, 2)
         self.state = torch.zeros(slots, *like.shape, dtype=like.dtype, device=like.device)
@@ -39,7 +46,7 @@ class ServerOptimizer:
             self.state[1].fill_(eps**2)
 
     def step(self, w: Tensor, direction: Tensor, state: Tensor) -> None:
-        """Take one server step on w (n,) and the state (slots, n), both in place."""
+        """Update w (n,) and the optimiser's state (slots, n) in place by one step along `direction` (n,)."""
         if self.name == "sgd":
             w.add_(direction, alpha=self.lr)
             return

@@ -1,11 +1,12 @@
-"""Statistics of a round's updates: their lengths and the agreement of their directions.
+"""Statistics of a round's updates: their norms, and how well their directions agree.
 
     K_ij = <u_i, u_j>          cos_ij = K_ij / (||u_i|| ||u_j||)          K = E diag(lambda) E'
 
-u_i is the update of client i (the part that is sent in the round), and D the direction of the server step. Norms are
-known in every round. K is known if the server's rule computes it, or if it is requested, which costs its computation.
-From K follow the cosines, the share of pairs in conflict (cos < 0) and the spectrum: if lambda_1 / sum lambda is near
-1, all updates lie along one line; if all lambda are equal, the updates are orthogonal to each other.
+u_i is the update of client i (the part that is sent in the round), and D the direction of the server step. The norms
+are known in every round. K is known if the server's rule computes it; otherwise it is computed only on request, at its
+cost. K determines the cosines, the fraction of pairs in conflict (cos < 0), and the spectrum: if lambda_1 / sum lambda
+is near 1, all updates lie along one line; if all lambda are equal, the updates have equal norms and are orthogonal to
+each other.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from fedmpi.method.context import Span, Uploads
 
 
 class RecordingUploads(Uploads):
-    """Uploads that store the Gram matrix of dw when a rule computes it."""
+    """Uploads that keep the Gram matrix of dw once a rule has computed it."""
 
     def __init__(self, updates: Uploads) -> None:
+        """Wrap the uploads of a round."""
         super().__init__(updates.clients, updates.n, updates.p, updates._views)
         self.updates = updates
-        self.gram_matrix: Tensor | None = None  # (m, m) the Gram matrix of dw; None: not computed
+        self.gram_matrix: Tensor | None = None  # (m, m), of dw; None if it was not computed
 
     def combine(self, coefficients: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
         return self.updates.combine(coefficients, slot, span)
@@ -52,18 +54,19 @@ def compute_update_stats(
     """Return the statistics of one round's updates, rounded to six digits.
 
     Args:
+        updates: the updates that count.
         norms: client -> ||u_i||, for all clients that sent an update.
         direction: the direction D of the server step, (s,).
-        form: compute the Gram matrix if the rule has not, and the products <u_i, D>.
+        compute_gram: whether to compute the Gram matrix if the rule has not, and the cosines of updates with D.
 
     Returns:
-        clients, norms (m,)    the clients whose updates counted, ascending, and the norms of their updates
-        direction              ||D||
+        A dict with `clients` (those whose updates count, ascending), `norms` (of their updates), `direction` (||D||),
         and if K is known:
-        cosine_mean, cosine_min, negative_pairs    over pairs of updates that are not zero; the share with cos < 0
-        eigenvalues (m,)       lambda, the largest first
-        to_direction (m,)      cos(u_i, D), if `form` is true
-        A cosine with a zero vector, or a mean over no pairs, is None.
+        cosine_mean, cosine_min    over pairs of updates that are not zero
+        negative_pairs             the fraction of these pairs with cos < 0
+        eigenvalues (m,)           lambda, the largest first
+        to_direction (m,)          cos(u_i, D), if `compute_gram` is true
+        A cosine with a zero vector, and a mean over no pairs, is None.
     """
     length = float(linear.row_norms(linear.block_norms(direction.detach()[None])))
     stats: dict[str, Any] = {
@@ -94,5 +97,5 @@ def compute_update_stats(
 
 
 def _round_to_six_digits(values: Sequence[float]) -> list[float | None]:
-    """Return values with six digits, enough for plots in half the bytes; None for values that are not finite."""
+    """Round values to six digits, which suffice for plots in half the bytes; values that are not finite become None."""
     return [float(f"{x:.6g}") if isfinite(x) else None for x in values]

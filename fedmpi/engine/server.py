@@ -164,7 +164,7 @@ class FederationServer:
         if not (received.is_complete and all(hook_checks.are_finite(tensors))):
             bad = [str(k) for k, finite in zip(updates.clients, received.finite_rows(), strict=True) if not finite]
             who = f"client {', '.join(bad)} sent" if bad else "the server's direction, state or buffers have"
-            raise UserError(f"round {t}: {who} {NOT_FINITE}; the round was dropped. {REMEDY}")
+            raise UserError(f"round {t}: {who} {NOT_FINITE}; the round was discarded. {REMEDY}")
         self.update_stats = {}
         if recorder is not None:
             self.update_stats = {

@@ -1,1 +1,1 @@
-"""The flat model: all parameters are views of one vector, and server rules are algebra of such vectors."""
+"""The flat model: all parameters are views of one vector, and server rules are linear algebra on such vectors."""

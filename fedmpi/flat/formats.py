@@ -1,13 +1,13 @@
-"""Formats in which the large slots of uploads can be sent as fewer bytes, and the encoding of rows with such slots.
+"""Compressed formats for the large slots of uploads, and the encoding of rows that contain such slots.
 
-    fp32   as the model holds them
+    fp32   the values as they are
     bf16   2 bytes per entry: 8 bits of mantissa, the range of float32
     fp16   2 bytes per entry: 11 bits of mantissa, up to 65,504; larger values become infinite
     int8   1 byte per entry and 4 per block of BLOCK entries:   q = round(x / a),   a = max |x| / 127 in the block
 
-Formats round to nearest (even) without random numbers, so the bytes are a function of the values. Encoding decoded
-values once more does not change them. Values that are not finite remain not finite, in int8 together with their whole
-block.
+All formats round to nearest (ties to even) and use no random numbers, so the bytes are a function of the values.
+Encoding decoded values again does not change them. A value that is not finite stays not finite; in int8 its whole block
+becomes nan.
 
 Dettmers. 8-Bit Approximations for Parallelism in Deep Learning. ICLR 2016. https://arxiv.org/abs/1511.04561
 """
@@ -26,39 +26,41 @@ from torch import Tensor
 from fedmpi.flat.layout import merge_spans
 from fedmpi.flat.packing import Packing
 
-BLOCK = 1024  # entries that share a scale: 0.4 % more bytes, and an outlier affects only its block
-ALIGN = 8  # bytes; the data after a part of a message may have any type
-MIN_SCALE = 2.0**-126  # the smallest scale: below it float32 loses precision, and the block becomes 0
-ZEROED_BITS = 7  # low bits of a scale's mantissa that are 0, so that q a (|q| <= 127) is exact
+BLOCK = 1024  # entries that share a scale; scales add 0.4 % to the bytes, and an outlier affects only its own block
+ALIGN = 8  # bytes; each part of a message ends at a multiple, so that the next part may have any type
+MIN_SCALE = 2.0**-126  # the smallest scale; below it float32 loses precision, and all values of the block become 0
+ZEROED_BITS = 7  # number of low mantissa bits of a scale that are 0, so that q a is exact for |q| <= 127
 
 
 class Format(ABC):
-    """An encoding of n numbers in a fixed number of bytes."""
+    """A lossy encoding of n numbers; the number of bytes depends only on n."""
 
     name: str
-    changes_only: ClassVar[bool] = False  # whether it encodes only changes, which are small compared with the model
+    # Whether the format suits only changes of the model, which are small compared with its values.
+    changes_only: ClassVar[bool] = False
 
     @abstractmethod
     def size(self, n: int) -> int:
-        """Return the number of bytes for n numbers, a multiple of ALIGN."""
+        """Return the number of bytes that n encoded numbers take, a multiple of ALIGN."""
 
     @abstractmethod
     def encode(self, x: Tensor, out: Tensor) -> None:
-        """Write the numbers x, (n,) float32 or float64, in this format into out, (size,) uint8 on the same device."""
+        """Encode x, (n,) float32 or float64, into `out`, (size(n),) uint8 on the same device."""
 
     @abstractmethod
     def decode(self, packed: Tensor, out: Tensor) -> None:
-        """Write the n numbers that `packed`, (size,) uint8, contains in this format into out, (n,)."""
+        """Decode `packed`, (size(n),) uint8, into `out`, (n,)."""
 
 
 @dataclass(frozen=True)
 class HalfPrecision(Format):
-    """The formats bf16 and fp16."""
+    """The formats bf16 and fp16, selected by `name`."""
 
     name: str
 
     @property
     def dtype(self) -> torch.dtype:
+        """The torch type of the encoded numbers."""
         return torch.bfloat16 if self.name == "bf16" else torch.float16
 
     def size(self, n: int) -> int:
@@ -74,7 +76,7 @@ class HalfPrecision(Format):
 
 @dataclass(frozen=True)
 class Int8(Format):
-    """The format int8: blocks of 8-bit integers, each with its scale, as [scales | integers]."""
+    """The format int8: blocks of 8-bit integers, with one scale per block, stored as [scales | integers]."""
 
     name: str = "int8"
     changes_only = True
@@ -109,14 +111,13 @@ class Int8(Format):
 
 
 class RowCodec:
-    """The encoding of a packing's rows (size,) of type `dtype` as messages of `nbytes` bytes.
+    """Encodes the rows of a packing, (size,) of type `dtype`, as messages of `nbytes` bytes, and decodes them.
 
-        [numbers that are not encoded | slot in its format | slot in its format ...]      uint8
-
-    `coded` maps slots to their formats.
+    [all other slots, unchanged | encoded slot | encoded slot | ...]      uint8
     """
 
     def __init__(self, packing: Packing, coded: Mapping[str, Format], dtype: torch.dtype) -> None:
+        """Plan the messages; `coded` maps the names of the slots to be encoded to their formats."""
         self.dtype = dtype
         self.formats = {name: fmt for name, fmt in coded.items() if prod(packing.shapes[name])}
         self._plain = merge_spans(span for name, span in packing.spans.items() if name not in self.formats)
@@ -128,10 +129,10 @@ class RowCodec:
             self._coded.append((slice(a, b), slice(at, at + fmt.size(b - a)), fmt))
             at += fmt.size(b - a)
         self.nbytes = at  # a multiple of ALIGN
-        self.num_entries = at // dtype.itemsize  # number of the packing's entries that take as many bytes
+        self.num_entries = at // dtype.itemsize  # the size of a message, in entries of type dtype
 
     def encode(self, row: Tensor, out: Tensor) -> Tensor:
-        """Encode a row (size,) into out (nbytes,) uint8 on the same device; return out."""
+        """Encode a row (size,) into `out`, (nbytes,) uint8 on the same device, and return `out`."""
         out[: self._bytes].view(self.dtype).copy_(torch.cat([row[a:b] for a, b in self._plain]))
         out[self._bytes : round_up_to_alignment(self._bytes)] = 0
         for row_range, message_range, fmt in self._coded:
@@ -147,7 +148,7 @@ class RowCodec:
             fmt.decode(packed[message_range], row[row_range])
 
     def round_trip(self, row: Tensor) -> None:
-        """Replace the values of a row by their encoded and decoded ones, in place."""
+        """Encode and decode a row in place, so that it has the values that a receiver would get."""
         for row_range, message_range, fmt in self._coded:
             packed = torch.empty(message_range.stop - message_range.start, dtype=torch.uint8, device=row.device)
             fmt.encode(row[row_range], packed)
@@ -160,12 +161,12 @@ def round_up_to_alignment(size: int) -> int:
 
 
 def _view_as(packed: Tensor, start: int, n: int, dtype: torch.dtype) -> Tensor:
-    """Return n numbers of another type in the bytes from `start` on, which is a multiple of their size."""
+    """View bytes, from `start` on, as n numbers of type `dtype`; `start` must be a multiple of their size."""
     return packed[start : start + n * dtype.itemsize].view(dtype)
 
 
 def _split_into_blocks(x: Tensor) -> list[Tensor]:
-    """Return views of x (n,): a matrix with one row for each complete block, and the remaining entries as one row."""
+    """Return views of x (n,): a matrix with one complete block per row, and the remaining entries as one row."""
     full = len(x) // BLOCK * BLOCK
     return [part for part in (x[:full].view(-1, BLOCK), x[full:].view(1, -1)) if part.numel()]
 

@@ -1,4 +1,4 @@
-"""The layout of a flat vector: the position and the layout group of each tensor."""
+"""The layout of a flat vector: the position and the group of each tensor that it contains."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ ALL_GROUPS = "*"  # all groups
 
 @dataclass(frozen=True)
 class Segment:
-    """The position of one tensor in a flat vector."""
+    """The position, shape and layout group of one tensor in a flat vector."""
 
     name: str
     shape: tuple[int, ...]
     start: int
     group: str  # body | norm | head | atom | coef (a model may declare more)
-    channels_last: bool = False  # stored as an O,H,W,I block
+    channels_last: bool = False  # whether a convolution weight is stored as an O,H,W,I block
 
     @property
     def stop(self) -> int:
+        """The index after the last entry."""
         return self.start + torch.Size(self.shape).numel()
 
     def view(self, flat: Tensor) -> Tensor:
-        """Return a view of this segment of a flat vector, in the shape of the tensor."""
+        """Return this segment of a flat vector as a view in the shape of the tensor."""
         return self.reshape_entries(flat[self.start : self.stop])
 
     def reshape_entries(self, piece: Tensor) -> Tensor:
-        """Return a view of the entries (stop - start,) of this segment, in the shape of the tensor."""
+        """Return the entries of this segment, (stop - start,), as a view in the shape of the tensor."""
         if not self.channels_last:
             return piece.view(self.shape)
         o, i, h, w = self.shape
@@ -41,27 +42,29 @@ class Segment:
 
 @dataclass(frozen=True)
 class Layout:
-    """The names, shapes and layout groups of the tensors in a flat vector of `size` entries, without gaps."""
+    """The names, shapes and layout groups of the tensors that make up a flat vector, in order and without gaps."""
 
     segments: tuple[Segment, ...]
 
     @property
     def size(self) -> int:
+        """The number of entries of the vector."""
         return self.segments[-1].stop if self.segments else 0
 
     def groups(self) -> set[str]:
+        """Return the names of the layout groups."""
         return {s.group for s in self.segments}
 
     def select(self, groups: Collection[str]) -> Selection:
-        """Return the entries of the vector that belong to these layout groups."""
+        """Select the entries of the vector that belong to these layout groups."""
         return self.select_segments([s for s in self.segments if s.group in groups])
 
     def select_segments(self, segments: Iterable[Segment]) -> Selection:
-        """Return the entries of the vector that belong to these segments, which are in ascending order."""
+        """Select the entries of the vector that belong to these segments, given in ascending order."""
         return Selection(self.size, merge_spans((s.start, s.stop) for s in segments))
 
     def sub_layout(self, groups: Collection[str]) -> Layout:
-        """Return the layout of the vector that `select(groups)` extracts."""
+        """Return the layout of the shorter vector that `select(groups)` extracts."""
         segments: list[Segment] = []
         for s in self.segments:
             if s.group in groups:
@@ -69,11 +72,11 @@ class Layout:
         return Layout(tuple(segments))
 
     def named_views(self, flat: Tensor) -> dict[str, Tensor]:
-        """Return name -> view of the flat vector in the shape of the tensor."""
+        """Return a dict from the name of each tensor to its view of the flat vector, in the shape of the tensor."""
         return {s.name: s.view(flat) for s in self.segments}
 
     def sha256(self, flat: Tensor) -> str:
-        """Return the SHA-256 of the values as little-endian bytes, tensor by tensor in state_dict order, row-major."""
+        """Return the SHA-256 of all values: tensor by tensor in state_dict order, row-major, little-endian."""
         digest, flat = hashlib.sha256(), flat.detach().cpu()  # one copy instead of one for each tensor
         for s in self.segments:
             values = s.view(flat).contiguous()
@@ -82,7 +85,7 @@ class Layout:
 
 
 def merge_spans(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Merge ascending spans that are adjacent, and leave out empty ones.
+    """Merge adjacent spans and drop empty ones; spans are (first, end), in ascending order.
 
     >>> merge_spans([(0, 2), (2, 5), (5, 5), (7, 8)])
     [(0, 5), (7, 8)]
@@ -97,15 +100,16 @@ def merge_spans(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 class Selection:
-    """Copies ranges of a flat vector into one contiguous vector of `size` entries, and back."""
+    """A selection of ranges of a flat vector; copies them into one contiguous vector of `size` entries, and back."""
 
     def __init__(self, full_size: int, ranges: Iterable[tuple[int, int]]) -> None:
-        self.full_size, self.ranges = full_size, tuple(ranges)  # ascending
+        """Select ranges (first, end) of a vector with `full_size` entries, in ascending order."""
+        self.full_size, self.ranges = full_size, tuple(ranges)
         self.size = sum(b - a for a, b in self.ranges)
         self.selects_all = self.size == full_size
 
     def take(self, flat: Tensor) -> Tensor:
-        """Return the selected entries of `flat` (..., full size): a view if they are one range, else a copy."""
+        """Return the selected entries of `flat` (..., full_size): a view if they form one range, otherwise a copy."""
         _check_size(flat, self.full_size)
         if len(self.ranges) == 1:
             a, b = self.ranges[0]
@@ -113,7 +117,7 @@ class Selection:
         return torch.cat([flat[..., a:b] for a, b in self.ranges], -1) if self.ranges else flat[..., :0]
 
     def put(self, selected: Tensor, flat: Tensor) -> None:
-        """Copy `selected` (..., size) into the entries of `flat` (..., full size) that this part selects."""
+        """Write `selected` (..., size) into the selected entries of `flat` (..., full_size)."""
         _check_size(selected, self.size)
         at = 0
         for a, b in self.ranges:
@@ -122,6 +126,9 @@ class Selection:
 
 
 def _check_size(x: Tensor, size: int) -> None:
-    """Raise ValueError if the last dimension has another size; slices and assignments would accept it silently."""
+    """Raise ValueError if the last dimension of x does not have this size.
+
+    Slices and assignments would accept a wrong size silently.
+    """
     if x.shape[-1:] != (size,):
-        raise ValueError(f"a tensor of shape {tuple(x.shape)} where {size} entries are needed")
+        raise ValueError(f"expected {size} entries in the last dimension, but the tensor has shape {tuple(x.shape)}")

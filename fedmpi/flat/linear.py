@@ -1,10 +1,10 @@
-"""Operations of server rules on rows of flat vectors: weighted sums, Gram matrices, products, norms, trimmed means.
+"""Linear algebra of server rules on rows of flat vectors: weighted sums, Gram matrices, norms, trimmed means.
 
-A rule is linear if possible:   Gram matrix K (m, m) -> coefficients (m,) -> one weighted sum.
-It then costs about as much as an average, and can work on any block of columns. Sums over clients are computed in
-ascending order of client ids; sums over d in float64 over fixed chunks of columns, and over fixed blocks of chunks. The
-bits therefore depend neither on the number of ranks, nor on placement, nor on which rank has which blocks, nor on
-whether rows arrive together or one by one.
+Most rules have the form   Gram matrix K (m, m) -> coefficients (m,) -> one weighted sum.   Such a rule costs about as
+much as an average, and can be computed on any block of columns separately. Sums over clients are computed in ascending
+order of the client ids. Sums over columns are computed in float64, over fixed chunks of columns and then over fixed
+blocks of chunks. The bits therefore depend neither on the number of ranks, nor on which rank has which clients or
+columns, nor on whether rows arrive together or one by one.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ from torch.nn.functional import pad
 
 from fedmpi.common.host_memory import count_usable_cores
 
-# Columns of a chunk: (12, CHUNK) float64 is 3 MiB; with smaller chunks threads wait for Python between calls.
+# Columns of a chunk. (12, CHUNK) float64 takes 3 MiB; with smaller chunks, threads would wait for Python between calls.
 CHUNK = 1 << 15
-CHUNK_GPU = 1 << 18  # a GPU needs few kernel launches; this divides a block, or equals one
-SCRATCH_ENTRIES_GPU = 1 << 24  # largest number of float64 entries that one call creates for up to 2^18 rows on a GPU
-# Columns of one product in a batch of products: a GPU computes each entry of a product on one multiprocessor. On an
-# H100, batches reduce the time for Gram matrices of 12 rows to a quarter.
+CHUNK_GPU = 1 << 18  # larger, because a GPU needs few kernel launches; it divides a block
+SCRATCH_ENTRIES_GPU = 1 << 24  # limit for the float64 entries that one call creates on a GPU, for up to 2^18 rows
+# Columns of one matrix product in a batch of products. A GPU computes each entry of a product on one multiprocessor, so
+# several products use more of it: on an H100, batches reduce the time for Gram matrices of 12 rows to a quarter.
 PRODUCT_COLUMNS_GPU = 1 << 11
-# Columns are divided among ranks in whole blocks, which have the same size on every device. A vector of at most one
+# Columns are divided among ranks in whole blocks, which have the same size on all devices. A vector of at most one
 # block is neither divided nor added up row by row.
 BLOCK = 8 * CHUNK
-# chunks per task of a sum in the rows' own type, whose calls are short: half a MiB, which fits into the cache
+# Chunks per task of a sum in the rows' own type, whose calls are short; these take half a MiB, which fits into the
+# cache.
 CHUNKS_PER_TASK = 4
-# For vectors with more entries, a weighted sum over clients has the rows' own type (float32 for half types), because a
-# server has no memory for a sum twice as wide. The error is at most m 2^-24 of the updates: less than that of rounding
-# weights that are m times as long.
+# A weighted sum over clients of longer vectors has the rows' own type (float32 for half types), because a server has no
+# memory for a sum twice as wide. The error is at most m 2^-24 of the updates: less than that of rounding the weights of
+# the model if these are m times as long as an update.
 MAX_FLOAT64_WIDTH = 1 << 24
 
 Result = TypeVar("Result")
@@ -55,17 +56,19 @@ def chunk_size(on_gpu: bool, rows: int = 1) -> int:
 
 
 def scratch_bytes(rows: int, columns: int, on_gpu: bool) -> int:
-    """Return the bytes of memory that sums over `rows` rows need for float64 copies of chunks, on all threads."""
+    """Return the bytes that all threads together need for float64 copies of chunks in sums over `rows` rows."""
     size = chunk_size(on_gpu, rows)
     return 8 * _num_threads(-(-columns // size), on_gpu) * rows * min(columns, size)
 
 
 def chunk_spans(x: Tensor, a: int, b: int) -> list[tuple[int, int]]:
-    """Divide the columns a to b of a vector at multiples of the chunk size; return (first, end) of each part.
+    """Divide the columns a to b at multiples of the chunk size; return (first, end) of each part.
 
     Args:
-        x: rows (m, n) whose parts are copied in float64, for which parts are smaller if m is large and x is on a GPU;
-            otherwise any vector on the device.
+        x: determines the chunk size: the rows (m, n) of which parts are copied in float64 (on a GPU, parts are smaller
+            if m is large), otherwise any vector on the same device.
+        a: the first column.
+        b: the column after the last one.
     """
     size = chunk_size(x.is_cuda, len(x) if x.ndim > 1 else 1)
     cuts = [a, *range(a - a % size + size, b, size), b]
@@ -73,22 +76,23 @@ def chunk_spans(x: Tensor, a: int, b: int) -> list[tuple[int, int]]:
 
 
 def sum_dtype(width: int, dtype: torch.dtype) -> torch.dtype:
-    """Return the type of a sum of vectors with `width` entries and type `kind`.
+    """Return the type in which vectors with `width` entries of type `dtype` are summed.
 
-    It is float64 up to WIDE entries; for longer vectors their own type, or float32 if that is a half type.
+    This is float64 for up to MAX_FLOAT64_WIDTH entries. Longer vectors are summed in their own type, or in float32 if
+    it is a half type.
     """
     return torch.float64 if width <= MAX_FLOAT64_WIDTH else torch.promote_types(dtype, torch.float32)
 
 
 @dataclass
 class RunningSum:
-    """The sum sum_i c_i x_i of vectors that are added one after another, whole or in pieces."""
+    """A weighted sum sum_i c_i x_i to which vectors are added one after another, at once or in pieces."""
 
-    total: Tensor  # (n,) of sum_type(n, kind): memory of the sum
-    dtype: torch.dtype  # type of the vectors
+    total: Tensor  # (n,) of type sum_dtype(n, dtype): the sum so far
+    dtype: torch.dtype  # the type of the vectors that are added
 
     def add(self, x: Tensor, c: float, first: bool, at: int = 0) -> None:
-        """Add c x to total[at : at + len(x)]; if `first` is true, replace the values there."""
+        """Add c x to total[at : at + len(x)]; if `first` is true, overwrite the values there."""
 
         def add_chunk(span: tuple[int, int]) -> None:
             add(self.total[slice(*span)], x[span[0] - at : span[1] - at], c, first)
@@ -99,12 +103,12 @@ class RunningSum:
         parallel_map(add_chunk, spans, x)
 
     def value(self) -> Tensor:
-        """Return the sum (n,) in the type of the vectors."""
+        """Return the sum (n,), converted to the type of the vectors."""
         return self.total.to(self.dtype)
 
 
 def add(total: Tensor, x: Tensor, c: float, first: bool) -> None:
-    """Set total to c x (if `first` is true) or to total + c x.
+    """Add c x to `total` in place; if `first` is true, overwrite it with c x.
 
     All sums that add rows one by one use this function, so that their bits agree. If the types differ, x must not be
     longer than a chunk.
@@ -118,11 +122,16 @@ def add(total: Tensor, x: Tensor, c: float, first: bool) -> None:
 
 
 def combine(rows: Tensor, coefficients: Tensor, start: int = 0, width: int | None = None) -> Tensor:
-    """Return the weighted sum sum_i c_i rows_i.   (m, n), (m,) float64 -> (n,) in the type of rows
+    """Return the weighted sum of rows, sum_i c_i rows_i.
 
     Args:
-        start: the first column of `rows` in the complete vector.
-        width: number of entries of the complete vector; by default n.
+        rows: (m, n), the vectors or some of their columns.
+        coefficients: (m,) float64.
+        start: the column of the complete vectors at which `rows` begin.
+        width: the number of entries of the complete vectors; by default n.
+
+    Returns:
+        (n,) in the type of rows.
     """
     n = rows.shape[1]
     width = n if width is None else width
@@ -157,16 +166,24 @@ def combine(rows: Tensor, coefficients: Tensor, start: int = 0, width: int | Non
 
 
 def _join_consecutive(spans: Sequence[tuple[int, int]], group_size: int) -> list[tuple[int, int]]:
-    """Join `many` consecutive spans each to one."""
+    """Merge each group of `group_size` consecutive spans into one span."""
     groups = [spans[at : at + group_size] for at in range(0, len(spans), max(group_size, 1))]
     return [(group[0][0], group[-1][1]) for group in groups]
 
 
 def gram_by_block(rows: Tensor, start: int = 0, width: int | None = None) -> Tensor:
-    """Return the Gram matrices of rows, one per block of columns.   (m, n) -> (blocks, m, m) float64 on the CPU
+    """Return the Gram matrices K_ij = <rows_i, rows_j> of all blocks of columns.
 
-    K_ij = <rows_i, rows_j>. On a CPU, for wide rows, only little more than one triangle is computed: each group of rows
-    is multiplied by the rows up to its end. `start` and `width` are those of `combine`.
+    For wide rows on a CPU, little more than one triangle is computed: each group of rows is multiplied by the rows up
+    to its end.
+
+    Args:
+        rows: (m, n), the vectors or some of their columns.
+        start: the column of the complete vectors at which `rows` begin.
+        width: the number of entries of the complete vectors; by default n.
+
+    Returns:
+        (blocks, m, m) float64, on the CPU.
     """
     m, n = rows.shape
     groups = _halve_repeatedly(m) if (n if width is None else width) > BLOCK and not rows.is_cuda else [(0, m)]
@@ -180,7 +197,7 @@ def gram_by_block(rows: Tensor, start: int = 0, width: int | None = None) -> Ten
             return [_multiply_on_gpu(wide, wide)]
         return [wide[a:b] @ wide[:b].T for a, b in groups]
 
-    # On a GPU the chunks of many rows are narrow, and all of their (m, m) products would need more memory than rows.
+    # With many rows on a GPU, chunks are narrow, and all (m, m) products together would need more memory than the rows.
     for (column, _), results in zip(
         spans, map(multiply_chunk, spans) if rows.is_cuda else parallel_map(multiply_chunk, spans, rows), strict=True
     ):
@@ -191,20 +208,23 @@ def gram_by_block(rows: Tensor, start: int = 0, width: int | None = None) -> Ten
 
 
 def gram(rows: Tensor, start: int = 0, width: int | None = None) -> Tensor:
-    """Return the Gram matrix of rows, K_ij = <rows_i, rows_j>.   (m, n) -> (m, m) float64 on the CPU"""
+    """Return the Gram matrix K_ij = <rows_i, rows_j> of rows (m, n): (m, m) float64, on the CPU."""
     return sum_blocks(gram_by_block(rows, start, width))
 
 
 def inner_products(rows: Tensor, v: Tensor, start: int = 0) -> Tensor:
-    """Return the inner products of all rows with v, <rows_i, v>.   (m, n), (n,) -> (m,) float64 on the CPU"""
+    """Return the inner products <rows_i, v> of rows (m, n) with a vector v (n,): (m,) float64, on the CPU."""
     return sum_blocks(inner_products_by_block(rows, v, start))
 
 
 def block_norms(rows: Tensor) -> Tensor:
-    """Return the norms of the blocks of columns of rows.   (m, n) -> (blocks, m) float64 on the device of rows
+    """Return the Euclidean norm of each row (m, n) in each block of columns.
 
     A norm is nan if a value in its block is not finite. Rows are read once and not copied. A GPU sums in float64, in
     which no square overflows, and the host does not wait for it.
+
+    Returns:
+        (blocks, m) float64, on the device of rows.
     """
     n = rows.shape[1]
     if rows.is_cuda:
@@ -220,14 +240,14 @@ def block_norms(rows: Tensor) -> Tensor:
         return torch.zeros(0, len(rows), dtype=torch.float64)
     values = torch.stack([torch.linalg.vector_norm(piece, dim=1, dtype=dtype) for piece in pieces]).double()
     for b, i in (~values.isfinite()).nonzero().tolist():
-        # the squares of values such as 1e20 overflow in float32, the values do not
+        # the square of a value such as 1e20 overflows in float32, although the value does not
         largest = pieces[b][i].abs().max().to(dtype)
         values[b, i] = float(largest) * float(torch.linalg.vector_norm(pieces[b][i] / largest, dtype=dtype))
     return torch.where(values.isfinite(), values, torch.nan)
 
 
 def row_norms(parts: Tensor) -> Tensor:
-    """Return the norms of rows from the norms of their blocks, whose squares may overflow.   (blocks, m) -> (m,)"""
+    """Combine the norms of blocks (blocks, m) into the norms of rows (m,), even if their squares would overflow."""
     if not len(parts):
         return parts.new_zeros(parts.shape[1:])
     largest = parts.amax(0)
@@ -236,9 +256,9 @@ def row_norms(parts: Tensor) -> Tensor:
 
 
 def trimmed_mean(rows: Tensor, trim: float) -> Tensor:
-    """Return the mean of each coordinate without its floor(trim m) smallest and largest values.   (m, n) -> (n,)
+    """Return the mean of each column of rows (m, n) without its floor(trim m) smallest and largest values: (n,).
 
-    For trim near 1/2 this is the coordinate-wise median; for even m that is the mean of the two middle values.
+    With `trim` near 1/2 this is the coordinate-wise median (for even m the mean of the two middle values).
     Yin, Chen, Ramchandran, Bartlett. Byzantine-Robust Distributed Learning. ICML 2018. https://arxiv.org/abs/1803.01498
 
     >>> trimmed_mean(torch.tensor([[0.0, 9.0], [1.0, 5.0], [-50.0, 7.0]]), 0.4)
@@ -248,7 +268,7 @@ def trimmed_mean(rows: Tensor, trim: float) -> Tensor:
     b = min(floor(trim * m + 1e-9), (m - 1) // 2)
     out = torch.empty(rows.shape[1], dtype=rows.dtype, device=rows.device)
 
-    # the values to sort, the sorted values, their order, and the values to add up
+    # four copies: the values, the sorted values, their order, and the values that are added up
     step = _columns_at_once(rows, copies=4)
 
     def average_chunk(span: tuple[int, int]) -> None:
@@ -261,8 +281,15 @@ def trimmed_mean(rows: Tensor, trim: float) -> Tensor:
 
 
 def inner_products_by_block(rows: Tensor, v: Tensor, start: int = 0) -> Tensor:
-    """Return the inner products <rows_i, v> for each block of columns.   (m, n), (n,) -> (blocks, m) float64, on the
-    CPU
+    """Return the inner products <rows_i, v> of rows (m, n) with v (n,) in each block of columns.
+
+    Args:
+        rows: (m, n), the vectors or some of their columns.
+        v: the same columns of another vector, (n,).
+        start: the column of the complete vectors at which `rows` begin.
+
+    Returns:
+        (blocks, m) float64, on the CPU.
     """
     n = rows.shape[1]
     first, blocks = start // BLOCK, -(-(start + n) // BLOCK) - start // BLOCK if n else 0
@@ -280,7 +307,7 @@ def inner_products_by_block(rows: Tensor, v: Tensor, start: int = 0) -> Tensor:
 
 
 def _multiply_on_gpu(x: Tensor, y: Tensor) -> Tensor:
-    """Return x y^T of a chunk, computed as a sum over pieces of columns.   (m, n), (k, n) -> (m, k)"""
+    """Return x y^T for x (m, n) and y (k, n), as a sum of products over groups of columns: (m, k)."""
     n = x.shape[1]
     if n <= PRODUCT_COLUMNS_GPU:
         return x @ y.T
@@ -291,7 +318,7 @@ def _multiply_on_gpu(x: Tensor, y: Tensor) -> Tensor:
 
 
 def sum_blocks(parts: Tensor) -> Tensor:
-    """Return the sum of the blocks' results, added in the order of the blocks.   (blocks, ...) -> (...)"""
+    """Return the sum of the results of all blocks, (blocks, ...) -> (...), added in the order of the blocks."""
     out = torch.zeros_like(parts[0]) if len(parts) else parts.new_zeros(parts.shape[1:])
     for part in parts:
         out += part
@@ -299,7 +326,7 @@ def sum_blocks(parts: Tensor) -> Tensor:
 
 
 def _halve_repeatedly(m: int) -> list[tuple[int, int]]:
-    """Divide the range (0, m) in the middle, then its second part again, and so on; return all parts.
+    """Divide the range (0, m) into two halves, the second half again into two, and so on; return all parts.
 
     >>> _halves(12)
     [(0, 6), (6, 9), (9, 11), (11, 12)]
@@ -313,17 +340,17 @@ def _halve_repeatedly(m: int) -> list[tuple[int, int]]:
 def parallel_map(
     work: Callable[[tuple[int, int]], Result], spans: Sequence[tuple[int, int]], x: Tensor
 ) -> Iterator[Result]:
-    """Apply `work` to all spans, on all CPU cores that this process may use; return the results in order."""
+    """Apply `work` to all spans on all CPU cores that this process may use; return the results in order."""
     threads = _num_threads(len(spans), x.is_cuda)
     if threads == 1:
         return iter([work(span) for span in spans])
-    group_size = -(-len(spans) // (4 * threads))  # passing a chunk to a thread costs as much as adding it
+    group_size = -(-len(spans) // (4 * threads))  # in groups: passing a chunk to a thread costs as much as adding it
     groups = [spans[at : at + group_size] for at in range(0, len(spans), group_size)]
     return chain.from_iterable(list(_thread_pool().map(lambda group: [work(span) for span in group], groups)))
 
 
 def _columns_at_once(rows: Tensor, copies: int = 1) -> int:
-    """Return the number of columns of which `copies` float64 copies fit into a cache or GPU scratch memory."""
+    """Return how many columns fit, as `copies` float64 copies, into the CPU's cache or the GPU's scratch memory."""
     copies *= max(len(rows), 1)
     return chunk_size(True, copies) if rows.is_cuda else max(12 * CHUNK // copies // 64 * 64, 64)
 
@@ -332,10 +359,10 @@ _buffers = threading.local()
 
 
 def _to_float64(x: Tensor) -> Tensor:
-    """Return x, (n,) or (m, n) with at most a chunk of columns, in float64.
+    """Convert x, (n,) or (m, n) with at most a chunk of columns, to float64.
 
-    The result may be in memory that the next call on this thread reuses: allocating memory for each chunk would cost
-    more than the arithmetic.
+    The result may be in memory that the next call on this thread overwrites, because allocating memory for each chunk
+    would cost more than the arithmetic.
     """
     if x.dtype == torch.float64 and x.is_contiguous():
         return x
@@ -346,7 +373,7 @@ def _to_float64(x: Tensor) -> Tensor:
 
 
 def _num_threads(spans: int, on_gpu: bool) -> int:
-    """Return the number of threads that process this number of chunks."""
+    """Return the number of threads that process this number of spans."""
     return 1 if on_gpu or spans < 4 else min(spans, max(count_usable_cores() // torch.get_num_threads(), 1))
 
 

@@ -2,12 +2,12 @@
 
     w = [ p_1 | p_2 | ... ]   (d,)     in the order of the state_dict
 
-Loading a client's weights and sending an update are one operation each, and a server rule sees one matrix of rows.
+Loading a client's weights is one operation, and so is sending an update; a server rule receives a matrix of rows.
 Convolution weights may be stored in the vector as O,H,W,I blocks, which channels-last kernels read in place; the
 state_dict keeps its names, order and row-major shapes.
-Frozen parameters (requires_grad is False in the given module) are not part of the vector, and keep the same values on
-every rank; the same holds for buffers that are not persistent (engine/hook_checks.py checks this).
-Float buffers (batch statistics) form a second vector `b`. Integer buffers (counters of batches) are not sent: each
+Frozen parameters (requires_grad is False in the given module) are not part of the vector, and have the same values on
+every rank throughout; the same holds for buffers that are not persistent (engine/hook_checks.py checks this).
+Float buffers (batch statistics) form a second vector `b`. Integer buffers (counters of batches) are not sent; each
 client starts every round with their initial values.
 """
 
@@ -25,16 +25,16 @@ from torch import Tensor, nn
 from fedmpi.flat.layout import ALL_GROUPS, BODY, HEAD, NORM, Layout, Segment
 
 NORM_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
-# Start of a PyTorch warning about cuDNN, which prefers the weights of recurrent layers in an order of its own, and
-# copies them at each call. `flatten_parameters`, which the warning advises, would take them out of the flat model.
+# The beginning of a PyTorch warning: cuDNN wants the weights of recurrent layers in an order of its own, and copies
+# them at each call. `flatten_parameters`, which the warning recommends, would move them out of the flat vector.
 CUDNN_WEIGHTS_WARNING = "RNN module weights are not part of single contiguous chunk of memory"
-CUDNN_ALIGNMENT = 16  # bytes; cuDNN's batch normalisation assumes that its tensors begin at a multiple of this
+CUDNN_ALIGNMENT = 16  # bytes; cuDNN's batch normalisation assumes that its tensors begin at multiples of this
 
 
 class FlatModel:
-    """A PyTorch module that keeps its parameters in one vector, `w` (d,), and its float buffers in another, `b`.
+    """A PyTorch module whose parameters are views of one vector, `w` (d,), and its float buffers of another, `b`.
 
-    A module may declare its own layout groups through `parameter_groups() -> {parameter name: group}`.
+    A module can assign its parameters to layout groups with a method `parameter_groups() -> {parameter name: group}`.
     """
 
     def __init__(
@@ -45,10 +45,13 @@ class FlatModel:
         channels_last: bool = True,
         names: Collection[str] | None = None,
     ) -> None:
-        """Args:
-        head: names of the parameters of the head.
-        channels_last: store 4-dimensional tensors as O,H,W,I blocks.
-        names: names of the parameters in `w`; None: those that require gradients.
+        """Move the parameters and float buffers of a module into flat vectors, in place.
+
+        Args:
+            module: the module; it keeps its structure and its names.
+            head: names of the parameters that form the layout group "head".
+            channels_last: whether to store 4-dimensional tensors as O,H,W,I blocks.
+            names: names of the parameters in `w`; None: those that require gradients.
         """
         self.module = module
         if any(isinstance(part, nn.RNNBase) for part in module.modules()):
@@ -63,7 +66,7 @@ class FlatModel:
         parameters = dict(module.named_parameters())
         named = {n: p for n, p in parameters.items() if (p.requires_grad if names is None else n in names)}
         self.frozen = {n: p for n, p in parameters.items() if n not in named}
-        first_name = {id(p): name for name, p in named.items()}  # of tied weights, which `w` contains once
+        first_name = {id(p): name for name, p in named.items()}  # `w` contains tied weights once, under this name
         every = module.named_parameters(remove_duplicate=False)
         self.names = {n: first_name[id(p)] for n, p in every if id(p) in first_name}
         self.layout = _build_layout(named, owners, head, declared, channels_last)
@@ -73,18 +76,19 @@ class FlatModel:
         first = next(iter(named.values()))
         self.w = torch.empty(self.layout.size, dtype=first.dtype, device=first.device)
         self.b = torch.empty(self.buffer_layout.size, dtype=first.dtype, device=first.device)
-        # Writes of the engine do not change the version counters of `w` and `b` (engine/hook_checks.py).
+        # The engine writes through these, which leaves the version counters of `w` and `b` unchanged; the counters show
+        # whether a hook has written to them (engine/hook_checks.py).
         self.w_data, self.b_data = self.w.data, self.b.data
         states = module.state_dict()
         self.batch_counters = [b for n, b in module.named_buffers() if not b.is_floating_point() and n in states]
         self._initial_counters = [counter.clone() for counter in self.batch_counters]
         self.has_buffers = bool(self.batch_counters) or self.buffer_layout.size > 0
         self._g: Tensor | None = None
-        self._attached = False  # whether the gradients of parameters are views of it
+        self._attached = False  # whether the gradients of the parameters are views of _g
         self.parameters: list[nn.Parameter] = []
         with torch.no_grad():
             for s in self.layout.segments:
-                # .data gives each view its own version counter, so that autograd does not object if the engine
+                # .data gives each view its own version counter, so that autograd raises no error if the engine
                 # overwrites `w` between two passes.
                 view = s.view(self.w.data)
                 view.copy_(named[s.name])
@@ -105,7 +109,7 @@ class FlatModel:
     def _avoid_cudnn_if_misaligned(self) -> None:
         """Make batch normalisation use PyTorch's own kernels if its tensors are not aligned as cuDNN requires.
 
-        cuDNN's kernels for channels-last images fail with the CUDA error "misaligned address" in this case.
+        In that case cuDNN's kernels for channels-last images fail with the CUDA error "misaligned address".
         """
         for layer in self.module.modules():
             if isinstance(layer, nn.modules.batchnorm._BatchNorm):
@@ -114,7 +118,7 @@ class FlatModel:
                     layer.__dict__["forward"] = MethodType(_forward_without_cudnn, layer)
 
     def move_into(self, w: Tensor) -> None:
-        """Use the memory of `w` (d,) for the parameters, with the values that it contains."""
+        """Make the parameters views of `w` (d,) instead; they take the values that it contains."""
         self.w, self.w_data = w, w.data
         for s, p in self.segment_parameters:
             p.data = s.view(self.w_data)
@@ -122,8 +126,8 @@ class FlatModel:
             self._avoid_cudnn_if_misaligned()
 
     def attach_gradient(self) -> Tensor:
-        """Return the flat gradient (d,), zero at first; until `drop_gradient`, autograd accumulates into it."""
-        if self._g is None:  # allocated once: CUDA graphs write to the address that it had when they were captured
+        """Return a zero vector (d,) into which autograd accumulates gradients until `drop_gradient` is called."""
+        if self._g is None:  # allocated once, because CUDA graphs write to the address at which they were captured
             self._g = torch.zeros_like(self.w)
         if not self._attached:
             self._g.zero_()
@@ -133,26 +137,33 @@ class FlatModel:
         return self._g
 
     def add_gradient(self, g: Tensor) -> None:
-        """Add a flat gradient (d,) to the gradients that autograd has allocated, for parameters in training."""
+        """Add a flat gradient (d,) to the gradients of the trainable parameters."""
         for s, p in self.segment_parameters:
             if p.requires_grad:
                 p.grad = s.view(g).clone() if p.grad is None else p.grad.add_(s.view(g))
 
     def drop_gradient(self) -> None:
-        """Let autograd allocate gradients itself, which is fastest if no hook reads them."""
+        """Detach the flat gradient; autograd then allocates gradients itself, which is faster if no hook reads them."""
         self._attached = False
         for p in self.parameters:
             p.grad = None
 
     def load(self, w: Tensor, b: Tensor | None = None, counters: Sequence[Tensor] | None = None) -> None:
-        """Copy weights (d,) into the model, and, if `b` is given, all buffers; without `counters` these are reset.
+        """Copy weights, and optionally buffers, into the model.
+
+        Args:
+            w: the weights (d,).
+            b: the float buffers; None: all buffers keep their values.
+            counters: the integer buffers; None: their initial values if `b` is given.
 
         Raises:
-            ValueError: the weights have another shape; a single number would otherwise be copied to all entries.
+            ValueError: a shape is wrong; a single number would otherwise be copied to all entries.
         """
         if w.shape != self.w.shape or (b is not None and b.shape != self.b.shape):
             shape = tuple(w.shape) if b is None else (tuple(w.shape), tuple(b.shape))
-            raise ValueError(f"weights of shape {shape} for a model of {tuple(self.w.shape)}, {tuple(self.b.shape)}")
+            raise ValueError(
+                f"the weights have shape {shape}, but the model needs {tuple(self.w.shape)} and {tuple(self.b.shape)}"
+            )
         with torch.no_grad():
             if w.data_ptr() != self.w_data.data_ptr():
                 self.w_data.copy_(w)
@@ -163,7 +174,7 @@ class FlatModel:
 
     @contextmanager
     def train_only(self, groups: Collection[str]) -> Iterator[list[nn.Parameter]]:
-        """Freeze all other layout groups within the context; yield the parameters that remain trainable."""
+        """Freeze all layout groups but these within a `with` block; yield the parameters that remain trainable."""
         rest = [
             p
             for s, p in self.segment_parameters
@@ -178,9 +189,9 @@ class FlatModel:
                 p.requires_grad_(True)
 
     def frozen_copy(self) -> FlatModel:
-        """Return an independent copy with the same layout and without gradients, for teachers and anchors.
+        """Return an independent copy of the model without gradients, in the same layout.
 
-        The copy shares frozen parameters with this model.
+        Only frozen parameters are shared. Methods use such copies as teachers and anchors.
         """
         shared = {id(p): p for p in self.frozen.values()}
         module = copy.deepcopy(self.module, shared).requires_grad_(False).eval()
@@ -189,10 +200,10 @@ class FlatModel:
         return FlatModel(module, head, channels_last=channels_last, names=names)
 
     def state_dict(self, w: Tensor, b: Tensor) -> dict[str, Tensor]:
-        """Return the state_dict of the module with parameters from `w` and float buffers from `b`.
+        """Return the state_dict of the module, with parameters from `w` (d,) and float buffers from `b`.
 
-        Counters have their initial values, because those of the module belong to the client that this rank trained
-        last. All other entries are the module's own.
+        Integer buffers have their initial values, because those of the module belong to the client that this rank
+        trained last. All other entries are taken from the module.
         """
         start = {id(counter): value for counter, value in zip(self.batch_counters, self._initial_counters, strict=True)}
         every = self.module.named_buffers(remove_duplicate=False)
@@ -202,6 +213,7 @@ class FlatModel:
 
 
 def _forward_without_cudnn(layer: nn.Module, x: Tensor) -> Tensor:
+    """Compute the forward pass of a layer with PyTorch's own kernels in place of cuDNN's."""
     with torch.backends.cudnn.flags(enabled=False):
         output: Tensor = type(layer).forward(layer, x)
     return output
@@ -214,6 +226,7 @@ def _build_layout(
     declared: dict[str, str],
     channels_last: bool,
 ) -> Layout:
+    """Return the layout of these tensors, in order: each with its group, as O,H,W,I blocks if that applies."""
     segments, at = [], 0
     for name, t in tensors.items():
         group = HEAD if name in head else NORM if isinstance(owners[name][0], NORM_LAYERS) else BODY

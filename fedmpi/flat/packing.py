@@ -1,4 +1,4 @@
-"""Named tensors in one flat row, and read-only views of them."""
+"""Packing of named tensors into one flat row, and read-only access to them by name."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from torch import Tensor
 
 
 class Packing:
-    """The layout of named tensors in one flat row of `size` entries."""
+    """The positions of named tensors (slots) in one flat row of `size` entries."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Arrange slots with these shapes one after another, in the order of the mapping."""
         self.shapes = dict(shapes)
         self.spans: dict[str, tuple[int, int]] = {}
         at = 0
@@ -23,30 +24,33 @@ class Packing:
         self.size = at
 
     def views(self, rows: Tensor) -> Views:
-        """Return views of the tensors in a row (size,) or in rows (m, size), with shapes (*shape) or (m, *shape)."""
+        """Return views of all slots of a row (size,) or of rows (m, size), with shapes (*shape) or (m, *shape)."""
         return Views({}, self.spans, partial(self.view, rows))
 
     def view(self, rows: Tensor, name: str) -> Tensor:
-        """Return a view of one named tensor in a row (size,) or in rows (m, size)."""
+        """Return a view of one slot of a row (size,) or of rows (m, size)."""
         (a, b), shape = self.spans[name], self.shapes[name]
         columns = rows.narrow(-1, a, b - a)
         return columns if len(shape) == 1 else columns.view((*rows.shape[:-1], *shape))
 
     def write(self, row: Tensor, values: Mapping[str, Any]) -> None:
-        """Write named values into a row, in place; slots without a value do not change.
+        """Write named values into a row, in place; slots that are not named keep their values.
 
         Args:
-            values: tensors with the shape of the slot, or numbers for all of its entries; they may be views of the row
-                itself.
+            row: the row (size,).
+            values: for each slot, a tensor of the slot's shape, or a number that fills the slot. Tensors may be views
+                of the row itself.
 
         Raises:
-            ValueError: a tensor has another shape.
+            ValueError: a tensor does not have the shape of its slot.
         """
         new = dict[str, Any]()
         for name, value in values.items():
             if isinstance(value, Tensor):
                 if value.shape != self.shapes[name]:
-                    raise ValueError(f"slot {name!r} holds {self.shapes[name]}, not {tuple(value.shape)}")
+                    raise ValueError(
+                        f"slot {name!r} has shape {self.shapes[name]}, but the tensor has shape {tuple(value.shape)}"
+                    )
                 value = value.detach()  # a row must not keep a graph of autograd alive
                 value = (value.clone() if have_same_storage(value, row) else value).reshape(-1)
             new[name] = value
@@ -62,17 +66,19 @@ def have_same_storage(x: Tensor, y: Tensor) -> bool:
 
 
 class Views:
-    """Read-only access to named tensors as attributes: views.c_i. Each view is created at its first use."""
+    """Read-only access to named tensors as attributes, for example `views.c_i`."""
 
     __slots__ = ("_make", "_names", "_tensors")
 
     def __init__(
         self, tensors: Mapping[str, Tensor], names: Collection[str] = (), make: Callable[[str], Tensor] | None = None
     ) -> None:
-        """Args:
-        tensors: tensors that exist already.
-        names: names of all tensors; by default those of `tensors`.
-        make: function that creates a tensor by its name.
+        """Set up the access; tensors that do not exist yet are created at their first use.
+
+        Args:
+            tensors: the tensors that exist already, by name.
+            names: the names of all tensors; by default those of `tensors`.
+            make: returns the tensor with a given name.
         """
         object.__setattr__(self, "_tensors", dict(tensors))
         object.__setattr__(self, "_names", names or self._tensors)
@@ -83,7 +89,7 @@ class Views:
     _make: Callable[[str], Tensor]
 
     def merge(self, other: Views) -> Views:
-        """Return views of these tensors and of `other`'s, which take precedence."""
+        """Return one object with the tensors of both; if both have a name, that of `other` is used."""
         if not other._names:
             return self
         names = dict.fromkeys((*self._names, *other._names))
@@ -94,12 +100,14 @@ class Views:
         if tensor is None:
             if name not in self._names:
                 declared = ", ".join(each for each in self._names if not each.startswith("_")) or "none"
-                raise AttributeError(f"no slot {name!r} is declared here (declared: {declared})")
+                raise AttributeError(f"there is no slot {name!r} here; the declared slots are: {declared}")
             tensor = self._tensors[name] = self._make(name)
         return tensor
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"slot {name!r} is read-only: return the new value, the engine stores it")
+        raise AttributeError(
+            f"slot {name!r} is read-only; return its new value from the hook, and the engine stores it"
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

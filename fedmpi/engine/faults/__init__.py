@@ -1,1 +1,1 @@
-"""Handling of faults in a round: rank failures, bad uploads, divergence."""
+"""Handling of faults during training: rank failures, bad uploads, and divergence."""

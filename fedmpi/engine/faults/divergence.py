@@ -1,11 +1,11 @@
-"""Detection of divergence: a loss that stays far above its best value so far, reported once.
+"""Detection of divergence: a loss that stays far above its best value is reported once.
 
-    bad:  v > 10 best  and  v > v_0,    or v is not finite
+    A value v of a loss is bad if   v > 10 best  and  v > v_0,   or if it is not finite.
 
-Here best is the smallest value so far and v_0 the first one. For a classification v_0 is ln c, the loss of uniform
-predictions for c classes: no smaller loss is bad, and an evaluation is compared with it from the first round on. A loss
-that is bad three times in a row, or at the last evaluation, is reported. With faults.on_divergence: stop the run then
-ends with the current round, whose model is complete but not evaluated.
+Here `best` is the smallest value so far, and v_0 the first value. For a classification, v_0 is ln c, the loss of
+uniform predictions for c classes, so that no smaller loss is bad, and evaluations are compared with it from the first
+round on. Divergence is reported if a loss is bad three times in a row, or at the last evaluation. With
+faults.on_divergence: stop the run then ends with the current round, whose model is complete but not evaluated.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from math import inf, isfinite, log
 from typing import Any
 
 BAD_FACTOR, BAD_IN_A_ROW = 10.0, 3
-REMEDY = "lower train.lr (or server.lr, the weights of the method's own terms), or let it fall with train.schedule"
+REMEDY = "lower train.lr (or server.lr, or the weights of the method's own terms), or decay it with train.schedule"
 
 
 @dataclass
 class LossTracker:
-    """One loss over the rounds: its best value, and the latest rounds in a row in which it was bad."""
+    """Tracks one loss over the rounds: its best value, and the latest consecutive rounds in which it was bad."""
 
     name: str
     floor: float | None  # v_0; None before the first value
     best: float = inf
     best_round: int = -1
-    bad: list[int] = field(default_factory=list)  # the latest rounds in a row
+    bad: list[int] = field(default_factory=list)  # the latest consecutive rounds in which it was bad
     value: float = inf
 
     def record(self, t: int, value: float) -> None:
+        """Record the value of round t."""
         self.value, self.floor = value, value if self.floor is None else self.floor
         above = 0 < self.best < inf and value > max(BAD_FACTOR * self.best, self.floor)
         self.bad = [*self.bad, t] if above or not isfinite(value) else []
@@ -41,23 +42,28 @@ class LossTracker:
     def __str__(self) -> str:
         since = f"since round {self.bad[0]}" if len(self.bad) > 1 else f"in round {self.bad[0]}"
         now = "not finite" if not isfinite(self.value) else f"{self.value:.4g}"
-        best = f"{self.best:.3g}" + (f" in round {self.best_round}" if self.best_round >= 0 else " for guessing")
-        return f"training has diverged {since}: {self.name} is {now}" + (f", against {best}" if self.best < inf else "")
+        best = f"{self.best:.3g}" + (
+            f" in round {self.best_round}" if self.best_round >= 0 else " for uniform guessing"
+        )
+        best = f"; the best value was {best}" if self.best < inf else ""
+        return f"training has diverged {since}: {self.name} is {now}{best}"
 
 
 class DivergenceMonitor:
     """Monitors the losses of one run, at rank 0.
 
     Attributes:
-        message: the divergence that was reported, or "".
-        ends: whether the run is to end.
+        message: the description of the divergence that was reported, or "".
+        should_stop: whether the run is to end because of divergence.
     """
 
     def __init__(self, classes: int | None, evaluation: str | None, stop: bool = False) -> None:
-        """Args:
-        classes: number of classes of a classification, else None.
-        evaluation: name of the evaluation loss to monitor, if there is one.
-        stop: end the run if it has diverged.
+        """Monitor the training loss, and an evaluation loss if there is one.
+
+        Args:
+            classes: the number of classes of a classification; None for other tasks.
+            evaluation: the name of the evaluation loss; None if there is none.
+            stop: whether the run ends if it has diverged.
         """
         self.stops_run, self.message, self.reported, self.should_stop = stop, "", False, False
         chance = log(classes) if classes else None
@@ -65,11 +71,11 @@ class DivergenceMonitor:
         self.losses += [LossTracker(evaluation, chance, best=inf if chance is None else chance)] if evaluation else []
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that `recall` needs when the run is resumed."""
+        """Return the state, as JSON values, from which a resumed run continues."""
         return {"reported": self.reported, "losses": [asdict(loss) for loss in self.losses]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state that `memory` returned; a run that ended because of divergence is monitored anew."""
+        """Restore the state that `state_dict` returned; a run that was ended by divergence is monitored anew."""
         before = {loss["name"]: loss for loss in state["losses"]}  # evaluate.protocol may have changed since then
         for loss in self.losses:
             vars(loss).update(before.get(loss.name, {}))
@@ -78,10 +84,14 @@ class DivergenceMonitor:
         self.reported = state["reported"] and not self.stops_run
 
     def record(self, row: Mapping[str, Any], last: bool) -> int | None:
-        """Record a round's row of metrics.
+        """Record the row of metrics of one round, and warn if training has diverged.
+
+        Args:
+            row: the row.
+            last: whether this is the last evaluation of the run.
 
         Returns:
-            The round since which a loss has been bad, if divergence is reported now; else None.
+            The round since which a loss has been bad if divergence is reported now; otherwise None.
         """
         if self.reported or len(row["refused"]) == len(row["cohort"]):  # no upload counted
             return None

@@ -1,15 +1,15 @@
 """Recovery from rank failures: the remaining ranks return to the start of the round and repeat it.
 
-    regroup      the ranks that are alive connect again, and exchange in which round each of them was
-    restore      clients and server have the states that they had when rank 0's round began
-    reassign     clients of failed ranks are assigned to other ranks, with their newest states on disk (unless their
-                 data are at a site)
+    regroup      the ranks that are alive connect again and tell each other which round they were in
+    restore      clients and server get the states that they had when rank 0's round began
+    reassign     clients of failed ranks are assigned to other ranks, with their newest states on disk (not possible if
+                 the data stay at a site)
     record       rank 0 records the effect of the failure on the results (lost_ranks.py), and all ranks apply it
 
-With faults.on_lost_rank: drop the clients that the failed rank had to train do not take part in the round; with redo
-other ranks train them, and the results have the same bits as without the failure. If all ranks are alive and one of
-them only took longer than in any round so far, the ranks wait longer from then on; otherwise a long round would be
-interrupted again and again.
+With faults.on_lost_rank: drop the clients that the failed rank was to train do not take part in the round. With redo
+other ranks train them, and the results have the same bits as without the failure. If all ranks turn out to be alive,
+one of them was only slower than in all earlier rounds; ranks then wait longer from there on, because a long round would
+otherwise be interrupted again and again.
 """
 
 from __future__ import annotations
@@ -31,17 +31,24 @@ from fedmpi.engine.round_control import RoundControl
 from fedmpi.engine.scheduler import ClientScheduler
 from fedmpi.engine.tracing import Timeline
 
-# A rank that is silent is probed after this many seconds, or this many durations of a round, whichever is longer.
+# A silent rank is probed after this many seconds, or this many times the longest round so far, whichever is longer.
 MIN_PATIENCE_S, PATIENCE_ROUNDS = 10.0, 5.0
 
 
 class FailurePolicy:
-    """Decides which round follows a rank failure, and restores the state at its start (faults.on_lost_rank)."""
+    """The policy for rank failures (faults.on_lost_rank): restores the start of a round, so that it can be repeated."""
 
     def __init__(
         self, config: FederationConfig, control: RoundControl, timeline: Timeline, *, can_move_clients: bool
     ) -> None:
-        """Create the policy; `movable`: other ranks have the data with which to train a failed rank's clients."""
+        """Create the policy.
+
+        Args:
+            config: the settings of the run.
+            control: opens the rounds.
+            timeline: records the spans of this rank.
+            can_move_clients: whether other ranks have the data to train the clients of a failed rank.
+        """
         self.config, self.control, self.timeline, self.can_move_clients = config, control, timeline, can_move_clients
         self.comm, self.states = control.comm, control.states
         self.scheduler, self.reporter = control.scheduler, control.reporter
@@ -49,13 +56,14 @@ class FailurePolicy:
         self.longest_s = 0.0  # the longest duration of a round so far
 
     def next_round(self, t: int, why: str | None) -> int:
-        """Return the number of the next round: t + 1, or after a rank failure the round that has to be repeated.
+        """Return the next round: t + 1, or after a rank failure the round that has to be repeated.
 
         Args:
-            why: the failure as this rank noticed it; None if round t is complete.
+            t: the latest round.
+            why: the error message of the failure that this rank has noticed; None if round t is complete.
 
         Raises:
-            RankLostError: rank 0 or all ranks that train have failed, or this rank was excluded.
+            RankLostError: rank 0 or all training ranks have failed, or this rank was excluded.
         """
         if why is None:
             self._record_duration(time.perf_counter() - self.timeline.round_start)
@@ -73,7 +81,7 @@ class FailurePolicy:
             payloads = self.comm.regroup(json.dumps(report).encode(), self.config.timeout_s)
             reports = {rank: json.loads(text) for rank, text in payloads.items()}
             if not any(rank in reports for rank in self.scheduler.ranks):
-                raise RankLostError(f"no rank that trains is left: {why}")
+                raise RankLostError(f"all training ranks have failed: {why}")
             if self.comm.alive == before:
                 self._extend_patience(reports)
             t = self._restore_round_start(reports)
@@ -85,28 +93,30 @@ class FailurePolicy:
             return t
 
     def _record_duration(self, seconds: float) -> None:
-        """Record the duration of a round; a rank that is silent for several times the longest duration is probed."""
+        """Record the duration of a round, which determines after how much silence a rank is probed."""
         self.longest_s = max(self.longest_s, seconds)
         self.comm.message_timeout_s = min(self.config.timeout_s, max(MIN_PATIENCE_S, PATIENCE_ROUNDS * self.longest_s))
 
     def _extend_patience(self, reports: Mapping[int, Mapping[str, Any]]) -> None:
-        """Wait longer for silent ranks from now on, because all ranks are alive.
+        """Wait longer for silent ranks from now on, since all ranks turned out to be alive.
 
         Raises:
-            RankLostError: on all ranks, if they have waited for comm.round_timeout_s already.
+            RankLostError: on all ranks, if they have already waited for comm.round_timeout_s.
         """
         waited, limit_s = max(each["waited"] for each in reports.values()), self.config.timeout_s
         t = reports[0]["t"]
         if waited >= limit_s and all(each["spent"] for each in reports.values()):
             raise RankLostError(
-                f"round {t}: all ranks live, but not all come within {limit_s:g} s (comm.round_timeout_s)"
+                f"round {t}: all ranks are alive, but not all have answered within comm.round_timeout_s ({limit_s:g} s)"
             )
         if min(PATIENCE_ROUNDS * waited, limit_s) <= self.comm.message_timeout_s:
             return
         self._record_duration(waited)
         if self.comm.rank == 0:
-            text = f"round {t}: no rank is lost, but one took {waited:.0f} s to its next message, and the round begins "
-            text += f"again; from now on ranks are asked after {self.comm.message_timeout_s:.0f} s of silence"
+            text = (
+                f"round {t}: no rank has failed, but one was silent for {waited:.0f} s, so the round is repeated; from "
+            )
+            text += f"now on, a rank is probed after {self.comm.message_timeout_s:.0f} s of silence"
             warnings.warn(text, stacklevel=2)
 
     def _restore_round_start(self, reports: Mapping[int, Mapping[str, Any]]) -> int:
@@ -114,8 +124,8 @@ class FailurePolicy:
         root, states = reports[0], self.states
         t = int(root["t"])
         self.control.begin_round(t)  # if this rank has not begun the round yet
-        # Moved states stay where they are if all ranks have completed their moves: a failed rank cannot take its own
-        # back.
+        # If all ranks have completed their moves, states stay on their new ranks, because a failed rank cannot take its
+        # own back.
         keep_moves = all(each["t"] == t and each["moved"] for each in reports.values())
         states.undo_round(t, keep_moves)
         states.reassign(self.comm.alive, [r for r in self.scheduler.ranks if r in reports], move=self.can_move_clients)
@@ -123,7 +133,11 @@ class FailurePolicy:
         return t
 
     def _agree_on_effects(self, t: int, why: Sequence[str]) -> None:
-        """Make all ranks agree on the effect of the failure: which clients and states are affected.
+        """Make all ranks agree on the effect of the failure, i.e. on the clients and states that it affects.
+
+        Args:
+            t: the round that is repeated.
+            why: the error messages of the ranks that have noticed the failure.
 
         Raises:
             RankLostError: one more rank fails.
@@ -151,7 +165,7 @@ class FailurePolicy:
 
 
 def apply_lost_ranks(t: int, scheduler: ClientScheduler, states: ClientStates, rows: list[Row]) -> None:
-    """Record these rows as the rank failures of round t, and apply them to the client states."""
+    """Store these rows as the rank failures of round t, and apply their effects to the client states."""
     scheduler.lost_ranks.replace_rows(t, rows)
     states.unavailable = scheduler.lost_ranks.unavailable_clients(t)
     states.revert_states(scheduler.lost_ranks.reverted_states(t))
@@ -160,7 +174,7 @@ def apply_lost_ranks(t: int, scheduler: ClientScheduler, states: ClientStates, r
 def gather_newest_saved_rounds(
     comm: Communicator, scheduler: ClientScheduler, states: ClientStates, orphans: Sequence[int]
 ) -> dict[int, int]:
-    """Return client -> the round of its newest readable state on disk, for clients `orphans`; {} except at rank 0."""
+    """Return, at rank 0, the round of the newest readable state on disk of each client in `orphans`; elsewhere {}."""
     if not orphans or not states.messages.client_state.size:
         return {}
     mine = states.newest_saved_rounds(
@@ -177,9 +191,9 @@ def gather_newest_saved_rounds(
 
 
 def rejoin_sites(t: int, control: RoundControl) -> None:
-    """Let sites of failed ranks take part again when a run is resumed with all ranks at round t.
+    """Let the sites of failed ranks take part again when a run is resumed at round t with all ranks.
 
-    In a replay they rejoin in the round in which they did in the recorded run.
+    In a replay they rejoin in the same round as in the recorded run.
     """
     scheduler, states, comm = control.scheduler, control.states, control.comm
     away = sorted(scheduler.lost_ranks.unavailable_clients(t))

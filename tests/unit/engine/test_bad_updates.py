@@ -104,9 +104,9 @@ def test_a_huge_update_ends_the_run_by_default(monkeypatch, factor):
         play(everyone())
     said = str(caught.value)
     assert said.startswith("round 1: client 2 sent an update of norm ")
-    assert "beyond the bound of" in said
+    assert "above the bound of" in said
     assert "faults.max_norm: auto; the median norm is 0." in said
-    assert "the round was dropped" in said
+    assert "the round was discarded" in said
     assert "faults.on_bad_update: drop" in said
 
 
@@ -148,7 +148,7 @@ def test_dropped_is_not_having_taken_part(monkeypatch, method, slot):
 
 def test_a_round_in_which_all_are_refused_changes_nothing():
     config = everyone(rounds=2, faults={"max_norm": 1e-9, "on_bad_update": "drop"})
-    with pytest.warns(UserWarning, match="client 0 sent .* which are all of it: nothing changes"):
+    with pytest.warns(UserWarning, match="client 0 sent .* no upload is left, so the model does not change"):
         it = play(config)
     assert torch.equal(it.w, it.w0)
     assert [len(row["refused"]) for row in it.rows] == [7, 7]
@@ -227,6 +227,6 @@ def test_an_error_is_not_having_taken_part(monkeypatch, method, error):
 def test_errors_everywhere_end_the_run(monkeypatch):
     it = prepare(everyone(rounds=9, faults={"on_client_error": "drop"}))
     monkeypatch.setattr(training_loop, "batches_of", None)
-    said = r"round 2: client 0, 1, .* came to an error; for 3 rounds"
-    with pytest.warns(UserWarning, match="which are all of it"), pytest.raises(UserError, match=said):
+    said = r"round 2: the code of client 0, 1, .* raised an error; the run ends"
+    with pytest.warns(UserWarning, match="no upload is left"), pytest.raises(UserError, match=said):
         it.fed.run()

@@ -53,14 +53,18 @@ def line(t, loss, **more):
 def test_told_once_after_three_or_at_the_end():
     monitor = DivergenceMonitor(10, "loss")
     assert [monitor.record(line(t, 99.0), last=False) for t in range(2)] == [None, None]
-    with pytest.warns(UserWarning, match=r"diverged since round 0: loss is 99, against 2\.3 for guessing; lower"):
+    with pytest.warns(
+        UserWarning, match=r"diverged since round 0: loss is 99; the best value was 2\.3 for uniform guessing; lower"
+    ):
         assert monitor.record(line(2, 99.0), last=False) == 0
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert monitor.record(line(3, 99.0), last=True) is None
     monitor = DivergenceMonitor(10, "loss")
     assert monitor.record(line(0, 0.01), last=False) is None
-    with pytest.warns(UserWarning, match=r"diverged in round 1: loss is not finite, against 0\.01 in round 0"):
+    with pytest.warns(
+        UserWarning, match=r"diverged in round 1: loss is not finite; the best value was 0\.01 in round 0"
+    ):
         assert monitor.record(line(1, math.nan), last=True) == 1
 
 
@@ -109,7 +113,7 @@ def test_who_goes_on_after_a_stop_is_looked_at_anew():
     assert monitor.should_stop
     again = DivergenceMonitor(10, "loss", stop=True)
     again.load_state_dict(json.loads(json.dumps(monitor.state_dict())))
-    assert not again.ends
+    assert not again.should_stop
     with pytest.warns(UserWarning, match="diverged since round 2"):
         assert [again.record(line(t, 99.0), last=False) for t in (2, 3, 4)][-1] == 2
-    assert again.ends
+    assert again.should_stop

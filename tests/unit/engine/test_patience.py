@@ -52,7 +52,7 @@ def test_who_is_slow_and_lives_is_waited_for(monkeypatch, what, method):
     calm = play(config(method))
     once = 2 * 7 if what == "evaluation" else 4 * 7
     began = slow(monkeypatch, what, 0.15)
-    with pytest.warns(UserWarning, match=r"round \d: no rank is lost, but one took \d"):
+    with pytest.warns(UserWarning, match=r"round \d: no rank has failed, but one was silent for \d"):
         done = ran(config(method))
     assert not [it for it in done.values() if not isinstance(it, FinishedRun)], done
     assert (done[0].reason, done[0].told, done[0].hashes) == ("finished", [], calm.hashes)
@@ -62,7 +62,7 @@ def test_who_is_slow_and_lives_is_waited_for(monkeypatch, what, method):
 def test_round_timeout_bounds_it(monkeypatch):
     """A rank that is late after comm.round_timeout_s each time ends the job, as it does without faults.on_lost_rank."""
     slow(monkeypatch, "evaluation", 0.8)
-    with pytest.warns(UserWarning, match="no rank is lost"):
+    with pytest.warns(UserWarning, match="no rank has failed"):
         done = ran(config(round_timeout_s=0.6))
     assert {type(error) for error in done.values()} == {RankLostError}
     assert "within 0.6 s (comm.round_timeout_s)" in str(done[0])

@@ -75,7 +75,7 @@ def test_fraction_and_size_exclude_each_other(tmp_path):
             loaded(tmp_path, cohort, *overrides)
     both = loaded(tmp_path, "{fraction: 0.5}", "cohort.size=5", "cohort.fraction=null").cohort
     assert (both.fraction, both.size) == (None, 5)
-    with pytest.raises(UserError, match="give one of them"):
+    with pytest.raises(UserError, match="set exactly one of them"):
         loaded(tmp_path, "{fraction: null}")
     for wrong in ("0", "-1", "2.5", "all"):
         with pytest.raises(UserError, match=r"cohort\.size: .* is not allowed"):

@@ -261,10 +261,10 @@ def test_cuts_share_out_every_column_once(monkeypatch):
     assert list(made.small.shapes) == ["_loss", "b", "d"]
     row = torch.arange(packing.size, dtype=torch.float32)
     pieces = [made.large_part(row, *piece) for piece in made.pieces()]
-    assert sorted(torch.cat([made.head(row), *pieces]).tolist()) == row.tolist()
+    assert sorted(torch.cat([made.small_part(row), *pieces]).tolist()) == row.tolist()
     for holders in (1, 2, 3, 8):
         for name, (_, n) in made.large.items():
-            shares = [made.share(name, j, holders) for j in range(holders)]
+            shares = [made.holder_span(name, j, holders) for j in range(holders)]
             assert [a for a, _ in shares] == [0, *(b for _, b in shares[:-1])]
             assert shares[-1][1] == n
             assert all(a % 32 == 0 for a, _ in shares if a < n)

@@ -31,7 +31,7 @@ SHARE = {"name": "principal", "share": "sum"}
         ("fedatom_personal", {"client": "ditto"}, {}, "says what its clients use, and so does"),
         ("fedatom_personal", {"client": "knnper"}, {}, "says what its clients use, and so does"),
         ("fedfomo", {}, {"server": {"rule": "median"}}, "method fedfomo sends no updates .*; leave median"),
-        ("fedavg", {}, {"server": {"rule": SHARE}}, "share: sum is a weight of correction: axis"),
+        ("fedavg", {}, {"server": {"rule": SHARE}}, "share: sum has no effect with correction: text"),
         ("fedsol", {"prox": "fedavg"}, {}, "not FedAvg"),
         ("fedsol", {"prox": "scaffold"}, {}, "not Scaffold.*fedsol_table4.py"),  # a correction, and no regularizer
         ("fedsol", {"prox": "feddyn"}, {}, "not FedDyn.*fedsol_table4.py"),  # whose g_k presumes its own steps

@@ -76,7 +76,7 @@ def train(self, k): k.fit(epochs=-1); return State()
 def train(self, k): k.fit(start=k.w[:1]); return State()
     ValueError: weights of shape \(1,\) for a model of \(26,\)
 def personal_weights(self, k): return k.replace_group('head', k.w[:1], into=k.received)
-    ValueError: a tensor of shape \(1,\) where \d+ entries are needed
+    ValueError: expected \d+ entries in the last dimension, but the tensor has shape \(1,\)
 def upload(self, k): self.last = k.w; return SlotValues(), State()
     FrozenInstanceError
 def loss(self, k, x, y): raise StopIteration
