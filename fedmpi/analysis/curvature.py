@@ -44,20 +44,22 @@ class CurvatureOptions:
 
 
 def analyse_curvature(
-    run: Path, settings: Settings, options: CurvatureOptions, to: Path, say: Callable[[str], None]
+    run: Path, settings: Settings, options: CurvatureOptions, to: Path, print_line: Callable[[str], None]
 ) -> None:
     """Measure the curvature of a run's final model, print and write the results (`fedmpi analyse curvature`)."""
     to, module = output.create_output_folder(to), load_global_model(run, settings)
     if notice := format_personal_notice(read_model_metadata(run / MODEL)):
-        say(notice)
+        print_line(notice)
     made = build_experiment(settings)
     made.model.module.load_state_dict(module.state_dict())
-    facts = measure_curvature(made, options, say)
-    say(f"eigenvalues: {'  '.join(formatting.format_number(value) for value in facts['eigenvalues'])}")
+    facts = measure_curvature(made, options, print_line)
+    print_line(f"eigenvalues: {'  '.join(formatting.format_number(value) for value in facts['eigenvalues'])}")
     if facts["ratio"] is not None:
-        say(f"the first over the last of them: {formatting.format_number(facts['ratio'])}")
+        print_line(f"the first over the last of them: {formatting.format_number(facts['ratio'])}")
     charts.write_chart(plot_landscape(facts), to / "landscape.png", "loss around the model, above its least")
-    say(f"written: {output.write_json(to / 'curvature.json', {'run': str(run), **facts})}, {to / 'landscape.png'}")
+    print_line(
+        f"written: {output.write_json(to / 'curvature.json', {'run': str(run), **facts})}, {to / 'landscape.png'}"
+    )
 
 
 def plot_landscape(facts: dict[str, Any]) -> charts.HeatMap:
@@ -68,7 +70,7 @@ def plot_landscape(facts: dict[str, Any]) -> charts.HeatMap:
 
 
 def measure_curvature(
-    made: Experiment, options: CurvatureOptions, say: Callable[[str], None] = lambda text: None
+    made: Experiment, options: CurvatureOptions, print_line: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
     """Compute eigenvalues of the Hessian at the model of `made`, and the loss around it.
 
@@ -79,7 +81,7 @@ def measure_curvature(
     """
     loss, w = SubsetLoss(made, options.samples), made.model.w.detach().clone()
     of = f"{len(made.data.train)} clients, {w.numel()} weights"
-    say(f"loss over {len(loss.shard)} training samples of {of}")
+    print_line(f"loss over {len(loss.shard)} training samples of {of}")
     generator = seeds.torch_generator(made.settings.seed, "lanczos")
     eigenvalues, vectors = largest_eigenpairs(lambda v: loss.hessian_product(w, v), w, options.top, generator)
     axis = torch.linspace(-options.span, options.span, options.grid)

@@ -121,19 +121,19 @@ def extract_factors(made: Experiment, w: Tensor) -> dict[str, tuple[Tensor, Tens
 
 
 # ---- variance ----
-def analyse_variance(settings: Settings, replicates: int, to: Path, say: Callable[[str], None]) -> None:
+def analyse_variance(settings: Settings, replicates: int, to: Path, print_line: Callable[[str], None]) -> None:
     """Measure the variance of the two averages of kernels and write variance.json, .png (`fedmpi analyse variance`)."""
     to, made = output.create_output_folder(to), build_experiment(settings)
 
     def each(row: Row) -> None:
         if row["round"] == 0:
-            say("variance of the aggregated kernels, and of the clients' own")
+            print_line("variance of the aggregated kernels, and of the clients' own")
         figures_of = ", ".join(f"{name} {formatting.format_number(row[key])}" for key, name in RESULT_LABELS.items())
         rests = "" if COEF in made.messages.groups_in_round(row["round"]) else " (coefficients rest)"
-        say(f"round {row['round']}: {figures_of}{rests}")
+        print_line(f"round {row['round']}: {figures_of}{rests}")
 
     facts = measure_variance(made, replicates, each)
-    say(f"written: {output.write_json(to / 'variance.json', facts)}")
+    print_line(f"written: {output.write_json(to / 'variance.json', facts)}")
     t = [row["round"] for row in facts["rounds"]]
     lines = [
         charts.Series(RESULT_LABELS[key], t, [row[key] for row in facts["rounds"]])
@@ -141,7 +141,7 @@ def analyse_variance(settings: Settings, replicates: int, to: Path, say: Callabl
         if key != "ratio"
     ]
     chart = charts.LineChart(lines, "round", "variance (squared weights)", from_zero=True)
-    say(f"written: {charts.write_chart(chart, to / 'variance.png', 'variance of aggregated kernels')}")
+    print_line(f"written: {charts.write_chart(chart, to / 'variance.png', 'variance of aggregated kernels')}")
 
 
 def measure_variance(
@@ -198,20 +198,20 @@ def measure_round(made: Experiment, fed: Federation, t: int, replicates: int) ->
 
 
 # ---- virtual clients ----
-def analyse_virtual(run: Path, settings: Settings, to: Path, say: Callable[[str], None]) -> None:
+def analyse_virtual(run: Path, settings: Settings, to: Path, print_line: Callable[[str], None]) -> None:
     """Evaluate the virtual clients of a run, print a table and write virtual.json (`fedmpi analyse virtual`)."""
     to, module = output.create_output_folder(to), load_global_model(run, settings)
     options = f" {describe_value(redact(settings.data.options))}" if settings.data.options else ""
-    say(f"data: {settings.data.source}{options}, files below {settings.data.root}")
+    print_line(f"data: {settings.data.source}{options}, files below {settings.data.root}")
     made = build_experiment(settings)
     made.model.module.load_state_dict(module.state_dict())
-    facts = evaluate_virtual_clients(made, say)
+    facts = evaluate_virtual_clients(made, print_line)
     for line in format_virtual_clients(facts):
-        say(line)
-    say(f"written: {output.write_json(to / 'virtual.json', {'run': str(run), **facts})}")
+        print_line(line)
+    print_line(f"written: {output.write_json(to / 'virtual.json', {'run': str(run), **facts})}")
 
 
-def evaluate_virtual_clients(made: Experiment, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+def evaluate_virtual_clients(made: Experiment, print_line: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """Train clients for one more round from the model of `made`, and evaluate all products alpha_i x D_j.
 
     Returns:
@@ -225,7 +225,7 @@ def evaluate_virtual_clients(made: Experiment, say: Callable[[str], None] = lamb
     fed = build.make_federation(made, SingleProcess(made.model.w.device), lambda: False)
     t = next((t for t in range(s.rounds, 2 * s.rounds + 1) if COEF in made.messages.groups_in_round(t)), s.rounds)
     members = scheduler.draw_cohort(s.seed, t, made.data.clients, s.cohort.fraction, s.cohort.sampling, s.cohort.size)
-    say(f"round {t}: {len(members)} clients train, then {len(members) ** 2 + 1} models are evaluated")
+    print_line(f"round {t}: {len(members)} clients train, then {len(members) ** 2 + 1} models are evaluated")
     local = train_local_models(fed, trainer, members, t)
     w, b = linear.combine(local.w, local.p), linear.combine(local.b, local.p)
 

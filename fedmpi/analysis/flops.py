@@ -52,7 +52,7 @@ class OperationCounter(TorchDispatchMode):
         return out
 
 
-def analyse_flops(settings: Settings, to: Path, say: Callable[[str], None]) -> None:
+def analyse_flops(settings: Settings, to: Path, print_line: Callable[[str], None]) -> None:
     """Print the operations of the config's method and of FedAvg, and write flops.json (`fedmpi analyse flops`)."""
     to, (data, device) = output.create_output_folder(to), load_all_data(settings)
     client = int(data.train_sizes.argmax())
@@ -62,14 +62,14 @@ def analyse_flops(settings: Settings, to: Path, say: Callable[[str], None]) -> N
     for each in measurements:
         each |= {"ratio": each["step"] / step, "delta": each["frozen"] / step, "round_ratio": each["round"] / per_round}
     samples, steps = int(data.train_sizes[client]), measurements[1]["steps"]
-    say(f"client {client}: {samples:,} samples, {steps:,} steps; operations a sample")
+    print_line(f"client {client}: {samples:,} samples, {steps:,} steps; operations a sample")
     head = ("method", *KINDS, "step / FedAvg's", "frozen / FedAvg's", "round / FedAvg's")
     keys = ("method", *KINDS, "ratio", "delta", "round_ratio")
     for line in formatting.format_table([head, *(tuple(each[key] for key in keys) for each in measurements)]):
-        say(line)
+        print_line(line)
     facts = {"client": client, "samples": samples, "methods": measurements}
     config = redact(settings.model_dump(mode="json"))
-    say(f"written: {output.write_json(to / 'flops.json', {**facts, 'config': config})}")
+    print_line(f"written: {output.write_json(to / 'flops.json', {**facts, 'config': config})}")
 
 
 def count_operations(settings: Settings, data: FederatedData, device: torch.device, client: int) -> dict[str, Any]:

@@ -27,7 +27,9 @@ MAX_TABLE_CLIENTS, MAX_TABLE_CLASSES = (
 MAX_CLIENTS_DRAWN = 150  # clients in a drawing, at most, which has a row for each
 
 
-def analyse_partition(settings: Settings, write: Path | None, plot: Path | None, say: Callable[[str], None]) -> None:
+def analyse_partition(
+    settings: Settings, write: Path | None, plot: Path | None, print_line: Callable[[str], None]
+) -> None:
     """Print the partition of a config, and write and draw it on request (`fedmpi partition`).
 
     Args:
@@ -46,13 +48,13 @@ def analyse_partition(settings: Settings, write: Path | None, plot: Path | None,
             output.create_output_folder(path.parent, option)
     data = build_data.build_partitioned_data(settings)
     for line in describe_partition(data):
-        say(line)
+        print_line(line)
     try:
         if write is not None:
             _write_owners(write, data)
-            say(f"written: {write}")
+            print_line(f"written: {write}")
         if plot is not None:
-            say(f"written: {_plot_partition(data, plot)}")
+            print_line(f"written: {_plot_partition(data, plot)}")
     except OSError as error:
         raise UserError(f"cannot write {error.filename}: {error.strerror}; choose another file") from error
 

@@ -84,7 +84,9 @@ def render_report(runs: RunCollection) -> str:
     return render_page("page", title, [lead], titles={each.name: each.title for each in parts}, sections=parts)
 
 
-def write_report(paths: Sequence[Path], to: Path | None, figures: Path | None, say: Callable[[str], None]) -> None:
+def write_report(
+    paths: Sequence[Path], to: Path | None, figures: Path | None, print_line: Callable[[str], None]
+) -> None:
     """Write the report on runs and, if requested, its figures as separate files (`fedmpi report`).
 
     Args:
@@ -104,11 +106,11 @@ def write_report(paths: Sequence[Path], to: Path | None, figures: Path | None, s
                     for suffix in ("svg", "png"):
                         charts.write_chart(part.chart, figures / f"{part.name}.{suffix}", part.title)
                     (figures / f"{part.name}.csv").write_text(format_csv(part), encoding="utf-8")
-            say(f"written: {figures}/*.svg, .png, .csv")
+            print_line(f"written: {figures}/*.svg, .png, .csv")
         atomic_files.write_atomically(to, render_report(runs).encode())
     except OSError as error:
         raise UserError(f"{error.filename or to}: {error.strerror}; choose another place (--to, --figures)") from error
-    say(f"written: {to}")
+    print_line(f"written: {to}")
     if notes := [f"{run.path}: {note}" for run in runs.all for note in run.notes]:
         more = f", and {pluralize(len(notes) - 1, 'more note')} in the page's Faults" if len(notes) > 1 else ""
         warnings.warn(f"not all could be read: {notes[0]}{more}", stacklevel=2)

@@ -71,7 +71,7 @@ def _plot_by_parameters(lines: Mapping[str, Sequence[Run]], metric: str) -> Figu
     return Figure("cost", title, chart, head, data)
 
 
-def compare_communication(paths: Sequence[Path], metric: str, to: Path, say: Callable[[str], None]) -> None:
+def compare_communication(paths: Sequence[Path], metric: str, to: Path, print_line: Callable[[str], None]) -> None:
     """Compare the parameters that runs transmit, in total and per round (`fedmpi analyse communication`).
 
     Prints averages per round with ratios to the first run, and writes communication.json and communication.png, a chart
@@ -98,17 +98,17 @@ def compare_communication(paths: Sequence[Path], metric: str, to: Path, say: Cal
         averages.append([up, down, up + down])
         ratios = [f"{a / b:.3f}" if b else "-" for a, b in zip(averages[-1], averages[0], strict=True)]
         rows.append([path, len(run.rows), *map(round, averages[-1]), *ratios, format_metric(metric, values[-1], 4)])
-    say("parameters transmitted in an average round, over all its clients, and ratios to the first run")
+    print_line("parameters transmitted in an average round, over all its clients, and ratios to the first run")
     for line in formatting.format_table(
         [["run", "rounds", *DIRECTIONS, *(f"ratio {way}" for way in DIRECTIONS), metric], *rows]
     ):
-        say(line)
+        print_line(line)
     figure = _plot_by_parameters({path: [run] for path, run in runs.items() if run}, metric)
     if figure is None:
         raise UserError(f"{paths[0]}: metrics.jsonl counts no parameters (up_parameters, down_parameters)")
     facts = [dict(zip(figure.head, point, strict=True)) for point in figure.data]
-    say(f"written: {output.write_json(to / 'communication.json', {'metric': metric, 'points': facts})}")
-    say(f"written: {charts.write_chart(figure.chart, to / 'communication.png', figure.title)}")
+    print_line(f"written: {output.write_json(to / 'communication.json', {'metric': metric, 'points': facts})}")
+    print_line(f"written: {charts.write_chart(figure.chart, to / 'communication.png', figure.title)}")
 
 
 def build_time_section(runs: RunCollection) -> list[Part | None]:

@@ -56,7 +56,7 @@ CONTENT_WITHOUT_DATA = ("_seconds", "_flag", "client")  # contents without infor
 
 
 def write_site_pages(
-    directory: Path, local_baseline: Path | None, statements: Path | None, say: Callable[[str], None]
+    directory: Path, local_baseline: Path | None, statements: Path | None, print_line: Callable[[str], None]
 ) -> None:
     """Write DIRECTORY/sites/*.html: a page for each site and the model card.
 
@@ -92,10 +92,10 @@ def write_site_pages(
     except OSError as error:
         raise UserError(f"{error.filename or folder}: {error.strerror}; the pages were not written") from error
     if baseline is None:
-        say(f"not compared with sites that train alone. To make such a run: {baseline_command(run)}")
+        print_line(f"not compared with sites that train alone. To make such a run: {baseline_command(run)}")
     else:
-        say(f"compared with sites that train alone: {baseline.run.path}")
-    say(f"written: {folder}/{MODEL_CARD}.html, and a page for each of {len(everybody)} sites")
+        print_line(f"compared with sites that train alone: {baseline.run.path}")
+    print_line(f"written: {folder}/{MODEL_CARD}.html, and a page for each of {len(everybody)} sites")
 
 
 def read_statements(path: Path) -> dict[str, str]:

@@ -27,7 +27,7 @@ MAX_SPAN_KINDS, MAX_RANKS = 6, 24  # laps with their own colour, and ranks in a 
 JobTimeline = dict[str, Any]
 
 
-def write_timeline(run: Path, rounds: int, to: Path, say: Callable[[str], None]) -> None:
+def write_timeline(run: Path, rounds: int, to: Path, print_line: Callable[[str], None]) -> None:
     """Print a table of time shares, and write timeline.json, .svg and .png (`fedmpi analyse timeline`).
 
     rounds: number of rounds in the drawing, which are the last ones.
@@ -35,12 +35,12 @@ def write_timeline(run: Path, rounds: int, to: Path, say: Callable[[str], None])
     to, job = output.create_output_folder(to), read_last_job(run)
     by_rank = compute_time_shares(job)
     for text in format_time_shares(by_rank):
-        say(text)
-    say(f"written: {output.write_json(to / 'timeline.json', {'run': str(run), 'ranks': by_rank})}")
+        print_line(text)
+    print_line(f"written: {output.write_json(to / 'timeline.json', {'run': str(run), 'ranks': by_rank})}")
     _, figure = plot_timeline(job, rounds)
     for name in ("timeline.svg", "timeline.png"):
         charts.write_chart(figure.chart, to / name, figure.title)
-    say(f"written: {to / 'timeline.svg'}, {to / 'timeline.png'}")
+    print_line(f"written: {to / 'timeline.svg'}, {to / 'timeline.png'}")
 
 
 def read_last_job(run: Path) -> JobTimeline:

@@ -1,6 +1,7 @@
-"""Train several runs of a sweep at once on this machine, each in a process that is forked after torch was imported.
+"""Train several runs of a sweep in parallel on this machine, each in a child process forked after importing torch.
 
-`concurrent.futures` is not suitable: it pickles the arguments of workers, and a killed worker ends the whole pool.
+`concurrent.futures` is not used because it pickles the arguments of workers, and because its pool breaks if a worker is
+killed.
 """
 
 from __future__ import annotations
@@ -35,15 +36,16 @@ TrainFunction = Callable[[Settings], NoReturn]  # trains a run and exits with it
 
 @dataclass
 class ActiveRun:
-    """A run that is training or has just ended."""
+    """A run with the child process that trains it, or that has just ended."""
 
     settings: Settings
     process: BaseProcess
-    slot: int  # from 0; different for all runs that train at the same time
+    slot: int  # number from 0, different for all runs that train at the same time
     started_at: float  # time.monotonic()
 
     @property
     def elapsed_s(self) -> float:
+        """Seconds since the start of the run."""
         return time.monotonic() - self.started_at
 
 
@@ -64,10 +66,10 @@ class ProcessPool:
         self.stop_signals = 0
 
     def run(self, todo: Sequence[Settings]) -> bool:
-        """Train runs in the given order. When the function returns, no child process is left.
+        """Train runs in the given order, and return when all child processes have ended.
 
         Returns:
-            False if a signal ended the training early, otherwise True.
+            Whether all runs were started; False if a signal stopped the sweep.
         """
         before = [signal.signal(number, self._forward_stop_signal) for number in STOP_SIGNALS]
         waiting = deque(todo)
@@ -88,7 +90,7 @@ class ProcessPool:
         return not self.stop_signals
 
     def _forward_stop_signal(self, number: int, frame: object) -> None:
-        """Handle a stop signal: ask the child processes to stop; at the third signal, kill them."""
+        """Handle a stop signal by sending SIGTERM to all child processes, or SIGKILL from the third signal on."""
         self.stop_signals += 1
         for each in self.active_runs:
             with suppress(ProcessLookupError):  # the process has ended in the meantime
@@ -114,7 +116,7 @@ class ProcessPool:
 def _train_in_child(
     job: TrainFunction, settings: Settings, gpu: str | None, parent: int, unblocked: set[signal.Signals]
 ) -> None:
-    """Train a run in a child process, which writes to a log file and is asked to stop when the sweep's process dies."""
+    """Train a run in this child process, with its output in a log file; stop if the parent process dies."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os._exit(RESTART_LATER)
@@ -132,23 +134,27 @@ def _train_in_child(
 
 
 def console_log_path(settings: Settings) -> Path:
-    """Return the path of a run's console log, which is beside the run directory, as that may not exist yet."""
+    """Return the path of a run's console log; it lies next to the run directory, which may not exist yet."""
     return settings.output / f"{settings.name}.log"
 
 
 def choose_parallelism(jobs: str, todo: Sequence[Settings]) -> tuple[int, tuple[str, ...]]:
-    """Return how many runs may train at the same time, and the GPUs that they use.
+    """Choose how many runs train at the same time, and on which GPUs.
 
     Args:
-        jobs: a number, or auto for as many runs as cores, GPUs and free memory allow.
+        jobs: the value of --jobs: a number, or "auto" for as many runs as cores, GPUs and free memory allow.
+        todo: the settings of the runs.
 
     Returns:
         The number of runs, and values for CUDA_VISIBLE_DEVICES; () if all runs train on CPUs or there is no GPU.
+
+    Raises:
+        UserError: if `jobs` is invalid.
     """
     gpus = _list_gpus() if any(settings.compute.device != "cpu" for settings in todo) else ()
     if jobs != "auto":
         if not jobs.isdigit() or int(jobs) < 1:
-            raise UserError(f"--jobs: {jobs}; auto, or a number from 1 on, is needed")
+            raise UserError(f"--jobs: {jobs} is not allowed; must be auto or a whole number >= 1")
         return min(int(jobs), len(todo)), gpus
     cores = host_memory.count_usable_cores() // max(settings.compute.threads for settings in todo)
     free = host_memory.get_available_bytes()
@@ -162,7 +168,7 @@ def choose_parallelism(jobs: str, todo: Sequence[Settings]) -> tuple[int, tuple[
 
 
 def _list_gpus() -> tuple[str, ...]:
-    """Return the entries of CUDA_VISIBLE_DEVICES, or the numbers of all GPUs, without initialising CUDA."""
+    """Return the entries of CUDA_VISIBLE_DEVICES, or else the numbers of all GPUs, without initialising CUDA."""
     count = torch.cuda.device_count()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible is not None else map(str, range(count))

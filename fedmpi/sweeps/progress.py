@@ -1,4 +1,4 @@
-"""Read the states and metrics of a sweep's runs from their directories, which are the only record of a sweep."""
+"""Read the state and the metrics of each run of a sweep from its directory; a sweep has no other records."""
 
 from __future__ import annotations
 
@@ -17,30 +17,32 @@ from fedmpi.runtime.inspection.run_files import check_written_by_this_version, r
 from fedmpi.runtime.record.summary import summarize_run
 
 DONE, STARTED, MISSING = "done", "begun", "missing"
-RENAME_OR_MOVE = "give the sweep another name, or move that directory away"
+RENAME_OR_MOVE = "give the sweep another name, or move that directory away"  # remedy in messages
 DIVERGENCE_REASON = re.compile(r"^diverged: |not finite|sent an update of norm")
 TAIL_BYTES = 1 << 18  # bytes; a line has a few kB
 
 
 @dataclass(frozen=True)
 class RunState:
-    """The state of a run, as its directory shows it."""
+    """The state of a run, as recorded in its directory."""
 
-    status: str  # DONE, BEGUN or MISSING
-    rounds: int  # the number of rounds that are done
+    status: str  # DONE, STARTED or MISSING
+    rounds: int  # number of finished rounds
     summary: dict[str, Any]  # the content of summary.json; {} if there is none
     reason: str  # why the run ended; "" if it has not
 
     @property
     def diverged(self) -> bool:
-        """Whether the run ended because it diverged, so that it would end again if it were resumed."""
+        """Whether the run ended because it diverged; if it were resumed, it would diverge again."""
         return self.status == STARTED and DIVERGENCE_REASON.search(self.reason) is not None
 
     def get_metric(self, of: str, name: str) -> float:
-        """Return a metric of summary.json; nan if it is missing, or if the last round has no value of it.
+        """Return a metric from summary.json; nan if it is missing or, unless `of` allows that, out of date.
 
         Args:
-            of: the part of summary.json: last, mean_last_10, best or selected. The last two do not need the last round.
+            of: the section of summary.json: last, mean_last_10, best or selected. For last and mean_last_10, the metric
+                must have been measured after the last round.
+            name: the metric.
         """
         value = self.summary.get(of, {}).get(name)
         at = self.summary.get("last_round", {}).get(name)
@@ -49,11 +51,12 @@ class RunState:
 
 
 def run_directory(settings: Settings) -> Path:
+    """Return the directory of a run of a sweep."""
     return settings.output / settings.name
 
 
 def read_identity(settings: Settings) -> dict[str, Any] | None:
-    """Return the content of a run's identity.json; None if the file does not exist (yet)."""
+    """Return the content of identity.json, the settings that a run was started with; None if there is no such file."""
     return read_json_object(run_directory(settings) / "identity.json")
 
 
@@ -69,11 +72,11 @@ def read_state(settings: Settings) -> RunState:
         return RunState(STARTED if place.exists() else MISSING, 0, {}, "")
     check_written_by_this_version(place, recorded)
     if changed := _describe_changed_settings(settings, normalize_identity(recorded)):
-        raise UserError(f"{place} holds a run with {changed}; {RENAME_OR_MOVE}")
+        raise UserError(f"{place} contains a run with other settings: {changed}; {RENAME_OR_MOVE}")
     rounds = count_finished_rounds(settings)
     if rounds > settings.rounds:
         raise UserError(
-            f"{place} holds a run with {rounds} rounds, and the sweep now asks for {settings.rounds}; ask for "
+            f"{place} contains a run with {rounds} rounds, but the sweep has rounds: {settings.rounds}; set "
             f"rounds={rounds}, {RENAME_OR_MOVE}"
         )
     summary = read_json_object(place / "summary.json") or {}
@@ -87,7 +90,7 @@ def read_state(settings: Settings) -> RunState:
 def _describe_changed_settings(settings: Settings, recorded: dict[str, Any]) -> str:
     """Describe the first setting that differs from the recorded run, and count the others; "" if none differs.
 
-    Settings that may change when a run is resumed, such as the number of rounds, are not compared.
+    Settings that may be changed when a run is resumed, such as the number of rounds, are not compared.
     """
 
     def differing(asked: Settings) -> list[str]:
@@ -95,7 +98,7 @@ def _describe_changed_settings(settings: Settings, recorded: dict[str, Any]) -> 
         changed = [
             key for key in own if recorded.get(key, own[key]) != own[key] and not may_change_on_resume(key, settings)
         ]
-        return [f"{key}: {recorded[key]}, and the sweep now asks for {own[key]}" for key in changed]
+        return [f"{key} is {recorded[key]} there, but {own[key]} in the sweep" for key in changed]
 
     changed = differing(settings)
     if changed:  # perhaps only because a run records every option, defaults included: compare once more with defaults
@@ -106,25 +109,22 @@ def _describe_changed_settings(settings: Settings, recorded: dict[str, Any]) -> 
 
 
 def read_last_row(settings: Settings) -> dict[str, Any]:
-    """Return the row of metrics.jsonl for the last round that is done; {} before the first one.
-
-    Only the end of the file is read.
-    """
+    """Read the row of the last finished round from the end of metrics.jsonl; {} if no round is finished."""
     return next(reversed(read_tail(run_directory(settings) / "metrics.jsonl", TAIL_BYTES)), {})
 
 
 def count_finished_rounds(settings: Settings) -> int:
-    """Return the number of rounds of a run that are done."""
+    """Return the number of finished rounds of a run."""
     return int(read_last_row(settings).get("round", -1)) + 1
 
 
 def with_auto_resume(settings: Settings) -> Settings:
-    """Return a copy of the settings with which the run is resumed if its directory has a checkpoint."""
+    """Return a copy of the settings with checkpoint.resume: auto, which resumes the run if it has a checkpoint."""
     return settings.model_copy(update={"checkpoint": settings.checkpoint.model_copy(update={"resume": "auto"})})
 
 
 def is_diagnostic(metric: str) -> bool:
-    """Return whether a metric is a diagnostic, from analysis.jsonl, judged by its name.
+    """Return whether a name is that of a diagnostic in analysis.jsonl, and not of a metric in metrics.jsonl.
 
     >>> is_diagnostic("losses.shift"), is_diagnostic("top.5"), is_diagnostic("losses")
     (True, False, False)
@@ -134,11 +134,11 @@ def is_diagnostic(metric: str) -> bool:
 
 
 def summarize_diagnostics(settings: Settings) -> dict[str, Any]:
-    """Summarise the numbers in analysis.jsonl as named metrics, in the form of summary.json. Lists are left out.
+    """Summarise the diagnostics in analysis.jsonl in the form of summary.json; lists of numbers are left out.
 
     Returns:
-        {"rounds": 10, "last": {"losses.shift": 0.4}, "last_round": {"losses.shift": 9}, "mean_last_10": {...}}; {} if
-        the run has no diagnostics.
+        A dict such as {"rounds": 10, "last": {"losses.shift": 0.4}, "last_round": {"losses.shift": 9}, "mean_last_10":
+        {...}}; {} if the run has no diagnostics.
     """
     rows = []
     for line in read_jsonl(run_directory(settings) / "analysis.jsonl", need_round=True).rows:

@@ -1,7 +1,7 @@
-"""`fedmpi reproduce`: download the data of a published table, train its runs, and compare each cell.
+"""Implement `fedmpi reproduce`: download the data of a published table, train its runs, and compare each cell.
 
-The tables are the files in configs/papers and configs/benchmarks. The verdict on a cell is `=` if our mean is within
-one published standard deviation of the published mean, `~` within two, `!` outside, `?` if there is no standard
+Tables are sweep files in configs/papers and configs/benchmarks. The verdict on a cell is "=" if our mean lies within
+one published standard deviation of the published mean, "~" if within two, "!" if outside, "?" if there is no standard
 deviation to compare with, and "" if runs are missing.
 """
 
@@ -39,23 +39,28 @@ VERDICTS = {
 
 
 def config_folders() -> list[Path]:
-    """Return the folders that may contain the configs: beside the sources, of a wheel, and in the working directory."""
+    """Return the folders in which configs may lie: that of the sources, those of a wheel, and ./configs."""
     package = Path(__file__).parents[2]
     shared = (place / "share" / "fedmpi" / "configs" for place in (Path(sys.prefix), Path(site.getuserbase())))
     return [package / "configs", *shared, Path("configs").absolute()]
 
 
 def list_tables() -> dict[str, Path]:
-    """Return the config of each published table, {table name: path}; raise UserError if none is installed."""
+    """Return the sweep file of each published table, by the name of the table.
+
+    Raises:
+        UserError: if no tables are installed.
+    """
     for place in config_folders():
         tables = {path.stem: path for folder in TABLE_FOLDERS for path in sorted((place / folder).glob("*.yaml"))}
         if tables:
             return {name: path for name, path in tables.items() if "_common" not in name}
     looked = ", ".join(map(str, config_folders()))
-    raise UserError(f"reproduce: there are no configs/papers and configs/benchmarks in {looked}; get fedmpi's sources")
+    raise UserError(f"reproduce: no folders papers and benchmarks in {looked}; install fedmpi with its configs")
 
 
 def find_table(name: str) -> Path:
+    """Return the sweep file of a published table, given its name or path; raise UserError if there is no such table."""
     known = list_tables()
     stem = name.removesuffix(".yaml").rpartition("/")[2]
     if stem not in known:
@@ -64,7 +69,10 @@ def find_table(name: str) -> Path:
 
 
 def find_datasets(sweep: Sweep) -> dict[str, Settings]:
-    """Return {data set: settings of one run that uses it}; the sets of MedMNIST have their own names."""
+    """Return the names of a sweep's data sets, each with the settings of one run that uses it.
+
+    The data sets of MedMNIST are listed by their own names.
+    """
     examples: dict[str, Settings] = {}
     for settings in map(sweep.run_settings, sweep.covering_labels()):
         source = settings.data.source
@@ -74,18 +82,18 @@ def find_datasets(sweep: Sweep) -> dict[str, Settings]:
 
 
 def describe_tables(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield (name, description) of each table; the description has the number of runs, the data sets and the source."""
+    """Yield the name of each published table and a description: number of runs, data sets, and publication."""
     for name, path in list_tables().items():
         sweep = expand.load_sweep(path, overrides)
         published = f", published by {sweep.published[0].source}" if sweep.published else ""
         yield name, f"{pluralize(len(sweep.labels), 'run')} on {', '.join(find_datasets(sweep))}{published}"
 
 
-def fetch_data(sweep: Sweep, say: PrintLine) -> None:
-    """Download the data sets of a sweep that are missing.
+def fetch_data(sweep: Sweep, print_line: PrintLine) -> None:
+    """Download the missing data sets of a sweep.
 
     Raises:
-        UserError: if a data set cannot be downloaded automatically; the message has instructions.
+        UserError: if a data set cannot be downloaded automatically; the message says how to get it.
     """
     from fedmpi.runtime import build_data
 
@@ -96,21 +104,24 @@ def fetch_data(sweep: Sweep, say: PrintLine) -> None:
             continue
         with fetch.download_lock(root):
             if fetch.fetch_dataset(name, root):
-                say(f"{name} was fetched to {root}")
+                print_line(f"downloaded {name} to {root}")
 
 
-def write_comparison(sweep: Sweep, to: Path, say: PrintLine) -> int:
-    """Show the table of a sweep, and write table.md, table.csv and verdict.json.
+def write_comparison(sweep: Sweep, to: Path, print_line: PrintLine) -> int:
+    """Print the results of a sweep beside the published ones, and write table.md, table.csv and verdict.json.
 
     Returns:
-        The exit code: 1 if a published cell has no result or is outside two standard deviations, otherwise 0.
+        The exit code: 1 if a published cell has no result, or if ours is outside two standard deviations; otherwise 0.
+
+    Raises:
+        UserError: if no run is finished, or the files cannot be written.
     """
     tables = [
         results_table.collect_results(sweep, metric, of) for of, metric in (each.metric_key for each in sweep.published)
     ]
     tables = tables or [results_table.collect_results(sweep, None, None)]
     for line in (line for cells in tables for line in (*table_formats.format_text(cells), "")):
-        say(line)
+        print_line(line)
     facts = build_verdict(tables)
     try:
         to.mkdir(parents=True, exist_ok=True)
@@ -120,12 +131,14 @@ def write_comparison(sweep: Sweep, to: Path, say: PrintLine) -> int:
     except OSError as error:
         raise UserError(f"--to: cannot write {to}: {error.strerror}; choose another directory") from error
     counts = ", ".join(f"{number} {word}" for word, number in facts["verdict"].items())
-    say(f"verdict: {counts or 'nothing is published of this table'}; written: {to}/verdict.json, table.csv, table.md")
+    print_line(
+        f"verdict: {counts or 'this table has no published values'}; written: {to}/verdict.json, table.csv, table.md"
+    )
     return 1 if facts["verdict"].keys() & {VERDICTS["!"], VERDICTS[""]} else 0
 
 
 def build_verdict(tables: Sequence[ResultsTable]) -> dict[str, Any]:
-    """Return the content of verdict.json: our value and the published value of each cell, and counts of verdicts."""
+    """Return the content of verdict.json: the verdict on each cell, and the number of cells per verdict."""
     sweep = tables[0].sweep
     cells = [
         row | {"verdict": VERDICTS.get(row["verdict"])} for each in tables for row in table_formats.to_records(each)

@@ -1,10 +1,10 @@
-"""`fedmpi table`: mean and standard deviation over seeds of every cell of a sweep, beside published values.
+"""Collect the results of a sweep in a table, and compare them with published values (`fedmpi table`).
 
-A cell is the mean over seeds of one metric of summary.json, or of analysis.jsonl (losses.shift), +- the sample standard
-deviation (n - 1). Differences are paired: the mean of (row - first row) over the seeds that both rows have, +- its
-standard error s / sqrt(n). A `*` marks differences whose 95 % interval, by Student's t with n - 1 degrees of freedom,
-does not contain 0; it is not corrected for the number of cells. docs/campaigns.md explains the signs beside published
-values.
+A cell shows one metric, from summary.json or (for diagnostics such as losses.shift) from analysis.jsonl: its mean over
+seeds ± the sample standard deviation (n - 1). Differences are paired: the mean of (row - first row) over the seeds that
+both rows have, ± its standard error s / sqrt(n). A `*` marks a difference whose 95 % confidence interval (Student's t,
+n - 1 degrees of freedom) does not contain 0; the interval is not corrected for the number of cells. docs/campaigns.md
+explains the signs next to published values.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ FinishedRun = tuple[dict[str, str], Settings, progress.RunState]  # labels, sett
 
 @dataclass
 class Cell:
-    """One cell of the table: the results of runs that differ only in their seed.
+    """One cell of the table: the results of runs that differ only in their seeds.
 
     Attributes:
-        asked: the seeds of the sweep; [""] if the sweep has no axis seed.
-        values: seed -> metric, for runs that are done and whose metric is a finite number.
-        bad: seeds of runs that are done and whose metric is not finite.
-        published: mean and standard deviation of a publication.
+        seeds: the seeds of the sweep; [""] if the sweep has no axis `seed`.
+        values: seed -> metric, for finished runs with a finite value of the metric.
+        non_finite_seeds: the seeds of finished runs without a finite value of the metric.
+        published: the published mean and standard deviation.
     """
 
     seeds: list[str] = field(default_factory=list)
@@ -47,6 +47,7 @@ class Cell:
 
     @property
     def mean(self) -> float:
+        """The mean over seeds; nan without values."""
         return fmean(self.values.values()) if self.values else math.nan
 
     @property
@@ -56,21 +57,21 @@ class Cell:
 
     @property
     def missing_seeds(self) -> list[str]:
-        """The seeds whose run is not done."""
+        """The seeds of runs that are not finished."""
         done = {*self.values, *self.non_finite_seeds}
         return [seed for seed in self.seeds if (seed not in done if seed else not done)]
 
 
 @dataclass(frozen=True)
 class ResultsTable:
-    """All cells of the table of a sweep, for one metric.
+    """The results of a sweep for one metric.
 
     Attributes:
-        of: the part of summary.json from which the metric is taken, such as last or best.
-        axes: all axes except seed, beginning with the axis of the rows.
-        cells: the label of each axis -> the cell.
-        options: options of the command that makes the table.
-        source: the source of the published values.
+        summary_part: the section of summary.json from which the metric is taken, such as last or best.
+        axes: all axes except `seed`; the first one gives the rows, the others give the columns.
+        cells: one label per axis -> the cell.
+        command_options: the options with which `fedmpi table` creates this table.
+        source: where the published values were published.
         lower_is_better: whether lower values of the metric are better.
         notes: remarks on the metric and on differences between the runs.
     """
@@ -87,19 +88,22 @@ class ResultsTable:
 
     @property
     def rows(self) -> list[CellKey]:
+        """The labels of the rows, without repetition."""
         return list(dict.fromkeys(key[:1] for key in self.cells))
 
     @property
     def columns(self) -> list[CellKey]:
+        """The labels of the columns, without repetition."""
         return list(dict.fromkeys(key[1:] for key in self.cells))
 
     @property
     def num_seeds(self) -> int:
+        """The number of different seeds."""
         return len({seed for cell in self.cells.values() for seed in cell.seeds})
 
     @property
     def decimals(self) -> int:
-        """The number of decimals in the table: 2, or as many as the largest value needs for three digits."""
+        """The number of decimals in the table: 2, or more if the largest value needs them for 3 significant digits."""
         most = max((abs(v) for cell in self.cells.values() for v in cell.values.values()), default=0.0)
         return 2 if most >= 2 else 3 if most >= 0.1 or not most else 2 - math.floor(math.log10(most))
 
@@ -111,15 +115,16 @@ class ResultsTable:
 
 
 def collect_results(sweep: Sweep, metric: str | None, of: str | None, rows: str | None = None) -> ResultsTable:
-    """Collect one metric of all runs of a sweep that are done.
+    """Collect one metric of all finished runs of a sweep.
 
     Args:
-        metric: the metric; None: the first published metric, or the main metric of the runs if nothing is published.
-        of: the part of summary.json; None: that of the published metric, or last.
-        rows: the axis whose labels are the rows; None: the first axis.
+        sweep: the sweep.
+        metric: the metric; None: the first published metric, or, if nothing is published, the main metric of the runs.
+        of: the section of summary.json; None: that of the published metric, or else last.
+        rows: the axis whose labels form the rows; None: the first axis.
 
     Raises:
-        UserError: if no run is done, none has the metric, or runs were made with different plug-ins or data.
+        UserError: if no run is finished, no run has the metric, or the runs used different plug-ins or data.
     """
     given = {"--metric": metric, "--round": of, "--rows": rows}
     options = [word for name, value in given.items() if value for word in (name, value)]
@@ -129,21 +134,22 @@ def collect_results(sweep: Sweep, metric: str | None, of: str | None, rows: str 
     if rows is not None and rows not in names:
         raise UserError(f"--rows: unknown axis '{rows}'; {suggest_name(rows, names)}")
     axes.sort(key=lambda axis: rows is not None and axis.name != rows)
-    done = _find_finished_runs(sweep)
-    lower_is_better = {name for *_, state in done for name in state.summary.get("lower_is_better", ())}
+    finished = _find_finished_runs(sweep)
+    metrics_to_minimize = {name for *_, state in finished for name in state.summary.get("lower_is_better", ())}
     if metric is not None and progress.is_diagnostic(metric):
-        done = [
-            (labels, run, replace(state, summary=progress.summarize_diagnostics(run))) for labels, run, state in done
+        finished = [
+            (labels, run, replace(state, summary=progress.summarize_diagnostics(run)))
+            for labels, run, state in finished
         ]
-    known = [state.summary.get(of, {}) for *_, state in done]
-    protocols = dict.fromkeys(name for _, run, _ in done for name in run.evaluate.protocol if name != "global")
-    name = _most_common_name(known, metric, list(protocols))
+    metrics_of_runs = [state.summary.get(of, {}) for *_, state in finished]
+    protocols = dict.fromkeys(name for _, run, _ in finished for name in run.evaluate.protocol if name != "global")
+    name = _most_common_name(metrics_of_runs, metric, list(protocols))
     cells: dict[CellKey, Cell] = {}
     for labels in sweep.labels:
         cell = cells.setdefault(tuple(labels[axis.name] for axis in axes), Cell())
         cell.seeds.append(labels.get(SEED, ""))
         cell.published = published.find_cell(labels) if published else None
-    for labels, run, state in done:
+    for labels, run, state in finished:
         cell = cells[tuple(labels[axis.name] for axis in axes)]
         seed, value = labels.get(SEED, str(run.seed)), state.get_metric(of, name)
         if math.isfinite(value):
@@ -151,15 +157,14 @@ def collect_results(sweep: Sweep, metric: str | None, of: str | None, rows: str 
         else:
             cell.non_finite_seeds.append(seed)
     if not any(cell.values for cell in cells.values()):
-        raise UserError(
-            f"--metric: no run has a figure '{name}'; {suggest_name(name, {n for each in known for n in each})}"
-        )
-    notes = _check_comparability(sweep, [run for _, run, _ in done])
+        names_in_runs = {n for each in metrics_of_runs for n in each}
+        raise UserError(f"--metric: no run has a metric '{name}'; {suggest_name(name, names_in_runs)}")
+    notes = _check_comparability(sweep, [run for _, run, _ in finished])
     if metric is not None and name != metric:
-        notes.insert(0, f"{name} is compared, as most runs have no {metric}")
+        notes.insert(0, f"{name} is compared, because most runs have no {metric}")
     source = published.source or "published" if published else None
-    less = is_lower_better(name, lower_is_better)
-    return ResultsTable(sweep, name, of, tuple(axes), cells, tuple(options), source, less, tuple(notes))
+    lower_is_better = is_lower_better(name, metrics_to_minimize)
+    return ResultsTable(sweep, name, of, tuple(axes), cells, tuple(options), source, lower_is_better, tuple(notes))
 
 
 def _find_finished_runs(sweep: Sweep) -> list[FinishedRun]:
@@ -168,12 +173,15 @@ def _find_finished_runs(sweep: Sweep) -> list[FinishedRun]:
         if settings is not None and (state := progress.read_state(settings)).status == progress.DONE:
             runs.append((labels, settings, state))
     if not runs:
-        raise UserError(f"none of {pluralize(len(sweep.labels), 'run')} is done; {sweep.command}")
+        raise UserError(f"none of {pluralize(len(sweep.labels), 'run')} is finished; to train them: {sweep.command}")
     return runs
 
 
 def _choose_metric(sweep: Sweep, metric: str | None, of: str | None) -> tuple[str | None, str, PublishedResults | None]:
-    """Return the metric that was requested or published, its part of summary.json, and the published values."""
+    """Choose the metric, its section of summary.json, and the published values to compare it with.
+
+    The arguments are the requested metric and section, or None.
+    """
     candidates = [each for each in sweep.published if metric in (None, each.metric_key[1])]
     published = next((each for each in candidates if of in (None, each.metric_key[0])), None)
     # A published metric without a round is compared with any round.
@@ -184,60 +192,69 @@ def _choose_metric(sweep: Sweep, metric: str | None, of: str | None) -> tuple[st
     is_diagnostic = metric is not None and progress.is_diagnostic(metric)
     allowed = ("last", "mean_last_10") if is_diagnostic else SUMMARY_PARTS  # diagnostics have no best value
     if of not in allowed:
-        raise UserError(f"--round: {of}; allowed: {', '.join(allowed)}")
+        raise UserError(f"--round: {of} is not allowed; must be {' or '.join(allowed)}")
     return metric, of, published
 
 
-def _most_common_name(known: Sequence[Mapping[str, Any]], metric: str | None, protocols: Sequence[str]) -> str:
-    """Return the name of a metric in the evaluation protocol that most runs have, such as personal_accuracy.
+def _most_common_name(
+    metrics_of_runs: Sequence[Mapping[str, Any]], metric: str | None, protocols: Sequence[str]
+) -> str:
+    """Return the name of a metric, including the prefix of its evaluation protocol, under which most runs have it.
 
-    `known` are the metrics of each run; without `metric`, the main metric of the first run is used.
+    An example is personal_accuracy for `metric` accuracy.
+
+    Args:
+        metrics_of_runs: the metrics of each run.
+        metric: the metric; None: the main metric of the first run.
+        protocols: the evaluation protocols of the runs, except `global`.
     """
     if metric is None:
-        metric = choose_main_metric(known[0]) or ""
+        metric = choose_main_metric(metrics_of_runs[0]) or ""
         prefix = next((f"{name}_" for name in protocols if metric.startswith(f"{name}_")), "")
         metric = metric.removeprefix(prefix)
     names = [metric, *(f"{protocol}_{metric}" for protocol in protocols)]
-    return max(names, key=lambda name: sum(name in each for each in known))
+    return max(names, key=lambda name: sum(name in each for each in metrics_of_runs))
 
 
-def _check_comparability(sweep: Sweep, shown: Sequence[Settings]) -> list[str]:
-    """Check that runs were made with the same data and plug-ins, and return notes on different versions of the code.
+def _check_comparability(sweep: Sweep, runs_shown: Sequence[Settings]) -> list[str]:
+    """Check that all runs used the same data and plug-ins, and return notes on different versions of the code.
 
     Raises:
-        UserError: if data or plug-ins differ, so that a mean over the runs has no meaning, and the runs do not have
+        UserError: if data or plug-ins differ, so that a mean over the runs would be meaningless, and not all runs have
             checkpoint.changes=accept.
     """
-    runs = {settings.name: settings for settings in shown}
+    runs = {settings.name: settings for settings in runs_shown}
     if sweep.tuning is not None:  # the tuning runs must match, too
         runs |= {settings.name: settings for _, settings in sweep.first_stage_runs()}
     identities = [
-        (settings, known) for settings in runs.values() if (known := progress.read_identity(settings)) is not None
+        (settings, identity) for settings in runs.values() if (identity := progress.read_identity(settings)) is not None
     ]
     notes, accepted = list[str](), all(settings.checkpoint.changes == "accept" for settings in runs.values())
-    for item, (first, other) in compare.find_digest_differences(identities).items():
-        mismatch = f"{first} and {other} differ in {item[1:-1]}"
-        if item not in compare.CODE_DIGESTS and not accepted:
+    for digest, (first, other) in compare.find_digest_differences(identities).items():
+        mismatch = f"{first} and {other} differ in {digest[1:-1]}"
+        if digest not in compare.CODE_DIGESTS and not accepted:
+            place = progress.run_directory(identities[0][0]).parent
             raise UserError(
-                f"{progress.run_directory(identities[0][0]).parent}: {mismatch}, and a mean would be over both. Move "
-                "those with the old one away and let `fedmpi sweep` train them again, leave some out (only, "
-                "exclude), or put them together all the same with checkpoint.changes=accept"
+                f"{place}: {mismatch}, so their mean would be meaningless; move the outdated runs away and let "
+                "`fedmpi sweep` train them again, select runs with include or exclude, or average them nevertheless "
+                "with checkpoint.changes=accept"
             )
         notes.append(f"mixed: {mismatch}")
     return notes
 
 
 def compare_with_published(cell: Cell, decimals: int) -> str:
-    """Compare our mean with the published one, in units of the published standard deviation.
-
-    If none is published, or it is 0, our standard deviation is used.
+    """Compare our mean with the published mean.
 
     Args:
+        cell: the cell, with the published mean and standard deviation. If no standard deviation is published, or if it
+            is 0, our own is used instead.
         decimals: number of decimals in the table. Without a published standard deviation, means that agree to this
-            number of decimals are equal.
+            number of decimals count as equal.
 
     Returns:
-        "=" within one standard deviation, "~" within two, "!" outside, "?" if neither is known, "" without values.
+        "=" if the means differ by at most one standard deviation, "~" if by at most two, "!" if by more, "?" if no
+        standard deviation is known, "" if we have no values.
     """
     if cell.published is None or not cell.values:
         return ""
@@ -252,17 +269,17 @@ def compare_with_published(cell: Cell, decimals: int) -> str:
 
 
 def paired_difference(cells: ResultsTable, key: CellKey) -> tuple[float, float, str] | None:
-    """Return the paired difference over seeds between a cell and the cell of the first row in the same column.
+    """Return the paired difference between a cell and the cell of the first row in the same column.
 
     Returns:
-        The mean difference over the seeds that both cells have, its standard error, and a verdict: "better" or "worse"
-        ("higher" or "lower" for diagnostics of `analysis`) if 0 lies outside the 95 % interval, otherwise "". None for
-        the first row, and if the cells have fewer than two seeds in common.
+        The mean difference over the seeds that both cells have, its standard error, and a verdict. The verdict is
+        "better" or "worse" ("higher" or "lower" for diagnostics) if 0 lies outside the 95 % interval, otherwise "".
+        None for the first row, and for cells with fewer than two seeds in common.
     """
-    first, other = (cells.cells.get(each) for each in ((*cells.rows[0], *key[1:]), key))
-    if first is None or other is None or first is other:
+    reference, cell = (cells.cells.get(each) for each in ((*cells.rows[0], *key[1:]), key))
+    if reference is None or cell is None or reference is cell:
         return None
-    paired = [value - first.values[seed] for seed, value in other.values.items() if seed in first.values]
+    paired = [value - reference.values[seed] for seed, value in cell.values.items() if seed in reference.values]
     if len(paired) < 2:
         return None
     mean, error = fmean(paired), stdev(paired) / math.sqrt(len(paired))

@@ -1,8 +1,8 @@
-"""`fedmpi sweep --sbatch`: submit the missing runs as a job array, and a final job that fails unless all are done.
+"""Submit the missing runs of a sweep to Slurm (`fedmpi sweep --sbatch`).
 
-A task of the array starts `fedmpi sweep SWEEP --run NAME` with srun. It uses the same run directory each time that it
-is started, and requests a requeue from Slurm if its time limit was reached. slurm/submitted.jsonl, beside the runs,
-records which job trains which runs.
+The runs form a job array, followed by a job that fails unless all runs are finished. A task of the array starts `fedmpi
+sweep SWEEP --run NAME` with srun. If its time limit is reached, it asks Slurm to requeue it, and later continues in the
+same run directory. The file slurm/submitted.jsonl next to the runs records which job trains which runs.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ export FEDMPI_OUTCOME={folder}/outcome-$me SLURM_KILL_BAD_EXIT=${{SLURM_KILL_BAD
 rm -f "$FEDMPI_OUTCOME"
 code=0
 srun --cpus-per-task={threads} --unbuffered {command} --run "$name" || code=$?
-told='' fresh=1
-read -r told fresh 2>/dev/null <"$FEDMPI_OUTCOME" || true
+rank0_code='' new_rounds=1
+read -r rank0_code new_rounds 2>/dev/null <"$FEDMPI_OUTCOME" || true
 rm -f "$FEDMPI_OUTCOME"
-code=${{told:-$code}}
-[[ $code -ne 138 ]] || code=75  # the warning came before it was listened to
+code=${{rank0_code:-$code}}
+[[ $code -ne 138 ]] || code=75  # the signal arrived before its handler was installed
 [[ $code -eq 75 ]] || exit "$code"
-shown=$(scontrol show job "$me" 2>/dev/null) || true
-if [[ $shown != *JobState=RUNNING* && $shown != *Reason=TimeLimit* ]]; then
-    echo "$name: this job was ended by Slurm or a user; submit the sweep again to go on" >&2
-elif [[ ${{SLURM_RESTART_COUNT:-0}} -gt 0 && $fresh -eq 0 ]]; then
-    echo "$name: not requeued: no round was completed since it was started again; give it more --time" >&2
+job_state=$(scontrol show job "$me" 2>/dev/null) || true
+if [[ $job_state != *JobState=RUNNING* && $job_state != *Reason=TimeLimit* ]]; then
+    echo "$name: this job was ended by Slurm or a user; submit the sweep again to continue" >&2
+elif [[ ${{SLURM_RESTART_COUNT:-0}} -gt 0 && $new_rounds -eq 0 ]]; then
+    echo "$name: not requeued, because no round was finished since the last restart; set a longer --time" >&2
 elif scontrol requeue "$me"; then
-    echo "$name: job $me is requeued, and will go on" >&2
+    echo "$name: job $me was requeued and will continue" >&2
 fi
 exit 75
 """
@@ -58,70 +58,101 @@ exit 75
 
 @dataclass(frozen=True)
 class ArrayOptions:
-    """The options of a job array."""
+    """Options of the Slurm job array that trains a sweep."""
 
-    max_running: int | None = None  # tasks that Slurm runs at the same time; None: no limit
+    max_running: int | None = None  # number of tasks that Slurm runs at the same time; None: no limit
     gpus: int | None = None  # per rank
     ranks: int = 1  # per run
     options: tuple[str, ...] = ()  # further options of sbatch
 
 
-def submit_sweep(sweep: Sweep, asked: ArrayOptions, dry: bool, say: Callable[[str], None]) -> int:
-    """Submit the runs of a sweep that are missing and not queued, or with `dry` only show the commands.
+def submit_sweep(sweep: Sweep, options: ArrayOptions, dry_run: bool, print_line: Callable[[str], None]) -> int:
+    """Submit those runs of a sweep to Slurm that are neither finished nor queued.
+
+    Args:
+        sweep: the sweep.
+        options: the options of the job array.
+        dry_run: only print the commands, without submitting anything.
+        print_line: prints a line of output.
+
+    Returns:
+        The exit code, 0.
 
     Raises:
         UserError: if an option is invalid, or a command of Slurm fails.
     """
-    if wrong := [option for option in asked.options if not option.startswith("-")]:
-        raise UserError(f"--option: {wrong[0]!r}; an option of sbatch is needed: --option=--mem=8G")
-    every = [settings for _, settings in sweep.first_stage_runs()]
-    place = every[0].output.absolute()
-    folder, waiting = place / SLURM_FOLDER, list_queued_runs(place)
-    missing = [settings.name for settings in every if not sweep.needs_no_training(settings)]
-    arrays = [[name for name in names if name not in waiting] for names in (missing, _runs_after_tuning(sweep))]
+    if invalid := [option for option in options.options if not option.startswith("-")]:
+        raise UserError(
+            f"--option: {invalid[0]!r} is not allowed; must be an option of sbatch, such as --option=--mem=8G"
+        )
+    first_stage = [settings for _, settings in sweep.first_stage_runs()]
+    directory = first_stage[0].output.absolute()
+    folder, queued = directory / SLURM_FOLDER, list_queued_runs(directory)
+    missing = [settings.name for settings in first_stage if not sweep.needs_no_training(settings)]
+    arrays = [[name for name in names if name not in queued] for names in (missing, _runs_after_tuning(sweep))]
     if not any(arrays):
-        say(f"nothing to submit: {pluralize(len(waiting), 'run')} in the queue, the others are done")
+        print_line(f"nothing to submit: {pluralize(len(queued), 'run')} in the queue, all others are finished")
         return 0
-    if not dry:
-        sweep.write_run_list(place, [settings.name for settings in every])
+    if not dry_run:
+        sweep.write_run_list(directory, [settings.name for settings in first_stage])
         folder.mkdir(exist_ok=True)
-    threads, jobs = max(settings.compute.threads for settings in every), list[str]()
+    threads, jobs = max(settings.compute.threads for settings in first_stage), list[str]()
     for names in filter(None, arrays):  # runs that wait for the choice of `tune` start when the tuning runs have ended
-        after = [f"--dependency=afterany:{jobs[0]}"] if jobs else []
-        jobs.append(_submit_job(after, build_array_script(sweep, asked, names, place, threads), dry, say))
-        if not dry:
+        dependency = [f"--dependency=afterany:{jobs[0]}"] if jobs else []
+        jobs.append(
+            _submit_job(dependency, build_array_script(sweep, options, names, directory, threads), dry_run, print_line)
+        )
+        if not dry_run:
             with (folder / SUBMITTED_FILE).open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"job": jobs[-1], "names": names}) + "\n")
-    others = {entry["job"] for entry in _read_submitted_jobs(place) if set(entry["names"]) & set(waiting)}
-    words = [each for each in asked.options if each.startswith(("--partition", "--account"))]
-    words += [f"--job-name={place.name}-end", "--ntasks=1", f"--output={folder}/end-%j.log"]
-    words += [f"--dependency=afterany:{':'.join([*jobs, *sorted(others)])}"]
-    words += [f"--wrap=cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join([*_sweep_command(sweep), '--check'])}"]
-    end = _submit_job(words, None, dry, say)
-    if not dry:
+    other_jobs = {entry["job"] for entry in _read_submitted_jobs(directory) if set(entry["names"]) & set(queued)}
+    end_arguments = [option for option in options.options if option.startswith(("--partition", "--account"))]
+    end_arguments += [f"--job-name={directory.name}-end", "--ntasks=1", f"--output={folder}/end-%j.log"]
+    end_arguments += [f"--dependency=afterany:{':'.join([*jobs, *sorted(other_jobs)])}"]
+    end_arguments += [
+        f"--wrap=cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join([*_sweep_command(sweep), '--check'])}"
+    ]
+    end_job = _submit_job(end_arguments, None, dry_run, print_line)
+    if not dry_run:
         runs = pluralize(sum(map(len, arrays)), "run")
-        say(f"{runs} in job {', '.join(jobs)}; job {end} fails if one is missing at the end")
+        print_line(f"{runs} in job {', '.join(jobs)}; job {end_job} runs after them and fails if a run is missing")
     return 0
 
 
 def _runs_after_tuning(sweep: Sweep) -> list[str]:
-    """Return the names, without a candidate's labels, of runs that can start only after `tune` has chosen."""
-    best, runs = sweep.tuning, sweep.final_runs() if sweep.tuning else []
-    waiting = [(labels, run) for labels, run in runs if best and not best.is_tuning_run(labels)]
-    return [sweep.run_name(labels) for labels, run in waiting if run is None or not sweep.needs_no_training(run)]
+    """Return the names, without labels of a candidate, of the runs that cannot start before candidates are chosen."""
+    plan, runs = sweep.tuning, sweep.final_runs() if sweep.tuning else []
+    candidates = [(labels, settings) for labels, settings in runs if plan and not plan.is_tuning_run(labels)]
+    return [
+        sweep.run_name(labels)
+        for labels, settings in candidates
+        if settings is None or not sweep.needs_no_training(settings)
+    ]
 
 
-def build_array_script(sweep: Sweep, asked: ArrayOptions, names: Sequence[str], place: Path, threads: int) -> str:
-    """Return the batch script of a Slurm job array that trains one run of a sweep per task, with `threads` per rank."""
-    folder = place / SLURM_FOLDER
-    limit = f"%{asked.max_running}" if asked.max_running else ""
-    options = [f"--job-name={place.name}", f"--array=0-{len(names) - 1}{limit}", f"--output={folder}/%A_%a.log"]
-    options += ["--open-mode=append", "--requeue", f"--signal=USR1@{SIGNAL_BEFORE_LIMIT_S}"]
-    options += [f"--ntasks={asked.ranks}", f"--cpus-per-task={threads}"]
+def build_array_script(sweep: Sweep, options: ArrayOptions, names: Sequence[str], directory: Path, threads: int) -> str:
+    """Return the batch script of a Slurm job array in which each task trains one run of a sweep.
+
+    Args:
+        sweep: the sweep.
+        options: the options of the job array.
+        names: the names of the runs.
+        directory: the directory of the runs.
+        threads: the number of threads per rank.
+    """
+    folder = directory / SLURM_FOLDER
+    limit = f"%{options.max_running}" if options.max_running else ""
+    sbatch_options = [
+        f"--job-name={directory.name}",
+        f"--array=0-{len(names) - 1}{limit}",
+        f"--output={folder}/%A_%a.log",
+    ]
+    sbatch_options += ["--open-mode=append", "--requeue", f"--signal=USR1@{SIGNAL_BEFORE_LIMIT_S}"]
+    sbatch_options += [f"--ntasks={options.ranks}", f"--cpus-per-task={threads}"]
     # --gpus-per-task would hide the GPU of each task from the others.
-    options += ["--nodes=1", f"--gpus-per-node={asked.ranks * asked.gpus}"] if asked.gpus else []
+    sbatch_options += ["--nodes=1", f"--gpus-per-node={options.ranks * options.gpus}"] if options.gpus else []
     return ARRAY_SCRIPT.format(
-        options="\n".join(f"#SBATCH {each}" for each in [*options, *asked.options]),
+        options="\n".join(f"#SBATCH {option}" for option in [*sbatch_options, *options.options]),
         here=shlex.quote(str(Path.cwd())),
         names="\n".join(map(shlex.quote, names)),
         folder=shlex.quote(str(folder)),
@@ -131,60 +162,66 @@ def build_array_script(sweep: Sweep, asked: ArrayOptions, names: Sequence[str], 
 
 
 def find_run(sweep: Sweep, name: str) -> Settings:
-    """Return the settings of the run with this name; with `tune`, the part for the candidate may be left out.
+    """Return the settings of a run of a sweep by its name; the part of the name for a candidate may be omitted.
 
     Raises:
-        UserError: if no run has this name, or the run waits for the choice of `tune`.
+        UserError: if no run has this name, or no candidate has been chosen for it yet.
     """
     for labels, settings in sweep.final_runs():
         if settings is None and sweep.tuning is not None and sweep.run_name(labels) == name:
-            raise UserError(f"--run: {name} waits: tune: {sweep.tuning_choices()[sweep.tuning.cell_key(labels)]}")
+            raise UserError(
+                f"--run: {name} cannot start yet; tune: {sweep.tuning_choices()[sweep.tuning.cell_key(labels)]}"
+            )
         if settings is not None and sweep.run_name(labels) == name:
             return settings
     for settings in sweep.known_runs():
         if settings.name == name:
             return settings
-    raise UserError(f"--run: no run of {sweep.path} is named {name}; fedmpi sweep {sweep.path} --status names them")
+    raise UserError(f"--run: {sweep.path} has no run {name}; to list its runs: fedmpi sweep {sweep.path} --status")
 
 
-def list_queued_runs(place: Path) -> dict[str, str]:
-    """Return the runs that are queued or running in Slurm, {name: `12_3 RUNNING`}."""
+def list_queued_runs(directory: Path) -> dict[str, str]:
+    """Return the runs that are queued or running in Slurm, each with its job and state, such as "12_3 RUNNING"."""
     names = {
-        (entry["job"], str(at)): name for entry in _read_submitted_jobs(place) for at, name in enumerate(entry["names"])
+        (entry["job"], str(task)): name
+        for entry in _read_submitted_jobs(directory)
+        for task, name in enumerate(entry["names"])
     }
     try:
         output = _run_slurm_command("squeue", "--noheader", "--array", "--me", "--format=%F %K %T") if names else ""
     except UserError:
         return {}
-    cells = [line.split() for line in output.splitlines()]
-    return {names[job, at]: f"{job}_{at} {what}" for job, at, what in cells if (job, at) in names}
+    rows = [line.split() for line in output.splitlines()]
+    return {names[job, task]: f"{job}_{task} {state}" for job, task, state in rows if (job, task) in names}
 
 
-def _read_submitted_jobs(place: Path) -> list[dict]:
-    rows = read_tail(place / SLURM_FOLDER / SUBMITTED_FILE)
+def _read_submitted_jobs(directory: Path) -> list[dict]:
+    """Return the rows of submitted.jsonl: the number of each submitted job, and the names of its runs."""
+    rows = read_tail(directory / SLURM_FOLDER / SUBMITTED_FILE)
     return [row for row in rows if "job" in row and isinstance(row.get("names"), list)]
 
 
 def _sweep_command(sweep: Sweep) -> list[str]:
+    """Return the command that trains the sweep, including secrets."""
     return [sys.executable, "-m", "fedmpi", "sweep", str(sweep.path.absolute()), *sweep.all_overrides]
 
 
-def _submit_job(words: Sequence[str], text: str | None, dry: bool, say: Callable[[str], None]) -> str:
-    """Submit a job and return its number; with `dry`, only show the command."""
-    if dry:
-        say(f"sbatch {shlex.join(words)}" + (f" <<'END'\n{text}END" if text else ""))
+def _submit_job(arguments: Sequence[str], script: str | None, dry_run: bool, print_line: Callable[[str], None]) -> str:
+    """Submit a job and return its number; if `dry_run`, only print the command."""
+    if dry_run:
+        print_line(f"sbatch {shlex.join(arguments)}" + (f" <<'END'\n{script}END" if script else ""))
         return "JOB"
-    return _run_slurm_command("sbatch", "--parsable", *words, given=text).strip().partition(";")[0]
+    return _run_slurm_command("sbatch", "--parsable", *arguments, stdin=script).strip().partition(";")[0]
 
 
-def _run_slurm_command(*words: str, given: str | None = None) -> str:
-    """Run a command of Slurm and return its output; raise UserError if there is no such command, or if it fails."""
+def _run_slurm_command(*command: str, stdin: str | None = None) -> str:
+    """Run a command of Slurm and return its output; raise UserError if it fails or is not installed."""
     try:
-        done = subprocess.run(
-            words, input=given, capture_output=True, encoding="utf-8", errors="replace", timeout=COMMAND_TIMEOUT_S
+        process = subprocess.run(
+            command, input=stdin, capture_output=True, encoding="utf-8", errors="replace", timeout=COMMAND_TIMEOUT_S
         )
     except (FileNotFoundError, subprocess.TimeoutExpired) as error:
-        raise UserError(f"--sbatch: {error}; submit on a login node of a Slurm cluster") from error
-    if done.returncode:
-        raise UserError(f"--sbatch: {words[0]} refuses: {done.stderr.strip() or f'exit code {done.returncode}'}")
-    return done.stdout
+        raise UserError(f"--sbatch: {error}; run this command on a login node of a Slurm cluster") from error
+    if process.returncode:
+        raise UserError(f"--sbatch: {command[0]} failed: {process.stderr.strip() or f'exit code {process.returncode}'}")
+    return process.stdout

@@ -1,4 +1,4 @@
-"""`fedmpi status` for a sweep, which is given by its file or by the directory of its runs with sweep.json."""
+"""Implement `fedmpi status` for a sweep, given its file or the directory of its runs, which contains sweep.json."""
 
 from __future__ import annotations
 
@@ -24,37 +24,47 @@ StatusDict = dict[str, Any]
 
 
 def read_sweep_list(place: Path) -> tuple[Path, list[str]]:
-    """Return the sweep file and the overrides that sweep.json in the directory of the runs names.
+    """Read the sweep file and the overrides of a sweep from sweep.json in the directory of its runs.
 
     Raises:
-        UserError: if there is no sweep.json, a secret was left out of it, or the sweep file is missing.
+        UserError: if there is no sweep.json, a secret was left out of it, or the sweep file does not exist.
     """
     content = run_files.read_json_object(place / SWEEP_FILE) or {}
     file, given = content.get("file"), content.get("overrides")
     if not isinstance(file, str) or not isinstance(given, list):
-        raise UserError(f"{place} holds no {SWEEP_FILE} that names a sweep; give the sweep's YAML file")
+        raise UserError(f"{place} contains no valid {SWEEP_FILE}; give the sweep's YAML file instead of the directory")
     if any(MARK in text for text in given):
-        raise UserError(f"{place / SWEEP_FILE} leaves out a secret of the command line; give the sweep's file and all")
+        raise UserError(
+            f"{place / SWEEP_FILE} does not contain a secret of the original command line; give the sweep's YAML file "
+            "and all its overrides"
+        )
     here = place.resolve()
     if not Path(file).is_file():
-        raise UserError(f"{place / SWEEP_FILE}: {file}, of which these runs are, does not exist; give the file itself")
+        raise UserError(
+            f"{place / SWEEP_FILE}: the sweep file {file} does not exist any more; give the path of the sweep file "
+            "instead of the directory"
+        )
     return Path(file), [*map(str, given), f"output={json.dumps(str(here.parent))}", f"name={json.dumps(here.name)}"]
 
 
 def read_listed_runs(place: Path) -> list[str]:
+    """Return the names of the runs that sweep.json lists; [] if there is no sweep.json."""
     names = (run_files.read_json_object(place / SWEEP_FILE) or {}).get("runs")
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
 def read_status(where: Path) -> tuple[StatusDict, list[str], int]:
-    """Return the status of a run or of a sweep: as a dict, as lines of text, and as an exit code.
+    """Return the status of a run or of a sweep as a dict, as lines of text, and as an exit code.
 
     Args:
         where: a run directory, the directory of a sweep's runs, or a sweep file.
+
+    Raises:
+        UserError: if it is none of these.
     """
     if where.is_file() and where.suffix in (".yaml", ".yml"):
         if not is_sweep_file(where):
-            raise UserError(f"{where} asks for one run, which lies in a directory: fedmpi status runs/NAME")
+            raise UserError(f"{where} is the config of a single run; give its run directory: fedmpi status runs/NAME")
         facts = read_sweep_status(load_sweep(where))
     elif run_files.is_run_dir(run_files.check_directory(where)) or not (
         read_listed_runs(where) or run_files.list_runs(where)
@@ -69,13 +79,13 @@ def read_status(where: Path) -> tuple[StatusDict, list[str], int]:
 
 
 def read_directory_status(place: Path) -> StatusDict:
-    """Return the status of all runs that sweep.json lists, and of all further runs in the directory."""
+    """Return the status of a sweep: of all runs that its sweep.json lists, and of all other runs in its directory."""
     names = dict.fromkeys([*read_listed_runs(place), *(run.name for run in run_files.list_runs(place))])
     return _build_sweep_status(place, [_read_run_status(place, name) for name in names])
 
 
 def read_sweep_status(sweep: Sweep) -> StatusDict:
-    """Return the status of all known runs of a sweep, including those with chosen candidates.
+    """Return the status of a sweep: of all runs of the first stage, and of the final runs that are known.
 
     Raises:
         UserError: if a directory contains a run with other settings.
@@ -88,29 +98,32 @@ def read_sweep_status(sweep: Sweep) -> StatusDict:
         if sweep.needs_no_training(settings):
             facts["state"] = FINISHED
         elif facts["state"] == FINISHED:
-            facts |= {"state": STOPPED, "why": f"the sweep asks for {settings.rounds} rounds"}
+            facts |= {"state": STOPPED, "why": f"the sweep has rounds: {settings.rounds}"}
         runs.append({**facts, "rounds": settings.rounds, "job": jobs.get(settings.name)})
     return _build_sweep_status(place, runs)
 
 
-def show_status(sweep: Sweep, say: Callable[[str], None]) -> int:
-    """Show the chosen candidates, a line for each run that has begun and is not done, and the runs per state.
+def show_status(sweep: Sweep, print_line: Callable[[str], None]) -> int:
+    """Print the status of a sweep: chosen candidates, a line for each unfinished run, and the number of runs per state.
 
     Returns:
-        The number of runs that are missing.
+        The number of runs that are not finished.
     """
     for choice in sweep.tuning_choices().values():
         assert sweep.tuning is not None
-        say(f"chosen by {sweep.tuning.metric_name}: {choice}")
+        print_line(f"chosen by {sweep.tuning.metric_name}: {choice}")
     facts = read_sweep_status(sweep)
     for line in format_status(facts):
-        say(line)
+        print_line(line)
     unknown = sum(settings is None for _, settings in sweep.final_runs())
     return len(facts["runs"]) - facts["counts"][FINISHED] + unknown
 
 
 def exit_code(facts: StatusDict) -> int:
-    """Return the exit code: 1 if a run failed or cannot be resumed, 75 if runs are missing and none is active, or 0."""
+    """Return the exit code of `fedmpi status` for a sweep.
+
+    It is 1 if a run failed or cannot be resumed, otherwise 75 if runs are missing and none is active, otherwise 0.
+    """
     if any(
         run["state"] in (FAILED, NEVER_STARTED) or (run["state"] == DIED and not run["resume"]) for run in facts["runs"]
     ):
@@ -120,7 +133,7 @@ def exit_code(facts: StatusDict) -> int:
 
 
 def _read_run_status(place: Path, name: str) -> StatusDict:
-    """Return the status of one run, which its console log shows if the run failed before it made its directory."""
+    """Return the status of one run; a run that failed before it created its directory has only a console log."""
     run, log = place / name, place / f"{name}.log"
     facts: StatusDict = {"directory": str(run), "name": name, "state": WAITING, "why": "", "resume": False}
     facts |= dict.fromkeys(("rounds", "round_s", "eta_s", "checkpoint")) | {"rounds_done": 0}
@@ -129,7 +142,7 @@ def _read_run_status(place: Path, name: str) -> StatusDict:
     if facts["state"] in (WAITING, NEVER_STARTED, DIED) and "error" in last_line:
         return {**facts, "state": FAILED, "why": last_line.partition("error: ")[2] or last_line}
     if facts["state"] == WAITING and log.exists():
-        return {**facts, "state": RUNNING, "why": "it begins"}
+        return {**facts, "state": RUNNING, "why": "starting"}
     return facts
 
 
@@ -140,7 +153,7 @@ def _build_sweep_status(place: Path, runs: list[StatusDict]) -> StatusDict:
 
 
 def format_status(facts: StatusDict) -> list[str]:
-    """Return a line for each run that has begun or is queued and is not done, and a line with the runs per state."""
+    """Return a line for each run that is unfinished or queued, and a line with the number of runs per state."""
     runs, counts = facts["runs"], facts["counts"]
     shown = [_format_run(run) for run in runs if run["state"] not in (FINISHED, WAITING) or run.get("job")]
     states = "".join(f", {counts[state]} {state}" for state in STATES[1:] if counts[state])

@@ -1,4 +1,4 @@
-"""Write the table of a sweep as text, Markdown, LaTeX (booktabs) or CSV, or draw it as a figure."""
+"""Write the results table of a sweep as text, Markdown, LaTeX (booktabs) or CSV, or plot it."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ PART_TITLES = {
     "last": "after the last round",
     "mean_last_10": "mean of the last ten evaluations",
     "best": "best round",
-    "selected": "after the round that validation rows chose",
+    "selected": "after the round chosen on validation rows",
 }
 VERDICT_LEGEND = (
-    "= within their standard deviation (ours where they give none), ~ within two, ! beyond, ? none is known"
+    "= within the published standard deviation (ours if none is published), ~ within two, ! outside, ? none known"
 )
 FILE_SUFFIXES = (".md", ".tex", ".csv", ".txt", ".png", ".svg", ".pdf")
 LATEX_ESCAPES = {
@@ -46,133 +46,149 @@ Rows = list[list[str]]
 
 
 def show_table(
-    sweep: Sweep, metric: str | None, of: str | None, rows: str | None, to: Path | None, say: Callable[[str], None]
+    sweep: Sweep,
+    metric: str | None,
+    of: str | None,
+    rows: str | None,
+    to: Path | None,
+    print_line: Callable[[str], None],
 ) -> None:
-    """Show the table of a sweep, and write it to a file if one is given. Other arguments are those of `table.collect`.
+    """Print the results table of a sweep and, if requested, write it to a file.
 
     Args:
-        to: a file, whose suffix is the format: .md, .tex, .csv, .txt, or for a figure .png, .svg, .pdf.
+        sweep: the sweep.
+        metric: see `collect_results`.
+        of: see `collect_results`.
+        rows: see `collect_results`.
+        to: a file; its suffix selects the format: .md, .tex, .csv, .txt, or, for a plot, .png, .svg or .pdf. None: no
+            file.
+        print_line: prints a line of the table.
+
+    Raises:
+        UserError: if the results cannot be collected, or the file cannot be written.
     """
     if to is not None and to.suffix not in FILE_SUFFIXES:
-        raise UserError(f"--to: {to}: a name that ends in {', '.join(FILE_SUFFIXES)} is needed")
-    cells = collect_results(sweep, metric, of, rows)
-    lines = format_text(cells)
+        raise UserError(f"--to: {to} is not allowed; must be a file name ending in {', '.join(FILE_SUFFIXES)}")
+    table = collect_results(sweep, metric, of, rows)
+    lines = format_text(table)
     for line in lines:
-        say(line)
+        print_line(line)
     if to is None:
         return
     texts = {
-        ".md": format_markdown(cells),
-        ".tex": format_latex(cells),
-        ".csv": format_csv(to_records(cells)),
+        ".md": format_markdown(table),
+        ".tex": format_latex(table),
+        ".csv": format_csv(to_records(table)),
         ".txt": "\n".join(lines),
     }
     try:
         if to.suffix in texts:
             to.write_text(texts[to.suffix].rstrip() + "\n", encoding="utf-8")
         else:
-            plot_table(cells, to)
+            plot_table(table, to)
     except OSError as error:
         raise UserError(f"--to: {to}: {error.strerror}; choose another file") from error
-    say(f"written: {to}")
+    print_line(f"written: {to}")
 
 
-def build_tables(cells: ResultsTable) -> list[tuple[Rows, str]]:
-    """Return the table of means and, if rows can be paired, the table of differences, each with its caption."""
+def build_tables(table: ResultsTable) -> list[tuple[Rows, str]]:
+    """Return the table of means and, if rows share seeds, the table of paired differences, each with its caption."""
 
     def rows(keys: Sequence[CellKey], write: Callable[[ResultsTable, CellKey], str]) -> Rows:
-        return [[" ".join(row), *(write(cells, (*row, *column)) for column in cells.columns)] for row in keys]
+        return [[" ".join(row), *(write(table, (*row, *column)) for column in table.columns)] for row in keys]
 
-    heading = [cells.column_heading(column) for column in cells.columns]
-    first, *others = cells.rows
-    means = [[cells.axes[0].name if cells.axes else "", *heading], *rows(cells.rows, _format_mean)]
+    heading = [table.column_heading(column) for column in table.columns]
+    first, *others = table.rows
+    means = [[table.axes[0].name if table.axes else "", *heading], *rows(table.rows, _format_mean)]
     differences = rows(others, _format_difference)
-    result = [(means, table_caption(cells))]
+    result = [(means, table_caption(table))]
     if any(cell != "-" for row in differences for cell in row[1:]):
         about = (
-            f"paired differences to {' '.join(first)} over seeds that both have, ± standard error; * where 0 is "
-            "outside the 95 % interval (Student's t), cell by cell"
+            f"paired differences to {' '.join(first)} over the seeds that both have, ± standard error; * if 0 is "
+            "outside the 95 % interval (Student's t) of that cell"
         )
         result.append(([[" ".join(first), *heading], *differences], about))
     return result
 
 
-def _format_mean(cells: ResultsTable, key: CellKey) -> str:
-    """Format a cell as `52.00 ± 2.00 (2 of 3) [51.00 ± 1.00 =]`.
+def _format_mean(table: ResultsTable, key: CellKey) -> str:
+    """Format a cell of the table of means, such as `52.00 ± 2.00 (2 of 3) [51.00 ± 1.00 =]`.
 
-    The parts are our mean and standard deviation, how many of its seeds are done, and the published value.
+    The example shows our mean and standard deviation, that 2 of 3 seeds are finished, and in brackets the published
+    mean and standard deviation with the verdict.
     """
-    cell = cells.cells.get(key)
+    cell = table.cells.get(key)
     if cell is None:
         return ""
     seeds, asked = len(cell.values), len(cell.seeds)
     text = "nan" if cell.non_finite_seeds else "-"
     if seeds:
         few = f" ({seeds} of {asked})" if seeds < asked else f" ({pluralize(asked, 'seed')})"
-        text = _format_mean_and_std(cells, cell.mean, cell.std) + ("" if seeds == cells.num_seeds else few)
+        text = _format_mean_and_std(table, cell.mean, cell.std) + ("" if seeds == table.num_seeds else few)
     if cell.published:
-        text += f" [{_format_mean_and_std(cells, *cell.published)} {compare_with_published(cell, cells.decimals)}]"
+        text += f" [{_format_mean_and_std(table, *cell.published)} {compare_with_published(cell, table.decimals)}]"
     return text
 
 
-def _format_difference(cells: ResultsTable, key: CellKey) -> str:
-    compared = paired_difference(cells, key)
+def _format_difference(table: ResultsTable, key: CellKey) -> str:
+    compared = paired_difference(table, key)
     if compared is None:
         return "-"
     mean, error, word = compared
     return f"{mean:+.4g} ± {error:.2g}" + (f" * {word}" if word else "")
 
 
-def _format_mean_and_std(cells: ResultsTable, mean: float, spread: float) -> str:
-    return f"{mean:.{cells.decimals}f}" + ("" if math.isnan(spread) else f" ± {spread:.{cells.decimals}f}")
+def _format_mean_and_std(table: ResultsTable, mean: float, spread: float) -> str:
+    return f"{mean:.{table.decimals}f}" + ("" if math.isnan(spread) else f" ± {spread:.{table.decimals}f}")
 
 
-def table_caption(cells: ResultsTable) -> str:
-    """Return the caption of the table of means, with the metric, the choice of `tune`, and the command that made it."""
-    what = f"{cells.metric.replace('_', ' ')}, {PART_TITLES[cells.summary_part]}"
-    text = f"{what}, mean and sample standard deviation (n - 1) over {pluralize(cells.num_seeds, 'seed')}"
-    if cells.source:
-        text += f"; in brackets: {cells.source}: {VERDICT_LEGEND}"
-    if best := cells.sweep.tuning:
-        over = f", seed {', '.join(best.using[SEED])}" if SEED in best.using else ""
-        chosen = "; ".join(map(str, cells.sweep.tuning_choices().values()))
-        text += f"; chosen by {best.metric_name.replace('_', ' ')} {PART_TITLES[best.summary_part]}{over}: {chosen}"
+def table_caption(table: ResultsTable) -> str:
+    """Return the caption of the table of means: the metric, the chosen candidates, and the command that was used."""
+    what = f"{table.metric.replace('_', ' ')}, {PART_TITLES[table.summary_part]}"
+    text = f"{what}, mean and sample standard deviation (n - 1) over {pluralize(table.num_seeds, 'seed')}"
+    if table.source:
+        text += f"; in brackets: {table.source}: {VERDICT_LEGEND}"
+    if plan := table.sweep.tuning:
+        seeds = f", seed {', '.join(plan.using[SEED])}" if SEED in plan.using else ""
+        metric = f"{plan.metric_name.replace('_', ' ')} {PART_TITLES[plan.summary_part]}{seeds}"
+        text += f"; candidates chosen by {metric}: {'; '.join(map(str, table.sweep.tuning_choices().values()))}"
     command = [
         "fedmpi",
         "table",
-        str(cells.sweep.path),
-        *map(redact_override, cells.sweep.all_overrides),
-        *cells.command_options,
+        str(table.sweep.path),
+        *map(redact_override, table.sweep.all_overrides),
+        *table.command_options,
     ]
-    return f"{text}. Made by: {shlex.join(command)}"
+    return f"{text}. Created by: {shlex.join(command)}"
 
 
-def table_notes(cells: ResultsTable) -> list[str]:
-    """Return the notes below the table, including which cells and seeds are missing or not a number."""
-    missing = {key: cell.missing_seeds for key, cell in cells.cells.items() if cell.missing_seeds}
-    bad = {key: cell.non_finite_seeds for key, cell in cells.cells.items() if cell.non_finite_seeds}
-    lines = list(cells.notes)
+def table_notes(table: ResultsTable) -> list[str]:
+    """Return the notes below the table; they name the cells and seeds that are missing or not a number."""
+    missing = {key: cell.missing_seeds for key, cell in table.cells.items() if cell.missing_seeds}
+    bad = {key: cell.non_finite_seeds for key, cell in table.cells.items() if cell.non_finite_seeds}
+    lines = list(table.notes)
     for what, seeds_of in (("missing", missing), ("not a number", bad)):
         parts = [
             " ".join(key) + (f" (seed {', '.join(seeds)})" if any(seeds) else "") for key, seeds in seeds_of.items()
         ]
         if parts:
             lines.append(f"{what}: {shorten('; '.join(parts), 400)}")
-    return [*lines, f"to train what is missing: {cells.sweep.command}"] if missing else lines
+    return [*lines, f"to train what is missing: {table.sweep.command}"] if missing else lines
 
 
-def format_text(cells: ResultsTable) -> list[str]:
-    """Return the table as lines for the console."""
-    blocks = [[about, "", *formatting.format_table(rows, "left")] for rows, about in build_tables(cells)]
+def format_text(table: ResultsTable) -> list[str]:
+    """Return the table as lines of text for the console."""
+    blocks = [[about, "", *formatting.format_table(rows, "left")] for rows, about in build_tables(table)]
     lines = [line.replace("±", "+-") for block in blocks for line in (*block, "")]
-    return [*lines, *table_notes(cells)] if table_notes(cells) else lines[:-1]
+    return [*lines, *table_notes(table)] if table_notes(table) else lines[:-1]
 
 
-def format_markdown(cells: ResultsTable) -> str:
+def format_markdown(table: ResultsTable) -> str:
+    """Return the table in Markdown, with its caption and notes."""
     blocks = [
-        block for rows, about in build_tables(cells) for block in (_markdown_table(rows), _escape_markdown(about))
+        block for rows, about in build_tables(table) for block in (_markdown_table(rows), _escape_markdown(about))
     ]
-    return "\n\n".join([*blocks, *map(_escape_markdown, table_notes(cells))]) + "\n"
+    return "\n\n".join([*blocks, *map(_escape_markdown, table_notes(table))]) + "\n"
 
 
 def _markdown_table(rows: Rows) -> str:
@@ -184,11 +200,11 @@ def _escape_markdown(cell: str) -> str:
     return re.sub(r"([\\|*_<`])", r"\\\1", cell)
 
 
-def format_latex(cells: ResultsTable) -> str:
-    """Return the table in LaTeX (booktabs), and the table of paired differences if there is one."""
-    (means, about), *paired = build_tables(cells)
+def format_latex(table: ResultsTable) -> str:
+    """Return the table of means and, if there is one, that of paired differences in LaTeX with booktabs."""
+    (means, about), *paired = build_tables(table)
     blocks = [
-        _latex_table(means, " ".join([about, *table_notes(cells)])),
+        _latex_table(means, " ".join([about, *table_notes(table)])),
         *(_latex_table(rows, words) for rows, words in paired),
     ]
     return r"% \usepackage{booktabs}" + "\n" + "\n".join(blocks)
@@ -202,12 +218,12 @@ def _latex_table(rows: Rows, notes: str) -> str:
 
 
 def _latex_row(row: Sequence[str]) -> str:
-    """Join the cells of a row; {} before a bracket keeps LaTeX from reading it as an option of the last line break."""
+    r"""Format a row in LaTeX. A {} before a bracket keeps LaTeX from reading it as an option of the \\ before it."""
     return " & ".join(f"{{}}{escape_latex(c)}" if c.startswith("[") else escape_latex(c) for c in row) + r" \\"
 
 
 def escape_latex(cell: str) -> str:
-    r"""Escape a text for LaTeX.
+    r"""Escape special characters of LaTeX in a text.
 
     >>> print(escape_latex("a_b 5%"))
     a\_b 5\%
@@ -215,33 +231,33 @@ def escape_latex(cell: str) -> str:
     return "".join(LATEX_ESCAPES.get(c, c) for c in " ".join(cell.split()))
 
 
-def to_records(cells: ResultsTable) -> list[dict[str, Any]]:
+def to_records(table: ResultsTable) -> list[dict[str, Any]]:
     """Return a dict for each cell with labels, mean, standard deviation, paired difference and published value.
 
-    Unknown numbers are None.
+    A number that is not known is None.
     """
     rows = []
-    for key, cell in cells.cells.items():
+    for key, cell in table.cells.items():
         numbers: dict[str, Any] = {"mean": cell.mean, "std": cell.std}
         numbers |= {"seeds": len(cell.values), "seeds_asked": len(cell.seeds)}
         numbers["difference"], numbers["standard_error"], numbers["stands_out"] = (
-            paired_difference(cells, key) or [None] * 3
+            paired_difference(table, key) or [None] * 3
         )
         numbers["published"], numbers["published_std"] = cell.published or (None, None)
         rows.append(
             {
-                "labels": {axis.name: label for axis, label in zip(cells.axes, key, strict=True)},
-                "metric": cells.metric,
-                "of": cells.summary_part,
+                "labels": {axis.name: label for axis, label in zip(table.axes, key, strict=True)},
+                "metric": table.metric,
+                "of": table.summary_part,
                 **{name: None if value != value else value for name, value in numbers.items()},
-                "verdict": compare_with_published(cell, cells.decimals) if cell.published else None,
+                "verdict": compare_with_published(cell, table.decimals) if cell.published else None,
             }
         )
     return rows
 
 
 def format_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return `records` as CSV, with a column for each axis."""
+    """Format the result of `to_records` as CSV, with one column per axis."""
     out = io.StringIO()
     flat = [{**row["labels"], **{name: value for name, value in row.items() if name != "labels"}} for row in rows]
     writer = csv.DictWriter(out, flat[0], lineterminator="\n")
@@ -250,28 +266,27 @@ def format_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     return out.getvalue()
 
 
-def plot_table(cells: ResultsTable, to: Path) -> None:
-    """Draw the table as a figure with one line per column over the labels of the rows.
+def plot_table(table: ResultsTable, to: Path) -> None:
+    """Plot the table: one line per column over the labels of the rows, with a band of one standard deviation.
 
-    The lines are means with bands of one standard deviation. Cells that lack seeds are left out with a warning, because
-    their mean would be over other seeds.
+    Cells with missing seeds are omitted, with a warning, because their mean would be over other seeds.
     """
     from fedmpi.analysis import charts
 
-    labels = [" ".join(row) for row in cells.rows]
+    labels = [" ".join(row) for row in table.rows]
     numeric = all(re.fullmatch(r"\d+\.?\d*(e[+-]?\d+)?", label) for label in labels)
     x = [float(label) for label in labels] if numeric else [float(i) for i in range(len(labels))]
     series = []
-    for column in cells.columns:
-        every = [cells.cells.get((*row, *column), Cell()) for row in cells.rows]
+    for column in table.columns:
+        every = [table.cells.get((*row, *column), Cell()) for row in table.rows]
         means = [math.nan if cell.missing_seeds or cell.non_finite_seeds else cell.mean for cell in every]
         low, high = ([m + sign * cell.std for m, cell in zip(means, every, strict=True)] for sign in (-1, 1))
-        series.append(charts.Series(cells.column_heading(column), x, means, low, high))
+        series.append(charts.Series(table.column_heading(column), x, means, low, high))
     if incomplete := [
-        " ".join(key) for key, cell in cells.cells.items() if cell.missing_seeds or cell.non_finite_seeds
+        " ".join(key) for key, cell in table.cells.items() if cell.missing_seeds or cell.non_finite_seeds
     ]:
-        warnings.warn(f"left out of the picture, as seeds are missing: {', '.join(incomplete)}", stacklevel=2)
-    x_label = cells.axes[0].name.rpartition(".")[2] if cells.axes else ""
+        warnings.warn(f"not plotted, because seeds are missing: {', '.join(incomplete)}", stacklevel=2)
+    x_label = table.axes[0].name.rpartition(".")[2] if table.axes else ""
     log_x = numeric and min(x) > 0 and max(x) >= 30 * min(x)
-    chart = charts.LineChart(series, x_label, format_metric_title(cells.metric), log_x=log_x, ticks=labels)
-    charts.write_chart(chart, to, f"{format_metric_title(cells.metric)}, {PART_TITLES[cells.summary_part]}")
+    chart = charts.LineChart(series, x_label, format_metric_title(table.metric), log_x=log_x, ticks=labels)
+    charts.write_chart(chart, to, f"{format_metric_title(table.metric)}, {PART_TITLES[table.summary_part]}")

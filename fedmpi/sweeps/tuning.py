@@ -1,9 +1,9 @@
 """Tune settings within a sweep: for each method, choose the best candidate on validation rows before the final runs.
 
-The section `tune` has the candidates (`grid`), the metric (`by`, `of`), the axes for whose labels candidates are chosen
-separately (`per`), and the runs on which candidates are compared (`using`). The candidate with the best mean over these
-runs is chosen, the first one if several are equal. A candidate is excluded if one of its runs diverged, or ended
-without a number.
+The section `tune` of a sweep file contains the candidates (`grid`), the metric that compares them (`by`, `of`), the
+axes for each of whose labels a candidate is chosen separately (`per`), and the runs used for the comparison (`using`).
+The candidate with the best mean over these runs is chosen; in a tie, the first of them. A candidate is excluded if any
+of its runs diverged or ended without a finite value of the metric.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TuneSection(Section):
 
 @dataclass(frozen=True)
 class Tuning:
-    """The candidates of a sweep, and the rule by which one of them is chosen."""
+    """The candidates of a sweep with `tune`, and the metric and the runs by which the best of them are chosen."""
 
     axes: tuple[Axis, ...]
     metric: str
@@ -51,16 +51,18 @@ class Tuning:
 
     @property
     def metric_name(self) -> str:
+        """The name of the metric in summary.json."""
         return f"validation_{self.metric}"
 
     @property
     def candidates(self) -> list[dict[str, str]]:
+        """All candidates, each as a mapping of axes to labels."""
         names = [axis.name for axis in self.axes]
         return [dict(zip(names, chosen, strict=True)) for chosen in product(*(axis.choices for axis in self.axes))]
 
     @property
     def evaluation_layer(self) -> ConfigLayer:
-        """The lowest layer of each run's settings, which evaluates the metric on validation rows."""
+        """The settings that let each run evaluate the metric on validation rows; all other settings override them."""
         return loading.nest_value("evaluate.best.metric", self.metric, "tune.by")
 
     def is_tuning_run(self, labels: Mapping[str, str]) -> bool:
@@ -68,112 +70,127 @@ class Tuning:
         return all(labels[name] in chosen for name, chosen in self.using.items())
 
     def cell_key(self, labels: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the labels on the axes `per`; runs with equal ones share the chosen candidate."""
+        """Return the labels of a run on the axes `per`; runs with equal labels there share the chosen candidate."""
         return tuple(labels[name] for name in self.per)
 
 
 def read_tuning(
     path: Path, document: ConfigLayer, axes: Sequence[Axis], labels: Sequence[Mapping[str, str]], section: TuneSection
 ) -> Tuning:
-    """Check the section `tune` of a sweep file and convert it to a `Best`.
+    """Check the section `tune` of a sweep file and convert it to a `Tuning`.
 
     Args:
-        labels: the labels of the sweep's runs.
+        path: the sweep file, for messages.
+        document: the content of the sweep file.
+        axes: the axes of the sweep.
+        labels: the labels of each of its runs.
+        section: the section `tune`.
 
     Raises:
         UserError: if the metric, an axis or a label is invalid, or there is no run on which to compare candidates.
     """
     if section.by.startswith(("validation_", "personal_", "test_")):
         raise UserError(
-            f"{path}: tune.by: {shorten_repr(section.by)}; loss or a metric of the task is needed: by: accuracy"
+            f"{path}: tune.by: {shorten_repr(section.by)} is not allowed; must be loss or a metric of the task, "
+            "without a prefix, such as accuracy"
         )
-    names = [each.name for each in axes if each.name != SEED]
-    if fixed := {*section.grid} & {*names, SEED}:
-        raise UserError(f"{path}: tune.grid.{min(fixed)}: is an axis of grid, or the seed; candidates are other keys")
-    tried = tuple(read_axis(path, document, name, values, "tune.grid") for name, values in section.grid.items())
-    per = [section.per] if isinstance(section.per, str) else names if section.per is None else section.per
-    if not {*per} <= {*names}:
+    axis_names = [axis.name for axis in axes if axis.name != SEED]
+    if misplaced := {*section.grid} & {*axis_names, SEED}:
         raise UserError(
-            f"{path}: tune.per: {shorten_repr(per)}; a list of {', '.join(names) or 'axes of grid'} is needed"
+            f"{path}: tune.grid.{min(misplaced)}: is an axis of grid, or the seed, and cannot be tuned; remove it"
+        )
+    candidate_axes = tuple(
+        read_axis(path, document, name, values, "tune.grid") for name, values in section.grid.items()
+    )
+    per = [section.per] if isinstance(section.per, str) else axis_names if section.per is None else section.per
+    if not {*per} <= {*axis_names}:
+        allowed = ", ".join(axis_names) or "the axes of grid"
+        raise UserError(
+            f"{path}: tune.per: {shorten_repr(per)} is not allowed; must be a list of axes, out of {allowed}"
         )
     using = read_labels(path, axes, "tune.using", section.using)
-    best = Tuning(tried, section.by, section.of, tuple(per), using)
-    without = {best.cell_key(each) for each in labels} - {
-        best.cell_key(each) for each in labels if best.is_tuning_run(each)
+    plan = Tuning(candidate_axes, section.by, section.of, tuple(per), using)
+    uncovered = {plan.cell_key(run) for run in labels} - {
+        plan.cell_key(run) for run in labels if plan.is_tuning_run(run)
     }
-    if without:
-        raise UserError(f"{path}: tune.using: leaves no run by which to choose for {', '.join(min(without)) or 'all'}")
-    return best
+    if uncovered:
+        cell = ", ".join(min(uncovered)) or "any run"
+        raise UserError(f"{path}: tune.using: includes no run to compare candidates for {cell}; include more labels")
+    return plan
 
 
 @dataclass
 class Choice:
-    """The choice of a candidate for one cell, that is for the runs that have the same labels on the axes `per`."""
+    """The choice of a candidate for one cell, that is, for all runs with the same labels on the axes `per`."""
 
-    cell: dict[str, str]  # axis -> label
-    candidate_metrics: list[dict[str, float]]  # for each candidate {run: metric}, nan if the run diverged
-    num_missing: int = 0  # number of runs that are not done
-    chosen: dict[str, str] | None = None  # labels of the chosen candidate
+    cell: dict[str, str]  # axis -> label, for the axes `per`
+    candidate_metrics: list[dict[str, float]]  # for each candidate: run -> metric; nan if the run diverged
+    num_missing: int = 0  # number of runs that are not finished
+    chosen: dict[str, str] | None = None  # axis -> label of the chosen candidate; None if none is chosen
 
     def __str__(self) -> str:
-        """Return the choice as text: `method fedavg: train.lr 0.1`."""
+        """Return the choice as text, such as `method fedavg: train.lr 0.1`."""
         pairs = ((each or {}).items() for each in (self.cell, self.chosen))
         cell, chosen = (", ".join(f"{name} {label}" for name, label in each) for each in pairs)
-        why = f"{pluralize(self.num_missing, 'run')} not done" if self.num_missing else "every candidate has diverged"
-        return f"{cell or 'all'}: {chosen or f'not chosen, {why}'}"
+        reason = f"{pluralize(self.num_missing, 'run')} missing" if self.num_missing else "every candidate has diverged"
+        return f"{cell or 'all runs'}: {chosen or f'no candidate chosen, because {reason}'}"
 
 
-def choose_candidates(best: Tuning, runs: Iterable[tuple[dict[str, str], Settings]]) -> dict[tuple[str, ...], Choice]:
-    """Choose a candidate for each cell whose runs are done.
+def choose_candidates(plan: Tuning, runs: Iterable[tuple[dict[str, str], Settings]]) -> dict[tuple[str, ...], Choice]:
+    """Choose the best candidate for each cell.
 
     Args:
+        plan: the candidates and the metric.
         runs: labels and settings of the runs on which candidates are compared.
 
     Returns:
-        The choice of each cell; nothing is chosen if runs are missing or all candidates diverged.
+        The choice for each cell. No candidate is chosen for a cell if some of its runs are missing, or if all its
+        candidates diverged.
 
     Raises:
-        UserError: if a run lacks the metric.
+        UserError: if a run has no value of the metric.
     """
     choices: dict[tuple[str, ...], Choice] = {}
-    candidates, lowest, lower_is_better = best.candidates, False, set[str]()
+    candidates, minimize, falling_metrics = plan.candidates, False, set[str]()
     for labels, settings in runs:
-        state, cell = progress.read_state(settings), {name: labels[name] for name in best.per}
-        choice = choices.setdefault(best.cell_key(labels), Choice(cell, [{} for _ in candidates]))
+        state, cell = progress.read_state(settings), {name: labels[name] for name in plan.per}
+        choice = choices.setdefault(plan.cell_key(labels), Choice(cell, [{} for _ in candidates]))
         if state.status != progress.DONE and not state.diverged:
             choice.num_missing += 1
             continue
-        at = candidates.index({axis.name: labels[axis.name] for axis in best.axes})
-        choice.candidate_metrics[at][settings.name] = _read_candidate_metric(best, state, settings)
-        goal = settings.evaluate.best.goal if settings.evaluate.best.metric == best.metric else "auto"
-        lower_is_better.update(state.summary.get("lower_is_better", ()))
-        lowest = is_lower_better(best.metric, lower_is_better) if goal == "auto" else goal == "lowest"
+        position = candidates.index({axis.name: labels[axis.name] for axis in plan.axes})
+        choice.candidate_metrics[position][settings.name] = _read_candidate_metric(plan, state, settings)
+        goal = settings.evaluate.best.goal if settings.evaluate.best.metric == plan.metric else "auto"
+        falling_metrics.update(state.summary.get("lower_is_better", ()))
+        minimize = is_lower_better(plan.metric, falling_metrics) if goal == "auto" else goal == "lowest"
     for choice in choices.values():
         if not choice.num_missing:
             means = [fmean(values.values()) for values in choice.candidate_metrics]
-            finite = [at for at, mean in enumerate(means) if math.isfinite(mean)]
-            take = min if lowest else max
-            choice.chosen = candidates[take(finite, key=means.__getitem__)] if finite else None
+            finite = [position for position, mean in enumerate(means) if math.isfinite(mean)]
+            select = min if minimize else max
+            choice.chosen = candidates[select(finite, key=means.__getitem__)] if finite else None
     return choices
 
 
-def _read_candidate_metric(best: Tuning, state: progress.RunState, settings: Settings) -> float:
+def _read_candidate_metric(plan: Tuning, state: progress.RunState, settings: Settings) -> float:
+    """Return the metric of a tuning run; nan if the run diverged."""
     if state.diverged or state.summary.get("diverged") is not None:
         return math.nan
-    if best.metric_name not in state.summary.get("last", {}):
+    if plan.metric_name not in state.summary.get("last", {}):
         raise UserError(
-            f"tune.by: {best.metric}: the run {settings.name} has no {best.metric_name}; set data.validation: 0.1"
+            f"tune.by: {plan.metric}: the run {settings.name} has not measured {plan.metric_name}; set data.validation "
+            "to the fraction of training rows to hold out for it, such as 0.1"
         )
-    return state.get_metric(best.summary_part, best.metric_name)
+    return state.get_metric(plan.summary_part, plan.metric_name)
 
 
-def choices_to_dict(best: Tuning, choices: Mapping[tuple[str, ...], Choice]) -> dict[str, Any]:
-    """Return the content of tuning.json: the chosen candidate of each cell, and the metrics of all candidates."""
+def choices_to_dict(plan: Tuning, choices: Mapping[tuple[str, ...], Choice]) -> dict[str, Any]:
+    """Return the content of tuning.json: for each cell the chosen candidate, and the metrics of all candidates."""
     cells = []
-    for each in choices.values():
+    for choice in choices.values():
         candidates = [
             {"labels": labels, "mean": fmean(values.values()) if values else None, "runs": values}
-            for labels, values in zip(best.candidates, each.candidate_metrics, strict=True)
+            for labels, values in zip(plan.candidates, choice.candidate_metrics, strict=True)
         ]
-        cells.append({"cell": each.cell, "chosen": each.chosen, "candidates": candidates})
-    return {"by": best.metric_name, "of": best.summary_part, "cells": cells}
+        cells.append({"cell": choice.cell, "chosen": choice.chosen, "candidates": candidates})
+    return {"by": plan.metric_name, "of": plan.summary_part, "cells": cells}

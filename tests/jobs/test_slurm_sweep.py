@@ -95,7 +95,7 @@ def test_killed_and_resumed_twice_it_has_the_bits_of_one_that_was_not(sweep):
     task = sweep.tasks(job)
     sweep.after_rounds(2, NAMES, job)
     again = fedmpi("sweep", sweep.file, "--sbatch", env=cluster.env)
-    assert again.stdout == "nothing to submit: 4 runs in the queue, the others are done\n"
+    assert again.stdout == "nothing to submit: 4 runs in the queue, all others are finished\n"
     status = fedmpi("sweep", sweep.file, "--status", env=cluster.env).stdout
     assert f"rounds, job {task[NAMES[0]]} RUNNING" in status
     assert "0 of 4 runs done" in status
@@ -104,7 +104,7 @@ def test_killed_and_resumed_twice_it_has_the_bits_of_one_that_was_not(sweep):
     cluster.say("scancel", "--signal=USR1", task[NAMES[2]])  # as a time limit does
     for name in NAMES[:3]:
         cluster.open(task[name].rpartition("_")[2])
-    cluster.until(lambda: "is requeued, and will go on" in sweep.log(task[NAMES[2]]), job)
+    cluster.until(lambda: "was requeued and will continue" in sweep.log(task[NAMES[2]]), job)
     cluster.until(lambda: sweep.reason(NAMES[1]) == "signal 15", job)  # its log may have ended before, with srun
     cluster.lose_the_node([task[NAMES[3]]])
     cluster.open("3")
@@ -112,12 +112,12 @@ def test_killed_and_resumed_twice_it_has_the_bits_of_one_that_was_not(sweep):
     said = sweep.log(f"end-{end}")
     assert (state, code) == ("FAILED", "2:0"), said
     assert re.search(rf"{NAMES[1]}: stopped, \d+ of 20 rounds: signal 15", said)
-    assert "1 run missing; go on with: fedmpi sweep" in said
+    assert "1 run missing; to train them: fedmpi sweep" in said
     for name in (NAMES[0], NAMES[2], NAMES[3]):
         assert cluster.fact(task[name], "JobState") == "COMPLETED", sweep.log(task[name])
         assert int(cluster.fact(task[name], "Restarts")) == 1, name
         assert sweep.log(task[name]).count("going on after round") == 1, sweep.log(task[name])
-    assert "is requeued, and will go on" in sweep.log(task[NAMES[2]])
+    assert "was requeued and will continue" in sweep.log(task[NAMES[2]])
 
     for path in cluster.gate.iterdir():
         path.unlink()
@@ -138,7 +138,7 @@ def test_killed_and_resumed_twice_it_has_the_bits_of_one_that_was_not(sweep):
 
 
 def test_a_choice_is_made_before_the_runs_that_wait_for_it(sweep):
-    """Candidates are an array, the runs with what was chosen another one behind it."""
+    """The tuning runs form one array, and the final runs another array that starts after it."""
     cluster = sweep.cluster
     words = ["rounds=2", "data.validation=0.2", "tune={grid: {train.lr: [0.001, 0.1]}, by: accuracy, using: {seed: 0}}"]
     done = fedmpi("sweep", sweep.file, "--sbatch", *words, env=cluster.env)
@@ -146,8 +146,8 @@ def test_a_choice_is_made_before_the_runs_that_wait_for_it(sweep):
     cluster.jobs += [first, second, end]
     assert sweep.ended(end) == ("COMPLETED", "0:0"), sweep.log(f"end-{end}")
     found = fedmpi("sweep", sweep.file, *words)
-    assert "4 runs to choose by in" in found.stdout
-    assert "2 runs with what was chosen" in found.stdout
+    assert "4 tuning runs in" in found.stdout
+    assert "2 final runs" in found.stdout
     assert found.stdout.count("of them done") == 2
     assert len(json.loads((sweep.place / "tuning.json").read_text())["cells"]) == 2
 
@@ -156,4 +156,4 @@ def test_what_slurm_refuses_is_one_message(sweep):
     cluster = sweep.cluster
     done = fedmpi("sweep", sweep.file, "--sbatch", "--option=--partition=none", env=cluster.env)
     assert (done.returncode, done.stderr.count("\n")) == (2, done.stderr.count("sbatch: error"))
-    assert "--sbatch: sbatch refuses: sbatch: error: invalid partition specified: none" in done.stderr
+    assert "--sbatch: sbatch failed: sbatch: error: invalid partition specified: none" in done.stderr

@@ -48,7 +48,7 @@ def test_stopped_and_gone_on_with(file, tmp_path, number):
     assert process.returncode == (-number if number == signal.SIGKILL else 75), said
     assert gone(str(file))
     if number != signal.SIGKILL:
-        assert f"go on with: fedmpi sweep {file} rounds=100000" in said
+        assert f"stopped; to continue: fedmpi sweep {file} rounds=100000" in said
     words = [f"rounds={len(rows(first)) + 3}", "include={seed: [0], method: [FedAvg]}"]
     for name in ("few", "whole"):
         succeed("sweep", file, *words, f"name={name}", cwd=tmp_path)

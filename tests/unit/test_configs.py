@@ -127,7 +127,7 @@ def test_published(tmp_path, name):
     """Nothing is wrong with any label of any axis but that data are missing; and there is a file in small."""
     path = CONFIGS / f"{name}.yaml"
     asked = expand.load_sweep(path, [f"data.root={tmp_path}"])
-    with pytest.raises(MissingDataError, match="nothing is wrong but"):
+    with pytest.raises(MissingDataError, match="no mistakes except"):
         runs.validate_sweep(asked, lambda _: None)
     for settings in map(asked.run_settings, asked.covering_labels()):
         pipeline = ImagePipeline(bytes=True, channels=3, transforms=tuple(build_data.make_augmentations(settings)))

@@ -43,7 +43,7 @@ def test_tables_are_found_where_a_wheel_puts_them(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="unknown table 'min'; did you mean 'mine'"):
         reproduce.find_table("min")
     monkeypatch.setattr(reproduce, "config_folders", lambda: [tmp_path / "none"])
-    with pytest.raises(UserError, match=r"there are no configs/papers and configs/benchmarks in .*none; get fedmpi's"):
+    with pytest.raises(UserError, match=r"no folders papers and benchmarks in .*none; install fedmpi"):
         reproduce.list_tables()
 
 
@@ -62,7 +62,7 @@ def test_the_command_from_nothing_to_a_verdict(tmp_path):
     words += ["include={method: [FedAvg, SCAFFOLD]}", "--to", str(tmp_path / "out")]
     done = fedmpi(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "verdict: nothing is published of this table; written: " in done.stdout
+    assert "verdict: this table has no published values; written: " in done.stdout
     facts = json.loads((tmp_path / "out" / "verdict.json").read_text())
     assert [cell["labels"]["method"] for cell in facts["cells"]] == ["FedAvg", "SCAFFOLD"]
     assert all(0 <= cell["mean"] <= 100 for cell in facts["cells"])

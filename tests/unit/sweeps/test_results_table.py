@@ -98,13 +98,13 @@ def test_a_sweeps_directory_tells_what_was_asked_for(tmp_path, asked, monkeypatc
     assert (settings.train.batch_size, settings.output) == (7, moved)
     expand.load_sweep(asked.path, ["model.token=abc"]).write_run_list(moved, ["a"])
     assert "abc" not in (moved / "sweep.json").read_text()
-    with pytest.raises(UserError, match="leaves out a secret"):
+    with pytest.raises(UserError, match="does not contain a secret of the original command line"):
         sweep_status.read_sweep_list(moved)
     asked.path.unlink()
     asked.write_run_list(moved, ["a"])
-    with pytest.raises(UserError, match="does not exist"):
+    with pytest.raises(UserError, match="does not exist any more"):
         sweep_status.read_sweep_list(moved)
-    with pytest.raises(UserError, match=r"holds no sweep.json that names a sweep; give the sweep's YAML file"):
+    with pytest.raises(UserError, match=r"contains no valid sweep.json; give the sweep's YAML file"):
         sweep_status.read_sweep_list(tmp_path)
 
 
@@ -120,7 +120,9 @@ def test_a_metric_goes_by_the_name_of_what_most_runs_have(asked, without):
         cells = results_table.collect_results(base, given, None)
         assert table_formats.table_caption(cells).startswith("personal accuracy, after the last round")
         assert cells.cells["A", "0.1"].values == {"0": 70.0, "1": 71.0, "2": 72.0}
-        assert table_formats.table_notes(cells)[0] == "personal_accuracy is compared, as most runs have no accuracy"
+        assert (
+            table_formats.table_notes(cells)[0] == "personal_accuracy is compared, because most runs have no accuracy"
+        )
     alone = expand.load_sweep(asked.path, ["evaluate.protocol=[global, personal]", "include={method: A}"])
     assert results_table.collect_results(alone, None, None).metric == (
         "personal_accuracy" if "A" in without else "accuracy"
@@ -140,7 +142,7 @@ def test_no_mean_is_over_two_codes_or_data(asked, item):
     assert results_table.collect_results(asked, None, "last").notes == ()
     one = {"method": "A", "train.lr": "0.5", "seed": "1"}
     digests(lambda labels: {item: "x"} if labels == one else {})
-    with pytest.raises(UserError, match=f"{re.escape(item[1:-1])}, and a mean would be over both. Move .*=accept"):
+    with pytest.raises(UserError, match=f"{re.escape(item[1:-1])}, so their mean would be meaningless; move .*=accept"):
         results_table.collect_results(asked, None, "last")
     rest = expand.load_sweep(asked.path, ["exclude=[{method: A, train.lr: 0.5, seed: 1}]"])
     assert results_table.collect_results(rest, None, "last").notes == ()
@@ -208,13 +210,13 @@ def test_forms(asked, tmp_path):
 
 def test_mistakes(asked, tmp_path):
     for words, metric, of_, to in (
-        ("--round: first; allowed: last", None, "first", None),
-        ("ends in .md, .tex", None, "last", tmp_path / "a.doc"),
-        ("no run has a figure 'acuracy'; did you mean 'accuracy'", "acuracy", "last", None),
+        ("--round: first is not allowed; must be last", None, "first", None),
+        ("ending in .md, .tex", None, "last", tmp_path / "a.doc"),
+        ("no run has a metric 'acuracy'; did you mean 'accuracy'", "acuracy", "last", None),
     ):
         with pytest.raises(UserError, match=words):
             table_formats.show_table(asked, metric, of_, None, to, print)
-    with pytest.raises(UserError, match="none of 12 runs is done; fedmpi sweep"):
+    with pytest.raises(UserError, match="none of 12 runs is finished; to train them: fedmpi sweep"):
         results_table.collect_results(expand.load_sweep(asked.path, ["name=other"]), None, "last")
 
 
@@ -283,7 +285,7 @@ def test_pictures(asked, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(charts, "write_chart", lambda chart, to, title: drawn.append(chart))
     for rows in ("train.lr", None):
-        with pytest.warns(UserWarning, match=r"left out of the picture, as seeds are missing: (0.5 B_2|B_2 0.5)$"):
+        with pytest.warns(UserWarning, match=r"not plotted, because seeds are missing: (0.5 B_2|B_2 0.5)$"):
             table_formats.show_table(asked, None, "last", rows, tmp_path / "t.png", lambda line: None)
     numbers, words = drawn
     assert (numbers.x_label, numbers.y_label, numbers.ticks) == ("lr", "accuracy (%)", ["0.1", "0.5"])

@@ -36,7 +36,7 @@ def test_how_many_at_once(monkeypatch):
         free[0] = bytes_
         assert pool.choose_parallelism("auto", cpu) == (runs, ())
     for wrong in ("0", "-1", "many", ""):
-        with pytest.raises(UserError, match=f"--jobs: {wrong}; auto, or a number"):
+        with pytest.raises(UserError, match=f"--jobs: {wrong} is not allowed; must be auto or a whole number"):
             pool.choose_parallelism(wrong, here)
 
 

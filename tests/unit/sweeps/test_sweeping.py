@@ -50,10 +50,12 @@ def test_the_bits_of_single_runs_and_only_what_is_missing(run, tmp_path):
     run("sweep", "rounds=3")
     assert len(hashes(runs / "fedavg_seed-0")) == 3
     asked = (runs / "sweep.json").read_bytes()
-    said = "holds a run with 3 rounds, and the sweep now asks for 2; ask for rounds=3, give the sweep"
+    said = "contains a run with 3 rounds, but the sweep has rounds: 2; set rounds=3, give the sweep"
     assert said in run("sweep", "rounds=2", code=2)
     assert (runs / "sweep.json").read_bytes() == asked  # who is refused has written nothing
-    assert "holds a run with train.lr: 0.01, and the sweep now asks for 0.5" in run("sweep", "train.lr=0.5", code=2)
+    assert "contains a run with other settings: train.lr is 0.01 there, but 0.5 in the sweep" in run(
+        "sweep", "train.lr=0.5", code=2
+    )
 
 
 def test_a_run_that_is_in_use_has_not_failed(run, tmp_path):
@@ -64,7 +66,7 @@ def test_a_run_that_is_in_use_has_not_failed(run, tmp_path):
         said = run("sweep", "rounds=1", "include={seed: 0}", code=75)
     assert f"fedavg_seed-0: in use by process {os.getpid()} on host" in said
     assert "FAILED" not in said
-    assert "1 run in use by another process; when that has ended: fedmpi sweep" in said
+    assert "1 run in use by another process; when it has ended, run: fedmpi sweep" in said
     assert "fedprox_seed-0: accuracy" in said
 
 
@@ -104,7 +106,7 @@ def test_validate(run, tmp_path):
     mnist = ["data.source=mnist", f"data.root={tmp_path}"]
     assert run("validate").splitlines()[-1] == "ok"
     missing = run("validate", *mnist, code=2)
-    assert "nothing is wrong but that data are missing" in missing
+    assert "no mistakes except that data are missing" in missing
     assert "mnist: there is no file" in missing
     assert "method.mu: unknown key" in run("validate", *mnist, "method.mu=1", code=2)
     assert "is a sweep of several runs; train them with `fedmpi sweep" in run("run", code=2)
@@ -133,14 +135,14 @@ def test_each_method_has_the_best_of_a_few_settings(file, run, tmp_path):
         assert f"chosen by validation_accuracy: method {cell['cell']['method']}: train.lr" in first
     assert len(list(runs.glob("*_seed-1_*"))) == 2  # the other seed has no candidate but these
     again = run("sweep")
-    assert "8 runs to choose by in runs/few, 8 of them done" in again
-    assert "2 runs with what was chosen in runs/few, 2 of them done" in again
+    assert "8 tuning runs in runs/few, 8 of them done" in again
+    assert "2 final runs in runs/few, 2 of them done" in again
     assert "10 of 10 runs done" in run("sweep", "--status")
     table = run("table")
     assert "2 of 2" not in table
     assert "chosen by validation accuracy after the last round" in table
     none = run("sweep", "name=none", "tune.grid={train.lr: [1.0e+30]}", "include={method: FedAvg}", code=2)
-    assert "tune: method FedAvg: not chosen, every candidate has diverged" in none
+    assert "tune: method FedAvg: no candidate chosen, because every candidate has diverged" in none
 
 
 def test_what_a_run_writes_down_at_length_is_what_was_asked_for(file, run):
@@ -149,4 +151,4 @@ def test_what_a_run_writes_down_at_length_is_what_was_asked_for(file, run):
     file.write_text(augmented + "grid: {method: {mine: {method: {name: fedsol, prox: fedprox}}}}\n")
     run("sweep")
     assert "1 of them done" in run("sweep")
-    assert "holds a run with data.augment" in run("sweep", "data.augment=[{crop: 2}, flip]", code=2)
+    assert "contains a run with other settings: data.augment" in run("sweep", "data.augment=[{crop: 2}, flip]", code=2)
