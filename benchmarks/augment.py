@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 from fedmpi.common.torchvision_compat import torchvision
 from fedmpi.data.batches import Shard, batches
 from fedmpi.data.lazy_images import make_lazy_images
-from fedmpi.data.transforms.geometric import Crop, Cutout, Flip
+from fedmpi.data.transforms.geometric import Cutout, HorizontalFlip, RandomCrop
 from fedmpi.runtime.device import keep_freed_memory
 
 MEAN, STD, BATCH, SIZE = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), 50, 16
@@ -84,7 +84,7 @@ def ours(data, targets, blocks):
     blocks: store images as (n, H, W, C) for channels-last CNNs, which is fedmpi's default.
     """
     kept = make_lazy_images(torch.from_numpy(data).permute(0, 3, 1, 2), MEAN, STD, 3).to("cpu", blocks)
-    kept.pipeline = replace(kept.pipeline, transforms=(Crop(padding=4), Flip(), Cutout(size=SIZE)))
+    kept.pipeline = replace(kept.pipeline, transforms=(RandomCrop(padding=4), HorizontalFlip(), Cutout(size=SIZE)))
     shard, seed = Shard(kept, torch.tensor(targets), torch.arange(len(kept))), 0
 
     def epoch():

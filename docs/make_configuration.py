@@ -21,7 +21,7 @@ SECTIONS = {
     "models": "Options belong to the section `model`.",
     "datasets": "Options belong to the section `data`; layouts of files are in [data.md](data.md).",
     "partitions": "Options belong to the section `data.partition`.",
-    "augmentations": "Items of the list `data.augment`: `[{crop: {padding: 4}}, flip]`.",
+    "augmentations": "Items of the list `data.augment`: `[{random_crop: {padding: 4}}, horizontal_flip]`.",
     "tasks": "Options belong to the section `task`; see [tasks.md](tasks.md).",
     "rules": "Options belong to the section `server.rule`.",
     "loggers": "Items of the list `loggers`: `[tensorboard, {wandb: {project: p}}]`; see [campaigns.md](campaigns.md).",

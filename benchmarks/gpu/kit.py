@@ -126,7 +126,8 @@ def write_pictures(folder: Path) -> list[str]:
     x = np.random.default_rng(0).integers(0, 256, (400, 3, 40, 36), dtype=np.uint8)
     np.savez(folder / "pictures.npz", x=x, y=np.arange(len(x)) % 10)
     partition = "partition: {scheme: iid, clients: 4}"
-    return [f"data={{source: npz, root: '{folder}', path: pictures.npz, augment: [{{resize: 32}}, flip], {partition}}}"]
+    augment = "augment: [{resize: 32}, horizontal_flip]"
+    return [f"data={{source: npz, root: '{folder}', path: pictures.npz, {augment}, {partition}}}"]
 
 
 # ---- required packages ----

@@ -325,7 +325,7 @@ def add_augmentation(data: FederatedData, transforms: Sequence[Transform]) -> Fe
         raise UserError(
             f"data.augment: {config_name(moving_transform)} moves pixels, and the targets of these data are masks "
             f"({has}), which would "
-            "stay where they are; colour, normalise and cutout go with masks"
+            "stay where they are; color_jitter, normalize and cutout go with masks"
         )
     shape = data.input_shape
     if not isinstance(shape, tuple) or data.x_dtype != torch.float32:
@@ -344,6 +344,6 @@ def _add_transforms(x: Tensor | LazyImages, transforms: Sequence[Transform]) -> 
         sizes = [" x ".join(map(str, shape[1:])) for shape in (trained, tested)]
         raise UserError(
             f"data.augment: pictures are {sizes[0]} pixels in training, but at tests {sizes[1]}; what draws nothing "
-            f"is done to both, so end with centre_crop: {min(trained[1:])}, behind a resize where pictures are smaller"
+            f"is done to both, so end with center_crop: {min(trained[1:])}, behind a resize where pictures are smaller"
         )
     return LazyImages(stored, pipeline)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedmpi.data.streaming import Stream, concatenate_streams
 from fedmpi.data.transforms.base import stored_channels_last, to_memory_format
-from fedmpi.data.transforms.color import Normalise
+from fedmpi.data.transforms.color import Normalize
 from fedmpi.data.transforms.pipeline import ImagePipeline
 
 MAX_FLOAT_BYTES = 1 << 28  # bytes: test pictures that take at most this much as floats are kept as floats
@@ -147,7 +147,7 @@ def make_lazy_images(
     """
     stored = torch.from_numpy(np.ascontiguousarray(images)) if isinstance(images, np.ndarray) else images
     given = mean is not None or std is not None
-    normal = Normalise(mean=tuple(mean or (0.0,)), std=tuple(std or (1.0,))) if given else None
+    normal = Normalize(mean=tuple(mean or (0.0,)), std=tuple(std or (1.0,))) if given else None
     is_bytes, channels = stored.dtype == torch.uint8, channels or stored.shape[1]
     return LazyImages(stored, ImagePipeline(bytes=is_bytes, unit=not is_bytes, normal=normal, channels=channels))
 

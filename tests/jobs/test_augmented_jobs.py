@@ -13,7 +13,11 @@ data:
   path: a.h5
   mean: [0.5]
   std: [0.25]
-  augment: [{crop: {padding: 2, mode: reflect}}, flip, {colour: {brightness: 0.3}}, {cutout: 4}]
+  augment:
+    - random_crop: {padding: 2, padding_mode: reflect}
+    - horizontal_flip
+    - color_jitter: {brightness: 0.3}
+    - cutout: 4
   partition: {scheme: iid, clients: 4}
 model: {name: mlp, hidden: [8]}
 method: {name: fedavg}
@@ -39,4 +43,4 @@ def test_a_run_goes_on_and_ranks_agree(tmp_path):
     assert models("disk", "data.stream=true") == alone
     models("again", "rounds=1")
     assert models("again", "checkpoint.resume=must", "checkpoint.changes=accept")[-1] == alone[-1]
-    assert models("other", "data.augment=[flip]")[-1] != alone[-1]
+    assert models("other", "data.augment=[horizontal_flip]")[-1] != alone[-1]

@@ -1,4 +1,6 @@
-"""Augmentation of training images when a batch is read:  data.augment: [{crop: 4}, flip, {cutout: 16}].
+"""Augmentation of training images when a batch is read.
+
+    data.augment: [{random_crop: 4}, horizontal_flip, {cutout: 16}]
 
 Operations are batched tensor arithmetic. Each uses `columns` uniform random numbers per sample (operation.py). The
 numbers of a whole epoch are drawn by a generator seeded from (seed, round, client), so they do not depend on the rank.
@@ -7,15 +9,15 @@ numbers of a whole epoch are drawn by a generator seeded from (seed, round, clie
 from fedmpi.common.registry import PluginKind
 
 registry: dict[str, str] = {
-    "centre_crop": "fedmpi.data.transforms.geometric:CentreCrop",
-    "colour": "fedmpi.data.transforms.color:Colour",
-    "crop": "fedmpi.data.transforms.geometric:Crop",
+    "center_crop": "fedmpi.data.transforms.geometric:CenterCrop",
+    "color_jitter": "fedmpi.data.transforms.color:ColorJitter",
+    "random_crop": "fedmpi.data.transforms.geometric:RandomCrop",
     "cutout": "fedmpi.data.transforms.geometric:Cutout",
-    "flip": "fedmpi.data.transforms.geometric:Flip",
-    "normalise": "fedmpi.data.transforms.color:Normalise",
+    "horizontal_flip": "fedmpi.data.transforms.geometric:HorizontalFlip",
+    "normalize": "fedmpi.data.transforms.color:Normalize",
     "resize": "fedmpi.data.transforms.geometric:Resize",
-    "resized_crop": "fedmpi.data.transforms.geometric:ResizedCrop",
-    "rotate": "fedmpi.data.transforms.geometric:Rotate",
+    "random_resized_crop": "fedmpi.data.transforms.geometric:RandomResizedCrop",
+    "random_rotation": "fedmpi.data.transforms.geometric:RandomRotation",
 }
 
 KIND = PluginKind("augmentation", registry, "data.augment")

@@ -18,7 +18,7 @@ Shape = tuple[int, ...]  # shape of one image: (C, H, W)
 
 
 class Transform(ABC):
-    """The base class of augmentations. Its dataclass fields are options; `short` is the one that `{crop: 4}` sets."""
+    """The base class of augmentations. Its fields are options; `short` is the one that `{random_crop: 4}` sets."""
 
     main_option: ClassVar[str] = ""
     random_numbers: ClassVar[int] = 0  # number of random numbers per sample; 0: test images are transformed, too

@@ -1,4 +1,4 @@
-"""Augmentations that change the values of pixels: normalise and colour."""
+"""Augmentations that change the values of pixels: normalize and color_jitter."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ NORMALISATION_CONSTANTS = {  # mean, standard deviation of pixels in 0..1, by ch
 
 
 @dataclass(frozen=True)
-class Normalise(Transform):
+class Normalize(Transform):
     """Normalise images by channel, (v - mean) / std, in training and test, instead of by the data source's values."""
 
-    main_option = "of"
+    main_option = "dataset"
     input_stage = "unit"
     moves_pixels = False
-    of: str | None = option(None, "the set whose mean and std they are", choices=sorted(NORMALISATION_CONSTANTS))
+    dataset: str | None = option(None, "the set whose mean and std they are", choices=sorted(NORMALISATION_CONSTANTS))
     mean: tuple[float, ...] | None = option(None, "of pixels in 0..1: one number, or one a channel")
     std: tuple[Annotated[float, Field(gt=0)], ...] | None = option(None, "as mean; above 0")
 
     @property
     def mean_and_std(self) -> tuple[Sequence[float], Sequence[float]]:
-        if (self.of is None) == (self.mean is None) or (self.mean is None) != (self.std is None):
-            raise ValueError("it takes the name of a set, or mean and std: {normalise: {mean: [0.5], std: [0.5]}}")
-        return NORMALISATION_CONSTANTS[self.of] if self.of is not None else (self.mean or (), self.std or ())
+        if (self.dataset is None) == (self.mean is None) or (self.mean is None) != (self.std is None):
+            raise ValueError("it takes the name of a set, or mean and std: {normalize: {mean: [0.5], std: [0.5]}}")
+        return NORMALISATION_CONSTANTS[self.dataset] if self.dataset is not None else (self.mean or (), self.std or ())
 
     def output_shape(self, shape: Shape) -> Shape:
         for numbers in self.mean_and_std:
@@ -58,7 +58,7 @@ class Normalise(Transform):
 
 
 @dataclass(frozen=True)
-class Colour(Transform):
+class ColorJitter(Transform):
     """Change brightness, contrast and saturation by random factors, in this order (torchvision: in random order)."""
 
     random_numbers = 3

@@ -25,13 +25,13 @@ MAX_SIDE = 4096  # pixels
 
 
 @dataclass(frozen=True)
-class Crop(Transform):
+class RandomCrop(Transform):
     """Cut a random window out of the image with a border around it, like RandomCrop(size, padding) of torchvision."""
 
     main_option = "padding"
     random_numbers = 2
     padding: int = option(4, "pixels on each side", ge=0, le=MAX_SIDE)
-    mode: str = option("zero", "border of black, or of the picture mirrored", choices=("zero", "reflect"))
+    padding_mode: str = option("constant", "black border, or mirrored picture", choices=("constant", "reflect"))
     size: int | None = option(None, "height and width of the window; null: those of the picture", ge=1, le=MAX_SIDE)
 
     def output_shape(self, shape: Shape) -> Shape:
@@ -39,14 +39,14 @@ class Crop(Transform):
         h, w = self.size or height, self.size or width
         if h > height + 2 * self.padding or w > width + 2 * self.padding:
             raise ValueError(f"size {self.size} is beyond {height} x {width} pixels and a border of {self.padding}")
-        if self.mode == "reflect" and self.padding >= min(height, width):
+        if self.padding_mode == "reflect" and self.padding >= min(height, width):
             most = min(height, width) - 1
             raise ValueError(f"a border of {self.padding} cannot mirror {height} x {width} pixels; at most {most}")
         return c, h, w
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
         _, h, w = self.output_shape(tuple(x.shape[1:]))
-        x = add_border(x, self.padding, mirrored=self.mode == "reflect")
+        x = add_border(x, self.padding, mirrored=self.padding_mode == "reflect")
         top, left = to_uniform_integers(u[:, 0], x.shape[2] - h + 1), to_uniform_integers(u[:, 1], x.shape[3] - w + 1)
         return crop_windows(x, top, left, h, w)
 
@@ -65,7 +65,7 @@ def add_border(x: Tensor, p: int, mirrored: bool) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Flip(Transform):
+class HorizontalFlip(Transform):
     """Mirror a random share of the images left to right."""
 
     main_option = "p"
@@ -109,7 +109,7 @@ class Cutout(Transform):
 
 
 @dataclass(frozen=True)
-class CentreCrop(Transform):
+class CenterCrop(Transform):
     """Crop the centre of the image, in training and test, like CenterCrop(size) of torchvision."""
 
     main_option = "size"
@@ -130,7 +130,7 @@ NUM_CANDIDATES = 10  # number of crops that are drawn per image; the first one t
 
 
 @dataclass(frozen=True)
-class Rotate(Transform):
+class RandomRotation(Transform):
     """Rotate by a random angle up to `degrees`, with black beyond the borders, like torchvision's RandomRotation."""
 
     main_option = "degrees"
@@ -150,7 +150,7 @@ class Rotate(Transform):
 
 
 @dataclass(frozen=True)
-class ResizedCrop(Transform):
+class RandomResizedCrop(Transform):
     """Scale a part of random area and aspect ratio to size x size, like RandomResizedCrop of torchvision.
 
     Ten parts are drawn, and the first one that fits into the image is used; if none fits, the largest central part.

@@ -14,7 +14,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import suggest_name
 from fedmpi.data import transforms
 from fedmpi.data.transforms.base import Shape, Transform, channel_constants
-from fedmpi.data.transforms.color import Normalise
+from fedmpi.data.transforms.color import Normalize
 
 Step = Callable[[Tensor, Tensor], Tensor]
 
@@ -58,7 +58,7 @@ class ImagePipeline:
 
     bytes: bool = False  # whether images are stored as uint8
     unit: bool = False  # whether they are stored as floats in 0..1
-    normal: Normalise | None = None  # normalisation of the data source; an operation `normalise` replaces it
+    normal: Normalize | None = None  # normalisation of the data source; an operation `normalize` replaces it
     channels: int | None = None  # number of channels of the inputs; one grey channel is repeated
     transforms: tuple[Transform, ...] = ()
 
@@ -91,7 +91,7 @@ class ImagePipeline:
         """
         stage, column = "any" if self.bytes else "unit" if self.unit else "normal", 0
         steps: list[tuple[Step, slice | None]] = []
-        own_normalise = any(isinstance(operation, Normalise) for operation in self.transforms)
+        own_normalise = any(isinstance(operation, Normalize) for operation in self.transforms)
         normal = None if own_normalise else self.normal
 
         def raise_stage(to: str) -> None:
@@ -108,16 +108,16 @@ class ImagePipeline:
             if operation.input_stage == "unit" and stage == "normal":
                 if not (self.bytes or self.unit):
                     raise UserError(f"{where} works on pixels in 0..1, and this data source gives numbers of its own")
-                raise UserError(f"{where} works on pixels in 0..1; put it before normalise and cutout")
+                raise UserError(f"{where} works on pixels in 0..1; put it before normalize and cutout")
             if operation.input_stage == "normal" and own_normalise and stage != "normal":
-                raise UserError(f"{where} follows normalisation; put it behind normalise")
+                raise UserError(f"{where} follows normalisation; put it behind normalize")
             if operation.input_stage != "any":
                 raise_stage(operation.input_stage)
             steps.append(
                 (operation, slice(column, column + operation.random_numbers) if operation.random_numbers else None)
             )
             column += operation.random_numbers
-            if isinstance(operation, Normalise):
+            if isinstance(operation, Normalize):
                 stage = "normal"
         raise_stage("normal")
         return tuple(steps)

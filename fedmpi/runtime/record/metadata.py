@@ -102,7 +102,7 @@ def resolve_settings(settings: Settings) -> Settings:
 
     data, server, checkpoint = settings.data, settings.server, settings.checkpoint
     operations = []
-    for item in data.augment:  # becomes {crop: {size: 32}} with all options, or is kept if it has none
+    for item in data.augment:  # becomes {random_crop: {size: 32}} with all options, or is kept if it has none
         name, given = (item, None) if isinstance(item, str) else next(iter(item.items()))
         target = registry.load_object(name, transforms.registry, "augmentation")
         given = {} if given is None else given if isinstance(given, Mapping) else {target.main_option: given}

@@ -184,15 +184,15 @@ def test_show_explains_a_key(monkeypatch, capsys):
 
 
 def test_list_shows_the_options_of_one_thing(monkeypatch, capsys):
-    assert main(monkeypatch, "list", "crop") == 0
+    assert main(monkeypatch, "list", "random_crop") == 0
     assert capsys.readouterr().out == (
-        "augmentations: crop\n\n"
+        "augmentations: random_crop\n\n"
         "Cut a random window out of the image with a border around it, like RandomCrop(size, padding) of torchvision."
         "\n\n"
         "options:\n"
-        "  padding  whole number >= 0, <= 4,096 (default 4): pixels on each side\n"
-        "  mode     zero, reflect (default zero): border of black, or of the picture mirrored\n"
-        "  size     whole number >= 1, <= 4,096; null (default null): height and width of the window; null: "
+        "  padding       whole number >= 0, <= 4,096 (default 4): pixels on each side\n"
+        "  padding_mode  constant, reflect (default constant): black border, or mirrored picture\n"
+        "  size          whole number >= 1, <= 4,096; null (default null): height and width of the window; null: "
         "those of the picture\n"
     )
     assert main(monkeypatch, "list", "fedavg") == 0

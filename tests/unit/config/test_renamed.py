@@ -16,6 +16,7 @@ cohort:
   size: 2
   draw: cycles
 state: {memory: 3}
+data: {augment: [flip, {crop: 4}, {cutout: 16}]}
 train:
   lr: -1
 """
@@ -38,14 +39,16 @@ def test_all_old_keys_are_reported_in_one_message_with_other_mistakes(config):
     with pytest.raises(UserError) as error:
         load(config, ["server.trains=true"])
     assert str(error.value).replace(f"{config.parent}/", "").splitlines() == [
-        "7 mistakes in the config",
+        "9 mistakes in the config",
         "  base.yaml:4: train.keep_optim was renamed to train.persist_optimizer",
         "  run.yaml:2: comm.wire was renamed to comm.compression",
         "  run.yaml:5: cohort.draw was renamed to cohort.sampling",
         "  run.yaml:5: cohort.sampling: cycles was renamed to cyclic",
         "  run.yaml:6: state.memory was renamed to client_state.max_gib",
+        "  run.yaml:7: data.augment: flip was renamed to horizontal_flip",
+        "  run.yaml:7: data.augment: crop was renamed to random_crop",
         "  command line: server.trains=true: server.trains was renamed to server.trains_clients",
-        "  run.yaml:8: train.lr: -1 is not allowed; must be: number >= 0",
+        "  run.yaml:9: train.lr: -1 is not allowed; must be: number >= 0",
     ]
 
 

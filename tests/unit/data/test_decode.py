@@ -90,7 +90,7 @@ def test_a_folder_of_sixteen_bits_is_normalised_and_augmented_as_pixels(tmp_path
     data = image_folder(tmp_path, channels=1, mean=(0.25,), std=(2.0,), pixel_range=(0, 1000), test_fraction=0)
     expected = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7]) / 10  # the files of a, then those of b
     assert torch.allclose(data.train_x.all_inputs()[:, 0, 0, 0], (expected - 0.25) / 2)
-    brighter = [make_transform("normalise", {"mean": [0.0], "std": [0.5]}, "data.augment.0", {})]
+    brighter = [make_transform("normalize", {"mean": [0.0], "std": [0.5]}, "data.augment.0", {})]
     x = add_augmentation(split(data, "iid", 1, 0), brighter).train[0].x
     assert torch.allclose(x.all_inputs()[:, 0, 0, 0], expected / 0.5)
 

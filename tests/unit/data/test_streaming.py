@@ -32,7 +32,7 @@ def federation(folder, stream):
         data = hdf5(folder, path="a.h5")
     chain = [
         make_transform(name, given, "data.augment.0", {})
-        for name, given in (("crop", 2), ("flip", None), ("cutout", 4))
+        for name, given in (("random_crop", 2), ("horizontal_flip", None), ("cutout", 4))
     ]
     return add_augmentation(split(data, "iid", 2, 0), chain)
 

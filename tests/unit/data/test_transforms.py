@@ -15,7 +15,7 @@ from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import add_augmentation, split
 from fedmpi.data.lazy_images import LazyImages, make_lazy_images
 from fedmpi.data.transforms.base import stored_channels_last, to_memory_format
-from fedmpi.data.transforms.color import Normalise
+from fedmpi.data.transforms.color import Normalize
 from fedmpi.data.transforms.pipeline import ImagePipeline, make_transform
 
 functional = torchvision.transforms.functional
@@ -66,13 +66,15 @@ def naive_crop(x, u, p, mode, size):
 
 
 @every_storage
-@pytest.mark.parametrize("given", [4, {"padding": 2, "size": 7}, {"mode": "reflect"}, {"padding": 0, "size": 9}])
+@pytest.mark.parametrize(
+    "given", [4, {"padding": 2, "size": 7}, {"padding_mode": "reflect"}, {"padding": 0, "size": 9}]
+)
 def test_crop(given, blocks, channels, dtype):
-    crop, x = make("crop", given), pictures(channels, dtype=dtype)
+    crop, x = make("random_crop", given), pictures(channels, dtype=dtype)
     u = drawn(crop)
     u[0], u[1] = 0, 1 - 2**-24  # the corners
     found = crop(to_memory_format(x, blocks), u)
-    wanted = [naive_crop(each, v, crop.padding, crop.mode, crop.size) for each, v in zip(x, u, strict=True)]
+    wanted = [naive_crop(each, v, crop.padding, crop.padding_mode, crop.size) for each, v in zip(x, u, strict=True)]
     assert torch.equal(found, torch.stack(wanted))
     assert found.shape[1:] == crop.output_shape(x.shape[1:])
     assert channels == 1 or stored_channels_last(found) == blocks
@@ -80,7 +82,7 @@ def test_crop(given, blocks, channels, dtype):
 
 @every_storage
 def test_flip(blocks, channels, dtype):
-    flip, x = make("flip", 0.3), pictures(channels, dtype=dtype)
+    flip, x = make("horizontal_flip", 0.3), pictures(channels, dtype=dtype)
     u = drawn(flip)
     wanted = [functional.hflip(each) if v < 0.3 else each for each, v in zip(x, u[:, 0], strict=True)]
     assert torch.equal(flip(to_memory_format(x, blocks), u), torch.stack(wanted))
@@ -100,7 +102,7 @@ def test_cutout(size, blocks, channels):
 
 def test_rotation(blocks):
     """As torchvision rotates, but where a place lies between two pixels as far as float32 can tell."""
-    rotate, x = make("rotate", 30), pictures(3, 15, 20)
+    rotate, x = make("random_rotation", 30), pictures(3, 15, 20)
     u = drawn(rotate)
     wanted = [functional.rotate(each, float((2 * v - 1) * 30)) for each, v in zip(x, u[:, 0], strict=True)]
     off = (rotate(to_memory_format(x, blocks), u) - torch.stack(wanted)).abs() > 1e-4
@@ -116,8 +118,8 @@ def test_rotation(blocks):
         ((10, 40), 1, {"ratio": [0.9, 1.1], "scale": [0.9, 1.0]}),
     ],
 )
-def test_resized_crop(shape, given, blocks, channels):
-    crop, x = make("resized_crop", given), pictures(channels, *shape)
+def test_random_resized_crop(shape, given, blocks, channels):
+    crop, x = make("random_resized_crop", given), pictures(channels, *shape)
     u = drawn(crop)
     found, boxes = crop(to_memory_format(x, blocks), u), torch.stack(crop.draw_boxes(u, *shape), 1)
     for each, v, box, got in zip(x, u, boxes.tolist(), found, strict=True):
@@ -145,9 +147,9 @@ def naive_box(crop, u, h, w):
 
 
 @pytest.mark.parametrize(
-    ("name", "size", "channels"), [("resize", 7, 3), ("resize", 18, 1), ("centre_crop", 5, 1), ("centre_crop", 8, 3)]
+    ("name", "size", "channels"), [("resize", 7, 3), ("resize", 18, 1), ("center_crop", 5, 1), ("center_crop", 8, 3)]
 )
-def test_resize_and_centre_crop(name, size, blocks, channels):
+def test_resize_and_center_crop(name, size, blocks, channels):
     """They draw nothing: test pictures go through them too."""
     what, x = make(name, size), pictures(channels)
     wanted = functional.resize(x, size, antialias=True) if name == "resize" else functional.center_crop(x, size)
@@ -165,7 +167,7 @@ COLOURS = {
 
 @pytest.mark.parametrize("given", [{"saturation": 0.4}, dict.fromkeys(COLOURS, 0.2)], ids=["saturation", "all in turn"])
 def test_colour(given, blocks):
-    colour, x = make("colour", given), pictures()
+    colour, x = make("color_jitter", given), pictures()
     u, wanted = drawn(colour), x.clone()
     for i, (name, theirs) in enumerate(COLOURS.items()):
         a = given.get(name, 0)
@@ -178,7 +180,7 @@ def test_colour(given, blocks):
 # ---- all of them together ----
 def image_pipeline(*items, **more):
     transforms = [make(*item) if isinstance(item, tuple) else make(item) for item in items]
-    return ImagePipeline(bytes=True, normal=Normalise(mean=MEAN, std=STD), transforms=tuple(transforms), **more)
+    return ImagePipeline(bytes=True, normal=Normalize(mean=MEAN, std=STD), transforms=tuple(transforms), **more)
 
 
 def normalised(x):
@@ -202,9 +204,10 @@ def test_bytes_are_read_as_normalised_floats(blocks):
 def test_normalise_replaces_that_of_the_source():
     x = pictures(dtype=torch.uint8)
     wanted = (x.float().div(255) - 0.5) / 0.5
-    for normalise in ("half", {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}):
+    for given in ("half", {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}):
         assert torch.equal(
-            LazyImages(x, image_pipeline("flip", ("normalise", normalise), ("cutout", 4))).all_inputs(), wanted
+            LazyImages(x, image_pipeline("horizontal_flip", ("normalize", given), ("cutout", 4))).all_inputs(),
+            wanted,
         )
 
 
@@ -212,16 +215,22 @@ def test_normalise_replaces_that_of_the_source():
     ("items", "says"),
     [
         (
-            [("cutout", 4), ("colour", {"contrast": 0.1})],
-            r"augment\.1: colour works on pixels in 0\.\.1; put",
+            [("cutout", 4), ("color_jitter", {"contrast": 0.1})],
+            r"augment\.1: color_jitter works on pixels in 0\.\.1; put",
         ),
-        ([("cutout", 4), ("normalise", "half")], r"augment\.0: cutout follows normalisation; put it behind"),
-        ([("crop", {"size": 32})], r"data\.augment\.0: crop: size 32 is beyond 12 x 9 pixels and a border of 4"),
-        (["flip", ("centre_crop", 10)], r"data\.augment\.1: centre_crop: size 10 is beyond the 12 x 9 pixels"),
-        ([("normalise", {"mean": [1, 2], "std": [1, 2]})], r"normalise: 2 numbers for pictures of 3 channels; 1 or 3"),
-        (["normalise"], r"normalise: it takes the name of a set, or mean and std"),
-        (["colour"], r"colour: brightness, contrast and saturation are all 0"),
-        ([("resized_crop", 8)], r"are 8 x 8 pixels in training, but at tests 12 x 9; .*end with centre_crop: 8"),
+        ([("cutout", 4), ("normalize", "half")], r"augment\.0: cutout follows normalisation; put it behind"),
+        (
+            [("random_crop", {"size": 32})],
+            r"data\.augment\.0: random_crop: size 32 is beyond 12 x 9 pixels and a border of 4",
+        ),
+        (
+            ["horizontal_flip", ("center_crop", 10)],
+            r"data\.augment\.1: center_crop: size 10 is beyond the 12 x 9 pixels",
+        ),
+        ([("normalize", {"mean": [1, 2], "std": [1, 2]})], r"normalize: 2 numbers for pictures of 3 channels; 1 or 3"),
+        (["normalize"], r"normalize: it takes the name of a set, or mean and std"),
+        (["color_jitter"], r"color_jitter: brightness, contrast and saturation are all 0"),
+        ([("random_resized_crop", 8)], r"are 8 x 8 pixels in training, but at tests 12 x 9; .*end with center_crop: 8"),
     ],
 )
 def test_what_does_not_fit_the_pictures_is_refused_before_training(items, says):
@@ -234,8 +243,16 @@ def test_what_does_not_fit_the_pictures_is_refused_before_training(items, says):
 @pytest.mark.parametrize(
     ("x", "item", "says"),
     [
-        (torch.rand(N, 5), "flip", r"data\.augment\.0: flip is for pictures \(C, H, W\), .* has the shape \(5,\)"),
-        (pictures(), ("colour", {"contrast": 0.1}), r"colour works on pixels in 0\.\.1, and this data source"),
+        (
+            torch.rand(N, 5),
+            "horizontal_flip",
+            r"data\.augment\.0: horizontal_flip is for pictures \(C, H, W\), .* has the shape \(5,\)",
+        ),
+        (
+            pictures(),
+            ("color_jitter", {"contrast": 0.1}),
+            r"color_jitter works on pixels in 0\.\.1, and this data source",
+        ),
     ],
 )
 def test_augmentation_needs_pictures(x, item, says):
@@ -244,7 +261,7 @@ def test_augmentation_needs_pictures(x, item, says):
         add_augmentation(split(Dataset(x, y, x, y, 2), "iid", 2, 0), image_pipeline(item).transforms)
 
 
-@pytest.mark.parametrize("item", ["flip", ("centre_crop", 8)])
+@pytest.mark.parametrize("item", ["horizontal_flip", ("center_crop", 8)])
 def test_what_moves_pixels_is_refused_where_targets_are_masks(item):
     """A picture turned without its mask would be trained on wrong targets without a message."""
     x, masks = pictures(dtype=torch.uint8), torch.zeros(N, 12, 9, dtype=torch.int64)
@@ -254,7 +271,7 @@ def test_what_moves_pixels_is_refused_where_targets_are_masks(item):
     with pytest.raises(UserError, match=r"moves pixels, and the targets of these data are masks \(12 x 9\)"):
         add_augmentation(data, image_pipeline(item).transforms)
     assert (
-        add_augmentation(data, image_pipeline(("colour", {"contrast": 0.1}), ("cutout", 3)).transforms)
+        add_augmentation(data, image_pipeline(("color_jitter", {"contrast": 0.1}), ("cutout", 3)).transforms)
         .train[0]
         .random_numbers_per_sample
         == 5
@@ -265,7 +282,7 @@ def test_a_crop_with_a_size_sets_the_input_shape():
     y = torch.arange(N) % 2
     for x in (make_lazy_images(pictures(dtype=torch.uint8), MEAN, STD, 3), pictures()):
         data = add_augmentation(
-            split(Dataset(x, y, x, y, 2), "iid", 2, 0), [make("crop", {"size": 7}), make("centre_crop", 7)]
+            split(Dataset(x, y, x, y, 2), "iid", 2, 0), [make("random_crop", {"size": 7}), make("center_crop", 7)]
         )
         assert data.input_shape == (3, 7, 7)
         shard = data.train[0]
@@ -278,7 +295,10 @@ def test_a_crop_with_a_size_sets_the_input_shape():
 # ---- batches ----
 @pytest.mark.parametrize("size", [1, 7, None])
 def test_augmentation_does_not_depend_on_the_batch_size(size):
-    kept = LazyImages(pictures(dtype=torch.uint8), image_pipeline(("crop", 2), "flip", ("rotate", 20), ("cutout", 3)))
+    kept = LazyImages(
+        pictures(dtype=torch.uint8),
+        image_pipeline(("random_crop", 2), "horizontal_flip", ("random_rotation", 20), ("cutout", 3)),
+    )
     shard = Shard(kept, torch.arange(N), torch.arange(3, 30))
 
     def epoch(size, *seeds):

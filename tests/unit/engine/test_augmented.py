@@ -12,7 +12,7 @@ from fedmpi.data.lazy_images import make_lazy_images
 from fedmpi.data.transforms.pipeline import make_transform
 from fedmpi.engine.packed.packed_fit import PackedFit
 
-CHAIN = (("crop", 2), ("flip", None), ("rotate", 15), ("cutout", 3))
+CHAIN = (("random_crop", 2), ("horizontal_flip", None), ("random_rotation", 15), ("cutout", 3))
 
 
 def shot(x):
@@ -38,7 +38,7 @@ def test_it_changes_what_is_trained_and_not_what_is_tested():
     before = [play(config(rounds=0), federation(chain)).rows[-1]["loss"] for chain in ((), CHAIN)]
     assert before[0] == before[1], "the initial model, on test pictures as they are"
     assert play(config(), federation()).hashes == changed.hashes
-    nothing = (("crop", {"padding": 0}), ("flip", 0))
+    nothing = (("random_crop", {"padding": 0}), ("horizontal_flip", 0))
     assert play(config(), federation(nothing)).hashes == plain.hashes, "neither moves the order of batches"
 
 

@@ -302,7 +302,7 @@ def image_folder(place):
     pictures(place / "train", names, 8, 0)
     pictures(place / "test", names, 5, 1)
     data = {"source": "image_folder", "size": 8, "mean": [0.4, 0.5, 0.6], "std": [0.2, 0.2, 0.3]}
-    return {**data, "augment": ["flip", {"centre_crop": 6}]}, {}, place / "test"
+    return {**data, "augment": ["horizontal_flip", {"center_crop": 6}]}, {}, place / "test"
 
 
 def csv_images(place):

@@ -26,7 +26,7 @@ SUPPLIED = {
     "tasks": ("classes",),
     "rules": ("up", "s"),
 }
-REFUSED = {"normalise": {"of"}}  # its null stands for "mean and std are given", and is refused where it is written
+REFUSED = {"normalize": {"dataset"}}  # its null stands for "mean and std are given", and is refused where it is written
 WITH_OPTIONS = [name for name in VARIANTS if "fedsol" in name or "alpha kept" in name or "median" in name]
 
 

@@ -147,8 +147,12 @@ def test_each_method_has_the_best_of_a_few_settings(file, run, tmp_path):
 
 def test_what_a_run_writes_down_at_length_is_what_was_asked_for(file, run):
     """Options of augmentation, and of methods within methods, with all their defaults."""
-    augmented = SMALL_SWEEP.partition("grid:")[0].replace("clients: 3}", "clients: 3}, augment: [{crop: 1}, flip]")
+    augmented = SMALL_SWEEP.partition("grid:")[0].replace(
+        "clients: 3}", "clients: 3}, augment: [{random_crop: 1}, horizontal_flip]"
+    )
     file.write_text(augmented + "grid: {method: {mine: {method: {name: fedsol, prox: fedprox}}}}\n")
     run("sweep")
     assert "1 of them done" in run("sweep")
-    assert "contains a run with other settings: data.augment" in run("sweep", "data.augment=[{crop: 2}, flip]", code=2)
+    assert "contains a run with other settings: data.augment" in run(
+        "sweep", "data.augment=[{random_crop: 2}, horizontal_flip]", code=2
+    )
