@@ -28,7 +28,7 @@ RUNS = {
     # that the accuracy stays at chance level here.
     "fedpara": ["method={name: fedpara, ratio: 0.5, init: product}", GLOBAL],
     "fedatom": ["method={name: fedatom_personal}", GLOBAL],
-    "fedatom-head": ["method={name: fedatom_personal, pers_head: local}", GLOBAL],
+    "fedatom-head": ["method={name: fedatom_personal, personal_head: local}", GLOBAL],
     "fedatom-5": ["method={name: fedatom, period: 5}", GLOBAL],
     "fedatom-10": ["method={name: fedatom, period: 10}", GLOBAL],
 }

@@ -60,7 +60,7 @@ VARIANTS = {
     "fedbabu, fine-tuned": ("fedbabu", "norm", {"evaluate": {"protocol": ["personal", "ft(1)"]}}),
     "fedavg, geometric median": ("fedavg", "cnn", {"server": {"rule": "geometric_median"}}),
     "fedavg, median": ("fedavg", "cnn", {"server": {"rule": "median"}}),
-    "fedatom, fast and slow": (PERSONAL, "norm", {"rounds": 4, "options": {"period": 3, "pers_head": "local"}}),
+    "fedatom, fast and slow": (PERSONAL, "norm", {"rounds": 4, "options": {"period": 3, "personal_head": "local"}}),
     "fedatom, alpha kept": (PERSONAL, "norm", {"rounds": 4, "options": {"period": 3, "alpha_fast": "keep"}}),
     "fedatom, fedsol's clients, principal": (
         "fedatom",

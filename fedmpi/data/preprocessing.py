@@ -32,7 +32,7 @@ PREPARATION_KINDS = {
 }
 # Options of data sources that say how a file is read; they may differ between training files and new files.
 READING_OPTIONS = (
-    *("delimiter", "decimal", "folder", "picture_column", "label_column", "author_column", "text_column"),
+    *("delimiter", "decimal", "folder", "image_column", "label_column", "author_column", "text_column"),
     "image_pattern",
 )
 TRAINING_ONLY = ("root", "download")  # options that concern the training files only

@@ -16,8 +16,8 @@ Batch normalisation is sent in every round.
 In method fedatom_personal each client also has atoms D_l,k of its own, which are never sent. After (1), with alpha and
 theta_h as received:
     D_l,k <- SGD on F_k by FedAvg's steps; starts from the atoms D that the client received first               (4)
-Client k is evaluated with (alpha, D_l,k, theta_h). With pers_head: local it also has its own theta_h, which is trained
-together with D_l,k.
+Client k is evaluated with (alpha, D_l,k, theta_h). With personal_head: local it also has its own theta_h, which is
+trained together with D_l,k.
 """
 
 from dataclasses import dataclass, field
@@ -48,7 +48,7 @@ class FedAtom(Method):
 
     REPLACED_OPTIONS = {
         "personal": "personal atoms are method fedatom_personal, this is the method without them",
-        "pers_head": "is an option of method fedatom_personal",
+        "personal_head": "is an option of method fedatom_personal",
     }
 
     def __post_init__(self) -> None:
@@ -111,7 +111,7 @@ class FedAtomPersonal(Method):
     init: str = option("he", "start of alpha and D, as of fedatom", choices=("he", "dcf", "from_conv"))
     period: int = option(1, "1 / beta, rounds from one slow round to the next", ge=1)
     alpha_fast: str = option("discard", "alpha_k in fast rounds (3)", choices=("discard", "freeze", "keep"))
-    pers_head: str = option("global", "theta_h of the personal model (4)", choices=("global", "local"))
+    personal_head: str = option("global", "theta_h of the personal model (4)", choices=("global", "local"))
     client: Method | None = field(default=None, metadata={"doc": "method behind (1), null: FedAvg", "method": True})
 
     def __post_init__(self) -> None:
@@ -129,7 +129,7 @@ class FedAtomPersonal(Method):
     @property
     def own(self) -> tuple[str, ...]:
         """Return the groups of parameters that each client keeps for its personal model."""
-        return (ATOM,) if self.pers_head == "global" else (ATOM, BODY, HEAD)
+        return (ATOM,) if self.personal_head == "global" else (ATOM, BODY, HEAD)
 
     @declared_property
     def client_state(self) -> Slots:

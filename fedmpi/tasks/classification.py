@@ -46,8 +46,8 @@ class Classification(Task):
     metrics: metrics that replace the default ones: accuracy, balanced_accuracy (mean recall) and topK (such as top5) in
     percent; auroc (for more than two classes the mean over classes of one against the rest), f1 (mean over classes) and
     ece (expected calibration error, 15 bins) between 0 and 1.
-    weights: class weights w of the loss that clients minimise, one per class, or balanced: n / (C n_c), computed from
-    the training samples of all clients, or of each client alone if sites do not share their label counts.
+    class_weights: weights w of the classes in the loss that clients minimise, one per class, or balanced: n / (C n_c),
+    computed from the training samples of all clients, or of each client alone if sites do not share their label counts.
     label_smoothing: fraction e of each target that is distributed evenly over all classes.
     """
 
@@ -58,7 +58,7 @@ class Classification(Task):
         self,
         classes: int,
         metrics: tuple[str, ...] | None = None,
-        weights: Literal["balanced"] | tuple[Annotated[float, Field(gt=0)], ...] | None = None,
+        class_weights: Literal["balanced"] | tuple[Annotated[float, Field(gt=0)], ...] | None = None,
         label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0,
     ) -> None:
         super().__init__(classes)
@@ -73,15 +73,16 @@ class Classification(Task):
         default = ("accuracy", "auroc") if classes == 2 else ("accuracy",)
         known = (*METRICS, *(name for name in metrics or () if TOP_K.fullmatch(name) and name not in METRICS))
         self.names = select_metrics("classification", known, metrics, default)
-        if weights is not None and weights != "balanced" and len(weights) != classes:
+        if class_weights is not None and class_weights != "balanced" and len(class_weights) != classes:
             raise UserError(
-                f"task.weights has {len(weights)} weights, but the data have {classes} classes; give one weight per "
-                "class"
+                f"task.class_weights has {len(class_weights)} weights, but the data have {classes} classes; give one "
+                "weight per class"
             )
-        self._uses_balanced_weights, self._smoothing = weights == "balanced", label_smoothing
-        initial = (1.0,) * classes if weights == "balanced" else weights  # used until `set_class_counts` is called
+        self._uses_balanced_weights, self._smoothing = class_weights == "balanced", label_smoothing
+        # Balanced weights are 1 until `set_class_counts` is called.
+        initial = (1.0,) * classes if class_weights == "balanced" else class_weights
         self._weights = None if initial is None else torch.tensor(initial, dtype=torch.float64)  # (C,)
-        self.is_plain_cross_entropy = weights is None and not label_smoothing  # without weights and label smoothing
+        self.is_plain_cross_entropy = class_weights is None and not label_smoothing
 
     def set_class_counts(self, counts: Tensor) -> None:
         if self._uses_balanced_weights:

@@ -102,29 +102,38 @@ def _exchange_repeated_labels(names: np.ndarray, classes: int, rng: np.random.Ge
 
 
 def classes(
-    labels: np.ndarray, clients: int, rng: np.random.Generator, *, k: Annotated[int, Field(ge=1)] = 2
+    labels: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    classes_per_client: Annotated[int, Field(ge=1)] = 2,
 ) -> Partition:
-    """Every client has exactly k classes; each class is divided evenly among its clients (NIID-Bench, Li 2022).
+    """Every client has the same number of classes, each divided evenly among its clients (NIID-Bench, Li 2022).
 
-    Client i has class i mod C and k - 1 others, uniform without replacement. The shuffled samples of a class are
-    divided into equal parts for its clients. A class that no client has, which is possible only for N < C, is left out.
+    Client i has class i mod C and classes_per_client - 1 others, uniform without replacement. The shuffled samples of a
+    class are divided into equal parts for its clients. A class that no client has, which is possible only for N < C, is
+    left out.
+
+    classes_per_client: number of classes of each client
     """
     check_class_labels(labels, "classes")
     check_enough_samples(len(labels), clients, "classes")
     names = np.unique(labels)
-    if k > len(names):
-        raise UserError(f"data.partition: k={k} classes a client, but there are {len(names)}; lower `k`")
+    if classes_per_client > len(names):
+        raise UserError(
+            f"data.partition: classes_per_client={classes_per_client}, but there are {len(names)} classes; lower it"
+        )
     holds = np.zeros((clients, len(names)), dtype=bool)
     for i, row in enumerate(holds):
         own = i % len(names)
         row[own] = True
-        row[rng.permutation(np.delete(np.arange(len(names)), own))[: k - 1]] = True
+        row[rng.permutation(np.delete(np.arange(len(names)), own))[: classes_per_client - 1]] = True
     owner = np.full(len(labels), -1)
     for c, label in enumerate(names):
         owners, rows = np.flatnonzero(holds[:, c]), rng.permutation(np.flatnonzero(labels == label))
         if len(rows) < len(owners):
             what = f"class {label} has {len(rows)} samples for the {len(owners)} clients that drew it"
-            raise UserError(f"data.partition: {what}; lower `clients` or `k`")
+            raise UserError(f"data.partition: {what}; lower `clients` or `classes_per_client`")
         if len(owners):
             owner[rows] = np.repeat(owners, equal_sizes(len(rows), len(owners)))
     return Partition.from_owners(owner, clients)

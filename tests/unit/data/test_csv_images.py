@@ -47,7 +47,7 @@ def test_a_sheet_of_a_spreadsheet(tmp_path):
     rows[9] = rows[9].replace('"9.png"', r'".\9.png"')
     write(tmp_path / "pictures", "Datei;Befund;Haus", [*rows, ""], encoding="utf-8-sig")
     (tmp_path / "pictures/a.csv").rename(tmp_path / "b.csv")
-    columns = {"picture_column": "Datei", "label_column": "Befund", "site_column": "Haus"}
+    columns = {"image_column": "Datei", "label_column": "Befund", "site_column": "Haus"}
     data = csv_images(tmp_path, path="b.csv", folder="pictures", delimiter=";", **columns, **GREY)
     assert data.site_names == ("Wien; 9. Bezirk",)
     assert data.classes == 4

@@ -117,7 +117,7 @@ def test_a_partition_holds_what_a_list_of_arrays_holds():
 BEFORE = {
     ("iid", 13): "b88c65efc94a 7a80a941e282 39912c778853",
     ("quantity", 9): "a09c3d127bd4 95527455b253 426354fa5b65",
-    ("classes", 15, ("k", 3)): "7a8f844ccca5 91102422486d b8481eb6ae24",
+    ("classes", 15, ("classes_per_client", 3)): "7a8f844ccca5 91102422486d b8481eb6ae24",
     ("shards", 14, ("s", 2)): "30a3060ea9f5 e442ac96e7e8 0bddf03d3259",
     ("shards", 14, ("s", 3), ("distinct", True)): "2ac92ae8e3a2 c41f70c7da40 36e88082fc3c",
     ("shards", 13, ("sorted", True)): "655c43e1c6af c8c30a14dfc9 a2b5dc62e295",

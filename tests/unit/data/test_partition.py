@@ -29,7 +29,7 @@ def histograms(labels, parts, classes):
 SCHEMES = [
     ("iid", {}),
     ("quantity", {"alpha": 0.5}),
-    ("classes", {"k": 3}),
+    ("classes", {"classes_per_client": 3}),
     ("shards", {"s": 2}),
     ("shards", {"s": 3, "distinct": True}),
     ("shards", {"s": 2, "sorted": True}),
@@ -143,7 +143,7 @@ def test_redraws_are_capped(monkeypatch):
 @pytest.mark.parametrize(("clients", "k"), [(10, 1), (25, 3), (7, 10)])
 def test_classes_gives_each_client_exactly_k(clients, k):
     labels = balanced(10, 600)
-    counts = histograms(labels, parts := classes(labels, clients, rng(), k=k), 10)
+    counts = histograms(labels, parts := classes(labels, clients, rng(), classes_per_client=k), 10)
     assert ((counts > 0).sum(1) == k).all()
     for c in range(10):
         held = counts[counts[:, c] > 0, c]

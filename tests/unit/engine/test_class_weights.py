@@ -26,7 +26,7 @@ def test_balanced_is_scikit_learns():
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("weights", [None, "balanced", GIVEN])
 def test_a_client_descends_torchs_loss(weights, smoothing):
-    config = settings("fedavg", "mlp", rounds=1, task={"weights": weights, "label_smoothing": smoothing})
+    config = settings("fedavg", "mlp", rounds=1, task={"class_weights": weights, "label_smoothing": smoothing})
     data = federated()
     it = prepare(config, data)
     fed = it.fed

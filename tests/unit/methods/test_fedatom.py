@@ -162,7 +162,7 @@ def test_one_client_one_step_is_sgd_on_the_factors(period):
 def test_the_personal_pass_changes_personal_parts_alone(trained, client_of, head):
     """(g) The upload is that without a personal pass, bit for bit; the personal model has alpha, normalisation and,
     unless it is local, theta_h as received."""
-    mine, plain = atoms("norm", method="fedatom_personal", pers_head=head), atoms("norm")
+    mine, plain = atoms("norm", method="fedatom_personal", personal_head=head), atoms("norm")
     client, row = trained(mine)
     _, other = trained(plain)
     assert torch.equal(row.dw, other.dw)
@@ -188,7 +188,7 @@ def test_personal_atoms_by_hand(trained, client_of):
 
 def test_the_personal_model_has_its_own_statistics_once_it_was_trained(client_of):
     """A client that never took part uses the global model."""
-    it = play(settings("fedatom_personal", options={"atoms": 3, "pers_head": "local"}, rounds=1, model=NET))
+    it = play(settings("fedatom_personal", options={"atoms": 3, "personal_head": "local"}, rounds=1, model=NET))
     for k in range(7):
         if k in it.rows[0]["cohort"]:
             assert not torch.equal(it.kept(k).own_b, it.b)

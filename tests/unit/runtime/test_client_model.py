@@ -33,7 +33,7 @@ WAYS = {
     "state that no evaluation reads": ("scaffold", {}),
     "kept optimisers": ("fedper", {"train": {"persist_optimizer": True}}),
     "int8": ("ditto", {"comm": {"compression": "int8"}}),
-    "own heads in fast rounds": ("fedatom_personal", {"options": {"period": 2, "pers_head": "local"}}),
+    "own heads in fast rounds": ("fedatom_personal", {"options": {"period": 2, "personal_head": "local"}}),
     "early stopping": ("fedper", BEST),
     **{method: (method, {}) for method in (*PARTS, *MODELS)},
 }

@@ -313,7 +313,7 @@ def csv_images(place):
         for k, file in enumerate(files)
     ]
     write(place / "list.csv", ["picture", "kind", "part"], rows)
-    data = {"source": "csv_images", "path": "list.csv", "picture_column": "picture", "label_column": "kind"}
+    data = {"source": "csv_images", "path": "list.csv", "image_column": "picture", "label_column": "kind"}
     file = write(place / "new.csv", ["picture", "kind", "part"], [row for row in rows if row[2] == "test"])
     return {**data, "split_column": "part", "size": 8, "channels": 1}, {}, file
 

@@ -39,7 +39,7 @@ def csv_images(
     path: Name,
     site: str | None = None,
     folder: Name = ".",
-    picture_column: Name = "path",
+    image_column: Name = "path",
     label_column: Name = "label",
     site_column: Name | None = None,
     split_column: Name | None = None,
@@ -57,7 +57,7 @@ def csv_images(
 
     path: the CSV file, relative to data.root.
     folder: the folder of the images, below data.root.
-    picture_column: the column with the image files, relative to root/folder.
+    image_column: the column with the image files, relative to root/folder.
     label_column: the column with the classes.
     site_column: the column with the owners of the images, for `scheme: site` and for silos. A silo opens only the
     images of its own rows.
@@ -78,12 +78,12 @@ def csv_images(
     """
     decoding = DecodeOptions(size, channels, mean, std, pixel_range)
     _check_class_names("csv_images", class_names, site)
-    columns = {"picture_column": picture_column, "label_column": label_column, "site_column": site_column}
+    columns = {"image_column": image_column, "label_column": label_column, "site_column": site_column}
     columns |= {"split_column": split_column, "group_column": group_column}
     samples = list_files_in_table("csv_images", root, path, folder, columns, delimiter, site)
     names = list(class_names or sort_naturally(sample.label for sample in samples))
     _check_labels(samples, names, label_column, explicit=class_names is not None)
-    read = make_class_reader(names, decoding, picture_column, label_column, delimiter, folder)
+    read = make_class_reader(names, decoding, image_column, label_column, delimiter, folder)
     return dataset_from_files(
         samples,
         read,

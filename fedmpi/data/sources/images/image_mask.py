@@ -98,7 +98,7 @@ def image_mask(
         images = read_images.decode_images([pair.file for pair in own], decoding, [pair.location for pair in own])
         masks = _read_masks(own, decoding, numbers)
         stored = (int(images.shape[1]), int(images.shape[2]), int(images.shape[3]))
-        made = ImagePreparation(decoding, stored, stored[0], picture_column=image_column, delimiter=delimiter)
+        made = ImagePreparation(decoding, stored, stored[0], image_column=image_column, delimiter=delimiter)
         x, test_x = (made.normalize(images[rows]) for rows in (train, test))
         return Dataset(x, masks[train], test_x, masks[test], numbers.num_classes, preparation=made)
 

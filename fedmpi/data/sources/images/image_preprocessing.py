@@ -33,7 +33,7 @@ class ImagePreparation(Preparation):
         stored: the shape (C, H, W) of a decoded image.
         channels: the number of channels of the inputs; a single stored channel is repeated.
         class_names: the classes in the order of their numbers.
-        picture_column, label_column, delimiter: of a CSV file that lists images.
+        image_column, label_column, delimiter: of a CSV file that lists images.
         folder: the folder of the images, relative to that of the CSV file.
     """
 
@@ -41,7 +41,7 @@ class ImagePreparation(Preparation):
     stored: tuple[int, int, int]
     channels: int
     class_names: tuple[str, ...] = ()
-    picture_column: str = "path"
+    image_column: str = "path"
     label_column: str = "label"
     delimiter: str = ","
     folder: str = "."
@@ -99,12 +99,12 @@ class ImagePreparation(Preparation):
     def _list_files_in_table(
         self, table: Table, ids: Sequence[str]
     ) -> tuple[dict[str, Any], list[Path], list[str], list[str]]:
-        names = decode_cells(table.column(self.picture_column, "picture_column"))
+        names = decode_cells(table.column(self.image_column, "image_column"))
         rows = [table.row_location(row) for row in range(len(table))]
         home, files = table.path.parent, []
         for row, name in zip(rows, map(str.strip, map(str, names)), strict=True):
             if not name:
-                raise UserError(f"{row}: column {self.picture_column!r} is empty")
+                raise UserError(f"{row}: column {self.image_column!r} is empty")
             places = [home / self.folder / name.replace("\\", "/"), home / name.replace("\\", "/")]
             file = next((place for place in places if place.exists()), None)
             if file is None:
