@@ -1,4 +1,4 @@
-"""Communication between the ranks of a job: `detect` reads the launcher's variables, `connect` connects the ranks.
+"""Communication between the ranks of a job: `detect` reads the launcher's variables, and `connect` connects ranks.
 
 Modules that need torch are imported at first use, so that a mistake in a config is reported before torch is loaded.
 """
@@ -36,11 +36,13 @@ def connect(
 
     Args:
         job: this process's rank, and the number of ranks.
-        backend: auto | nccl | gloo | mpi; auto is NCCL if every rank has a GPU of its own, otherwise gloo.
+        backend: auto, nccl, gloo or mpi; auto selects NCCL if every rank has a GPU of its own, otherwise gloo.
         device: the device that this rank computes on (default: CPU).
         timeouts: limits in seconds: `start` for all ranks to arrive, `round` for one message.
-        error_reporter: connected to the ranks' store as soon as the store is found; closed with the communicator.
-        interface: network interface for gloo, NCCL and the TCP messages of Open MPI: a name, a pattern, or several.
+        error_reporter: reports errors to all ranks from the time when the ranks' store is found until the communicator
+            is closed.
+        interface: network interface for gloo, NCCL and the TCP messages of Open MPI: a name or pattern, or a list of
+            them.
 
     Raises:
         UserError: the launcher or the config contains a mistake.
@@ -76,7 +78,9 @@ def _connect_by_mpi(job: Job, timeouts: Timeouts, error_reporter: ErrorReporter,
     from fedmpi.comm.rendezvous import lookup
 
     comm = mpi.MpiCommunicator(job, mpi.initialize_mpi(job, timeouts.start), timeouts)
-    with suppress(RankLostError):  # MPI needs no TCP between the hosts; without TCP each rank reports its own errors
+    with suppress(
+        RankLostError
+    ):  # MPI does not need TCP between the hosts; without TCP, each rank reports its own errors
         by_mpi, limit_s = replace(job, launcher="mpi"), min(timeouts.start, timeouts.store)
         store = lookup.connect_to_store(by_mpi, limit_s, timeouts=timeouts, interface=address)
         error_reporter.listen(store.new_connection)

@@ -19,9 +19,9 @@ from fedmpi.common.errors import UserError
 
 
 class AuditLog:
-    """The log of the messages that this rank sends.
+    """A log of all messages that this rank sends.
 
-    Lines are kept in memory until `open` is called, because the run directory is not known at the start.
+    Lines are held in memory until `open` is called, because the run directory is not known at the start.
     """
 
     def __init__(self) -> None:
@@ -29,23 +29,29 @@ class AuditLog:
         self.path: Path | None = None
 
     def open(self, path: Path) -> None:
-        """Append the lines so far, and all later ones, to a file. Raises UserError if it cannot be written."""
+        """Append all lines, recorded so far or later, to a file. Raises UserError if it cannot be written."""
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists():
                 with path.open("rb+") as file:
-                    file.truncate(file.read().rfind(b"\n") + 1)  # remove an incomplete line, written to a full disk
+                    file.truncate(file.read().rfind(b"\n") + 1)  # remove an incomplete line, left by a full disk
         except OSError as error:
             raise self._cannot_write(path, error) from error
         self._write(path)
 
     def record_tensor(self, message_info: tuple[int | None, tuple[str, ...]], to: int, x: Tensor) -> None:
-        """Record that tensor x is sent to rank `to`; about: the round and the slots of the message."""
+        """Record that tensor x is sent to rank `to`; message_info: the round and the slots of the message."""
         self.record_bytes(message_info, to, x.detach().cpu().contiguous().view(uint8).numpy().tobytes())
 
     def record_bytes(self, message_info: tuple[int | None, tuple[str, ...]], to: int | str, content: bytes) -> None:
-        """Record that these bytes are sent to a rank, or to "all"; about: the round and the slots of the message."""
+        """Record that bytes are sent.
+
+        Args:
+            message_info: the round and the slots of the message.
+            to: the receiving rank, or "all".
+            content: the bytes.
+        """
         line = {
             "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
             "round": message_info[0],
@@ -67,4 +73,7 @@ class AuditLog:
         self.unwritten_lines.clear()
 
     def _cannot_write(self, path: Path, error: OSError) -> UserError:
-        return UserError(f"data.audit: cannot write {path}: {error.strerror or error}; free some space there")
+        return UserError(
+            f"data.audit: cannot write {path}: {error.strerror or error}; free disk space there, or make the folder "
+            "writable"
+        )

@@ -1,14 +1,14 @@
-"""The interface of all communication back ends: it sends flat tensors between ranks, with byte counts and time-outs.
+"""The interface of all communication back ends, which send flat tensors between ranks and count the bytes.
 
 Every rank knows the sizes of all messages in advance, so that messages have no headers and nothing is pickled.
 A tensor is sent from its own memory, and received into its own memory.
 
     broadcast(x)                               copy rank 0's x to every rank
-    exchange(outgoing, incoming)               start a set of point-to-point messages together, then wait for all
-    post(outgoing, incoming), finish(posted)   the same in two calls, with work between them
-    allgather_bytes(payload, deadline_s)       give every rank a few bytes of each rank; names all ranks that are late
+    exchange(outgoing, incoming)               start several point-to-point messages, then wait for all of them
+    post(outgoing, incoming), finish(posted)   the same in two calls, with computation between them
+    allgather_bytes(payload, deadline_s)       send a few bytes from each rank to every rank; names late ranks
     regroup(payload, deadline_s)               reconnect the remaining ranks after a rank failure
-    close()                                    disconnect in good order, together with all remaining ranks
+    close()                                    disconnect, together with all remaining ranks
 
 Ranks keep their numbers when other ranks are lost.
 A message is a contiguous tensor (n,) of any element type on `Communicator.device`.
@@ -32,17 +32,17 @@ Message = tuple[int, Tensor]  # (peer, tensor (n,))
 Posted = list[Any]  # messages that `post` has started, in the types of the back end
 ALLGATHER_BYTES = 4096  # maximum length of a rank's payload in allgather_bytes
 START_REMEDY = (  # advice if ranks do not call the first allgather
-    ".\nHave all ranks been started, on each host with the same number of ranks, address and port, and can each host "
-    "reach that address? comm.interface chooses the network (fedmpi doctor lists them), comm.start_timeout_s how long "
-    "ranks wait."
+    ".\nCheck that all ranks were started, with the same number of ranks, address and port on each host, and that each "
+    "host can reach that address. comm.interface selects the network (`fedmpi doctor` lists the interfaces); "
+    "comm.start_timeout_s sets how long ranks wait."
 )
 
 
 def format_ranks(numbers: Iterable[int], hosts: Mapping[int, str] | None = None) -> str:
-    """Return ranks as text for messages, such as "rank 2 on node5" or "ranks 1, 3".
+    """Format rank numbers for a message: "rank 2 on node5" or "ranks 1, 3".
 
     Args:
-        numbers: the ranks to name.
+        numbers: the ranks.
         hosts: the host names of ranks, as far as they are known.
     """
     hosts = hosts or {}
@@ -57,7 +57,7 @@ class RankLostError(RuntimeError):
 def missing_ranks_error(
     missing: Iterable[int], size: int, timeout_s: float, hosts: Mapping[int, str] | None = None, remedy: str = ""
 ) -> RankLostError:
-    """Return the error for ranks that have not called an allgather in time.
+    """Create the error for ranks that have not called an allgather in time.
 
     Args:
         missing: the ranks that are missing.
@@ -66,11 +66,13 @@ def missing_ranks_error(
         hosts: the host names of ranks, as far as they are known.
         remedy: advice at the end of the message.
     """
-    return RankLostError(f"silent for {timeout_s:.0f} s: {format_ranks(missing, hosts)} of {size}{remedy}")
+    return RankLostError(
+        f"no message for {timeout_s:.0f} s from {format_ranks(missing, hosts)} (of {size} ranks){remedy}"
+    )
 
 
 class RankTimeoutError(RankLostError):
-    """No message could be exchanged with `peers` for `seconds`, a limit that `setting` names.
+    """No message could be exchanged with the ranks `peers` for `seconds`, the limit set by the config key `setting`.
 
     The peers may themselves be waiting for other ranks (see ErrorReporter.find_root_cause).
     """
@@ -86,35 +88,38 @@ class RankTimeoutError(RankLostError):
         )
 
     def with_peers(self, peers: Iterable[int]) -> RankTimeoutError:
-        """Return the same error with other ranks as peers: the ranks that caused the time-out."""
+        """Return the same error for other ranks, namely those that caused the time-out."""
         return RankTimeoutError(peers, self.seconds, self.setting, self.hosts)
 
 
 class ConnectionLostError(RankLostError):
-    """The connection to a rank has ended. That rank knows the cause, and has reported it if it still could."""
+    """The connection to a rank has ended. That rank has reported the cause itself, if it was able to."""
 
 
 class Communicator:
     """Sends and receives tensors between the ranks of one job.
 
-    This class checks, splits and counts messages; each subclass transfers the bytes through one back end.
+    This class validates, splits and counts messages; each subclass transfers the bytes through one back end.
 
-    Subclasses override the methods below whose names begin with an underscore. With one rank none of them is called.
+    A subclass overrides the methods below whose names begin with an underscore. In a job of one rank they are never
+    called.
     """
 
-    async_sends = True  # whether messages are already being sent between `post` and `finish`
-    max_elements = 2**30 - 1  # elements sent at once: below the limits of the 32-bit counts of MPI, gloo and NCCL
-    can_regroup = "this way of starting ranks cannot do without one"  # why ranks cannot regroup; "" if they can
+    async_sends = True  # whether messages are sent in the background between `post` and `finish`
+    max_elements = 2**30 - 1  # elements per message: below the limits of the 32-bit counts of MPI, gloo and NCCL
+    can_regroup = "this launcher cannot continue without a rank"  # why ranks cannot regroup; "" if they can
 
     def __init__(self, device: torch.device, rank: int = 0, size: int = 1, timeout_s: float = math.inf) -> None:
         self.rank = rank
         self.size = size
         self.alive = list(range(size))  # the ranks that take part, in ascending order
         self.hosts = dict[int, str]()  # rank -> host name, once they are known; for error messages
-        self.round_timeout_s = timeout_s  # comm.round_timeout_s
+        self.round_timeout_s = timeout_s  # comm.round_timeout_s, in seconds
         self.message_timeout_s = timeout_s  # seconds for one message, including the training before it
         self.device = torch.empty(0, device=device).device  # device of all message tensors; "cuda" becomes "cuda:0"
-        self.waiting_for: Iterable[int] = ()  # the ranks whose messages this rank awaits, or awaited until a time-out
+        self.waiting_for: Iterable[
+            int
+        ] = ()  # the ranks whose messages this rank waits for, or waited for until a time-out
         self.sent_bytes = 0
         self.received_bytes = 0
         self.audit: AuditLog | None = None  # records all messages that this rank sends
@@ -140,7 +145,7 @@ class Communicator:
             self.received_bytes += x.nbytes
 
     def exchange(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> None:
-        """Send the tensors of `outgoing` and receive into the tensors of `incoming`; return when both are done.
+        """Send the tensors of `outgoing`, receive into the tensors of `incoming`, and wait until both are complete.
 
         Messages between two ranks arrive in the order of the lists; lengths and types must agree on both sides. A
         message of a rank to itself is a copy, and is counted like any other message.
@@ -155,7 +160,7 @@ class Communicator:
         self.finish(self.post(outgoing, incoming))
 
     def post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> Posted:
-        """Start an exchange. Callers must not read or write the tensors until `finish` has returned.
+        """Start an exchange; the tensors must not be read or written until `finish` has returned.
 
         If several exchanges are pending, messages between two ranks arrive in the order in which they were posted.
         """
@@ -184,7 +189,7 @@ class Communicator:
             self._finish(posted)
 
     def broadcast_json(self, value: Any) -> Any:
-        """Return rank 0's value on every rank. It must be serialisable as JSON; other ranks' values are ignored."""
+        """Return rank 0's value, which must be serialisable as JSON, on every rank; ignore those of other ranks."""
         text = json.dumps(value).encode() if self.rank == 0 else b""
         size = torch.tensor([len(text)], device=self.device)
         self.broadcast(size)
@@ -194,7 +199,7 @@ class Communicator:
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Exclude the bytes sent and received within this context from the counts."""
+        """Exclude messages within this context from the byte counts."""
         counted = self.sent_bytes, self.received_bytes
         try:
             yield
@@ -202,12 +207,12 @@ class Communicator:
             self.sent_bytes, self.received_bytes = counted
 
     def timeout_error(self, peers: Iterable[int]) -> RankTimeoutError:
-        """Return the error to raise when the wait for `peers` has taken longer than message_timeout_s."""
+        """Create the error for a wait for `peers` that has taken longer than message_timeout_s."""
         setting = " (comm.round_timeout_s)" * (self.message_timeout_s == self.round_timeout_s)
         return RankTimeoutError(peers, self.message_timeout_s, setting, self.hosts)
 
     def count_local_message(self, nbytes: int) -> None:
-        """Count the bytes of a message of this rank to itself that needs no copy."""
+        """Count a message of this rank to itself, of `nbytes` bytes, that needs no copy."""
         self.sent_bytes += nbytes
         self.received_bytes += nbytes
 
@@ -222,7 +227,7 @@ class Communicator:
             RankLostError: ranks did not call this in time; the message names them.
         """
         if len(payload) > ALLGATHER_BYTES:
-            raise ValueError(f"a payload has at most {ALLGATHER_BYTES} bytes a rank, not {len(payload)}")
+            raise ValueError(f"the payload has {len(payload)} bytes; at most {ALLGATHER_BYTES} per rank are allowed")
         if self.size == 1:
             return [payload]
         if self.audit is not None and payload:
@@ -241,12 +246,12 @@ class Communicator:
             deadline_s: seconds until busy ranks must have called this.
 
         Raises:
-            RankLostError: the job cannot continue, for instance because rank 0 is dead.
+            RankLostError: the job cannot continue, for example because rank 0 is dead.
         """
-        raise RankLostError(f"the job cannot go on without a rank: {self.can_regroup}")
+        raise RankLostError(f"the job cannot continue after a rank failure: {self.can_regroup}")
 
     def close(self) -> None:
-        """Disconnect from the other ranks. Every rank calls this once, after its last message.
+        """Disconnect from the other ranks; every rank calls this once, after its last message.
 
         Raises:
             RankLostError: a rank is dead, or did not call this within round_timeout_s.
@@ -261,7 +266,7 @@ class Communicator:
         raise NotImplementedError
 
     def _broadcast(self, x: Tensor) -> None:
-        """Broadcast at most `max_elements` entries by messages along a binomial tree, so that errors name a peer."""
+        """Broadcast at most `max_elements` elements along a binomial tree of messages, so that errors name a peer."""
         parent, children = binomial_tree(self.alive.index(self.rank), len(self.alive))
         if self.rank:
             self._exchange([], [(self.alive[parent], x)])
@@ -282,11 +287,11 @@ class Communicator:
     def _check_message(self, x: Tensor, peer: int = 0) -> None:
         if x.dim() != 1 or not x.is_contiguous() or x.device != self.device:
             raise ValueError(
-                f"a message is a contiguous tensor (n,) on {self.device}, "
-                f"not one of shape {tuple(x.shape)}, strides {x.stride()} on {x.device}"
+                f"a message must be a contiguous tensor (n,) on {self.device}, "
+                f"but it has shape {tuple(x.shape)} and strides {x.stride()} on {x.device}"
             )
         if not 0 <= peer < self.size:
-            raise ValueError(f"peer {peer} is not a rank: there are {self.size}")
+            raise ValueError(f"peer {peer} is not a rank; ranks are 0 to {self.size - 1}")
 
     def _split_tensor(self, x: Tensor) -> Iterator[Tensor]:
         return (x[start : start + self.max_elements] for start in range(0, len(x), self.max_elements))
@@ -297,9 +302,9 @@ class Communicator:
 
 @final
 class SingleProcess(Communicator):
-    """The communicator of a job of one process, server and all clients: it counts messages, but sends none."""
+    """The communicator of a job of one process, which is the server and all clients; it only counts messages."""
 
-    can_regroup = "there is a single process"
+    can_regroup = "the job has a single process"
 
 
 def binomial_tree(me: int, size: int) -> tuple[int, list[int]]:

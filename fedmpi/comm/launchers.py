@@ -24,7 +24,7 @@ from fedmpi.comm import network
 from fedmpi.common.errors import UserError
 
 ENV_INIT_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# Launcher; the variables of rank, size, local rank and local size; other variables that must be set.
+# Launcher; the variables of rank, size, local rank and local size; further variables that must be set.
 LAUNCHERS = (
     ("torchrun", ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), ("TORCHELASTIC_RUN_ID",)),
     ("mpi", tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")), ()),
@@ -36,7 +36,7 @@ LAUNCHERS = (
         ("SLURM_STEP_ID", "SLURM_NODEID"),
     ),
 )
-# Launchers that are not supported: the variable of the number of ranks, that of the rank, the launcher's name.
+# Launchers that are not supported: variable of the number of ranks, variable of the rank, name of the launcher.
 UNSUPPORTED_LAUNCHERS = (
     ("FLUX_JOB_SIZE", "FLUX_TASK_RANK", "Flux"),
     ("JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", "LSF's jsrun"),
@@ -55,13 +55,13 @@ OUTPUT_COLLECTORS = (
 class Job:
     """The position of a process among the ranks of a job, and the launcher that started it."""
 
-    launcher: str  # torchrun | mpi | slurm | env:// | single
+    launcher: str  # torchrun, mpi, slurm, env:// or single
     rank: int  # 0 .. size-1, over all hosts
     size: int
     local_rank: int  # 0 .. local_size-1, on this host
     local_size: int
     host: str
-    # The parent of this process, read as early as possible: once the parent is dead, another process takes its place.
+    # Process id of the parent, read as early as possible: when the parent dies, this process gets another parent.
     parent_pid: int = field(default_factory=os.getppid, compare=False, repr=False)
 
 
@@ -69,8 +69,8 @@ def detect(env: Mapping[str, str]) -> Job:
     """Return the job that the environment variables `env` describe.
 
     Raises:
-        UserError: an unsupported launcher started several ranks; variables contradict each other, are incomplete or
-            are not numbers; or Slurm allocated several tasks but only one was started.
+        UserError: an unsupported launcher started several ranks; variables are contradictory, incomplete or not
+            numbers; or Slurm allocated several tasks, but only one was started.
 
     >>> detect({"SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "1",
     ...         "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_NODEID": "1"}).size
@@ -85,22 +85,20 @@ def detect(env: Mapping[str, str]) -> Job:
     tasks = read_integer(env, "SLURM_NTASKS") if "SLURM_JOB_ID" in env and "SLURM_NTASKS" in env else 1
     if tasks > 1:
         raise UserError(
-            f"{tasks} tasks allocated but world size 1: start it with `srun fedmpi run ...`.\n"
-            f"(Slurm job {env['SLURM_JOB_ID']}, SLURM_NTASKS={tasks}; for one process on purpose ask for --ntasks=1.)"
+            f"Slurm job {env['SLURM_JOB_ID']} has {tasks} tasks (SLURM_NTASKS), but only one process was started: "
+            "start it with `srun fedmpi run ...`; if a single process is intended, request --ntasks=1"
         )
     return Job("single", 0, 1, 0, 1, socket.gethostname())
 
 
 def detect_launcher(env: Mapping[str, str]) -> Job | None:
-    """Return the job of the first launcher that is present, or None. A Slurm step of one task is ignored."""
+    """Return the job of the first launcher that is present, or None; a Slurm step of one task is ignored."""
     for launcher, names, others in LAUNCHERS:
         if not env.keys() >= {*names, *others}:
             continue
         if launcher != "slurm":
             numbers = [read_integer(env, name) for name in names]
-        elif (
-            "PRTE_LAUNCHED" not in env and read_integer(env, names[1]) > 1
-        ):  # prterun inherits the variables of its step
+        elif "PRTE_LAUNCHED" not in env and read_integer(env, names[1]) > 1:  # prterun inherits its step's variables
             per_node = parse_tasks_per_node(env[names[3]])
             numbers = [*(read_integer(env, name) for name in names[:3]), per_node[read_integer(env, "SLURM_NODEID")]]
         else:
@@ -126,17 +124,17 @@ def detect_env_init(env: Mapping[str, str], launched: Job | None) -> Job | None:
     Raises:
         UserError: some of the variables are missing.
     """
-    given = [f"{name}={env[name]}" for name in ENV_INIT_VARIABLES if env.get(name)]
+    settings = [f"{name}={env[name]}" for name in ENV_INIT_VARIABLES if env.get(name)]
     missing = [name for name in ENV_INIT_VARIABLES if not env.get(name)]
-    if not given or (env.get("WORLD_SIZE") == "1" and env.get("RANK", "0") == "0"):
+    if not settings or (env.get("WORLD_SIZE") == "1" and env.get("RANK", "0") == "0"):
         return None
     if missing and (launched or (missing[:2] == [*ENV_INIT_VARIABLES[:2]] and "SLURM_JOB_ID" in env)):
         return None
     if missing:
         raise UserError(
-            f"of {', '.join(ENV_INIT_VARIABLES)} (PyTorch's env://) only {', '.join(given)} "
-            f"{'are' if len(given) > 1 else 'is'} set, but not {' and '.join(missing)}: to join other ranks all four "
-            f"are needed; for one process unset {' '.join(each.partition('=')[0] for each in given)}."
+            f"{', '.join(settings)} {'are' if len(settings) > 1 else 'is'} set, but not {' and '.join(missing)}: to "
+            f"join other ranks (PyTorch's env://), set all of {', '.join(ENV_INIT_VARIABLES)}; for a single process, "
+            f"unset {' '.join(each.partition('=')[0] for each in settings)}"
         )
     rank, size = (read_integer(env, name) for name in ENV_INIT_VARIABLES[:2])
     address, _ = read_master_address(env)
@@ -152,10 +150,12 @@ def detect_env_init(env: Mapping[str, str], launched: Job | None) -> Job | None:
 def read_master_address(env: Mapping[str, str]) -> tuple[str, int]:
     """Return MASTER_ADDR and MASTER_PORT. Raises UserError if one of them is not set or the port is invalid."""
     if not env.get("MASTER_ADDR") or not env.get("MASTER_PORT"):
-        raise UserError("MASTER_ADDR or MASTER_PORT is not set, though RANK and WORLD_SIZE are: start with torchrun.")
+        raise UserError(
+            "RANK and WORLD_SIZE are set, but MASTER_ADDR or MASTER_PORT is not: set both, or start with torchrun"
+        )
     port = read_integer(env, "MASTER_PORT")
     if not 0 < port < 65536:
-        raise UserError(f"environment variable MASTER_PORT = {port}: expected a port, 1 to 65535.")
+        raise UserError(f"environment variable MASTER_PORT: {port} is not allowed; must be a port from 1 to 65535")
     return env["MASTER_ADDR"], port
 
 
@@ -165,37 +165,44 @@ def reject_unsupported_launcher(env: Mapping[str, str]) -> None:
     for size, rank, launcher in rows:
         if env.get(size) and read_integer(env, size) > 1:
             raise UserError(
-                f"{launcher} started {env[size]} processes ({size}={env[size]}), and fedmpi cannot join the others by "
-                f"that launcher's variables: each process would train alone.\n"
-                f"Start with mpirun, srun or torchrun; or set PyTorch's variables in each process, before `fedmpi "
+                f"{launcher} started {env[size]} processes ({size}={env[size]}), but fedmpi does not support this "
+                f"launcher: each process would train alone.\n"
+                f"Start with mpirun, srun or torchrun; or set PyTorch's variables in each process before `fedmpi "
                 f"run`:\n    export RANK=${rank} WORLD_SIZE=${size} MASTER_ADDR=HOST_OF_RANK_0 MASTER_PORT=29500\n"
-                f"For one process on purpose unset {size}."
+                f"If a single process is intended, unset {size}."
             )
     if "PMIX_RANK" in env and ("PRTE_LAUNCHED" in env or "SLURM_STEP_ID" not in env):
         raise UserError(
-            f"a PMIx launcher started this process (PMIX_RANK={env['PMIX_RANK']}), and does not say how many there "
-            "are.\nStart with mpirun, srun or torchrun; for one process on purpose unset PMIX_RANK."
+            f"a PMIx launcher started this process (PMIX_RANK={env['PMIX_RANK']}), but the number of processes cannot "
+            "be determined.\nStart with mpirun, srun or torchrun; if a single process is intended, unset PMIX_RANK"
         )
 
 
 def check_rank_below_size(job: Job, names: tuple[str, ...]) -> Job:
-    """Return the job. Raises UserError if its rank is not below its size; names: the variables of rank and size."""
+    """Return the job unchanged; raise UserError if its rank is not less than its size.
+
+    names: the environment variables that rank and size were read from, for the message.
+    """
     if job.rank >= job.size:
-        raise UserError(f"{names[0]}={job.rank}, but {names[1]}={job.size}: ranks count from 0 to {names[1]} - 1.")
+        raise UserError(
+            f"environment variable {names[0]}: {job.rank} is not allowed; must be from 0 to {job.size - 1}, since "
+            f"{names[1]}={job.size}"
+        )
     return job
 
 
 def read_integer(env: Mapping[str, str], name: str) -> int:
-    """Return the number in an environment variable. Raises UserError if it is not a number of at least 0."""
+    """Read an environment variable as an integer; raise UserError if it is not a whole number >= 0."""
     if not env[name].isdigit():
         raise UserError(
-            f"environment variable {name} = {env[name]!r}: the launcher should have set a number >= 0; unset it."
+            f"environment variable {name}: {env[name]!r} is not allowed; must be a whole number >= 0; correct or "
+            "unset it"
         )
     return int(env[name])
 
 
 def parse_tasks_per_node(text: str) -> list[int]:
-    """Return the number of tasks on each node from Slurm's run-length encoding.
+    """Parse Slurm's run-length encoding of the number of tasks on each node.
 
     >>> parse_tasks_per_node("2(x3),1")
     [2, 2, 2, 1]
@@ -207,13 +214,13 @@ def parse_tasks_per_node(text: str) -> list[int]:
 def collects_output(job: Job, env: Mapping[str, str]) -> bool:
     """Return whether a launcher collects the output of all hosts on one console.
 
-    mpirun, srun and similar launchers do, also if they start a torchrun on each host.
+    mpirun, srun and similar launchers do so, even if they start a torchrun on each host.
     """
     return job.launcher in ("mpi", "slurm") or any(name in env for name in OUTPUT_COLLECTORS)
 
 
 def why_failure_ends_job(job: Job, env: Mapping[str, str]) -> str:
-    """Return why the launcher ends all ranks of the job when one of them dies; "" if it does not."""
+    """Explain why the launcher ends all ranks when one of them dies; "" if it does not end them."""
     if job.launcher == "torchrun":
         return "torchrun ends all ranks of a host when one of them dies (use `mpirun --with-ft ulfm`, or srun)"
     if job.launcher == "mpi" and env.get("OMPI_MCA_mpi_ft_enable") != "1":
@@ -234,9 +241,10 @@ def get_first_host(hostlist: str) -> str:
 
 
 def resolve_slurm_node(host: str, env: Mapping[str, str]) -> str:
-    """Return an address at which other hosts reach a Slurm node.
+    """Return an address at which other hosts can reach a Slurm node.
 
-    It is the address of the node's name, or otherwise that of MASTER_ADDR, which job scripts often set.
+    This is the address of the node's name; if that is unusable, the address of MASTER_ADDR, which job scripts often
+    set.
 
     Raises:
         UserError: neither name resolves.
@@ -245,9 +253,9 @@ def resolve_slurm_node(host: str, env: Mapping[str, str]) -> str:
     for address in (own, network.resolve_host(env.get("MASTER_ADDR", ""))):
         if not network.is_loopback(address):
             return address
-    if own:  # a loopback address, as Debian's /etc/hosts has for this host itself
+    if own:  # a loopback address, which Debian's /etc/hosts gives to the host itself
         return own
     raise UserError(
         f"host name {host!r} (rank 0's, from Slurm) does not resolve on {socket.gethostname()}.\n"
-        f"Add it to DNS or /etc/hosts of all nodes, export MASTER_ADDR with an address of it, or run on one node."
+        f"Add it to DNS or to /etc/hosts of all nodes, set MASTER_ADDR to one of its addresses, or run on one node"
     )

@@ -26,32 +26,33 @@ def list_addresses() -> dict[str, str]:
     result = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
 
-        def ask(request: int, name: str) -> bytes:
+        def query_interface(request: int, name: str) -> bytes:
             return fcntl.ioctl(any_socket.fileno(), request, struct.pack("256s", name.encode()))
 
         for _, name in socket.if_nameindex():
             try:
-                is_up = struct.unpack_from("H", ask(SIOCGIFFLAGS, name), 16)[0] & IFF_UP
-                result[name] = socket.inet_ntoa(ask(SIOCGIFADDR, name)[20:24]) if is_up else ""
+                is_up = struct.unpack_from("H", query_interface(SIOCGIFFLAGS, name), 16)[0] & IFF_UP
+                result[name] = socket.inet_ntoa(query_interface(SIOCGIFADDR, name)[20:24]) if is_up else ""
             except OSError:
                 result[name] = ""
     return result
 
 
 def describe_interfaces() -> str:
-    """Return the network interfaces of this host with their addresses, as text for a message."""
+    """Describe the network interfaces of this host and their addresses for a message."""
     return ", ".join(f"{name} ({address or 'no IPv4 address'})" for name, address in list_addresses().items()) or "none"
 
 
 def list_external_addresses() -> list[str]:
-    """Return the IPv4 addresses of this host that are not loopback addresses, so that other hosts may reach them."""
+    """Return the IPv4 addresses of this host that other hosts may be able to reach: all but loopback addresses."""
     return [address for address in list_addresses().values() if not is_loopback(address)]
 
 
 def get_network_id() -> str:
-    """Return a text that is equal for two processes if they share a network stack (addresses and interfaces).
+    """Return a text that identifies the network stack of this process: its interfaces and addresses.
 
-    Host names do not suffice: different hosts may have the same name, and containers of one host different networks.
+    A host name is not enough: different hosts may have the same name, and containers of one host may have different
+    networks.
     """
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/net')}"
@@ -60,7 +61,7 @@ def get_network_id() -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether an address is a loopback address, or "" (no address)."""
+    """Return whether an address is a loopback address or empty."""
     return address.startswith("127.") or address in ("", "::1", "localhost")
 
 
@@ -68,12 +69,12 @@ def resolve_host(host: str) -> str:
     """Return the IPv4 address of a host; "" if its name does not resolve."""
     try:
         return socket.gethostbyname(host) if host else ""
-    except (OSError, UnicodeError):  # UnicodeError: a part of the name is empty or too long
+    except (OSError, UnicodeError):  # UnicodeError: a label of the name is empty or too long
         return ""
 
 
 def is_local_address(address: str) -> bool:
-    """Return whether any network interface of this host has this address."""
+    """Return whether a network interface of this host has this address."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.bind((address, 0))
@@ -107,53 +108,53 @@ def choose_interface(interface: str | Sequence[str]) -> tuple[str, str]:
     Raises:
         UserError: no interface with an address matches.
     """
-    wanted = [interface] if isinstance(interface, str) else list(interface)
-    here = list_addresses()
-    for pattern in wanted:
-        for name, address in here.items():
+    patterns = [interface] if isinstance(interface, str) else list(interface)
+    local_addresses = list_addresses()
+    for pattern in patterns:
+        for name, address in local_addresses.items():
             if address and fnmatch.fnmatchcase(name, pattern):
                 return name, address
     raise UserError(
-        f"comm.interface: {', '.join(wanted)}: host {socket.gethostname()} has no such network interface with an "
-        f"IPv4 address. It has {describe_interfaces()}; name one that leads to the other hosts."
+        f"comm.interface: {', '.join(patterns)}: host {socket.gethostname()} has no such network interface with an "
+        f"IPv4 address; it has {describe_interfaces()}; choose one that leads to the other hosts"
     )
 
 
 def set_interface_variables(name: str, env: MutableMapping[str, str]) -> None:
-    """Set the network interface of the back ends, by the environment variables that they read when they start.
+    """Set the environment variables from which the back ends read their network interface when they start.
 
-    Otherwise Open MPI tries each address of a host, including addresses that every host has (a container bridge), and
-    may wait for an answer forever. It refuses to start if both of its variables are set, so that a value that the
-    user has set is kept.
+    Without them, Open MPI tries all addresses of a host, including those that every host has (a container bridge), and
+    may wait forever for an answer. Open MPI does not start if both of its variables are set; therefore a value that
+    the user has set is not changed.
     """
     env[GLOO_VARIABLE], env[NCCL_VARIABLE] = name, f"={name}"  # "=": an exact name instead of a prefix
     if not any(option in env for option in OPEN_MPI_VARIABLES):
         env[OPEN_MPI_VARIABLES[0]] = name
 
 
-def choose_gloo_interface(rank: int, cards: Sequence[Mapping[str, Any]], rank_0: str) -> None:
+def choose_gloo_interface(rank: int, descriptions: Sequence[Mapping[str, Any]], store_address: str) -> None:
     """Set gloo's network interface (GLOO_SOCKET_IFNAME), unless comm.interface or the user has set it.
 
-    By default gloo binds to the address of the host's name. This is kept if other hosts can reach that address. If
-    they cannot, as with 127.0.1.1 in Debian's /etc/hosts, gloo gets the interface over which the ranks have reached
-    rank 0's store. If all ranks are on one host it gets the loopback interface.
+    By default gloo binds to the address of the host's name, which is used if other hosts can reach it. If they cannot,
+    as with 127.0.1.1 in Debian's /etc/hosts, gloo uses the interface over which the ranks have reached rank 0's store.
+    If all ranks are on one host, it uses the loopback interface.
 
     Args:
         rank: the rank of this process.
-        cards: "host", "network" and "address" of each rank: the name of its host, its network namespace, and the
+        descriptions: for each rank "host", "network" and "address": the name of its host, its network stack, and the
             address from which it has reached rank 0's store.
-        rank_0: the address at which this rank has reached the store.
+        store_address: the address at which this rank has reached the store.
     """
     if GLOO_VARIABLE in os.environ:
         return
-    mine = cards[rank]
-    others = [card for card in cards if card["network"] != mine["network"]]
+    mine = descriptions[rank]
+    others = [description for description in descriptions if description["network"] != mine["network"]]
     if not others:
         if LOOPBACK in list_addresses():
             os.environ[GLOO_VARIABLE] = LOOPBACK
         return
     own = resolve_host(mine["host"])
     if is_loopback(own) or not is_local_address(own):
-        interface = find_interface_towards(rank_0 if cards[0] in others else others[0]["address"])
+        interface = find_interface_towards(store_address if descriptions[0] in others else others[0]["address"])
         if interface:
             os.environ[GLOO_VARIABLE] = interface

@@ -1,7 +1,7 @@
 """The time limits of waits for other ranks, and the clock that measures them.
 
 Every wait of the communication layer takes its limit from one `Timeouts` object, and uses its clock. Tests use a
-simulated clock, with which ranks that run as threads wait for hours within milliseconds.
+simulated clock, by which ranks that run as threads wait for simulated hours in milliseconds.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ class Clock:
     """A clock that measures real time."""
 
     def now(self) -> float:
-        """Return the seconds since an arbitrary moment; only differences are meaningful."""
+        """Return the time in seconds since an arbitrary moment; only differences are meaningful."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
+        """Sleep for a number of seconds."""
         time.sleep(seconds)
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
@@ -34,9 +35,9 @@ class Clock:
         threading.Thread(target=target, daemon=True).start()
 
     def call_with_timeout(self, seconds: float, function: Callable[[], T]) -> T:
-        """Run function() in a thread of its own and return its result; raise TimeoutError if it takes too long.
+        """Run function() in a separate thread and return its result; raise TimeoutError after `seconds`.
 
-        Torch's own time-outs do not cover a host that accepts a connection and never answers.
+        Torch's time-outs do not cover a host that accepts a connection but never answers.
         """
         results: list[T] = []
         errors: list[BaseException] = []
@@ -66,11 +67,11 @@ class Timeouts:
     Args:
         start: limit for all ranks of the job to arrive (comm.start_timeout_s).
         round: limit for one message of a round, including the training before it (comm.round_timeout_s).
-        shutdown: time in which the launcher may end the ranks of a failed job, before they end themselves.
-        reply: limit for an answer of rank 0's store, in addition to the time that a request asks it to wait.
+        shutdown: time in which the launcher may end the ranks of a failed job before they end themselves.
+        reply: limit for an answer of rank 0's store, in addition to the time that the request tells it to wait.
         store: limit for finding the store under MPI at the start; MPI ranks then continue without it.
-        probe: interval at which a rank, while the ranks regroup, checks that the ranks it waits for are alive.
-        frozen: limit for the answer to such a check; a living rank answers while it trains, too.
+        probe: interval at which a rank checks, during a regroup, that the ranks it waits for are alive.
+        frozen: limit for the answer to such a check; a living rank answers even while it trains.
         connect: limit for the members of a new group to connect to each other.
         defer: time that a rank waits before it prints an error itself, since rank 0 may print the cause.
         launcher: interval of the checks that the launcher is alive.

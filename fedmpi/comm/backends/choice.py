@@ -1,4 +1,4 @@
-"""Choose a communication back end that suits the devices of all ranks, and advise the user if NCCL fails."""
+"""Choose the communication back end that suits the devices of all ranks; advice for failures of NCCL."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ RankDescription = Mapping[str, Any]  # the description of a rank that `describe_
 # Sources: NVIDIA/nccl, src/os/linux.cc, src/bootstrap.cc and src/transport/p2p.cc; its user guide, "Runtime and MPI
 # issues"; NVIDIA/nccl#1066 and #1948; srun(1), --gpu-bind.
 NCCL_REMEDY = """\
-Maybe a rank has died since.
-Maybe /dev/shm of a host is full or too small: remove old files /dev/shm/nccl-*, or give a container more \
+Possible causes:
+- A rank has died meanwhile.
+- /dev/shm of a host is full or too small: remove old files /dev/shm/nccl-*, or give a container more memory there \
 (docker run --shm-size=1g).
-Maybe each rank sees its own GPU alone (--gpus-per-task, --gpu-bind), which bars peer-to-peer traffic between GPUs: \
+- Each rank sees only its own GPU (--gpus-per-task, --gpu-bind), which prevents peer-to-peer traffic between GPUs: \
 start with --gpus-per-node and --ntasks-per-node, or add --gpu-bind=none.
-Maybe the network interface is wrong, or a firewall is between the hosts: set comm.interface (or NCCL_SOCKET_IFNAME) \
-to an interface that leads to the other hosts (fedmpi doctor lists them).
-NCCL_DEBUG=WARN shows all that NCCL says."""
+- The network interface is wrong, or a firewall blocks traffic between the hosts: set comm.interface (or \
+NCCL_SOCKET_IFNAME) to an interface that leads to the other hosts (`fedmpi doctor` lists the interfaces).
+Set NCCL_DEBUG=WARN to see the messages of NCCL itself."""
 
 
 def describe_rank(backend: str, host: str, device: torch.device) -> dict[str, Any]:
-    """Return a description of this rank, from which all ranks choose a communication back end.
+    """Describe this rank, so that all ranks can choose the same communication back end.
 
     Returns:
-        "backend", comm.backend of the config; "host", the host's name; "card", the PCI address of the GPU or "";
-        "nccl", whether this PyTorch has NCCL.
+        A dictionary with the keys "backend" (comm.backend of the config), "host" (host name), "card" (PCI address of
+        the GPU, "" for a CPU) and "nccl" (whether this PyTorch has NCCL).
     """
     return {"backend": backend, "host": host, "card": get_pci_address(device), "nccl": dist.is_nccl_available()}
 
@@ -52,18 +53,18 @@ def get_pci_address(device: torch.device) -> str:
 
 
 def choose_backend(backend: str, cards: Sequence[RankDescription]) -> str:
-    """Return the communication back end of all ranks: the requested one, or for auto nccl if it works, otherwise gloo.
+    """Return the back end for all ranks: the requested one; for `auto`, nccl if all ranks can use it, otherwise gloo.
 
     Args:
         backend: comm.backend of this rank's config.
         cards: the descriptions of all ranks (`describe_rank`).
 
     Raises:
-        UserError: configs of ranks differ, or NCCL is requested but cannot connect these ranks.
+        UserError: the ranks' configs request different back ends, or NCCL is requested but cannot connect these ranks.
     """
-    asked = Counter(card["backend"] for card in cards)
-    if len(asked) > 1:
-        raise UserError(f"comm.backend differs between ranks: {dict(asked)}; give all ranks one config.")
+    requested = Counter(card["backend"] for card in cards)
+    if len(requested) > 1:
+        raise UserError(f"comm.backend differs between ranks: {dict(requested)}; start all ranks with the same config.")
     if backend not in ("auto", "nccl"):
         return backend
     problem = _why_nccl_is_impossible(cards)
@@ -73,17 +74,20 @@ def choose_backend(backend: str, cards: Sequence[RankDescription]) -> str:
 
 
 def _why_nccl_is_impossible(cards: Sequence[RankDescription]) -> str:
-    """Return why NCCL cannot connect these ranks, with advice; "" if it can."""
+    """Return why NCCL cannot connect these ranks, and what to do; "" if it can."""
     first_on_card: dict[tuple[str, str], int] = {}
     for rank, card in enumerate(cards):
         if not card["card"] or not card["nccl"]:
-            lacks = "computes without a GPU" if not card["card"] else "has a PyTorch that was built without NCCL"
-            return f"rank {rank} on {card['host']} {lacks}.\nUse comm.backend=gloo (or auto), or give it one."
+            without_gpu = not card["card"]
+            lacks = "computes without a GPU" if without_gpu else "has a PyTorch that was built without NCCL"
+            remedy = "give this rank a GPU" if without_gpu else "install a PyTorch with NCCL there"
+            return f"rank {rank} on {card['host']} {lacks}.\nSet comm.backend=gloo (or auto), or {remedy}."
         first = first_on_card.setdefault((card["host"], card["card"]), rank)
         if first != rank:
             return (
-                f"ranks {first} and {rank} share GPU {card['card']} of {card['host']} (or slices, MIG), which NCCL "
-                "refuses.\nStart one rank fewer and let rank 0 train (server.trains_clients=true), or use "
+                f"ranks {first} and {rank} share GPU {card['card']} of {card['host']} (or slices of it, MIG), which "
+                "NCCL does not support.\nStart one rank fewer and let rank 0 train (server.trains_clients=true), or "
+                "set "
                 "comm.backend=gloo."
             )
     return ""

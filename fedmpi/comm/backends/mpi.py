@@ -1,4 +1,4 @@
-"""The communication back end MPI, through mpi4py. Messages are buffers, sent by MPI's upper-case calls, never pickles.
+"""The communication back end MPI, through mpi4py; messages are sent from their buffers and never pickled.
 
 No message blocks inside MPI: most MPI libraries poll while they wait, and would take the core from a rank that trains.
 Requests are posted, then tested until a deadline, with pauses in between.
@@ -33,11 +33,11 @@ from fedmpi.common.errors import UserError
 # set only under Open MPI 5's mpirun, which has passed on the settings of its parameter files: under other launchers it
 # would override them.
 EXCLUDE_OFI = "OMPI_MCA_btl", "^ofi"
-EXTRA_S_AFTER_RANK_0 = 3  # other ranks wait so much longer: rank 0 prints the error, and the launcher ends the others
+EXTRA_S_AFTER_RANK_0 = 3  # the other ranks wait this much longer: rank 0 prints the error, and the launcher ends them
 DATA, CONTROL = 0, 1  # tags
-BUSY_POLL_S = 0.05  # requests are first tested without pauses for this time: MPI moves messages only inside its calls
+BUSY_POLL_S = 0.05  # for this time requests are tested without pauses, since MPI moves messages only inside its calls
 MAX_PAUSE_S = 1e-3  # the longest pause: 0.1 % of a round of one second, and hardly any processor time
-CHECK_INTERVAL_S = 0.5  # interval of the checks which messages are still missing
+CHECK_INTERVAL_S = 0.5  # interval of the checks which messages are missing
 INTEGER_TYPES = {
     1: torch.uint8,
     2: torch.int16,
@@ -54,18 +54,20 @@ done
 """  # a shell script that prints $3 and kills process $1 after $2 seconds
 
 NEEDS_MPIRUN = (
-    "comm.backend=mpi needs mpirun (or srun --mpi=...); torchrun and the variables RANK, WORLD_SIZE, MASTER_ADDR and "
-    "MASTER_PORT go with comm.backend=gloo or nccl."
+    "comm.backend=mpi needs mpirun (or srun --mpi=...); if ranks are started by torchrun or with the variables RANK, "
+    "WORLD_SIZE, MASTER_ADDR and MASTER_PORT, set comm.backend=gloo or nccl."
 )
 LAUNCHER_REMEDIES = {  # launcher -> advice if the launcher does not belong to the MPI library that mpi4py loaded
-    "mpi": "Start with the mpirun of that MPI; or make mpi4py load the launcher's: set MPI4PY_LIBMPI to its libmpi.so, "
+    "mpi": "Start with the mpirun of that MPI, or make mpi4py load the launcher's MPI: set MPI4PY_LIBMPI to its "
+    "libmpi.so, "
     "or, with its mpicc on PATH, `pip install --force-reinstall --no-binary mpi4py mpi4py`; or use srun or torchrun.",
-    "slurm": "Name the PMI that it speaks, e.g. `srun --mpi=pmix` (`srun --mpi=list` shows which there are), or start "
-    "with mpirun inside the allocation, or use comm.backend=gloo.",
+    "slurm": "Select the PMI of that MPI library, e.g. `srun --mpi=pmix` (`srun --mpi=list` lists the available "
+    "ones), or "
+    "start with mpirun inside the allocation, or set comm.backend=gloo.",
 }
 
 
-# ---- the library ----
+# ---- the MPI library ----
 def import_mpi(launcher: str = "mpi") -> Any:
     """Import mpi4py.MPI without initialising MPI, and return it.
 
@@ -83,17 +85,18 @@ def import_mpi(launcher: str = "mpi") -> Any:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise UserError(
-            f"started by an MPI launcher, or asked for comm.backend=mpi, but mpi4py does not load: {error}\n"
-            f"Install it with `pip install 'fedmpi[mpi]'`, or start with torchrun or srun and comm.backend=gloo."
+            f"mpi4py cannot be loaded ({error}), but comm.backend is mpi, or an MPI launcher has started this "
+            "process.\n"
+            f"Install it with `pip install 'fedmpi[mpi]'`, or start with torchrun or srun, and set comm.backend=gloo."
         ) from error
     return MPI
 
 
 def initialize_mpi(job: Job, timeout_s: float) -> Any:
-    """Initialise MPI and return COMM_WORLD of `job`.
+    """Initialise MPI and return COMM_WORLD, the communicator of all ranks of `job`.
 
-    MPI_Init waits for all ranks and cannot be interrupted. If it takes longer than timeout_s, an error is printed and
-    this process is killed.
+    MPI_Init waits for all ranks and cannot be interrupted. If it takes longer than timeout_s (seconds), an error is
+    printed and this process is killed.
 
     Raises:
         UserError: the MPI library of the launcher is not the one that mpi4py loaded.
@@ -112,7 +115,7 @@ def initialize_mpi(job: Job, timeout_s: float) -> Any:
 
 
 def finalize_mpi(job: Job, timeout_s: float) -> None:
-    """Finalize MPI, which waits for all ranks; past the time-out, print an error and kill this process."""
+    """Finalize MPI, which waits for all ranks; after timeout_s seconds, print an error and kill this process."""
     MPI = import_mpi()
     if not MPI.Is_finalized():
         with kill_after_timeout(job, "MPI_Finalize, which waits for all ranks", timeout_s):
@@ -123,11 +126,11 @@ def finalize_mpi(job: Job, timeout_s: float) -> None:
 def kill_after_timeout(job: Job, operation: str, timeout_s: float) -> Iterator[None]:
     """Print an error and kill this process if the block takes longer than timeout_s.
 
-    MPI_Init and MPI_Finalize hold the interpreter lock, so that no Python thread can run a timer: a shell does.
+    MPI_Init and MPI_Finalize hold the interpreter lock, so a shell process runs the timer instead of a Python thread.
 
     Args:
-        job: names this rank in the error.
-        operation: a description of the block, for the error.
+        job: this rank, which the error message names.
+        operation: a description of the block, for the error message.
         timeout_s: limit in seconds; ranks other than rank 0 get RANK_0_FIRST_S more.
     """
     text = f"fedmpi [rank {job.rank} on {job.host}]: error: still in {operation}, after {timeout_s:.0f} s"
@@ -143,7 +146,7 @@ def kill_after_timeout(job: Job, operation: str, timeout_s: float) -> Iterator[N
 
 # ---- messages ----
 class PendingMessage(NamedTuple):
-    """A message that is being sent or received, with the tensor that holds its memory."""
+    """A message that is being sent or received; `x` keeps its memory alive."""
 
     peer: int
     handle: Any
@@ -154,12 +157,14 @@ class PendingMessage(NamedTuple):
 class MpiCommunicator(Communicator):
     """The communicator over MPI, for tensors on the CPU."""
 
-    can_regroup = "MPI cannot (use comm.backend=gloo)"
+    can_regroup = "MPI cannot reconnect the remaining ranks (set comm.backend=gloo)"
 
     def __init__(self, job: Job, comm: Any, timeouts: Timeouts) -> None:
         Communicator.__init__(self, torch.device("cpu"), comm.rank, comm.size, timeouts.round)
         self.job, self.comm, self.timeouts = job, comm, timeouts
-        self.unfinished: list[PendingMessage] = []  # kept after a time-out, since MPI may still write into their memory
+        self.unfinished: list[
+            PendingMessage
+        ] = []  # retained after a time-out, since MPI may still write into their memory
 
     def _shutdown(self) -> None:
         finalize_mpi(self.job, self.round_timeout_s)
@@ -199,13 +204,15 @@ class MpiCommunicator(Communicator):
         return [frame[4 : 4 + int.from_bytes(frame[:4], "little")] for frame in map(bytes, frames.numpy())]
 
     def _wait(self, requests: list[PendingMessage], timeout_s: float) -> set[int]:
-        """Wait for all requests and return the peers whose messages are not done in time."""
+        """Wait for all requests; return the peers whose messages are not complete after timeout_s seconds."""
         handles, clock = [request.handle for request in requests], self.timeouts.clock
         began, pause_s, look_s = clock.now(), 0.0, 0.1
         try:
             while not import_mpi().Request.Testall(handles):
                 waited_s = clock.now() - began
-                if waited_s > min(look_s, timeout_s):  # done here, since the error reporter's thread may not call MPI
+                if waited_s > min(
+                    look_s, timeout_s
+                ):  # updated here, since the error reporter's thread may not call MPI
                     self.waiting_for = {request.peer for request in requests if not request.handle.Test()}
                     look_s = waited_s + CHECK_INTERVAL_S
                 if waited_s > timeout_s:
@@ -221,5 +228,5 @@ class MpiCommunicator(Communicator):
 
 
 def _buffer(x: Tensor) -> np.ndarray:
-    """Return x's memory, not a copy, as an array of an integer type of the same size, since MPI has no bfloat16."""
+    """Return a view of x as an integer array with elements of the same size, since MPI has no bfloat16."""
     return x.detach().view(INTEGER_TYPES[x.element_size()]).numpy()

@@ -36,10 +36,11 @@ from fedmpi.comm.timeouts import Timeouts
 
 Group = Any  # dist.ProcessGroupGloo, whose type stub lacks some methods
 ENDED_RANK_KEY = "ended"  # key of the store: the first rank whose process has ended, which NCCL does not notice
-CHECK_INTERVAL_S = 1.0  # interval of the checks of this key
+CHECK_INTERVAL_S = 1.0  # interval at which this key is checked
 GLOO_REMEDY = (
-    "A rank has died since, or the network interface is wrong: set comm.interface to one that leads to the other hosts "
-    "(fedmpi doctor lists them)."
+    "A rank has died meanwhile, or the network interface is wrong: set comm.interface to an interface that leads to "
+    "the "
+    "other hosts (`fedmpi doctor` lists the interfaces)."
 )
 
 
@@ -51,14 +52,14 @@ def connect(
     error_reporter: ErrorReporter,
     address: str = "",
 ) -> Communicator:
-    """Find the other ranks, agree with them on gloo or NCCL by their devices, and create the process group.
+    """Find the other ranks, choose gloo or NCCL together with them, and create the process group.
 
     Args:
         job: this process's rank, and the number of ranks.
         backend: comm.backend.
         device: the device that this rank computes on.
-        timeouts: limits of the single steps.
-        error_reporter: starts to listen as soon as the store is found.
+        timeouts: limits of the individual steps, in seconds.
+        error_reporter: reports errors to all ranks; it listens to the other ranks as soon as the store is found.
         address: the address of comm.interface; "" if it is not set.
 
     Raises:
@@ -83,14 +84,14 @@ def connect(
         connects = partial(create_process_group, chosen, job, device, store, timeout_s)
         group = timeouts.clock.call_with_timeout(timeouts.start + timeouts.reply, connects)
     except TimeoutError:
-        late = f"{chosen} has not connected them after {timeouts.start:.0f} s"
-        raise RankLostError(f"all ranks came, but {late}.\n{remedy}") from None
+        late = f"{chosen} has not connected them within {timeouts.start:.0f} s"
+        raise RankLostError(f"all ranks have arrived, but {late}.\n{remedy}") from None
     except RuntimeError as error:
         # Errors that do not come from NCCL, such as a lack of memory, have a remedy of their own.
         if isinstance(error, RankLostError) or (chosen == "nccl" and not isinstance(error, dist.DistError)):
             raise
         raise RankLostError(
-            f"all ranks came, but {chosen} does not connect them ({shorten_error(error)}).\n{remedy}"
+            f"all ranks have arrived, but {chosen} cannot connect them ({shorten_error(error)}).\n{remedy}"
         ) from error
     if chosen == "nccl":
         store.set_on_disconnect(ENDED_RANK_KEY, str(job.rank))
@@ -103,8 +104,8 @@ def create_process_group(
 ) -> Group | None:
     """Create the process group that connects all ranks.
 
-    NCCL's group becomes torch's default group, and None is returned; gloo's group is returned, so that it can be
-    dropped.
+    NCCL's group becomes torch's default group, and None is returned. Gloo's group is returned, so that it can be
+    released when the ranks regroup.
     """
     if chosen == "gloo":
         return create_gloo_group(store, "group", job.rank, job.size, timeout_s)
@@ -138,18 +139,18 @@ class _StoreCommunicator(Communicator):
     def __init__(self, job: Job, device: torch.device, store: RankStore, timeouts: Timeouts) -> None:
         Communicator.__init__(self, device, job.rank, job.size, timeouts.round)
         self.job, self.store, self.timeouts = job, store, timeouts
-        self.num_allgathers = 0  # number of allgather calls so far: each call has its own keys
+        self.num_allgathers = 0  # number of allgather calls so far; each call has keys of its own
         self.group_name = "allgather"
 
     def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
-        self.num_allgathers += 1  # from here on a regroup can cancel this call
+        self.num_allgathers += 1  # from now on a regroup can cancel this call
         self._check_group()
         values = allgather(self.store, self.group_name, self.num_allgathers, self.rank, self.alive, payload, deadline_s)
         self._check_group()
         return values
 
     def _check_group(self) -> None:
-        """Raise RankLostError if the ranks are to regroup."""
+        """Raise RankLostError if the other ranks wait for this rank to regroup."""
 
     def _shutdown(self) -> None:
         """Wait for all ranks before disconnecting: closing a socket while the other end still reads could lose data."""
@@ -222,7 +223,7 @@ class GlooCommunicator(_StoreCommunicator):
             self._give_up_group(peer, error, late=clock.now() >= deadline)
 
     def _give_up_group(self, peer: int, error: RuntimeError, late: bool = False) -> NoReturn:
-        """Handle a failed message from or to a rank: put the group aside and raise RankLostError.
+        """Handle a failed message from or to a rank: stop using the group, and raise RankLostError.
 
         Only `failed_group` may hold a reference to the group, so that its sockets close when the ranks regroup and all
         ranks notice; a traceback would hold one, too. If the job ends instead, the sockets stay open, so that ranks
@@ -251,9 +252,9 @@ class GlooCommunicator(_StoreCommunicator):
             raise RankLostError(REGROUPING)
 
     def _cancel_allgather(self, store: dist.Store) -> None:
-        """Cancel the current allgather on all ranks because they regroup. Called from another thread.
+        """Cancel the current allgather on all ranks, because they regroup.
 
-        store: a connection of that thread's own.
+        store: a connection of the calling thread, which is not the main thread.
         """
         store.compare_set(f"{self.group_name}/{self.num_allgathers}/silent", "", CANCELLED)
 
@@ -269,11 +270,11 @@ class NcclCommunicator(_StoreCommunicator):
     """The communicator over NCCL, for tensors on GPUs. It cannot regroup."""
 
     async_sends = False
-    can_regroup = "NCCL cannot (use comm.backend=gloo)"
+    can_regroup = "NCCL cannot reconnect the remaining ranks (set comm.backend=gloo)"
 
     def __init__(self, job: Job, device: torch.device, store: RankStore, timeouts: Timeouts) -> None:
         _StoreCommunicator.__init__(self, job, device, store, timeouts)
-        self.unstarted: list[Posted] = []  # operations that are posted, but not started
+        self.unstarted: list[Posted] = []  # operations that have been posted but not started
 
     def _shutdown(self) -> None:
         dist.destroy_process_group()
@@ -283,9 +284,9 @@ class NcclCommunicator(_StoreCommunicator):
         self._wait([*self.alive[1:]] if self.rank == 0 else [0], lambda: [dist.broadcast(x, 0, async_op=True)])
 
     def _post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> Posted:
-        """Collect the messages; the next `_finish` starts all posted ones as one group of NCCL.
+        """Collect the messages; the next `_finish` starts all collected messages as one NCCL group.
 
-        Within a group sends and receives cannot deadlock in any order; started one by one they could wait for each
+        Within a group, sends and receives in any order cannot deadlock; started one by one, they could wait for each
         other.
         """
         operations = [dist.P2POp(dist.isend, x, peer) for peer, x in outgoing]
@@ -294,7 +295,7 @@ class NcclCommunicator(_StoreCommunicator):
         return operations
 
     def _finish(self, posted: Posted) -> None:
-        if any(each is posted for each in self.unstarted):  # otherwise an earlier `_finish` has sent these, too
+        if any(each is posted for each in self.unstarted):  # otherwise an earlier `_finish` has already sent these
             operations, self.unstarted = [each for several in self.unstarted for each in several], []
             if operations:
                 self._wait({each.peer for each in operations}, lambda: dist.batch_isend_irecv(operations))
@@ -302,7 +303,7 @@ class NcclCommunicator(_StoreCommunicator):
     def _wait(self, peers: Iterable[int], post: Callable[[], list[dist.Work]]) -> None:
         """Start operations and wait for them; raise RankLostError if they fail or take longer than message_timeout_s.
 
-        NCCL names no peer and cannot be cancelled, so that after an error an allgather finds which rank is lost.
+        NCCL's errors do not name a peer. Therefore, after an error, an allgather finds out which rank is lost.
         """
         clock = self.timeouts.clock
         deadline, self.waiting_for = clock.now() + self.message_timeout_s, peers
@@ -328,4 +329,6 @@ class NcclCommunicator(_StoreCommunicator):
             except RankLostError as lost:
                 raise RankLostError(f"NCCL failed ({shorten_error(error)}); {lost}") from error
             remedy = f".\n{NCCL_REMEDY}" if isinstance(error, dist.DistError) else ""
-            raise RankLostError(f"NCCL failed, though all ranks are there ({shorten_error(error)}){remedy}") from error
+            raise RankLostError(
+                f"NCCL failed, although all ranks are alive ({shorten_error(error)}){remedy}"
+            ) from error

@@ -14,7 +14,7 @@ cause prints it. A second thread watches the launcher, since the ranks of a dead
 The thread that reads the log also answers other ranks' questions: whether this rank is alive, and which ranks it waits
 for. A rank that times out often waits for a rank that is itself waiting: rank 1 awaits the model of rank 0, which
 awaits the update of rank 2, which is frozen, and either may time out first. The ranks at fault are those that do not
-answer; if all answer, those that wait for no other rank (`trace_waiting_ranks`).
+answer; if all ranks answer, they are those that wait for no other rank (`trace_waiting_ranks`).
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from fedmpi.common.signals import StopRequest
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-CAUSE = "cause"  # line of the event log: "cause RANK CODE TEXT"
-MEMBERS = "members"  # "members GENERATION TIME RANK RANK ...": the ranks that take part from here on
+CAUSE = "cause"  # a line of the event log: "cause RANK CODE TEXT"
+MEMBERS = "members"  # "members GENERATION TIME RANK RANK ...": the ranks that take part from now on
 QUESTION = "ask"  # "ask QUESTION PURPOSE": all ranks answer which ranks' messages they wait for
-TIMEOUT = "silence"  # the purpose of a rank that is about to report a time-out
+TIMEOUT = "silence"  # the purpose of a question by a rank that is about to report a time-out
 FINISHED = "well"  # every rank has called `close`
 PRINTED = "printed"  # key of the store: rank 0 has printed the cause
 DAY = timedelta(days=1)
 POLL_S = 0.01
-STORE_LINGER_S = 0.5  # time for other ranks to read a key of the store, which ends with rank 0
+STORE_LINGER_S = 0.5  # time in which other ranks can read a key of the store before it ends with rank 0
 FAILURE_CODE = 1  # exit code of a job that ends because of a lost rank or a defect
 
 
 @final
 class EventLog:
-    """A log in the ranks' store. Every rank can add lines, and all ranks read the lines in the same order.
+    """A log in the ranks' store, to which every rank can add lines; all ranks read them in the same order.
 
     The common order makes the ranks agree, for instance on whether a rank failed before or after it was declared lost.
     Methods raise DistError if the store no longer answers.
 
     Args:
-        store: a connection that nothing else uses.
+        store: a connection to the store for this log only.
         position: number of the next line to read.
     """
 
@@ -70,31 +70,31 @@ class EventLog:
         return line
 
     def add(self, line: str, decisive: Callable[[str], bool] = lambda line: False) -> str | None:
-        """Add a line at the end of the log, reading all lines before it, unless one of them is decisive.
+        """Read the log to its end and add a line there; stop at the first line for which decisive(line) is true.
 
         Returns:
-            The first line, which may be the added one, for which decisive(line) is true; None if there is none.
+            That first decisive line, which may be the added one; None if no line is decisive.
         """
         while True:
-            there: str = self.store.compare_set(f"events/{self.position}", "", line).decode()
-            if decisive(there):
-                return there
+            existing: str = self.store.compare_set(f"events/{self.position}", "", line).decode()
+            if decisive(existing):
+                return existing
             self.position += 1
-            if there == line:
+            if existing == line:
                 return None
 
 
 class ErrorReporter:
-    """Reports this rank's error to all ranks, and ends this process if the job fails. There is one per rank.
+    """Reports this rank's error to all ranks, and ends this process if the job fails; each rank has one.
 
     Args:
         job: this process's rank, and the number of ranks.
-        timeouts: limits of the single steps, and the clock.
-        process: ends this process, and prints its last message.
-        launcher_is_alive: returns whether the launcher, the parent of this process, is alive.
-        stop: the requests to stop that this process has received.
-        close_run: called on rank 0 with the reason, before anything else, if the job fails; closes the run directory
-            and returns a hint on how to continue the run.
+        timeouts: limits of the individual steps, and the clock.
+        process: the operations by which this process prints its last message and ends.
+        launcher_is_alive: returns whether the launcher, which is the parent of this process, is alive.
+        stop: the request to stop this process, if there is one.
+        close_run: called first on rank 0, with the reason, if the job fails; closes the run directory and returns a
+            hint on how to resume the run.
 
     Attributes:
         waiting_for: returns the ranks whose messages this rank waits for.
@@ -122,11 +122,11 @@ class ErrorReporter:
         self._questions = 0  # number of questions that this rank has asked so far
         self._open_store: Callable[[], Store] | None = None
         self._listener: threading.Event | None = None  # set once the thread that reads the log has ended
-        self._expected_until = 0.0  # time until which a rank that asks about a time-out may report its cause
+        self._expected_until = 0.0  # time by which a rank that asked about a time-out should have reported its cause
         self._cause: str | None = None  # the cause that ends the job
         self._has_printed = False
         self._ending = threading.Lock()
-        if job.size > 1 and job.launcher != "env://":  # under env:// the parent may be a shell that has ended, or ssh
+        if job.size > 1 and job.launcher != "env://":  # under env:// the parent may be ssh, or a shell that has ended
             self.clock.start_thread(self._watch_launcher)
 
     # ---- a failure of this rank ----
@@ -141,12 +141,14 @@ class ErrorReporter:
         """
         cause = f"{CAUSE} {self.job.rank} {code} {message_prefix(self.job)}: {text}"
         clock, limits = self.clock, self.timeouts
-        until = clock.now() + (limits.probe if is_consequence else 0.0)  # the lost rank may have reported the cause
+        until = clock.now() + (
+            limits.probe if is_consequence else 0.0
+        )  # the rank that was lost may have reported the cause
         while is_consequence and clock.now() < max(until, self._expected_until):
             clock.sleep(0.05)
         if self.job.rank == 0:
             self._end_job(self._add_to_log(cause)[0] or cause)
-        if self._open_store is None:  # rank 0 may fail with the same error; the launcher then ends this rank
+        if self._open_store is None:  # rank 0 may print the same error; the launcher then ends this rank
             self.process.restore_sigterm()
             clock.sleep(limits.defer)
             if self.stop.signal != signal.SIGTERM:
@@ -154,7 +156,7 @@ class ErrorReporter:
             self.process.end_job(code)
         first, is_printed = self._add_to_log(cause)
         first = first or self._cause
-        if first is None:  # rank 0 has ended with its store: one rank of a host prints
+        if first is None:  # rank 0 and its store have ended: one rank of each host prints the error
             prints = self.process.is_first_of_host()
             clock.sleep(limits.defer * (3 - prints - (self.job.rank == self.job.local_rank)))
         else:
@@ -176,7 +178,7 @@ class ErrorReporter:
         def add() -> None:
             events = self.open_event_log()
             first = events.add(line, self._make_decisive_test(set(self.members)))
-            if first is None or not first.startswith(CAUSE):  # no other rank reads the log any more
+            if first is None or not first.startswith(CAUSE):  # the other ranks no longer read the log
                 return
             answers.append(first)
             if self.job.rank:
@@ -188,14 +190,14 @@ class ErrorReporter:
         return (answers[0] if answers else None), len(answers) > 1
 
     def open_event_log(self) -> EventLog:
-        """Return the event log from this rank's read position on, over a new connection."""
+        """Open the event log over a new connection, at the position up to which this rank has read it."""
         assert self._open_store is not None
         return EventLog(self._open_store(), self.position)
 
     def _make_decisive_test(self, members: set[int]) -> Callable[[str], bool]:
-        """Return a function that returns whether a line of the log ends the job, or this rank's part in it.
+        """Return a predicate on lines of the log: whether the line ends the job, or this rank's part in it.
 
-        It must be called with every line in order, because it keeps track of the members.
+        It must be called with all lines in order, because it keeps track of the members.
         """
 
         def decisive(line: str) -> bool:
@@ -207,9 +209,9 @@ class ErrorReporter:
 
         return decisive
 
-    # ---- which ranks are alive, and which ranks each of them waits for ----
+    # ---- questions: which ranks are alive, and which ranks does each wait for? ----
     def query_waiting_ranks(self, events: EventLog, ranks: Iterable[int], purpose: str = "") -> dict[int, list[int]]:
-        """Ask ranks which other ranks' messages they wait for.
+        """Ask ranks which other ranks they are waiting for.
 
         Args:
             events: the event log, in which the question is asked.
@@ -217,7 +219,7 @@ class ErrorReporter:
             purpose: SILENCE if this rank is about to report a time-out, otherwise "".
 
         Returns:
-            {rank: the ranks that it waits for}, of the ranks that answer in time.
+            {rank: the ranks that it waits for}, for each rank that answers in time.
         """
         self._questions += 1
         question = f"{self.job.rank}/{self._questions}"
@@ -229,12 +231,12 @@ class ErrorReporter:
                     answers[rank] = [int(word) for word in store.get(key).decode()[1:].split()]
             if self.clock.now() > until:
                 break
-            self.clock.sleep(POLL_S)  # polled, because torch's stores print a stack if a wait exceeds its time-out
+            self.clock.sleep(POLL_S)  # polled, because torch's stores print a stack trace if a wait times out
         return answers
 
     def find_root_cause(self, peers: Iterable[int]) -> list[int]:
-        """Return the ranks that cause a time-out in which this rank waited for `peers`; `peers` if it is not known."""
-        with contextlib.suppress(Exception):  # the store may be on a host that is down, and never answer
+        """Return the ranks that caused a time-out in which this rank waited for `peers`; `peers` if that is unknown."""
+        with contextlib.suppress(Exception):  # the store may be on a host that is down and never answers
             limit_s, ranks = 3 * self.timeouts.frozen, set(self.members)
             waiting = self.clock.call_with_timeout(
                 limit_s, lambda: self.query_waiting_ranks(self.open_event_log(), ranks, TIMEOUT)
@@ -242,9 +244,9 @@ class ErrorReporter:
             return trace_waiting_ranks(self.job.rank, peers, waiting)
         return sorted(peers)
 
-    # ---- causes that any rank has added ----
+    # ---- causes reported by any rank ----
     def listen(self, open_store: Callable[[], Store]) -> None:
-        """Start the thread that reads the event log; open_store() returns a new connection to the ranks' store."""
+        """Start the thread that reads the event log; `open_store` returns a new connection to the ranks' store."""
         self._open_store = open_store
         ended, events = threading.Event(), self.open_event_log()
         self._listener = ended
@@ -258,7 +260,7 @@ class ErrorReporter:
         self.clock.start_thread(read)
 
     def close(self) -> None:
-        """Stop reading the event log. Called when all ranks have finished, while the store still exists."""
+        """Stop reading the event log; call this when all ranks have finished and the store still exists."""
         if self._listener is not None:
             self._add_to_log(FINISHED)
             self.clock.wait(self._listener, self.timeouts.reply)
@@ -274,7 +276,7 @@ class ErrorReporter:
                     waits = " ".join(map(str, self.waiting_for()))
                     events.store.set(f"answer/{line.split()[1]}/{self.job.rank}", f"={waits}")
                 self.on_event(line, events.store)
-        except Exception:  # rank 0 is lost, and its store with it; this rank's next message also fails
+        except Exception:  # rank 0 and its store are lost; this rank's next message will fail, too
             self.on_event(None, events.store)
             return
         if line == FINISHED:
@@ -288,17 +290,17 @@ class ErrorReporter:
         self.process.exit(int(line.split()[2]))
 
     def _print_cause(self, cause: str) -> None:
-        """Print a cause, once only: the thread that reads the log and the thread that failed may both call this."""
+        """Print a cause, but only once: both the thread that reads the log and the failed thread may call this."""
         if not self._has_printed:
             self._has_printed = True
             self.process.print_message(cause.split(" ", 3)[3])
 
     def _wait_for_launcher(self) -> None:
-        """Wait some seconds, in which the launcher normally ends this rank, as rank 0 has ended."""
+        """Wait some seconds for the launcher, which normally ends this rank after rank 0 has ended."""
         self.clock.sleep(self.timeouts.reply + self.timeouts.shutdown)
 
     def _end_job(self, cause: str) -> NoReturn:
-        """End the job from rank 0: close the run directory, print the cause and exit."""
+        """Close the run directory, print the cause and exit; called on rank 0."""
         if not self._ending.acquire(blocking=False):  # another thread is already ending the job
             self.clock.sleep(DAY.total_seconds())
         _, _, code, text = cause.split(" ", 3)
@@ -316,17 +318,17 @@ class ErrorReporter:
     def _watch_launcher(self) -> None:
         while self.launcher_is_alive():
             self.clock.sleep(self.timeouts.launcher)
-        if self.job.local_rank and self.job.rank:  # one rank of this host prints the error
+        if self.job.local_rank and self.job.rank:  # only one rank of each host prints the error
             self._wait_for_launcher()
             self.process.exit(1)
         self.fail(f"error: the launcher ({self.job.launcher}, process {self.job.parent_pid}) has died", 1)
 
 
 def trace_waiting_ranks(rank: int, peers: Iterable[int], waiting: Mapping[int, Iterable[int]]) -> list[int]:
-    """Return the ranks that cause a time-out of `rank`, in ascending order.
+    """Return the ranks that caused a time-out of `rank`, in ascending order.
 
-    They are the ranks at the ends of the chains of waiting ranks: ranks that did not answer; if all did, ranks that
-    wait for no other; otherwise `peers`.
+    They are found by following the chains of waiting ranks to their ends: ranks that did not answer; if all answered,
+    ranks that wait for no other rank; if there are none either, `peers`.
 
     Args:
         rank: the rank that timed out.
@@ -346,7 +348,7 @@ def trace_waiting_ranks(rank: int, peers: Iterable[int], waiting: Mapping[int, I
 
 
 def message_prefix(job: Job) -> str:
-    """Return the beginning of a message, which names the program and, except on rank 0, the rank and its host."""
+    """Return the prefix of a message: the name of the program and, except on rank 0, the rank and its host."""
     return f"fedmpi [rank {job.rank} on {job.host}]" if job.rank else "fedmpi"
 
 

@@ -1,12 +1,12 @@
 """Regroup the ranks of a job after a rank failure: either all living ranks continue, or none does.
 
-The rank that notices the failure calls the others through the event log. Each rank votes by calling `regroup`. A rank
-that is training votes late, but one of its threads answers at once that it is alive. The store waits for all votes
-except those of dead ranks, whose connections have ended. Rank 0 repeatedly asks the others whether they are alive, and
-marks frozen ranks as dead; the other ranks do the same with rank 0. Then
+The rank that notices the failure asks the others through the event log to regroup. Each rank votes by calling
+`regroup`. A rank that is training votes late, but one of its threads immediately answers that the rank is alive. The
+store waits for all votes except those of dead ranks, whose connections have ended. Rank 0 repeatedly asks the others
+whether they are alive, and marks frozen ranks as dead; the other ranks do the same with rank 0. Then
 
     rank 0    writes the list of members, the ranks that have voted; from then on, other ranks' causes are ignored
-    members   connect to each other and confirm it; if another rank was lost meanwhile, all start again
+    members   connect to each other and confirm this; if another rank is lost meanwhile, all start again
 
 A rank that is not in the list of members ends itself.
 """
@@ -29,21 +29,21 @@ from fedmpi.comm.rendezvous.store_server import ALL_PRESENT
 from fedmpi.comm.timeouts import T
 
 REGROUP = "regroup"  # "regroup GENERATION", a line of the event log: all ranks must regroup
-CHECK_INTERVAL_S = 0.2  # interval of the checks for members that have died
+CHECK_INTERVAL_S = 0.2  # interval at which members are checked for having died
 
 
 @final
 class GroupMembership:
-    """A rank's view of the ranks that take part in the job, and its side of regrouping.
+    """Keeps track of the ranks that take part in the job, and regroups them after a rank failure.
 
-    Votes are exchanged through `store`; lines of the event log are read by the error reporter's thread.
+    Each rank has one such object. Votes are exchanged through `store`; the error reporter's thread reads the event log.
     """
 
     def __init__(self, store: RankStore, rank: int, size: int, error_reporter: ErrorReporter) -> None:
         self.store, self.rank, self.error_reporter = store, rank, error_reporter
         self.timeouts, self.clock, self.process = error_reporter.timeouts, error_reporter.clock, error_reporter.process
         self.alive = list(range(size))
-        self.generation = 0  # attempts to regroup so far, with or without success
+        self.generation = 0  # number of attempts to regroup so far, successful or not
         self.requested_generation = (
             0  # the latest attempt that a rank has called for; above `generation` if this rank must join it
         )
@@ -68,7 +68,7 @@ class GroupMembership:
                 self.cancel_wait(store)
         elif kind == MEMBERS and self.rank not in self.error_reporter.members:
             at = time.strftime("%H:%M:%S", time.localtime(int(words[1])))
-            text = f"error: this rank was taken for lost at {at}: it was frozen, or came too late"
+            text = f"error: the other ranks continued without this rank at {at}: it was frozen, or responded too late"
             self.process.print_message(f"{message_prefix(self.error_reporter.job)}: {text}")
             self.process.exit_after_eviction()
 
@@ -80,7 +80,7 @@ class GroupMembership:
         Args:
             payload: bytes that this rank gives to the other members.
             deadline_s: seconds until busy ranks must have voted.
-            connect: build(store, generation, members) connects this rank to the members and returns the connection.
+            connect: connect(store, generation, members) connects this rank to the members and returns the connection.
 
         Returns:
             The connection, and {rank: its payload} of all members.
@@ -100,7 +100,7 @@ class GroupMembership:
                 done.set()
             if result is not None:
                 return result
-        raise RankLostError(f"the ranks left ({', '.join(map(str, self.alive))}) do not connect to each other")
+        raise RankLostError(f"the remaining ranks ({', '.join(map(str, self.alive))}) cannot connect to each other")
 
     def _try_regroup(
         self, payload: bytes, until: float, connect: Callable[[Store, int, list[int]], T]
@@ -116,7 +116,7 @@ class GroupMembership:
         return (results[0], votes) if list(built) == list(votes) and all(built.values()) else None
 
     def _collect_values(self, name: str, value: bytes, seconds: float) -> dict[int, bytes]:
-        """Return the values of the ranks that send one in time, and remove the other ranks from `alive`."""
+        """Exchange a value with all ranks, remove late ranks from `alive`, and return {rank: value} of the others."""
         name, limit_s = f"{name} {self.generation}", max(0.01, seconds)
         verdict, values = self.store.gather(name, 0, self.rank, self.alive, value, limit_s, skip_dead=True)
         missing = [] if verdict == ALL_PRESENT else [int(word) for word in verdict.split()]
@@ -129,7 +129,7 @@ class GroupMembership:
         return present
 
     def _mark_silent_ranks(self, done: threading.Event) -> None:
-        """Mark frozen ranks as dead until `done` is set: rank 0 checks the other ranks, which check rank 0."""
+        """Mark frozen ranks as dead until `done` is set: rank 0 checks all others, and they check rank 0."""
         watched = self.alive[1:] if self.rank == 0 else [0]
         with suppress(DistError):
             store = self.store.new_connection()
@@ -141,10 +141,10 @@ class GroupMembership:
                     store.set(f"dead/{rank}", "1")
 
     def _connect(self, connect: Callable[[Store, int, list[int]], T]) -> list[T]:
-        """Connect to the members in a thread, which is abandoned if a member dies meanwhile.
+        """Connect to the members in a thread; give up if a member dies meanwhile.
 
         Returns:
-            The connection as the only item; an empty list if it failed.
+            A list with the connection; an empty list if connecting failed.
         """
         results: list[T] = []
         ended, until, members = threading.Event(), self.clock.now() + self.timeouts.connect, list(self.alive)

@@ -1,4 +1,4 @@
-"""Print a process's last message and exit. Neither may fail, even if the standard streams are closed or full."""
+"""Print a process's last message, and exit; both work even if the standard streams are closed or full."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MPI_ABORT_TIMEOUT_S = 3.0  # time limit of MPI_Abort
 
 @dataclass
 class RankProcess:
-    """The operations of a rank on its own process when the job fails. Tests that run ranks as threads replace it."""
+    """What a rank does with its own process when the job fails; tests that run ranks as threads replace this class."""
 
     job: Job
 
@@ -33,8 +33,8 @@ class RankProcess:
     def end_job(self, code: int) -> NoReturn:
         """End this process and the job.
 
-        MPI needs a call of MPI_Abort; torchrun and `srun --kill-on-bad-exit` end the other ranks if one exits with an
-        error.
+        Under MPI, MPI_Abort ends all ranks. torchrun and `srun --kill-on-bad-exit` end the other ranks when one rank
+        exits with an error.
         """
         MPI = sys.modules.get("mpi4py.MPI")  # None if this process has not loaded MPI
         if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized():
@@ -44,20 +44,20 @@ class RankProcess:
         exit_now(code)
 
     def exit_after_eviction(self) -> NoReturn:
-        """End this rank, because the others have regrouped without it."""
+        """End this rank because the others have regrouped without it."""
         if self.job.launcher == "mpi":  # if the rank ended in any other way, mpirun would end the whole job
             os.kill(os.getpid(), signal.SIGKILL)
         exit_now(1)
 
     def restore_sigterm(self) -> None:
-        """Restore the default action of SIGTERM, so that the launcher can end this rank, which prints nothing."""
+        """Restore the default action of SIGTERM, so that the launcher can end this rank without any output from it."""
         with contextlib.suppress(ValueError):  # only the main thread may set a signal handler
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def has_own_console(self) -> bool:
         """Return whether this rank's console does not show rank 0's output.
 
-        This is so on other hosts than rank 0's, unless the launcher collects the output of all hosts.
+        This is the case on all hosts but rank 0's, unless the launcher collects the output of all hosts.
         """
         job = self.job
         if job.rank == job.local_rank or launchers.collects_output(job, os.environ):
@@ -65,7 +65,7 @@ class RankProcess:
         return job.launcher != "env://" or not network.is_local_address(os.environ["MASTER_ADDR"])
 
     def is_first_of_host(self) -> bool:
-        """Return whether this rank is the first living rank of its host that calls this."""
+        """Return whether this rank is the first of the living ranks on its host to call this."""
         self._lock_socket = socket.socket(socket.AF_UNIX)
         with contextlib.suppress(OSError):
             self._lock_socket.bind(f"\0fedmpi of {self.job.parent_pid}")
@@ -74,10 +74,10 @@ class RankProcess:
 
 
 class _StandardFile(io.FileIO):
-    """The file of a standard stream, which drops output that cannot be written.
+    """The file of a standard stream that discards output which cannot be written.
 
-    The disk may be full (`> /dev/full`) or the reader gone (`| head`); the command continues, and its exit code does
-    not change.
+    The disk may be full (`> /dev/full`), or the reader may have ended (`| head`). The command then continues, and its
+    exit code does not change.
     """
 
     def write(self, data: Any) -> int:
@@ -85,20 +85,20 @@ class _StandardFile(io.FileIO):
             written = super().write(data)
         except OSError:
             written = None
-        return len(data) if written is None else written  # None also comes from a descriptor that does not block
+        return len(data) if written is None else written  # a non-blocking descriptor also returns None
 
 
 def setup_stdio() -> None:
-    """Make writes to sys.stdout and sys.stderr never fail, and print all stacks on stderr at a fatal signal.
+    r"""Make writes to sys.stdout and sys.stderr never fail, and print all stacks on stderr at a fatal signal.
 
     A standard stream that the shell has closed is replaced by the null device; otherwise the next file that is opened
-    would get its number. Characters that the locale cannot encode are printed as escapes (\\u0391), because names of
+    would get its number. Characters that the locale cannot encode are printed as escapes (\u0391), because names of
     sites may contain any character.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)
-    if sys.stdout is sys.__stdout__:  # a stream that a test or a notebook has installed stays
+    if sys.stdout is sys.__stdout__:  # a stream that a test or a notebook has installed is not replaced
         sys.stdout = _safe_stream(sys.stdout, 1)
     if sys.stderr is sys.__stderr__:
         sys.stderr = _safe_stream(sys.stderr, 2)
@@ -108,7 +108,7 @@ def setup_stdio() -> None:
 def _safe_stream(stream: Any, number: int) -> io.TextIOWrapper:
     """Return a text stream on file descriptor `number` whose writes never fail.
 
-    stream: the stream to replace, whose encoding and buffering are kept; None if it was closed when Python started.
+    stream: the stream to replace, which determines encoding and buffering; None if it was closed when Python started.
     """
     file, unbuffered = _StandardFile(number, "w", closefd=False), bool(stream and stream.write_through)
     return io.TextIOWrapper(
@@ -121,16 +121,16 @@ def _safe_stream(stream: Any, number: int) -> io.TextIOWrapper:
 
 
 def enable_fault_handler() -> None:
-    """Print the stacks of all threads at SIGSEGV, SIGABRT and the like, unless pytest or a debugger already does."""
+    """Print the stacks of all threads at fatal signals such as SIGSEGV, unless pytest or a debugger already does so."""
     if not faulthandler.is_enabled():
         with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):  # in a notebook stderr is no file
             faulthandler.enable()
 
 
 def print_message(text: str, stream: TextIO | None = None) -> None:
-    """Print a line on stderr or on another stream; drop the line if the stream is closed, full or has no reader.
+    """Print a line to stderr or another stream; do nothing if the stream is closed, full or has no reader.
 
-    This also works in programs that use fedmpi from Python, whose streams `setup_stdio` has not replaced.
+    This also works in Python programs that use fedmpi without `setup_stdio`.
     """
     with contextlib.suppress(OSError, ValueError, AttributeError):
         stream = stream or sys.stderr
@@ -140,7 +140,7 @@ def print_message(text: str, stream: TextIO | None = None) -> None:
 
 
 def exit_now(code: int) -> NoReturn:
-    """Exit at once, without Python's clean-up, which could wait for lost ranks."""
+    """Exit immediately, without Python's clean-up, which could wait for lost ranks."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()

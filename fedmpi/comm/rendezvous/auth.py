@@ -5,8 +5,8 @@
     client   HMAC-SHA256(key, "guest", a, b)
 
 The key depends on the launcher. Under MPI it is random and is sent by an MPI broadcast. Slurm and torchrun have no
-channel that only the job's ranks can read, so that the key is derived from the job's identifier and a secret of the
-user: the variable FEDMPI_SECRET or the file ~/.fedmpi/secret, which the first run creates.
+channel that only the job's ranks can read. Their key is therefore derived from the job's identifier and a secret of
+the user: the variable FEDMPI_SECRET, or the file ~/.fedmpi/secret, which the first run creates.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ BACKLOG = 1024  # connections that may wait to be accepted
 
 
 class AuthenticationError(OSError):
-    """The process that answers uses the protocol of rank 0's store but does not know the key."""
+    """The answering process uses the protocol of rank 0's store, but does not know the key."""
 
 
 def compute_proof(key: bytes, role: bytes, client_nonce: bytes, server_nonce: bytes) -> bytes:
-    """Return the bytes by which a side proves that it knows the key; role: b"rank 0" or b"guest"."""
+    """Compute the bytes by which one side proves that it knows the key; role is b"rank 0" or b"guest"."""
     return hmac.digest(key, role + client_nonce + server_nonce, "sha256")
 
 
@@ -46,35 +46,36 @@ def answer_handshake(key: bytes, hello: bytes) -> tuple[bytes, bytes]:
     """
     if not hello.startswith(MAGIC):
         raise ValueError("another protocol")
-    theirs, ours = hello[len(MAGIC) :], secrets.token_bytes(NONCE_BYTES)
-    return MAGIC + ours + compute_proof(key, b"rank 0", theirs, ours), compute_proof(key, b"guest", theirs, ours)
+    client_nonce, server_nonce = hello[len(MAGIC) :], secrets.token_bytes(NONCE_BYTES)
+    reply = MAGIC + server_nonce + compute_proof(key, b"rank 0", client_nonce, server_nonce)
+    return reply, compute_proof(key, b"guest", client_nonce, server_nonce)
 
 
-def connect_authenticated(address: tuple[str, int], key: bytes, patience_s: float) -> socket.socket:
+def connect_authenticated(address: tuple[str, int], key: bytes, timeout_s: float) -> socket.socket:
     """Return a socket connected to rank 0's store, after both sides have proved that they know the job's key.
 
     Args:
         address: host and port of the store.
         key: the job's key.
-        patience_s: limit of each step in seconds.
+        timeout_s: limit of each step in seconds.
 
     Raises:
         OSError: no store answers.
         AuthenticationError: the store that answers does not know the key.
     """
-    connection = socket.create_connection(address, timeout=patience_s)
+    connection = socket.create_connection(address, timeout=timeout_s)
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        ours = secrets.token_bytes(NONCE_BYTES)
-        connection.sendall(MAGIC + ours)
+        client_nonce = secrets.token_bytes(NONCE_BYTES)
+        connection.sendall(MAGIC + client_nonce)
         reply = receive_exactly(connection, REPLY_BYTES)
-        theirs = reply[len(MAGIC) : len(MAGIC) + NONCE_BYTES]
+        server_nonce = reply[len(MAGIC) : len(MAGIC) + NONCE_BYTES]
         if not reply.startswith(MAGIC):
             raise OSError("another service")
-        if not hmac.compare_digest(reply[-DIGEST_BYTES:], compute_proof(key, b"rank 0", ours, theirs)):
+        if not hmac.compare_digest(reply[-DIGEST_BYTES:], compute_proof(key, b"rank 0", client_nonce, server_nonce)):
             raise AuthenticationError("another key")
-        connection.sendall(compute_proof(key, b"guest", ours, theirs))
+        connection.sendall(compute_proof(key, b"guest", client_nonce, server_nonce))
     except BaseException:
         connection.close()
         raise
@@ -104,7 +105,7 @@ def open_listener(host: str, port: int) -> socket.socket:
 
 
 def derive_job_key(job: str, env: Mapping[str, str]) -> bytes:
-    """Return the key of one of this user's jobs, derived from the job's identifier and the user's secret.
+    """Derive the key of a job from the job's identifier and the user's secret.
 
     The secret is the variable FEDMPI_SECRET, or otherwise the content of the file ~/.fedmpi/secret.
 
@@ -122,8 +123,10 @@ def derive_job_key(job: str, env: Mapping[str, str]) -> bytes:
             secret, source = read_or_create_secret(path), str(path)
     except OSError as error:
         raise UserError(
-            f"{path}: {error.strerror or error}. It holds the secret by which the ranks of a job know each other; make "
-            "the directory writable, or export FEDMPI_SECRET=$(openssl rand -hex 32), the same for all ranks"
+            f"{path}: {error.strerror or error}. This file holds the secret by which the ranks of a job authenticate "
+            "each "
+            "other; make the directory writable, or export FEDMPI_SECRET=$(openssl rand -hex 32), the same for all "
+            "ranks"
         ) from error
     if len(secret) < MIN_SECRET_LENGTH:
         raise UserError(
@@ -134,7 +137,9 @@ def derive_job_key(job: str, env: Mapping[str, str]) -> bytes:
 
 
 def read_or_create_secret(path: Path) -> bytes:
-    """Return the secret in a file that only the user can read. If the file is missing, one of the ranks creates it.
+    """Return the secret in a file that only the user can read; if the file is missing, create it.
+
+    If several ranks do this at the same time, all get the same secret.
 
     Raises:
         OSError: other users can read the file.
@@ -146,10 +151,12 @@ def read_or_create_secret(path: Path) -> bytes:
             file.write(f"{secrets.token_hex(32)}\n")
             file.flush()
             os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):  # another rank was first; creating a link is atomic, also on NFS
+        with contextlib.suppress(FileExistsError):  # another rank was faster; creating a link is atomic, even on NFS
             os.link(mine, path)
         mine.unlink()
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_mode & 0o077:
-            raise OSError("others may read this secret; chmod 600 it, or delete it for a new one")
+            raise OSError(
+                "other users may read this secret; run chmod 600 on it, or delete it so that a new one is created"
+            )
         return file.read(4096).strip()

@@ -1,7 +1,9 @@
-"""Find the store through which the ranks of a job connect. Rank 0 starts it; its address depends on the launcher.
+"""Find the store through which the ranks of a job connect; rank 0 starts it.
 
-torchrun   MASTER_ADDR, which is rank 0's host, and the first free port of a short list that all ranks compute
-srun       the first host of the job step, and a port of such a list
+Its address depends on the launcher:
+
+torchrun   MASTER_ADDR, which is rank 0's host, and the first free port of a short list that all ranks derive
+srun       the first host of the job step, and a port from such a list
 env://     MASTER_ADDR and MASTER_PORT
 mpirun     rank 0 chooses a free port, and sends its addresses and a random key in an MPI broadcast
 """
@@ -27,16 +29,19 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import shorten
 
 LOOPBACK = "127.0.0.1"
-BROADCAST_BYTES, MAX_HOST_NAMES = 1024, 8  # size of the MPI broadcast of key, port and host names; limit of the names
-CONNECT_TIMEOUTS_S = 1.0, 10.0  # time-out for one address: at first, and at most
-RETRY_S = 0.1  # between two attempts to connect
+BROADCAST_BYTES, MAX_HOST_NAMES = (
+    1024,
+    8,
+)  # size of the MPI broadcast of key, port and host names; maximum number of names
+CONNECT_TIMEOUTS_S = 1.0, 10.0  # time-out for one address: initial and longest
+RETRY_S = 0.1  # pause between two attempts to connect
 NUM_PORTS, FIRST_PORT, PORT_RANGE = (
     16,
     10_000,
     20_000,
 )  # below Linux's ephemeral range (32768..60999), which any program may use
 
-Addresses = list[tuple[str, int]]  # hosts and ports, one of which is the store's
+Addresses = list[tuple[str, int]]  # (host, port) pairs at which the store may be
 Server = subprocess.Popen[bytes]  # the process of the store, which rank 0 starts
 
 
@@ -47,16 +52,16 @@ def connect_to_store(
     timeouts: Timeouts | None = None,
     interface: str = "",
 ) -> RankStore:
-    """Connect to the job's store; rank 0 starts it first.
+    """Connect to the job's store, which rank 0 starts first.
 
-    Rank 0 does not wait for the other ranks here, because the first allgather can name the missing ones.
+    Rank 0 does not wait for the other ranks here; the first allgather does, and names the missing ones.
 
     Args:
         job: this process's rank, and the number of ranks.
         timeout_s: seconds until rank 0 must have answered.
         env: environment variables (default: the variables of this process).
-        timeouts: limits of the single steps, and the clock.
-        interface: the address of comm.interface, at which rank 0 listens under mpirun.
+        timeouts: limits of the individual steps, and the clock.
+        interface: the address of the network interface comm.interface, at which rank 0 listens under mpirun.
 
     Raises:
         RankLostError: rank 0 cannot be reached in time.
@@ -74,7 +79,7 @@ def connect_to_store(
 
 
 def locate_by_env(job: Job, env: Mapping[str, str]) -> tuple[Addresses, bytes, Server | None]:
-    """Derive the store's addresses and key from the launcher's variables, which agree on all ranks; rank 0 starts it.
+    """Derive the store's addresses and key from the launcher's variables; rank 0 also starts the store.
 
     Returns:
         The addresses at which the store may be; the job's key; on rank 0, the process of the store.
@@ -87,7 +92,8 @@ def locate_by_env(job: Job, env: Mapping[str, str]) -> tuple[Addresses, bytes, S
         )
     else:
         host, port = launchers.read_master_address(env)
-        # MASTER_ADDR may differ between ranks: Kubeflow's PyTorchJob gives "localhost" to rank 0.
+        # The name must not contain MASTER_ADDR, which may differ between ranks: Kubeflow's PyTorchJob sets "localhost"
+        # on rank 0.
         name, choices = f"env:// {port} {job.size}", [port]
         if job.launcher == "torchrun":
             name = f"{port} {env.get('TORCHELASTIC_RUN_ID', '')} {env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
@@ -104,26 +110,26 @@ def locate_by_env(job: Job, env: Mapping[str, str]) -> tuple[Addresses, bytes, S
             listener = auth.open_listener(own, port)
             return [(own or LOOPBACK, port)], key, store_server.start_store_process(listener, key)
     raise UserError(
-        f"rank 0 cannot listen on port {' or '.join(map(str, choices))} of {job.host}, so other ranks could not find "
-        "it.\nStart the job again, or give all ranks another MASTER_PORT."
+        f"rank 0 cannot listen on port {' or '.join(map(str, choices))} of {job.host}, so that other "
+        "ranks could not find it.\nStart the job again, or set another MASTER_PORT for all ranks"
     )
 
 
 def identify_slurm_step(env: Mapping[str, str]) -> str:
-    """Return a text that distinguishes this Slurm job step from all others, including itself before a requeue."""
+    """Return a text that identifies this Slurm job step; it changes when the job is requeued."""
     return f"{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}.{env.get('SLURM_RESTART_COUNT', '0')}"
 
 
 def derive_ports(name: str) -> list[int]:
-    """Return the ports to try, which are equal on all ranks of a job. Another job's store there has another key."""
+    """Derive the ports to try from the name of a job, so that all its ranks try the same ones."""
     digests = (hashlib.sha256(f"{name}/{i}".encode()).digest() for i in range(NUM_PORTS))
     return [FIRST_PORT + int.from_bytes(digest[:4], "little") % PORT_RANGE for digest in digests]
 
 
 def choose_listen_address(name: str) -> str:
-    """Return the address at which rank 0 listens if ranks on other hosts connect to its host `name`.
+    """Return the address at which rank 0 listens for ranks on other hosts that connect to its host `name`.
 
-    It is the address of that name; "" (all addresses) if that is not an address of this host, or a loopback address.
+    This is the address of the name; if it is a loopback address or not an address of this host, "" (all addresses).
     """
     address = network.resolve_host(name)
     return "" if network.is_loopback(address) or not network.is_local_address(address) else address
@@ -132,7 +138,7 @@ def choose_listen_address(name: str) -> str:
 def locate_by_mpi(
     job: Job, deadline: float, timeouts: Timeouts, interface: str
 ) -> tuple[Addresses, bytes, Server | None]:
-    """Start the store at rank 0, and broadcast its addresses and a random key by MPI.
+    """Start the store on rank 0, and broadcast its addresses and a random key over MPI.
 
     Returns:
         The addresses at which the store may be; the job's key; on rank 0, the process of the store.
@@ -140,7 +146,7 @@ def locate_by_mpi(
     from fedmpi.comm.backends import mpi
 
     server, text = None, ""
-    if job.rank == 0:  # before MPI is initialised, so that the process starts at the same time
+    if job.rank == 0:  # before MPI is initialised, so that both start at the same time
         own = LOOPBACK if job.local_size == job.size else interface or choose_listen_address(job.host)
         listener, key = auth.open_listener(own, 0), secrets.token_bytes(auth.DIGEST_BYTES)
         names = [own] if own else [LOOPBACK, *network.list_external_addresses(), job.host][:MAX_HOST_NAMES]
@@ -158,28 +164,30 @@ def locate_by_mpi(
 
 
 def retry_connecting(addresses: Addresses, key: bytes, deadline: float, timeouts: Timeouts) -> RankStore:
-    """Connect to rank 0's store at one of these addresses; try again until the store answers.
+    """Try to connect to rank 0's store at one of these addresses until it answers or the deadline passes.
 
     Raises:
-        RankLostError: no store of this job answers by the deadline (a time of timeouts.clock).
+        RankLostError: no store of this job has answered by the deadline, a time of timeouts.clock.
     """
-    patience_s, most_s = CONNECT_TIMEOUTS_S
-    why = "is rank 0 there, does the name resolve here, and does a firewall stand between the hosts?"
+    timeout_s, max_timeout_s = CONNECT_TIMEOUTS_S
+    advice = (
+        "check that rank 0 is running, that its host name resolves here, and that no firewall blocks the connection"
+    )
     clock = timeouts.clock
     while True:
         for address in addresses:
             try:
-                connection = auth.connect_authenticated(address, key, min(patience_s, max(1.0, deadline - clock.now())))
+                connection = auth.connect_authenticated(address, key, min(timeout_s, max(1.0, deadline - clock.now())))
                 return RankStore(address, key, connection, timeouts)
             except auth.AuthenticationError:
-                why = (
-                    "what answers there is of another job, or has another secret: all ranks need the same file "
-                    "~/.fedmpi/secret, or the same FEDMPI_SECRET in their environment"
+                advice = (
+                    "the store that answers there belongs to another job, or uses another secret; all ranks need the "
+                    "same file ~/.fedmpi/secret, or the same FEDMPI_SECRET in their environment"
                 )
-            except (OSError, UnicodeError):  # no service answers, or a different one, or the name cannot be looked up
+            except (OSError, UnicodeError):  # no service or another service answers, or the name does not resolve
                 continue
         if clock.now() > deadline:
             shown = shorten(" or ".join(f"{host}:{port}" for host, port in addresses))
-            raise RankLostError(f"rank 0 is silent: no store of this job answers at {shown}; {why}")
+            raise RankLostError(f"rank 0 is silent: no store of this job answers at {shown}; {advice}")
         clock.sleep(RETRY_S)
-        patience_s = min(2 * patience_s, most_s)
+        timeout_s = min(2 * timeout_s, max_timeout_s)

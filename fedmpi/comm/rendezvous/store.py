@@ -1,7 +1,7 @@
-"""The client side of the ranks' store: named values that all ranks of a job share, kept by a process beside rank 0.
+"""The client side of the ranks' store: named values that all ranks of a job share, in a process next to rank 0.
 
-Connections are authenticated (auth.py). torch's own TCPStore accepts every process that can reach its port, and listens
-at all addresses of the host. `RankStore` is a torch Store as well, so that gloo and NCCL find their peers through it.
+Connections are authenticated (auth.py), unlike those of torch's TCPStore, which listens at all addresses of the host
+and accepts every process. `RankStore` is a torch Store, so that gloo and NCCL can find their peers through it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedmpi.comm.timeouts import Timeouts
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 STORE_IS_GONE = "rank 0 is dead: its store no longer answers"
 CANCELLED = "cancelled"  # verdict of an allgather that was cancelled because the ranks regroup
-REGROUPING = "another rank has lost one"
+REGROUPING = "another rank has reported a rank failure"
 
 
 @final
@@ -40,31 +40,34 @@ class RankStore(Store):
         super().__init__()
         self.timeouts = timeouts or Timeouts()
         self.address, self.key, self.connection = address, key, connection
-        self.lock = threading.Lock()  # gloo and NCCL call from threads of their own
+        self.lock = threading.Lock()  # gloo and NCCL use the connection from their own threads
         self.clones: list[RankStore] = []  # connections that must stay open as long as this one
-        self.server: subprocess.Popen[bytes] | None = None  # the store's process, on rank 0; ends when this one does
+        self.server: subprocess.Popen[bytes] | None = (
+            None  # on rank 0, the store's process, which ends together with this one
+        )
 
     def new_connection(self) -> RankStore:
-        """Return another connection to the same store, for a thread or a call that waits for a long time."""
+        """Open another connection to the same store, for a thread or for a call that waits for a long time."""
         connection = auth.connect_authenticated(self.address, self.key, self.timeouts.reply)
         return RankStore(self.address, self.key, connection, self.timeouts)
 
     def clone(self) -> RankStore:
-        """Return another connection for torch. It is kept here, too, because torch holds no Python reference to it."""
+        """Open another connection for torch; it is stored here, because torch holds no Python reference to it."""
         self.clones.append(self.new_connection())
         return self.clones[-1]
 
     def get_ip_addresses(self) -> tuple[str, str]:
-        """Return the IP addresses of this connection: the address of this rank, and the address of rank 0."""
+        """Return the IP addresses of this connection: this rank's and rank 0's."""
         return self.connection.getsockname()[0], self.connection.getpeername()[0]
 
     def set(self, key: str, value: str | bytes) -> None:
         self._request("set", key, value)
 
     def set_on_disconnect(self, key: str, value: str) -> None:
-        """Let the store set a key, if it is not set yet, as soon as this process has ended.
+        """Make the store set a key when this process has ended, unless the key is set by then.
 
-        A separate connection is used, because the store does not notice the end of a connection that waits for a reply.
+        This uses a separate connection, because the store does not notice the end of a connection that waits for a
+        reply.
         """
         self.clone()._request("at_end", key, value)
 
@@ -73,15 +76,15 @@ class RankStore(Store):
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         self.wait(keys)
-        are_there, *values = self._request("read", *keys)
-        if not are_there:
-            raise DistStoreError(f"deleted meanwhile: one of {' '.join(keys[:3])}")
+        exist, *values = self._request("read", *keys)
+        if not exist:
+            raise DistStoreError(f"a key was deleted while it was read: one of {' '.join(keys[:3])}")
         return [value.encode("latin-1") for value in values]
 
     def wait(self, keys: list[str], timeout: timedelta = DEFAULT_TIMEOUT) -> None:
         seconds = timeout.total_seconds()
         if not self._request("wait", seconds, *keys, seconds=seconds)[0]:
-            raise DistStoreError(f"not there after {seconds:g} s: one of {' '.join(keys[:3])}")
+            raise DistStoreError(f"a key was not set within {seconds:g} s: one of {' '.join(keys[:3])}")
 
     def check(self, keys: list[str]) -> bool:
         return bool(self._request("check", *keys)[0])
@@ -108,7 +111,9 @@ class RankStore(Store):
         seconds: float,
         skip_dead: bool = False,
     ) -> tuple[str, list[bytes]]:
-        """Return the verdict of an allgather, ALL or the ranks that are late, and the values of all ranks.
+        """Exchange a value with other ranks; return the verdict and the values of all ranks.
+
+        The verdict is ALL_PRESENT, or the numbers of the ranks that are late.
 
         Args:
             name: name of a series of allgathers.
@@ -123,7 +128,7 @@ class RankStore(Store):
         return verdict, [each.encode("latin-1") for each in values]
 
     def _request(self, operation: str, *arguments: str | bytes | float, seconds: float = 0.0) -> list[Any]:
-        """Send a request and return the store's reply. After an error the connection is closed permanently."""
+        """Send a request and return the store's reply; an error closes the connection permanently."""
         octets = [each.encode() if isinstance(each, str) else each for each in arguments]
         fields = [each.decode("latin-1") if isinstance(each, bytes) else each for each in octets]
         with self.lock:
@@ -147,10 +152,10 @@ def allgather(
     deadline_s: float,
     remedy: str = "",
 ) -> list[bytes]:
-    """Return a few bytes of every rank, in the order of `ranks`.
+    """Exchange a few bytes between all ranks; return those of each rank, in the order of `ranks`.
 
-    The store alone decides which ranks are late, so that all ranks agree: otherwise a rank that has seen all others
-    would continue while a rank that has not gives up.
+    The store alone decides which ranks are late, so that all ranks agree. Otherwise a rank that has received the bytes
+    of all others would continue, while a rank that has not would give up.
 
     Args:
         store: this rank's connection to the store.
@@ -163,7 +168,7 @@ def allgather(
         remedy: advice at the end of the error message.
 
     Raises:
-        RankLostError: ranks were late, which the message names; or the ranks regroup; or rank 0 is dead.
+        RankLostError: ranks were late (the message names them), the ranks regroup, or rank 0 is dead.
     """
     try:
         verdict, values = store.gather(name, call, rank, ranks, payload, max(0.01, deadline_s))
@@ -177,11 +182,17 @@ def allgather(
 
 
 def wait_for_all_to_leave(store: RankStore, rank: int, ranks: Sequence[int], timeout_s: float) -> None:
-    """Wait until all ranks have called this, so that rank 0 can end its store; raise RankLostError if one does not."""
+    """Wait until all ranks have called this, so that rank 0 can end its store.
+
+    Raises:
+        RankLostError: a rank has not called this within timeout_s seconds.
+    """
     try:
         verdict, _ = store.gather("left", 0, rank, ranks, b"", timeout_s)
     except DistError:  # rank 0 has left
         return
     if verdict != ALL_PRESENT:
         late = verdict.split()[0]
-        raise RankLostError(f"rank {late} is silent: it has not left for {timeout_s:g} s after the last message")
+        raise RankLostError(
+            f"rank {late} is silent: it has not disconnected within {timeout_s:g} s after its last message"
+        )

@@ -1,4 +1,4 @@
-"""The process of the ranks' store: it serves the connections of all ranks, and ends with rank 0.
+"""The process of the ranks' store, which serves the connections of all ranks and ends with rank 0.
 
 It is a separate process, because no Python thread of rank 0 can run while MPI_Finalize waits for the other ranks. It
 does not import torch, so that it starts fast.
@@ -26,11 +26,11 @@ from typing import Any, final
 from fedmpi.comm.rendezvous import auth
 
 LENGTH_PREFIX = struct.Struct("<I")
-ALL_PRESENT = "all"  # verdict of an allgather that all ranks have called in time
+ALL_PRESENT = "all"  # verdict of an allgather: all ranks have called it in time
 MAX_MESSAGE_BYTES = 2**24  # maximum number of bytes of a message
 AUTHENTICATION_TIMEOUT_S = 5.0  # time limit for a connection to prove that it knows the key
-CHECK_INTERVAL_S = 0.02  # interval of the checks for ranks that have died
-MAX_UNAUTHENTICATED = 128  # maximum number of connections without such a proof; the oldest is closed if there are more
+CHECK_INTERVAL_S = 0.02  # interval at which ranks are checked for having died
+MAX_UNAUTHENTICATED = 128  # maximum number of connections without such a proof; if there are more, the oldest is closed
 
 
 def encode_message(*fields: Any) -> bytes:
@@ -41,7 +41,7 @@ def encode_message(*fields: Any) -> bytes:
 
 @final
 class StoreServer:
-    """The server of the store. It answers no request of a connection that has not been authenticated.
+    """The server of the store, which answers only authenticated connections.
 
     A request that breaks the protocol ends only its own connection.
     """
@@ -50,7 +50,9 @@ class StoreServer:
         self.listener, self.key = listener, key
         self.values: dict[str, str] = {}
         self.arrivals: dict[str, asyncio.Event] = {}  # events of the values that a request waits for
-        self.unauthenticated: dict[asyncio.Task[None], None] = {}  # tasks of such connections, the oldest first
+        self.unauthenticated: dict[
+            asyncio.Task[None], None
+        ] = {}  # tasks of unauthenticated connections, the oldest first
         self.loop, self.closing = asyncio.new_event_loop(), asyncio.Event()
 
     def run(self) -> None:
@@ -93,7 +95,7 @@ class StoreServer:
                 self._set(*at_end)
 
     async def _authenticate(self, reader: StreamReader, writer: StreamWriter) -> None:
-        """Raise ValueError if the other side does not know the key; cancel the connection's task after a time limit."""
+        """Raise ValueError if the client does not know the key; cancel the connection's task if this takes too long."""
         task = asyncio.current_task()
         assert task is not None
         self.unauthenticated[task] = None
@@ -111,7 +113,7 @@ class StoreServer:
             del self.unauthenticated[task]
 
     async def _reply(self, operation: str, arguments: list[Any]) -> list[Any]:
-        """Return the reply to a request. Raises ValueError if the operation or its number of arguments is unknown."""
+        """Carry out a request and return the reply; raise ValueError if the operation or its arguments are unknown."""
         values = self.values
         match operation, arguments:
             case "at_end", [_, _]:
@@ -134,10 +136,10 @@ class StoreServer:
                 return [True, *(values[name] for name in names)] if values.keys() >= set(names) else [False]
             case "wait", [seconds, *names]:
                 return [await self._wait(names, seconds)]
-            case "gather", [seconds, living, name, int(call), rank, value, *ranks]:
+            case "gather", [seconds, skip_dead, name, int(call), rank, value, *ranks]:
                 self._set(f"{name}/{call}/{rank}", value)
-                self.values.pop(f"dead/{rank}", None)  # the rank was frozen, but called in time
-                return await self._gather(seconds, bool(living), name, call, ranks)
+                self.values.pop(f"dead/{rank}", None)  # the rank was frozen, but has called in time
+                return await self._gather(seconds, bool(skip_dead), name, call, ranks)
         raise ValueError("no such request")
 
     async def _wait(self, names: list[str], seconds: float) -> bool:
@@ -157,8 +159,8 @@ class StoreServer:
     async def _gather(self, seconds: float, living: bool, name: str, call: int, ranks: list[int]) -> list[str]:
         """Return the verdict of an allgather, followed by the values of all ranks.
 
-        The verdict is equal for all ranks: ALL, or the ranks whose values are missing when the time limit of the first
-        rank has passed. With `living`, it is given earlier, as soon as only dead ranks are missing.
+        The verdict is the same for all ranks: ALL_PRESENT, or the ranks whose values are missing when the time limit of
+        the first caller has passed. With `skip_dead`, the verdict is reached as soon as only dead ranks are missing.
         """
         verdict, keys = f"{name}/{call}/silent", {rank: f"{name}/{call}/{rank}" for rank in ranks}
         until = self.loop.time() + seconds
@@ -182,8 +184,7 @@ class StoreServer:
 def start_store_process(listener: socket.socket, key: bytes) -> subprocess.Popen[bytes]:
     """Start the process of the store, which takes over the listening socket.
 
-    It gets the key through a pipe, and ends when the pipe is closed, which happens at the latest when this process
-    ends.
+    The process reads the key from a pipe, and ends when the pipe is closed, at the latest when this process ends.
     """
     path = os.pathsep.join(filter(None, (str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(
@@ -201,6 +202,7 @@ def start_store_process(listener: socket.socket, key: bytes) -> subprocess.Popen
 
 
 def main() -> None:
+    """Run the store in this process until rank 0 closes the pipe on standard input."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     key = sys.stdin.buffer.read(auth.DIGEST_BYTES)

@@ -47,7 +47,7 @@ def test_a_frozen_rank_is_left_out_and_ends_by_itself_when_it_wakes(ranks):
     assert codes == [0, 0, 1, 0]
     (message,) = messages
     assert "[rank 2 on" in message
-    assert "this rank was taken for lost at" in message
+    assert "the other ranks continued without this rank at" in message
     assert "rank 2 is silent: no message from or to it for 4 s" in reports[0][0]["lost"]
 
 

@@ -62,7 +62,7 @@ def test_a_batch_script_without_srun_is_told_its_cure(submit, tmp_path):
         f"exec {BIN}/fedmpi run {ROOT}/configs/quickstart.yaml", tmp_path / "mistake.sh", options=["--ntasks=4"]
     )
     assert code == 2
-    assert "4 tasks allocated but world size 1: start it with `srun fedmpi run ...`" in log
+    assert "has 4 tasks (SLURM_NTASKS), but only one process was started: start it with `srun fedmpi run ...`" in log
 
 
 def test_a_rank_that_fails_brings_all_down(submit):

@@ -136,7 +136,12 @@ def test_a_users_mistake_is_one_message_and_code_2(monkeypatch, path, engine, ca
     ("outcome", "slurm_tasks", "code", "text"),
     [
         (UserError("data/x.npz: damaged"), "", 2, "error: data/x.npz: damaged"),
-        (UserError("5 tasks allocated but world size 1"), "5", 2, "error: 5 tasks allocated but world size 1"),
+        (
+            UserError("5 tasks, but only one process was started"),
+            "5",
+            2,
+            "error: 5 tasks, but only one process was started",
+        ),
         (KeyboardInterrupt(), "", 130, "interrupted"),
     ],
 )

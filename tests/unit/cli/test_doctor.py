@@ -186,7 +186,7 @@ def test_gpus_are_picked_and_dealt_out(monkeypatch):
         ("data={source: mnist, root: /nowhere}", "memory", "/nowhere"),
         ("method.name=fedprxo", "memory", "did you mean 'fedprox'?"),
         ("comm.backend=nccl", "backend", "computes without a GPU"),
-        ("comm.interface=ib*", "backend", "has no such network interface with an IPv4 address. It has lo"),
+        ("comm.interface=ib*", "backend", "has no such network interface with an IPv4 address; it has lo"),
         ("sede=1", "config", "did you mean 'seed'?"),
     ],
 )

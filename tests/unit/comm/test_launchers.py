@@ -115,9 +115,12 @@ ONLY_ADDRESS = {"MASTER_ADDR": "a01", "MASTER_PORT": "29500"}
 @pytest.mark.parametrize(
     ("env", "message"),
     [
-        (BATCH, "4 tasks allocated but world size 1: start it with `srun fedmpi run"),
-        (BATCH | {"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1"}, "4 tasks allocated but world size 1"),
-        (OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "five"}, "OMPI_COMM_WORLD_SIZE = 'five'"),
+        (BATCH, "has 4 tasks \\(SLURM_NTASKS\\), but only one process was started: start it with `srun fedmpi run"),
+        (
+            BATCH | {"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1"},
+            "has 4 tasks \\(SLURM_NTASKS\\), but only one process was started",
+        ),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "five"}, "OMPI_COMM_WORLD_SIZE: 'five'"),
         # A launcher that does not tell how many ranks there are.
         ({"PMIX_RANK": "0"}, r"PMIX_RANK=0.*\n.*mpirun, srun or torchrun.*unset PMIX_RANK"),
         (STEP | {"PMIX_RANK": "3", "PRTE_LAUNCHED": "1"}, "PMIX_RANK=3"),
@@ -126,11 +129,11 @@ ONLY_ADDRESS = {"MASTER_ADDR": "a01", "MASTER_PORT": "29500"}
         (UNSET_PORT | {"MASTER_PORT": ""}, "but not MASTER_PORT: .*unset RANK WORLD_SIZE MASTER_ADDR"),
         (ONLY_NUMBERS, "RANK=3, WORLD_SIZE=5 are set, but not MASTER_ADDR and MASTER_PORT"),
         (ONLY_ADDRESS, "MASTER_ADDR=a01, MASTER_PORT=29500 are set, but not RANK and WORLD_SIZE"),
-        (BY_ENV | {"RANK": "5"}, "RANK=5, but WORLD_SIZE=5: ranks count from 0"),
-        (BY_ENV | {"RANK": "-1"}, "RANK = '-1'"),
-        (BY_ENV | {"MASTER_PORT": "0"}, "MASTER_PORT = 0: expected a port"),
-        (BY_ENV | {"MASTER_PORT": "65536"}, "MASTER_PORT = 65536: expected a port"),
-        (BY_ENV | {"MASTER_PORT": "http"}, "MASTER_PORT = 'http'"),
+        (BY_ENV | {"RANK": "5"}, "environment variable RANK: 5 is not allowed; must be from 0 to 4"),
+        (BY_ENV | {"RANK": "-1"}, "RANK: '-1'"),
+        (BY_ENV | {"MASTER_PORT": "0"}, "MASTER_PORT: 0 is not allowed; must be a port"),
+        (BY_ENV | {"MASTER_PORT": "65536"}, "MASTER_PORT: 65536 is not allowed; must be a port"),
+        (BY_ENV | {"MASTER_PORT": "http"}, "MASTER_PORT: 'http'"),
     ],
 )
 def test_variables_that_cannot_be_are_named_with_the_remedy(env, message):

@@ -31,7 +31,7 @@ def cards(*changes, backend="auto"):
         (({}, NO_GPU, {}), r"rank 1 on a computes without a GPU"),
         (
             ({}, {}, FIRST),
-            r"ranks 0 and 2 share GPU 0000:0:00 of a \(or slices, MIG\).*server.trains_clients=true.*=gloo",
+            r"ranks 0 and 2 share GPU 0000:0:00 of a \(or slices of it, MIG\).*server.trains_clients=true.*=gloo",
         ),
         (({}, {}, FIRST | {"host": "b"}), ""),
         (({}, {"nccl": False}), r"rank 1 on a has a PyTorch that was built without NCCL"),
@@ -147,10 +147,10 @@ LAST = "Error: failed to extend /dev/shm/nccl-WU88OE to 9637892 bytes, error: No
 @pytest.mark.parametrize(
     ("error", "begins", "ends"),
     [
-        (TimeoutError(), "all ranks came, but nccl has not connected them after 300 s", "."),
+        (TimeoutError(), "all ranks have arrived, but nccl has not connected them within 300 s", "."),
         (
             dist.DistBackendError(f"{SAID}{LAST}\nException raised from create at ..."),
-            "all ranks came, but nccl does not connect them (NCCL error in: ",
+            "all ranks have arrived, but nccl cannot connect them (NCCL error in: ",
             f"; {LAST}).",
         ),
     ],
@@ -174,8 +174,11 @@ def test_what_is_no_failure_of_the_group_keeps_its_own_remedy(connecting):
 @pytest.mark.parametrize(
     ("gone", "said"),
     [
-        ("", r"(?s)NCCL failed, though all ranks are there \(.*; Cuda failure 'invalid argument'\).*--gpu-bind=none"),
-        ("silent for 5 s: rank 2 of 3", r"NCCL failed \(.*; Cuda failure 'invalid argument'\); silent for 5 s: rank 2"),
+        ("", r"(?s)NCCL failed, although all ranks are alive \(.*; Cuda failure 'invalid argument'\).*--gpu-bind=none"),
+        (
+            "no message for 5 s from rank 2 (of 3 ranks)",
+            r"NCCL failed \(.*; Cuda failure 'invalid argument'\); no message for 5 s from rank 2",
+        ),
     ],
 )
 def test_a_message_that_fails(gone, said):

@@ -135,7 +135,7 @@ def test_rank_0_listens_where_it_must_and_nowhere_else(monkeypatch):
 
 def test_a_name_that_no_host_can_have_is_passed_over():
     """Python's encoding of host names raises UnicodeError for a label without letters, or of more than 63."""
-    with pytest.raises(RankLostError, match="does the name resolve here"):
+    with pytest.raises(RankLostError, match="host name resolves here"):
         lookup.retry_connecting([("a..b", 1), ("a" * 64, 1)], b"k" * 32, 0, Timeouts(clock=SkippingClock()))
 
 
@@ -190,7 +190,7 @@ def test_a_variable_comes_before_the_file_and_keys_differ_by_job(tmp_path):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda file: file.chmod(0o640), ": others may read this secret; chmod 600 it"),
+        (lambda file: file.chmod(0o640), ": other users may read this secret; run chmod 600"),
         (lambda file: file.write_text("short\n"), " has 5 characters; at least 32 are needed: delete it"),
         (
             lambda file: (file.unlink(), file.parent.rmdir(), file.parent.write_text("")),
