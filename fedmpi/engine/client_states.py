@@ -1,4 +1,4 @@
-"""The states of clients: their storage, and their transfer when clients move to other ranks."""
+"""Client states: their storage on the ranks, and their transfer when clients are trained by other ranks."""
 
 from __future__ import annotations
 
@@ -20,17 +20,21 @@ from fedmpi.engine.local.client_context import ClientContext
 
 
 class StateStore(Protocol):
-    """Storage outside of memory for state rows, by client and by the round that produced them."""
+    """Storage on disk for state rows, by client and by the round that produced them."""
 
-    def put(self, client: int, t: int, row: Tensor) -> None: ...
+    def put(self, client: int, t: int, row: Tensor) -> None:
+        """Store the row that round t produced."""
 
-    def get(self, client: int, t: int) -> Tensor: ...
+    def get(self, client: int, t: int) -> Tensor:
+        """Return the row that round t produced."""
 
     def list_keys(self) -> list[tuple[int, int]]: ...  # (client, round) of all stored rows
 
-    def is_intact(self, client: int, t: int) -> bool: ...
+    def is_intact(self, client: int, t: int) -> bool:
+        """Return whether the row can be read without errors."""
 
-    def take_over(self, keys: Iterable[tuple[int, int]]) -> None: ...
+    def take_over(self, keys: Iterable[tuple[int, int]]) -> None:
+        """Make this rank responsible for rows that a failed rank has written."""
 
 
 class StateOwners(dict[int, int]):
@@ -40,43 +44,46 @@ class StateOwners(dict[int, int]):
     """
 
     def __init__(self, ranks: Sequence[int]) -> None:
+        """Distribute all clients evenly over the training ranks."""
         super().__init__()
         self.ranks = ranks
 
     def __missing__(self, client: int) -> int:
-        return self.ranks[client % len(self.ranks)]  # as scheduler.pinned assigns it
+        return self.ranks[client % len(self.ranks)]  # as assigned by scheduler.assign_pinned
 
 
 @dataclass
 class MoveLog:
-    """The states that were moved in the current round so far; they are moved back if a rank fails in it."""
+    """The states that were moved in the current round; they are moved back if a rank fails in this round."""
 
     moves: list[tuple[int, int, int]] = field(default_factory=list)  # (client, source rank, destination rank)
-    sent_rows: dict[int, Tensor] = field(
-        default_factory=dict
-    )  # client -> its row, which this rank has sent to another rank
-    is_complete: bool = False  # whether this rank has completed all of its moves
+    sent_rows: dict[int, Tensor] = field(default_factory=dict)  # client -> its row, which this rank sent to another
+    is_complete: bool = False  # whether this rank has completed all of its sends and receives
 
 
 class ClientStates:
-    """The states of the clients, on one rank.
-
-    `owner` (client -> rank that has its state) and `trained` (client -> the last round in which it took part) are the
-    same on every rank; `rows` contains this rank's rows, the least recently used first. With a store, at most
-    `max_in_memory` rows stay in memory; all rows up to round `stored_up_to` are in the store.
+    """The client states that one rank has, one row per client.
 
     Changes of a round can be undone until the round has ended. The table shows which attribute records a change and
     which method undoes it:
 
-        a client trains        _before      end_round, if its upload does not count; restore
-        its row moves          move_log     restore, unless every rank has completed its moves
-        its rank fails         reassigned   reassign, which assigns anew if one more rank fails in this round
+        a client trains        _rows_before   end_round, if its upload does not count; undo_round
+        its row is moved       move_log       undo_round, unless every rank has completed its moves
+        its rank fails         reassigned     reassign, which starts again if one more rank fails in this round
 
-    `RoundControl.begin_round` and `end_round` discard these records, once the next round has begun and the uploads that
-    count are known.
+    `RoundControl.begin_round` and `end_round` discard these records once the next round has begun and it is known which
+    uploads count.
+
+    Attributes:
+        owners: client -> the rank that has its state; the same on every rank.
+        last_trained: client -> the last round in which it took part; the same on every rank.
+        rows: the rows of this rank, the least recently used first.
+        max_in_memory: with a store, the largest number of rows that stay in memory.
+        stored_up_to: all rows up to this round are in the store.
     """
 
     def __init__(self, comm: Communicator, trainer: ClientTrainer, ranks: Sequence[int]) -> None:
+        """Create the states; `ranks` are the ranks that train clients."""
         self.comm, self.trainer, self.messages = comm, trainer, trainer.messages
         self.owners = StateOwners(ranks)
         self.rows: dict[int, Tensor] = {}  # client -> its state row, on the model's device; created when first needed
@@ -86,23 +93,31 @@ class ClientStates:
         self.last_trained: dict[int, int] = {}
         self.store: StateStore | None = None
         self.max_in_memory, self.stored_up_to = 0, -1
-        # Values of stored_up_to one save ago and two saves ago; all ranks have written their files up to the latter.
+        # The values of stored_up_to one save ago and two saves ago; all ranks have written their files up to the
+        # latter.
         self.previous_stored_up_to = self.written_up_to = -1
         self.unavailable: set[int] = set()  # clients whose site has failed
-        self.round = -1  # the round in which this rank is
+        self.round = -1  # the current round of this rank
         self.keeps_undo = False  # whether the training of a round may have to be undone
-        self.keeps_moves = False  # whether moves may have to be undone, as a rank may fail
-        # client -> its row before round `_trained_in`, and the round that produced it
+        self.keeps_moves = False  # whether moves may have to be undone, because the run tolerates rank failures
+        # client -> its row before it trained in round `_rows_before_round`, and the round that produced that row
         self._rows_before: dict[int, tuple[Tensor, int]] = {}
-        self._rows_before_round = -1  # the round to which `_before` refers
+        self._rows_before_round = -1
         self.move_log = MoveLog()
         self.received_rows: set[int] = set()  # clients whose rows came from other ranks, and may not be in files yet
         self.reassigned: dict[int, int] = {}  # client -> the failed rank that had its state
-        # In a replay: (client, round) -> the rank that has a copy of this state, and the copy if it is on this rank.
+        # In a replay: (client, round) -> the rank that has a copy of this state, and the copy itself if this rank has
+        # it.
         self.copies: dict[tuple[int, int], tuple[int, Tensor | None]] = {}
 
     def client_context(self, client: int, t: int, lr: float, broadcast: Tensor, download: Tensor) -> ClientContext:
-        """Return a client for training or evaluation, with its state and the rows that it received (on any device)."""
+        """Return the context in which a client trains or is evaluated.
+
+        Args:
+            client, t, lr: the client, the round, and the learning rate.
+            broadcast: the broadcast row of the round, on the model's device.
+            download: the client's own download row, on any device.
+        """
         row = self._get_row(client)
         if self.store is not None and len(self.rows) > max(self.max_in_memory, 1):
             self._evict_rows(self.store)
@@ -110,7 +125,7 @@ class ClientStates:
         return ClientContext(self.trainer, client, t, lr, broadcast, download, row)
 
     def take_unsaved_rows(self) -> dict[int, Tensor]:
-        """Return CPU copies of this rank's rows that are not in the store yet, and mark them as stored."""
+        """Return CPU copies of this rank's rows that are not in the store yet, and regard them as stored."""
         fresh = {
             k: row for k, row in self.rows.items() if self.last_trained.get(k, -1) > self.stored_up_to and len(row)
         }
@@ -123,24 +138,24 @@ class ClientStates:
 
     # ---- training and moves of a round, and how they are undone ----
     def save_before_training(self, client: int) -> None:
-        """Keep a copy of the client's state before it trains."""
+        """Keep a copy of a client's state, so that its training can be undone."""
         self._rows_before_round = self.round
         self._rows_before[client] = self._get_row(client).clone(), self.last_trained.get(client, INITIAL_STATE)
 
     def end_round(self, undone: Collection[int]) -> None:
-        """End the round, and restore the states of the clients in `undone` as they were before it."""
+        """End the round; the clients in `undone` get back the states that they had before it."""
         self.rows |= {client: row for client, (row, _) in self._rows_before.items() if client in undone}
         self._rows_before.clear()
 
     def move_states(self, placement: Mapping[int, int]) -> None:
-        """Send state rows so that each client's row is on the rank to which `where` maps the client."""
+        """Send state rows between ranks so that each client's row is on the rank that `placement` assigns it to."""
         rank, size = self.comm.rank, self.messages.client_state.size
         moves = [(client, self.owners[client], to) for client, to in placement.items() if self.owners[client] != to]
         self.owners |= placement
         self.move_log = MoveLog(moves, is_complete=not size)
         if not size:
             return
-        # The initial row of a client that never trained is sent, too, so that all ranks know which messages there are.
+        # Initial rows of clients that never trained are sent, too, so that all ranks know which messages there are.
         sent_rows = {k: self._get_row(k).to(self.comm.device) for k, source, _ in moves if source == rank}
         for k in sent_rows:
             del self.rows[k]
@@ -154,7 +169,12 @@ class ClientStates:
         self.move_log.is_complete = True
 
     def undo_round(self, t: int, keep_moves: bool) -> None:
-        """Undo this rank's changes of client states in round t; with `stay`, moved rows remain on their new ranks."""
+        """Undo this rank's changes of client states in round t.
+
+        Args:
+            t: the round that is repeated.
+            keep_moves: whether moved rows stay on their new ranks.
+        """
         if self._rows_before_round == t:
             self.rows |= {k: row for k, (row, _) in self._rows_before.items()}
             self._set_rounds({k: made_by for k, (_, made_by) in self._rows_before.items()})
@@ -169,9 +189,14 @@ class ClientStates:
         self._store_rows(log.sent_rows)
 
     def reassign(self, alive: Collection[int], ranks: Sequence[int], *, move: bool) -> None:
-        """Set `reassigned` to the clients of failed ranks; if `move` is true, assign these clients to `ranks`.
+        """Find the clients of failed ranks, and store them in `reassigned`.
 
-        The result depends only on `alive` and on what this rank knew before the round.
+        The result depends only on the arguments and on the owners before the round.
+
+        Args:
+            alive: the ranks that are alive.
+            ranks: the training ranks that are alive.
+            move: whether these clients are assigned to `ranks`.
         """
         for k, dead in self.reassigned.items():
             self.owners[k] = dead
@@ -183,7 +208,7 @@ class ClientStates:
 
     # ---- states of earlier rounds ----
     def newest_saved_rounds(self, clients: Collection[int], took_part: Callable[[int, int], bool]) -> dict[int, int]:
-        """Return client -> the latest round in which it took part and whose state is stored intact."""
+        """Return client -> the latest round in which it took part and whose state the store has intact."""
         if self.store is None:
             return {}
         stored = sorted((k, t) for k, t in self.store.list_keys() if k in clients)
@@ -191,10 +216,11 @@ class ClientStates:
         candidates = (
             (k, t) for k, t in stored if k in self.last_trained and t <= self.last_trained[k] and took_part(k, t)
         )
-        return {k: t for k, t in candidates if self.store.is_intact(k, t)}  # of several rounds the last one is kept
+        # of several rounds of a client, the last one counts
+        return {k: t for k, t in candidates if self.store.is_intact(k, t)}
 
     def revert_states(self, rounds: Mapping[int, int]) -> None:
-        """Revert clients to the states that earlier rounds produced; `rounds` maps each client to such a round."""
+        """Set clients back to the states that earlier rounds produced; `rounds` maps each client to its round."""
         for k in rounds:
             self.rows.pop(k, None)
         self._set_rounds(rounds)
@@ -205,8 +231,8 @@ class ClientStates:
         Args:
             t: the round that begins.
             lost_ranks: all recorded rank failures.
-            evaluated: whether round t - 1 has been evaluated. Before that, only failures are applied that happened
-                before its evaluation in the recorded run.
+            evaluated: whether round t - 1 has been evaluated; if not, only those failures are applied that happened
+                before this evaluation in the recorded run.
         """
         applied = lost_ranks if evaluated else lost_ranks.before_evaluation(t)
         self.unavailable = applied.unavailable_clients(t)
@@ -220,14 +246,15 @@ class ClientStates:
         self._revert_to_copies({k: r for k, r in applied.reverted_states(t).items() if before.get(k) != r})
 
     def _revert_to_copies(self, rounds: Mapping[int, int]) -> None:
-        """Revert states as `revert` does, to the rows in `copies`, which are sent by the ranks that have them."""
+        """Revert states as `revert_states` does, to the rows in `copies`, which ranks send to each other."""
         mine, outgoing, incoming = dict[int, Tensor](), list[Message](), list[Message]()
         for k, t in sorted(rounds.items()):
             if t == INITIAL_STATE:
                 continue
             if (k, t) not in self.copies:
                 raise UserError(
-                    f"client {k} reverts to its state of round {t}, which the checkpoint lacks; begin earlier"
+                    f"client {k} reverts to its state of round {t}, which is not in the checkpoint; begin the replay "
+                    "at an earlier round"
                 )
             (source, row), to = self.copies[k, t], self.owners[k]
             if to == self.comm.rank:
@@ -243,18 +270,19 @@ class ClientStates:
 
     # ---- rows ----
     def _new_row_buffer(self) -> Tensor:
-        """Return memory in which a row from another rank is received."""
+        """Return memory for a row that is received from another rank."""
         return torch.empty(self.messages.client_state.size, dtype=self.w0.dtype, device=self.comm.device)
 
     def _store_rows(self, rows: Mapping[int, Tensor]) -> None:
+        """Add rows, on any device, to those of this rank."""
         self.rows |= {k: row.to(self.w0.device) for k, row in rows.items()}
 
     def _set_rounds(self, rounds: Mapping[int, int]) -> None:
-        """Record by which rounds the states of these clients were produced."""
+        """Record which rounds produced the states of these clients."""
         self.last_trained = {k: t for k, t in {**self.last_trained, **rounds}.items() if t != INITIAL_STATE}
 
     def _get_row(self, client: int) -> Tensor:
-        """Return a client's row and mark it as the most recently used one."""
+        """Return a client's row, from memory or the store, or a new one; it becomes the most recently used row."""
         row = self.rows.pop(client, None)
         if row is None and self.store is not None and client in self.last_trained:
             row = self.store.get(client, self.last_trained[client]).to(self.w0.device)
@@ -264,7 +292,7 @@ class ClientStates:
         return row
 
     def _evict_rows(self, store: StateStore) -> None:
-        """Remove the least recently used rows from memory; rows that are not in the store are written to it first."""
+        """Remove the least recently used rows from memory, after writing those to the store that it does not have."""
         evicted = list[tuple[int, int]]()
         for client in islice(self.rows, len(self.rows) - max(self.max_in_memory, 1)):
             if client in self._rows_before:  # this row and all after it may have to be undone, and must not be stored

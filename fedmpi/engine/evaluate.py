@@ -60,9 +60,9 @@ PERSONAL_MODEL_HOOKS = (
 
 
 class Evaluation(NamedTuple):
-    """The results of one model on one shard."""
+    """The results of evaluating one model on one shard of data."""
 
-    metrics: Metrics  # the loss, and the task's metrics
+    metrics: Metrics  # the loss and the metrics of the task
     outputs: Tensor  # (n, ...) outputs, as the task reduces them
     targets: Tensor  # (n, ...)
 
@@ -76,6 +76,9 @@ def evaluate(
     metrics of an empty shard are nan.
 
     Args:
+        trainer: has the model and the task.
+        shard: the samples.
+        batch_size: number of samples per forward pass.
         predict: function from samples x (B, ...) to outputs that replaces the model's forward pass.
     """
     task = trainer.task
@@ -104,7 +107,7 @@ def evaluate(
 def _outputs(
     trainer: ClientTrainer, module: nn.Module, x: Tensor, predict: Callable[[Tensor], Tensor] | None
 ) -> Tensor:
-    """Return the outputs (B, ...) for a batch of samples, in the model's type."""
+    """Compute the outputs (B, ...) for a batch of samples, and check their shape; raise an error with its location."""
     try:
         f = predict(x) if predict else call_module(module, x)
     except Exception as error:
@@ -112,20 +115,22 @@ def _outputs(
     shape = (len(x), *trainer.net.output_shape)
     if not isinstance(f, Tensor) or f.shape != shape or f.is_complex():
         given = f"{f.dtype} {tuple(f.shape)}" if isinstance(f, Tensor) else type(f).__name__
-        who = "the function that hook predict gave" if predict else f"model {type(module).__name__}"
-        text = f"{who} returned {given} for {len(x)} samples; it must return a tensor {shape}"
+        who = "the function from hook predict" if predict else f"model {type(module).__name__}"
+        text = f"{who} returned {given} for {len(x)} samples; it must return a tensor of shape {shape}"
         raise make_located_error(text, predict or module)
     return f.to(trainer.model.w.dtype)
 
 
 def load_own_model(client: ClientContext, fine_tuned: int = 0) -> Callable[[Tensor], Tensor] | None:
-    """Load the model that is evaluated as this client's: its weights (d,) and batch statistics (b,).
+    """Load the weights and batch statistics with which a client is evaluated, according to the hooks of the method.
 
     Args:
-        fine_tuned: number of epochs of fine-tuning that follow.
+        client: the client.
+        fine_tuned: number of epochs of fine-tuning after loading.
 
     Returns:
-        The function from samples to outputs that the method's hook `predict` returned, or None.
+        The result of the method's hook `predict`: a function from samples to outputs that replaces the forward pass, or
+        None.
     """
     method = client.trainer.method
     w = client.check("personal_weights", method.personal_weights(client))
@@ -142,7 +147,7 @@ def load_own_model(client: ClientContext, fine_tuned: int = 0) -> Callable[[Tens
 
 
 class Evaluator:
-    """Evaluates the protocols of one experiment. Every rank calls it; the results are at rank 0."""
+    """Evaluates the protocols of one experiment; all ranks take part, and rank 0 gets the results."""
 
     def __init__(
         self,
@@ -151,27 +156,24 @@ class Evaluator:
         transport: RoundTransport,
         server: FederationServer | None,
     ) -> None:
-        """Create the evaluator; `server` is None at all ranks but rank 0."""
+        """Create the evaluator; `server` is None except at rank 0."""
         self.config, self.states, self.transport, self.server = config, states, transport, server
         self.trainer, self.comm = states.trainer, states.comm
         self.data, self.names = self.trainer.data, ("loss", *self.trainer.task.names)
         self.protocol = tuple(config.protocol)
         # accuracy of the global model for each class, in percent; [] if unknown
         self.class_accuracy: list[float | None] = []
-        self.warned_protocols = set[str]()  # protocols for which a warning about outputs that are not finite was issued
+        self.warned_protocols = set[str]()  # those for which a warning about losses that are not finite was issued
         self.is_silo = self.data.global_test is None
         personal, method = personal_groups(self.trainer.messages), self.trainer.method
-        server_protocols, other_protocols = (
-            SERVER_PROTOCOLS.intersection(self.protocol),
-            tuple(p for p in self.protocol if p not in SERVER_PROTOCOLS),
-        )
-        if (
-            personal and server_protocols and other_protocols
-        ):  # without the parts that clients keep there is no global model
+        server_protocols = SERVER_PROTOCOLS.intersection(self.protocol)
+        other_protocols = tuple(p for p in self.protocol if p not in SERVER_PROTOCOLS)
+        # without the parts that clients keep there is no global model
+        if personal and server_protocols and other_protocols:
             self.protocol = other_protocols
             if self.comm.rank == 0:
-                text = f"evaluate.protocol: {', '.join(sorted(server_protocols))} is left out: "
-                text += f"method {type(method).__name__} keeps {', '.join(sorted(personal))} with each client"
+                text = f"evaluate.protocol: {', '.join(sorted(server_protocols))} is not evaluated, because method "
+                text += f"{type(method).__name__} has no global model: clients keep {', '.join(sorted(personal))}"
                 warnings.warn(RankWarning(text), stacklevel=2)
         # Whether the best model is selected by each client's model on its own rows, and not by the global model.
         own = any(overrides(method, hook) for hook in PERSONAL_MODEL_HOOKS) and not server_protocols.intersection(
@@ -181,28 +183,36 @@ class Evaluator:
         # otherwise rank 0 evaluates alone
         self.clients_evaluate = self.is_silo or bool({*self.protocol} - SERVER_PROTOCOLS) or self.selects_by_own_models
         if self.is_silo and "personal_on_global" in self.protocol:
-            raise UserError("evaluate.protocol: personal_on_global needs a global test set, which silos do not have")
+            raise UserError(
+                "evaluate.protocol: personal_on_global needs a global test set, which does not exist with data.silos"
+            )
         if "sites" in self.protocol and not self.data.test_by_site:
-            raise UserError("evaluate.protocol: sites needs a data set that says whose each test row is; take personal")
+            raise UserError(
+                "evaluate.protocol: sites needs a data set that assigns its test rows to sites; use personal instead"
+            )
 
     def evaluate_round(self, t: int, last: bool) -> tuple[Metrics, list[dict[str, Any]]]:
-        """Return the metrics of the model after round t and a row for each client; both are complete only at rank 0.
+        """Evaluate all protocols after round t.
 
         The caller must preserve the state of the random generators (`seeds.preserve_rng_state`).
 
         Args:
-            last: whether no round follows.
+            t: the round; -1 for the initial model.
+            last: whether this is the last round.
+
+        Returns:
+            The metrics of the round, and the rows of clients.jsonl; both are complete only at rank 0.
         """
         metrics, client_rows = Metrics(), list[dict[str, Any]]()
         if self.server is None and not self.clients_evaluate:
             return metrics, client_rows
         evaluated_round, t = t, max(t, 0)  # the initial model (round -1) is evaluated like that of round 0
-        # the downloads of the clients to be evaluated; any row for clients of other ranks
+        # the downloads of all clients that are evaluated; those of clients of other ranks are not used
         downloads = dict[int, Tensor]()
         if self.clients_evaluate:
             clients = [k for k in range(self.data.clients) if k not in self.states.unavailable]
             downloads = dict.fromkeys(clients, self.transport.empty_download)
-            # these hooks may read it
+            # only these hooks may read the download
             if any(overrides(self.trainer.method, hook) for hook in ("personal_weights", "predict", "finetune")):
                 downloads = self.transport.send_downloads(t, clients, self.states.owners, self.server)
         for protocol in self.protocol:
@@ -227,13 +237,14 @@ class Evaluator:
 
     # ---- the global model, at rank 0 ----
     def _evaluate_global_model(self, t: int, shard: Shard) -> Evaluation:
+        """Evaluate the global model after round t on a shard."""
         assert self.server is not None
         self.trainer.model.load(self.server.w, self.server.b)
         with add_error_context(f"evaluation after round {t}"):
             return evaluate(self.trainer, shard, self.config.eval_batch)
 
     def _evaluate_global_test(self, t: int) -> Metrics:
-        """Return the metrics of the global model on the global test set; set `class_accuracy`."""
+        """Return the metrics of the global model on the global test set, and set `class_accuracy`."""
         assert self.data.global_test is not None
         metrics, f, y = self._evaluate_global_model(t, self.data.global_test)
         self.class_accuracy = []
@@ -253,7 +264,7 @@ class Evaluator:
         return over_sites | {f"{name}@{site}": row[name] for site, row in rows.items() for name in self.names}
 
     def _evaluate_validation(self, t: int, downloads: Mapping[int, Tensor]) -> Metrics:
-        """Return the metrics on the validation rows, at rank 0."""
+        """Return the metrics on the validation rows, at rank 0; {} elsewhere."""
         if self.is_silo or self.selects_by_own_models:
             rows, weights = self._evaluate_clients("validation", t, downloads)
             return {} if self.server is None else self._combine_shards(t, "validation", rows, weights)
@@ -261,23 +272,25 @@ class Evaluator:
 
     # ---- clients and sites ----
     def _metrics_and_weight(self, evaluation: Evaluation) -> tuple[Metrics, float]:
-        """Return metrics and their weight in a mean over shards: the number of samples, or targets, that count."""
+        """Return metrics, and their weight in a mean over shards: the number of samples (or targets) that count."""
         weight = float(self.trainer.task.split_weight(evaluation.targets)) if len(evaluation.targets) else 0.0
         return evaluation.metrics if weight else {**evaluation.metrics, "loss": nan}, weight
 
     def _combine_shards(
         self, t: int, protocol: str, rows: Mapping[Any, Metrics], weights: Mapping[Any, float]
     ) -> Metrics:
-        """Return metrics over all clients or sites: pooled by samples if they evaluate one model, else their spread.
+        """Combine the metrics of all clients or sites.
 
-        They are nan, with a warning, if a model that has samples has no finite loss: a mean over the other models would
-        improve with each model that fails.
+        If they evaluate one model, metrics are averaged, weighted by samples; otherwise their mean, standard deviation
+        and worst tenth are returned. If the loss of any client with samples is not finite, all metrics are nan, with a
+        warning, because a mean over the others would improve with each model that fails.
         """
         bad = [k for k in sorted(rows) if weights[k] and isnan(rows[k]["loss"])]
         if bad and protocol not in self.warned_protocols:
             self.warned_protocols.add(protocol)
             who = f"{'site' if protocol == 'sites' else 'client'} {', '.join(map(str, bad[:5]))}"
-            text = f"round {t}, {protocol}: the loss of {who} (of {len(rows)}) is no number, and so no figure of all is"
+            text = f"round {t}, protocol {protocol}: the loss of {who} (of {len(rows)}) is nan, "
+            text += "and so are the metrics over all"
             warnings.warn(RankWarning(text), stacklevel=2)
         if protocol in ("global", "validation"):
             return dict.fromkeys(self.names, nan) if bad else weighted_client_mean(rows, weights)
@@ -291,9 +304,10 @@ class Evaluator:
     def _evaluate_clients(
         self, protocol: str, t: int, downloads: Mapping[int, Tensor]
     ) -> tuple[dict[int, Metrics], dict[int, float]]:
-        """Return the metrics of the clients in `downloads` and their weights, complete at rank 0.
+        """Evaluate the clients in `downloads`, each on the rank that has its state.
 
-        The rank that has a client's state evaluates the client.
+        Returns:
+            client -> metrics, and client -> weight; both are complete only at rank 0.
         """
         comm, owner, rows = self.comm, self.states.owners, dict[int, Tensor]()
         received = self.config.learning_rate(t), self.transport.broadcast_copy
@@ -316,7 +330,7 @@ class Evaluator:
         return metrics, {k: numbers[0] for k, numbers in values.items()}
 
     def _evaluate_client(self, protocol: str, client: ClientContext) -> tuple[Metrics, float]:
-        """Return the metrics of one client under one protocol, and their weight."""
+        """Evaluate one client under one protocol; return its metrics and their weight."""
         trainer, inputs, predict = self.trainer, client.read_only_check(), None
         if protocol == "global" or (protocol == "validation" and not self.selects_by_own_models):
             trainer.model.load(client.received, client.b0)
@@ -331,7 +345,7 @@ class Evaluator:
 
 
 def personal_groups(messages: MessageLayouts) -> frozenset[str]:
-    """Return the layout groups that clients both keep and train.
+    """Return the layout groups that clients keep for themselves and train.
 
     Groups that no client trains (FedBABU's head) and reference parameters, which do not affect outputs, are excluded.
     """

@@ -3,16 +3,17 @@
     for t in 0 .. T-1
         S_t = cohort(seed, t)                               the same on every rank, without a message
         rank 0 broadcasts  command, w, declared server state
-        rank r             trains its clients of S_t (several at once if compute.clients_per_pass says so), and
-                           contributes their uploads: as rows, or as sums of rows (transport/gather.py)
+        rank r             trains its clients of S_t (compute.clients_per_pass at once) and contributes their uploads:
+                           as rows, or as sums of rows (transport/gather.py)
         rank 0             w <- server_optim(w, direction(uploads))
 
-Round t - 1 is reported at the beginning of round t: rank 0 alone evaluates the global model while the others train. If
-clients evaluate, too (a protocol of personal models, or sites with their own data), all ranks evaluate before they
-train. Early stopping and the detection of divergence, which depend on metrics, therefore act one round later.
-The broadcast after the last round contains the final model and the command that ends the loop.
-A round is a function of t, the cohort, and the states of the server and the clients at its start. The response to a
-rank failure is decided outside of this function (faults/policy.py): the states are restored, and it is called again.
+Round t - 1 is evaluated and reported at the beginning of round t: rank 0 alone evaluates the global model, while the
+others train. If clients are evaluated, too (a protocol of personal models, or sites with their own data), all ranks
+evaluate before they train. Early stopping and the detection of divergence, which depend on metrics, therefore act one
+round later. The broadcast after the last round contains the final model and the command that ends the loop.
+
+A round is a function of t, the cohort, and the states of the server and the clients at its start. After a rank failure,
+faults/recovery.py restores these states, and the round is run again.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from fedmpi.engine.transport.round_transport import RoundTransport
 
 
 class Federation:
-    """One experiment on one rank; `run` trains it. Only rank 0 has the global model (`server`)."""
+    """One rank's part of a federated training run; `run` executes it. Only rank 0 has a `server` (the global model)."""
 
     def __init__(
         self,
@@ -57,7 +58,16 @@ class Federation:
         rule: ServerRule | None = None,
         callbacks: RunCallbacks | None = None,
     ) -> None:
-        """Set up the run; `rule` replaces the direction of the method's `aggregate`."""
+        """Set up the run.
+
+        Args:
+            config: the settings of the round loop.
+            comm: the communicator of all ranks.
+            trainer: trains the clients of this rank.
+            optimizer: the server optimiser; used at rank 0.
+            rule: a server rule that replaces the aggregation of the method.
+            callbacks: receive the results.
+        """
         data, model, messages = trainer.data, trainer.model, trainer.messages
         tolerant, stateful = config.on_lost_rank != "abort", bool(messages.client_state.size)
         training_ranks = list(range(0 if comm.size == 1 or config.server_trains else 1, comm.size))
@@ -86,7 +96,7 @@ class Federation:
                 update_filter=UpdateFilter(config.max_norm, config.drops_bad_updates),
             )
             if comm.rank not in training_ranks and self.server.w.device == model.w.device:
-                # rank 0 evaluates in this memory; it trains no client, so no client's weights are loaded into it
+                # Rank 0 evaluates in this memory. It trains no clients, so no client's weights are ever loaded into it.
                 model.move_into(self.server.w)
         callbacks = callbacks or RunCallbacks()
         self.reporter = Reporter(config, self.states, self.transport, self.server, callbacks)
@@ -114,21 +124,19 @@ class Federation:
                     if self.failure_policy is None:
                         raise
                     failure = str(error)
-                # This is outside of the handler: while the error is referenced, the sockets of the broken group stay
-                # open, and ranks that wait for this one do not notice.
-                t = (
-                    t + 1 if self.failure_policy is None else self.failure_policy.next_round(t, failure)
-                )  # t is repeated after a failure
+                # This is outside of the handler, because the sockets of the broken group stay open as long as the error
+                # is referenced, and ranks that wait for this one would not notice. After a failure, t is repeated.
+                t = t + 1 if self.failure_policy is None else self.failure_policy.next_round(t, failure)
             return reason
         finally:
             self.timeline.end()
 
     def run_round(self, t: int) -> str | None:
-        """Run round t; return None if it was run, or the reason why the run ends before it."""
+        """Run round t; return None, or the reason if the run ends before this round."""
         bytes_before, span = (self.comm.sent_bytes, self.comm.received_bytes), self.timeline.span
         self.timeline.begin(t)
         command = self.control.open_round(t)  # rank 0 broadcasts: command, w, declared server state
-        span("word" if self.server is None else "announce")
+        span("wait_command" if self.server is None else "broadcast")
         self.report_previous_round(t, command)  # rank 0 evaluates round t - 1; all ranks do if clients evaluate, too
         if command is not TRAIN:
             return self.control.end_run(command)
@@ -136,7 +144,7 @@ class Federation:
         cohort = self.scheduler.cohort(t)  # a function of (seed, t): the same on every rank
         placement = self.scheduler.assign(t)  # client -> rank
         self.states.move_states(placement)  # the state of a client is sent to the rank that trains it
-        span("move")
+        span("migrate_state")
         downloads = self.transport.send_downloads(t, cohort, placement, self.server)
         span("download")
         if self.probes is not None:
@@ -165,7 +173,7 @@ class Federation:
         """Hash, save and evaluate the model of round t - 1 at the beginning of round t."""
         row = self.reporter.metrics_row
         self.timeline.flush()
-        self.timeline.span("settle")
+        self.timeline.span("undo")
         if self.server is not None and row and "sha256" not in row:
             row["sha256"] = self.trainer.model.layout.sha256(self.server.w)
             self.timeline.span("hash")
@@ -188,7 +196,7 @@ class Federation:
     def train_clients(
         self, clients: Sequence[int], t: int, downloads: Mapping[int, Tensor], gather: UploadGather
     ) -> None:
-        """Train clients of this rank, several at once if compute.clients_per_pass says so, and send their uploads."""
+        """Train these clients at the same time, and send their uploads."""
         span, is_single = self.timeline.span, len(clients) == 1
         for client in clients if self.states.keeps_undo else ():
             self.states.save_before_training(client)
@@ -219,12 +227,19 @@ class Federation:
         arrived: float,
         bytes_before: tuple[int, int],
     ) -> dict[str, Any] | None:
-        """Step the server with the uploads that count; return round t's metrics, or None if a rank was asked to stop.
+        """Update the global model with the uploads of round t that count.
 
         Args:
-            trained, arrived: time.perf_counter() when this rank had trained its clients, and when all uploads had
-                arrived.
-            counted: bytes that this rank had sent and received before the round.
+            t: the round.
+            cohort: the clients of the round.
+            placement: client -> the rank that has trained it.
+            received: the uploads.
+            trained: time.perf_counter() when this rank had trained its clients.
+            arrived: time.perf_counter() when all uploads had arrived.
+            bytes_before: bytes that this rank had sent and received before the round.
+
+        Returns:
+            The row of metrics of the round, still without evaluation; None if a rank was asked to stop in this round.
         """
         server, sent = self.server, received.small
         assert server is not None
@@ -238,11 +253,8 @@ class Federation:
         upload = self.trainer.messages.upload_layout(t)
         refused = server.update_filter.find_refused(t, cohort, received, upload.w.take(server.w), failed)
         server.refused_clients = [each["client"] for each in refused]
-        accepted, recorded, metrics = (
-            [k for k in cohort if k not in server.refused_clients],
-            {"train_loss": float("nan")},
-            {},
-        )
+        accepted = [k for k in cohort if k not in server.refused_clients]
+        recorded, metrics = {"train_loss": float("nan")}, {}
         if accepted:
             if server.refused_clients:
                 received.keep_rows([cohort.index(k) for k in accepted])
@@ -274,19 +286,19 @@ class Federation:
 
     # ---- checkpoints ----
     def rank0_state(self) -> dict[str, Any]:
-        """Return the state of rank 0 after the latest round that is saved beside the server's tensors."""
+        """Return the state of rank 0 that checkpoints store in addition to tensors, as JSON values."""
         reporter, best = self.reporter, self.config.best and self.config.best.metric
         idle_since = self.server.update_filter.idle_since if self.server else None
         watch = reporter.divergence.state_dict()
         return {"line": reporter.metrics_row, "idle_since": idle_since, "watch": watch, "best": best}
 
     def restore(self, t: int, memory: Mapping[str, Any] | None, server: Mapping[str, Tensor] | None) -> None:
-        """Restore the state after round t, to resume a run.
+        """Restore the state after round t, to resume a run. Client states are read from their store when needed.
 
         Args:
-            memory: what `memory` returned after that round at rank 0; None at other ranks.
-            server: the server's tensors as they were saved at rank 0; None at other ranks. Client states are read from
-                their store.
+            t: the last completed round.
+            memory: the result of `rank0_state` after that round, at rank 0; None at other ranks.
+            server: the server's tensors from the checkpoint, at rank 0; None at other ranks.
         """
         self.control.first_round = t + 1
         self.states.round = t

@@ -1,4 +1,4 @@
-"""The settings of the round loop, and the callbacks that receive its results."""
+"""The settings of the round loop, and the callbacks that receive the results of a run."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ SERVER_PROTOCOLS = {"global", "sites"}  # evaluation protocols that rank 0 compu
 
 @dataclass(frozen=True)
 class FederationConfig:
-    """The settings that the round loop reads."""
+    """The settings of the round loop."""
 
     rounds: int
     seed: int
-    learning_rate: Callable[[int], float]  # of clients: round -> eta_t
-    fraction: float | None = 1.0  # share of the clients in a cohort
-    cohort_size: int | None = None  # number of clients in a cohort, in place of fraction
+    learning_rate: Callable[[int], float]  # of local training, as a function of the round
+    fraction: float | None = 1.0  # fraction of the clients that take part in a round
+    cohort_size: int | None = None  # number of clients that take part in a round; replaces `fraction`
     sampling: str = "uniform"  # uniform | cyclic: how cohorts are drawn
     placement: str = "balanced"  # balanced | pinned: how clients are assigned to ranks
-    measures_speed: bool = True  # balance clients by measured seconds; otherwise by their numbers of samples
+    # whether clients are balanced by measured speeds of ranks; otherwise only by their numbers of samples
+    measures_speed: bool = True
     weighting: str = "samples"  # samples | uniform: weights of clients in the aggregate
     server_trains: bool = False  # whether rank 0 trains clients, too
     # rows | streaming | sharded | reducing (transport/gather.py); rows if a round does not permit it
@@ -31,47 +32,49 @@ class FederationConfig:
     evaluate_every: int = 1
     protocol: Sequence[str] = ("global",)
     eval_batch: int = 100
-    probes: Sequence[str] = ()  # analyses of evaluated rounds (engine/diagnostics)
-    # largest permitted norm of an update; "auto": relative to the others; None: no bound
+    probes: Sequence[str] = ()  # diagnostics of evaluated rounds (engine/diagnostics)
+    # largest accepted norm of an update; "auto": relative to those of other clients; None: no bound
     max_norm: float | str | None = "auto"
-    drops_bad_updates: bool = False  # leave bad uploads out of the round; otherwise they end the run
-    stops_on_divergence: bool = False  # end a run that has diverged
-    needs_undo: bool = False  # restore client states if a round is aborted or an upload refused
+    drops_bad_updates: bool = False  # whether bad uploads are left out of a round; otherwise they end the run
+    stops_on_divergence: bool = False  # whether a run that has diverged ends
+    needs_undo: bool = False  # whether client states must be restored if a round is aborted or an upload refused
     on_lost_rank: str = "abort"  # abort | drop | redo: the key faults.on_lost_rank
     best: SelectionCriterion | None = None  # selects the best model; None: no selection
-    timeout_s: float = inf  # a rank that is silent for longer has failed
-    update_stats: str | bool = False  # statistics that are recorded of each round's updates: False, "norms" or "gram"
-    replays_failures: bool = False  # repeat the rank failures that another run has recorded
-    acknowledges: bool = False  # ranks without clients in a round confirm its broadcast
+    timeout_s: float = inf  # a rank that is silent for longer is considered to have failed
+    update_stats: str | bool = False  # statistics of updates to record in each round: False, "norms" or "gram"
+    replays_failures: bool = False  # whether recorded rank failures of another run are replayed
+    acknowledges: bool = False  # whether ranks without clients in a round confirm its broadcast
 
 
 @dataclass
 class RunCallbacks:
-    """Callbacks for the results of a run: metrics at rank 0, and on every rank the state after each round.
+    """Callbacks for the results of a run: metrics at rank 0, and the state after each round on every rank.
 
-    This class passes rows of metrics.jsonl to `on_round` and discards everything else; subclasses write files.
+    This class passes the rows of metrics.jsonl to `on_round` and discards all other results; subclasses write files.
     """
 
     on_round: Callable[[dict[str, Any]], object] | None = None
 
     def record_round(self, row: dict[str, Any]) -> None:
-        """Process a row of metrics.jsonl, after a round was completed and, if it was due, evaluated."""
+        """Handle a row of metrics.jsonl, after a round has been completed and, if this was due, evaluated."""
         if self.on_round is not None:
             self.on_round(row)
 
     def append_rows(self, file: str, *rows: dict[str, Any]) -> None:
-        """Process rows of another file: clients.jsonl, update_stats.jsonl or analysis.jsonl."""
+        """Handle rows of another file: clients.jsonl, update_stats.jsonl or analysis.jsonl."""
 
     def save_state(self, fed: Any, t: int, memory: dict[str, Any], last: bool) -> None:
         """Save the state after round t.
 
         Args:
-            memory: rank 0's state beside tensors (`Federation.memory`).
+            fed: the `Federation`.
+            t: the round.
+            memory: the state of rank 0 in addition to tensors (`Federation.rank0_state`).
             last: whether the run ends with this round.
         """
 
     def save_best_model(self, best: BestModel) -> None:
-        """Save a new best model."""
+        """Save the model, which is the best one so far."""
 
     def record_lost_ranks(self, row: dict[str, Any]) -> None:
         """Record a rank failure, as a row of faults.jsonl (engine/faults/lost_ranks.py)."""

@@ -1,14 +1,14 @@
-"""The messages between server and clients: flat rows whose sizes all ranks know in advance.
+"""The layouts of messages between server and clients: flat rows whose sizes all ranks know in advance.
 
-    announcement   [command | declared server state | float buffers | w]            one broadcast to all ranks
+    broadcast      [command | declared server state | float buffers | w]            one broadcast to all ranks
     per client     [declared per_client_download]                                   one row per client, if declared
     upload         [loss, seconds, flag | float buffers | declared slots, large ones last]   one row per client
     client state   [own weights | own float buffers | declared client state | optimiser state]   stays with the client
 
-Entries have the model's type. The names of the engine's own fields begin with an underscore. The layout groups of w and
-of the buffers that a message contains depend on the round (`Method.shared_parts`): each set of groups has its own
-layout. With comm.compression, the large slots of an upload, which are as wide as the model or one of its groups, are
-encoded in another format (flat/formats.py).
+Entries have the type of the model. The names of the engine's own fields begin with an underscore. The layout groups of
+w and of the buffers that a message contains depend on the round (`Method.shared_parts`); each set of groups has its own
+message layout. With comm.compression, the large slots of an upload, which are as wide as the model or one of its
+groups, are encoded in another format (flat/formats.py).
 """
 
 from __future__ import annotations
@@ -34,35 +34,38 @@ from fedmpi.method.slots import SharedParts, Slot, Slots
 
 STANDARD_GROUPS = (BODY, NORM, HEAD, ATOM, COEF)
 COMMAND = "_command"
-ENGINE_DOWNLOAD_FIELDS, ENGINE_UPLOAD_FIELDS = 1, 3  # numbers that the engine adds: the command; loss, seconds, flag
-# flags of an upload (0: none): the rank was asked to stop; the client's code failed; no steps, so there is no loss
+# Number of values that the engine adds to a broadcast (the command) and to an upload (loss, seconds, flag).
+ENGINE_DOWNLOAD_FIELDS, ENGINE_UPLOAD_FIELDS = 1, 3
+# Flags of an upload: the rank was asked to stop; the code of the client failed; the client made no steps, so that there
+# is no loss. 0: none of these.
 STOP, FAILED, NO_STEPS = 1.0, 2.0, 3.0
 Groups = frozenset[str]
 
 
 @dataclass(frozen=True, eq=False)
 class UploadLayout:
-    """The layout of one round's uploads: the packing of a row, and the parts of a client's w and b that it contains."""
+    """The layout of the uploads of one round: the packing of a row, and the parts of w and b that it contains."""
 
     packing: Packing
     w: Selection  # entries of w (d,)
     b: Selection  # entries of the float buffers
     dw_layout: Layout  # layout of the slot dw
     codec: RowCodec | None  # encoding of the large slots; None: rows are sent as they are
-    size: int  # size of a row as it is sent, in entries of the model's type
+    size: int  # size of a row as sent (encoded, if there is a codec), in entries of the model's type
 
     def write_header(self, row: Tensor, loss: Tensor | float | None, seconds: float, flag: float) -> None:
-        """Write the engine's own numbers at the beginning of an upload row.
+        """Write the engine's own fields at the beginning of an upload row.
 
         Args:
-            loss: the client's training loss; None if it made no step; a tensor if it was written to the row already.
-            seconds: the time that the client's training took.
+            row: the upload row, of which the first entries are written.
+            loss: the client's training loss; None if it made no steps; a tensor if the loss is in the row already.
+            seconds: the duration of the client's training.
             flag: STOP, FAILED or 0.
         """
         loss, flag = (0.0, flag or NO_STEPS) if loss is None else (loss, flag)
         first_field = int(isinstance(loss, Tensor))
         numbers = (loss, seconds, flag)[first_field:]
-        # numpy writes three numbers in a quarter of the time that torch takes
+        # numpy writes three numbers four times as fast as torch
         if row.is_cpu and row.dtype != torch.bfloat16:
             row.numpy()[first_field:ENGINE_UPLOAD_FIELDS] = numbers
         else:  # numpy does not support bfloat16
@@ -71,7 +74,7 @@ class UploadLayout:
 
 @dataclass(frozen=True)
 class BroadcastLayout:
-    """The layout of one broadcast: the packing of its row, and the parts of the shared w and b that it contains."""
+    """The layout of a broadcast: the packing of its row, and the parts of the shared w and b that it contains."""
 
     packing: Packing
     w: Selection  # entries of the shared vector (s,)
@@ -79,7 +82,7 @@ class BroadcastLayout:
 
 
 class MessageLayouts:
-    """The sizes and packings of all messages of one experiment."""
+    """The layouts of all messages, and of the states of server and clients, in one experiment."""
 
     def __init__(
         self,
@@ -92,9 +95,15 @@ class MessageLayouts:
         wire: Format | None = None,
         optim: Mapping[str, tuple[int, ...]] = {},
     ) -> None:
-        """Args:
-        wire: the format of the large slots of uploads; None: the model's own type.
-        optim: shapes of the optimiser state that each client keeps (engine/local/client_optimizers.py).
+        """Determine the layouts from the method's declarations.
+
+        Args:
+            method: the method.
+            model: the model.
+            classes, features, clients, rounds: sizes that declarations may refer to (c, z, N), and the number of
+                rounds.
+            wire: the format of large slots in uploads; None: the model's own type.
+            optim: the shapes of the optimiser state that each client keeps (engine/local/client_optimizers.py).
         """
         self.method, self.model, self.rounds, self.wire = method, model, rounds, wire
         check_declarations(method)
@@ -109,7 +118,7 @@ class MessageLayouts:
             model.buffer_layout.sub_layout(self.shared_groups),
         )
         self._upload_layouts: dict[tuple[Groups, tuple[str, ...]], UploadLayout] = {}
-        self._last: tuple[int, Any] = (-1, None)  # the round that was requested last, and its upload
+        self._last: tuple[int, Any] = (-1, None)  # the latest round that was asked for, and its upload layout
         self._broadcast_layouts: dict[Groups, BroadcastLayout] = {}
         self.head = model.layout.select({HEAD})
         self.options = numbers(method)
@@ -129,18 +138,20 @@ class MessageLayouts:
         self.client_state = Packing(own | state_slots.shapes | dict(optim))
 
     def check_groups(self, groups: Collection[str], where: str) -> None:
-        """Raise UserError for a layout group that neither this model nor any other model has."""
+        """Raise UserError if a group is neither a standard layout group nor one of this model."""
         method = f"method {type(self.method).__name__}, {where}"
         if isinstance(groups, str):
-            raise UserError(f"{method}: {groups!r} is text; write ({groups!r},)")
+            raise UserError(
+                f"{method}: {groups!r} is a string, but must be a tuple of layout groups; write ({groups!r},)"
+            )
         for group in groups:
             if group not in (ALL_GROUPS, *STANDARD_GROUPS, *self.all_groups):
                 has = ", ".join(sorted(self.all_groups))
-                raise UserError(f"{method}: there is no layout group {group!r}; this model has {has}")
+                raise UserError(f"{method}: {group!r} is not a layout group; those of this model are {has}")
 
     # ---- rounds ----
     def shared_parts(self, t: int) -> SharedParts:
-        """Return what the method sends in round t, checked against the model and the method's declarations."""
+        """Return the groups and slots that the method sends in round t, after checking them."""
         with add_error_context(f"round {t}"):
             parts = self.method.shared_parts(t, self.rounds)
         hook = f"method {type(self.method).__name__}, hook shared_parts, round {t}"
@@ -151,18 +162,18 @@ class MessageLayouts:
             self.check_groups(groups, f"hook shared_parts, round {t}")
         for slot in parts.slots or ():
             if slot not in self.method.sends:
-                raise UserError(f"{hook}: sends declares no slot {slot!r}")
+                raise UserError(f"{hook}: slot {slot!r} is not declared in `sends`")
         return parts
 
     def groups_in_round(self, t: int) -> Groups:
-        """Return the layout groups that clients upload, and the server changes, in round t."""
+        """Return the layout groups that clients upload and the server changes in round t."""
         parts = self.shared_parts(t)
         return (self.all_groups if ALL_GROUPS in parts.groups else self.all_groups & set(parts.groups)) - set(
             parts.exclude
         )
 
     def upload_layout(self, t: int) -> UploadLayout:
-        """Return the layout of the row that each client uploads in round t."""
+        """Return the layout of the rows that clients upload in round t."""
         if self._last[0] != t:
             slots = self.shared_parts(t).slots
             key = groups, names = self.groups_in_round(t), tuple(self.method.sends) if slots is None else slots
@@ -182,12 +193,12 @@ class MessageLayouts:
         return self._last[1]
 
     def max_upload_size(self) -> int:
-        """Return the size of the longest upload row of all rounds, in entries."""
+        """Return the size of the longest upload row of any round, in entries before encoding."""
         return max(self.upload_layout(t).packing.size for t in range(max(self.rounds, 1)))
 
     # ---- formats ----
     def _build_codec(self, packing: Packing, slots: Slots, fmt: Format) -> RowCodec | None:
-        """Return the encoding of upload rows whose large slots are sent in a format; None if there is no such slot."""
+        """Return the codec that encodes the large slots of upload rows in a format; None if there are no such slots."""
         encoded_slots = [
             n for n, slot in slots.items() if self.is_large(slot) and (is_change(n, slot) or not fmt.changes_only)
         ]
@@ -199,7 +210,7 @@ class MessageLayouts:
         return bool(slot.dims) and slot.dims[-1] in {"d", "s", "h", *STANDARD_GROUPS, *self.model.layout.groups()}
 
     def broadcast_layout(self, groups: Groups | None = None) -> BroadcastLayout:
-        """Return the layout of the broadcast of these layout groups; by default of all groups that are shared."""
+        """Return the layout of a broadcast with these layout groups of the model; by default with all shared groups."""
         groups = self.shared_groups if groups is None else groups & self.shared_groups
         if groups not in self._broadcast_layouts:
             w, b = (layout.select(groups) for layout in self._shared_layouts)
@@ -212,10 +223,11 @@ class MessageLayouts:
     def initial_state(self, declaration: str, w: Tensor, b: Tensor) -> Tensor:
         """Return the initial state row of the server or of a client.
 
-        It contains the initial values of the model's own parts, and declared slots at their start values.
+        It contains the start values of declared slots and, for a client, the initial values of the parts of the model
+        that the client keeps.
 
         Args:
-            of: "server_state" or "client_state".
+            declaration: "server_state" or "client_state".
             w: the initial weights (d,).
             b: the initial float buffers.
         """
@@ -227,7 +239,7 @@ class MessageLayouts:
             packing.write(row, {"_w": self.personal.take(w), "_b": self.personal_b.take(b)})
         source = {"d": w, "s": self.shared.take(w), "h": self.head.take(w), "b": b}
         for name, slot in getattr(self.method, declaration).items():
-            # A text that is not an option names a hook of the method, which the server calls later.
+            # A string that is not an option names a hook of the method, which the server calls later.
             start: Tensor | float = self.options.get(slot.start, 0.0) if isinstance(slot.start, str) else slot.start
             if slot.from_initial_model:  # a leading dimension (N, h) repeats the initial value
                 start = source[str(slot.dims[-1])].expand(packing.shapes[name])
@@ -236,12 +248,12 @@ class MessageLayouts:
 
 
 def is_change(name: str, slot: Slot) -> bool:
-    """Return whether an upload's slot is a change to be added to the server's values, as dw is."""
+    """Return whether a slot of an upload is a change of the server's values, as dw is, and not a value itself."""
     return slot.is_update or name == "dw"
 
 
 def compose_vector(shared: Selection, received: Tensor, personal: Selection, own: Tensor) -> Tensor:
-    """Return a client's vector, composed of the entries that it received and of those that it keeps."""
+    """Compose a client's vector from the entries that it has received and those that it keeps."""
     out = torch.empty(shared.size + personal.size, dtype=received.dtype, device=received.device)
     shared.put(received, out)
     personal.put(own, out)

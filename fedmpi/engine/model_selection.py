@@ -1,8 +1,8 @@
 """Selection of the best model of a run by a metric on validation samples, and early stopping.
 
-A model is the best one if its metric is better than that of the best one so far by more than min_delta. After
-`patience` evaluations in a row without a better model, the run ends with the current round. The whole state is in
-tensors, which checkpoints store.
+A model becomes the best one if its metric is better than that of the best model so far by more than min_delta. After
+`patience` consecutive evaluations without a better model, the run ends with the current round. All state is in tensors,
+which checkpoints store.
 """
 
 from __future__ import annotations
@@ -12,58 +12,68 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-NEVER = -2.0  # in place of a round: no model was evaluated; the initial model has round -1
+NEVER = -2.0  # in place of a round number: no model has been evaluated (the initial model has round -1)
 
 
 @dataclass(frozen=True)
 class SelectionCriterion:
     """The metric by which models are compared, and when to stop early."""
 
-    metric: str  # name of the metric, such as validation_accuracy
-    lower_is_better: bool  # whether lower values are better
-    patience: int | None = None  # number of evaluations; None: never stop early
+    metric: str  # the name of the metric, for example validation_accuracy
+    lower_is_better: bool  # whether a lower value is better
+    patience: int | None = None  # number of evaluations without a better model after which the run stops; None: never
     min_delta: float = 0.0
 
 
 class BestModel:
-    """The best model so far, at rank 0: its weights w and buffers b, its round and its metric."""
+    """The best model so far, at rank 0: its weights w (d,) and buffers b, its round and its metric."""
 
     def __init__(self, criterion: SelectionCriterion, w: Tensor, b: Tensor) -> None:
+        """Begin without a best model; `w` and `b` give the shapes."""
         self.criterion, self.w, self.b, self.stop_reason = criterion, w.clone(), b.clone(), ""
-        # round, value, number of evaluations since then, last round that was evaluated
+        # round and metric of the best model, number of evaluations since then, last evaluated round
         self._progress = torch.empty(4, dtype=torch.float64)
         self.reset()
 
     def reset(self) -> None:
+        """Forget the best model."""
         self._progress.copy_(torch.tensor([NEVER, float("nan"), 0.0, NEVER]))
 
     @property
     def state_tensors(self) -> dict[str, Tensor]:
+        """The tensors that checkpoints store, by name."""
         return {"best_w": self.w, "best_b": self.b, "best": self._progress}
 
     @property
     def round(self) -> int | None:
-        """The round after which the best model was evaluated; None before the first evaluation."""
+        """The round that produced the best model; None if there is none yet."""
         t = int(self._progress[0])
         return None if t == NEVER else t
 
     @property
     def value(self) -> float:
+        """The metric of the best model."""
         return float(self._progress[1])
 
     def should_stop(self) -> bool:
-        """Return whether the run is to stop early; if so, `why` contains the reason."""
+        """Return whether the run is to stop early; if so, set `stop_reason`."""
         if self.criterion.patience is None or int(self._progress[2]) < self.criterion.patience:
             return False
         more = f" by more than {self.criterion.min_delta:g}" if self.criterion.min_delta else ""
         how = f"has not become {'lower' if self.criterion.lower_is_better else 'higher'}{more}"
-        best = "never a number" if self.round is None else f"{self.value:.6g} in round {self.round}"
-        self.stop_reason = f"{self.criterion.metric} {how} in {int(self._progress[2])} evaluations; at best {best}"
+        best = "it was always nan" if self.round is None else f"best: {self.value:.6g} in round {self.round}"
+        self.stop_reason = f"{self.criterion.metric} {how} in {int(self._progress[2])} evaluations; {best}"
         return True
 
     def update(self, t: int, value: float, w: Tensor, b: Tensor) -> bool:
-        """Compare the model after round t with the best one; return whether it is the best one now (never for nan)."""
-        if t <= int(self._progress[3]):  # a resumed run evaluates this round once more
+        """Compare the model after round t with the best one; return whether it is the new best model.
+
+        Args:
+            t: the round.
+            value: its metric; a model with nan is never the best one.
+            w, b: the weights and buffers of the model.
+        """
+        if t <= int(self._progress[3]):  # a resumed run evaluates its first round again
             return False
         gain = self.value - value if self.criterion.lower_is_better else value - self.value
         better = value == value and (self.round is None or gain > self.criterion.min_delta)

@@ -1,4 +1,4 @@
-"""Evaluation and reporting of rounds: one row of metrics per round, with a note if the run has diverged."""
+"""Evaluation and reporting of rounds: one row of metrics per round, which also records divergence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedmpi.engine.transport.round_transport import RoundTransport
 
 
 class Reporter:
-    """Evaluates rounds, on every rank, and passes their rows of metrics to the callbacks, at rank 0."""
+    """Evaluates rounds on all ranks, and passes their rows of metrics to the callbacks at rank 0."""
 
     def __init__(
         self,
@@ -25,6 +25,7 @@ class Reporter:
         server: FederationServer | None,
         callbacks: RunCallbacks,
     ) -> None:
+        """Create the reporter; `server` is None except at rank 0."""
         self.config, self.states, self.transport, self.server = config, states, transport, server
         self.trainer, self.callbacks = states.trainer, callbacks
         self.evaluator = Evaluator(config, states, transport, server)
@@ -34,21 +35,23 @@ class Reporter:
         names = [f"{p}_loss" if p != "global" else "loss" for p in watched] if trainer.data.test_sizes.any() else []
         classes = trainer.data.classes if getattr(trainer.task, "classification", False) else None
         self.divergence = DivergenceMonitor(classes, next(iter(names), None), config.stops_on_divergence)
-        self.metrics_row: dict[str, Any] | None = None  # row of the latest round, at rank 0; None if it was aborted
-        self.saved_state: dict[str, Any] = {}  # rank 0's `Federation.memory` after the latest round that counts
-        self.reported_in = -1  # the round at the beginning of which the round before was reported
+        # the row of the latest round, at rank 0; None if the round was aborted
+        self.metrics_row: dict[str, Any] | None = None
+        self.saved_state: dict[str, Any] = {}  # `Federation.rank0_state` after the latest round that counts
+        self.reported_in = -1  # the round at whose beginning the previous round was reported
 
     def report(self, t: int, *, trains: bool, last: bool, started_at: float) -> None:
-        """Evaluate and report round t - 1 at the beginning of round t; do nothing if this was done already.
+        """Evaluate and report round t - 1 at the beginning of round t, unless this has been done already.
 
-        All ranks take part if clients evaluate. Before round 0 something is reported only if the run has no rounds: the
-        initial model, as round -1.
+        All ranks take part if clients are evaluated. If the run has no rounds, the initial model is reported as round
+        -1.
 
         Args:
             t: the round that begins.
-            made: whether round t is run; a run that was asked to stop has no time to evaluate.
-            last: whether all rounds were run.
-            began: time.perf_counter() when round t began.
+            trains: whether round t is run; otherwise the model is evaluated only if `last` is true, because a run that
+                was asked to stop has no time to evaluate.
+            last: whether round t - 1 is the last one of the run.
+            started_at: time.perf_counter() when round t began.
         """
         if t == 0 and not last:
             self.reported_in = t
@@ -71,7 +74,7 @@ class Reporter:
         self.reported_in = t
 
     def _evaluate(self, t: int, last: bool) -> dict[str, float]:
-        """Return rank 0's metrics of round t; pass the metrics of clients, and a new best model, to the callbacks."""
+        """Evaluate round t and return its metrics, at rank 0; pass client metrics and a best model to the callbacks."""
         server = self.server
         with seeds.temporary_seed(self.config.seed, "evaluate", t):
             metrics, client_rows = self.evaluator.evaluate_round(t, last)

@@ -1,7 +1,7 @@
-"""The command with which rank 0 opens each round, and how all ranks apply it.
+"""The command with which rank 0 opens each round, and how all ranks carry it out.
 
 The command is one number of the broadcast that also contains the model. A further message may follow, with the clients
-whose uploads of the round before were refused, so that their states are undone, and with the pace of ranks
+whose uploads were refused in the previous round, so that their states are restored, and with the costs of ranks
 (scheduler.py).
 """
 
@@ -18,12 +18,12 @@ from fedmpi.engine.scheduler import ClientScheduler
 
 
 class RoundCommand(IntEnum):
-    """Rank 0's decision about a round: train it, or end the run before it for the reason that is named."""
+    """Rank 0's decision about a round: train it, or end the run before it for a reason."""
 
     TRAIN = 0
-    FINISHED = 1  # all rounds were run
+    FINISHED = 1  # all rounds have been run
     STOPPED = 2  # a rank was asked to stop
-    ABORTED = 3  # a rank was asked to stop during the round before, which does not count
+    ABORTED = 3  # a rank was asked to stop during the previous round, which does not count
     DIVERGED = 4
     EARLY_STOPPED = 5  # the validation metric has not improved for long enough
 
@@ -33,24 +33,25 @@ FURTHER_MESSAGE = 8  # added to the command in the broadcast if a further messag
 
 
 class RoundControl:
-    """Opens rounds: rank 0 decides, and all ranks receive its command with the model and apply it."""
+    """Opens rounds: rank 0 decides what to do, and all ranks receive its command with the model and carry it out."""
 
     def __init__(
         self, comm: Communicator, scheduler: ClientScheduler, reporter: Reporter, stop_requested: Callable[[], bool]
     ) -> None:
+        """Create the control; `stop_requested` returns whether this rank was asked to stop."""
         self.comm, self.scheduler, self.reporter, self.stop_requested = comm, scheduler, reporter, stop_requested
         self.config, self.states, self.transport = reporter.config, reporter.states, reporter.transport
         self.server = reporter.server
-        self.first_round = 0  # first round of this process; later than 0 if a run is resumed
-        self.opened_at = 0.0  # time.perf_counter() when rank 0 decided about the latest round
-        self._decided = -1, 0  # at rank 0: the latest round that was decided, and the decision
+        self.first_round = 0  # the first round of this process; greater than 0 if the run was resumed
+        self.opened_at = 0.0  # time.perf_counter() at rank 0's decision about the latest round
+        self._decided = -1, 0  # at rank 0: the round of the latest decision, and the decision
         self._rank_costs = scheduler.rank_costs  # the pace of ranks that belongs to this decision
 
     def open_round(self, t: int) -> RoundCommand:
         """Broadcast (rank 0) or receive the command of round t, together with the model and the declared server state.
 
-        Every rank then undoes the changes of refused clients in the round before. A round that is repeated after a rank
-        failure is opened with the same command.
+        Then restore the states of clients whose uploads were refused in the previous round. A round that is repeated
+        after a rank failure is opened with the same command.
         """
         number = int(TRAIN)
         if self.server is not None:
@@ -66,7 +67,7 @@ class RoundControl:
         self.begin_round(t)
         if number & FURTHER_MESSAGE:
             refused = self.server.refused_clients if self.server is not None else []
-            with self.comm.uncounted():  # not counted: its length depends on measured times
+            with self.comm.uncounted():  # because its length depends on measured times
                 message = self.comm.broadcast_json({"refused": refused, "pace": [*self._rank_costs.items()]})
             undone = message["refused"] if self.states.keeps_undo else []
             self.scheduler.rank_costs = dict(map(tuple, message["pace"]))
@@ -80,23 +81,23 @@ class RoundControl:
         return command
 
     def begin_round(self, t: int) -> None:
-        """Mark round t as begun on this rank, which ends the round before: all of its uploads have reached rank 0."""
+        """Mark round t as begun on this rank, which implies that all uploads of the previous round have arrived."""
         states, before = self.states, self.states.round
         if before == t:
             return
-        # the states of the clients that took part are now those that the round before made
+        # the states of the clients that took part are now those that the previous round produced
         if before >= self.first_round:
             states.last_trained |= dict.fromkeys(self.scheduler.cohort(before), before)
-        # states that have moved stay on their ranks
+        # states that were moved stay on their new ranks
         states.move_log, states.reassigned, states.round = MoveLog(), {}, t
 
     def is_trained(self, t: int) -> bool:
-        """Return whether rank 0 has decided that round t is run."""
+        """Return whether rank 0, which calls this, has decided to run round t."""
         return self._decided[0] == t and self._decided[1] % FURTHER_MESSAGE == TRAIN
 
     def end_run(self, command: RoundCommand) -> str:
-        """End the run; return the reason: "finished", "stopped", "diverged" or "early_stopped"."""
-        if self.config.on_lost_rank != "abort":  # no rank leaves while another one may have to repeat a round
+        """End the run on this rank; return why it ended: "finished", "stopped", "diverged" or "early_stopped"."""
+        if self.config.on_lost_rank != "abort":  # wait: another rank may have to repeat a round
             self.comm.allgather_bytes(b"", self.comm.message_timeout_s)
         diverges = self.reporter.divergence.should_stop  # after the last round only rank 0 knows this
         if command is RoundCommand.DIVERGED or (command is RoundCommand.FINISHED and diverges):
@@ -104,7 +105,7 @@ class RoundControl:
         return {RoundCommand.FINISHED: "finished", RoundCommand.EARLY_STOPPED: "early_stopped"}.get(command, "stopped")
 
     def _decide(self, t: int) -> int:
-        """Decide about round t at rank 0; return the command, plus NEWS if a further message follows."""
+        """Decide about round t at rank 0; return the command, plus FURTHER_MESSAGE if one follows."""
         assert self.server is not None
         self._rank_costs = self.scheduler.rank_costs
         if t > self.first_round and self.reporter.metrics_row is None:

@@ -1,12 +1,12 @@
-"""The cohort of each round, and the assignment of its clients to ranks.
+"""Sampling of the cohort of each round, and assignment of its clients to ranks.
 
-Both are functions of the seed, the round, the rank failures of the run, and the pace of the ranks, which rank 0
-measures and broadcasts, so that every rank computes the same without a message.
+Both are functions of the seed, the round, the rank failures of the run, and the relative costs of ranks, which rank 0
+measures and broadcasts. All ranks therefore compute the same result without further messages.
 
     q_r   seconds per training sample of rank r in a round, as uploads report them
     s_r   lower median of the last WINDOW values of q_r, if there are at least MIN_ROUNDS
-    pace  100 s_r / min s: cost of a sample on rank r, in per cent of its cost on the fastest rank, rounded to
-          multiples of STEP; 0: rank r has failed
+    c_r   100 s_r / min s, rounded to multiples of COST_STEP: the relative cost of rank r, i.e. the time that a sample
+          takes there, in per cent of that on the fastest rank; 0: rank r has failed
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from fedmpi.data.federated import FederatedData
 from fedmpi.engine.faults.lost_ranks import INITIAL_STATE, LostRanks
 from fedmpi.engine.federation_config import FederationConfig
 
-# rounds; a rank without a measurement for MAX_AGE rounds is treated as fast again
+# rounds; a rank without a measurement for MAX_AGE rounds is regarded as fast again
 WINDOW, MIN_ROUNDS, MAX_AGE = 5, 3, 50
 NORMAL_COST, COST_STEP, MAX_COST = 100, 25, 10_000  # per cent
 
-RankCosts = dict[int, int]  # rank -> per cent; ranks that are missing have NORMAL
+RankCosts = dict[int, int]  # rank -> c_r; ranks that are not in it have NORMAL_COST
 
 
 class RankSpeeds:
-    """Measures, at rank 0, the time that a training sample takes on each rank."""
+    """Measures, at rank 0, how long each rank takes for a training sample."""
 
     def __init__(self) -> None:
+        """Begin without measurements."""
         self.seconds_per_sample: dict[int, list[float]] = {}  # rank -> its last values of q_r
         self.last_round: dict[int, int] = {}  # rank -> the round of its last measurement
 
@@ -42,8 +43,10 @@ class RankSpeeds:
         """Record the training times of round t.
 
         Args:
-            where: client -> rank.
-            samples, seconds: training samples and time of each client of `where`; clients with a time of 0 are ignored.
+            t: the round.
+            placement: client -> rank.
+            samples, seconds: number of training samples and training time of each client in `placement`; clients with a
+                time of 0 are ignored.
         """
         trained, busy = dict[int, float](), dict[int, float]()  # rank -> samples, seconds
         for rank, n, s in zip(placement.values(), samples, seconds, strict=True):
@@ -54,7 +57,7 @@ class RankSpeeds:
             self.last_round[rank] = t
 
     def relative_costs(self, t: int) -> RankCosts:
-        """Return the pace, in round t, of all ranks that are slower than the fastest one."""
+        """Return the relative costs, as of round t, of all ranks that are slower than the fastest one."""
         fresh = {
             r: q
             for r, q in self.seconds_per_sample.items()
@@ -69,31 +72,29 @@ class RankSpeeds:
 
 
 class ClientScheduler:
-    """Draws the cohort of each round and assigns its clients to ranks; the result is the same on every rank."""
+    """Draws the cohort of each round and assigns its clients to ranks, with the same result on every rank."""
 
     def __init__(self, config: FederationConfig, data: FederatedData, comm: Communicator, ranks: Sequence[int]) -> None:
-        """Args:
-        ranks: the ranks that train clients.
-        """
+        """Create the scheduler; `ranks` are the ranks that train clients."""
         self.config, self.data, self.comm, self.ranks = config, data, comm, ranks
         self.lost_ranks = LostRanks()
-        self.rank_costs: RankCosts = {}  # the pace by which clients are assigned
+        self.rank_costs: RankCosts = {}  # the relative costs by which clients are assigned; the same on every rank
         measured = config.placement == "balanced" and config.measures_speed and len(ranks) > 1
         self.speeds = RankSpeeds() if measured else None
-        self._measured_costs: RankCosts = {}  # the latest measured pace, at rank 0
+        self._measured_costs: RankCosts = {}  # the latest measured relative costs, at rank 0
 
     def sample(self, t: int) -> list[int]:
-        """Return the cohort of round t as it is drawn, ascending, including clients that rank failures exclude."""
+        """Draw the cohort of round t, in ascending order, without regard to rank failures."""
         config = self.config
         return draw_cohort(config.seed, t, self.data.clients, config.fraction, config.sampling, config.cohort_size)
 
     def cohort(self, t: int) -> list[int]:
-        """Return the clients that take part in round t, in ascending order."""
+        """Return the clients that take part in round t in spite of rank failures, in ascending order."""
         drawn = self.sample(t)
         return self.lost_ranks.participants(t, drawn) if self.lost_ranks.rows else drawn
 
     def last_rounds(self, t: int) -> dict[int, int]:
-        """Return client -> the round, of 0..t, that produced its state at the start of round t + 1."""
+        """Return client -> the round (0 to t) that produced its state at the start of round t + 1."""
         rounds: dict[int, int] = {}
         for earlier in range(t + 2):
             back = self.lost_ranks.reverted_states(earlier)
@@ -103,19 +104,23 @@ class ClientScheduler:
         return rounds
 
     def cohort_weights(self, clients: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return the numbers of training samples n_k and the weights p_k of a cohort, (m,) float64 each."""
+        """Return the numbers of training samples n_k and the weights p_k of these clients, (m,) float64 each."""
         n = torch.tensor(self._num_samples(clients), dtype=torch.float64)
         return n, n / n.sum() if self.config.weighting == "samples" else torch.full_like(n, 1 / len(n))
 
     def _num_samples(self, clients: Sequence[int]) -> list[float]:
+        """Return the number of training samples of each client."""
         return [float(self.data.train_sizes[k]) for k in clients]
 
     # ---- assignment to ranks ----
     def assign(self, t: int, alive: Collection[int] | None = None) -> dict[int, int]:
-        """Return client -> rank that trains it in round t.
+        """Assign the clients of round t to ranks; return client -> rank.
 
-        If a rank fails in round t, only its clients are assigned to other ranks. `alive` is by default that of the
-        communicator.
+        If a rank fails in round t, only its clients are assigned to other ranks.
+
+        Args:
+            t: the round.
+            alive: the ranks that are alive; by default those of the communicator.
         """
         alive = self.comm.alive if alive is None else alive
         clients = self.sample(t)
@@ -131,19 +136,22 @@ class ClientScheduler:
         return {k: placement[k] for k in self.cohort(t)} if self.lost_ranks.rows else placement
 
     def _ranks_at_start(self, t: int) -> list[int]:
-        """Return the training ranks that were alive when round t began; in a replay, those of the recorded run."""
+        """Return the training ranks that were alive when round t began (in a replay: in the recorded run)."""
         lost = [row["ranks"] for row in self.lost_ranks.rows if row["round"] < t and self.config.replays_failures]
         away = {int(rank) for ranks in lost for rank in ranks}
         return [r for r in self.ranks if self.rank_costs.get(r, NORMAL_COST) and r not in away]
 
     # ---- the pace of ranks, at rank 0 ----
     def record_timings(self, t: int, placement: Mapping[int, int], seconds: Sequence[float]) -> None:
-        """Record the training times, in seconds, that the uploads of round t report; `where` maps clients to ranks."""
+        """Record the training times in seconds that the uploads of round t report, client by client of `placement`."""
         if self.speeds is not None and not self.lost_ranks.in_round(t):
             self.speeds.record(t, placement, self._num_samples([*placement]), seconds)
 
     def choose_rank_costs(self, t: int) -> RankCosts:
-        """Return the pace by which clients are assigned from round t on; it is updated every MIN_ROUNDS rounds."""
+        """Return, at rank 0, the relative costs by which clients are assigned to ranks from round t on.
+
+        They are updated every MIN_ROUNDS rounds.
+        """
         if self.speeds is not None and t % MIN_ROUNDS == 0:
             self._measured_costs = self.speeds.relative_costs(t)
         return self._measured_costs | {rank: 0 for rank in self.ranks if rank not in self.comm.alive}
@@ -155,11 +163,14 @@ def draw_cohort(
     """Draw the cohort S_t of round t without replacement, in ascending order.
 
     Args:
+        seed: the seed of the run.
+        t: the round.
         clients: the number N of clients.
         fraction: the cohort has m = max(floor(fraction N), 1) clients.
-        draw: uniform: each round is drawn independently; cyclic: each cycle of rounds contains every client once, m per
-            round, the last round the rest (with m = 1 and the mean: cyclic weight transfer, Chang et al. 2018).
-        members: m, in place of fraction.
+        sampling: uniform: each round is drawn independently; cyclic: each cycle of rounds contains every client once,
+            m per round, and in its last round those that remain (with m = 1 and mean aggregation this is cyclic weight
+            transfer, Chang et al. 2018).
+        size: m, given directly instead of by `fraction`.
     """
     m = cohort_size(clients, fraction, size)
     if sampling == "cyclic":
@@ -171,7 +182,7 @@ def draw_cohort(
 
 
 def cohort_size(clients: int, fraction: float | None, size: int | None = None) -> int:
-    """Return the largest number m of clients in a round, from a fraction or from `members` (cohort.size)."""
+    """Return the number m of clients in a round: `size` if it is given, otherwise max(floor(fraction N), 1)."""
     if size is not None:
         return size
     assert fraction is not None
@@ -181,15 +192,17 @@ def cohort_size(clients: int, fraction: float | None, size: int | None = None) -
 def assign_balanced(
     clients: Sequence[int], costs: Sequence[float], ranks: Sequence[int], rank_costs: Mapping[int, int] | None = None
 ) -> dict[int, int]:
-    """Return client -> rank such that all ranks finish at about the same time.
+    """Assign clients to ranks such that all ranks finish at about the same time; return client -> rank.
 
     Clients are assigned in descending order of cost, each to the rank that would finish it first. The longest time is
-    at most 4/3 of the optimum on equal ranks (Graham, 1969), and twice the optimum on any ranks (Gonzalez, Ibarra and
-    Sahni, 1977).
+    at most 4/3 of the optimum if all ranks are equally fast (Graham, 1969), and otherwise at most twice the optimum
+    (Gonzalez, Ibarra and Sahni, 1977).
 
     Args:
-        costs: the cost of each client.
-        pace: rank -> time that a unit of cost takes there, in per cent; by default 100.
+        clients: the clients.
+        costs: the cost of each client, for example its number of samples.
+        ranks: the ranks.
+        rank_costs: rank -> time that a unit of cost takes there, in per cent; by default 100.
     """
     if len(ranks) == 1:
         return dict.fromkeys(clients, ranks[0])
@@ -203,5 +216,5 @@ def assign_balanced(
 
 
 def assign_pinned(clients: Sequence[int], ranks: Sequence[int]) -> dict[int, int]:
-    """Return client -> rank by the client's number modulo the number of ranks: the same in every round."""
+    """Assign each client to a fixed rank, by its number modulo the number of ranks; return client -> rank."""
     return {k: ranks[k % len(ranks)] for k in clients}

@@ -1,6 +1,6 @@
-"""Rank 0's part of a round: the global model, the method's server state, and the step that updates both from uploads.
+"""Rank 0's part of a round: the global model and the method's server state, and the step that updates both.
 
-w <- server_optim(w, direction),   float buffers by weighted mean,   state <- result of the method's `aggregate`
+w <- server_optim(w, direction); float buffers <- weighted mean of uploads; state <- result of the method's `aggregate`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ServerRule = Callable[[Uploads, Server], Tensor]
 
 
 class ServerView(Server):
-    """The argument `server` of the method's hooks; one object for the whole run."""
+    """The argument `server` of the method's hooks; the same object during the whole run."""
 
     def __init__(self, data: FederatedData, lr: float, rounds: int, seed: int) -> None:
         self.clients, self.classes, self.rounds, self.lr = data.clients, data.classes, rounds, lr
@@ -48,8 +48,8 @@ class ServerView(Server):
     def label_counts(self) -> Tensor:  # type: ignore[override]
         if not self.label_counts_shared:
             raise UserError(
-                "server.label_counts: the sites do not tell how many samples they have of each class "
-                "(data.share_label_counts is false); a method that asks for it declares needs = {LABEL_COUNTS}"
+                "server.label_counts is not available, because sites do not share their label counts "
+                "(data.share_label_counts is false); a method that needs them must declare needs = {LABEL_COUNTS}"
             )
         return self.counts
 
@@ -61,7 +61,7 @@ class ServerView(Server):
 
 
 class FederationServer:
-    """The global model w (d,) and b, the server state that the method declares, and the step that changes them."""
+    """The global model (w (d,) and b), the server state that the method declares, and the step that updates them."""
 
     def __init__(
         self,
@@ -75,13 +75,18 @@ class FederationServer:
         recorded_stats: str | bool = False,
         update_filter: UpdateFilter | None = None,
     ) -> None:
-        """Args:
-        storage: memory for w and b.
-        initial: initial values of w and b.
-        rule: server rule that replaces the method's direction.
-        criterion: criterion by which the best model is selected; None: no selection.
-        records: which statistics of updates are recorded (record.updates).
-        update_filter: decides which uploads count.
+        """Create the server with the initial global model.
+
+        Args:
+            messages: the layouts of messages and states.
+            storage: memory for w and b.
+            initial: the initial values of w and b.
+            optimizer: the server optimiser.
+            view: the argument `server` of the method's hooks.
+            rule: a server rule that replaces the method's direction.
+            criterion: selects the best model; None: no selection.
+            recorded_stats: which statistics of updates are recorded: False, "norms" or "gram".
+            update_filter: decides which uploads count.
         """
         self.messages, self.method = messages, messages.method
         self.optimizer, self.view, self.rule = optimizer, view, rule
@@ -103,7 +108,7 @@ class FederationServer:
         self.refused_clients = list[int]()  # clients whose uploads were refused in the last step
 
     def _set_start_value(self, name: str, hook: str) -> None:
-        """Set the start value of a server state slot with a hook of the method that draws it."""
+        """Set the start value of a slot of the server state to the result of a hook of the method."""
         packing, where = self.messages.server_state, "at the start"
         with add_error_context(where), seeds.temporary_seed(self.view.seed, hook, self.view.round):
             given = {name: getattr(self.method, hook)(packing.shapes[name], self.view.generator("start", name))}
@@ -112,21 +117,22 @@ class FederationServer:
         packing.write(self.state_row, given)
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Return CPU copies of all tensors that change from round to round."""
+        """Return CPU copies of all tensors that checkpoints store, by name."""
         return {name: tensor.to("cpu", copy=True) for name, tensor in self._state_tensors().items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore the tensors that `snapshot` returned."""
         for name, tensor in self._state_tensors().items():
-            if name in tensors or not name.startswith("best"):  # otherwise the saved run did not select a best model
+            if name in tensors or not name.startswith("best"):  # the saved run may not have selected a best model
                 tensor.copy_(tensors[name])
 
     def _state_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that checkpoints store, by name."""
         tensors = {"w": self.w, "b": self.b, "state": self.state_row, "optimizer": self.optimizer.state}
         return tensors | (self.best.state_tensors if self.best else {})
 
     def download(self, t: int, client: int) -> Mapping[str, Tensor]:
-        """Return the result of the method's hook `download` for one client in round t, after checking it."""
+        """Call the method's hook `download` for one client in round t, check its result, and return it."""
         self.view.round, where = t, f"round {t}, client {client}"
         inputs = hook_checks.ReadOnlyCheck(self._hook_inputs)
         with add_error_context(where), seeds.temporary_seed(self.view.seed, "download", t, client):
@@ -145,12 +151,18 @@ class FederationServer:
         received: GatheredUploads,
         norms: Mapping[int, float],
     ) -> dict[str, float]:
-        """Update model and server state with a round's uploads; return the metrics that the method itself reports.
+        """Update the global model and the server state with the uploads of a round.
 
         Args:
-            updates: the uploads of `received` that count.
+            t: the round.
+            train_lr: the learning rate of the clients in this round.
+            updates: the uploads that count.
             upload: the layout of the uploads.
+            received: all uploads of the round.
             norms: client -> ||dw||.
+
+        Returns:
+            The metrics that the method itself has logged.
         """
         recorder: RecordingUploads | None = None
         if self.recorded_stats and "dw" in upload.packing.shapes and upload.w.size:
@@ -163,18 +175,18 @@ class FederationServer:
         tensors = [x.to(self.w.dtype) for x in (direction, *state.values(), b) if isinstance(x, Tensor)]
         if not (received.is_complete and all(hook_checks.are_finite(tensors))):
             bad = [str(k) for k, finite in zip(updates.clients, received.finite_rows(), strict=True) if not finite]
-            who = f"client {', '.join(bad)} sent" if bad else "the server's direction, state or buffers have"
+            who = f"client {', '.join(bad)} sent" if bad else "the server's direction, state or buffers contain"
             raise UserError(f"round {t}: {who} {NOT_FINITE}; the round was discarded. {REMEDY}")
         self.update_stats = {}
         if recorder is not None:
             self.update_stats = {
                 "updates": compute_update_stats(recorder, norms, direction, self.recorded_stats == "gram")
             }
-        # From here on no message is exchanged: a step that a rank failure interrupts must not have changed anything.
+        # From here on no messages are exchanged, so that a rank failure cannot interrupt a half-finished update.
         direction = direction.detach().to(self.w.dtype)
         if upload.w.selects_all:
             self.optimizer.step(self.w, direction, self.optimizer.state)
-        elif upload.w.size:  # entries that were not sent keep their values, in w and in the optimiser's state
+        elif upload.w.size:  # entries that were not sent keep their values, also in the optimiser's state
             w, moments = upload.w.take(self.w).clone(), upload.w.take(self.optimizer.state).clone()
             self.optimizer.step(w, direction, moments)
             upload.w.put(w, self.w)
@@ -188,7 +200,7 @@ class FederationServer:
     def _aggregate(
         self, where: str, updates: Uploads, upload: UploadLayout, received: GatheredUploads
     ) -> tuple[Tensor, Mapping[str, Any]]:
-        """Return direction and server state as computed from uploads by `aggregate` or a server rule, after checks."""
+        """Compute the direction and the new server state with `aggregate` or a server rule, and check them."""
         method, view, size = self.method, self.view, (upload.dw_layout.size,)
         ruled: Any = None
         inputs = {"updates": received.small_rows, "updates.p": updates.p, "updates.n": updates.n}
@@ -207,6 +219,6 @@ class FederationServer:
         if self.rule is None:
             return direction, state
         if text := hook_checks.mismatch(ruled, size, (self.w.device.type,)):
-            text = f"{where}: the server rule returned {text}; it must return a tensor {size} of floats"
+            text = f"{where}: the server rule returned {text}; it must return a float tensor of shape {size}"
             raise make_located_error(text, self.rule)
         return ruled, state

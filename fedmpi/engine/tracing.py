@@ -1,22 +1,29 @@
-"""The timeline of one rank: the spans of each round, without gaps, by the clock of its host.
+"""The timeline of one rank: how it spends its time in each round, as spans without gaps, by the clock of its host.
 
-    {"round": 3, "at": 1763800000.1234, "s": 2.5031, "spans": [["word", 0.0, 12.3], ["train", 12.3, 480.1, 17], ...]}
+    {"round": 3, "at": 1763800000.1234, "s": 2.5031, "spans": [["wait_command", 0.0, 12.3], ["train", 12.3, 480.1, 17],
+    ...]}
 
-`at`: seconds since 1970 at which the round began on this rank; `s`: its duration in seconds; a span: its name, its
-start and its duration in ms, and the client or clients. The clock is read once per span, without waiting for a GPU. A
-span shorter than LEAST_S is counted in the span after it. Spans beyond the first MOST of a round are summed by name,
-under "rest", which bounds the length of a row.
+`at` is the time at which the round began on this rank, in seconds since 1970; `s` is its duration in seconds. A span
+consists of its name, its start and its duration in ms, and the client or clients. The clock is read once per span,
+without waiting for a GPU. A span shorter than MIN_SPAN_S is merged into the next one. Of the spans after the first
+MAX_SPANS of a round only sums by name are recorded, under "rest", so that the length of a row is bounded.
 
-    word        waiting for the broadcast (not rank 0)      announce    sending the broadcast (rank 0)
-    settle      restoring clients of the last round         checkpoint  copying the state that is to be saved
-    hash        hashing the global model (rank 0)           evaluate    evaluating and recording the last round
-    move        sending states of clients to other ranks    download    sending values of single clients
-    train       training a client, or several at once       send        posting uploads (of several clients: and
-                                                                        writing them)
-    uploads     waiting until uploads have arrived, or are sent; includes adding them up, and answering requests
-                of rank 0 about columns
-    step        the server step                             recover     recovering from a rank failure
-    analyse     training local models again, for analyses   end         all work after the last round
+    wait_command    waiting for the broadcast, with the command of rank 0 (other ranks)
+    broadcast       sending the broadcast (rank 0)
+    undo            restoring the states of clients whose uploads did not count in the previous round
+    hash            hashing the global model (rank 0)
+    checkpoint      copying the state that is saved
+    evaluate        evaluating and recording the previous round
+    migrate_state   moving client states between ranks
+    download        sending and receiving the values that differ between clients
+    train           training a client, or several at once
+    send            posting uploads (if several clients were trained at once, also writing them)
+    uploads         waiting until uploads have arrived or have been sent; includes summing them, and answering requests
+                    of rank 0 about their columns
+    step            the server step
+    recover         recovering from a rank failure
+    analyse         training local models again for diagnostics
+    end             all work after the last round
 """
 
 from __future__ import annotations
@@ -26,25 +33,26 @@ from collections.abc import Callable
 from typing import Any
 
 Row = dict[str, Any]
-WAIT_SPANS = ("word", "uploads")
+WAIT_SPANS = ("wait_command", "uploads")
 MIN_SPAN_S, MAX_SPANS = 2e-5, 200
 
 
 class Timeline:
-    """Records the spans of one rank."""
+    """Records the spans of one rank, and passes on one row per round."""
 
     def __init__(self) -> None:
-        self.write_row: Callable[[Row], None] | None = None  # receives the rows; None: nothing is recorded
-        self.flushes_before_broadcast = False  # pass a round's row on before the next broadcast, and not after it
+        """Create a timeline that records nothing until `write_row` is set."""
+        self.write_row: Callable[[Row], None] | None = None  # writes a row; None: nothing is recorded
+        self.flushes_before_broadcast = False  # whether a row is written before the next broadcast, not after it
         self.on_end: Callable[[], None] = lambda: None  # called at the end of the run
         self.round = -1
         self.round_start = self.last_mark = time.perf_counter()
         self.spans: list[tuple[str, float, float, int | list[int] | None]] = []
         self.summed_spans: dict[str, float] = {}
-        self.finished_row: Row | None = None  # the row of a finished round that was not passed on yet
+        self.finished_row: Row | None = None  # the row of a finished round that was not written yet
 
     def span(self, name: str, client: int | list[int] | None = None) -> None:
-        """Record a span with this name, from the end of the last span until now."""
+        """Record a span with this name, from the end of the previous span until now."""
         now = time.perf_counter()
         if self.write_row is None or now - self.last_mark < MIN_SPAN_S:
             return
@@ -55,7 +63,7 @@ class Timeline:
         self.last_mark = now
 
     def begin(self, t: int) -> None:
-        """Begin round t, and complete the row of the round before; do nothing if round t is repeated."""
+        """Begin round t, and complete the row of the previous round; do nothing if round t is repeated."""
         if t == self.round:
             return
         if self.spans:
@@ -84,13 +92,13 @@ class Timeline:
         self.last_mark, self.spans, self.summed_spans = self.round_start, [], {}
 
     def flush(self) -> None:
-        """Pass on the row of the finished round."""
+        """Write the row of the finished round."""
         if self.finished_row is not None and self.write_row is not None:
             self.write_row(self.finished_row)
         self.finished_row = None
 
     def end(self) -> None:
-        """Pass on all remaining rows at the end of the run."""
+        """Write all remaining rows at the end of the run."""
         self.span("end")
         self.begin(self.round + 1)
         self.flush()

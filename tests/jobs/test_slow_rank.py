@@ -90,7 +90,7 @@ def test_every_rank_tells_all_of_every_round(place):
             if after is not None:
                 assert line["at"] + line["s"] == pytest.approx(after["at"], abs=0.01)
         names = {span[0] for line in lines for span in line["spans"]}
-        assert {"announce", "uploads"} <= names if rank == 0 else {"word", "train"} <= names
+        assert {"broadcast", "uploads"} <= names if rank == 0 else {"wait_command", "train"} <= names
     assert sum(trained(place / "one", 1)[t] + trained(place / "one", 2)[t] for t in range(ROUNDS)) == 12 * ROUNDS
 
 

@@ -87,7 +87,7 @@ def test_a_run_ends_when_nobody_waits_any_more():
     assert it.hashes == plain.hashes[: len(it.rows)]
     assert "validation_accuracy" in it.rows[-1]
     assert it.fed.server.best.stop_reason.startswith(
-        "validation_accuracy has not become lower in 3 evaluations; at best "
+        "validation_accuracy has not become lower in 3 evaluations; best: "
     )
     every = play(
         best(

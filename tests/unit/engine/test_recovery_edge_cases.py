@@ -120,7 +120,7 @@ def test_a_replay_goes_on_from_a_checkpoint(tmp_path, after):
 
     played(after + 1, tmp_path)
     if after == 2:
-        with pytest.raises(UserError, match="client 0 reverts to its state of round 1, which the checkpoint lacks"):
+        with pytest.raises(UserError, match="client 0 reverts to its state of round 1, which is not in the checkpoint"):
             played(6, tmp_path)
         return
     again, whole = played(6, tmp_path), played(6)

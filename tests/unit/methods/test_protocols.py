@@ -57,7 +57,9 @@ def test_personal_is_over_all_clients_sampled_or_not(client_of, method):
 
 def test_no_global_model_where_parts_stay_with_clients():
     """`global` is left out with a warning beside protocols of the clients' own models."""
-    with pytest.warns(RankWarning, match=r"global is left out: method FedPer keeps head with each client"):
+    with pytest.warns(
+        RankWarning, match=r"global is not evaluated, because method FedPer has no global model: clients keep head"
+    ):
         it = play(settings("fedper", evaluate={"protocol": ["global", "personal"]}), federated())
     assert "personal_accuracy" in it.rows[-1]
     assert not {"accuracy", "loss"} & it.rows[-1].keys()
@@ -81,7 +83,9 @@ def test_sites_are_those_of_the_data_set():
     plain = play(settings("fedper", "norm", evaluate={"protocol": ["global"]}), fed)
     assert plain.hashes == it.hashes
     assert plain.rows[-1]["accuracy"] == last["accuracy"]
-    with pytest.raises(UserError, match=r"evaluate\.protocol: sites needs a data set that says whose each test row is"):
+    with pytest.raises(
+        UserError, match=r"evaluate\.protocol: sites needs a data set that assigns its test rows to sites"
+    ):
         play(settings("fedavg", evaluate={"protocol": ["sites"]}), federated())
 
 

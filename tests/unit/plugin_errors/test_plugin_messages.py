@@ -62,7 +62,7 @@ client_state = Slots(c=FLAT) | def upload(self, k): return SlotValues(), State(c
 def predict(self, k): return k.w
     hook predict returned Tensor; it must return None or a function
 def predict(self, k): return lambda x: k.logits(x)[:, :1]
-    the function that hook predict gave returned torch.float32 \(\d+, 1\) for \d+
+    the function from hook predict returned torch.float32 \(\d+, 1\) for \d+
 def shared_parts(self, t, rounds): return ('head',)
     hook shared_parts, round 0 returned tuple; it must return SharedParts\(...\)
 def prepare_model(self, module, classes): module.head = None
@@ -70,7 +70,7 @@ def prepare_model(self, module, classes): module.head = None
 def train(self, k): k.fit(groups='hea'); return State()
     client.fit, groups: 'hea' is text
 def train(self, k): k.fit(groups=('haed',)); return State()
-    there is no layout group 'haed'; this model has body, head
+    'haed' is not a layout group; those of this model are body, head
 def train(self, k): k.fit(epochs=-1); return State()
     client.fit: epochs is -1; a whole number >= 0
 def train(self, k): k.fit(start=k.w[:1]); return State()
@@ -152,7 +152,7 @@ return [p[:, None] for p in np.array_split(np.arange(len(labels)), clients)]
 """
 RULE = r"""
 return None
-    round 0: the server rule returned NoneType; it must return a tensor \(26,\) of floats
+    round 0: the server rule returned NoneType; it must return a float tensor of shape \(26,\)
 return up.mean('dw')[:1]
     returned shape \(1,\); it must return a tensor \(26,\)
 return up.mean('dw').to_sparse()
@@ -233,11 +233,11 @@ def aggregate(self, s, up): return up.mean('dw')[:1], State()
 def loss(self, k, x, y): return k.logits(x).square().sum(1)
     round 0, client 0: method plugin, hook loss returned shape \(5,\); it must return a tensor \(\)
 def shared_parts(self, t, rounds): return SharedParts(groups=('haed',))
-    method plugin, hook shared_parts, round 0: there is no layout group 'haed'; this model has body, head
+    method plugin, hook shared_parts, round 0: 'haed' is not a layout group; those of this model are body, head
 def shared_parts(self, t, rounds): return SharedParts(slots=('dw', 'c'))
-    method plugin, hook shared_parts, round 0: sends declares no slot 'c'
+    method plugin, hook shared_parts, round 0: slot 'c' is not declared in `sends`
 trains = 'head'
-    method plugin, trains: 'head' is text; write \('head',\)
+    method plugin, trains: 'head' is a string, but must be a tuple of layout groups; write \('head',\)
 receives = ('g',)
     receives is \('g',\); it must be a tuple of server_state's slots: none
 client_state = dict(c=FLAT)

@@ -104,7 +104,7 @@ def large(path, rounds=ROUNDS, clients=CLIENTS, ranks=RANKS):
     (path / "summary.json").write_text(json.dumps({"exit_reason": "finished", "rounds": rounds}))
     (path / "environment.json").write_text(json.dumps({"command": "fedmpi run", "ranks": [{"rank": 0, "host": "h"}]}))
     for rank in range(ranks):
-        each = [["word", 0.0, 10.0], *(["train", 10.0 + 20 * i, 20.0, i] for i in range(clients // ranks + 1))]
+        each = [["wait_command", 0.0, 10.0], *(["train", 10.0 + 20 * i, 20.0, i] for i in range(clients // ranks + 1))]
         each += [["uploads", 200.0, 5.0]]
         spans = [{"round": t, "at": 1e9 + t * 0.3, "s": 0.25, "spans": each} for t in range(rounds)]
         head = {"job": 1.0, "rank": rank, "of": ranks, "host": "h"}
@@ -263,7 +263,7 @@ def test_the_timeline_is_a_table_and_a_drawing(tmp_path):
     timeline.write_timeline(run, 3, to, said.append)
     assert said[-3].startswith("Rank 0 is the busiest: it waits 6.0 % of the time")  # 15 of 250 ms
     facts = json.loads((to / "timeline.json").read_text())
-    assert facts["ranks"][0]["laps"] == pytest.approx({"train": 0.24, "word": 0.04, "uploads": 0.02})
+    assert facts["ranks"][0]["laps"] == pytest.approx({"train": 0.24, "wait_command": 0.04, "uploads": 0.02})
     _, drawn = timeline.plot_timeline(timeline.read_last_job(run), 3)
     assert sum(map(len, drawn.chart.spans.values())) == len(drawn.data) == 3 * 2 * 5  # rounds, ranks, laps
     assert (to / "timeline.svg").exists()
