@@ -160,10 +160,9 @@ class FlatModel:
             ValueError: a shape is wrong; a single number would otherwise be copied to all entries.
         """
         if w.shape != self.w.shape or (b is not None and b.shape != self.b.shape):
-            shape = tuple(w.shape) if b is None else (tuple(w.shape), tuple(b.shape))
-            raise ValueError(
-                f"the weights have shape {shape}, but the model needs {tuple(self.w.shape)} and {tuple(self.b.shape)}"
-            )
+            given = f"{tuple(w.shape)}" if b is None else f"{tuple(w.shape)} and buffers {tuple(b.shape)}"
+            needed = f"{tuple(self.w.shape)}" if b is None else f"{tuple(self.w.shape)} and {tuple(self.b.shape)}"
+            raise ValueError(f"the weights have shape {given}, but the model needs {needed}")
         with torch.no_grad():
             if w.data_ptr() != self.w_data.data_ptr():
                 self.w_data.copy_(w)

@@ -68,13 +68,13 @@ def shared_parts(self, t, rounds): return ('head',)
 def prepare_model(self, module, classes): module.head = None
     hook prepare_model must return a torch.nn.Module.*it returned NoneType
 def train(self, k): k.fit(groups='hea'); return State()
-    client.fit, groups: 'hea' is text
+    client.fit, groups: 'hea' is a string
 def train(self, k): k.fit(groups=('haed',)); return State()
     'haed' is not a layout group; those of this model are body, head
 def train(self, k): k.fit(epochs=-1); return State()
     client.fit: epochs is -1; a whole number >= 0
 def train(self, k): k.fit(start=k.w[:1]); return State()
-    ValueError: weights of shape \(1,\) for a model of \(26,\)
+    ValueError: the weights have shape \(1,\), but the model needs \(26,\)
 def personal_weights(self, k): return k.replace_group('head', k.w[:1], into=k.received)
     ValueError: expected \d+ entries in the last dimension, but the tensor has shape \(1,\)
 def upload(self, k): self.last = k.w; return SlotValues(), State()
@@ -154,7 +154,7 @@ RULE = r"""
 return None
     round 0: the server rule returned NoneType; it must return a float tensor of shape \(26,\)
 return up.mean('dw')[:1]
-    returned shape \(1,\); it must return a tensor \(26,\)
+    returned shape \(1,\); it must return a float tensor of shape \(26,\)
 return up.mean('dw').to_sparse()
     returned a sparse_coo tensor
 return up.dw.mul_(2).mean(0)
