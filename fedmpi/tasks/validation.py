@@ -25,6 +25,8 @@ def check_task(task: Any) -> None:
         if not callable(getattr(task, needed, None)):
             problem = f"task.name: {type(task).__name__} has no function `{needed}`"
             raise make_located_error(f"{problem}; a task needs `loss` and `metrics` (see fedmpi.Task)", task)
+    if hasattr(task, "falling"):  # without this error, its metrics would be ranked in the wrong direction
+        raise make_located_error(f"task.name: {type(task).__name__}: falling was renamed to lower_is_better", task)
     for name, default in vars(Task).items():
         if not name.startswith("_") and not hasattr(task, name):
             setattr(task, name, partial(default, task) if callable(default) else default)
