@@ -72,7 +72,7 @@ def read_run_status(run: Path, now: float | None = None) -> Facts:
         "sent_bytes": sum(row.get("sent_bytes", 0) for row in rows),
         "received_bytes": sum(row.get("received_bytes", 0) for row in rows),
         "faults": {
-            "losses": len(faults),
+            "rank_failures": len(faults),
             "rounds_with_refused": sum(bool(row.get("refused")) for row in rows),
             "diverged": next((row["diverged"] for row in rows if "diverged" in row), None),
         },
@@ -229,7 +229,7 @@ def format_status(facts: Facts) -> list[str]:
 
 def _describe_faults(facts: Facts) -> list[str]:
     faults, unreadable = facts["faults"], facts["unreadable"]
-    parts = [f"{faults['losses']} x ranks lost (faults.jsonl)"] if faults["losses"] else []
+    parts = [f"{faults['rank_failures']} x ranks lost (faults.jsonl)"] if faults["rank_failures"] else []
     if rounds := faults["rounds_with_refused"]:
         parts.append(f"uploads refused in {pluralize(rounds, 'round')}")
     parts += [f"diverged from round {faults['diverged']} on"] if faults["diverged"] is not None else []
