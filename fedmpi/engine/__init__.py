@@ -1,1 +1,1 @@
-"""The round loop: cohort sampling, local training, messages, the server step, and evaluation."""
+"""The round loop: sampling of clients, local training, messages, the server step, and evaluation."""

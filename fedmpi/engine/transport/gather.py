@@ -1,12 +1,13 @@
-"""The gather of a round's uploads: the parts that all four ways share, and the gather of rows.
+"""The gather of a round's uploads: what all four gather modes share, and the gather of complete rows.
 
-    rows       rank 0 holds every row                                       any rule
-    streaming  rank 0 adds rows up as they arrive, and holds sums           rules that read only means
-    sharded    every rank holds the same columns of all rows                any rule
-    reducing   every rank adds up its own clients' rows; the sums are       rules that read only means; the result
-               reduced over a binomial tree                                 has other bits
+    rows       rank 0 stores all rows                                          any rule
+    streaming  rank 0 adds rows up as they arrive, and stores only sums        rules that read only means
+    sharded    every rank stores some columns of all rows                      any rule
+    reducing   every rank adds up the rows of its own clients; these sums      rules that read only means; the bits of
+               are reduced over a binomial tree of ranks                       the result differ from the other modes
 
-Each rank calls, for its clients in their order, row(client), writes the row, and calls done(client); then finish().
+For each of its clients, in order, a rank calls upload_row(client), writes the row, and calls submit(client). Then it
+calls finish().
 """
 
 from __future__ import annotations
@@ -26,32 +27,33 @@ from fedmpi.flat import linear
 from fedmpi.flat.packing import Packing, Views
 from fedmpi.method.context import Uploads
 
-PIECE_ENTRIES = 1 << 21  # largest number of entries of a large slot in one message, in whole blocks
-MIN_PIECES = 8  # least number of messages, if there are enough blocks: one is processed while the next is received
-MAX_UNSENT_BYTES = 1 << 30  # largest size in bytes of the rows that a rank has written but not sent
+PIECE_ENTRIES = 1 << 21  # largest number of entries of a large slot in one message; a multiple of the block size
+# smallest number of messages per large slot, if it has enough blocks: one is added while the next is received
+MIN_PIECES = 8
+MAX_UNSENT_BYTES = 1 << 30  # limit for the rows that a rank has written but not sent yet
 
 
 class ChunkPlan:
     """The division of upload rows into messages.
 
-    Small slots, which come first in a row, are sent to rank 0. Slots with more columns than a block (flat/linear.py)
-    are sent in pieces, or divided among all ranks in whole blocks of columns.
+    Small slots, which come first in a row, are sent to rank 0 together. Slots with more columns than one block
+    (flat/linear.py) are sent in pieces, or are divided among all ranks in whole blocks of columns.
     """
 
     def __init__(self, packing: Packing, *, split: bool = True) -> None:
-        """Divide the rows of a packing; with `cut` false all slots count as small."""
+        """Divide the rows of a packing; if `split` is false, all slots count as small."""
         self.packing, self.block = packing, linear.BLOCK
         spans = packing.spans.items()
-        # first entry, number of columns
+        # slot -> its first entry, and its number of columns
         self.large = {name: (a, b - a) for name, (a, b) in spans if split and b - a > self.block}
         self.small = Packing({name: shape for name, shape in packing.shapes.items() if name not in self.large})
 
     def small_part(self, row: Tensor) -> Tensor:
-        """Return the small slots of a row."""
+        """Return the part of a row that contains its small slots."""
         return row[: self.small.size]
 
     def pieces(self) -> Iterator[tuple[str, int, int]]:
-        """Yield (slot, a, b) for each message of the large slots, which contains the columns a to b of the slot."""
+        """Yield (slot, a, b) for each message of a large slot, which contains the columns a to b of the slot."""
         for name, (_, n) in self.large.items():
             size = max(min(PIECE_ENTRIES, n // MIN_PIECES) // self.block, 1) * self.block
             for a in range(0, n, size):
@@ -63,7 +65,13 @@ class ChunkPlan:
         return row[start + a : start + b]
 
     def holder_span(self, name: str, holder: int, num_holders: int) -> tuple[int, int]:
-        """Return the range a, b of the columns of a large slot that the holder with this number has."""
+        """Return the columns (a, b) of a large slot that a holder stores.
+
+        Args:
+            name: the slot.
+            holder: the number of the holder, from 0.
+            num_holders: the number of holders.
+        """
         n = self.large[name][1]
         blocks = -(-n // self.block)
         a, b = (min(j * blocks // num_holders * self.block, n) for j in (holder, holder + 1))
@@ -72,18 +80,23 @@ class ChunkPlan:
 
 @dataclass
 class BufferPool:
-    """Memory for messages that is reused in each round."""
+    """Memory for messages, by name, that is reused in each round."""
 
-    like: Tensor  # a tensor of the messages' type and device
-    pin_memory: bool = False  # whether clients train on a GPU while messages are on the CPU
+    like: Tensor  # a tensor with the type and device of messages
+    pin_memory: bool = False  # whether to pin memory for uploads: clients train on a GPU, and messages are on the CPU
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
     def get(
         self, name: str, count: int, size: int, dtype: torch.dtype | None = None, *, for_uploads: bool = False
     ) -> Tensor:
-        """Return the memory (count, size) with this name; with `uploads`, for rows of this rank's clients.
+        """Return memory (count, size); a call with the same name may return the same memory.
 
-        Memory for uploads may be pinned, because a GPU copies faster to pinned memory.
+        Args:
+            name: the name of the memory.
+            count, size: its shape.
+            dtype: its type; by default that of messages.
+            for_uploads: whether it is for rows of this rank's clients, and may be pinned, because a GPU copies faster
+                to pinned memory.
         """
         tensor, dtype, n = self.tensors.get(name), dtype or self.like.dtype, count * size
         if tensor is None or tensor.dtype != dtype or len(tensor) < n:
@@ -98,7 +111,7 @@ class BufferPool:
 
 @dataclass
 class GatherContext:
-    """The round whose uploads are gathered, as one rank sees it: clients, their ranks, layout, and memory."""
+    """What the gather of a round needs on one rank: the clients, their ranks, the layout of uploads, and memory."""
 
     comm: Communicator
     t: int
@@ -111,51 +124,52 @@ class GatherContext:
         self.chunks = ChunkPlan(self.upload.packing)
         self.own_clients = [k for k in self.cohort if self.placement[k] == self.comm.rank]  # this rank's clients
         self.row_index = {client: i for i, client in enumerate(self.cohort)}
-        self.message_info = self.t, tuple(self.upload.packing.shapes)  # description for the audit of sent data
+        self.message_info = self.t, tuple(self.upload.packing.shapes)  # description of the messages for the audit log
 
     def encoded_buffers(self, count: int) -> Tensor:
-        """Return memory (count, bytes) for encoded uploads; an empty tensor if uploads are not encoded."""
+        """Return memory (count, bytes) for encoded uploads, or an empty tensor if uploads are not encoded."""
         codec, buffers = self.upload.codec, self.buffers
         return buffers.get("packed", count, codec.num_entries).view(torch.uint8) if codec else buffers.like[:0]
 
 
 class GatheredUploads:
-    """A round's uploads at rank 0: the small slots of all rows; subclasses provide the large slots."""
+    """The uploads of a round at rank 0: the small slots of all rows; subclasses give access to the large slots."""
 
-    is_complete = True  # whether sums include all rows; rows with values that are not finite may be left out
+    is_complete = True  # whether sums contain all rows; those with values that are not finite may be missing
 
     def __init__(self, small_rows: Tensor, chunks: ChunkPlan) -> None:
-        """Store the small slots of all rows, `heads` (m, entries)."""
+        """Store the small slots of all rows, (m, entries)."""
         self.small_rows, self.chunks = small_rows, chunks
         self.small = chunks.small.views(small_rows)
 
     def large_norms(self, name: str) -> Tensor:
-        """Return the norms of the rows of a large slot, (m,) float64."""
+        """Return the norm of each row of a large slot, (m,) float64."""
         raise NotImplementedError
 
     def update_norms(self) -> Tensor:
-        """Return ||dw_i|| of all rows, (m,) float64; nan if a value is not finite, 0 if dw is not sent."""
+        """Return ||dw|| of each row, (m,) float64; nan if a value is not finite, 0 if dw is not sent."""
         if "dw" in self.chunks.large:
             return self.large_norms("dw")
         return linear.row_norms(linear.block_norms(self.small.dw if "dw" in self.small else self.small_rows[:, :0]))
 
     def finite_rows(self) -> list[bool]:
-        """Return for each row whether all of its values are finite."""
+        """Return, for each row, whether all of its values are finite."""
         norms = linear.block_norms(self.small_rows).sum(0) + sum(self.large_norms(name) for name in self.chunks.large)
         return norms.isfinite().tolist()
 
     def keep_rows(self, indices: Sequence[int]) -> None:
-        """Keep only the rows with these indices."""
+        """Keep only the rows with these indices, given in ascending order."""
         self.small_rows = compact_rows(self.small_rows, indices)
         self.small = self.chunks.small.views(self.small_rows)
 
     def as_uploads(self, clients: Sequence[int], n: Tensor, p: Tensor) -> Uploads:
+        """Return the uploads as hooks see them; n and p are the samples and weights of the clients."""
         return Uploads(clients, n, p, self.small)
 
     def mean_train_loss(self, p: Tensor) -> dict[str, float]:
-        """Return {"train_loss": sum_k p_k loss_k} over the clients that made steps; {} if there are none.
+        """Return {"train_loss": weighted mean}, over the clients that made steps; {} if there are none.
 
-        The weights p (m,) float64 are scaled so that those of these clients sum to one.
+        The weights p (m,) float64 are rescaled so that those of these clients sum to one.
         """
         losses, steps = self.small._loss.double().cpu(), (self.small._flag != NO_STEPS).cpu()
         if not steps.any():
@@ -163,13 +177,14 @@ class GatheredUploads:
         return {"train_loss": float(p @ losses if steps.all() else p[steps] @ losses[steps] / p[steps].sum())}
 
     def release(self) -> None:
-        """Release the resources of these uploads at the end of the round."""
+        """Release the uploads at the end of the round."""
 
 
 class PartialUploads(Uploads, ABC):
-    """The uploads that hooks see if rank 0 has no rows of large slots; subclasses define access to these."""
+    """The uploads that hooks see if rank 0 does not store the rows of large slots; subclasses give access to them."""
 
     def __init__(self, clients: Sequence[int], n: Tensor, p: Tensor, gathered: GatheredUploads) -> None:
+        """Wrap gathered uploads; n and p are the samples and weights of the clients."""
         self.chunks, small = gathered.chunks, gathered.small
 
         def slot(name: str) -> Tensor:
@@ -183,7 +198,7 @@ class PartialUploads(Uploads, ABC):
 
 
 def compact_rows(rows: Tensor, indices: Sequence[int]) -> Tensor:
-    """Move the rows with these indices to the front of a matrix, in place, and return them."""
+    """Move the rows with these ascending indices to the front of a matrix, in place, and return them."""
     for to, place in enumerate(indices):
         if to != place:
             rows[to] = rows[place]
@@ -191,14 +206,18 @@ def compact_rows(rows: Tensor, indices: Sequence[int]) -> Tensor:
 
 
 class SendBuffer:
-    """Memory for the rows of a rank's clients; it is reused after a row was sent."""
+    """Memory for the rows of a rank's clients; the memory of a row is reused once the row has been sent."""
 
     def __init__(
         self, context: GatherContext, max_bytes: int | None = MAX_UNSENT_BYTES, rows: Tensor | None = None
     ) -> None:
-        """Args:
-        max_bytes: limit for rows that have not been sent yet, at least one row; None: memory for all rows of this rank.
-        rows: memory for all clients' rows that is used instead.
+        """Allocate the buffer.
+
+        Args:
+            context: the round.
+            max_bytes: limit for rows that have not been sent yet, at least one row; None: memory for all clients of
+                this rank.
+            rows: existing memory for the rows of the whole cohort, which is used instead.
         """
         self.context, clients = context, context.own_clients if rows is None else context.cohort
         self.row_index = {client: i for i, client in enumerate(clients)}
@@ -208,18 +227,19 @@ class SendBuffer:
                 count = min(count, max(1, max_bytes // max(size * context.buffers.like.element_size(), 1)))
             rows = context.buffers.get("rows", count, size, for_uploads=True)
         self.rows = rows
-        self.posted: dict[int, Posted] = {}  # place -> the message with the row at that place
+        self.posted: dict[int, Posted] = {}  # index of a row in `rows` -> its message
 
     def slot_index(self, client: int) -> int:
+        """Return the index in `rows` that a client uses."""
         return self.row_index[client] % len(self.rows)
 
     def free_row(self, client: int) -> Tensor:
-        """Return memory for a client's row, after waiting until the row that it contained before was sent."""
+        """Return memory for a client's row, after waiting until the row that was in it has been sent."""
         self._wait(self.slot_index(client))
         return self.current_row(client)
 
     def adjacent_rows(self, clients: Sequence[int]) -> Tensor | None:
-        """Return the rows of several clients as one tensor if they are adjacent in memory, else None."""
+        """Return memory for the rows of several clients as one tensor, if it is contiguous; otherwise None."""
         indices = [self.slot_index(client) for client in clients]
         for place in indices:
             self._wait(place)
@@ -227,11 +247,11 @@ class SendBuffer:
         return self.rows[first : first + len(indices)] if indices == [*range(first, first + len(indices))] else None
 
     def current_row(self, client: int) -> Tensor:
-        """Return a client's row without waiting, while it is being written."""
+        """Return a client's row, which has been requested before."""
         return self.rows[self.slot_index(client)]
 
     def encode_message(self, client: int) -> Tensor:
-        """Return the message for a client's row: its encoded form if uploads are encoded, else the row."""
+        """Return the message for a client's row: the encoded row, or the row itself if uploads are not encoded."""
         row, codec = self.current_row(client), self.context.upload.codec
         return (
             row
@@ -245,6 +265,7 @@ class SendBuffer:
         self.posted[self.slot_index(client)] = self.context.comm.post(messages, [])
 
     def wait_all(self) -> None:
+        """Wait until all messages have been sent."""
         while self.posted:
             self._wait(next(iter(self.posted)))
 
@@ -254,27 +275,32 @@ class SendBuffer:
 
 
 class UploadGather(ABC):
-    """The gather of a round's uploads on one rank."""
+    """The gather of a round's uploads, on one rank."""
 
     def __init__(self, context: GatherContext, send_buffer: SendBuffer) -> None:
+        """Create the gather; `send_buffer` is the memory for the rows of this rank's clients."""
         self.context, self.comm, self.chunks, self.row_index = context, context.comm, context.chunks, context.row_index
         self.send_buffer = send_buffer
         self._acknowledged: Posted = []
 
     def upload_row(self, client: int) -> Tensor:
-        """Return memory for this client's upload, after waiting until the upload that it contained before was sent."""
+        """Return memory for a client's upload, after waiting until the upload that was in it has been sent."""
         return self.send_buffer.free_row(client)
 
     def adjacent_rows(self, clients: Sequence[int]) -> Tensor | None:
-        """Return the rows of these clients as one tensor (n, row) if they are adjacent in memory, else None."""
+        """Return memory for the uploads of several clients as one tensor (n, row), if contiguous; otherwise None."""
         return self.send_buffer.adjacent_rows(clients)
 
     @abstractmethod
     def submit(self, client: int) -> None:
-        """Send this client's upload, which has been written to its row."""
+        """Send, or add up, a client's upload, which has been written to its row."""
 
     def finish(self) -> GatheredUploads | None:
-        """Wait for all messages; return the uploads at rank 0, None elsewhere. RankLostError: a rank failed."""
+        """Wait for all messages; return the uploads at rank 0, and None elsewhere.
+
+        Raises:
+            RankLostError: a rank has failed.
+        """
         received = self._finish()
         if self._acknowledged:
             self.comm.finish(self._acknowledged)
@@ -282,14 +308,14 @@ class UploadGather(ABC):
 
     @abstractmethod
     def _finish(self) -> GatheredUploads | None:
-        """Complete the messages of the uploads."""
+        """Complete the messages with uploads; return the uploads at rank 0."""
 
     def acknowledge_broadcast(self) -> None:
-        """Confirm the round's broadcast to rank 0 from ranks that have no clients in this round.
+        """Confirm to rank 0, on ranks without clients in this round, that the broadcast has arrived.
 
-        A rank that missed a whole round could not return to its start, and the others would delete checkpoints from
-        which its clients' states are restored. These bytes are not counted, because it depends on measured times which
-        ranks have no clients.
+        Otherwise such a rank could miss a whole round, could not return to the start of the current one, and the others
+        would delete checkpoints that contain the states of its clients. These bytes are not counted, because it depends
+        on measured times which ranks have no clients.
         """
         comm, context = self.comm, self.context
         idle = sorted(set(comm.alive) - {0, *context.placement.values()})
@@ -303,9 +329,10 @@ class UploadGather(ABC):
 
 
 class RowGather(UploadGather):
-    """Gathers complete rows in rank 0's memory."""
+    """Gathers complete rows in the memory of rank 0."""
 
     def __init__(self, context: GatherContext) -> None:
+        """Start to receive rows (rank 0), or allocate memory for sending them."""
         cohort, placement, own = context.cohort, context.placement, bool(context.own_clients)
         self.receiving: dict[int, Posted] = {}
         if context.comm.rank:
@@ -336,10 +363,12 @@ class RowGather(UploadGather):
 
 
 def receive_ahead(comm: Communicator, incoming: Iterable[tuple[Message, Callable[[], None]]], ahead: int) -> None:
-    """Receive messages in order, with up to `ahead` more of them in progress, and call the function of each one.
+    """Receive messages in order, with several in progress at a time, and call a function after each one.
 
     Args:
+        comm: the communicator.
         incoming: pairs of a message and the function to call when it has arrived.
+        ahead: number of further messages in progress while one is waited for.
     """
     under_way = deque[tuple[Posted, Callable[[], None]]]()
 

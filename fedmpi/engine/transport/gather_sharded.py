@@ -1,9 +1,10 @@
-"""Gather of uploads in which every rank holds the same columns of all rows: m d / W entries per rank instead of m d.
+"""Sharded gather of uploads: each rank stores some columns of all rows, m d / W entries instead of m d at rank 0.
 
-Clients send each holder its columns; small slots are sent to rank 0, which alone runs the method's `aggregate`. If
-`aggregate` requests a sum, a Gram matrix, products or order statistics of a large slot, rank 0 queries the holders for
-the part of their columns, and combines the parts in the order of their blocks: the bits are the same as with all rows
-at rank 0. A rule that reads a slot itself receives all of it, and needs the memory for it.
+A rank that stores columns is called a holder. Clients' ranks send each holder its columns, and small slots to rank 0,
+which alone runs the method's `aggregate`. If `aggregate` needs a sum, a Gram matrix, inner products or order statistics
+of a large slot, rank 0 queries the holders, each of which computes the part for its columns. Rank 0 combines the parts
+in the order of the blocks, so that the bits are the same as with all rows at rank 0. A rule that reads the rows of a
+slot directly receives all of them, and rank 0 needs the memory for that.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ from fedmpi.engine.transport.gather import (
 from fedmpi.flat import linear
 from fedmpi.method.context import Span, Uploads
 
-# Requests of rank 0: END ends the round; ONLY leaves rows out; all others have an answer.
+# Requests of rank 0. END ends the round, and KEEP_ROWS drops all other rows; all other requests are answered.
 END, KEEP_ROWS, COMBINE, GRAM, PRODUCTS, TRIMMED, NORMS, FETCH = range(8)
 
 
 class ShardQuery(NamedTuple):
-    """How a holder computes its answer from its columns and from the numbers of the request."""
+    """A kind of request: how a holder computes its answer from its columns and the numbers in the request."""
 
-    answer: Callable[[Tensor, int, int, Tensor], Tensor]  # (rows (m, b - a), a, columns of the whole slot, numbers)
+    # arguments: rows (m, b - a), a, number of columns of the slot, numbers
+    answer: Callable[[Tensor, int, int, Tensor], Tensor]
     axes_per_block: int = (
         0  # 0: a number for each column, in the rows' type; 1, 2: (m,), (m, m) for each block, in float64
     )
@@ -52,9 +54,10 @@ SHARD_QUERIES = {
 
 
 class ColumnShard:
-    """One holder's columns of the large slots, and its answers to rank 0's requests."""
+    """The columns of large slots that one holder stores, and its answers to requests of rank 0."""
 
     def __init__(self, context: GatherContext) -> None:
+        """Allocate memory for the columns of this rank."""
         self.context, self.chunks, self.holders = context, context.chunks, context.comm.alive
         self.number, self.m = self.holders.index(context.comm.rank), len(context.cohort)
         self.names = list(self.chunks.large)
@@ -64,23 +67,30 @@ class ColumnShard:
             self.rows[name] = context.buffers.get(f"shard {name}", self.m, b - a)
 
     def row_buffers(self, i: int) -> list[Tensor]:
-        """Return memory for this holder's columns of row i, one tensor per large slot."""
+        """Return the memory for this holder's columns of row i, one tensor per large slot."""
         return [rows[i] for rows in self.rows.values() if rows.shape[1]]
 
     def local_span(self, holder: int, name: str, span: Span) -> Span:
-        """Return the part of a span of columns that belongs to a holder."""
+        """Return the part of a span of columns that a holder stores."""
         a, b = self.chunks.holder_span(name, holder, len(self.holders))
         return max(a, span[0]), max(max(a, span[0]), min(b, span[1]))
 
     def answer(self, request_kind: int, name: str, span: Span, numbers: Tensor) -> Tensor:
-        """Return this holder's part of the answer to a request; `numbers` belong to its part of the span."""
+        """Compute this holder's part of the answer to a request.
+
+        Args:
+            request_kind: the kind, such as GRAM.
+            name: the large slot.
+            span: the columns of the request.
+            numbers: the numbers that belong to this holder's part of the span.
+        """
         a, b = self.local_span(self.number, name, span)
         first = self.chunks.holder_span(name, self.number, len(self.holders))[0]
         rows, width = self.rows[name][:, a - first : b - first], self.chunks.large[name][1]
         return SHARD_QUERIES[request_kind].answer(rows, a, width, numbers)
 
     def answer_buffer(self, request_kind: int, holder: int, name: str, span: Span) -> Tensor:
-        """Return memory for a holder's part of an answer, on the communicator's device."""
+        """Return memory for a holder's part of the answer to a request, on the communicator's device."""
         (a, b), block, axes_per_block = (
             self.local_span(holder, name, span),
             self.chunks.block,
@@ -92,20 +102,21 @@ class ColumnShard:
         return self.number_buffer(blocks * self.m**axes_per_block).view(blocks, *[self.m] * axes_per_block)
 
     def number_buffer(self, count: int, *, entries: bool = False) -> Tensor:
-        """Return memory for numbers in float64, or with `entries` in the type of rows."""
+        """Return memory for `count` numbers in float64, or in the type of rows if `entries` is true."""
         kind = self.context.buffers.like.dtype if entries else torch.float64
         return torch.empty(count, dtype=kind, device=self.context.comm.device)
 
     def keep_rows(self, indices: Sequence[int]) -> None:
-        """Keep only the rows with these indices."""
+        """Keep only the rows with these indices, given in ascending order."""
         self.m = len(indices)
         self.rows = {name: compact_rows(rows, indices) for name, rows in self.rows.items()}
 
 
 class ShardedGather(UploadGather):
-    """Gathers the columns of large slots at their holders: all ranks that are alive, even if they do not train."""
+    """Gathers columns of large slots at their holders, which are all living ranks, even if they do not train."""
 
     def __init__(self, context: GatherContext) -> None:
+        """Start to receive the columns of this rank, and at rank 0 the small slots."""
         # If messages are sent only in `finish`, waiting for an earlier row would never end: all rows are buffered.
         super().__init__(context, SendBuffer(context, MAX_UNSENT_BYTES // 8 if context.comm.async_sends else None))
         self.shard, comm = ColumnShard(context), context.comm
@@ -143,7 +154,7 @@ class ShardedGather(UploadGather):
         return None
 
     def _serve_request(self) -> bool:
-        """Receive one request of rank 0 and answer it; return False if it was the last one."""
+        """Receive a request of rank 0 and answer it; return whether more requests follow."""
         comm, shard = self.comm, self.shard
         request = torch.empty(5, dtype=torch.int64, device=comm.device)
         comm.exchange([], [(0, request)])
@@ -161,20 +172,24 @@ class ShardedGather(UploadGather):
 
 
 class GatheredShards(GatheredUploads):
-    """A round's uploads at rank 0: small slots of all rows, and access to the large slots of the other holders."""
+    """The uploads of a round at rank 0: the small slots, and access to large slots by queries to their holders."""
 
     def __init__(self, context: GatherContext, shard: ColumnShard, small_rows: Tensor) -> None:
+        """Store the small slots of all rows and the shard of rank 0."""
         super().__init__(small_rows, context.chunks)
         self.shard, self.comm = shard, context.comm
 
     def query(
         self, request_kind: int, name: str, numbers: Callable[[Span], Tensor] | None = None, span: Span | None = None
     ) -> Tensor:
-        """Return the holders' answers to a request, concatenated in the order of the holders.
+        """Send a request to all holders, and return their answers, concatenated in the order of the holders.
 
         Args:
-            numbers: function from a holder's part of the span to the numbers that its request contains; None: no
-                numbers.
+            request_kind: the kind, such as GRAM.
+            name: the large slot.
+            numbers: returns, for a holder's part of the span, the numbers that the request to this holder contains;
+                None: no numbers.
+            span: the columns; by default all of them.
         """
         shard, comm, holder_numbers = self.shard, self.comm, range(len(self.shard.holders))
         span, numbers = span or (0, self.chunks.large[name][1]), numbers or (lambda _: torch.empty(0))
@@ -182,7 +197,7 @@ class GatheredShards(GatheredUploads):
         each = [numbers(shard.local_span(holder, name, span)) for holder in holder_numbers]
         incoming = [(r, x.view(-1)) for r, x in zip(shard.holders, answers, strict=True) if r != comm.rank and len(x)]
         requests = self._request_messages(request_kind, shard.names.index(name), span, each)
-        # for such communicators the sends and receives of one call must match a single call at the other side
+        # such communicators require that the sends and receives of a call match a single call at the other side
         if not comm.async_sends:
             comm.exchange(requests, [])
             requests = []
@@ -194,7 +209,7 @@ class GatheredShards(GatheredUploads):
     def _request_messages(
         self, request_kind: int, slot_number: int, span: Span, numbers: Sequence[Tensor]
     ) -> list[Message]:
-        """Return the messages of a request to all other holders: kind, slot, columns a to b, and count of numbers."""
+        """Return the messages of a request to all other holders: (kind, slot, a, b, count of numbers), then numbers."""
         messages: list[Message] = []
         for rank, x in zip(self.shard.holders, numbers, strict=True):
             if rank != self.comm.rank:
@@ -203,7 +218,7 @@ class GatheredShards(GatheredUploads):
         return messages
 
     def _send_command(self, request_kind: int, numbers: Sequence[float] = ()) -> None:
-        """Send a request without an answer to all other holders."""
+        """Send a request that has no answer to all other holders."""
         values = torch.tensor(numbers, dtype=torch.float64)
         self.comm.exchange(self._request_messages(request_kind, 0, (0, 0), [values] * len(self.shard.holders)), [])
 
@@ -224,9 +239,10 @@ class GatheredShards(GatheredUploads):
 
 
 class ShardedUploads(PartialUploads):
-    """The uploads that hooks see: large slots by requests to their holders, small slots from rank 0's memory."""
+    """The uploads that hooks see: large slots by queries to their holders, small slots from the memory of rank 0."""
 
     def __init__(self, clients: Sequence[int], n: Tensor, p: Tensor, gathered: GatheredShards) -> None:
+        """Wrap gathered uploads; n and p are the samples and weights of the clients."""
         super().__init__(clients, n, p, gathered)
         self.gathered = gathered
 
@@ -261,4 +277,5 @@ class ShardedUploads(PartialUploads):
 
 
 def _constant(number: float) -> Callable[[Span], Tensor]:
+    """Return a function that returns this number for each holder, as the argument `numbers` of a query."""
     return lambda _: torch.tensor([number], dtype=torch.float64)

@@ -1,19 +1,20 @@
-"""Gathers of uploads that keep sums in place of rows, so that memory does not depend on the size of the cohort.
+"""Gathers of uploads that store sums instead of rows, so that memory does not depend on the size of the cohort.
 
-They serve methods that read large slots through `updates.mean` only, and declare this (`mean_only_slots`).
+They are used for methods that read large slots only through `updates.mean`, as declared by `mean_only_slots`.
 
-Streaming: rank 0 adds rows up as they arrive, in the order of the clients and piece by piece; the next pieces are
-received meanwhile. No row can be left out, because bad rows are known only at the end.
+Streaming: rank 0 adds rows up as they arrive, in the order of the clients and piece by piece, while it receives the
+    next
+pieces. No row can be left out, because only at the end is it known which rows are bad.
 
-Reducing (`server.reduce: local`): each rank adds up the rows of its own clients before it sends one sum:
+Reducing (`server.reduce: local`): each rank adds up the rows of its own clients, and sends one sum:
 
     total_r = sum over clients i of rank r of round(p_i x_i / UNIT)     64-bit integers, entry by entry
     mean    = UNIT sum_r total_r                                        reduced over a binomial tree of ranks
 
-Sums of integers do not depend on their order, so the bits depend neither on the number of ranks nor on the placement of
-clients. They differ from those of the other gathers, which round in other places: here each p_i x_i is rounded, once to
-float64 and once to UNIT, and their sum is exact. The amount of data that a rank sends and rank 0 receives does not grow
-with the cohort.
+A sum of integers does not depend on the order, so the bits depend neither on the number of ranks nor on the placement
+of clients. They differ from those of the other gather modes, which round in other places: here each p_i x_i is rounded
+once to float64 and once to a multiple of UNIT, and the sum of these is exact. The amount of data that a rank sends, and
+that rank 0 receives, does not grow with the cohort.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ from fedmpi.engine.transport.gather import (
 from fedmpi.flat import linear
 from fedmpi.method.context import Span, Uploads
 
-Means = Mapping[str, tuple[str, ...]]  # large slot -> the weights of its means: "p", "uniform"
+Means = Mapping[str, tuple[str, ...]]  # large slot -> the weights of the means that are read: "p", "uniform"
 Incoming = Iterator[tuple[Message, Callable[[], None]]]
-PIECES_AHEAD = 3  # pieces that are being received while one is added
-UNIT = 2.0**-50  # unit of integer sums: 9e-16
-MAX_ENTRY = 2.0**12  # bound of an entry. Weights sum to one, so a sum has the same bound: half of the range of 64 bits
+PIECES_AHEAD = 3  # number of pieces that are being received while one is added
+UNIT = 2.0**-50  # integer sums count multiples of this number, 9e-16
+MAX_ENTRY = 2.0**12  # Bound on entries. Weights sum to one, so sums have the same bound: half of the range of 64 bits.
 
 
 class GatheredSums(GatheredUploads):
-    """The gathered sums: the small slots of all rows, sums of the large slots, and the norms of their blocks."""
+    """Small slots of all rows, and for large slots weighted sums of rows and the norms of the rows' blocks."""
 
     def __init__(self, context: GatherContext, means: Means, p: Tensor) -> None:
         """Allocate the sums of a round; `p` (m,) are the weights of the cohort."""
@@ -63,24 +64,32 @@ class GatheredSums(GatheredUploads):
         self.norm_parts: dict[str, list[list[Tensor]]] = {name: [[] for _ in range(m)] for name in self.chunks.large}
 
     def make_sum(self, name: str, kind: str, n: int) -> linear.RunningSum:
-        """Return an empty sum for a large slot with n columns."""
+        """Allocate the sum of a large slot with n columns for one kind of weights."""
         like, memory = self.context.buffers.like.dtype, self.context.buffers
         return linear.RunningSum(memory.get(f"sum {name} {kind}", 1, n, linear.sum_dtype(n, like))[0], like)
 
     def sums_for_slot(self, slot: str) -> Iterator[tuple[linear.RunningSum, list[float]]]:
-        """Yield the sums of a slot with their weights (m,)."""
+        """Yield the sums of a large slot, each with its weights (m,)."""
         return (each for (name, _), each in self.means.items() if name == slot)
 
     def add_columns(self, i: int, name: str, a: int, x: Tensor) -> None:
-        """Add the columns x of a large slot of row i, which begin at column a; rows must be added in order."""
+        """Add columns of one row to the sums of a large slot; rows must be added in order.
+
+        Args:
+            i: the index of the row.
+            name: the large slot.
+            a: the first column.
+            x: the columns.
+        """
         for sum_, weights in self.sums_for_slot(name):
             sum_.add(x, weights[i], i == 0, a)
         self.norm_parts[name][i].append(linear.block_norms(x[None])[:, 0])
 
     def add_row(self, i: int, row: Tensor) -> None:
-        """Add all of row i; rows must be added in order."""
+        """Add row i to all sums; rows must be added in order."""
         self.small_rows[i] = self.chunks.small_part(row)
-        # A CPU adds pieces, which are still in the cache when they are read again; a GPU needs few kernel launches.
+        # A CPU adds piece by piece, so that a piece is still in the cache when it is read again; a GPU needs few
+        # launches.
         full_slots = ((name, 0, n) for name, (_, n) in self.chunks.large.items())
         for name, a, b in full_slots if row.is_cuda else self.chunks.pieces():
             self.add_columns(i, name, a, self.chunks.large_part(row, name, a, b))
@@ -96,6 +105,7 @@ class SummedUploads(PartialUploads):
     """The uploads that hooks see: means of large slots, and all rows of small slots."""
 
     def __init__(self, clients: Sequence[int], n: Tensor, p: Tensor, sums: GatheredSums) -> None:
+        """Wrap gathered sums; n and p are the samples and weights of the clients."""
         super().__init__(clients, n, p, sums)
         self.sums = sums
 
@@ -108,26 +118,28 @@ class SummedUploads(PartialUploads):
         for (name, kind), (sum_, _) in self.sums.means.items():
             if name == slot and span is None and torch.equal(coefficients, self.sums.weights[kind]):
                 return sum_.value().view(self.chunks.packing.shapes[slot])
-        raise _undeclared_use_error(slot, "asks for another sum of it")
+        raise _undeclared_use_error(slot, "computes another sum of it")
 
 
 def _undeclared_use_error(slot: str, does: str) -> UserError:
+    """Return the error for a method that reads a slot in another way than it has declared."""
     return UserError(
-        f"means says that aggregate reads the slot {slot!r} through updates.mean alone, with the weights declared "
-        f"there, but it {does}; leave out {slot!r} in means, and the server holds all rows"
+        f"mean_only_slots declares that aggregate reads slot {slot!r} only through updates.mean with the declared weights, "
+        f"but it {does}; remove {slot!r} from mean_only_slots, and the server stores all rows"
     )
 
 
 @cache
 def _adder_thread() -> ThreadPoolExecutor:
-    """Return the thread that adds rows which have arrived, while the rank waits for messages."""
+    """Return the background thread that adds rows while the main thread waits for messages."""
     return ThreadPoolExecutor(1, thread_name_prefix="fedmpi-adder")
 
 
 class StreamingGather(UploadGather):
-    """Adds up all rows at rank 0, which does not train clients unless it is the only rank."""
+    """Adds up all rows at rank 0, which trains no clients unless it is the only rank."""
 
     def __init__(self, context: GatherContext, means: Means, p: Tensor) -> None:
+        """Create the gather; `p` (m,) are the weights of the cohort."""
         super().__init__(context, SendBuffer(context, 0) if context.comm.size == 1 else SendBuffer(context))
         self.sums = GatheredSums(context, means, p) if self.comm.rank == 0 else None
         self.pending_adds = deque[Future[None]]()
@@ -150,20 +162,20 @@ class StreamingGather(UploadGather):
                 for each in self.pending_adds:
                     each.result()
             finally:
-                wait(self.pending_adds)  # before the memory is used for something else
+                wait(self.pending_adds)  # even after an error, before the memory is used for something else
         return self.sums
 
     def _add_in_background(self, add: Callable[[], None]) -> None:
-        """Add one piece in a second thread while this one receives the next; MPI receives only within its calls."""
+        """Add a piece in the background thread while this one receives the next; MPI receives only within its calls."""
         self.pending_adds.append(_adder_thread().submit(add))
         if len(self.pending_adds) > 1:
             self.pending_adds[0].result()
             self.pending_adds.popleft()
 
     def _incoming_messages(self, sums: GatheredSums) -> Incoming:
-        """Yield all messages in the order in which they are sent, with memory for them and functions that add them."""
+        """Yield memory for all messages, in the order in which they are sent, and functions that add them."""
         context, chunks, turn = self.context, self.chunks, 0
-        num_buffers = PIECES_AHEAD + 2  # one piece that is being added, and one that is about to be received
+        num_buffers = PIECES_AHEAD + 2  # two more: one is being added, and one is about to be received
         buffers = context.buffers.get("pieces", num_buffers, max((b - a for _, a, b in chunks.pieces()), default=0))
         for i, client in enumerate(context.cohort):
             peer = context.placement[client]
@@ -178,10 +190,10 @@ class StreamingGather(UploadGather):
 
 
 class IntegerSum(linear.RunningSum):
-    """The sum_i round(c_i x_i / UNIT), added in any order, in a tensor (n,) of int64."""
+    """The sum of round(c_i x_i / UNIT), as int64 (n,); vectors may be added in any order."""
 
     def add(self, x: Tensor, c: float, first: bool = False, at: int = 0) -> None:
-        """Add a vector; `first` is ignored, because the sum begins with zeros."""
+        """Add c x to the sum; `first` is ignored, because the sum begins with zeros."""
 
         def add_chunk(span: tuple[int, int]) -> None:
             chunk = x[span[0] - at : span[1] - at].to(
@@ -202,9 +214,10 @@ class IntegerSum(linear.RunningSum):
 
 
 class GatheredIntegerSums(GatheredSums):
-    """The sums of a rank's rows, finally of all rows: small slots, integer sums of large slots, and their norms."""
+    """Integer sums of the rows of one rank, and after the reduction of all rows; also small slots and norms."""
 
     def __init__(self, context: GatherContext, means: Means, p: Tensor) -> None:
+        """Allocate the sums of a round; `p` (m,) are the weights of the cohort."""
         super().__init__(context, means, p)
         shape = len(context.cohort), len(self.chunks.large)
         self.large_slot_norms = torch.zeros(shape, dtype=torch.float64, device=self.small_rows.device)
@@ -214,22 +227,23 @@ class GatheredIntegerSums(GatheredSums):
         return IntegerSum(memory.get(f"total {name} {kind}", 1, n, torch.int64)[0].zero_(), memory.like.dtype)
 
     def add_row(self, i: int, row: Tensor) -> None:
-        """Add row i, of a client that this rank has trained."""
+        """Add row i, which belongs to a client that this rank has trained, to all sums."""
         self.small_rows[i] = self.chunks.small_part(row)
         for j, (name, (a, n)) in enumerate(self.chunks.large.items()):
             x = row[a : a + n]
             self.large_slot_norms[i, j] = norm = linear.row_norms(linear.block_norms(x[None]))[0]
             if norm > MAX_ENTRY and (largest := float(x.abs().max())) > MAX_ENTRY:
                 raise UserError(
-                    f"server.reduce: local takes entries of at most {MAX_ENTRY:g}, and client {self.context.cohort[i]} "
-                    f"has one of {largest:.4g} in {name}; use server.reduce: root"
+                    f"server.reduce: local is limited to values up to {MAX_ENTRY:g}, but client "
+                    f"{self.context.cohort[i]} sent {largest:.4g} in slot {name}; set server.reduce: root"
                 )
-            if norm.isfinite():  # otherwise the run ends (`is_complete`), or the round is left out
+            if norm.isfinite():  # otherwise the run ends, since `is_complete` is false, or the upload is refused
                 for total, weights in self.sums_for_slot(name):
                     total.add(x, weights[i], False)
 
     @property
     def is_complete(self) -> bool:  # type: ignore[override]
+        """Whether the sums contain all rows, because all values are finite."""
         return bool(self.large_slot_norms.isfinite().all())
 
     def large_norms(self, name: str) -> Tensor:
@@ -237,9 +251,10 @@ class GatheredIntegerSums(GatheredSums):
 
 
 class ReducingGather(UploadGather):
-    """Sends the small slots of all clients to rank 0, and reduces sums of large slots over a tree of ranks."""
+    """Sends small slots of all clients to rank 0, and reduces the sums of large slots over a binomial tree of ranks."""
 
     def __init__(self, context: GatherContext, means: Means, p: Tensor) -> None:
+        """Create the gather; `p` (m,) are the weights of the cohort."""
         super().__init__(context, SendBuffer(context, 0))
         self.totals = GatheredIntegerSums(context, means, p)
         train = {context.placement[k] for k in context.cohort}  # other ranks have nothing to add
@@ -271,7 +286,7 @@ class ReducingGather(UploadGather):
         return None
 
     def _reduce_over_tree(self) -> None:
-        """Add the totals of this rank's children in the tree to its own, and send the sums to its parent."""
+        """Add the sums of this rank's children in the tree to its own, and send the result to its parent."""
         comm, me = self.comm, self.ranks.index(self.comm.rank)
         parent, children = binomial_tree(me, len(self.ranks))
         totals = [(slot, total.total) for (slot, _), (total, _) in self.totals.means.items()]

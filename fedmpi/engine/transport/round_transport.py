@@ -1,7 +1,7 @@
 """The messages of a round on one rank: the broadcast to all ranks, downloads of single clients, and uploads.
 
-Every rank keeps the complete broadcast. If only some layout groups of the model have changed, the message contains only
-these groups, and each rank writes them into its copy.
+Every rank stores the complete broadcast. If only some layout groups of the model have changed, a message contains only
+these groups, and each rank updates its copy.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from fedmpi.engine.transport.gather_sums import ReducingGather, StreamingGather
 from fedmpi.method.base import get_mean_only_slots
 
 Placement = Mapping[int, int]  # client -> rank
-ALIGNED = 64  # bytes, as torch aligns its allocations
+ALIGNED = 64  # bytes; torch aligns its allocations in the same way
 
 
 class RoundTransport:
     """Sends and receives all messages of a round on one rank: the broadcast, single downloads, and uploads.
 
     Attributes:
-        message: the complete broadcast (model and declared server state), on the communicator's device.
-        inbox: the same, on the device on which clients train.
-        changed: the layout groups that the server has changed since the last broadcast; the next one contains them.
+        broadcast_row: the complete broadcast (model and declared server state), on the communicator's device.
+        broadcast_copy: the same on the device on which clients train.
+        changed_groups: the layout groups that the server has changed since the last broadcast, and that the next one
+            contains.
     """
 
     def __init__(
@@ -48,17 +49,22 @@ class RoundTransport:
         *,
         acknowledges: bool = False,
     ) -> None:
-        """Args:
-        model: any tensor of the clients' model.
-        way: how uploads are gathered: rows or sharded; streaming or reducing, in rounds in which only means are read.
-        acknowledge: ranks without clients in a round confirm to rank 0 that they have received its broadcast, so that
-        no rank is more than one round behind.
+        """Allocate the memory for broadcasts.
+
+        Args:
+            comm: the communicator.
+            messages: the layouts of all messages.
+            model: any tensor with the type and device of the clients' model.
+            gather_mode: how uploads are gathered: rows or sharded; or streaming or reducing, which apply in rounds in
+                which only means are read (rows in all others).
+            acknowledges: whether ranks without clients in a round confirm to rank 0 that they have received its
+                broadcast, so that no rank is more than one round behind.
         """
         self.comm, self.messages, self.gather_mode, self.acknowledges = comm, messages, gather_mode, acknowledges
         self.full_layout = messages.broadcast_layout()
         pin_memory = model.is_cuda and comm.device.type == "cpu"
-        # Rank 0 evaluates the model in this memory. The rounding of kernels depends on the alignment of weights, and
-        # ordinary tensors begin at a cache line; therefore w begins at one, too.
+        # Rank 0 evaluates the model in this memory. The rounding of kernels depends on the alignment of the weights.
+        # Ordinary tensors begin at a cache line, and therefore w must begin at one, too.
         most, (before, _) = ALIGNED // model.dtype.itemsize, self.full_layout.packing.spans["_w"]
         place = torch.zeros(
             self.full_layout.packing.size + most, dtype=model.dtype, device=comm.device, pin_memory=pin_memory
@@ -66,14 +72,14 @@ class RoundTransport:
         first = -(before + place.data_ptr() // model.dtype.itemsize) % most
         self.broadcast_row = place[first:][: self.full_layout.packing.size]
         self.broadcast_copy = self.broadcast_row.to(model.device, copy=self.broadcast_row.device != model.device)
-        # the row of a client that receives no values of its own
+        # the download row of a client that receives no values of its own
         self.empty_download = self.broadcast_row.new_zeros(messages.per_client_download.size)
         self.changed_groups = messages.shared_groups
         self.traffic = TrafficCounter(messages)
         self.buffers = BufferPool(self.broadcast_row, pin_memory)
 
     def model_storage(self) -> tuple[Tensor, Tensor]:
-        """Return memory for the global w and b at rank 0, which is in the broadcast if that contains all of them."""
+        """Return memory for the global w and b, at rank 0: part of the broadcast row if all their entries are in it."""
         fields, messages = self.full_layout.packing.views(self.broadcast_row), self.messages
         w = fields._w if messages.shared.selects_all else self.broadcast_row.new_empty(messages.sizes["d"])
         b = fields._b if messages.shared_b.selects_all else self.broadcast_row.new_empty(messages.sizes["b"])
@@ -88,7 +94,7 @@ class RoundTransport:
             server: the server at rank 0; None at other ranks.
         """
         messages, layout = self.messages, self.messages.broadcast_layout(self.changed_groups)
-        if server is not None:  # the model needs no copy if `model_storage` is in the message
+        if server is not None:  # w and b need no copy if `model_storage` returned parts of this row
             values = {COMMAND: command, **{name: getattr(server.state, name) for name in messages.method.receives}}
             if not messages.shared.selects_all:
                 values["_w"] = messages.shared.take(server.w)
@@ -104,7 +110,7 @@ class RoundTransport:
         return float(self.full_layout.packing.views(self.broadcast_row)._command)
 
     def _broadcast_changes(self, layout: BroadcastLayout) -> None:
-        """Broadcast the changed part of the complete broadcast, and update every rank's copy."""
+        """Broadcast only the changed parts of the broadcast row, and update the copy of every rank."""
         full_fields, row = (
             self.full_layout.packing.views(self.broadcast_row),
             self.broadcast_row.new_empty(layout.packing.size),
@@ -125,9 +131,16 @@ class RoundTransport:
     def send_downloads(
         self, t: int, clients: Iterable[int], placement: Placement, server: FederationServer | None
     ) -> dict[int, Tensor]:
-        """Send the downloads of single clients in round t; return client -> download row for this rank's clients.
+        """Send each client its own download of round t.
 
-        Rank 0 returns the rows of all `clients`.
+        Args:
+            t: the round.
+            clients: the clients that receive a download.
+            placement: client -> rank.
+            server: the server at rank 0; None at other ranks.
+
+        Returns:
+            client -> download row, for the clients of this rank; at rank 0 for all `clients`.
         """
         packing, rank = self.messages.per_client_download, self.comm.rank
         mine = [k for k in clients if server is not None or placement[k] == rank]
@@ -140,14 +153,21 @@ class RoundTransport:
         for k, row in rows.items():
             packing.write(row, server.download(t, k))
             check_finite(server.method, "download", packing, row, f"round {t}, client {k}")
-        # The rows of rank 0's own clients are sent through the communicator, too, like their uploads.
+        # Rows of rank 0's own clients go through the communicator, too, so that they are counted like their uploads.
         own = [(0, row) for k, row in rows.items() if placement[k] == 0]
         self.comm.exchange([(placement[k], row) for k, row in rows.items()], own)
         return rows
 
     # ---- uploads ----
     def gather_uploads(self, t: int, cohort: Sequence[int], placement: Placement, p: Tensor) -> UploadGather:
-        """Return the object that gathers round t's uploads on this rank; `p` (m,) are the weights of the cohort."""
+        """Begin to gather the uploads of round t; return the object that does this on this rank.
+
+        Args:
+            t: the round.
+            cohort: the clients of the round.
+            placement: client -> rank.
+            p: (m,), the weights of the cohort.
+        """
         context = GatherContext(self.comm, t, self.messages.upload_layout(t), cohort, placement, self.buffers)
         large, means = context.chunks.large, get_mean_only_slots(self.messages.method)
         sums = bool(large and cohort) and means is not None and set(large) <= {*means, "_b"}
@@ -166,22 +186,23 @@ class RoundTransport:
 
 
 class TrafficCounter:
-    """Counts the numbers that clients upload and download, given what each client has received before.
+    """Counts the numbers that clients upload and download.
 
-    The count is per client, as in papers, and does not depend on ranks: a client does not download again what it has.
-    The engine's own numbers are not counted. With comm.compression, bytes are counted and converted to numbers of the
-    model's type.
+    Numbers are counted per client, as in papers, independently of ranks. A client does not download again what it has
+    already. The engine's own numbers are not counted. With comm.compression, bytes are counted and converted to numbers
+    of the     model's type.
     """
 
     def __init__(self, messages: MessageLayouts) -> None:
+        """Begin with clients that have received nothing."""
         self.messages = messages
         # layout group -> the last round in which the server changed it
         self.last_changed = dict.fromkeys(messages.shared_groups, -1)
         self.last_seen: dict[int, int] = {}  # client -> the last round in which it took part
-        self.latest_count: tuple[int, dict[str, int]] = -1, {}  # the last round that was counted, and its numbers
+        self.latest_count: tuple[int, dict[str, int]] = -1, {}  # the latest round that was counted, and its numbers
 
     def count(self, t: int, cohort: Sequence[int]) -> dict[str, int]:
-        """Return up_parameters and down_parameters of round t, and mark the model as downloaded by its cohort.
+        """Count round t: return its up_parameters and down_parameters, and record that its cohort has the model.
 
         A round that is repeated after a rank failure is counted once.
         """
@@ -199,7 +220,7 @@ class TrafficCounter:
         return self.latest_count[1]
 
     def _download_size_since(self, r: int) -> int:
-        """Return the size of the broadcast for a client that took part last in round r (-1: never)."""
+        """Return how many numbers a client downloads that took part last in round r (-1: never)."""
         return self.messages.broadcast_layout(
             frozenset(g for g, last in self.last_changed.items() if last >= r)
         ).packing.size

@@ -160,7 +160,7 @@ def test_a_rule_that_reads_rows_gets_them_wherever_they_lie(ways):
 
 @pytest.mark.parametrize(("cls", "said"), [(Wrong, "reads updates.dw"), (Another, "another sum")])
 def test_what_means_does_not_say_is_told(cls, said):
-    with pytest.raises(UserError, match=f"means says .*'dw'.*{said}.*leave out 'dw'"):
+    with pytest.raises(UserError, match=f"mean_only_slots declares .*'dw'.*{said}.*remove 'dw'"):
         play(named(cls))
 
 
@@ -212,7 +212,7 @@ def test_sums_are_exact_in_any_order():
 @pytest.mark.parametrize("size", [1, 4])
 def test_an_entry_that_the_sums_cannot_hold_is_told(size, monkeypatch):
     monkeypatch.setattr(gather_sums, "MAX_ENTRY", 1e-6)
-    with pytest.raises(UserError, match=r"takes entries of at most 1e-06, and client \d has one of .* in dw"):
+    with pytest.raises(UserError, match=r"limited to values up to 1e-06, but client \d sent .* in slot dw"):
         on_ranks(local(small_settings("fedavg", "mlp", rounds=1)), size)
 
 
