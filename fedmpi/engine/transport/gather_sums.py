@@ -124,8 +124,8 @@ class SummedUploads(PartialUploads):
 def _undeclared_use_error(slot: str, does: str) -> UserError:
     """Return the error for a method that reads a slot in another way than it has declared."""
     return UserError(
-        f"mean_only_slots declares that aggregate reads slot {slot!r} only through updates.mean with the declared weights, "
-        f"but it {does}; remove {slot!r} from mean_only_slots, and the server stores all rows"
+        f"mean_only_slots declares that aggregate reads slot {slot!r} only through updates.mean with the declared "
+        f"weights, but it {does}; remove {slot!r} from mean_only_slots, and the server stores all rows"
     )
 
 

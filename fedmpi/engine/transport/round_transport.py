@@ -190,7 +190,7 @@ class TrafficCounter:
 
     Numbers are counted per client, as in papers, independently of ranks. A client does not download again what it has
     already. The engine's own numbers are not counted. With comm.compression, bytes are counted and converted to numbers
-    of the     model's type.
+    of the model's type.
     """
 
     def __init__(self, messages: MessageLayouts) -> None:
