@@ -1,1 +1,1 @@
-"""The data of clients: sources -> Dataset -> partition -> Federated -> batches."""
+"""The data of clients: a source returns a Dataset, a partition divides it, FederatedData holds it, batches reads it."""

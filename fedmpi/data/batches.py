@@ -1,6 +1,6 @@
-"""The rows of one client and their mini-batches: one permutation per epoch.
+"""The rows of each client, and the mini-batches of an epoch.
 
-The permutation is drawn on the CPU, so that all devices use the same order.
+The order of an epoch is a permutation drawn on the CPU, so that it is the same on all devices.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from fedmpi.data.partitions.base import Partition
 from fedmpi.data.streaming import Stream, prefetch
 from fedmpi.data.transforms.base import stored_channels_last
 
-# Bytes of samples that are read at once from memory. On a CPU they stay in its cache; on a GPU one kernel gathers all
-# batches of a piece.
+# Bytes of samples that are read from memory at once: on a CPU they fit into its cache; on a GPU one kernel gathers
+# several batches.
 READ_BYTES, READ_BYTES_ON_GPU = 1 << 18, 1 << 24
 ALIGNMENT = 64  # bytes, the alignment of torch's allocator
 
@@ -33,23 +33,23 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """The rows `index` of x and y, which may be shared with other shards. The index is always on the CPU."""
+    """The samples of one client: some rows of samples x and targets y, which several shards may share."""
 
-    x: Any  # (n, ...) tensor, Pictures, or Inputs (several tensors by name)
-    y: Tensor
-    index: Tensor  # (n,) int64
+    x: Any  # samples (rows, ...): tensor, LazyImages, or Inputs (several tensors by name)
+    y: Tensor  # targets (rows, ...)
+    index: Tensor  # row numbers of the client, (n,) int64, always on the CPU
 
     def __len__(self) -> int:
         return self.index.shape[0]  # faster than len(self.index)
 
     @property
     def random_numbers_per_sample(self) -> int:
-        """Number of uniform random numbers that the augmentation of one sample needs."""
+        """The number of uniform random numbers that the augmentation of one sample needs."""
         return self.x.pipeline.random_numbers if isinstance(self.x, LazyImages) else 0
 
 
 class LazyClientMapping(Mapping[int, T]):
-    """A mapping of clients 0..N-1 to values that are computed on access, since most clients may never be drawn."""
+    """A mapping from clients 0..N-1 to values that are computed on access, since most clients may never be sampled."""
 
     def __init__(self, clients: int, make: Callable[[int], T]) -> None:
         self._clients, self._make = range(clients), make
@@ -67,9 +67,12 @@ class LazyClientMapping(Mapping[int, T]):
 
 
 class ClientShards(LazyClientMapping[Shard]):
-    """The training or test data of all clients, each of which is a selection of rows of the same tensors x and y.
+    """The training or test data of all clients, if they are rows of the same samples and targets.
 
-    rows: the row numbers of each client, (n_k,) int64 arrays or tensors.
+    Args:
+        x: the samples of all clients, (rows, ...).
+        y: their targets, (rows, ...).
+        rows: the row numbers of each client, (n_k,) int64 arrays or tensors.
     """
 
     def __init__(self, x: Any, y: Tensor, rows: Sequence[Any] | Partition | LazyClientMapping[Any]) -> None:
@@ -80,21 +83,21 @@ class ClientShards(LazyClientMapping[Shard]):
 def replace_samples(
     shards: Mapping[K, Shard], x: Callable[[Any], Any], y: Callable[[Tensor], Tensor] = lambda y: y
 ) -> Mapping[K, Shard]:
-    """Return shards with samples replaced by x(samples) and targets by y(targets), and the same rows by client."""
+    """Return copies of shards with samples x(samples) and targets y(targets), and with the same row numbers."""
     if isinstance(shards, ClientShards):
         return ClientShards(x(shards.x), y(shards.y), shards.rows)  # type: ignore[return-value]
     return {k: Shard(x(shard.x), y(shard.y), shard.index) for k, shard in shards.items()}
 
 
 def distinct_samples(shards: Mapping[int, Shard]) -> Iterator[tuple[int, Any, Tensor]]:
-    """Yield (client, x, y) for each client, or only for client 0 if all clients share x and y."""
+    """Yield (client, x, y) for each client, or only for client 0 if all clients share the same x and y."""
     if isinstance(shards, ClientShards):
         return iter([(0, shards.x, shards.y)])
     return ((k, shard.x, shard.y) for k, shard in shards.items())
 
 
 def merge_shards(shards: Mapping[int, Shard]) -> Shard:
-    """Return one shard with the rows of all clients in ascending order; the clients must share x and y."""
+    """Return one shard with the rows of all clients in ascending order. All shards must share the same x and y."""
     if isinstance(shards, ClientShards) and isinstance(shards.rows, Partition):
         return Shard(shards.x, shards.y, torch.from_numpy(np.sort(shards.rows.order)))
     parts = list(shards.values())
@@ -108,59 +111,63 @@ def batches(
     drop_last: bool = False,
     augment: torch.Generator | None = None,
 ) -> Iterator[tuple[Any, Tensor]]:
-    """Yield the batches (x, y) of one epoch, of `size` rows each. The last, partial batch is kept unless drop_last.
+    """Yield the batches (x, y) of one epoch, (B, ...) each.
 
     Args:
-        size: rows of a batch; None: all rows at once.
-        generator: draws the permutation. None (evaluation), like size None, keeps the order of the index.
-        drop_last: leave out the partial batch. A shard of fewer than `size` rows then has no batch: its client makes no
-            step, and its update is zero.
-        augment: draws the random numbers by which pictures are changed (data.augment); None: no augmentation.
+        shard: the samples of a client.
+        size: number of rows of a batch; None: all rows in one batch, in the order of the index.
+        generator: draws the order of the rows; None, as in evaluations: the order of the index.
+        drop_last: leave out the last batch if it has fewer than `size` rows. A client with fewer than `size` rows then
+            has no batch: it makes no step, and its update is zero.
+        augment: draws the random numbers of augmentation (data.augment); None: images are not augmented.
     """
     n, index = len(shard), epoch_order(shard, size, generator)
     step = size or max(n, 1)
     stop = n - n % step if drop_last else n
     if not stop:
         return
-    there = index.to(shard.x.device, non_blocking=True)  # once per epoch rather than per batch
+    index_on_device = index.to(shard.x.device, non_blocking=True)  # one copy per epoch
     on_disk = isinstance(shard.x, LazyImages) and isinstance(shard.x.stored, Stream)
-    u, ahead = draw_augmentation_numbers(shard, augment), _rows_per_read(shard.x, step, on_disk)
-    # The reading thread uses the index on the CPU: a copy from the GPU would wait for all training queued there.
-    with closing(prefetch(shard.x.read_stored, index[:stop].split(ahead))) if on_disk else nullcontext() as read:
-        for begin in range(0, stop, ahead):
-            rows = there[begin : min(begin + ahead, stop)]
+    u, rows_per_read = draw_augmentation_numbers(shard, augment), _rows_per_read(shard.x, step, on_disk)
+    # The thread that reads ahead uses the index on the CPU, since a copy from the GPU would wait for queued training.
+    with (
+        closing(prefetch(shard.x.read_stored, index[:stop].split(rows_per_read))) if on_disk else nullcontext() as read
+    ):
+        for begin in range(0, stop, rows_per_read):
+            rows = index_on_device[begin : min(begin + rows_per_read, stop)]
             v = None if u is None else u[begin : begin + len(rows)]
             x = gather_samples(shard.x, rows, v) if read is None else shard.x.to_inputs(next(read), v)
             y = shard.y.index_select(0, rows)
-            if ahead == step:
+            if rows_per_read == step:
                 yield x, y
             else:
                 yield from zip(x.split(step), y.split(step), strict=True)
 
 
-def merge_batches(drawn: Iterable[tuple[Tensor, Tensor]], many: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Join every `many` consecutive batches into one larger batch.
+def merge_batches(batches: Iterable[tuple[Tensor, Tensor]], count: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Merge every `count` consecutive batches into one larger batch.
 
-    Batches left over at the end, fewer than `many`, are dropped. If there are fewer than `many` in total, they form one
-    batch.
+    Fewer than `count` batches that remain at the end are dropped. If there are fewer than `count` in total, they form
+    one batch.
     """
-    iterator, is_first = iter(drawn), True
-    while (group := list(islice(iterator, many))) and (is_first or len(group) == many):
+    iterator, is_first = iter(batches), True
+    while (group := list(islice(iterator, count))) and (is_first or len(group) == count):
         yield concatenate([x for x, _ in group]), torch.cat([y for _, y in group])
         is_first = False
 
 
 def epoch_order(shard: Shard, size: int | None, generator: torch.Generator | None) -> Tensor:
-    """Return the rows of one epoch in the order of its batches, (n,)."""
+    """Return the row numbers of one epoch in the order of its batches, (n,); see `batches` for the arguments."""
     if size is None or generator is None:
         return shard.index
     return shard.index.index_select(0, torch.randperm(len(shard), generator=generator))
 
 
 def draw_augmentation_numbers(shard: Shard, augment: torch.Generator | None) -> Tensor | None:
-    """Return the uniform random numbers in [0, 1) for the augmentation of one epoch, (n, columns).
+    """Draw the uniform random numbers in [0, 1) for the augmentation of one epoch.
 
-    Row i is for the i-th sample in the order of the epoch. None if there is no augmentation.
+    Returns:
+        One row per sample in the order of the epoch, (n, random_numbers_per_sample); None without augmentation.
     """
     if augment is None or not shard.random_numbers_per_sample:
         return None
@@ -170,20 +177,28 @@ def draw_augmentation_numbers(shard: Shard, augment: torch.Generator | None) -> 
 
 
 def _rows_per_read(x: Any, step: int, on_disk: bool) -> int:
-    """Return how many rows are read at once: small batches are aligned views of one larger piece of memory."""
+    """Return how many rows to read at once: one batch, or several if these can be aligned views of the same memory.
+
+    Args:
+        x: the samples.
+        step: number of rows of a batch.
+        on_disk: whether the samples are on disk.
+    """
     if isinstance(x, Inputs):
         return step
     size = step * prod(x.shape[1:]) * x.dtype.itemsize
-    # Samples on disk are read while the piece before is trained on; training begins sooner with small pieces.
+    # Samples on disk are read while the previous ones are trained on, so that small reads let training begin sooner.
     most = READ_BYTES_ON_GPU if x.device.type == "cuda" and not on_disk else READ_BYTES
     return step * max(most // size, 1) if size and size % ALIGNMENT == 0 else step
 
 
 def gather_samples(x: Any, rows: Tensor, u: Tensor | None = None) -> Tensor:
-    """Return x[rows]. Images stored as (n, H, W, C) blocks are gathered as blocks, so that the result is channels_last.
+    """Return the samples x[rows], (B, ...), in the memory format of x.
 
     Args:
-        u: the random numbers of these samples from `drawn`, (B, columns).
+        x: tensor or LazyImages.
+        rows: row numbers, (B,).
+        u: the random numbers of these samples from `draw_augmentation_numbers`; None: no augmentation.
     """
     if isinstance(x, LazyImages):
         return x.read(rows, u)

@@ -1,17 +1,17 @@
 """The choice of the test rows of each client (data.client_test).
 
-shards       the test part is cut into shards and dealt like the training part, by the same label matrix (FedRep 2021)
-class_match  all test rows of the classes that the client trains on
-aligned      of class c  floor(T n_kc / n_k)  of its t_c test rows, without replacement; the rows of clients overlap.
-             T is 1000 (FedSOL 2024), or the largest number for which no class has too few rows, if that is less:
-             min_c floor(t_c n_k / n_kc). FedSOL's own rule, min(t_c, .), would draw equal numbers of rows of classes
-             that a client has in unequal numbers, if the test part is small. Classes without a test row do not count.
-             If the formula gives 0 for all classes of a client, it gets one row of each of its classes, or of the 1000
-             most frequent ones
-global       the whole test part
-site         the test rows of its site
+shards       The test part is cut into shards and distributed like the training part, by the same label matrix (FedRep
+             2021).
+class_match  All test rows of the classes that the client trains on.
+aligned      floor(T n_kc / n_k) random rows of the t_c test rows of each class c, without replacement; clients may
+             share rows. T is 1000 (FedSOL 2024), or less if a class has too few rows: min_c floor(t_c n_k / n_kc), over
+             classes with test rows. FedSOL's own rule, min(t_c, .), would not keep the proportions of the client's
+             classes if the test part is small. If the formula gives 0 for all classes of a client, it gets one row of
+             each of its classes, or of the 1000 most frequent ones.
+global       The whole test part.
+site         The test rows of the client's site.
 auto         site if clients are sites and the test rows have sites; otherwise aligned, or global if targets are not
-             class numbers
+             class numbers.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ ClientTest = Literal["auto", "site", "aligned", "shards", "class_match", "global
 ClientTestRows = tuple[
     np.ndarray, LazyClientMapping[Any]
 ]  # (N,) number of test rows of each client; the rows, computed on access
-ALIGNED_SIZE = 1000  # T of FedSOL, of which class c gets the share n_kc / n_k
-CLIENTS_PER_BLOCK = 1 << 16  # clients whose quotas are computed at once, to limit memory
+ALIGNED_SIZE = 1000  # T of FedSOL
+CLIENTS_PER_BLOCK = 1 << 16  # number of clients for which `aligned` is computed at once, to limit memory
 
 
 def select_client_tests(
@@ -46,18 +46,22 @@ def select_client_tests(
     seed: int,
     label_matrix: np.ndarray | None = None,
 ) -> ClientTestRows:
-    """Return the number of test rows of each client, and the rows themselves.
+    """Return the number of test rows of each client, and the row numbers of each client.
 
     Args:
-        counts: training samples by client and class, (N, classes).
-        at: the site of each client, (N,), if clients are sites.
-        names: the class of each training shard, (N, s), if clients have shards.
+        dataset: the data set.
+        counts: number of training samples by client and class, (N, classes).
+        client_test: the rule, see the module's text.
+        site_of_client: the site of each client, (N,), if clients are sites.
+        seed: the seed of the run.
+        label_matrix: the class of each training shard, (N, s), if clients have shards.
 
     Raises:
         UserError: the data do not allow `client_test`.
     """
     if client_test not in get_args(ClientTest):
-        raise UserError(f"data.client_test is {client_test!r}; allowed: {', '.join(get_args(ClientTest))}")
+        allowed = ", ".join(get_args(ClientTest))
+        raise UserError(f"data.client_test: {client_test!r} is not allowed; must be one of {allowed}")
     has_labels = is_labels(dataset.train_y, dataset.classes)
     if client_test == "auto":
         known = site_of_client is not None and dataset.test_site is not None
@@ -67,13 +71,14 @@ def select_client_tests(
         return np.full(len(counts), len(all_rows)), LazyClientMapping(len(counts), lambda k: all_rows)
     if client_test == "site":
         if site_of_client is None or dataset.test_site is None:
-            needed = "partition scheme site, and a data set with test_site"
-            raise UserError(f"data.client_test: site needs {needed}; take aligned")
+            needed = "data.partition.scheme: site and a data set whose test rows have sites (test_site)"
+            raise UserError(f"data.client_test: site needs {needed}; set data.client_test: aligned")
         sites = max(int(site_of_client.max()), int(dataset.test_site.max()) if len(dataset.test_site) else 0) + 1
         return _select_parts(Partition.from_owners(dataset.test_site.numpy(), sites), site_of_client)
     if not has_labels:
         raise UserError(
-            f"data.client_test: {client_test} selects by class, but targets are no class numbers; take global"
+            f"data.client_test: {client_test} selects test rows by class, but the targets are not class numbers; set "
+            "data.client_test: global"
         )
     if client_test == "shards":
         return _deal_test_shards(dataset.test_y.numpy(), label_matrix, seed)
@@ -97,31 +102,35 @@ def select_client_tests(
 
 
 def _select_parts(parts: Partition, site_of_client: np.ndarray) -> ClientTestRows:
-    """Return the number and the rows of each client's test samples: client k gets part at[k]."""
+    """Return the number of test rows and the rows of each client, which are those of its site."""
     return parts.sizes[site_of_client], LazyClientMapping(
         len(site_of_client), lambda k: torch.from_numpy(parts[site_of_client[k]])
     )
 
 
 def _deal_test_shards(test_y: np.ndarray, label_matrix: np.ndarray | None, seed: int) -> ClientTestRows:
+    """Cut the test rows into shards and distribute them by the label matrix of the training shards."""
     if label_matrix is None:
-        raise UserError("data.client_test: shards needs partition scheme shards without `sorted`; take aligned")
+        raise UserError(
+            "data.client_test: shards needs data.partition.scheme: shards without `sorted`; set data.client_test: "
+            "aligned"
+        )
     for c, shards in zip(*np.unique(label_matrix, return_counts=True), strict=True):
         rows = (test_y == c).sum()
         if rows < shards:
-            what = f"the {rows} test rows of class {c} into {shards}"
-            raise UserError(f"data.client_test: shards cannot cut {what}; take class_match")
+            problem = f"class {c} has {rows} test rows, which cannot be cut into {shards} shards"
+            raise UserError(f"data.client_test: shards: {problem}; set data.client_test: class_match")
     return _select_parts(
         deal_shards(test_y, label_matrix, seeds.numpy_generator(seed, "test shards")), np.arange(len(label_matrix))
     )
 
 
 def _aligned_quotas(counts: np.ndarray, available: np.ndarray) -> np.ndarray:
-    """Return how many test rows of each class `aligned` gives to each client, (N, classes).
+    """Return how many test rows of each class the rule `aligned` gives to each client, (N, classes).
 
     Args:
-        counts: training samples by client and class, (N, classes).
-        there: test rows by class, (classes,).
+        counts: number of training samples by client and class, (N, classes).
+        available: number of test rows by class, (classes,).
     """
     total = counts.sum(1, keepdims=True)
     usable = (counts > 0) & (available > 0)
@@ -131,8 +140,8 @@ def _aligned_quotas(counts: np.ndarray, available: np.ndarray) -> np.ndarray:
     quotas = np.where(usable, largest_total[:, None] * counts // total, 0)
     without_rows = np.flatnonzero(~quotas.any(1))  # clients for which the formula gives no row
     if len(without_rows):
-        place = np.argsort(
+        rank = np.argsort(
             np.argsort(-np.where(usable[without_rows], counts[without_rows], 0), axis=1, kind="stable"), axis=1
         )
-        quotas[without_rows] = place < np.minimum(usable[without_rows].sum(1, keepdims=True), ALIGNED_SIZE)
+        quotas[without_rows] = rank < np.minimum(usable[without_rows].sum(1, keepdims=True), ALIGNED_SIZE)
     return quotas

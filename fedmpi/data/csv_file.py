@@ -1,4 +1,4 @@
-"""Functions that read CSV files for all sources: as rows with line numbers, or as columns that take little memory."""
+"""Functions that read CSV files, row by row with line numbers, or as columns that need little memory."""
 
 from __future__ import annotations
 
@@ -14,23 +14,30 @@ import numpy as np
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import shorten
 
-CELLS_PER_BLOCK = 200_000  # cells that are in memory as Python strings at the same time
-MAX_BYTES_PER_CELL = 24  # characters: columns of ASCII cells up to this length are stored as bytes of equal width
+CELLS_PER_BLOCK = 200_000  # number of cells that are in memory as Python strings at once
+MAX_BYTES_PER_CELL = 24  # columns of ASCII cells of at most this length are stored as bytes
 OTHER_FORMATS = {".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers", ".json", ".jsonl", ".ndjson"}
 
 
 def check_is_csv(path: Path) -> None:
     """Raise UserError if the file name has the suffix of another format."""
     if path.suffix.lower() in OTHER_FORMATS:
-        raise UserError(f"{path} is no CSV file; save it as CSV in UTF-8 from its program, or with pandas.to_csv")
+        raise UserError(
+            f"{path} is not a CSV file; export it as CSV in UTF-8 from the program that wrote it, or with pandas.to_csv"
+        )
 
 
 def iter_csv_rows(
-    path: Path, delimiter: str = ",", remedy: str = "save it anew as that"
+    path: Path, delimiter: str = ",", remedy: str = "save it as CSV in UTF-8"
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield (number of its last line, cells) for each row of a CSV file. Cells may be of any length.
+    """Yield each row of a CSV file as (number of its last line, cells).
 
     The byte-order mark, the line `sep=` that Excel writes, and rows of blank cells are left out.
+
+    Args:
+        path: the file.
+        delimiter: the character between cells.
+        remedy: what a user can do if the file cannot be read, for the message.
 
     Raises:
         UserError: the file cannot be read as CSV in UTF-8.
@@ -44,50 +51,60 @@ def iter_csv_rows(
             for number, row in enumerate(reader):
                 line = reader.line_num
                 if "\0" in "".join(row):
-                    raise csv.Error("it holds the control character '\\x00', as a file in UTF-16 does")
+                    raise csv.Error("it contains the control character '\\x00', as files in UTF-16 do")
                 is_note = number == 0 and bool(row) and row[0].startswith("sep=")
                 if any(map(str.strip, row)) and not is_note:
                     yield line, row
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        where = f", behind line {line}" if line else ""
+        where = f", after line {line}" if line else ""
         raise UserError(f"{path} cannot be read as CSV in UTF-8{where}: {error}; {remedy}") from error
 
 
 def read_csv_table(
-    path: Path, delimiter: str, check_header: Callable[[Sequence[str]], None], remedy: str = "save it anew as that"
+    path: Path, delimiter: str, check_header: Callable[[Sequence[str]], None], remedy: str = "save it as CSV in UTF-8"
 ) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
-    """Return the column names in the first row, and an iterator over the other rows.
-
-    A row with another number of cells than the first raises UserError.
+    """Return the column names in the first row, and an iterator over the other rows as (line number, cells).
 
     Args:
+        path: the file.
+        delimiter: the character between cells.
         check_header: called with the names before any other row is read; it may raise UserError.
+        remedy: what a user can do if the file cannot be read, for the message.
+
+    Raises:
+        UserError: the file is empty or cannot be read, or (from the iterator) a row has too few or too many cells.
     """
     rows = iter_csv_rows(path, delimiter, remedy)
     header = [name.strip() for name in next(rows, (0, []))[1]]
     if not header:
-        raise UserError(f"{path} is empty; the names of the columns are needed in its first line")
+        raise UserError(f"{path} is empty; its first line must contain the column names")
     check_header(header)
 
-    def checked() -> Iterator[tuple[int, list[str]]]:
+    def checked_rows() -> Iterator[tuple[int, list[str]]]:
         for line, row in rows:
             if len(row) != len(header):
-                quotes = f" (a cell that holds {delimiter!r} stands in quotes)" if len(row) > len(header) else ""
-                counts = f"{len(row)} cells, the header has {len(header)}{quotes}"
+                quotes = f" (put cells that contain {delimiter!r} in quotes)" if len(row) > len(header) else ""
+                cells = "cell" if len(row) == 1 else "cells"
+                counts = f"the row has {len(row)} {cells}, but the header has {len(header)}{quotes}"
                 raise UserError(f"{path}, line {line}: {counts}: {shorten(delimiter.join(row))}")
             yield line, row
 
-    return header, checked()
+    return header, checked_rows()
 
 
 def read_csv_columns(
     path: Path, delimiter: str, check_header: Callable[[Sequence[str]], None]
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Read a CSV file by columns.
+    """Read a CSV file column by column.
+
+    Args:
+        path: the file.
+        delimiter: the character between cells.
+        check_header: called with the column names before any row is read; it may raise UserError.
 
     Returns:
-        The columns by name, and the line of each row (n,). A column (n,) holds bytes if its cells are short and in
-        ASCII, otherwise objects (str), because a Python string takes 50 bytes more than its characters.
+        The columns by name, (n,) each, and the line number of each row, (n,). A column of short ASCII cells consists of
+        bytes, any other column of str objects, since each Python string has an overhead of about 50 bytes.
     """
     header, rows = read_csv_table(path, delimiter, check_header)
     parts: list[list[np.ndarray]] = [[] for _ in header]
@@ -99,7 +116,7 @@ def read_csv_columns(
             part.append(np.array(cells, dtype="S") if is_short else to_object_array(cells))
     columns = {}
     for name in header:
-        own = parts.pop(0)  # frees the parts of a column once they are joined
+        own = parts.pop(0)  # frees the parts of a column after their concatenation
         is_bytes = bool(own) and all(part.dtype != object for part in own)
         columns[name] = (
             np.concatenate(own) if is_bytes else to_object_array([cell for part in own for cell in decode_cells(part)])
@@ -108,12 +125,12 @@ def read_csv_columns(
 
 
 def decode_cells(cells: np.ndarray) -> np.ndarray:
-    """Return a column of bytes as objects (str), (n,); return other columns unchanged."""
+    """Convert a column of bytes to str objects, (n,); return any other column unchanged."""
     return to_object_array([cell.decode("ascii") for cell in cells.tolist()]) if cells.dtype.kind == "S" else cells
 
 
 def to_object_array(cells: Sequence[str]) -> np.ndarray:
-    """Return cells as an array of objects, (n,), in which equal cells share one string."""
+    """Convert cells to an array of str objects, (n,), in which equal cells share one object."""
     strings: dict[str, str] = {}
     out = np.empty(len(cells), dtype=object)
     out[:] = [strings.setdefault(cell, cell) for cell in cells]

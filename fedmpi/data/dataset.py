@@ -1,4 +1,4 @@
-"""Dataset: the tensors of a data set, with a training and a test part and one row per sample."""
+"""Dataset: the tensors of a data set, divided into training and test part, with one row per sample."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from fedmpi.data.preprocessing import Preparation
 class Dataset:
     """A data set of n training and t test samples.
 
-    Samples are images (n, C, H, W), already normalised, or Pictures; tables (n, f); or symbols (n, L) int64. A sample
-    may also be several tensors: train_x and test_x are then dictionaries name -> (n, ...), and the model's `forward`
-    gets each tensor under its name, or all of them as one dictionary (fedmpi/common/inputs.py).
+    Samples are normalised images (n, C, H, W), as a tensor or LazyImages; table rows (n, f); or symbols (n, L) int64. A
+    sample may also consist of several tensors: train_x and test_x are then dictionaries name -> (n, ...), and the
+    model's `forward` gets each tensor under its name, or all of them as one dictionary (fedmpi/common/inputs.py).
 
     Targets (n, ...) may have any shape that the task accepts; the task also decides whether they may be NaN. Class
-    numbers are int64 in 0..classes-1. For real-valued targets `classes` is the number of outputs, usually 1. Raises
-    UserError if the parts do not fit together, so that the author of a source learns at once what is wrong.
+    numbers are int64 in 0..classes-1. For real-valued targets `classes` is the number of outputs, usually 1.
+
+    Raises:
+        UserError: the parts do not fit together. It names the part, for the author of a data source.
 
     >>> Dataset(torch.zeros(2, 3), torch.tensor([0, 1]), torch.zeros(1, 3), torch.tensor([1]), classes=2).input_shape
     (3,)
@@ -37,45 +39,43 @@ class Dataset:
     test_x: Any  # (t, ...); t may be 0
     test_y: Tensor  # (t, ...)
     classes: int
-    site: Tensor | None = None  # (n,) int64, natural owner of each training row
-    test_site: Tensor | None = None  # (t,) int64; -1: of no site, so that the row is only in the global test set
-    site_names: tuple[str, ...] = ()  # name of site 0, 1, ...
+    site: Tensor | None = None  # (n,) int64, the natural site, such as a hospital, of each training row
+    test_site: Tensor | None = None  # (t,) int64; -1: the row belongs to no site, only to the global test set
+    site_names: tuple[str, ...] = ()  # names of sites 0, 1, ...
     global_test_x: Tensor | None = None  # (t, ...) rows of the global test set, if they differ from test_x
-    input_and_class_names: tuple[
-        str, ...
-    ] = ()  # names of inputs and classes, in order, which must be equal at all silos
-    group: Tensor | None = None  # (n,) int64: training rows of one group, such as a patient, stay together
-    preparation: Preparation | None = None  # prepares new rows as these rows were prepared
+    input_and_class_names: tuple[str, ...] = ()  # names of inputs and classes, in order; equal at all silos
+    group: Tensor | None = None  # (n,) int64; training rows of one group, such as a patient, stay together
+    preparation: Preparation | None = None  # prepares new rows for prediction as these rows were prepared
 
     def __post_init__(self) -> None:
         if isinstance(self.classes, np.integer):
             object.__setattr__(self, "classes", int(self.classes))
         if not isinstance(self.classes, int) or isinstance(self.classes, bool) or self.classes < 1:
-            raise UserError(f"data set: classes is {self.classes!r}; a whole number >= 1 is needed (1 = regression)")
+            raise UserError(f"data set: classes is {self.classes!r}; must be an integer >= 1 (1 for regression)")
         for part in ("train", "test"):
-            given: Any = getattr(self, f"{part}_x")
-            if isinstance(given, Mapping):
-                if not given or not all(isinstance(key, str) and key.isidentifier() for key in given):
-                    needed = "a dictionary of tensors by names such as input_ids is needed"
-                    raise UserError(f"data set: {part}_x has the keys {list(given)}; {needed}")
-                object.__setattr__(self, f"{part}_x", Inputs(given))
+            samples: Any = getattr(self, f"{part}_x")
+            if isinstance(samples, Mapping):
+                if not samples or not all(isinstance(key, str) and key.isidentifier() for key in samples):
+                    needed = "must be identifiers such as input_ids, and at least one"
+                    raise UserError(f"data set: the keys of the dictionary {part}_x are {list(samples)}; {needed}")
+                object.__setattr__(self, f"{part}_x", Inputs(samples))
             y = getattr(self, f"{part}_y")
             _check_tensor(f"{part}_y", y)
             for name, x in named_tensors(getattr(self, f"{part}_x"), f"{part}_x"):
                 _check_samples(name, x, len(y), single=name == f"{part}_x")
             _check_targets(f"{part}_y", y, self.classes)
         if len(self.train_x) == 0:
-            raise UserError("data set: there is no training sample")
+            raise UserError("data set: there are no training samples; return at least one")
         for kind in "xy":
             train, test = (_describe(getattr(self, f"{part}_{kind}")) for part in ("train", "test"))
             if train != test:
-                what = f"a row of train_{kind} is {train}, one of test_{kind} {test}"
-                raise UserError(f"data set: {what}; they must agree")
+                what = f"a row of train_{kind} is {train}, but a row of test_{kind} is {test}"
+                raise UserError(f"data set: {what}; shapes and types must be equal")
         if self.global_test_x is not None:
-            _check_samples("global_x", self.global_test_x, len(self.test_y), single=True)
+            _check_samples("global_test_x", self.global_test_x, len(self.test_y), single=True)
             if _describe(self.global_test_x) != _describe(self.test_x):
                 raise UserError(
-                    f"data set: a row of global_x is {_describe(self.global_test_x)}; it must be as test_x's"
+                    f"data set: a row of global_test_x is {_describe(self.global_test_x)}; it must be like test_x"
                 )
         for name, part in (("site", "train_y"), ("test_site", "test_y"), ("group", "train_y")):
             if (owner := getattr(self, name)) is not None:
@@ -88,12 +88,12 @@ class Dataset:
 
 
 def is_labels(y: Tensor, classes: int) -> bool:
-    """Return whether each target is a class number."""
+    """Return whether targets y are one class number per sample."""
     return classes > 1 and y.dtype == torch.int64 and y.ndim == 1
 
 
 def _describe(x: Samples) -> str:
-    """Return the shape and type of a row as text."""
+    """Return the shape and type of a row of samples or targets as text."""
     return "; ".join(
         f"{name} {tuple(part.shape[1:])} {str(part.dtype).removeprefix('torch.')}".strip()
         for name, part in named_tensors(x, "")
@@ -101,50 +101,61 @@ def _describe(x: Samples) -> str:
 
 
 def _check_tensor(name: str, x: Any) -> None:
-    """Raise UserError unless x is a dense tensor of real numbers on the CPU, with rows and without a graph."""
+    """Raise UserError unless x is a dense, detached tensor of real numbers on the CPU with at least one dimension."""
     if not isinstance(x, Tensor):
-        advice = ": torch.from_numpy(...)" if isinstance(x, np.ndarray) else ""
-        raise UserError(f"data set: {name} is {type(x).__name__}; a torch.Tensor is needed{advice}")
+        advice = "; use torch.from_numpy" if isinstance(x, np.ndarray) else ""
+        raise UserError(f"data set: {name} is {type(x).__name__}; must be a torch.Tensor{advice}")
     if x.ndim == 0 or x.is_complex() or x.layout is not torch.strided or x.device.type != "cpu" or x.requires_grad:
         what = f"of shape {tuple(x.shape)}, {x.dtype}, {x.layout}, on {x.device}, requires_grad={x.requires_grad}"
-        raise UserError(f"data set: {name} is {what}; a dense, detached tensor of real numbers on the CPU is needed")
+        raise UserError(f"data set: {name} is {what}; must be a dense, detached tensor of real numbers on the CPU")
 
 
 def _check_samples(name: str, x: Any, targets: int, single: bool) -> None:
-    if not isinstance(x, LazyImages):  # Pictures are made of bytes, which are always finite
+    """Raise UserError unless samples x are finite tensors of an allowed type with one row per target."""
+    if not isinstance(x, LazyImages):  # the bytes of lazy images are always finite
         _check_tensor(name, x)
         if x.dtype not in (torch.float32, torch.int64) and (single or x.dtype != torch.bool):
-            how = f"{name}.long() for symbols, {name}.float() for numbers"
-            raise UserError(f"data set: {name} is {x.dtype}; float32 (or int64 for symbols) is needed: {how}")
-        # In blocks of rows, because the temporary tensors of isfinite take as much memory as the rows.
+            how = f"use {name}.float(), or {name}.long() for symbols"
+            raise UserError(f"data set: {name} is {x.dtype}; must be float32, or int64 for symbols; {how}")
+        # Blocks of rows limit the memory of temporary tensors.
         if x.is_floating_point() and not all(bool(torch.isfinite(some).all()) for some in x.split(1 << 14)):
             row = int((~torch.isfinite(x)).nonzero()[0, 0])
-            raise UserError(f"data set: {name} holds a value that is not finite, first in row {row}; fill or drop it")
+            raise UserError(
+                f"data set: {name} contains values that are not finite (nan or inf), first in row {row}; fill them in, "
+                "or "
+                "drop the rows"
+            )
     if len(x) != targets:
-        raise UserError(f"data set: {name} has {len(x)} rows, its targets {targets}; both need one row a sample")
+        raise UserError(f"data set: {name} has {len(x)} rows, but there are {targets} targets; both must be equal")
 
 
 def _check_targets(name: str, y: Tensor, classes: int) -> None:
+    """Raise UserError unless targets y are of an allowed type, not infinite, and, if labels, in 0..classes-1."""
     if y.dtype not in (torch.int64, torch.float32, torch.bool):
-        how = f"{name}.long() or {name}.float()"
-        raise UserError(f"data set: {name} is {y.dtype}; int64 class numbers or float32 targets are needed: {how}")
-    if y.is_floating_point() and bool(y.isinf().any()):  # the task decides whether NaN is an ignored target
+        how = f"use {name}.long() or {name}.float()"
+        raise UserError(f"data set: {name} is {y.dtype}; must be int64 for class numbers, or float32; {how}")
+    if y.is_floating_point() and bool(y.isinf().any()):  # the task decides whether NaN is allowed
         row = int(y.isinf().nonzero()[0, 0])
-        raise UserError(f"data set: {name} holds a target that is infinite, first in row {row}; correct or drop it")
-    if is_labels(y, classes) and bool((odd := (y < 0) | (y >= classes)).any()):
-        row = int(odd.nonzero()[0, 0])
         raise UserError(
-            f"data set: {name} holds labels {int(y.min())}..{int(y.max())}; with classes={classes} 0..{classes - 1} "
-            f"is allowed; the first other one is in row {row}"
+            f"data set: {name} contains infinite targets, first in row {row}; correct them, or drop the rows"
+        )
+    if is_labels(y, classes) and bool((invalid := (y < 0) | (y >= classes)).any()):
+        row = int(invalid.nonzero()[0, 0])
+        raise UserError(
+            f"data set: {name} contains labels {int(y.min())}..{int(y.max())}, but with classes={classes} they must be "
+            "in "
+            f"0..{classes - 1}; the first invalid one is in row {row}"
         )
 
 
 def _check_owners(name: str, owner: Any, rows: int, names: tuple[str, ...]) -> None:
+    """Raise UserError unless `owner` has one site or group number per row, and a name for each site."""
     _check_tensor(name, owner)
     if owner.dtype != torch.int64 or tuple(owner.shape) != (rows,):
         what = f"{name} is {owner.dtype} of shape {tuple(owner.shape)}"
-        raise UserError(f"data set: {what}; int64 ({rows},), one a row, is needed")
+        raise UserError(f"data set: {what}; must be int64 of shape ({rows},), one number per row")
     lowest = -1 if name == "test_site" else 0
     if rows and (int(owner.min()) < lowest or (names and int(owner.max()) >= len(names))):
-        what = f"{name} holds sites {int(owner.min())}..{int(owner.max())}"
-        raise UserError(f"data set: {what}, but {len(names)} sites are named: {names}")
+        what = f"{name} contains numbers {int(owner.min())}..{int(owner.max())}"
+        allowed = f"{lowest}..{len(names) - 1}, the numbers of the sites {names}" if names else f"at least {lowest}"
+        raise UserError(f"data set: {what}; must be {allowed}")

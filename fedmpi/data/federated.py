@@ -1,7 +1,7 @@
-"""The data of all clients as one rank sees them: rows by client, and the sizes and label counts of all clients.
+"""The data of all clients as one rank sees them: the rows of clients, and the sizes and label counts of all clients.
 
-Without silos every rank holds the whole data set once, and clients are index arrays into it (`split`). With silos a
-rank opens only the sites of its own clients (data/silos.py).
+In the usual mode every rank holds the whole data set once, and a client is an index array into it (`split`). In silo
+mode a rank opens only the sites of its own clients (data/silos.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedmpi.data.dataset import Dataset, is_labels
 from fedmpi.data.lazy_images import MAX_FLOAT_BYTES, LazyImages
 from fedmpi.data.partitions import KIND
 from fedmpi.data.partitions.base import Partition, validate_indices
-from fedmpi.data.partitions.site_and_file import file, site
+from fedmpi.data.partitions.site_and_file import partition_by_site, partition_from_file
 from fedmpi.data.preprocessing import Preparation, make_ready_inputs
 from fedmpi.data.transforms.base import Transform, to_memory_format
 from fedmpi.data.transforms.pipeline import ImagePipeline, config_name
@@ -36,7 +36,7 @@ from fedmpi.data.transforms.pipeline import ImagePipeline, config_name
 
 @dataclass(frozen=True, eq=False)
 class FederatedData:
-    """The data of N clients as one rank sees them."""
+    """The data of N clients as one rank sees them: samples, sizes, label counts, and the preparation of new rows."""
 
     classes: int
     input_shape: Shape
@@ -46,34 +46,37 @@ class FederatedData:
     clients: int
     train_sizes: np.ndarray  # (N,) int64
     test_sizes: np.ndarray  # (N,) int64
-    label_counts: np.ndarray  # (N, classes) int64, training part; zeros if targets are not class numbers
+    label_counts: np.ndarray  # (N, classes) int64, of training rows; zeros if targets are not class numbers
     train: Mapping[int, Shard]  # training rows of the clients that this rank can train
-    test: Mapping[int, Shard]  # test rows of these clients; may be empty
+    test: Mapping[int, Shard]  # test rows of these clients, possibly none
     global_test: Shard | None  # None in silo mode, where no rank has all test rows
-    parts: Partition | None  # training indices by client; None in silo mode
+    parts: Partition | None  # training rows of each client; None in silo mode
     site_names: tuple[str, ...] = ()
-    test_by_site: Mapping[str, Shard] = field(default_factory=dict)  # test rows of every site, client or not
-    label_counts_shared: bool = True  # False: label_counts is zero for clients of other ranks
-    validation: Mapping[int, Shard] = field(default_factory=dict)  # held out of train, if data.validation > 0
-    validation_sizes: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # (N,), if any
+    test_by_site: Mapping[str, Shard] = field(
+        default_factory=dict
+    )  # test rows of every site, also if it is not a client
+    label_counts_shared: bool = True  # if not, label_counts is zero for clients of other ranks
+    validation: Mapping[int, Shard] = field(default_factory=dict)  # rows held out of train if data.validation > 0
+    validation_sizes: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # (N,), or empty
     group: Mapping[int, Tensor] = field(default_factory=dict)  # (n_k,) group of each training row, if any
-    preparation: Preparation | None = None  # preparation of the data set that all ranks hold; None in silo mode
+    preparation: Preparation | None = None  # how new rows are prepared; None in silo mode
     target_scales: Mapping[str, TargetScale] = field(default_factory=dict)  # by site, or "" for all sites
-    silo_preparations: Mapping[int, Preparation] = field(default_factory=dict)  # preparations of the silos of this rank
+    silo_preparations: Mapping[int, Preparation] = field(default_factory=dict)  # the same for each silo of this rank
 
     def example_targets(self) -> Tensor:
-        """Return two targets of the shape and type of the data, (2, ...): classes 0 and 1, or zeros."""
+        """Return two placeholder targets with the shape and type of the data's, (2, ...): classes 0 and 1, or zeros."""
         y = torch.zeros(2, *self.target_shape, dtype=self.target_dtype)
         return torch.arange(2) if is_labels(y, self.classes) else y
 
     def to(self, device: torch.device | str, channels_last: bool = False) -> FederatedData:
-        """Return the same federation with samples and targets on `device`; tensors shared by shards are moved once.
+        """Return a copy with samples and targets on `device`.
 
-        Test pictures become floats, unless they take much memory, because they are read often and always in the same
-        way.
+        Test images are converted to floats, unless these need much memory, because they are read in each evaluation
+        without random changes.
 
         Args:
-            channels_last: store images as (n, H, W, C) blocks, with (n, C, H, W) views.
+            device: the device.
+            channels_last: whether images (n, C, H, W) are stored in the memory format channels_last.
         """
         trained = {id(x) for _, x, _ in distinct_samples(self.train)}
 
@@ -87,7 +90,7 @@ class FederatedData:
         return self.with_samples(move, lambda y: y.to(device))
 
     def with_samples(self, x: Callable[[Any], Any], y: Callable[[Tensor], Tensor] = lambda y: y) -> FederatedData:
-        """Return a copy with all samples replaced by x(samples) and all targets by y(targets), each tensor once."""
+        """Return a copy with samples x(samples) and targets y(targets); shared tensors are converted once."""
         x, y = _memoize_by_identity(x), _memoize_by_identity(y)
         test = {"": self.global_test} if self.global_test else {}
         return replace(
@@ -101,7 +104,7 @@ class FederatedData:
 
 
 def _memoize_by_identity(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a function that calls `change` only once for each object, and then returns the same result."""
+    """Return a version of `change` that is called once per object and then returns the same result."""
     changed: dict[int, Any] = {}
 
     def call(value: Any) -> Any:
@@ -118,8 +121,10 @@ def split(
     """Divide a data set among clients.
 
     Args:
-        scheme: a name in data/partitions, path/to/file.py:function or package.module:function.
+        dataset: the data set.
+        scheme: the partition: a name in data/partitions, path/to/file.py:function or package.module:function.
         clients: number of clients; None: one for each site (scheme site), or as many as the file has (scheme file).
+        seed: the seed of the run.
         client_test: how the test rows of each client are chosen, see client_test.py.
         options: options of the scheme.
 
@@ -128,29 +133,29 @@ def split(
     """
     with_options = registry.make_component(KIND, registry.Selection(scheme, options))
     scheme_function, options = with_options.func, with_options.keywords
-    keys = dataset.train_y.numpy().copy()  # a copy, since a user's own scheme might write to it
+    keys = dataset.train_y.numpy().copy()  # a copy that a user's own scheme cannot change
     keys.flags.writeable = False
-    if scheme_function is site:
+    if scheme_function is partition_by_site:
         if dataset.site is None:
             raise UserError(
-                "data.partition: scheme site needs a data set that says whose each sample is, and this one does not "
-                "(Dataset.site is None); take iid, shards or dirichlet"
+                "data.partition: scheme site needs a data set with a site for each sample, but this one has none "
+                "(Dataset.site is None); set data.partition.scheme to iid, shards or dirichlet"
             )
         keys = dataset.site.numpy()
         names = dataset.site_names or tuple(map(str, range(int(keys.max()) + 1)))
         only = _find_site_numbers(options.get("only", ()), names)
-        with_options = partial(site, only=only)
+        with_options = partial(partition_by_site, only=only)
         clients = clients or len(only or names)
-    if clients is None and scheme_function is not file:
-        raise UserError(f"data.partition: scheme {scheme} needs `clients`, the number of clients")
+    if clients is None and scheme_function is not partition_from_file:
+        raise UserError(f"data.partition: scheme {scheme} needs the number of clients; set data.partition.clients")
     if clients is not None and clients < 1:
-        raise UserError(f"data.partition: clients={clients}; at least 1 is needed")
+        raise UserError(f"data.partition.clients: {clients} is not allowed; must be at least 1")
     parts = with_options(keys, clients, seeds.numpy_generator(seed, "partition"))
     parts = _validate_partition(parts, len(keys), clients, f"data.partition: scheme {scheme}", scheme_function)
 
     counts = count_labels_by_client(dataset.train_y, dataset.classes, parts)
     site_of_client = (
-        keys[parts.order[parts.offsets[:-1]]] if scheme_function is site else None
+        keys[parts.order[parts.offsets[:-1]]] if scheme_function is partition_by_site else None
     )  # the site of each client
     test_sizes, test_rows = select_client_tests(dataset, counts, client_test, site_of_client, seed, parts.label_matrix)
     global_x, group = dataset.test_x if dataset.global_test_x is None else dataset.global_test_x, dataset.group
@@ -171,24 +176,29 @@ def split(
         site_names=tuple(dataset.site_names[k] for k in site_of_client)
         if site_of_client is not None and dataset.site_names
         else (),
-        test_by_site={} if dataset.test_site is None else _test_by_site(dataset, dataset.test_site),
+        test_by_site={} if dataset.test_site is None else _make_test_shards_by_site(dataset, dataset.test_site),
         preparation=dataset.preparation or make_ready_inputs(dataset.input_shape, dataset.train_x.dtype),
         group={} if group is None else LazyClientMapping(len(parts), lambda k: group[torch.from_numpy(parts[k])]),
     )
 
 
 def _find_site_numbers(only: Sequence[Any], names: Sequence[str]) -> tuple[int, ...]:
-    """Return the numbers of the sites in data.partition.only, ascending; a site may be given by name or number."""
+    """Return the numbers of the sites in data.partition.only in ascending order.
+
+    Args:
+        only: the sites, each as a name or, if it has no name, as a number.
+        names: the names of all sites.
+    """
     for place, name in enumerate(only):
         if str(name) not in names:
             raise UserError(f"data.partition.only: the data set has no site {name!r}; {suggest_name(str(name), names)}")
         if name in only[:place]:
-            raise UserError(f"data.partition.only: {name!r} is a site that stands there already; name each one once")
+            raise UserError(f"data.partition.only: site {name!r} is listed twice; list each site once")
     return tuple(sorted(names.index(str(name)) for name in only))
 
 
-def _test_by_site(dataset: Dataset, test_site: Tensor) -> dict[str, Shard]:
-    """Return the test rows of each site that has any, by the name or number of the site."""
+def _make_test_shards_by_site(dataset: Dataset, test_site: Tensor) -> dict[str, Shard]:
+    """Return the test rows of each site that has any, by the name of the site, or its number without names."""
     present = torch.unique(test_site[test_site >= 0]).tolist()
     rows = {k: torch.nonzero(test_site == k).flatten() for k in present}
     names = dataset.site_names or {k: str(k) for k in present}
@@ -196,12 +206,23 @@ def _test_by_site(dataset: Dataset, test_site: Tensor) -> dict[str, Shard]:
 
 
 def _validate_partition(result: Any, samples: int, clients: int | None, where: str, scheme_function: Any) -> Partition:
-    """Return the result of a scheme, which may be a user's own, as a checked partition; it may leave samples out."""
+    """Return the result of a partition scheme, which may be a user's own, as a Partition, after checking it.
+
+    Args:
+        result: a Partition, or one index array per client. Samples may be left out, with a warning.
+        samples: number of training samples.
+        clients: number of clients that was asked for; None: any.
+        where: the name of the scheme for messages.
+        scheme_function: the scheme.
+
+    Raises:
+        UserError: it is not a partition for this number of clients, or a client has no sample.
+    """
     if not isinstance(result, Partition):
         if not isinstance(result, Iterable) or isinstance(result, (str, Mapping)):
             kind = type(result).__name__
             raise make_located_error(
-                f"{where} returned {kind}; it must return a list of index arrays, one a client", scheme_function
+                f"{where} returned {kind}; it must return a list of one index array per client", scheme_function
             )
         arrays = []
         for k, part in enumerate(result):
@@ -216,19 +237,20 @@ def _validate_partition(result: Any, samples: int, clients: int | None, where: s
     if (parts.sizes == 0).any():
         k = int((parts.sizes == 0).argmax())
         raise make_located_error(
-            f"{where} left client {k} without a training sample; lower `clients` or its skew", scheme_function
+            f"{where} gives client {k} no training sample; lower `clients` or the skew", scheme_function
         )
     times = np.bincount(parts.order, minlength=samples)
     if (times > 1).any():
-        raise make_located_error(f"{where} handed out sample {(times > 1).argmax()} more than once", scheme_function)
-    if len(parts.order) < samples and scheme_function is not site:  # with scheme site the user has left sites out
+        raise make_located_error(f"{where} assigns sample {(times > 1).argmax()} more than once", scheme_function)
+    # With scheme site, the user has left sites out.
+    if len(parts.order) < samples and scheme_function is not partition_by_site:
         missing = f"{samples - len(parts.order)} of {samples} training samples"
-        warnings.warn(f"{where} leaves {missing} with nobody", stacklevel=3)
+        warnings.warn(f"{where} assigns {missing} to no client", stacklevel=3)
     return parts
 
 
 def count_labels_by_client(y: Tensor, classes: int, parts: Partition) -> np.ndarray:
-    """Return how often each class occurs at each client, (N, classes) int64; zeros if targets are not class numbers."""
+    """Return the number of samples by client and class, (N, classes) int64; zeros if targets are not class numbers."""
     if not is_labels(y, classes):
         return np.zeros((len(parts), classes), dtype=np.int64)
     cells = parts.owner * classes + y.numpy()[parts.order]
@@ -236,36 +258,42 @@ def count_labels_by_client(y: Tensor, classes: int, parts: Partition) -> np.ndar
 
 
 def count_labels(y: Tensor, classes: int) -> np.ndarray:
-    """Return how often each class occurs, (classes,) int64; zeros if targets are not class numbers."""
+    """Return the number of samples of each class, (classes,) int64; zeros if targets are not class numbers."""
     return count_labels_by_client(y, classes, Partition.from_owners(np.zeros(len(y), dtype=np.int64), 1))[0]
 
 
 def hold_out_validation(data: FederatedData, share: float, seed: int) -> FederatedData:
-    """Return the federation with validation rows held out of each client's training samples, drawn for each client.
+    """Move a random part of each client's training samples to validation.
 
-    If rows belong to groups (`Dataset.group`), whole groups are held out: groups are drawn one after the other, and one
-    is taken if it brings the number of samples nearer to the share. If none does, the smallest group is taken. Nothing
-    is held out of a client with a single group, with a warning.
+    If rows belong to groups (`Dataset.group`), whole groups are moved: groups are drawn one after the other, and a
+    group is moved if this brings the number of samples closer to the fraction. If no group does, the smallest one is
+    moved. A client with a single group keeps all samples, with a warning.
 
-    With silos the label counts and validation_sizes of clients on other ranks are zero, and their train_sizes
+    In silo mode the label counts and validation sizes of clients on other ranks are zero, and their training sizes are
     unchanged.
 
     Args:
-        share: share of a client's training samples, 0 <= share < 1; 0 returns the data unchanged.
+        data: the data of all clients.
+        share: fraction of a client's training samples, 0 <= share < 1; for 0 the data are returned unchanged.
+        seed: the seed of the run.
     """
     if not share:
         return data
     train, validation = {}, {}
     sizes, counts = np.zeros(data.clients, dtype=np.int64), np.zeros_like(data.label_counts)
     for k, shard in data.train.items():
-        out = _validation_rows(data.group.get(k), len(shard), share, seeds.torch_generator(seed, "validation", k))
-        validation[k] = replace(shard, index=shard.index[out])
-        train[k] = replace(shard, index=shard.index[~out])
+        is_held_out = _draw_validation_rows(
+            data.group.get(k), len(shard), share, seeds.torch_generator(seed, "validation", k)
+        )
+        validation[k] = replace(shard, index=shard.index[is_held_out])
+        train[k] = replace(shard, index=shard.index[~is_held_out])
         sizes[k] = len(validation[k])
-    alone = [k for k in data.train if data.train_sizes[k] > 1 and not sizes[k]]
-    if alone:
-        reason = "the rows there are all of one group (data.group_column), and stay together"
-        warnings.warn(f"data.validation holds out nothing of clients {shorten(str(alone))}: {reason}", stacklevel=2)
+    without_validation = [k for k in data.train if data.train_sizes[k] > 1 and not sizes[k]]
+    if without_validation:
+        reason = "all rows of these clients belong to one group (data.group_column), and groups are not divided"
+        warnings.warn(
+            f"data.validation holds out no rows of clients {shorten(str(without_validation))}: {reason}", stacklevel=2
+        )
     new = replace(data, validation_sizes=sizes, train_sizes=data.train_sizes - sizes)
     if not isinstance(data.train, ClientShards):
         for k, own in train.items():
@@ -285,24 +313,27 @@ def hold_out_validation(data: FederatedData, share: float, seed: int) -> Federat
     )
 
 
-def _validation_rows(group: Tensor | None, n: int, share: float, generator: torch.Generator) -> Tensor:
-    """Return which of a client's n samples are held out for validation, (n,) bool.
+def _draw_validation_rows(group: Tensor | None, n: int, share: float, generator: torch.Generator) -> Tensor:
+    """Draw which of a client's n samples are held out for validation, (n,) bool.
 
-    These are floor(share n) samples, at least one if the client has two, and never all.
+    These are floor(share n) samples, but at least one if the client has two, and never all.
 
     Args:
-        group: the group of each sample, (n,). At least one group remains for training.
+        group: the group of each sample, (n,), or None. At least one group remains for training.
+        n: number of samples.
+        share: fraction of samples to hold out.
+        generator: draws the samples or groups.
     """
-    wanted, out = min(max(int(share * n + 1e-9), 1), n - 1), torch.zeros(n, dtype=torch.bool)
+    target_size, is_held_out = min(max(int(share * n + 1e-9), 1), n - 1), torch.zeros(n, dtype=torch.bool)
     if group is None:
-        out[torch.randperm(n, generator=generator)[:wanted]] = True
-        return out
+        is_held_out[torch.randperm(n, generator=generator)[:target_size]] = True
+        return is_held_out
     _, number, sizes = group.unique(return_inverse=True, return_counts=True)
     order, size = torch.randperm(len(sizes), generator=generator).tolist(), sizes.tolist()
     chosen: list[int] = []
     total = 0
     for g in order:
-        if abs(total + size[g] - wanted) < abs(total - wanted) and len(chosen) < len(order) - 1:
+        if abs(total + size[g] - target_size) < abs(total - target_size) and len(chosen) < len(order) - 1:
             chosen.append(g)
             total += size[g]
     if not chosen and len(order) > 1:  # all groups are large
@@ -311,39 +342,44 @@ def _validation_rows(group: Tensor | None, n: int, share: float, generator: torc
 
 
 def add_augmentation(data: FederatedData, transforms: Sequence[Transform]) -> FederatedData:
-    """Return the federation whose clients train on augmented pictures; at tests no random operation is applied.
+    """Add image transforms (data.augment) to all samples; random transforms are applied only in training.
+
+    Args:
+        data: the data of all clients.
+        transforms: the transforms in order; without any, the data are returned unchanged.
 
     Raises:
-        UserError: the operations do not suit the pictures or their targets, or yield two sizes in training and at
-            tests.
+        UserError: the transforms do not suit the samples or targets, or the size of images differs between training and
+            evaluation.
     """
     if not transforms:
         return data
     moving_transform = next((each for each in transforms if each.moves_pixels), None)
     if moving_transform and len(data.target_shape) > 1:
-        has = " x ".join(map(str, data.target_shape))
+        size = " x ".join(map(str, data.target_shape))
         raise UserError(
-            f"data.augment: {config_name(moving_transform)} moves pixels, and the targets of these data are masks "
-            f"({has}), which would "
-            "stay where they are; color_jitter, normalize and cutout go with masks"
+            f"data.augment: {config_name(moving_transform)} moves pixels, but the targets are masks ({size}), which "
+            "would "
+            "not be moved; with masks only color_jitter, normalize and cutout are allowed"
         )
     shape = data.input_shape
     if not isinstance(shape, tuple) or data.x_dtype != torch.float32:
         what = f"several tensors ({', '.join(shape)})" if isinstance(shape, dict) else f"of {data.x_dtype}"
-        raise UserError(f"data.augment is for pictures, and a sample of these data is {what}; leave it out")
+        raise UserError(f"data.augment needs images, but a sample of these data is {what}; remove data.augment")
     new_shape = ImagePipeline(transforms=tuple(transforms)).output_shape(shape)
     return replace(data.with_samples(lambda x: _add_transforms(x, transforms)), input_shape=new_shape)
 
 
 def _add_transforms(x: Tensor | LazyImages, transforms: Sequence[Transform]) -> LazyImages:
+    """Return samples as LazyImages with these transforms; raise UserError if images would have two sizes."""
     pipeline = replace(x.pipeline if isinstance(x, LazyImages) else ImagePipeline(), transforms=tuple(transforms))
-    pipeline.steps  # noqa: B018  raises UserError for an order that makes no sense
+    pipeline.steps  # noqa: B018  raises UserError if the order of transforms is not possible
     stored = x.stored if isinstance(x, LazyImages) else x
     trained, tested = (pipeline.output_shape(tuple(stored.shape[1:]), drawn) for drawn in (True, False))
     if trained != tested:
         sizes = [" x ".join(map(str, shape[1:])) for shape in (trained, tested)]
         raise UserError(
-            f"data.augment: pictures are {sizes[0]} pixels in training, but at tests {sizes[1]}; what draws nothing "
-            f"is done to both, so end with center_crop: {min(trained[1:])}, behind a resize where pictures are smaller"
+            f"data.augment: images have {sizes[0]} pixels in training, but {sizes[1]} in evaluations, where random "
+            f"transforms are not applied; end with center_crop: {min(trained[1:])}, after resize if images are smaller"
         )
     return LazyImages(stored, pipeline)

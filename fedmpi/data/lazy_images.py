@@ -1,4 +1,4 @@
-"""Images that are stored as bytes and become normalised floats when a batch is read."""
+"""Images that are stored as bytes, and are converted to normalised floats when a batch is read."""
 
 from __future__ import annotations
 
@@ -15,20 +15,16 @@ from fedmpi.data.transforms.base import stored_channels_last, to_memory_format
 from fedmpi.data.transforms.color import Normalize
 from fedmpi.data.transforms.pipeline import ImagePipeline
 
-MAX_FLOAT_BYTES = 1 << 28  # bytes: test pictures that take at most this much as floats are kept as floats
-IMAGES_PER_CHUNK = 1024  # pictures that are converted at once
+MAX_FLOAT_BYTES = 1 << 28  # test images that need at most this many bytes as floats are stored as floats
+IMAGES_PER_CHUNK = 1024  # number of images that are converted at once
 
 
 @final
 class LazyImages:
-    """n images that act as a float32 tensor (n, C, H, W) but take a quarter of its memory; `read` returns rows of it.
+    """Images that behave like a float32 tensor (n, C, H, W) but are stored as bytes; `read` converts some rows.
 
-    Any other attribute or torch function is applied to the whole float tensor, which is computed for that purpose. Code
-    that changes the data of a source need therefore not know how images are stored.
-
-    Args:
-        stored: (n, c, H, W) uint8, in memory or on disk, or floats; volumes are (n, c, D, H, W).
-        look: the pipeline that turns stored images into inputs.
+    Other attributes and torch functions are applied to the tensor of all inputs, which is computed for each call.
+    Therefore code that changes the samples of a data source works without knowing how images are stored.
     """
 
     dtype = torch.float32
@@ -40,11 +36,13 @@ class LazyImages:
         device: torch.device | None = None,
         channels_last: bool | None = None,
     ) -> None:
-        """Store images and how their rows are read.
+        """Store images and the pipeline that converts them.
 
         Args:
-            device: device of the rows that are read; None: that of the stored tensor.
-            blocks: whether rows that are read are stored as (n, H, W, C); None: as the stored tensor is.
+            stored: images (n, c, H, W) or volumes (n, c, D, H, W): uint8, in memory or on disk, or floats.
+            pipeline: converts stored images to inputs of the model.
+            device: device of the inputs; None: that of the stored tensor.
+            channels_last: whether inputs are in the memory format channels_last; None: as the stored tensor is.
         """
         self.stored, self.pipeline = stored, pipeline
         self.device = device or (stored.device if isinstance(stored, Tensor) else torch.device("cpu"))
@@ -56,9 +54,9 @@ class LazyImages:
         return len(self.stored)
 
     def __getitem__(self, rows: Any) -> Any:
-        """Return Pictures for a slice or a vector of rows, and floats for any other index."""
-        some = isinstance(rows, slice) or (isinstance(rows, Tensor) and rows.ndim == 1)
-        return self.with_stored(self.stored[rows]) if some else self.all_inputs()[rows]
+        """Return LazyImages for a slice or a vector of rows, and a float tensor for any other index."""
+        is_selection = isinstance(rows, slice) or (isinstance(rows, Tensor) and rows.ndim == 1)
+        return self.with_stored(self.stored[rows]) if is_selection else self.all_inputs()[rows]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -78,7 +76,7 @@ class LazyImages:
 
     @cached_property
     def shape(self) -> torch.Size:
-        """The shape of all samples as the model gets them at tests."""
+        """The shape of all inputs in evaluations, (n, C, H, W)."""
         return torch.Size([len(self), *self.pipeline.output_shape(tuple(self.stored.shape[1:]))])
 
     @property
@@ -90,15 +88,17 @@ class LazyImages:
         return self.stored._version if isinstance(self.stored, Tensor) else 0
 
     def read(self, rows: Tensor, u: Tensor | None = None) -> Tensor:
-        """Return inputs of the model, (B, C, H, W) float32.
+        """Return some rows as inputs of the model, (B, C, H, W) float32.
 
         Args:
-            u: random numbers in [0, 1) for the augmentation, (B, look.columns); None: no augmentation, as at tests.
+            rows: row numbers, (B,).
+            u: random numbers in [0, 1) for augmentation, (B, pipeline.random_numbers); None, as in evaluations: no
+                random transform is applied.
         """
         return self.to_inputs(self.read_stored(rows), u)
 
     def read_stored(self, rows: Tensor) -> Tensor:
-        """Return copies of stored rows.
+        """Return copies of some stored rows, (B, c, H, W), before conversion.
 
         Rows from disk are in pinned memory if the device is a GPU, so that the copy to the GPU is asynchronous.
         """
@@ -110,12 +110,12 @@ class LazyImages:
         return self.stored.index_select(0, rows)
 
     def to_inputs(self, raw: Tensor, u: Tensor | None) -> Tensor:
-        """Return inputs of the model for stored rows from `raw`. u: as for `read`."""
+        """Convert rows from `read_stored` to inputs of the model, (B, C, H, W); u is that of `read`."""
         stored = to_memory_format(raw.to(self.device, non_blocking=True), self.channels_last)
         return to_memory_format(self.pipeline(stored, u), self.channels_last)
 
     def all_inputs(self) -> Tensor:
-        """Return all samples as floats, without augmentation."""
+        """Return all inputs as one float32 tensor, (n, C, H, W), without augmentation."""
         out = to_memory_format(torch.empty(self.shape, device=self.device), self.channels_last)
         for start in range(0, len(self), IMAGES_PER_CHUNK):
             rows = torch.arange(start, min(start + IMAGES_PER_CHUNK, len(self)), device=self.device)
@@ -123,12 +123,14 @@ class LazyImages:
         return out
 
     def to(self, device: torch.device | str, channels_last: bool) -> LazyImages:
+        """Return these images with inputs on another device and in another memory format."""
         stored = self.stored
         if isinstance(stored, Tensor):
             stored = to_memory_format(stored.to(device), channels_last)
         return LazyImages(stored, self.pipeline, torch.device(device), channels_last)
 
     def with_stored(self, stored: Tensor | Stream) -> LazyImages:
+        """Return other stored images with the pipeline, device and memory format of these."""
         return LazyImages(stored, self.pipeline, self.device, self.channels_last)
 
 
@@ -138,27 +140,28 @@ def make_lazy_images(
     std: Sequence[float] | None,
     channels: int | None = None,
 ) -> LazyImages:
-    """Return pictures that are normalised when they are read: (v / 255 - mean) / std, or (v - mean) / std for floats.
+    """Return images that are normalised when they are read: (v / 255 - mean) / std, or (v - mean) / std for floats.
 
     Args:
         images: (n, c, H, W) uint8, or float32 in 0..1.
-        mean, std: of pixels in 0..1, one number or one per channel; None: 0 and 1.
-        channels: number of channels to which c = 1 is repeated; None: c.
+        mean: mean of pixels in 0..1, one number or one per channel; None: 0.
+        std: standard deviation of pixels in 0..1, likewise; None: 1.
+        channels: the number of channels of inputs, if a single channel is to be repeated; None: c.
     """
     stored = torch.from_numpy(np.ascontiguousarray(images)) if isinstance(images, np.ndarray) else images
-    given = mean is not None or std is not None
-    normal = Normalize(mean=tuple(mean or (0.0,)), std=tuple(std or (1.0,))) if given else None
+    has_statistics = mean is not None or std is not None
+    normal = Normalize(mean=tuple(mean or (0.0,)), std=tuple(std or (1.0,))) if has_statistics else None
     is_bytes, channels = stored.dtype == torch.uint8, channels or stored.shape[1]
     return LazyImages(stored, ImagePipeline(bytes=is_bytes, unit=not is_bytes, normal=normal, channels=channels))
 
 
 def concatenate_samples(parts: Sequence[Tensor | LazyImages]) -> Tensor | LazyImages:
-    """Concatenate samples; the result stays on disk if all parts are on disk."""
+    """Concatenate samples; the result remains on disk if all parts are on disk."""
     first = parts[0]
     if isinstance(first, LazyImages):
         stored = [part.stored for part in parts if isinstance(part, LazyImages)]
         streams = [each for each in stored if isinstance(each, Stream)]
         if len(streams) == len(stored):
             return first.with_stored(concatenate_streams(streams))
-        return first.with_stored(torch.cat([each if isinstance(each, Tensor) else each.all() for each in stored]))
+        return first.with_stored(torch.cat([each if isinstance(each, Tensor) else each.read_all() for each in stored]))
     return torch.cat([part for part in parts if isinstance(part, Tensor)])

@@ -1,4 +1,4 @@
-"""A warning about features from which a model would learn the target itself."""
+"""A warning about features that reveal the target (label leaks)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from torch import Tensor
 from fedmpi.common.text import list_things
 from fedmpi.data.dataset import Dataset, is_labels
 
-FALSE_ALARM_PROBABILITY = 1e-3  # probability of a warning for random features
+FALSE_ALARM_PROBABILITY = 1e-3  # largest probability of a warning if features are random
 
 
-def warn_about_label_leaks(data: Dataset, whose: str = "") -> None:
-    """Warn once about features (columns of train_x) each of which alone separates the classes of all training rows.
+def warn_about_label_leaks(data: Dataset, silo: str = "") -> None:
+    """Warn about features (columns of train_x) of which a single one separates the classes of all training rows.
 
-    A feature does so if the classes are in intervals of its values that do not overlap.
+    A feature separates the classes if their intervals of its values do not overlap.
 
     Args:
-        whose: the silo, for the message.
+        data: the data set.
+        silo: the name of the silo for the message, with a leading space.
     """
     x = data.train_x
     if not (isinstance(x, Tensor) and x.ndim == 2 and x.is_floating_point() and is_labels(data.train_y, data.classes)):
@@ -29,8 +30,8 @@ def warn_about_label_leaks(data: Dataset, whose: str = "") -> None:
     log_chance = math.log(x.shape[1]) + sum(math.lgamma(m + 1) for m in (*counts.tolist(), len(counts)))
     if len(classes) < 2 or log_chance - math.lgamma(len(x) + 1) > math.log(FALSE_ALARM_PROBABILITY):
         return
-    place, out = member[:, None].expand_as(x), x.new_zeros(len(classes), x.shape[1])
-    low, high = (out.scatter_reduce(0, place, x, how, include_self=False) for how in ("amin", "amax"))
+    index, out = member[:, None].expand_as(x), x.new_zeros(len(classes), x.shape[1])
+    low, high = (out.scatter_reduce(0, index, x, how, include_self=False) for how in ("amin", "amax"))
     order = low.argsort(0)
     separates = (high.gather(0, order)[:-1] < low.gather(0, order)[1:]).all(0)  # (f,)
     columns = separates.nonzero().flatten().tolist()
@@ -39,7 +40,8 @@ def warn_about_label_leaks(data: Dataset, whose: str = "") -> None:
         has_names = len(data.input_and_class_names) > width and data.input_and_class_names[width] == "->"
         which = list_things([data.input_and_class_names[k] if has_names else str(k) for k in columns], "feature")
         warnings.warn(
-            f"data{whose}: {which} alone separates the classes of the training rows; look whether it was known before "
-            "the label, and leave it out (data.drop) if not",
+            f"data{silo}: {which} alone separates the classes of the training rows; check whether it was known before "
+            "the "
+            "label, and if not, exclude it with data.drop",
             stacklevel=2,
         )

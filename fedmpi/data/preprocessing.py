@@ -1,7 +1,7 @@
-"""Preparations: the statistics that a data source fits to training rows, to turn new files into inputs of a model.
+"""Preparations: how a data source turns rows into inputs of a model, with statistics fitted to the training rows.
 
 A source attaches a `Preparation` to its `Dataset` and prepares its own rows with it, so that training and prediction
-share one code path. A run saves it with its model (runtime/record/data_files.py).
+use the same code. A run saves it with its model (runtime/record/data_files.py).
 """
 
 from __future__ import annotations
@@ -30,32 +30,33 @@ PREPARATION_KINDS = {
     "volumes": "fedmpi.data.sources.nifti:VolumePreparation",
     "texts": "fedmpi.data.sources.texts:TextPreparation",
 }
-# Options of data sources that say how a file is read; they may differ between training files and new files.
+# Options of data sources that describe the format of a file; they may differ between training files and new files
 READING_OPTIONS = (
     *("delimiter", "decimal", "folder", "image_column", "label_column", "author_column", "text_column"),
     "image_pattern",
 )
-TRAINING_ONLY = ("root", "download")  # options that concern the training files only
+TRAINING_ONLY = ("root", "download")  # options that apply to training files only
 
 
 @dataclass(frozen=True, eq=False)
 class NewRows:
-    """Rows to predict, prepared like the training rows."""
+    """New rows for prediction, prepared like the training rows."""
 
-    ids: Mapping[str, Any]  # columns (n,) that identify the rows, such as the line in a file
+    ids: Mapping[str, Any]  # columns (n,) that identify the rows, such as line numbers
     x: Any  # samples (n, ...)
     y: Tensor | None = None  # targets (n, ...) if the file has them
     why_no_targets: str = ""  # why all or some rows have no targets, for messages
     sites: Sequence[str] = ()  # (n,) the site of each row; () if it is not known
-    has_target: Tensor | None = None  # (n,) bool: rows whose targets count; None: all rows
-    where: Callable[[int], str] | None = None  # name of row k in messages, such as file and line
+    has_target: Tensor | None = None  # (n,) bool, which rows have a target; None: all
+    where: Callable[[int], str] | None = None  # returns the name of row k for messages
 
 
 @dataclass(frozen=True)
 class PredictionRequest:
-    """The rows that a user wants predictions for.
+    """A user's request for predictions.
 
     Args:
+        rows: the new rows.
         site: the site of the rows, if the user names one.
         ids: columns of the file to copy to the predictions.
     """
@@ -66,7 +67,10 @@ class PredictionRequest:
 
 
 class Preparation(ABC):
-    """The rules that turn new rows into inputs of a model. Subclasses are frozen dataclasses of JSON values."""
+    """The base class of rules that turn new rows into inputs of a model.
+
+    Subclasses are frozen dataclasses whose fields can be written as JSON.
+    """
 
     kind: ClassVar[str]
     class_names: tuple[str, ...] = ()  # in the order of the class numbers; () if classes have no names
@@ -78,30 +82,30 @@ class Preparation(ABC):
 
     @property
     def site_names(self) -> tuple[str, ...]:
-        """The sites by whose training rows new rows can be prepared; () if all rows are prepared alike."""
+        """The sites with preparations of their own; () if all rows are prepared in the same way."""
         return ()
 
     @abstractmethod
     def read(self, request: PredictionRequest) -> NewRows:
-        """Return the prepared rows of a request. Raises UserError if they do not fit the training rows."""
+        """Read and prepare the rows of a request; raise UserError if they do not match the training rows."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return kind and fields as JSON values; `from_facts` is the inverse."""
+        """Return the kind and the fields as JSON values; `preparation_from_dict` is the inverse."""
         fields: dict[str, Any] = TypeAdapter(type(self)).dump_python(self, mode="json")
         return {"kind": self.kind, **fields}
 
     def is_equal(self, other: Preparation | None) -> bool:
-        """Return whether the other preparation prepares rows in the same way."""
+        """Return whether another preparation prepares rows in the same way."""
         return other is not None and self.to_dict() == other.to_dict()
 
 
-def preparation_from_dict(facts: Any) -> Preparation:
-    """Return the preparation with the facts of `Preparation.facts`. Raises ValueError for other values."""
-    kind = facts.get("kind") if isinstance(facts, dict) else None
+def preparation_from_dict(fields: Any) -> Preparation:
+    """Return the preparation whose `to_dict` gives these fields; raise ValueError for other values."""
+    kind = fields.get("kind") if isinstance(fields, dict) else None
     if kind not in PREPARATION_KINDS:
-        raise ValueError(f"kind is {kind!r}; known: {', '.join(PREPARATION_KINDS)}")
+        raise ValueError(f"kind: {kind!r} is not allowed; must be one of {', '.join(PREPARATION_KINDS)}")
     module, _, name = PREPARATION_KINDS[kind].partition(":")
-    rest = {key: value for key, value in facts.items() if key != "kind"}
+    rest = {key: value for key, value in fields.items() if key != "kind"}
     try:
         preparation: Preparation = TypeAdapter(getattr(import_module(module), name)).validate_python(rest)
     except ValidationError as error:
@@ -110,42 +114,48 @@ def preparation_from_dict(facts: Any) -> Preparation:
     return preparation
 
 
-def apply_reading_options(preparation: Preparation, given: Mapping[str, Any], others: bool = False) -> Preparation:
-    """Return the preparation with options of the data source that apply to new files.
+def apply_reading_options(
+    preparation: Preparation, options: Mapping[str, Any], ignore_others: bool = False
+) -> Preparation:
+    """Return a copy of a preparation with other options for reading new files.
 
     Args:
-        given: options as in a config, without `data.`.
-        others: ignore options that do not concern the new file.
+        preparation: the preparation of the training rows.
+        options: options of the data source as in a config, without `data.`.
+        ignore_others: whether to ignore options that do not describe the format of a file.
 
     Raises:
-        UserError: an option that new files of this run do not have, or a value that is not allowed.
+        UserError: an option does not apply to new files of this run, or its value is not allowed.
     """
-    facts = preparation.to_dict()
-    known = [key for key in READING_OPTIONS if key in facts]
-    for key, value in given.items():
-        if key not in (*known, *TRAINING_ONLY) and not (others and key not in READING_OPTIONS):
+    fields = preparation.to_dict()
+    known = [key for key in READING_OPTIONS if key in fields]
+    for key, value in options.items():
+        if key not in (*known, *TRAINING_ONLY) and not (ignore_others and key not in READING_OPTIONS):
             names = ", ".join(f"data.{key}" for key in known)
-            remedy = f"of data, {names} can be given here, which say how FILE is read" if names else "leave it out"
-            raise UserError(f"data.{key}: new rows are prepared as those of the training were; {remedy}")
+            remedy = f"only {names} may be set, which describe the format of FILE" if names else "remove it"
+            raise UserError(
+                f"data.{key} cannot be changed, because new rows are prepared like the training rows; {remedy}"
+            )
         if key == "delimiter" and (not isinstance(value, str) or len(value) != 1):
             raise UserError(f"data.{key}: {value!r} is not allowed; must be one character")
     try:
-        return preparation_from_dict(facts | {key: value for key, value in given.items() if key in known})
+        return preparation_from_dict(fields | {key: value for key, value in options.items() if key in known})
     except ValueError as error:
         raise UserError(f"data.{error}") from error
 
 
 def find_common_preparation(parts: Sequence[Preparation | None]) -> Preparation | None:
-    """Return the preparation that all parts of a data set have in common, or None if there is none."""
+    """Return the preparation of all parts of a data set if it is the same, otherwise None."""
     first = parts[0]
     return first if first is not None and all(first.is_equal(each) for each in parts[1:]) else None
 
 
 @dataclass(frozen=True)
 class ReadyInputs(Preparation):
-    """The preparation of a source without one, such as a user's own: new rows are inputs of the model, as arrays.
+    """The preparation of a data source that defines none, such as a user's own: new rows must be model inputs already.
 
-    sample: the shape and type of a sample as text (common/inputs.py).
+    Args:
+        sample: the shape and type of a sample as text (common/inputs.py).
     """
 
     sample: str
@@ -154,45 +164,51 @@ class ReadyInputs(Preparation):
 
     def read(self, request: PredictionRequest) -> NewRows:
         shape, dtype = decode_format(self.sample)
-        arrays, where = load_arrays(request, "the model's inputs, prepared as the data source of the training does it")
+        arrays, where = load_arrays(
+            request, "an .npz file with inputs of the model, prepared like those of the training"
+        )
         names = list(shape) if isinstance(shape, dict) else ["x"]
         tensors = {}
         for name in names:
-            wanted = dtype[name] if isinstance(dtype, dict) else dtype
+            expected = dtype[name] if isinstance(dtype, dict) else dtype
             if name not in arrays:
-                raise UserError(f"{where} has no array {name!r}; it holds {', '.join(arrays) or 'none'}")
+                raise UserError(f"{where} has no array {name!r}; its arrays: {', '.join(arrays) or 'none'}")
             x = torch.from_numpy(np.ascontiguousarray(arrays[name]))
-            if x.is_floating_point() > wanted.is_floating_point or (
-                x.dtype == torch.uint8 and wanted.is_floating_point
+            if x.is_floating_point() > expected.is_floating_point or (
+                x.dtype == torch.uint8 and expected.is_floating_point
             ):
-                needed = str(wanted).removeprefix("torch.")
-                raise UserError(f"{where}: {name} is {arrays[name].dtype}; {needed} is needed")
-            tensors[name] = x.to(wanted)
+                needed = str(expected).removeprefix("torch.")
+                raise UserError(f"{where}: {name} is {arrays[name].dtype}; must be {needed}")
+            tensors[name] = x.to(expected)
         inputs = Inputs(tensors) if isinstance(shape, dict) else tensors["x"]
         check_sample(inputs, shape, where)
-        reason = "the data source of this run does not say how it prepares rows"
-        warnings.warn(f"{where} is taken as ready inputs of the model: {reason}", stacklevel=2)
+        reason = "because the data source of this run does not define how it prepares rows"
+        warnings.warn(f"{where} is used as inputs of the model without any preparation, {reason}", stacklevel=2)
         return NewRows({"row": np.arange(len(inputs))}, inputs)
 
 
 def check_sample(x: Any, shape: Shape, where: str) -> None:
-    """Raise UserError if rows do not have the shape of the training samples."""
+    """Raise UserError if there are no rows, or rows x (n, ...) do not have the shape of the training samples."""
     if not len(x) or get_sample_shape(x) != shape:
         raise UserError(
-            f"{where} holds rows of {describe_samples(x[:1])}; a sample of the training has the shape {shape}"
+            f"{where}: rows are {describe_samples(x[:1])}; must have the shape of a training sample, {shape}"
         )
 
 
 def make_ready_inputs(shape: Shape, dtype: Type) -> ReadyInputs:
-    """Return the preparation of ready inputs for samples of this shape and type."""
+    """Return the preparation for rows that are model inputs of this shape and type already."""
     return ReadyInputs(encode_format(shape, dtype))
 
 
 def load_arrays(request: PredictionRequest, what: str) -> tuple[dict[str, np.ndarray], str]:
-    """Return the arrays of an .npz file or in memory by name, and their origin for error messages.
+    """Load arrays by name from an .npz file or from memory; return them and their origin for error messages.
 
     Args:
-        what: a description of the arrays that are needed, for error messages.
+        request: the request, whose rows are a file, an array, or arrays by name.
+        what: the file that is needed, for error messages.
+
+    Raises:
+        UserError: the file cannot be read, or an array does not contain rows of numbers.
     """
     rows = request.rows
     if isinstance(rows, (np.ndarray, Tensor)):
@@ -201,41 +217,45 @@ def load_arrays(request: PredictionRequest, what: str) -> tuple[dict[str, np.nda
         arrays = {str(name): np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x) for name, x in rows.items()}
         for name, array in arrays.items():
             if array.dtype.kind not in "biuf" or array.ndim == 0:
-                raise UserError(f"rows: {name} is {array.dtype} of shape {array.shape}; rows of numbers are needed")
+                raise UserError(f"rows: {name} is {array.dtype} of shape {array.shape}; must be rows of numbers")
         return arrays, "rows"
     path = check_path(request, takes="an .npz file, an array (n, ...), or a mapping of names to arrays")
     try:
         with np.load(path, allow_pickle=False) as archive:
             return dict(archive), str(path)
     except Exception as error:  # zip, zlib and numpy's header may raise anything for a damaged file
-        needed = f"this run takes {what}: numpy.savez(FILE, x=...)"
-        raise UserError(f"{path} is no readable .npz file of plain arrays: {error}; {needed}") from error
+        needed = f"this run needs {what}, written by numpy.savez(FILE, x=...)"
+        raise UserError(f"{path} cannot be read as an .npz file of numeric arrays: {error}; {needed}") from error
 
 
 def to_paths(rows: Sequence[Any], takes: str) -> list[Path]:
-    """Return a list of files as paths. Raises UserError for other lists.
+    """Return a list of files as paths; raise UserError for any other list.
 
     Args:
-        takes: what may be given, for error messages.
+        rows: the list.
+        takes: the inputs that are allowed, for error messages.
     """
     if not rows or not all(isinstance(row, (str, Path)) for row in rows):
-        types = ", ".join({type(row).__name__ for row in rows}) or "nothing"
-        raise UserError(f"rows: a list of {types} is not understood by this run; give {takes}")
+        types = ", ".join({type(row).__name__ for row in rows})
+        what = f"a list of {types}" if types else "an empty list"
+        raise UserError(f"rows: {what} is not allowed for this run; must be {takes}")
     return [Path(row) for row in rows]
 
 
 def check_path(request: PredictionRequest, folder: bool = False, takes: str = "a file") -> Path:
-    """Return the path of the file to read, or of the folder if that is allowed.
+    """Return the path of the requested file, after checking that it exists.
 
     Args:
-        takes: what may be given, for error messages.
+        request: the request, whose rows are a file.
+        folder: whether a folder is allowed, too.
+        takes: the inputs that are allowed, for error messages.
 
     Raises:
-        UserError: there is no such file.
+        UserError: the rows are not a file, or it does not exist.
     """
     if not isinstance(request.rows, (str, Path)):
-        raise UserError(f"rows: {type(request.rows).__name__} is not understood by this run; give {takes}")
+        raise UserError(f"rows: {type(request.rows).__name__} is not allowed for this run; must be {takes}")
     path = Path(request.rows)
     if not (path.is_file() or (folder and path.is_dir())):
-        raise UserError(f"{path} {'is a folder; a file is needed' if path.is_dir() else 'is not there'}")
+        raise UserError(f"{path} {'is a folder, but must be a file' if path.is_dir() else 'does not exist'}")
     return path

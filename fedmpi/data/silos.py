@@ -1,7 +1,7 @@
-"""Silo mode: client k is site k of a list, and each rank opens only the files of its own clients.
+"""Silo mode: client k is the k-th site of data.silos, and each rank opens only the files of its own clients.
 
-Ranks exchange what all must know about all clients in two integer tables: sizes and shapes (`describe`) and, if these
-agree, label counts (`label_table`). `silo_federation` makes the Federated from both.
+Ranks exchange two integer tables, so that all know the sizes and shapes of all clients (`describe_silos`) and, if the
+shapes agree, their label counts (`count_local_labels`). `build_silo_federation` makes a FederatedData from both.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import FederatedData, Shard, count_labels
 from fedmpi.data.preprocessing import make_ready_inputs
 
-TABLE_COLUMNS = ("client", "n_train", "n_test", "form of samples, digest of names")
-FORMAT_BYTES = 512  # bytes of the last column, 8 in each int64
+TABLE_COLUMNS = ("client", "n_train", "n_test", "format of samples and digest of names")
+FORMAT_BYTES = 512  # size of the last column, which consists of int64 numbers of 8 bytes
 TABLE_WIDTH = 3 + FORMAT_BYTES // 8
 
 
 class SampleFormat(NamedTuple):
-    """The properties that the rows of all sites must have in common."""
+    """The properties of samples and targets that must be equal at all sites."""
 
     classes: int
-    sample: str  # shape and type as text (common/inputs.py)
-    target: str
+    sample: str  # shape and type of a sample, as text (common/inputs.py)
+    target: str  # shape and type of a target, likewise
     names: str  # digest of `Dataset.meaning`, "" if the source does not set it
 
     def __str__(self) -> str:
@@ -51,19 +51,27 @@ def open_silos(
     /,
     **options: Any,
 ) -> dict[int, Dataset]:
-    """Return the data set of each of the clients `mine`; no file of another silo is opened or looked for.
+    """Open the data sets of this rank's clients; no file of another site is opened.
 
     Args:
+        source: the data source.
+        root: the folder of the data.
         silos: the names of all sites; client k is site k.
-        mine: the clients of this rank.
-        seed: seeds the global random generators, which a source may use, for each site anew.
+        own_clients: the clients of this rank.
+        seed: the seed of the global random generators, which a source may use; they are set anew for each site.
         options: options of the source.
+
+    Returns:
+        The data set of each of these clients.
+
+    Raises:
+        UserError: a site is listed twice, or the source cannot open single sites.
     """
     if len(set(silos)) < len(silos):
-        raise UserError(f"data.silos names a site twice: {list(silos)}; one site is one client")
+        raise UserError(f"data.silos: {list(silos)} lists a site twice; list each site once")
     if "site" not in inspect.signature(source).parameters:
-        reason = f"the source {source.__name__} cannot open a single site (it has no `site` parameter)"
-        raise UserError(f"data.silos: {reason}; leave `silos` out and divide it with data.partition")
+        reason = f"the data source {source.__name__} cannot open a single site (it has no parameter `site`)"
+        raise UserError(f"data.silos: {reason}; remove data.silos, and divide the data with data.partition")
     opened = {}
     for k in sorted(own_clients):
         with seeds.temporary_seed(seed, "source", silos[k]):
@@ -72,9 +80,11 @@ def open_silos(
 
 
 def describe_silos(datasets: Mapping[int, Dataset]) -> np.ndarray:
-    """Return a row for each client of this rank, (clients, WIDTH) int64 with the columns COLUMNS.
+    """Describe the data set of each client of this rank in a table row.
 
-    The last column is a Format as JSON, padded with blanks to TEXT bytes.
+    Returns:
+        A table (clients, TABLE_WIDTH) int64 with the columns TABLE_COLUMNS. The last one is a SampleFormat as JSON,
+        padded with blanks to FORMAT_BYTES bytes.
     """
     rows = []
     for k, data in sorted(datasets.items()):
@@ -95,15 +105,17 @@ def describe_silos(datasets: Mapping[int, Dataset]) -> np.ndarray:
 
 
 def count_local_labels(datasets: Mapping[int, Dataset], table: np.ndarray, silos: Sequence[str]) -> np.ndarray:
-    """Return the label counts of this rank's clients, (N, classes) int64, with zeros in all other rows.
+    """Return the label counts of all clients, (N, classes) int64, with zeros for clients of other ranks.
 
-    The sum over ranks is the table of all clients.
+    The sum over ranks contains the counts of all clients.
 
     Args:
-        table: the `describe` rows of all ranks, in any order.
+        datasets: the data sets of this rank's clients.
+        table: the rows of `describe_silos` of all ranks, in any order.
+        silos: the names of all sites.
 
     Raises:
-        UserError: the sites do not fit together. It is raised on every rank.
+        UserError: the formats of the sites differ. It is raised on every rank.
     """
     _, common = _check_formats(table, silos)
     counts = np.zeros((len(silos), common.classes), dtype=np.int64)
@@ -115,11 +127,13 @@ def count_local_labels(datasets: Mapping[int, Dataset], table: np.ndarray, silos
 def build_silo_federation(
     datasets: Mapping[int, Dataset], table: np.ndarray, label_counts: np.ndarray, silos: Sequence[str]
 ) -> FederatedData:
-    """Return the federation as this rank sees it.
+    """Return the data of all clients as this rank sees them.
 
     Args:
-        table: the `describe` rows of all ranks.
-        label_counts: the sum of the `label_table`s of all ranks.
+        datasets: the data sets of this rank's clients.
+        table: the rows of `describe_silos` of all ranks, in any order.
+        label_counts: the sum of `count_local_labels` over all ranks.
+        silos: the names of all sites.
     """
     table, common = _check_formats(table, silos)
     (shape, dtype), (target_shape, target_dtype) = decode_format(common.sample), decode_format(common.target)
@@ -148,26 +162,27 @@ def build_silo_federation(
 
 
 def _check_formats(table: np.ndarray, silos: Sequence[str]) -> tuple[np.ndarray, SampleFormat]:
-    """Return the table sorted by client, and the common Format.
+    """Return the table sorted by client, and the format that all sites have in common.
 
-    Raises UserError unless each client is opened exactly once and all sites have the same Format.
+    Raises UserError unless each client is opened by exactly one rank and all sites have the same format.
     """
     table = table[np.argsort(table[:, 0], kind="stable")]
     opened = table[:, 0].tolist()
     if opened != list(range(len(silos))):
-        needed = f"each of 0..{len(silos) - 1} must be opened once"
-        raise UserError(f"data.silos: the ranks opened clients {opened}; {needed}")
+        needed = f"each of 0..{len(silos) - 1} must be opened by exactly one rank"
+        raise UserError(f"data.silos: the ranks opened the clients {opened}, but {needed}")
     formats = [SampleFormat(*json.loads(row.astype("<i8").tobytes())) for row in table[:, 3:]]
     for name, other in zip(silos, formats, strict=True):
         if other[:-1] != formats[0][:-1]:
             raise UserError(
-                f"data.silos: {silos[0]} has {formats[0]}, {name} has {other}; all sites must agree (an option of the "
-                "source, such as `classes`, may say what a site cannot know alone)"
+                f"data.silos: {silos[0]} has {formats[0]}, but {name} has {other}; all sites must agree (set options "
+                "of "
+                "the data source, such as `classes`, for properties that a single site cannot know)"
             )
         if other.names != formats[0].names:
             raise UserError(
-                f"data.silos: {silos[0]} and {name} have as many columns and classes, but other names, or another "
-                "order; name them in the config (data.features, data.categorical, data.class_names, data.alphabet: "
-                "what the source has of these)"
+                f"data.silos: the columns or classes of {silos[0]} and {name} have different names, or another order; "
+                "set the names in the config, with the options that the data source has (data.features, "
+                "data.categorical, data.class_names, data.alphabet)"
             )
     return table, formats[0]

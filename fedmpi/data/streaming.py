@@ -1,7 +1,7 @@
-"""Pictures that stay on disk: rows are read when a batch needs them, and by a thread for the next batches.
+"""Images that remain on disk: rows are read when a batch needs them, and a thread reads ahead for the next batches.
 
-data.stream decides which sets stay on disk: `auto` (sets of more than LIMIT bytes), `true` (all) or `false` (none). A
-data source calls `wanted` and, if it returns true, puts a Stream in place of an array.
+data.stream sets which data sets remain on disk: `auto` (those of more than MEMORY_LIMIT bytes), `true` (all) or `false`
+(none). A data source calls `stays_on_disk` and, if it returns True, uses a Stream in place of an array.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MEMORY_LIMIT = 1 << 31  # bytes of pictures, of training and test part together, that a rank keeps in memory
-PREFETCHED_BATCHES = 2  # batches that are read in advance during training
-FINGERPRINT_ROWS = 256  # number of rows that ranks compare
+MEMORY_LIMIT = 1 << 31  # bytes of the images of training and test part that a rank keeps in memory
+PREFETCHED_BATCHES = 2  # number of batches that are read in advance
+FINGERPRINT_ROWS = 256  # number of rows whose pixels are part of a fingerprint
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
@@ -30,7 +30,7 @@ _limit = ContextVar("limit", default=MEMORY_LIMIT)
 
 @contextmanager
 def streaming_mode(stream: bool | str) -> Iterator[None]:
-    """Set which pictures stay on disk (data.stream) while data sources are read."""
+    """Set, within this context, which images data sources leave on disk. stream: the value of data.stream."""
     token = _limit.set(MEMORY_LIMIT if stream == "auto" else 0 if stream else 1 << 62)
     try:
         yield
@@ -39,30 +39,33 @@ def streaming_mode(stream: bool | str) -> Iterator[None]:
 
 
 def stays_on_disk(size: int) -> bool:
-    """Return whether pictures of `size` bytes stay on disk."""
+    """Return whether images of `size` bytes in total remain on disk."""
     return size > _limit.get()
 
 
 class DiskSource(ABC):
-    """n pictures (c, H, W), or volumes (c, D, H, W), that are not in memory."""
+    """The base class of images (n, c, H, W) or volumes (n, c, D, H, W) that are read from disk."""
 
     shape: tuple[int, ...]  # (n, c, H, W)
-    dtype: np.dtype[Any] = np.dtype(np.uint8)  # or float32: pixels in 0..1
+    dtype: np.dtype[Any] = np.dtype(np.uint8)  # or float32, for pixels in 0..1
 
     @abstractmethod
     def read(self, rows: np.ndarray) -> np.ndarray:
-        """Return copies of rows, (B, c, H, W) of `dtype`. Raises UserError, which names the file.
+        """Read some rows, (B, c, H, W) of `dtype`; raise UserError, which names the file, if this fails.
 
-        Threads call it one after the other, never at the same time.
+        It may be called in several threads, but never at the same time.
         """
 
     @abstractmethod
     def fingerprint(self, rows: np.ndarray) -> Iterator[bytes]:
-        """Yield bytes that identify these rows, which ranks compare; it takes seconds for any number of rows."""
+        """Yield bytes that identify these rows, so that ranks can check that they have the same data.
+
+        It takes at most seconds, however many rows there are.
+        """
 
 
 def _split_rows(parts: Sequence[Any], rows: np.ndarray) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
-    """Yield (part, its rows, their positions in `rows`) for the concatenation of several parts."""
+    """Split row numbers of a concatenation by part; yield (part, row numbers within it, their positions in `rows`)."""
     sizes = [part.shape[0] for part in parts]
     ends = np.cumsum(sizes)
     owner = np.searchsorted(ends, rows, side="right")
@@ -92,12 +95,12 @@ class ConcatSource(DiskSource):
 
 @final
 class StoredArrays:
-    """The concatenation of uint8 data sets in HDF5 files, used like an array: `stored[rows]`, in any order."""
+    """The concatenation of uint8 data sets in HDF5 files, with array-like access `stored[rows]` in any order."""
 
     dtype = np.dtype(np.uint8)
 
     def __init__(self, parts: Sequence[Any]) -> None:
-        """Concatenate `parts`, which are h5py.Dataset objects of open files with rows of the same shape."""
+        """Concatenate h5py.Dataset objects of open files, whose rows have the same shape."""
         self.parts = parts
         self.shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
         self.ndim = len(self.shape)
@@ -116,9 +119,11 @@ class StoredArrays:
 
 @final
 class ArraySource(DiskSource):
-    """Images or volumes in HDF5 files.
+    """Images or volumes in HDF5 files, returned as rows (c, H, W) or (c, D, H, W).
 
-    axes: the axes of the array in order: N (the rows), C, D, H and W. Rows are returned as (c, H, W) or (c, D, H, W).
+    Args:
+        array: the images as they are stored.
+        axes: the axes of the array in order: N (the rows), C, D, H and W.
     """
 
     def __init__(self, array: StoredArrays, axes: str) -> None:
@@ -136,7 +141,7 @@ class ArraySource(DiskSource):
 
 @final
 class Stream:
-    """Rows of a source, used like a tensor (n, c, H, W)."""
+    """A selection of rows of a DiskSource that behaves like a tensor (n, c, H, W)."""
 
     def __init__(self, source: DiskSource, rows: np.ndarray | None = None) -> None:
         self.source = source
@@ -146,7 +151,7 @@ class Stream:
         return len(self.rows)
 
     def __getitem__(self, rows: Any) -> Stream:
-        """Return the stream of some rows, given as a slice, row numbers or a mask."""
+        """Select rows by a slice, row numbers or a mask, without reading them."""
         return Stream(self.source, self.rows[rows.numpy() if isinstance(rows, Tensor) else rows])
 
     @property
@@ -158,40 +163,40 @@ class Stream:
         return torch.uint8 if self.source.dtype == np.uint8 else torch.float32
 
     def read(self, rows: Tensor) -> Tensor:
-        """Return some rows in memory, (B, c, H, W)."""
+        """Read some rows into memory, (B, c, H, W)."""
         return torch.from_numpy(self.source.read(self.rows[rows.cpu().numpy()]))
 
-    def all(self) -> Tensor:
-        """Return all rows in memory, (n, c, H, W)."""
+    def read_all(self) -> Tensor:
+        """Read all rows into memory, (n, c, H, W)."""
         return self.read(torch.arange(len(self)))
 
     def fingerprint(self) -> Iterator[bytes]:
-        """Yield bytes that identify the rows; ranks compare these instead of all numbers."""
+        """Yield bytes that identify the rows, so that ranks need not compare all pixels."""
         yield f"{tuple(self.shape)}".encode()
         yield from self.source.fingerprint(self.rows)
 
 
 def concatenate_streams(streams: Sequence[Stream]) -> Stream:
-    """Concatenate the samples of several streams."""
+    """Concatenate the rows of several streams, which remain on disk."""
     starts = np.cumsum([0, *(stream.source.shape[0] for stream in streams)])
     rows = [stream.rows + start for stream, start in zip(streams, starts, strict=False)]
     return Stream(ConcatSource([stream.source for stream in streams]), np.concatenate(rows))
 
 
 def prefetch(read: Callable[[Part], Result], parts: Iterable[Part]) -> Generator[Result, None, None]:
-    """Yield read(part) for each part in order, while a thread reads AHEAD parts in advance.
+    """Yield read(part) for each part in order, while a thread reads PREFETCHED_BATCHES parts in advance.
 
-    An error is raised when its part is due. Closing the generator ends the thread.
+    An error of `read` is raised when its part is next. Closing the generator ends the thread.
     """
-    waiting: deque[Future[Result]] = deque()
+    results: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(1, thread_name_prefix="reading ahead") as reader:
         try:
             for part in parts:
-                waiting.append(reader.submit(read, part))
-                if len(waiting) > PREFETCHED_BATCHES:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+                results.append(reader.submit(read, part))
+                if len(results) > PREFETCHED_BATCHES:
+                    yield results.popleft().result()
+            while results:
+                yield results.popleft().result()
         finally:
-            for task in waiting:
-                task.cancel()
+            for result in results:
+                result.cancel()

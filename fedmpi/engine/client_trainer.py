@@ -20,7 +20,7 @@ from fedmpi.engine.messages import MessageLayouts
 from fedmpi.flat.model import FlatModel
 from fedmpi.flat.packing import Views
 from fedmpi.method.base import Method, overrides
-from fedmpi.models.mlp import forward_without_hooks
+from fedmpi.models.mlp import make_forward_without_hooks
 from fedmpi.models.net import FeaturesAndHead
 from fedmpi.tasks.classification import Classification
 from fedmpi.tasks.regression import Regression
@@ -127,7 +127,7 @@ def _direct(module: nn.Module, task: Any) -> Callable[[Any, Tensor, Tensor], Ten
 
     Such code draws no random numbers and stores nothing.
     """
-    forward = forward_without_hooks(module)
+    forward = make_forward_without_hooks(module)
     if forward is None or type(task).loss not in (Classification.loss, Regression.loss):
         return None
     return lambda k, x, y: task.loss(forward, x, y)

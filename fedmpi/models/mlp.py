@@ -90,7 +90,7 @@ def chain_layers(module: nn.Module) -> list[nn.Module] | None:
     return [module] if flattens or type(module) is nn.Linear or type(module) in POINTWISE_LAYERS else None
 
 
-def forward_without_hooks(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
+def make_forward_without_hooks(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
     """Return a function that computes module(x) without the overhead of torch's hooks, or None.
 
     It is None unless the module is a chain of linear and pointwise layers without hooks and is not compiled.

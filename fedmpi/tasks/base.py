@@ -131,7 +131,7 @@ class Task(ABC):
             outputs: the outputs of the model, (n, ...).
             names: the names of the classes or labels in the order of the outputs; () if they are not known.
         """
-        return output_columns(outputs, names)
+        return outputs_as_columns(outputs, names)
 
     def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
         """Return an error message if the task cannot use the targets of the data, otherwise "".
@@ -146,19 +146,18 @@ class Task(ABC):
         return ""
 
 
-def output_columns(outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
+def outputs_as_columns(outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
     """Return outputs (n, ...) as columns by name; a vector of outputs per sample gives one column per output."""
     if outputs[:1].numel() <= 1:
         return {"output": outputs.flatten()}
     if outputs.ndim > 2:
         return {"output": outputs}
     return {
-        f"output_{name}": column
-        for name, column in zip(names_or_numbers(names, outputs), outputs.unbind(1), strict=True)
+        f"output_{name}": column for name, column in zip(name_outputs(names, outputs), outputs.unbind(1), strict=True)
     }
 
 
-def names_or_numbers(names: Sequence[str], outputs: Tensor) -> Sequence[str]:
+def name_outputs(names: Sequence[str], outputs: Tensor) -> Sequence[str]:
     """Return one name per output of (n, c, ...): `names`, or the numbers 0..c-1 if there are not c names."""
     c = outputs.shape[1]
     return names if len(names) == c else [str(number) for number in range(c)]

@@ -60,7 +60,7 @@ TABLES = {
     ),
     "sites from 1": (
         *table(", partition: {scheme: site}", site=Y + 1),
-        r"belong to sites \[1, 2\]; .*number sites without a gap",
+        r"belong to sites \[1, 2\]; .*number sites without gaps",
     ),
     "x twice": (*table(x_train=X), r"each once, under one of its names"),
     "no such file": (NPZ, None, r"there is no file .*a\.npz \(data\.root = .*correct data\.root, or data\.path"),

@@ -1,7 +1,7 @@
-"""Partitions: who owns which training sample. (labels, clients, rng, options) -> one index array per client.
+"""Partitions: functions that assign training samples to clients.
 
-Every scheme returns disjoint indices and draws random numbers only from `rng`. `site` gets the site of each sample in
-place of its label.
+A scheme f(labels, clients, rng, **options) returns one index array per client. The arrays are disjoint, and random
+numbers come from `rng` only. The scheme `site` gets the site of each sample in place of its label.
 """
 
 from fedmpi.common.registry import PluginKind
@@ -12,7 +12,7 @@ registry: dict[str, str] = {
     "dirichlet": "fedmpi.data.partitions.random_partitions:dirichlet",
     "shards": "fedmpi.data.partitions.shards:shards",
     "classes": "fedmpi.data.partitions.shards:classes",
-    "site": "fedmpi.data.partitions.site_and_file:site",
-    "file": "fedmpi.data.partitions.site_and_file:file",
+    "site": "fedmpi.data.partitions.site_and_file:partition_by_site",
+    "file": "fedmpi.data.partitions.site_and_file:partition_from_file",
 }
 KIND = PluginKind("partition", registry, "data.partition", ("labels", "clients", "rng"))

@@ -1,4 +1,4 @@
-"""Partition: the rows of each client, stored as two arrays; and checks that several schemes share."""
+"""The class Partition, which stores the rows of each client, and checks that several schemes share."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ import numpy as np
 
 from fedmpi.common.errors import UserError
 
-LEAVE_OUT_CLIENTS = "leave `clients` out (data.partition.clients=null, where a base sets it)"
+LEAVE_OUT_CLIENTS = "remove data.partition.clients, or set it to null if a base config sets it"
 
 
 @final
 class Partition:
-    """The rows of N clients, as two arrays; the rows of a client are a view, to save memory with a million clients.
+    """The rows of N clients, stored as two arrays to save memory with many clients.
+
+    The rows of client k are `order[offsets[k] : offsets[k + 1]]`, without a copy.
 
     Args:
-        order: (n,) int64, the rows of client 0, then of client 1, and so on.
-        offsets: (N + 1,) int64, from 0 to n: client k has `order[offsets[k] : offsets[k + 1]]`.
+        order: the rows of client 0, then those of client 1, and so on, (n,) int64.
+        offsets: where the rows of each client begin, (N + 1,) int64, from 0 to n.
 
     >>> parts = Partition.from_owners(np.array([1, 0, -1, 1]), clients=2)
     >>> [part.tolist() for part in parts], parts.sizes.tolist()
@@ -27,26 +29,27 @@ class Partition:
 
     def __init__(self, order: np.ndarray, offsets: np.ndarray) -> None:
         self.order, self.offsets = order, offsets
-        self.label_matrix: np.ndarray | None = None  # (N, s) class of each shard of a client, set by `shards`
+        self.label_matrix: np.ndarray | None = None  # (N, s) the class of each client's shards, set by `shards`
 
     @classmethod
     def from_sizes(cls, order: np.ndarray, sizes: np.ndarray) -> Partition:
-        """Cut `order` into parts of these sizes, (N,), which add up to its length."""
+        """Return the partition that cuts the rows `order`, (n,), into parts of these sizes, (N,), whose sum is n."""
         return cls(order, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
 
     @classmethod
     def from_parts(cls, parts: Iterable[np.ndarray]) -> Partition:
-        """Return the partition with one array of rows per client."""
+        """Return the partition with these rows, one array per client."""
         parts = list(parts)
         order = np.concatenate([np.zeros(0, dtype=np.int64), *parts]).astype(np.int64)
         return cls.from_sizes(order, np.array([len(part) for part in parts], dtype=np.int64))
 
     @classmethod
     def from_owners(cls, owner: np.ndarray, clients: int) -> Partition:
-        """Return the partition in which each row belongs to its owner, with the rows of each client ascending.
+        """Return the partition that assigns each row to its owner; the rows of each client ascend.
 
         Args:
-            owner: the client of each row, (rows,), or -1 for rows without a client.
+            owner: the client of each row, (rows,); -1 for rows without a client.
+            clients: number of clients.
         """
         rows = np.flatnonzero(owner >= 0)
         sizes = np.bincount(owner[rows], minlength=clients)
@@ -77,26 +80,34 @@ class Partition:
 
 
 def validate_indices(part: Any, samples: int) -> np.ndarray:
-    """Return a client's rows, (n,) int64, ascending. Raises ValueError unless they are integers 0..samples - 1."""
+    """Return a client's row numbers in ascending order, (n,) int64.
+
+    Args:
+        part: the row numbers as a partition scheme returned them.
+        samples: number of training samples.
+
+    Raises:
+        ValueError: they are not a one-dimensional array of integers in 0..samples-1.
+    """
     indices = np.asarray(part)
-    usual = indices.ndim == 1 and (indices.dtype.kind in "iu" or not len(indices))
-    if not usual or indices.min(initial=0) < 0 or indices.max(initial=0) >= samples:
-        what = f"indices {indices.min()}..{indices.max()}" if usual else f"{type(part).__name__} {indices.shape}"
-        raise ValueError(f"{what} of {indices.dtype}; whole numbers 0..{samples - 1} are allowed, in an array (n,)")
+    is_vector = indices.ndim == 1 and (indices.dtype.kind in "iu" or not len(indices))
+    if not is_vector or indices.min(initial=0) < 0 or indices.max(initial=0) >= samples:
+        what = f"indices {indices.min()}..{indices.max()}" if is_vector else f"{type(part).__name__} {indices.shape}"
+        raise ValueError(f"{what} of {indices.dtype}; must be an array (n,) of integers in 0..{samples - 1}")
     return np.sort(indices.astype(np.int64))
 
 
 def _sort_by_owner(owner: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return the rows sorted by owner, and ascending for each owner.
+    """Return rows sorted by owner, and in ascending order for each owner, (n,).
 
-    One sort of integers is several times as fast as an argsort.
+    Sorting owner * span + row is several times as fast as an argsort.
     """
     span = int(rows.max(initial=0)) + 1
     return np.sort(owner * span + rows) % span
 
 
 def equal_sizes(rows: int, parts: int) -> np.ndarray:
-    """Return the sizes of equal parts, (parts,); the first have one row more if `parts` does not divide `rows`.
+    """Return the sizes of nearly equal parts, (parts,); if there is a remainder, the first parts have one row more.
 
     >>> equal_sizes(7, 3).tolist()
     [3, 2, 2]
@@ -105,20 +116,31 @@ def equal_sizes(rows: int, parts: int) -> np.ndarray:
 
 
 def check_enough_samples(samples: int, parts: int, scheme: str, min_size: int = 1, unit: str = "") -> None:
-    """Raise UserError if there are too few samples for parts of `min_size`. unit: the parts, for the message."""
+    """Raise UserError if there are too few samples for so many parts of at least `min_size` samples.
+
+    Args:
+        samples: number of samples.
+        parts: number of parts.
+        scheme: the name of the scheme, for the message.
+        min_size: smallest allowed size of a part.
+        unit: the number of parts in words, for the message, if parts are not clients.
+    """
     if samples < parts:
         what = unit or f"clients={parts} parts"
         raise UserError(f"data.partition: {scheme} cannot cut {samples} samples into {what}; lower `clients`")
     if samples < min_size * parts:
         raise UserError(
-            f"data.partition: min_size={min_size} cannot hold: {samples} samples for clients={parts} are "
-            f"{samples / parts:.1f} each; lower `clients`, or set min_size to at most {samples // parts}"
+            f"data.partition.min_size: {min_size} is too large: {samples} samples divided among clients={parts} are "
+            f"{samples / parts:.1f} per client; lower `clients`, or set min_size to at most {samples // parts}"
         )
 
 
 def check_class_labels(labels: np.ndarray, scheme: str) -> None:
+    """Raise UserError unless labels are one class number per sample."""
     if labels.dtype.kind not in "iu" or labels.ndim != 1:
-        kind = f"{labels.dtype} (regression)" if labels.ndim == 1 else f"arrays {labels.shape[1:]}"
+        kind = f"{labels.dtype} (regression)" if labels.ndim == 1 else f"arrays of shape {labels.shape[1:]}"
         raise UserError(
-            f"data.partition: {scheme} divides by class, but the labels are {kind}; take iid, quantity or site"
+            f"data.partition: {scheme} divides samples by class, but the targets are {kind}; set data.partition.scheme "
+            "to "
+            "iid, quantity or site"
         )

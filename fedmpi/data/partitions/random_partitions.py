@@ -1,4 +1,4 @@
-"""Random partitions: equal parts (iid), or shares drawn from a Dirichlet distribution (dirichlet, quantity)."""
+"""Random partitions: equal parts (iid), or fractions drawn from a Dirichlet distribution (dirichlet, quantity)."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pydantic import Field
 from fedmpi.common.errors import UserError
 from fedmpi.data.partitions.base import Partition, check_class_labels, check_enough_samples, equal_sizes
 
-# The largest number of shares that are drawn, which takes about five seconds: 100,000 draws for 100 clients and 10
-# classes, for which FedSOL's alpha of .05 takes 2,000 to 90,000.
+# The largest number of fractions that are drawn before the partition is given up, which takes about five seconds: it
+# allows 100,000 draws for 100 clients and 10 classes, of which FedSOL's alpha of .05 needs 2,000 to 90,000
 MAX_SHARES = 100_000_000
-SHARES_PER_BLOCK = 100_000  # shares that are drawn and checked at once
-MIN_SINGLE_DRAWS = 50  # draws made one by one before their share of all draws is considered
-BLOCK_DRAWS_PER_SINGLE = 20  # draws in a block that take as long as one draw made alone
-MIN_MASS = np.finfo(np.float64).tiny  # q / sum(q) is inaccurate for smaller sums, which occur for alpha < .01
+SHARES_PER_BLOCK = 100_000  # number of fractions that are drawn and checked at once
+MIN_SINGLE_DRAWS = 50  # draws that are made singly before blocks may be given up
+BLOCK_DRAWS_PER_SINGLE = 20  # number of draws in a block that take as long as a single one
+MIN_MASS = np.finfo(np.float64).tiny  # q / sum(q) would be inaccurate for smaller sums, which occur for alpha < .01
 
 Alpha = Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)]
 Size = Annotated[int, Field(ge=1)]
 
 
 def iid(labels: np.ndarray, clients: int, rng: np.random.Generator) -> Partition:
-    """Uniformly random samples, in equal parts; the first n mod N clients have one sample more."""
+    """Equal parts of uniformly random samples; the first n mod N clients have one sample more."""
     check_enough_samples(len(labels), clients, "iid")
     sizes = equal_sizes(len(labels), clients)
     return Partition.from_sizes(rng.permutation(len(labels)), sizes).ascending()
@@ -40,15 +40,15 @@ def dirichlet(
 ) -> Partition:
     """Label skew drawn from a Dirichlet distribution; a smaller alpha gives a stronger skew.
 
-    alpha: concentration of the Dirichlet distribution; the largest, 1e6, gives even shares.
-    min_size: the least number of samples of a client.
-    convention: how shares are drawn, following different papers.
-    class:        for each class q ~ Dir(alpha 1_N), with q_k = 0 for clients that already have n/N samples;
-                  the shuffled class is cut at floor(cumsum(q) n_c).  Redrawn until every client has min_size
-                  samples (Yurochkin 2019; NIID-Bench).
-    class_plain:  the same without setting q_k to 0.
-    client:       q_k ~ Dir(alpha 1_C) for each client, and equal sizes; one client after the other draws the
-                  classes of its samples from q_k; an exhausted class is dropped and q_k renormalised (Hsu 2019).
+    alpha: concentration of the Dirichlet distribution; the largest value, 1e6, gives equal fractions.
+    min_size: the smallest allowed number of samples of a client.
+    convention: how fractions are drawn, which differs between papers.
+    class:        For each class q ~ Dir(alpha 1_N), with q_k = 0 for clients that already have n/N samples; the
+                  shuffled class is cut at floor(cumsum(q) n_c). All classes are drawn again until every client has
+                  min_size samples (Yurochkin 2019; NIID-Bench).
+    class_plain:  The same without setting q_k to 0.
+    client:       For each client q_k ~ Dir(alpha 1_C), and equal sizes. One client after the other draws the classes
+                  of its samples from q_k; an exhausted class is dropped, and q_k is renormalised (Hsu 2019).
     """
     check_class_labels(labels, "dirichlet")
     check_enough_samples(len(labels), clients, "dirichlet", min_size)
@@ -60,10 +60,13 @@ def dirichlet(
 def quantity(
     labels: np.ndarray, clients: int, rng: np.random.Generator, *, alpha: Alpha = 0.5, min_size: Size = 10
 ) -> Partition:
-    """Quantity skew: random samples in parts of sizes q n; a smaller alpha gives a stronger skew (NIID-Bench, Li 2022).
+    """Quantity skew: random samples in parts of unequal sizes (NIID-Bench, Li 2022).
 
-    q ~ Dir(alpha 1_N) is drawn until every client has min_size samples; the permuted samples are cut at
+    The fractions q ~ Dir(alpha 1_N) are drawn until every client has min_size samples; the shuffled samples are cut at
     floor(cumsum(q) n).
+
+    alpha: concentration of the Dirichlet distribution; a smaller value gives a stronger skew.
+    min_size: the smallest allowed number of samples of a client.
     """
     check_enough_samples(len(labels), clients, "quantity", min_size)
     one_class = np.zeros(len(labels), dtype=np.int64)
@@ -79,12 +82,12 @@ def _partition_by_shares(
     scheme: str,
     balance: bool,
 ) -> Partition:
-    """Cut each shuffled class by the first draw of shares that gives every client min_size samples."""
-    stock = [np.flatnonzero(labels == label) for label in np.unique(labels)]
-    totals = np.array([len(rows) for rows in stock])  # (C,)
+    """Return the partition that cuts each shuffled class by the first draw with min_size samples for every client."""
+    rows_by_class = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    totals = np.array([len(rows) for rows in rows_by_class])  # (C,)
     counts = _draw_until_accepted(totals, clients, rng, alpha, min_size, scheme, balance)
     owner = np.empty(len(labels), dtype=np.int64)
-    for rows, sizes in zip(stock, counts, strict=True):  # samples are drawn only for the accepted sizes
+    for rows, sizes in zip(rows_by_class, counts, strict=True):  # samples are drawn only for the accepted sizes
         owner[rng.permutation(rows)] = np.repeat(np.arange(clients), sizes)
     return Partition.from_owners(owner, clients)
 
@@ -98,49 +101,68 @@ def _draw_until_accepted(
     scheme: str,
     balance: bool,
 ) -> np.ndarray:
-    """Return how many samples of class c client k gets, (C, N), in the first draw that gives all clients min_size.
+    """Draw until every client has min_size samples; return the number of samples by class and client, (C, N).
 
-    A draw is one Dir(alpha 1_N) for each class. Many draws are made at once, and the generator is then reset to its
-    state after the accepted draw. The result is that of one draw after the other, fifteen times as fast.
+    A draw consists of one Dir(alpha 1_N) for each class. Many draws are made at once, and the generator is then set to
+    its state after the accepted draw: the result equals that of single draws, and is found fifteen times as fast.
+
+    Args:
+        totals: number of samples of each class, (C,).
+        clients: number of clients N.
+        rng: draws the fractions.
+        alpha: concentration of the Dirichlet distribution.
+        min_size: smallest allowed number of samples of a client.
+        scheme: the name of the scheme, for the message.
+        balance: whether clients that have their n/N samples get none of the following classes.
+
+    Raises:
+        UserError: no draw was accepted after MAX_SHARES fractions.
     """
-    concentration, smallest, tried, slow, many = np.full(clients, alpha), 0, 0, 0, 1
-    most = max(MAX_SHARES // (len(totals) * clients), 1)
-    while tried + BLOCK_DRAWS_PER_SINGLE * slow < most:
+    concentration, smallest, tried, single_draws, draws = np.full(clients, alpha), 0, 0, 0, 1
+    max_draws = max(MAX_SHARES // (len(totals) * clients), 1)
+    while tried + BLOCK_DRAWS_PER_SINGLE * single_draws < max_draws:
         stop = 0
-        if slow < MIN_SINGLE_DRAWS or slow < tried / 8:  # otherwise hardly any draw can be checked in a block
-            many = min(many, most - tried, max(SHARES_PER_BLOCK // (len(totals) * clients), 1))
+        if (
+            single_draws < MIN_SINGLE_DRAWS or single_draws < tried / 8
+        ):  # otherwise hardly any draw can be checked in a block
+            draws = min(draws, max_draws - tried, max(SHARES_PER_BLOCK // (len(totals) * clients), 1))
             before = rng.bit_generator.state
-            q = rng.dirichlet(concentration, size=(many, len(totals)))  # (many, C, N)
+            q = rng.dirichlet(concentration, size=(draws, len(totals)))  # (draws, C, N)
             counts, empty = _counts_from_shares(q, totals, balance)
-            least = counts.sum(1).min(1)  # (many,)
-            good = np.flatnonzero((least >= min_size) & ~empty)
-            stop = int(empty.argmax()) if empty.any() else many  # the first draw that cannot be used
-            if len(good) and good[0] < stop:
+            least = counts.sum(1).min(1)  # (draws,)
+            accepted = np.flatnonzero((least >= min_size) & ~empty)
+            stop = int(empty.argmax()) if empty.any() else draws  # the first draw that cannot be used
+            if len(accepted) and accepted[0] < stop:
                 rng.bit_generator.state = before
-                rng.dirichlet(concentration, size=(int(good[0]) + 1, len(totals)))
-                return counts[good[0]]
+                rng.dirichlet(concentration, size=(int(accepted[0]) + 1, len(totals)))
+                return counts[accepted[0]]
             smallest = max([smallest, *least[:stop].tolist()])
             tried += stop
-            many *= 2
+            draws *= 2
             if stop == len(counts):
                 continue
             rng.bit_generator.state = before
             rng.dirichlet(concentration, size=(stop, len(totals)))
-        one = _draw_one_balanced(totals, concentration, rng)
-        size = int(one.sum(0).min())
+        counts = _draw_one_balanced(totals, concentration, rng)
+        size = int(counts.sum(0).min())
         if size >= min_size:
-            return one
-        smallest, tried, slow, many = max(smallest, size), tried + 1, slow + 1, 1
-    other = ", or take convention=client, whose sizes are equal" if scheme == "dirichlet" else ""
+            return counts
+        smallest, tried, single_draws, draws = max(smallest, size), tried + 1, single_draws + 1, 1
+    other = ", or set convention=client, which gives equal sizes" if scheme == "dirichlet" else ""
     raise UserError(
-        f"data.partition: none of {tried} draws of {scheme} (alpha={alpha}, clients={clients}) gave every client "
-        f"min_size={min_size} of the {totals.sum()} samples (the best gave {smallest}); raise alpha, lower "
-        f"`clients` or min_size{other}"
+        f"data.partition: none of {tried} draws of {scheme} (alpha={alpha}, clients={clients}) gave every client at "
+        "least "
+        f"min_size={min_size} of the {totals.sum()} samples (the best gave {smallest}); raise alpha, lower `clients`, "
+        f"lower min_size{other}"
     )
 
 
 def _counts_from_shares(q: np.ndarray, totals: np.ndarray, balance: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return the counts (D, C, N) of draws q (D, C, N), and (D,) whether all mass of a class is on full clients."""
+    """Convert D draws of fractions q, (D, C, N), to numbers of samples.
+
+    Returns:
+        The numbers of samples, (D, C, N), and whether the whole mass of some class is on full clients, (D,).
+    """
     draws, _, clients = q.shape
     sizes, counts = np.zeros((draws, clients), dtype=np.int64), np.empty(q.shape, dtype=np.int64)
     empty = np.zeros(draws, dtype=bool)
@@ -155,18 +177,21 @@ def _counts_from_shares(q: np.ndarray, totals: np.ndarray, balance: bool) -> tup
 
 
 def _cut_by_shares(share: np.ndarray, free: np.ndarray, total: int) -> np.ndarray:
-    """Return shares (D, N) of `total` samples as whole numbers, cut at the rounded-down cumulative shares."""
+    """Cut `total` samples at the rounded-down cumulative fractions `share`, (D, N); return the sizes, (D, N).
+
+    free: which clients may get samples, (D, N).
+    """
     ends = np.floor(np.cumsum(share, axis=1) * total).astype(np.int64)
-    # The rounded sum may be slightly below 1; the remaining samples go to the last client that is not full.
+    # The sum of fractions may be slightly below 1; the remaining samples go to the last client that is not full.
     last = free.shape[1] - 1 - free[:, ::-1].argmax(1)
     ends[np.arange(free.shape[1]) >= last[:, None]] = total
     return np.diff(ends, axis=1, prepend=0)
 
 
 def _draw_one_balanced(totals: np.ndarray, concentration: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return one balanced draw, in which a class whose mass is all on full clients is redrawn among the others.
+    """Make one balanced draw, (C, N); a class whose whole mass is on full clients is drawn again for the others.
 
-    Dir(alpha 1_N) restricted to some clients is the Dirichlet distribution on them.
+    The restriction of Dir(alpha 1_N) to some clients is the Dirichlet distribution on these.
     """
     clients, full = len(concentration), totals.sum() / len(concentration)
     sizes, free = np.zeros(clients, dtype=np.int64), np.ones(clients, dtype=bool)
@@ -187,23 +212,25 @@ def _draw_one_balanced(totals: np.ndarray, concentration: np.ndarray, rng: np.ra
 
 
 def _partition_by_client(labels: np.ndarray, clients: int, rng: np.random.Generator, alpha: float) -> Partition:
-    """Return the partition of the convention client.
+    """Return equal parts, in which each client draws the classes of its samples from its own fractions (Hsu 2019).
 
-    Several samples are drawn at once, and samples of exhausted classes are rejected. This has exactly the distribution
-    of drawing one sample after the other.
+    Several samples are drawn at once, and those of exhausted classes are rejected. This has exactly the distribution of
+    drawing one sample after the other, with q renormalised whenever a class is exhausted.
     """
-    stock = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
-    left = np.array([len(rows) for rows in stock])  # (C,)
+    rows_by_class = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
+    remaining = np.array([len(rows) for rows in rows_by_class])  # (C,)
     parts = []
     for piece in np.array_split(np.arange(len(labels)), clients):
-        taken = np.zeros_like(left)
-        q = rng.dirichlet(np.full(len(stock), alpha))
+        taken = np.zeros_like(remaining)
+        q = rng.dirichlet(np.full(len(rows_by_class), alpha))
         while (need := len(piece) - int(taken.sum())) > 0:
-            q = np.where(taken < left, q, 0.0)
-            if q.sum() < MIN_MASS:  # no mass on the remaining classes; Dir restricted to these is Dir on them
-                q[taken < left] = rng.dirichlet(np.full(int((taken < left).sum()), alpha))
+            q = np.where(taken < remaining, q, 0.0)
+            if q.sum() < MIN_MASS:  # no mass on the remaining classes: draw Dir on these
+                q[taken < remaining] = rng.dirichlet(np.full(int((taken < remaining).sum()), alpha))
             q = q / q.sum()
-            taken = np.minimum(taken + rng.multinomial(need, q), left)
-        parts.append(np.concatenate([rows[n - t : n] for rows, n, t in zip(stock, left, taken, strict=True)]))
-        left = left - taken
+            taken = np.minimum(taken + rng.multinomial(need, q), remaining)
+        parts.append(
+            np.concatenate([rows[n - t : n] for rows, n, t in zip(rows_by_class, remaining, taken, strict=True)])
+        )
+        remaining = remaining - taken
     return Partition.from_parts(parts).ascending()

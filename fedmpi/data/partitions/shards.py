@@ -1,4 +1,4 @@
-"""Pathological label skew: every client has samples of a few classes, by shards or by a number of classes."""
+"""Pathological label skew: every client has samples of only a few classes (schemes `shards` and `classes`)."""
 
 from __future__ import annotations
 
@@ -23,19 +23,24 @@ def shards(
 ) -> Partition:
     """Every client gets s shards of one class each, so at most s classes (McMahan 2017; FedRep, Collins 2021).
 
-    r = floor(s N / C); each of the C classes is cut into r equal shards (the first ones get one sample more if r does
-    not divide the class). The list of labels, each r times, is shuffled and reshaped to (N, s): client k takes, for
-    each of its s labels, a random unused shard of that label. If C does not divide s N, the first s N - r C classes are
-    cut into r + 1 shards, with a warning.
-    distinct: every client has exactly s classes, by random exchanges of labels between clients.
-    sorted: McMahan's original form: samples are sorted by label and cut into s N equal shards, which may contain two
-    classes, and each client gets s of them.
+    Each of the C classes is cut into r = floor(s N / C) equal shards (the first ones have one sample more if r does not
+    divide the class). A list of all labels, each r times, is shuffled and reshaped to (N, s): client k gets a random
+    unused shard of each of its s labels. If C does not divide s N, the first s N - r C classes are cut into r + 1
+    shards, with a warning.
+
+    s: number of shards per client.
+    distinct: true gives every client exactly s classes, by random exchanges of labels between clients.
+    sorted: true uses McMahan's original form: samples are sorted by label and cut into s N equal shards, which may
+    contain two classes, and each client gets s of them.
     """
     check_class_labels(labels, "shards")
     check_enough_samples(len(labels), clients * s, "shards", unit=f"clients x s = {clients} x {s} shards")
     if sorted:
         if distinct:
-            raise UserError("data.partition: `sorted` shards straddle classes, so `distinct` cannot hold; choose one")
+            raise UserError(
+                "data.partition: `sorted` and `distinct` cannot both be true, because sorted shards may contain two "
+                "classes; remove one of them"
+            )
         owner, shard_owner = np.empty(len(labels), dtype=np.int64), np.empty(clients * s, dtype=np.int64)
         shard_owner[rng.permutation(clients * s)] = np.repeat(np.arange(clients), s)
         owner[np.argsort(labels, kind="stable")] = np.repeat(shard_owner, equal_sizes(len(labels), clients * s))
@@ -43,59 +48,64 @@ def shards(
     present = np.unique(labels)
     cuts = equal_sizes(clients * s, len(present))  # (C,) shards of each class
     if cuts.min() == 0:
-        what = f"clients x s = {clients * s} shards are fewer than the {len(present)} classes"
-        raise UserError(f"data.partition: {what}, so some would be left out; raise `clients` or `s`")
+        problem = f"clients x s = {clients * s} shards are fewer than the {len(present)} classes"
+        raise UserError(f"data.partition: {problem}, so that some classes would be left out; raise `clients` or `s`")
     if cuts.min() < cuts.max():
-        what = f"{len(present)} classes do not divide clients x s = {clients * s} shards; the first"
+        what = f"clients x s = {clients * s} shards are not a multiple of {len(present)} classes; the first"
         rest = f"{(cuts > cuts.min()).sum()} classes are cut into {cuts.max()} shards, the others into {cuts.min()}"
         warnings.warn(f"data.partition: {what} {rest}", stacklevel=2)
     if distinct and s > len(present):
         raise UserError(
-            f"data.partition: s={s} distinct classes a client, but there are {len(present)} classes; lower `s`"
+            f"data.partition.s: {s} distinct classes per client are not possible with {len(present)} classes; lower `s`"
         )
-    names = rng.permutation(np.repeat(np.arange(len(present)), cuts)).reshape(clients, s)
-    while distinct and not _exchange_repeated_labels(names, len(present), rng):
-        names = rng.permutation(names.ravel()).reshape(clients, s)
-    return deal_shards(labels, present[names], rng)
+    label_matrix = rng.permutation(np.repeat(np.arange(len(present)), cuts)).reshape(clients, s)
+    while distinct and not _exchange_repeated_labels(label_matrix, len(present), rng):
+        label_matrix = rng.permutation(label_matrix.ravel()).reshape(clients, s)
+    return deal_shards(labels, present[label_matrix], rng)
 
 
-def deal_shards(labels: np.ndarray, names: np.ndarray, rng: np.random.Generator) -> Partition:
-    """Divide each class into equal shards, and assign them at random to the clients that are to hold this class.
+def deal_shards(labels: np.ndarray, label_matrix: np.ndarray, rng: np.random.Generator) -> Partition:
+    """Cut each class into equal shards, and assign them at random to the clients that need this class.
 
     Args:
-        names: label matrix (N, s): client k gets a shard of each of the classes names[k].
+        labels: the class of each sample, (n,).
+        label_matrix: the classes of each client, (N, s): client k gets one shard of each of label_matrix[k].
+        rng: assigns the shards.
     """
-    clients, s = names.shape
+    clients, s = label_matrix.shape
     owner = np.full(len(labels), -1)
-    for label, cuts in zip(*np.unique(names, return_counts=True), strict=True):
+    for label, cuts in zip(*np.unique(label_matrix, return_counts=True), strict=True):
         rows = np.flatnonzero(labels == label)
         if len(rows) < cuts:
-            what = f"class {label} has {len(rows)} samples, fewer than the {cuts} shards it must be cut into"
-            raise UserError(f"data.partition: {what} for clients={clients}, s={s}; lower one of them")
+            problem = f"class {label} has {len(rows)} samples, but must be cut into {cuts} shards"
+            raise UserError(f"data.partition: {problem} for clients={clients}, s={s}; lower one of them")
         shard_owner = np.empty(cuts, dtype=np.int64)
-        shard_owner[rng.permutation(cuts)] = np.repeat(np.arange(clients), (names == label).sum(1))
+        shard_owner[rng.permutation(cuts)] = np.repeat(np.arange(clients), (label_matrix == label).sum(1))
         owner[rows] = np.repeat(shard_owner, equal_sizes(len(rows), cuts))
     parts = Partition.from_owners(owner, clients)
-    parts.label_matrix = names
+    parts.label_matrix = label_matrix
     return parts
 
 
-def _exchange_repeated_labels(names: np.ndarray, classes: int, rng: np.random.Generator) -> bool:
-    """Exchange labels in place until no client has one twice; return False if stuck (in tiny cases only).
+def _exchange_repeated_labels(label_matrix: np.ndarray, classes: int, rng: np.random.Generator) -> bool:
+    """Exchange labels between clients, in place, until no client has a label twice.
 
-    Client i has label a twice. It takes a label b, which it lacks, from a client j that lacks a, and gives a in return:
-    i loses one repetition and j gains none, so the number of repetitions falls with every exchange.
+    If client i has label a twice, it exchanges one for a label b that it lacks with a client j that lacks a. So i loses
+    a repetition and j gains none: the number of repetitions decreases with every exchange.
+
+    Returns:
+        Whether it succeeded; in very small cases there may be no possible exchange.
     """
-    has = np.zeros((len(names), classes), dtype=np.int64)  # how often client k has class c
-    np.add.at(has, (np.arange(len(names))[:, None], names), 1)
+    has = np.zeros((len(label_matrix), classes), dtype=np.int64)  # how often client k has class c
+    np.add.at(has, (np.arange(len(label_matrix))[:, None], label_matrix), 1)
     while (has > 1).any():
         i, a = rng.choice(np.argwhere(has > 1))
-        able = (has[:, a] == 0)[:, None] & (has[i][names] == 0)  # (N, s) slots that i may exchange with
+        able = (has[:, a] == 0)[:, None] & (has[i][label_matrix] == 0)  # (N, s) labels that i may take
         if not able.any():
             return False
         j, slot = rng.choice(np.argwhere(able))
-        b = names[j, slot]
-        names[i, np.flatnonzero(names[i] == a)[0]], names[j, slot] = b, a
+        b = label_matrix[j, slot]
+        label_matrix[i, np.flatnonzero(label_matrix[i] == a)[0]], label_matrix[j, slot] = b, a
         has[i, [a, b]] += [-1, 1]
         has[j, [a, b]] += [1, -1]
     return True
@@ -118,22 +128,23 @@ def classes(
     """
     check_class_labels(labels, "classes")
     check_enough_samples(len(labels), clients, "classes")
-    names = np.unique(labels)
-    if classes_per_client > len(names):
+    present = np.unique(labels)
+    if classes_per_client > len(present):
         raise UserError(
-            f"data.partition: classes_per_client={classes_per_client}, but there are {len(names)} classes; lower it"
+            f"data.partition.classes_per_client: {classes_per_client} is not possible with {len(present)} classes; "
+            "lower it"
         )
-    holds = np.zeros((clients, len(names)), dtype=bool)
+    holds = np.zeros((clients, len(present)), dtype=bool)
     for i, row in enumerate(holds):
-        own = i % len(names)
+        own = i % len(present)
         row[own] = True
-        row[rng.permutation(np.delete(np.arange(len(names)), own))[: classes_per_client - 1]] = True
+        row[rng.permutation(np.delete(np.arange(len(present)), own))[: classes_per_client - 1]] = True
     owner = np.full(len(labels), -1)
-    for c, label in enumerate(names):
+    for c, label in enumerate(present):
         owners, rows = np.flatnonzero(holds[:, c]), rng.permutation(np.flatnonzero(labels == label))
         if len(rows) < len(owners):
-            what = f"class {label} has {len(rows)} samples for the {len(owners)} clients that drew it"
-            raise UserError(f"data.partition: {what}; lower `clients` or `classes_per_client`")
+            problem = f"class {label} has only {len(rows)} samples for {len(owners)} clients"
+            raise UserError(f"data.partition: {problem}; lower `clients` or `classes_per_client`")
         if len(owners):
             owner[rows] = np.repeat(owners, equal_sizes(len(rows), len(owners)))
     return Partition.from_owners(owner, clients)

@@ -38,12 +38,12 @@ class Transform(ABC):
         """
 
 
-def to_memory_format(x: Tensor, blocks: bool) -> Tensor:
+def to_memory_format(x: Tensor, channels_last: bool) -> Tensor:
     """Store a batch of images as (n, H, W, C) if `blocks`, otherwise as (n, C, H, W); other tensors are unchanged."""
-    if x.ndim != 4 or stored_channels_last(x) == blocks:
+    if x.ndim != 4 or stored_channels_last(x) == channels_last:
         return x
     # clone is used because to() does not change images of one channel, see stored_channels_last
-    return x.clone(memory_format=torch.channels_last if blocks else torch.contiguous_format)
+    return x.clone(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 
 
 def stored_channels_last(x: Any) -> bool:
@@ -56,14 +56,16 @@ def stored_channels_last(x: Any) -> bool:
 
 
 @lru_cache(maxsize=64)
-def channel_constants(numbers: tuple[float, ...], like: torch.Size, blocks: bool, device: torch.device) -> Tensor:
+def channel_constants(
+    numbers: tuple[float, ...], like: torch.Size, channels_last: bool, device: torch.device
+) -> Tensor:
     """Return one number per channel as a tensor that broadcasts over images, (1, C, 1, ...).
 
     With `blocks` it has the shape (1, C, 1, W), so that a whole row of an image stored as (H, W, C) is processed at
     once.
     """
     by_channel = torch.tensor(numbers, device=device).view(1, -1, *[1] * (len(like) - 2))
-    if not blocks or len(numbers) == 1:
+    if not channels_last or len(numbers) == 1:
         return by_channel
     return by_channel.expand(1, like[1], 1, like[3]).clone(memory_format=torch.channels_last)
 
@@ -85,12 +87,12 @@ def crop_windows(x: Tensor, top: Tensor, left: Tensor, h: int, w: int) -> Tensor
     For each image the memory from the first to the last number of the window is copied; then the numbers in between
     that are outside of the window are left out.
     """
-    blocks = stored_channels_last(x)
-    x = x if blocks else x.contiguous()
+    channels_last = stored_channels_last(x)
+    x = x if channels_last else x.contiguous()
     n, c = x.shape[:2]
     each, *steps = x.stride()
     run = 1 + sum((size - 1) * step for size, step in zip((c, h, w), steps, strict=True))
     runs = x.as_strided((max(x.numel() - run + 1, 0), run), (1, 1))
     first = torch.arange(n, device=x.device) * each + top * steps[1] + left * steps[2]
     cut = runs.index_select(0, first).as_strided((n, c, h, w), (run, *steps))
-    return cut.contiguous(memory_format=torch.channels_last if blocks else torch.contiguous_format)
+    return cut.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)

@@ -53,15 +53,15 @@ class RandomCrop(Transform):
 
 def add_border(x: Tensor, p: int, mirrored: bool) -> Tensor:
     """Add a border of p pixels to images (B, C, H, W), of zeros, or mirrored without repeating the edge: 2 1 0 1 2."""
-    blocks = stored_channels_last(x)
-    x, sides = (x.permute(0, 2, 3, 1), (1, 2)) if blocks else (x, (2, 3))
+    channels_last = stored_channels_last(x)
+    x, sides = (x.permute(0, 2, 3, 1), (1, 2)) if channels_last else (x, (2, 3))
     if not mirrored:
-        x = pad(x, (0, 0, p, p, p, p) if blocks else (p, p, p, p))
+        x = pad(x, (0, 0, p, p, p, p) if channels_last else (p, p, p, p))
     for dim in sides if mirrored else ():
         n = x.shape[dim]
         at = torch.arange(-p, n + p, device=x.device).abs()
         x = x.index_select(dim, n - 1 - (n - 1 - at).abs())
-    return x.permute(0, 3, 1, 2) if blocks else x
+    return x.permute(0, 3, 1, 2) if channels_last else x
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,11 @@ class HorizontalFlip(Transform):
     p: float = option(0.5, "share of the pictures", ge=0, le=1)
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
-        blocks = stored_channels_last(x)
-        x, across = (x.permute(0, 2, 3, 1), 2) if blocks else (x, 3)
+        channels_last = stored_channels_last(x)
+        x, across = (x.permute(0, 2, 3, 1), 2) if channels_last else (x, 3)
         n = torch.arange(len(x), device=x.device)
         out = torch.cat([x, x.flip(across)]).index_select(0, n + len(x) * (u[:, 0] < self.p))
-        return out.permute(0, 3, 1, 2) if blocks else out
+        return out.permute(0, 3, 1, 2) if channels_last else out
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Cutout(Transform):
     size: int = option(16, "height and width of the square", ge=1, le=MAX_SIDE)
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
-        rows, columns = (self._within(u[:, i], x.shape[2 + i]) for i in (0, 1))
+        rows, columns = (self._in_square(u[:, i], x.shape[2 + i]) for i in (0, 1))
         if stored_channels_last(x):
             columns = columns.repeat_interleave(x.shape[1], 1)  # a row in memory is W x C values
             lines = x.permute(0, 2, 3, 1).view(*rows.shape, -1)
@@ -101,7 +101,7 @@ class Cutout(Transform):
         lines.mul_((~(rows[..., None] & columns[..., None, :])).to(x.dtype))
         return x
 
-    def _within(self, u: Tensor, n: int) -> Tensor:
+    def _in_square(self, u: Tensor, n: int) -> Tensor:
         """Return which of n pixels are in the square, (B, n) bool: from c - size // 2 on, for a random centre c."""
         first = to_uniform_integers(u, n) - self.size // 2
         at = torch.arange(n, device=u.device) - first[:, None]
@@ -179,18 +179,18 @@ class RandomResizedCrop(Transform):
     def draw_boxes(self, u: Tensor, h: int, w: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return top, left, height and width of each image's part, (B,) int64 each, drawn with the random numbers u."""
         area = h * w * to_uniform_range(u[:, :NUM_CANDIDATES], *self.scale)
-        proportion = to_uniform_range(
+        aspect_ratio = to_uniform_range(
             u[:, NUM_CANDIDATES : 2 * NUM_CANDIDATES], *(math.log(r) for r in self.ratio)
         ).exp()
-        widths, heights = (area * proportion).sqrt().round().long(), (area / proportion).sqrt().round().long()
+        widths, heights = (area * aspect_ratio).sqrt().round().long(), (area / aspect_ratio).sqrt().round().long()
         fits = (widths > 0) & (widths <= w) & (heights > 0) & (heights <= h)
         first = fits.int().argmax(1, keepdim=True)  # the first that fits, if one does
         one_fits, (low, high) = fits.any(1), self.ratio
-        own = w / h
-        whole_w = w if own <= high else round(h * high)
-        whole_h = h if own >= low else round(w / low)
-        width = torch.where(one_fits, widths.gather(1, first)[:, 0], min(whole_w, w))
-        height = torch.where(one_fits, heights.gather(1, first)[:, 0], min(whole_h, h))
+        own_ratio = w / h
+        max_width = w if own_ratio <= high else round(h * high)
+        max_height = h if own_ratio >= low else round(w / low)
+        width = torch.where(one_fits, widths.gather(1, first)[:, 0], min(max_width, w))
+        height = torch.where(one_fits, heights.gather(1, first)[:, 0], min(max_height, h))
         top = torch.where(one_fits, to_uniform_integers(u[:, -2], h - height + 1), (h - height) // 2)
         left = torch.where(one_fits, to_uniform_integers(u[:, -1], w - width + 1), (w - width) // 2)
         return top, left, height, width

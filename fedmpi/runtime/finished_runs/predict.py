@@ -147,7 +147,7 @@ class Predictor:
         given = parse_overrides(self.run_model.overrides).data.get("data")
         with set_ignored_target(self.settings.task.options.get("ignore")):
             options = given if isinstance(given, dict) else {}
-            reader = apply_reading_options(preparation, options, others=self.run_model.client is not None)
+            reader = apply_reading_options(preparation, options, ignore_others=self.run_model.client is not None)
             new_rows = reader.read(PredictionRequest(rows, site if preparation.site_names else None, tuple(ids)))
         others = [name for name in new_rows.sites if name not in (site, "")] if site is not None else []
         if others:

@@ -7,7 +7,7 @@ from helpers import ROOT, fedmpi
 from fedmpi.analysis.partition import compute_label_skew
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
-from fedmpi.data.partitions.site_and_file import file
+from fedmpi.data.partitions.site_and_file import partition_from_file
 
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 
@@ -36,7 +36,7 @@ def test_many_clients_are_written_and_some_drawn(tmp_path):
     path = tmp_path / "parts.csv"
     done = fedmpi("partition", *config, "--write", path, "--plot", tmp_path / "parts.svg")
     assert done.returncode == 0, done.stderr
-    given = file(np.zeros(12_000), None, np.random.default_rng(), path=path)
+    given = partition_from_file(np.zeros(12_000), None, np.random.default_rng(), path=path)
     assert np.array_equal(given.order, split(rows(None), "iid", 6_000, 0).parts.order)
 
 

@@ -10,7 +10,7 @@ from table_files import write_table
 from fedmpi.common.errors import UserError
 from fedmpi.data import csv_file
 from fedmpi.data.csv_file import decode_cells, iter_csv_rows, read_csv_columns
-from fedmpi.data.partitions.site_and_file import file
+from fedmpi.data.partitions.site_and_file import partition_from_file
 from fedmpi.data.sources.labelled_files import read_csv_rows
 from fedmpi.data.sources.tables.read_table import read_table
 from fedmpi.data.sources.tables.table_preprocessing import compute_column_moments, standardise_columns
@@ -44,7 +44,7 @@ def test_long_cells_and_the_byte_order_mark_are_read_by_all_sources(tmp_path):
     assert next(read_csv_rows(path, {"text_column": "text"}))[1]["text_column"] == LONG
     assert [len(row[1]) for _, row in iter_csv_rows(path)] == [4, len(LONG)]
     (tmp_path / "p.csv").write_text("\ufeffclient,note\n1,a\n0,b\n", encoding="utf-8")
-    parts = file(np.zeros(2, np.int64), None, np.random.default_rng(0), path=tmp_path / "p.csv")
+    parts = partition_from_file(np.zeros(2, np.int64), None, np.random.default_rng(0), path=tmp_path / "p.csv")
     assert [part.tolist() for part in parts] == [[1], [0]]
 
 
@@ -54,11 +54,11 @@ EXCEL = "\n".join(["a,b", *["1,2"] * 9000, "K\xf6ln,3"])  # beyond the block tha
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", b"{}", r"a\.jsonl is no CSV file; save it as CSV"),
+        ("a.jsonl", b"{}", r"a\.jsonl is not a CSV file; export it as CSV"),
         ("a.csv", "a,b\n1,2\n".encode("utf-16"), "cannot be read as CSV in UTF-8: .*0xff"),
         ("a.csv", "a,b\n1,2\n".encode("utf-16-be"), r"cannot be read as CSV in UTF-8.*(x00|NUL).*save it anew"),
-        ("a.csv", EXCEL.encode("cp1252"), r"UTF-8, behind line \d{4}: .*0xf6.*save it anew"),
-        ("a.csv", b"a,b\n1,2\n3\n", r"line 3: 1 cells, the header has 2"),
+        ("a.csv", EXCEL.encode("cp1252"), r"UTF-8, after line \d{4}: .*0xf6.*save it as CSV"),
+        ("a.csv", b"a,b\n1,2\n3\n", r"line 3: the row has 1 cell, but the header has 2"),
         ("none.csv", None, r"none\.csv cannot be read .*No such file"),
     ],
     ids=range(6),

@@ -58,16 +58,28 @@ def test_samples_of_several_tensors():
         ({"train_x": named(4, ids=torch.zeros(3, 5).long()), "test_x": named(2)}, r"train_x\['ids'\] has 3 rows"),
         ({"train_x": named(4, f=torch.full((4, 1), torch.inf)), "test_x": named(2)}, r"train_x\['f'\] .* in row 0"),
         ({"train_x": torch.zeros(4, 3).int(), "test_x": torch.zeros(2, 3).int()}, r"train_x\.long\(\) for symbols"),
-        ({"train_y": torch.zeros(4, 2), "test_y": torch.zeros(2)}, r"train_y is \(2,\) float32, one of test_y \(\)"),
-        ({"train_y": torch.tensor([[0.0], [1], [torch.inf], [2]])}, "train_y holds a target .* first in row 2"),
+        (
+            {"train_y": torch.zeros(4, 2), "test_y": torch.zeros(2)},
+            r"train_y is \(2,\) float32, but a row of test_y is \(\)",
+        ),
+        (
+            {"train_y": torch.tensor([[0.0], [1], [torch.inf], [2]])},
+            "train_y contains infinite targets, first in row 2",
+        ),
         (
             {"train_y": torch.tensor([0, 1, 3, 0])},
-            r"labels 0\.\.3; with classes=3 0\.\.2 is allowed; .* in row 2",
+            r"labels 0\.\.3, but with classes=3 they must be in 0\.\.2; .* in row 2",
         ),
-        ({"train_x": torch.tensor([[0.0] * 3] * 2 + [[0.0, float("nan"), 0.0]] * 2)}, "not finite, first in row 2"),
+        (
+            {"train_x": torch.tensor([[0.0] * 3] * 2 + [[0.0, float("nan"), 0.0]] * 2)},
+            r"not finite \(nan or inf\), first in row 2",
+        ),
         ({"classes": 0}, "classes is 0"),
-        ({"site": torch.tensor([0, 1])}, r"int64 \(4,\), one a row"),
-        ({"site": torch.tensor([0, 1, 2, 0]), "site_names": ("a", "b")}, r"sites 0\.\.2, but 2 sites are named"),
+        ({"site": torch.tensor([0, 1])}, r"int64 of shape \(4,\), one number per row"),
+        (
+            {"site": torch.tensor([0, 1, 2, 0]), "site_names": ("a", "b")},
+            r"numbers 0\.\.2; must be 0\.\.1, the numbers of the sites",
+        ),
     ],
 )
 def test_refused(changes, words):

@@ -31,7 +31,7 @@ def both(files, chosen):
     with streaming.streaming_mode(True):
         on_disk = decode_images(files, chosen)
     assert isinstance(on_disk, Stream)
-    assert torch.equal(on_disk.all(), torch.from_numpy(in_memory))
+    assert torch.equal(on_disk.read_all(), torch.from_numpy(in_memory))
     return in_memory
 
 

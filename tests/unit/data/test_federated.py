@@ -100,7 +100,7 @@ def write_scheme(tmp_path, body):
     return f"{file}:cut"
 
 
-@pytest.mark.filterwarnings("ignore:.*leaves 200 of 400 training samples with nobody")
+@pytest.mark.filterwarnings("ignore:.*assigns 200 of 400 training samples to no client")
 def test_a_scheme_of_the_users_own(tmp_path):
     scheme = write_scheme(tmp_path, "return [np.arange(1 if odd else 0, 400, 2), np.array([200 + odd])][:n]")
     assert split(images(), scheme, 1, seed=0, odd=True).parts[0][:3].tolist() == [1, 3, 5]
@@ -112,11 +112,11 @@ def test_a_scheme_of_the_users_own(tmp_path):
     ("body", "words"),
     [
         ("[np.arange(3)]", "returned 1 index arrays for clients=2"),
-        ("[np.arange(3), np.arange(0)]", "left client 1 without a training sample"),
+        ("[np.arange(3), np.arange(0)]", "gives client 1 no training sample"),
         ("[np.arange(3), np.arange(2, 5)]", "sample 2 more than once"),
         ("[np.arange(3), np.array([3, 400])]", r"client 1 indices 3\.\.400.*0\.\.399"),
         ("[np.arange(3), np.array([3.5])]", "float64"),
-        ("3", "returned int; it must return a list of index arrays"),
+        ("3", "returned int; it must return a list of one index array per client"),
     ],
 )
 def test_a_wrong_scheme_is_named(tmp_path, body, words):
@@ -147,23 +147,23 @@ def test_sites_that_are_no_clients_are_tested_on_all_the_same():
 @pytest.mark.parametrize(
     ("make", "scheme", "clients", "options", "words"),
     [
-        (images, "site", None, {}, "says whose each sample is"),
-        (images, "iid", None, {}, "needs `clients`"),
-        (images, "iid", 0, {}, "clients=0"),
+        (images, "site", None, {}, "needs a data set with a site for each sample"),
+        (images, "iid", None, {}, "needs the number of clients"),
+        (images, "iid", 0, {}, r"data\.partition\.clients: 0 is not allowed"),
         (images, "dirichlet", 4, {"alhpa": 1.0}, "alpha"),
         (images, "dirichlet", 4, {"convention": "klass"}, "class_plain"),
-        (images, "iid", 4, {"client_test": "site"}, "scheme site"),
-        (images, "iid", 4, {"client_test": "alligned"}, "allowed: auto, site, aligned"),
-        (images, "iid", 4, {"client_test": "shards"}, "client_test: shards needs partition scheme shards"),
-        (images, "shards", 4, {"client_test": "shards", "sorted": True}, "needs partition scheme shards"),
+        (images, "iid", 4, {"client_test": "site"}, "scheme: site"),
+        (images, "iid", 4, {"client_test": "alligned"}, "must be one of auto, site, aligned"),
+        (images, "iid", 4, {"client_test": "shards"}, r"client_test: shards needs data\.partition\.scheme: shards"),
+        (images, "shards", 4, {"client_test": "shards", "sorted": True}, r"needs data\.partition\.scheme: shards"),
         (
             lambda: images(t=12),
             "shards",
             8,
             {"client_test": "shards", "s": 2},
-            "cannot cut the 3 test rows of class 0 into 4; take class_match",
+            "class 0 has 3 test rows, which cannot be cut into 4 shards; .*class_match",
         ),
-        (regression, "iid", 4, {"client_test": "aligned"}, "take global"),
+        (regression, "iid", 4, {"client_test": "aligned"}, "client_test: global"),
         (regression, "shards", 4, {}, "regression"),
     ],
 )

@@ -45,7 +45,8 @@ def test_whole_groups_are_held_out(group, fraction, sizes):
 def test_a_client_of_one_group_trains_on_all_of_it():
     data = split(dataset([0, 0, 0, 1, 2, 2], site=torch.tensor([0, 0, 0, 1, 1, 1])), "site", None, 0)
     with pytest.warns(
-        UserWarning, match=r"data\.validation holds out nothing of clients \[0\]: the rows there are all of one"
+        UserWarning,
+        match=r"data\.validation holds out no rows of clients \[0\]: all rows of these clients belong to one",
     ):
         held = hold_out_validation(data, 0.5, 0)
     assert held.validation_sizes.tolist() == [0, held.validation_sizes[1]]

@@ -164,5 +164,5 @@ def test_new_volumes_are_prepared_as_those_of_the_training(tmp_path):
     assert torch.equal(new.x, data.train_x)
     assert new.ids["file"].tolist() == ["x_image.nii.gz", "y_image.nii.gz"]
     assert torch.equal(stored.read(PredictionRequest(tmp_path / "a" / "y_image.nii.gz")).x, data.train_x[1:])
-    with pytest.raises(UserError, match="x_mask is not there"):
+    with pytest.raises(UserError, match="x_mask does not exist"):
         stored.read(PredictionRequest(tmp_path / "a" / "x_mask"))

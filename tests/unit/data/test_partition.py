@@ -117,13 +117,13 @@ def test_by_client_follows_the_sample_by_sample_law():
             balanced(2, 20),
             5,
             {},
-            r"min_size=10 cannot hold: 40 samples for clients=5 are 8\.0 each.*at most 8",
+            r"min_size: 10 is too large: 40 samples .* clients=5 are 8\.0 per client.*at most 8",
         ),
         (dirichlet, np.zeros(50), 2, {}, "float64"),
         (shards, balanced(10, 50), 4, {"s": 2}, "8 shards are fewer than the 10 classes"),
         (shards, balanced(10, 50), 300, {"s": 2}, "cannot cut 500 samples into clients x s = 300 x 2"),
-        (shards, balanced(3, 50), 3, {"s": 4, "distinct": True}, "s=4 distinct classes"),
-        (shards, balanced(3, 50), 3, {"s": 2, "distinct": True, "sorted": True}, "straddle"),
+        (shards, balanced(3, 50), 3, {"s": 4, "distinct": True}, "s: 4 distinct classes"),
+        (shards, balanced(3, 50), 3, {"s": 2, "distinct": True, "sorted": True}, "cannot both be true"),
     ],
 )
 def test_refused_with_numbers(cut, labels, clients, options, words):
@@ -184,18 +184,23 @@ def test_a_file_says_who_holds_what(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "clients", "words"),
     [
-        ("a.txt", "", None, "ends in .csv or .npz"),
-        ("a.csv", "owner\n1\n", None, r"a\.csv is no partition \(its first line names no column `client`: owner"),
+        ("a.txt", "", None, "end in .csv or .npz"),
+        (
+            "a.csv",
+            "owner\n1\n",
+            None,
+            r"a\.csv cannot be read as a partition: it has no column `client`; its columns: owner",
+        ),
         ("a.csv", "client\n0\nx\n", None, r"line 3: client is 'x'"),
-        ("a.csv", "client\n0\n0\n99999999999999999999\n", None, r"line 4: client is '9+'; 0 to 2 or -1"),
-        ("a.csv", "client\n-1\n-1\n-1\n", None, "a.csv names no client"),
+        ("a.csv", "client\n0\n0\n99999999999999999999\n", None, r"line 4: client is '9+'; must be 0 to 2, or -1"),
+        ("a.csv", "client\n-1\n-1\n-1\n", None, "a.csv assigns no sample to a client"),
         (
             "a.csv",
             "client\n0\n1\n0\n",
             3,
-            r"2 clients, and clients=3; leave .* out \(data\.partition\.clients=null",
+            r"clients: 3 differs from the 2 clients in .*remove data\.partition\.clients",
         ),
-        ("a.npz", "text", None, "is no partition"),
+        ("a.npz", "text", None, "cannot be read as a partition"),
     ],
 )
 def test_a_file_that_is_no_partition(tmp_path, name, text, clients, words):

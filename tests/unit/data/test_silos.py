@@ -48,7 +48,7 @@ def test_ranks_open_their_own_files_and_know_the_sizes_of_all(tmp_path):
     ("differ", "words"),
     [
         ({"widths": (4, 4, 5)}, r"north\.npz has 2 classes and samples of shape \(4,\), .* west\.npz .*\(5,\)"),
-        ({"classes": (2, 3, 2)}, r"north\.npz has 2 classes.*south\.npz has 3 classes.*option of the source"),
+        ({"classes": (2, 3, 2)}, r"north\.npz has 2 classes.*south\.npz has 3 classes.*options of the data source"),
     ],
 )
 def test_sites_that_differ_are_named(tmp_path, differ, words):
@@ -66,7 +66,7 @@ def test_sites_that_differ_are_named(tmp_path, differ, words):
 def test_silos_are_opened_once(tmp_path):
     write_sites(tmp_path)
     opened = open_silos(npz, tmp_path, SILOS, [0, 1])
-    with pytest.raises(UserError, match=r"clients \[0, 1\]; each of 0\.\.2 must be opened once"):
+    with pytest.raises(UserError, match=r"clients \[0, 1\], but each of 0\.\.2 must be opened by exactly one rank"):
         count_local_labels(opened, describe_silos(opened), SILOS)
     with pytest.raises(UserError, match="twice"):
         open_silos(npz, tmp_path, ["a", "b", "a"], [0])

@@ -66,7 +66,7 @@ def test_silos_are_the_sites_of_one_text(folder):
         opened, describe_silos(opened), ["ann", "bob"]
     ).any()  # characters are no class of a sample
     opened[1] = text(folder, site="novels/bob.txt", context=2, alphabet="?abc")
-    with pytest.raises(UserError, match=r"ann and bob have as many columns .*data\.alphabet"):
+    with pytest.raises(UserError, match=r"classes of ann and bob have different names.*data\.alphabet"):
         count_local_labels(opened, describe_silos(opened), ["ann", "bob"])
 
 

@@ -230,7 +230,7 @@ def test_normalise_replaces_that_of_the_source():
         ([("normalize", {"mean": [1, 2], "std": [1, 2]})], r"normalize: 2 numbers for pictures of 3 channels; 1 or 3"),
         (["normalize"], r"normalize: it takes the name of a set, or mean and std"),
         (["color_jitter"], r"color_jitter: brightness, contrast and saturation are all 0"),
-        ([("random_resized_crop", 8)], r"are 8 x 8 pixels in training, but at tests 12 x 9; .*end with center_crop: 8"),
+        ([("random_resized_crop", 8)], r"have 8 x 8 pixels in training, but 12 x 9 .*end with center_crop: 8"),
     ],
 )
 def test_what_does_not_fit_the_pictures_is_refused_before_training(items, says):
@@ -268,7 +268,7 @@ def test_what_moves_pixels_is_refused_where_targets_are_masks(item):
     data = split(
         Dataset(make_lazy_images(x, MEAN, STD, 3), masks, make_lazy_images(x, MEAN, STD, 3), masks, 2), "iid", 2, 0
     )
-    with pytest.raises(UserError, match=r"moves pixels, and the targets of these data are masks \(12 x 9\)"):
+    with pytest.raises(UserError, match=r"moves pixels, but the targets are masks \(12 x 9\)"):
         add_augmentation(data, image_pipeline(item).transforms)
     assert (
         add_augmentation(data, image_pipeline(("color_jitter", {"contrast": 0.1}), ("cutout", 3)).transforms)

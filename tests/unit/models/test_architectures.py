@@ -9,7 +9,7 @@ from torch import nn
 
 from fedmpi.common.errors import UserError
 from fedmpi.models import registry, sl_vit
-from fedmpi.models.mlp import MLP, forward_without_hooks
+from fedmpi.models.mlp import MLP, make_forward_without_hooks
 from fedmpi.models.net import FeaturesAndHead
 from fedmpi.models.recurrent import without_cudnn_rnn
 
@@ -209,7 +209,7 @@ def test_forward_without_hooks_equals_the_modules_forward_pass():
         MLP(12, (7, 5), 3),
         nn.Sequential(nn.Flatten(), nn.Linear(12, 5), relu, repeated, relu, repeated),
     ):
-        forward = forward_without_hooks(module)
+        forward = make_forward_without_hooks(module)
         assert torch.equal(forward(x), module(x))
         with torch.no_grad():
             next(module.parameters()).mul_(2)

@@ -128,27 +128,27 @@ SOURCE = r"""
 return None
     source plugin returned NoneType; it must return fedmpi.Dataset
 return changed(train_x=table()[0].numpy())
-    train_x is ndarray; a torch.Tensor is needed: torch.from_numpy
+    train_x is ndarray; must be a torch.Tensor; use torch.from_numpy
 return changed(train_x=table()[0].double(), test_x=table()[0].double(), test_y=table()[1])
-    train_x is torch.float64; float32 .* is needed
+    train_x is torch.float64; must be float32
 return changed(train_x=table()[0].to_sparse())
-    train_x is of shape .*torch.sparse_coo, .*; a dense, detached tensor of real numbers on the CPU is needed
+    train_x is of shape .*torch.sparse_coo, .*; must be a dense, detached tensor of real numbers on the CPU
 return changed(train_y=table()[1][:-1])
-    train_x has 40 rows, its targets 39
+    train_x has 40 rows, but there are 39 targets
 return changed(train_y=table()[1] - 1)
-    train_y holds labels -1..0; with classes=2 0..1 is allowed
+    train_y contains labels -1..0, but with classes=2 they must be in 0..1
 return changed(train_y=table()[1].float())
-    a row of train_y is .. float32, one of test_y .. int64; they must agree
+    a row of train_y is .. float32, but a row of test_y is .. int64; .*must be equal
 raise SystemExit(0)
     SystemExit: 0
 """
 PARTITION = r"""
 return None
-    returned NoneType; it must return a list of index arrays, one a client
+    returned NoneType; it must return a list of one index array per client
 return np.array_split(np.arange(1, len(labels) + 1), clients)
-    gave client 2 indices 28..40 of int64; whole numbers 0..39 are allowed
+    gave client 2 indices 28..40 of int64; must be an array .n,. of integers in 0..39
 return [p[:, None] for p in np.array_split(np.arange(len(labels)), clients)]
-    gave client 0 ndarray \(14, 1\) of int64; whole numbers 0..39 are allowed, in an array
+    gave client 0 ndarray \(14, 1\) of int64; must be an array .n,. of integers in 0..39
 """
 RULE = r"""
 return None
@@ -291,5 +291,5 @@ def test_message(tmp_path, kind, code, message, located):
 
 
 def test_samples_that_a_partition_forgets_are_counted(tmp_path):
-    with pytest.warns(UserWarning, match="leaves 10 of 40 training samples with nobody"):
+    with pytest.warns(UserWarning, match="assigns 10 of 40 training samples to no client"):
         run_with(tmp_path, "partition", "return np.array_split(np.arange(30), clients)")

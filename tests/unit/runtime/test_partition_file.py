@@ -11,7 +11,7 @@ from helpers import fedmpi
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import hold_out_validation, split
-from fedmpi.data.partitions.site_and_file import file
+from fedmpi.data.partitions.site_and_file import partition_from_file
 from fedmpi.reports.results import MAX_CLIENTS_DRAWN, build_partition_section
 from fedmpi.reports.run_groups import Run, read_runs
 from fedmpi.runtime.record.data_files import MAX_CLIENTS_IN_JSON, read_client_sizes, write_partition
@@ -50,12 +50,12 @@ def test_sizes_and_label_counts_by_client_can_be_read_again(tmp_path, clients, s
     assert np.array_equal(parts["indices"], np.concatenate(list(fed.parts)))
     assert np.array_equal(parts["offsets"], np.concatenate([[0], np.cumsum(fed.train_sizes)]))
     whole = federation(clients).parts  # what was held out belongs to it
-    again = file(np.zeros(3 * clients), None, np.random.default_rng(), path=folder / "partition.npz")
+    again = partition_from_file(np.zeros(3 * clients), None, np.random.default_rng(), path=folder / "partition.npz")
     assert [part.tolist() for part in again] == [part.tolist() for part in whole]
 
 
 def test_sites_without_common_rows_are_all_written(tmp_path):
-    """In silo mode there is no partition.npz that could have the rest."""
+    """In silo mode there cannot be read as a partition.npz that could have the rest."""
     sizes = np.arange(1, MAX_CLIENTS_IN_JSON + 2)
     sites = SimpleNamespace(train_sizes=sizes, label_counts=None, label_counts_shared=False, parts=None)
     write_partition(RunDirectory(tmp_path), "silos", 0, sites)
@@ -99,5 +99,5 @@ def test_arrays_that_are_missing_are_told(tmp_path):
 )
 def test_offsets_that_cut_nothing_are_refused(tmp_path, offsets):
     np.savez(tmp_path / "a.npz", indices=np.arange(3), offsets=np.array(offsets))
-    with pytest.raises(UserError, match=r"is no partition"):
-        file(np.zeros(3), None, np.random.default_rng(), path=tmp_path / "a.npz")
+    with pytest.raises(UserError, match=r"cannot be read as a partition"):
+        partition_from_file(np.zeros(3), None, np.random.default_rng(), path=tmp_path / "a.npz")

@@ -434,7 +434,7 @@ def test_labels_that_are_no_class_are_left_out_of_the_metrics_and_counted(animal
 @pytest.mark.parametrize("rows", [[{"path": "a.png"}], [np.zeros((8, 8, 3))], {"path": ["a.png"]}, []], ids=type)
 def test_rows_that_images_cannot_be_read_from_are_answered_with_what_can(animals, rows):
     takes = "give a picture, a folder of them, a CSV file that names them, or a list of files"
-    with pytest.raises(UserError, match=f"rows: .* is not understood by this run; {takes}"):
+    with pytest.raises(UserError, match=f"rows: .* is not allowed for this run; {takes}"):
         package.load(animals).predict(rows)
 
 
@@ -546,7 +546,7 @@ def test_a_source_of_ones_own_takes_ready_inputs_and_says_so(tmp_path):
     g = torch.Generator().manual_seed(0)
     x = torch.randn(60, 4, generator=g) + (torch.arange(60) % 2)[:, None]
     np.savez(tmp_path / "new.npz", x=x[40:].numpy())
-    with pytest.warns(UserWarning, match="ready inputs"):
+    with pytest.warns(UserWarning, match="without any preparation"):
         got, _ = predictions(run, tmp_path / "new.npz", trusted=True)
     assert percent_equal([int(row["prediction"]) for row in got], [k % 2 for k in range(40, 60)]) == last["accuracy"]
     header, rows = patients(tmp_path)
@@ -558,7 +558,7 @@ def test_samples_of_several_tensors_come_under_their_names(tmp_path):
     (tmp_path / "own.py").write_text(PERSONAL_MODEL_HOOKS)
     run, last = train(tmp_path, {"source": f"{tmp_path}/own.py:several"}, model={"name": f"{tmp_path}/own.py:Masked"})
     ids = np.arange(60).reshape(20, 3)[14:] % 7
-    with pytest.warns(UserWarning, match="ready inputs"):
+    with pytest.warns(UserWarning, match="without any preparation"):
         found = package.load(run, trust=True).predict({"ids": ids, "mask": (ids > 2).astype(np.float32)})
     assert percent_equal(map(int, found["prediction"]), [k % 2 for k in range(14, 20)]) == last["accuracy"]
     with pytest.raises(UserError, match="rows has no array 'mask'"):
@@ -662,7 +662,7 @@ def test_a_place_that_cannot_be_written_and_a_file_that_is_not_there_are_named(s
     ]:
         with pytest.raises(UserError, match=message):
             command.predict_file(RunModel(study.run), file, print, out=to)
-    with pytest.raises(UserError, match=r"none\.csv is not there"):
+    with pytest.raises(UserError, match=r"none\.csv does not exist"):
         package.load(study.run).predict(tmp_path / "none.csv")
 
 
