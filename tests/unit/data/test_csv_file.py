@@ -56,7 +56,7 @@ EXCEL = "\n".join(["a,b", *["1,2"] * 9000, "K\xf6ln,3"])  # beyond the block tha
     [
         ("a.jsonl", b"{}", r"a\.jsonl is not a CSV file; export it as CSV"),
         ("a.csv", "a,b\n1,2\n".encode("utf-16"), "cannot be read as CSV in UTF-8: .*0xff"),
-        ("a.csv", "a,b\n1,2\n".encode("utf-16-be"), r"cannot be read as CSV in UTF-8.*(x00|NUL).*save it anew"),
+        ("a.csv", "a,b\n1,2\n".encode("utf-16-be"), r"cannot be read as CSV in UTF-8.*(x00|NUL).*save it as CSV"),
         ("a.csv", EXCEL.encode("cp1252"), r"UTF-8, after line \d{4}: .*0xf6.*save it as CSV"),
         ("a.csv", b"a,b\n1,2\n3\n", r"line 3: the row has 1 cell, but the header has 2"),
         ("none.csv", None, r"none\.csv cannot be read .*No such file"),
