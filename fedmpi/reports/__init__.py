@@ -1,4 +1,4 @@
-"""HTML reports: a page on one run, several runs or a sweep; a page for each site of a consortium, and a model card."""
+"""HTML reports of runs and sweeps, and, for a consortium, a page for each site and a model card."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from fedmpi.config import Settings
 def write_report_after_run(settings: Settings, result: Mapping[str, Any]) -> Path | None:
     """Write report.html at the end of a run, unless the config has `report: false`, and return its path.
 
-    An error becomes a warning, since the run is complete without the page.
+    An error becomes a warning, since the results of the run are complete without the page.
 
     Args:
-        result: the result of `execute` in runtime/execute.py; {} on ranks other than 0, which do not import matplotlib.
+        settings: the settings of the run.
+        result: the result of `execute` in runtime/execute.py; {} on ranks other than 0, which write nothing.
+
+    Returns:
+        The path of the page, relative to the working directory of the run; None if no page was written.
     """
     if not settings.report or "directory" not in result:
         return None

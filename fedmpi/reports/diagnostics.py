@@ -1,4 +1,4 @@
-"""Sections of a report on measurements within rounds, recorded in update_stats.jsonl and analysis.jsonl."""
+"""Build the sections of a report on measurements within rounds, from update_stats.jsonl and analysis.jsonl."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ GLOBAL_LABEL, LOCAL_LABEL = "global model", "local models, mean"
 
 
 class RoundsFigure(NamedTuple):
-    """Definition of a figure of values over rounds.
+    """The definition of a figure that shows values over rounds.
 
-    For one run it has a line for each of `keys`. For several runs there is a figure for each of `keys`, with a line for
-    each group of runs.
+    For one run, the figure has one line for each entry of `keys`. For several runs, there is one figure for each entry
+    of `keys`, with one line for each group of runs.
 
     Attributes:
-        keys: label of a line -> path of its number in a row, such as `drift.divergence`, or `shares.0` in a list.
+        keys: label of a line -> path of its value in a row, such as `drift.divergence`, or `shares.0` in a list.
+        note: text below the figure.
+        from_zero: whether the y axis begins at 0.
     """
 
     name: str
@@ -45,34 +47,36 @@ class RoundsFigure(NamedTuple):
 
 
 UPDATE_FIGURES = (
-    RoundsFigure("norms", "length of the updates", "mean norm", {"": "norms"}, "Mean over the clients of a round.",
-               from_zero=True),
-    RoundsFigure("kept", "what is left of them in the aggregate", "norm / mean norm", {"": "kept"},
-               "The norm of the server's direction over the updates' mean norm: 1 where all clients agree, 1/sqrt(m) "
-               "where m updates of one length have nothing in common, 0 where they cancel."),
-    RoundsFigure("cosine", "cosine of two clients' updates", "cosine",
-               {"mean over pairs": "cosine_mean", "least of all pairs": "cosine_min"},
-               "1: both go the same way; 0: nothing in common; below 0: one undoes what the other does."),
-    RoundsFigure("negative-pairs", "pairs of clients in conflict", "share of pairs", {"": "negative_pairs"},
-               "Pairs whose updates have a cosine below 0."),
-    RoundsFigure("spectrum", "spectrum of the updates", "share of the sum",
-               {"leading direction": "shares.0", "second direction": "shares.1"},
-               "Eigenvalues of the updates' Gram matrix over their sum. One near 1: all updates lie along one line.",
-               from_zero=True),
+    RoundsFigure("norms", "norm of the updates", "mean norm", {"": "norms"}, "Mean over the clients of a round.",
+                 from_zero=True),
+    RoundsFigure("kept", "norm of the aggregate relative to the updates", "norm / mean norm", {"": "kept"},
+                 "Norm of the server's update direction divided by the mean norm of the updates: 1 if all updates "
+                 "agree, 1/sqrt(m) if m updates of equal norm are orthogonal, 0 if they cancel."),
+    RoundsFigure("cosine", "cosine between the updates of two clients", "cosine",
+                 {"mean over pairs": "cosine_mean", "minimum over pairs": "cosine_min"},
+                 "1: same direction; 0: orthogonal; below 0: the updates partly cancel each other."),
+    RoundsFigure("negative-pairs", "pairs of clients in conflict", "fraction of pairs", {"": "negative_pairs"},
+                 "Pairs whose updates have a negative cosine."),
+    RoundsFigure("spectrum", "spectrum of the updates", "fraction of the sum",
+                 {"leading direction": "shares.0", "second direction": "shares.1"},
+                 "The two largest eigenvalues of the Gram matrix of the updates, divided by the sum of all of "
+                 "them. If the first is near 1, all updates lie along one line.",
+                 from_zero=True),
 )  # fmt: skip
 ANALYSIS_FIGURES = (
-    RoundsFigure("losses", "what the loss is made of", "loss",
-               {"the global model": "losses.total", "of clients at home": "losses.local",
-                "of other clients' data": "losses.shift", "of averaging": "losses.aggregation"},
-               "On the clients' training samples. The parts, L_j(w_i) - L_i(w_i) of other clients' data among them, "
-               "add up to the loss of the global model."),
-    RoundsFigure("drift", "how far local models move", "norm",
-               {"from the global model": "drift.divergence", "from each other": "drift.consistency"},
-               "Mean distance of the local models after their training.", from_zero=True),
+    RoundsFigure("losses", "decomposition of the loss", "loss",
+                 {"global model": "losses.total", "local models on their own data": "losses.local",
+                  "increase on other clients' data": "losses.shift", "change by averaging": "losses.aggregation"},
+                 "On the clients' training samples. The last three add up to the first. The increase on other clients' "
+                 "data is the mean of L_j(w_i) - L_i(w_i)."),
+    RoundsFigure("drift", "client drift", "norm",
+                 {"from the global model": "drift.divergence", "from each other": "drift.consistency"},
+                 "Mean distance of the local models after local training.", from_zero=True),
     RoundsFigure("knowledge", "accuracy on the global test set", "accuracy (%)",
-               {"global model after the round": "knowledge.after", "before it": "knowledge.before",
-                "local models, mean": "knowledge.local_mean"},
-               "What the local models are below the global model of before, local training has forgotten."),
+                 {"global model after the round": "knowledge.after",
+                  "global model before the round": "knowledge.before", "local models, mean": "knowledge.local_mean"},
+                 "If local models are less accurate than the global model before the round, local training has "
+                 "forgotten something."),
 )  # fmt: skip
 FEATURE_FIGURES = (
     *(
@@ -81,25 +85,25 @@ FEATURE_FIGURES = (
             ("deviation", "classifier variance", "standard deviation of a probability",
              "Standard deviation of a class's probability over the samples, mean over classes (FedUV)."),
             ("classifier", "mean singular value of the classifier", "singular value",
-             "Of the weights of the last layer."),
-            ("uniformity", "FedUV's U of features", "U",
-             "Mean of exp(-d / median d) over pairs of features, d squared distances."),
-            ("rank", "effective rank of features", "directions",
-             "Entropy of the singular values, as a number of directions."),
+             "Singular values of the weights of the last layer."),
+            ("uniformity", "uniformity U of the features (FedUV)", "U",
+             "Mean of exp(-d / median d) over pairs of features, where d is their squared distance."),
+            ("rank", "effective rank of the features", "effective rank",
+             "Exponential of the entropy of the normalised singular values."),
         )
     ),
 )  # fmt: skip
 LOCAL_STEP_FIGURES = (
     RoundsFigure("loss", "proximal loss of local models", "KL", {"": "orthogonality.loss"},
-               "KL(global || local) at temperature 3, mean over the local models after their training."),
-    RoundsFigure("cosine", "cosine of the step and the proximal gradient", "cosine",
-               {"all weights": "orthogonality.cosine", "the head's weights": "orthogonality.head"},
-               "Mean over local steps and clients. Below 0 a step raises the proximal loss; 0: orthogonal."),
+                 "KL(global || local) at temperature 3, mean over the local models after their training."),
+    RoundsFigure("cosine", "cosine between the local step and the proximal gradient", "cosine",
+                 {"all weights": "orthogonality.cosine", "the head's weights": "orthogonality.head"},
+                 "Mean over local steps and clients. Below 0: a step increases the proximal loss; 0: orthogonal."),
 )  # fmt: skip
 
 
 def build_updates_section(runs: RunCollection) -> list[Part | None]:
-    """Draw norms of the clients' updates, and their cosines with each other and with the server's direction."""
+    """Plot the norms of the clients' updates, and their cosines with each other and with the server's direction."""
     rows: dict[Path, list[Row]] = {run.path: [] for run in runs.all}
     for path, row in [(run.path, row) for run in runs.all for row in run.updates]:
         # Add two values: the norm of the server's direction over the mean norm, and the eigenvalues over their sum.
@@ -113,39 +117,43 @@ def build_updates_section(runs: RunCollection) -> list[Part | None]:
         lengths, cosines = (
             _curves_by_client(runs.single, runs.single.updates, key) for key in ("norms", "to_direction")
         )
-        note = "The norm of each client's change of the weights, as much of it as travels."
+        note = "Norm of the part of each client's update that is sent to the server."
         parts.insert(
-            1, _plot_client_heat_map("updates-by-client", "length of each update", lengths, "norm", note, signed=False)
+            1, _plot_client_heat_map("updates-by-client", "norm of each update", lengths, "norm", note, signed=False)
         )
         title = "cosine of each update with the server's direction"
-        note = "Below 0: the step of that round went against what the client had learned."
+        note = "Below 0: the server step of that round opposed the client's update."
         parts.append(_plot_client_heat_map("updates-direction", title, cosines, "cosine", note))
     if not any("eigenvalues" in row for run in runs.all for row in run.updates):
-        more = "Cosines and the spectrum are recorded where the server's rule forms the updates' Gram matrix, and with "
-        parts.append(Text(f"{more}record.updates: gram for any rule."))
+        text = (
+            "Cosines and the spectrum are recorded if the server's rule computes the Gram matrix of the updates; with "
+        )
+        parts.append(Text(f"{text}record.updates: gram, they are recorded for every rule."))
     return parts
 
 
 def build_analysis_section(runs: RunCollection) -> list[Part | None]:
-    """Draw the measurements of the config's key `analysis` over rounds: parts of the loss, drift, forgetting.
+    """Plot the measurements of the config key `analysis` over rounds: decomposition of the loss, drift, forgetting.
 
-    The report of a single run also shows what each client contributes to the global model.
+    For a single run, the contribution of each client to the global model is plotted, too.
     """
     parts = _plot_over_rounds(runs, "analysis", ANALYSIS_FIGURES, _analysis_rows(runs))
     if runs.single is not None:
         gains = _curves_by_client(runs.single, runs.single.analysis, "contribution", "gain")
-        note = "How much higher the loss is of the average of all the others; below 0: they do better without it."
-        parts.append(_plot_client_heat_map("analysis-gain", "what each client gives", gains, "loss", note))
+        note = (
+            "Increase of the loss if the client is left out of the average; below 0: the others do better without it."
+        )
+        parts.append(_plot_client_heat_map("analysis-gain", "contribution of each client", gains, "loss", note))
     return parts
 
 
 def build_features_section(runs: RunCollection) -> list[Part | None]:
-    """Draw statistics of the features, classifier heads and outputs of global and local models."""
+    """Plot statistics of the features, classifier heads and outputs of global and local models over rounds."""
     return _plot_over_rounds(runs, "features", FEATURE_FIGURES, _analysis_rows(runs))
 
 
 def build_local_steps_section(runs: RunCollection) -> list[Part | None]:
-    """Draw FedSOL's Figures 3 and 5b: how local steps change the proximal loss, and which layers they move."""
+    """Plot how local steps change the proximal loss, and which layers they change (FedSOL, Figs. 3 and 5b)."""
     parts = _plot_over_rounds(runs, "steps", LOCAL_STEP_FIGURES, _analysis_rows(runs))
     return parts if runs.single is None else [*parts, _plot_layers(runs.single)]
 
@@ -179,7 +187,7 @@ def _plot_over_rounds(
 def _curves_by_client(run: Run, rows: Sequence[Row], *keys: str) -> dict[str, Curve]:
     """Return a curve over rounds for each client, by the client's name.
 
-    keys: path in a row of the list of values, which has the order of the row's list `clients`.
+    keys: path, in each row, of a list of values in the order of the row's list `clients`.
     """
     curves: dict[int, Curve] = {}
     for row in rows:
@@ -195,7 +203,7 @@ def _curves_by_client(run: Run, rows: Sequence[Row], *keys: str) -> dict[str, Cu
 def _plot_client_heat_map(
     name: str, title: str, of: Mapping[str, Curve], unit: str, note: str, signed: bool = True
 ) -> Figure | None:
-    """Draw a heat map of values by client and round."""
+    """Plot a heat map of values by client and round; return None if there are none."""
     if not of:
         return None
     rows, columns = (
@@ -204,7 +212,7 @@ def _plot_client_heat_map(
     )
     values = [[of[k].get(t) for t in columns] for k in rows]
     chart = HeatMap(rows, [str(t) for t in columns], values, "client", "round", unit, signed)
-    note += f" Of {len(of)} clients {len(rows)} are drawn." if len(rows) < len(of) else ""
+    note += f" {len(rows)} of {len(of)} clients are shown." if len(rows) < len(of) else ""
     data: list[list[Value]] = [[t, client, value] for client, each in of.items() for t, value in each.items()]
     return Figure(name, title, chart, ("round", "client", unit), data, note)
 
@@ -221,9 +229,10 @@ def _plot_layers(run: Run) -> Figure | None:
         return None
     last = {str(row[1]): float(row[2] or 0.0) for row in data if row[0] == data[-1][0]}
     note = (
-        f"Mean of |w - w0| / ||w - w0|| over a layer's weights and the local models, round {data[-1][0]}. Of n weights "
-        "it is at most 1/sqrt(n): small layers have larger ones. Among the numbers: evenness, that times sqrt(n); "
-        "columns, with norms along the first dimension of each tensor, as in the authors' code."
+        f"Mean of |w - w0| / ||w - w0|| over a layer's weights and the local models, round {data[-1][0]}. For n "
+        "weights it is at most 1/sqrt(n), so small layers have larger values. The CSV data also contain evenness, "
+        "which is this value times sqrt(n), and columns, computed with norms along the first dimension of each tensor, "
+        "as in the authors' code."
     )
     chart = stack_bars(list(last), {"strength": list(last.values())}, "mean of Lambda")
     return Figure("steps-layers", "Lambda, mean over a layer's weights", chart, ("round", "layer", *keys), data, note)

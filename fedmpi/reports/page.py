@@ -1,6 +1,6 @@
-"""The parts of a report page, and the rendering of a page by a template as one self-contained HTML file.
+"""Parts of a report page, and a function that renders them to a self-contained HTML file.
 
-All texts are plain text, which the templates escape.
+All texts in these parts are plain text; the templates escape them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,20 @@ from markupsafe import Markup
 from fedmpi.analysis import charts
 from fedmpi.common.text import escape_unprintable
 
-MAX_CSV_ROWS = 20_000  # rows of a figure's CSV data in a page, at most; with more rows the page does not contain them
-Value = float | int | str | None  # content of a cell; None and nan: empty
+MAX_CSV_ROWS = 20_000  # maximum number of CSV rows of a figure; a page does not contain the CSV data of larger figures
+Value = float | int | str | None  # content of a cell; None and nan are shown as empty
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart with its numbers. name: base name of its files, unique in the page; head, data: its CSV file."""
+    """A chart with the numbers that it shows.
+
+    Attributes:
+        name: base name of the files of the figure, unique in the page.
+        head: header of its CSV file.
+        data: rows of its CSV file.
+        note: text below the chart.
+    """
 
     name: str
     title: str
@@ -37,7 +44,11 @@ class Figure:
 
 @dataclass(frozen=True)
 class Table:
-    """A table. folded: the heading to click on in order to open the table; "": the table is open."""
+    """A table.
+
+    Attributes:
+        collapsed_title: if not "", the table is collapsed under this title until the reader clicks on it.
+    """
 
     head: Sequence[str]
     rows: Sequence[Sequence[Value]]
@@ -59,7 +70,7 @@ Part = Figure | Table | Text
 
 @dataclass(frozen=True)
 class Section:
-    """A section of a report. name: its anchor, which is unique in the page."""
+    """A section of a report page; its `name` is the anchor of the section, unique in the page."""
 
     name: str
     title: str
@@ -67,7 +78,14 @@ class Section:
 
 
 def render_page(template: str, title: str, lead: Sequence[str], **values: Any) -> str:
-    """Render a page as HTML by a template of the folder templates: page, card or site. lead: lines below the title."""
+    """Render a page as HTML.
+
+    Args:
+        template: the template in the folder templates: page, card or site.
+        title: the title of the page.
+        lead: lines of text below the title.
+        values: the variables of the template.
+    """
     loader = PackageLoader("fedmpi.reports")
     environment = Environment(
         loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=format_cell
@@ -83,7 +101,7 @@ def render_page(template: str, title: str, lead: Sequence[str], **values: Any) -
 
 
 def format_cell(value: Any) -> str:
-    """Format a value for a page; the templates apply this function to all values.
+    """Format a value for a page; templates apply this function to every value that they print.
 
     >>> [format_cell(value) for value in (1234567, 0.123456, float("nan"), None, 96.1002785)]
     ['1,234,567', '0.1235', '-', '-', '96.1']
@@ -98,7 +116,7 @@ def format_cell(value: Any) -> str:
 
 
 def format_csv(figure: Figure) -> str:
-    """Return the data of a figure as CSV text."""
+    """Format the data of a figure as CSV."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(figure.head)
@@ -107,7 +125,7 @@ def format_csv(figure: Figure) -> str:
 
 
 def css_classes_of_columns(table: Table) -> list[str]:
-    """Return the CSS class of each column: "n" for columns of numbers, which are aligned right, else ""."""
+    """Return the CSS class of each column of a table: "n" for numbers, which are right-aligned, otherwise ""."""
     classes = []
     for column in zip(*table.rows, strict=True):
         values = [value for value in column if value is not None]

@@ -1,4 +1,4 @@
-"""Write a page with all records of one or several runs (`fedmpi report`)."""
+"""Write an HTML page about one or several runs (`fedmpi report`)."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ DAMAGED_FILE_ERRORS = (
     ValueError,
 )  # raised for unexpected file contents
 SECTIONS: tuple[tuple[str, str, str, Callable[[RunCollection], list[Part | None]]], ...] = (
-    # name, title, attribute of Run that must not be empty for this section, function that returns its parts
+    # name, title, attribute of Run that must not be empty in some run, function that returns the parts of the section
     ("summary", "Summary", "path", results.build_summary_section),
     ("learning", "Learning", "rows", results.build_learning_section),
-    ("method", "The methods' own figures", "own_metrics", results.build_method_metrics_section),
+    ("method", "Metrics of the method", "own_metrics", results.build_method_metrics_section),
     ("clients", "Clients", "clients", results.build_clients_section),
     ("updates", "Updates: drift and conflict", "updates", diagnostics.build_updates_section),
-    ("analysis", "What lies behind", "analysis", diagnostics.build_analysis_section),
+    ("analysis", "Analysis", "analysis", diagnostics.build_analysis_section),
     ("features", "Features and outputs", "analysis", diagnostics.build_features_section),
     ("steps", "Local steps", "analysis", diagnostics.build_local_steps_section),
     ("classes", "Classes", "rows", results.build_classes_section),
@@ -45,18 +45,18 @@ SECTIONS: tuple[tuple[str, str, str, Callable[[RunCollection], list[Part | None]
 
 
 def build_sections(runs: RunCollection) -> list[Section]:
-    """Return the sections for which runs have records. If files are damaged, the section contains a warning instead.
+    """Return all sections for which the runs have records.
 
-    Names of figures are made unique and reduced to ASCII letters, digits, "_" and "-", since they are used as file
-    names and anchors.
+    If a file is damaged, sections that need it contain a warning instead. Names of figures are made unique and reduced
+    to ASCII letters, digits, "_" and "-", since they serve as file names and anchors.
     """
     result, names = [], set[str]()
     for name, title, needs, make in SECTIONS:
         try:
             parts = [part for part in make(runs) if part] if any(getattr(run, needs) for run in runs.all) else []
         except DAMAGED_FILE_ERRORS as error:
-            why = "This part cannot be made: a file of the run directory is not as fedmpi writes it"
-            parts = [Text(f"{why} ({error!r}).", warning=True)]
+            reason = "This section cannot be shown, because a file in the run directory is damaged"
+            parts = [Text(f"{reason} ({error!r}).", warning=True)]
         for i, part in enumerate(parts):
             if isinstance(part, Figure):
                 plain = re.sub(r"[^A-Za-z0-9_-]+", "-", part.name).strip("-")[:80]
@@ -70,7 +70,7 @@ def build_sections(runs: RunCollection) -> list[Section]:
 
 
 def render_report(runs: RunCollection) -> str:
-    """Return the report on runs as an HTML page."""
+    """Return the report on one or several runs as an HTML page."""
     places = list(dict.fromkeys(run.path.resolve().parent.name for run in runs.all))
     where = ", ".join(places[:3]) + (", ..." if len(places) > 3 else "")
     title = runs.single.name if runs.single else f"{pluralize(len(runs.all), 'run')} in {where}"
@@ -91,13 +91,17 @@ def write_report(
 
     Args:
         paths: directories of runs or sweeps.
-        to: the HTML file; None: report.html in the directory, or in the working directory if there are several.
-        figures: a directory for each figure as .svg, .png and .csv; None: no such files.
+        to: the HTML file; None: report.html in the directory, or in the working directory if `paths` has several.
+        figures: directory to which each figure is written as .svg, .png and .csv; None: no such files.
+        print_line: prints a line of output.
+
+    Raises:
+        UserError: if a directory contains no run, or a file cannot be written.
     """
     runs = read_runs(paths)
     to = to or (paths[0] / REPORT if len(paths) == 1 else Path(REPORT))
     if to.suffix not in (".html", ".htm") or to.is_dir():
-        raise UserError(f"--to: {to}: a file whose name ends in .html is needed")
+        raise UserError(f"--to: {to} is not allowed; must be a file name ending in .html")
     try:
         if figures is not None:
             figures.mkdir(parents=True, exist_ok=True)
@@ -109,8 +113,14 @@ def write_report(
             print_line(f"written: {figures}/*.svg, .png, .csv")
         atomic_files.write_atomically(to, render_report(runs).encode())
     except OSError as error:
-        raise UserError(f"{error.filename or to}: {error.strerror}; choose another place (--to, --figures)") from error
+        raise UserError(
+            f"{error.filename or to}: {error.strerror}; choose another file or directory (--to, --figures)"
+        ) from error
     print_line(f"written: {to}")
     if notes := [f"{run.path}: {note}" for run in runs.all for note in run.notes]:
-        more = f", and {pluralize(len(notes) - 1, 'more note')} in the page's Faults" if len(notes) > 1 else ""
-        warnings.warn(f"not all could be read: {notes[0]}{more}", stacklevel=2)
+        more = (
+            f", and {pluralize(len(notes) - 1, 'more note')} in the section Faults of the page"
+            if len(notes) > 1
+            else ""
+        )
+        warnings.warn(f"not all files could be read: {notes[0]}{more}", stacklevel=2)

@@ -1,4 +1,4 @@
-"""The sections of a report on results: summary, learning curves, clients, classes, partition, and faults."""
+"""Build the sections of a report on results: summary, learning curves, clients, classes, partition, and faults."""
 
 from __future__ import annotations
 
@@ -28,24 +28,23 @@ from fedmpi.reports.run_groups import (
 from fedmpi.runtime.inspection import compare
 from fedmpi.runtime.record.data_files import MAX_CLIENTS_IN_JSON
 
-BAND_NOTE = (
-    "A line with a band is the mean of runs that differ in their seeds alone, and one sample standard deviation."
-)
-MAX_METRIC_COLUMNS = 4  # metrics in the table that compares runs, at most
-CLIENT_STATISTIC_SUFFIXES = ("_std", "_worst_decile")  # metrics that the section on clients shows
-MAX_CLIENT_BARS = 40  # clients for which there are bars, at most; more are drawn as a curve
+BAND_NOTE = "A line with a band shows the mean ± one sample standard deviation of runs that differ only in their seeds."
+MAX_METRIC_COLUMNS = 4  # maximum number of metrics in the table that compares runs
+CLIENT_STATISTIC_SUFFIXES = ("_std", "_worst_decile")  # suffixes of metrics that only the section on clients shows
+MAX_CLIENT_BARS = 40  # maximum number of clients shown as bars; more clients are shown as a curve
 SPREAD_STATISTICS = ("worst", "10th percentile", "median", "90th percentile")
 FAIRNESS_STATISTICS = ("mean", "std", "worst 10 %", "best 10 %", "Jain's index")
 FAIRNESS_NOTE = (
-    "Over clients: population standard deviation, means of the worst and the best tenth, at least one client (q-FFL), "
-    "and Jain's index, (sum x)² / (N sum x²): 1 where all clients have the same, 1/N where one has everything."
+    "Over clients: population standard deviation; means of the worst and the best tenth of the clients, at least one "
+    "(q-FFL); and Jain's index, (sum x)² / (N sum x²), which is 1 if all clients have equal values, and 1/N if all but "
+    "one have 0."
 )
 MAX_ROUNDS_DRAWN, MAX_CLASSES_DRAWN, MAX_CLIENTS_DRAWN = 120, 60, 150  # rows and columns of heat maps, at most
 MAX_FAULT_ROWS = 200  # rows of the table of faults, at most
 
 
 def build_summary_section(runs: RunCollection) -> list[Part | None]:
-    """Show the last metrics of each group of runs (mean and standard deviation), or all metrics of a single run."""
+    """Show the final metrics of each group of runs as mean ± standard deviation, or all metrics of a single run."""
     names = [name for name in runs.metrics if not name.endswith(CLIENT_STATISTIC_SUFFIXES)]
     warnings = [Text(text, warning=True) for text in _list_warnings(runs)]
     if runs.single is not None:
@@ -73,15 +72,15 @@ def _list_warnings(runs: RunCollection) -> list[str]:
     if unfinished := [run for run in runs.all if not run.complete]:
         several = f"{pluralize(len(unfinished), 'run')} of {len(runs.all)} not finished"
         who = f"This run has not finished ({runs.single.state})" if runs.single else several
-        warnings.append(f"{who}: figures are of the rounds so far.")
+        warnings.append(f"{who}; all numbers refer to the rounds so far.")
     different = dict[str, None]()
     for group in runs.groups:
         known = [compare.seed_independent_digests(run.identity) for run in group.runs]
         different |= {name[1:-1]: None for each in known for name in each if len({k.get(name) for k in known}) > 1}
     if different:
-        warnings.append(f"Runs differ in {', '.join(different)}, though the settings say the same.")
+        warnings.append(f"Runs with the same settings differ in {', '.join(different)}.")
     if notes := sum(len(run.notes) for run in runs.all):
-        warnings.append(f"Not all files could be read; see Faults ({pluralize(notes, 'note')}).")
+        warnings.append(f"Not all files could be read; see section Faults ({pluralize(notes, 'note')}).")
     return warnings
 
 
@@ -110,27 +109,27 @@ def _build_run_tables(run: Run, names: Sequence[str]) -> list[Part]:
         rows.append([name.replace("_", " "), *values, at])
     table = Table(("what", "value"), [[key, str(value)] for key, value in facts.items() if value not in (None, "")])
     head = ("metric", "last", "mean of the last ten", "best", "in round")
-    biased = "The best round is chosen by the test set itself, so it flatters."
+    biased = "The best round is chosen on the test set itself, so the values of that column are optimistic."
     return [table, *([Table(head, rows, note=biased)] if rows else [])]
 
 
 def build_learning_section(runs: RunCollection) -> list[Part | None]:
-    """Draw each metric of training and evaluation over rounds: the curve of one run, or the mean of each group."""
+    """Plot each metric of training and evaluation over rounds: the curve of one run, or the mean of each group."""
     names = [name for name in runs.metrics if not name.endswith(CLIENT_STATISTIC_SUFFIXES)]
     parts = [_plot_metric(runs, "learning", name, format_metric_title(name)) for name in names if "@" not in name]
     of_sites = [name.split("@", 1) for name in names if "@" in name and runs.single]
     for what in dict.fromkeys(name for name, _ in of_sites):
         sites = {site: extract_curve(runs.all[0].rows, f"{what}@{site}") for name, site in of_sites if name == what}
-        title, note = f"{what.replace('_', ' ')} by site", "The global model on the test rows of each site."
+        title, note = f"{what.replace('_', ' ')} by site", "Global model, evaluated on the test rows of each site."
         parts.append(plot_curves(f"learning-{what}-by-site", title, format_metric_title(what), sites, note=note))
     if parts and any(len(group.runs) > 1 for group in runs.groups):
         return [Text(BAND_NOTE), *parts]
-    why = "No figure of any round is a number: nothing was evaluated yet, or training diverged at once."
-    return list(parts) or [Text(why, warning=True)]
+    reason = "No round has a finite metric: nothing has been evaluated yet, or training diverged in the first round."
+    return list(parts) or [Text(reason, warning=True)]
 
 
 def build_method_metrics_section(runs: RunCollection) -> list[Part | None]:
-    """Draw the metrics that methods record with `server.figures`."""
+    """Plot the metrics that methods record with `server.log` over rounds."""
     names = dict.fromkeys(name for run in runs.all for name in run.own_metrics)
     return [_plot_metric(runs, "method", name, name) for name in names]
 
@@ -141,7 +140,7 @@ def _plot_metric(runs: RunCollection, section: str, name: str, label: str) -> Fi
 
 
 def build_clients_section(runs: RunCollection) -> list[Part | None]:
-    """Show each metric's distribution over clients, by round and after the last round (from clients.jsonl)."""
+    """Show the distribution of each metric in clients.jsonl over clients, by round and after the last round."""
     kinds = dict[tuple[str, str], None]()
     for run in runs.all:
         for line in run.clients:
@@ -151,10 +150,10 @@ def build_clients_section(runs: RunCollection) -> list[Part | None]:
 
 
 def _show_client_metric(runs: RunCollection, protocol: str, name: str) -> list[Part | None]:
-    """Show one metric of the clients in one evaluation protocol.
+    """Show the distribution over clients of one metric in one evaluation protocol.
 
-    For one group of runs: percentiles over clients by round; for several groups: the worst client; for a single run,
-    also the value of each client. A table shows spread and fairness after the last round.
+    For one group of runs, percentiles over clients are plotted by round; for several groups, the worst client is; for a
+    single run, the final value of each client is plotted, too. A table shows spread and fairness after the last round.
     """
     title, slug, label = f"{protocol} {name}".replace("_", " "), f"clients-{protocol}-{name}", format_metric_title(name)
     values: dict[Path, dict[int, dict[str, float]]] = {run.path: {} for run in runs.all}  # by run, round and client
@@ -175,14 +174,14 @@ def _show_client_metric(runs: RunCollection, protocol: str, name: str) -> list[P
             part: average_curves(extract_curve(rows, part) for rows in spread.values()) for part in SPREAD_STATISTICS
         }
         many = f" Means over {len(runs.all)} runs." if len(runs.all) > 1 else ""
-        note = f"Over all clients that were evaluated.{many}"
+        note = f"Statistics over all evaluated clients.{many}"
         parts.append(plot_curves(slug, f"{title} over clients", label, lines, note=note))
     else:
         worst = {path: extract_curve(rows, "worst") for path, rows in spread.items()}
         parts.append(plot_by_group(runs, f"{slug}-worst", f"{title}: worst client", label, worst, "worst"))
     if runs.single is not None and (own := values[runs.single.path]):
         order = sorted(own[max(own)].items(), key=lambda pair: pair[1])
-        chart = _chart_by_client(dict(order), name, label, "clients, the lowest first")
+        chart = _chart_by_client(dict(order), name, label, "clients, in ascending order")
         parts.append(Figure(f"{slug}-last", f"{title}, last round", chart, ("client", name), order))
     rows: list[list[Value]] = []
     for group in runs.groups:
@@ -197,14 +196,14 @@ def _show_client_metric(runs: RunCollection, protocol: str, name: str) -> list[P
 
 
 def _chart_by_client(values: dict[str, float], part: str, label: str, order: str) -> BarChart | LineChart:
-    """Return a chart with a bar for each client, or a line over clients if they are many or values are negative."""
+    """Return a chart with one bar per client, or, for many clients or negative values, with a line over clients."""
     if len(values) <= MAX_CLIENT_BARS and min(values.values(), default=0.0) >= 0:
         return stack_bars(list(values), {part: list(values.values())}, label)
     return LineChart([Series(part, range(1, len(values) + 1), list(values.values()))], order, label)
 
 
 def compute_client_statistics(values: Sequence[float], lower_is_better: bool) -> dict[str, float | None]:
-    """Return the statistics over clients that SPREAD and FAIRNESS name.
+    """Compute the statistics over clients that SPREAD_STATISTICS and FAIRNESS_STATISTICS list.
 
     Args:
         values: one value for each client.
@@ -226,7 +225,7 @@ def compute_client_statistics(values: Sequence[float], lower_is_better: bool) ->
 
 
 def build_classes_section(runs: RunCollection) -> list[Part | None]:
-    """Draw the accuracy of each class of the global test set: by round, or for several groups after the last round."""
+    """Plot the accuracy of each class of the global test set: by round or, for several groups, after the last round."""
     columns = dict[str, list[float | None]]()  # label of a round or a group -> accuracy by class
     many = len(runs.groups) > 1
     for group in runs.groups:
@@ -238,7 +237,7 @@ def build_classes_section(runs: RunCollection) -> list[Part | None]:
             columns[group.name if many else str(t)] = [each.get(t) for each in curves]
     if not columns:
         return []
-    note = "Percent of the samples of a class in the global test set that are recognised as of it."
+    note = "Percentage of the global test samples of a class that the model classifies correctly."
     what, title = ("settings", "last round") if many else ("round", "by round")
     shown = subsample(list(columns), MAX_ROUNDS_DRAWN)
     names = range(max(map(len, columns.values())))
@@ -249,7 +248,7 @@ def build_classes_section(runs: RunCollection) -> list[Part | None]:
 
 
 def build_partition_section(runs: RunCollection) -> list[Part | None]:
-    """Draw the training samples by client and class, and by client, for the first run that has such records."""
+    """Plot the number of training samples by client and class, and by client, for the first run that recorded them."""
     run = next(
         (run for run in runs.all if run.samples_by_client[0] is not None and len(run.samples_by_client[0])), None
     )
@@ -277,11 +276,11 @@ def build_partition_section(runs: RunCollection) -> list[Part | None]:
         head = ("client", "class", "samples")
         parts.append(Figure("partition", "training samples by client and class", grid, head, data, note))
     else:
-        why = "sites keep it to themselves, or targets are no classes"
-        parts.append(Text(f"Which client holds how many samples of which class is not recorded: {why}."))
+        reason = "sites do not share label counts, or the targets are not classes"
+        parts.append(Text(f"The number of samples by client and class was not recorded: {reason}."))
     order = range(len(sizes)) if len(sizes) <= MAX_CLIENT_BARS else sorted(range(len(sizes)), key=lambda k: -sizes[k])
     samples = {f"{names[k]}": float(sizes[k]) for k in order}
-    chart = _chart_by_client(samples, "samples", "training samples", "clients, the largest first")
+    chart = _chart_by_client(samples, "samples", "training samples", "clients, in descending order")
     data = [[names[k], int(sizes[k])] for k in listed]
     return [*parts, Figure("samples", "training samples by client", chart, ("client", "samples"), data)]
 
@@ -292,13 +291,15 @@ def build_faults_section(runs: RunCollection) -> list[Part | None]:
     for run in runs.all:
         name = runs.run_names[run.path]
         since = run.summary.get("diverged")
-        notes = [] if since is None else [f"training diverged: from round {since} on the loss is far above its best."]
+        notes = (
+            [] if since is None else [f"training diverged: from round {since} on, the loss is far above its minimum."]
+        )
         notes += [] if run.complete else [f"{run.state}."]
         parts += [Text(f"{name}: {text}", warning=True) for text in (*notes, *run.notes)]
         for row in run.faults:
             ranks = [f"rank {rank} on {host}" for rank, host in (row.get("ranks") or {}).items()]
             out = ", ".join(map(str, row.get("clients") or ())) or "none"
-            text = f"{row.get('why', '')}; clients out of the round: {out}"
+            text = f"{row.get('why', '')}; clients missing from the round: {out}"
             rows.append([name, row.get("round"), f"lost: {', '.join(ranks)}", text])
         for row in run.rows:
             for each in row.get("refused") or ():
@@ -306,7 +307,7 @@ def build_faults_section(runs: RunCollection) -> list[Part | None]:
                     format_cell(finite_number(each.get("norm"))),
                     format_cell(finite_number(each.get("bound"))),
                 )
-                text = "an error while it trained" if each.get("error") else f"norm {norm}, bound {bound}"
+                text = "an error during its training" if each.get("error") else f"norm {norm}, bound {bound}"
                 rows.append([name, row["round"], f"client {each.get('client')}: upload refused", text])
     if rows:
         note = f"The first {MAX_FAULT_ROWS} of {len(rows):,}." if len(rows) > MAX_FAULT_ROWS else ""

@@ -1,4 +1,4 @@
-"""The sections of a report on traffic, time, settings and environment."""
+"""Build the sections of a report on traffic, time, settings and environment."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ REQUIRED_SETTINGS = {  # placeholders for the required keys of a config; all oth
     "model": {"name": "-"},
     "method": {"name": "-"},
 }
-TIMELINE_ROUNDS = 3  # rounds in the drawing of the timeline
+TIMELINE_ROUNDS = 3  # number of rounds in the figure of the timeline
 
 
 def build_traffic_section(runs: RunCollection) -> list[Part | None]:
-    """Draw the main evaluation metric against the number of transmitted parameters."""
+    """Plot the main evaluation metric against the number of transmitted parameters."""
     name = next((each for each in runs.metrics if not each.startswith("train_")), "")
     return [_plot_by_parameters({group.name: group.runs for group in runs.groups}, name)]
 
 
 def _plot_by_parameters(lines: Mapping[str, Sequence[Run]], metric: str) -> Figure | None:
-    """Draw a metric against the number of parameters that all clients have sent and received up to a round.
+    """Plot a metric against the number of parameters that all clients together have sent and received so far.
 
-    There is one line for each label, the mean over its runs. The counts are `up_parameters` and `down_parameters` in
-    metrics.jsonl: for each round, the sum over its cohort. The value after round t is drawn over the sums of rounds
-    0 .. t.
+    There is one line for each label in `lines`, the mean over the runs with that label. The counts are `up_parameters`
+    and `down_parameters` in metrics.jsonl, which are sums over the cohort of a round. The value after round t is
+    plotted over the sum of rounds 0 .. t.
     """
     series, data = list[Series](), list[list[Value]]()
     for label, runs in lines.items():
@@ -66,58 +66,69 @@ def _plot_by_parameters(lines: Mapping[str, Sequence[Run]], metric: str) -> Figu
         data += [[label, t, up[t], down[t], value] for t, value in y.items()]
     if not any(len(each.x) > 1 for each in series):
         return None
-    chart = LineChart(series, "parameters sent and received, all clients", format_metric_title(metric), integer_x=False)
-    head, title = ("settings", "round", "up", "down", metric), f"{format_metric_title(metric)} by what was transmitted"
+    chart = LineChart(
+        series, "parameters sent and received by all clients", format_metric_title(metric), integer_x=False
+    )
+    head, title = (
+        ("settings", "round", "up", "down", metric),
+        f"{format_metric_title(metric)} by transmitted parameters",
+    )
     return Figure("cost", title, chart, head, data)
 
 
 def compare_communication(paths: Sequence[Path], metric: str, to: Path, print_line: Callable[[str], None]) -> None:
-    """Compare the parameters that runs transmit, in total and per round (`fedmpi analyse communication`).
+    """Compare the number of parameters that runs transmit (`fedmpi analyse communication`).
 
-    Prints averages per round with ratios to the first run, and writes communication.json and communication.png, a chart
-    of a metric against transmitted parameters. The statement of the paper on filter decomposition that a round without
-    coefficients costs beta of a full round holds only for small theta_h.
+    The function prints averages per round and their ratios to the first run, and writes communication.json and
+    communication.png, a chart of a metric against transmitted parameters. The paper on filter decomposition states that
+    a round without coefficients costs beta times a full round; that holds only if theta_h is small.
+
+    Args:
+        paths: run directories.
+        metric: the metric of the chart.
+        to: the output directory.
+        print_line: prints a line of output.
 
     Raises:
-        UserError: a path is not a run directory, a run does not have the metric, or has it in fewer than two rounds.
+        UserError: if a path is not a run directory, or a run has the metric in fewer than two rounds.
     """
     to, rows = output.create_output_folder(to), list[list[object]]()
     runs = {str(path): read_runs([path]).single for path in paths}
     averages = list[list[float]]()
     for path, run in runs.items():
         if run is None or not run.rows:
-            raise UserError(f"{path} is no run directory: it holds no metrics.jsonl with a complete round")
+            raise UserError(f"{path} is not a run directory: it contains no metrics.jsonl with a complete round")
         if metric not in run.metrics:
             raise UserError(f"--metric: {path} has no '{metric}'; {suggest_name(metric, run.metrics)}")
         values = list(extract_curve(run.rows, metric).values())
         if len(values) < 2:
-            raise UserError(f"{path}: {metric} was measured after {len(values)} round; a curve needs 2 or more")
+            raise UserError(f"{path}: {metric} was measured after {len(values)} round; a curve needs at least 2")
         up, down = (
             sum(extract_curve(run.rows, f"{way}_parameters").values()) / len(run.rows) for way in ("up", "down")
         )
         averages.append([up, down, up + down])
         ratios = [f"{a / b:.3f}" if b else "-" for a, b in zip(averages[-1], averages[0], strict=True)]
         rows.append([path, len(run.rows), *map(round, averages[-1]), *ratios, format_metric(metric, values[-1], 4)])
-    print_line("parameters transmitted in an average round, over all its clients, and ratios to the first run")
+    print_line("parameters transmitted per round by all its clients, on average, and ratios to the first run")
     for line in formatting.format_table(
         [["run", "rounds", *DIRECTIONS, *(f"ratio {way}" for way in DIRECTIONS), metric], *rows]
     ):
         print_line(line)
     figure = _plot_by_parameters({path: [run] for path, run in runs.items() if run}, metric)
     if figure is None:
-        raise UserError(f"{paths[0]}: metrics.jsonl counts no parameters (up_parameters, down_parameters)")
+        raise UserError(f"{paths[0]}: metrics.jsonl has no counts of parameters (up_parameters, down_parameters)")
     facts = [dict(zip(figure.head, point, strict=True)) for point in figure.data]
     print_line(f"written: {output.write_json(to / 'communication.json', {'metric': metric, 'points': facts})}")
     print_line(f"written: {charts.write_chart(figure.chart, to / 'communication.png', figure.title)}")
 
 
 def build_time_section(runs: RunCollection) -> list[Part | None]:
-    """Draw the seconds of a round over rounds: of its parts for one group of runs, in total for several groups.
+    """Plot the duration of each round, broken down into its parts for one group of runs, in total for several groups.
 
-    For a single run, also draw the timeline of each rank.
+    For a single run, plot the timeline of each rank, too.
     """
-    measures = any(run.config.get("analysis") for run in runs.all)
-    note = "Rounds in which `analysis` measures train their clients twice, which counts." if measures else ""
+    has_analysis = any(run.config.get("analysis") for run in runs.all)
+    note = "In rounds with `analysis`, clients train twice; the second time is included." if has_analysis else ""
     if len(runs.groups) > 1:
         wall_s = {run.path: extract_curve(run.rows, "wall_s") for run in runs.all}
         return [plot_by_group(runs, "seconds", "seconds a round", "seconds", wall_s, "wall_s", note)]
@@ -132,12 +143,12 @@ def build_time_section(runs: RunCollection) -> list[Part | None]:
         try:
             parts += plot_timeline(read_last_job(runs.single.path), TIMELINE_ROUNDS)
         except UserError as error:
-            parts.append(Text(f"What each rank did when is not known: {error}"))
+            parts.append(Text(f"The timeline of the ranks is not available: {error}"))
     return parts
 
 
 def build_settings_section(runs: RunCollection) -> list[Part | None]:
-    """Show the settings that differ between runs, shared settings that are not defaults, and all shared settings."""
+    """Show the settings that differ between runs, shared settings other than defaults, and all shared settings."""
     by_group = dict[str, dict[str, str]]()
     for group in runs.groups:
         config = redact(group.runs[0].config)
@@ -148,14 +159,14 @@ def build_settings_section(runs: RunCollection) -> list[Part | None]:
     defaults = flatten(Settings.model_validate(REQUIRED_SETTINGS).model_dump(mode="json", by_alias=True), "")
     changed = [row for row in shared if row[0] not in defaults or row[1] != describe_value(defaults[str(row[0])])]
     return [
-        replace(differing, title="What differs between the runs") if differing else None,
-        Table(("key", "value"), changed, "What is not as by default; options of plug-ins"),
+        replace(differing, title="Settings that differ between the runs") if differing else None,
+        Table(("key", "value"), changed, "Settings other than defaults, and options of plug-ins"),
         Table(("key", "value"), shared, collapsed_title=f"All {len(shared)} settings"),
     ]
 
 
 def build_environment_section(runs: RunCollection) -> list[Part | None]:
-    """Show the contents of environment.json: values that are equal in all runs, and values that differ."""
+    """Show the content of environment.json, separately for values that are equal in all runs and for all others."""
     by_run = dict[str, dict[str, str]]()
     for run in (run for run in runs.all if run.environment):
         facts = {key: value for key, value in run.environment.items() if key != "ranks"}
@@ -165,16 +176,22 @@ def build_environment_section(runs: RunCollection) -> list[Part | None]:
             facts[where] = ", ".join(filter(None, (facts.get(where), f"rank {each.get('rank')}")))
         by_run[runs.run_names[run.path]] = facts
     shared, differing = _split_shared_and_differing("run", by_run)
-    folded = f"What differs: {', '.join(differing.head[1:])}" if differing else ""
+    folded = f"Differences between the runs: {', '.join(differing.head[1:])}" if differing else ""
     return [Table(("what", "value"), shared), replace(differing, collapsed_title=folded) if differing else None]
 
 
 def _split_shared_and_differing(
     what: str, by_name: Mapping[str, Mapping[str, str]]
 ) -> tuple[list[list[Value]], Table | None]:
-    """Return the facts that are equal for all names, as rows; and a table of the others with a row for each name.
+    """Split facts, given by name, into those that are equal for all names and those that differ.
 
-    what: heading of the column of names.
+    Args:
+        what: heading of the column of names.
+        by_name: name of a run or group -> fact -> value.
+
+    Returns:
+        The equal facts as rows (fact, value), and a table of the others with one row per name, or None if there are no
+        others.
     """
     keys = dict.fromkeys(key for facts in by_name.values() for key in facts)
     other = [key for key in keys if len({facts.get(key) for facts in by_name.values()}) > 1]

@@ -1,6 +1,6 @@
 """Read run directories for reports, and average over groups of runs that differ only in their seeds.
 
-Directories may be incomplete, damaged, or belong to runs that have not ended.
+A directory may be incomplete or damaged, or belong to a run that is still training.
 """
 
 from __future__ import annotations
@@ -35,25 +35,31 @@ from fedmpi.runtime.record import data_files
 Row = dict[str, Any]
 Curve = dict[int, float]  # round -> value
 REQUIRED_FILES = ("config.yaml", "metrics.jsonl", "environment.json", "partition.json")
-RUN_FILES = ("config.yaml", "metrics.jsonl", "summary.json")  # a directory with one of these files is a run directory
+RUN_FILES = ("config.yaml", "metrics.jsonl", "summary.json")  # a run directory contains at least one of these
 KEYS_IGNORED_IN_GROUPS = ("seed", "name", "output")  # settings in which runs of one group may differ
 T = TypeVar("T")
 
 
 class Run:
-    """The records in one run directory. If a file cannot be read, its records are empty and `notes` has a remark.
+    """The records in one run directory.
+
+    If a file cannot be read, its records are empty, and a remark is added to `notes`.
 
     Attributes:
-        config: dotted key -> value.
-        rows: the rows of metrics.jsonl; updates: those of update_stats.jsonl; clients, faults, analysis: those of the
-            files NAME.jsonl.
-        summary, environment, identity, partition: the contents of the files NAME.json.
-        state: why the run ended.
+        path: the run directory.
+        notes: remarks on files that are missing or damaged.
+        config: the settings of the run, by dotted key.
+        rows: the rows of metrics.jsonl.
+        clients, faults, analysis: the rows of clients.jsonl, faults.jsonl and analysis.jsonl.
+        updates: the rows of update_stats.jsonl.
+        summary, environment, identity, partition: the content of the JSON file with this name.
+        state: why the run ended, or that it has not ended.
         complete: whether the run finished or was stopped early by evaluate.best.patience.
+        rounds: the numbers of the finished rounds.
         last_hash: SHA-256 of the model after the last round.
-        last: metric -> its value in the last row that has it; None if that is not a finite number.
-        metrics: names of the metrics of training and evaluation; those for which higher is better come first.
-        own_metrics: names of the metrics that the method has recorded.
+        last: the last value of each metric; None if it is not a finite number.
+        metrics: the names of the metrics of training and evaluation; those for which higher is better come first.
+        own_metrics: the names of the metrics that the method recorded.
     """
 
     def __init__(self, path: Path) -> None:
@@ -68,7 +74,7 @@ class Run:
             self._read_json(f"{name}.json") for name in ("summary", "environment", "identity", "partition")
         )
         self.name, self.seed = str(self.config.get("name", path.name)), str(self.config.get("seed", ""))
-        self.state = str(self.summary.get("exit_reason", "")) or "not ended: going on, or killed"
+        self.state = str(self.summary.get("exit_reason", "")) or "not ended (still running, or killed)"
         self.complete = self.state == "finished" or self.state.startswith("early_stopped")
         self.rounds = [row["round"] for row in self.rows if row["round"] >= 0]
         self.last_hash = next((row["sha256"] for row in reversed(self.rows) if row.get("sha256")), None)
@@ -86,7 +92,7 @@ class Run:
 
     @cached_property
     def samples_by_client(self) -> tuple[Any, Any]:
-        """The training samples (N,) by client, and (N, C) by client and class; None if not recorded."""
+        """The numbers of training samples by client, (N,), and by client and class, (N, C); None if not recorded."""
         try:
             return data_files.read_client_sizes(self.path, self.partition)
         except ValueError as error:
@@ -95,7 +101,7 @@ class Run:
 
     @cached_property
     def client_names(self) -> dict[int, str]:
-        """The site name of each client, followed by the client's number if the site has several clients."""
+        """The name of each client's site, followed by the number of the client if the site has several clients."""
         silos = self.config.get("data.silos")
         names = dict(enumerate(map(str, silos))) if isinstance(silos, list) else {}
         for row in self.clients:
@@ -110,9 +116,9 @@ class Run:
         return is_lower_better(name, map(str, own) if isinstance(own, list) else ())
 
     def read_rows(self, name: str, *, rounds: bool = True) -> list[Row]:
-        """Return the rows of a .jsonl file, without damaged lines, whose number is added to `notes`.
+        """Return the valid rows of a .jsonl file; if there are damaged lines, add their number to `notes`.
 
-        rounds: whether rows without the key `round` count as damaged.
+        rounds: whether a row without the key `round` counts as damaged.
         """
         try:
             content = read_jsonl(self.path / name, need_round=rounds)
@@ -120,7 +126,7 @@ class Run:
             self.notes.append(str(error))
             return []
         if bad := len(content.damaged_lines) + content.is_truncated:
-            self.notes.append(f"{name}: {pluralize(bad, 'line')} cut or damaged, and left out")
+            self.notes.append(f"{name}: {pluralize(bad, 'line')} cut off or damaged, and ignored")
         return content.rows
 
     def _read_config(self) -> Row:
@@ -128,37 +134,38 @@ class Run:
         try:
             if path.exists() and yaml_source.REFERENCE_START not in yaml_source.read_config_text(path):
                 return flatten(yaml.safe_load(path.read_text(encoding="utf-8")) or {}, "")
-            if path.exists():  # references could reveal environment variables; fedmpi writes none
-                self.notes.append("config.yaml refers to environment variables, and is not read")
+            if path.exists():  # references could reveal environment variables; fedmpi never writes any
+                self.notes.append("config.yaml contains references to environment variables, and was not read")
         except (UserError, yaml.YAMLError, AttributeError):
-            self.notes.append("config.yaml is not valid YAML, and is not read")
+            self.notes.append("config.yaml is not valid YAML, and was not read")
         return {}
 
     def _read_json(self, name: str) -> Row:
         value = read_json_object(self.path / name)
         if value is None and (self.path / name).exists():
-            self.notes.append(f"{name} is damaged: no JSON object")
+            self.notes.append(f"{name} is damaged: it contains no JSON object")
         return value or {}
 
 
 # ---- values of rows ----
 def finite_number(value: Any) -> float | None:
-    """Return a value as a float if it is a finite number; else return None."""
+    """Return a value as a float if it is a finite number, and None otherwise."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if math.isfinite(value) else None
 
 
 def finite_numbers(values: Any) -> list[float]:
-    """Return the finite numbers in a list; [] if `values` is not a list."""
+    """Return the finite numbers in `values`; [] if it is not a list."""
     return [v for each in values if (v := finite_number(each)) is not None] if isinstance(values, list) else []
 
 
 def extract_curve(rows: Iterable[Row], *keys: str) -> Curve:
-    """Return a number of each row, by round; rows without it are left out.
+    """Return one number of each row, by round; rows without the number are left out.
 
     Args:
-        keys: path of the number in a row, one key for each level; if it leads to a list, the mean of its numbers.
+        rows: rows with a key `round`.
+        keys: path of the number in a row, one key for each level. If it leads to a list, its mean is used.
 
     >>> extract_curve([{"round": 3, "drift": {"norms": [1.0, 2.0]}}, {"round": 4}], "drift", "norms")
     {3: 1.5}
@@ -179,12 +186,12 @@ def extract_curve(rows: Iterable[Row], *keys: str) -> Curve:
 
 
 def subsample(items: Sequence[T], most: int) -> list[T]:
-    """Return at most `most` of the items, at equal distances, beginning with the first."""
+    """Return at most `most` of the items, evenly spaced and beginning with the first."""
     return list(items)[:: max(-(-len(items) // most), 1)]
 
 
 def base_name(value: Any) -> str:
-    """Return the name that a setting contains; for a plug-in, without the folders of its file.
+    """Return the value of a setting as text, without the folders if it is a path.
 
     >>> base_name("/home/me/mine.py:Mine"), base_name("fedavg")
     ('mine.py:Mine', 'fedavg')
@@ -194,21 +201,22 @@ def base_name(value: Any) -> str:
 
 # ---- groups of runs ----
 class RunGroup(NamedTuple):
-    """Runs that differ only in the seed. name: their labels in the sweep, or else the name of the first run."""
+    """Runs that differ only in their seeds; `name` is their labels in the sweep, or else the name of the first run."""
 
     name: str
     runs: list[Run]
 
 
 class RunCollection:
-    """The runs of a report.
+    """The runs that a report describes.
 
     Attributes:
-        alone: the run if there is only one, else None.
-        differing: keys of settings that are not equal in all runs, except seed, name and output.
-        groups: runs with equal settings, except for these three keys.
-        labels: path of a run -> a unique name for it.
-        metrics: names of the metrics of all runs; those for which higher is better come first.
+        all: all runs.
+        single: the run if there is only one, otherwise None.
+        differing_keys: the keys of settings that are not equal in all runs, except seed, name and output.
+        groups: the runs, grouped by equal settings, apart from seed, name and output.
+        run_names: a unique name for each run, by its path.
+        metrics: the names of the metrics of all runs; those for which higher is better come first.
     """
 
     def __init__(self, every: Sequence[Run]) -> None:
@@ -236,14 +244,15 @@ class RunCollection:
 
 
 def read_runs(paths: Sequence[Path]) -> RunCollection:
-    """Read the runs in directories, each of which is a run directory or the directory of a sweep.
+    """Read all runs in the given directories, each of which is a run directory or the directory of a sweep.
 
-    Raises UserError if a directory does not exist, contains no run, or was written by an earlier version.
+    Raises:
+        UserError: if a directory does not exist or contains no run.
     """
     runs: dict[Path, Run] = {}
     for path in paths:
         if not path.is_dir():
-            raise UserError(f"{path} is no directory; name one that `fedmpi run` or `fedmpi sweep` has written")
+            raise UserError(f"{path} is not a directory; give a directory that `fedmpi run` or `fedmpi sweep` wrote")
         inside = [path] if is_run_directory(path) else [each for each in path.iterdir() if is_run_directory(each)]
         names = (read_json_object(path / SWEEP_FILE) or {}).get(
             "runs"
@@ -257,16 +266,18 @@ def read_runs(paths: Sequence[Path]) -> RunCollection:
 
 
 def is_run_directory(path: Path) -> bool:
+    """Return whether a directory contains at least one file of a run."""
     return any((path / name).is_file() for name in RUN_FILES)
 
 
 def format_setting(run: Run, key: str) -> str:
+    """Return the value of a setting as text, "-" if the run does not have it."""
     value = run.config.get(key, "-")
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def find_names_in_sweep(runs: Sequence[Run]) -> list[str] | None:
-    """Return names for runs, made of their labels in the sweep; None if labels do not distinguish the runs."""
+    """Name each run by its labels in the sweep; return None if these labels do not distinguish the runs."""
     labels = list[dict[str, str]]()
     for place in (run.path.resolve() for run in runs):
         known = (read_json_object(place.parent / SWEEP_FILE) or {}).get("labels")
@@ -279,7 +290,7 @@ def find_names_in_sweep(runs: Sequence[Run]) -> list[str] | None:
 
 
 def format_axis_label(axis: str, label: str) -> str:
-    """Return the part of a run's name for one axis of a sweep: the label, after the axis if that is not evident.
+    """Format the label of one axis of a sweep, preceded by the name of the axis if the label alone would be unclear.
 
     >>> format_axis_label("method", "fedavg"), format_axis_label("train.lr", "0.1"), format_axis_label("width", "8")
     ('fedavg', 'lr 0.1', 'width 8')
@@ -290,7 +301,12 @@ def format_axis_label(axis: str, label: str) -> str:
 
 # ---- curves of groups ----
 def mean_and_std_by_round(curves: Iterable[Curve]) -> dict[int, tuple[float, float | None, int]]:
-    """Return round -> (mean, sample standard deviation or None if there is one run, number of runs with the round)."""
+    """Average curves by round.
+
+    Returns:
+        For each round the mean, the sample standard deviation (None for a single curve), and the number of curves that
+        have a value in this round.
+    """
     by_round: dict[int, list[float]] = {}
     for each in curves:
         for t, value in each.items():
@@ -299,6 +315,7 @@ def mean_and_std_by_round(curves: Iterable[Curve]) -> dict[int, tuple[float, flo
 
 
 def average_curves(curves: Iterable[Curve]) -> Curve:
+    """Return the mean of several curves, by round."""
     return {t: mean for t, (mean, _, _) in mean_and_std_by_round(curves).items()}
 
 
@@ -311,12 +328,19 @@ def plot_by_group(
     column: str = "",
     note: str = "",
 ) -> Figure | None:
-    """Draw one line for each group of runs: the curve of a single run, or the mean of several with a band around it.
+    """Plot one line for each group of runs: the curve of a single run, or the mean of several runs with a band.
 
     Args:
-        name: name of the figure's files.
-        curves: path of a run directory -> values by round. If there are no values, the result is None.
+        runs: the runs.
+        name: base name of the files of the figure.
+        title: its title.
+        y_label: label of the y axis.
+        curves: the values by round for the path of each run.
         column: name of the values in the CSV file; "": `name`.
+        note: text below the figure.
+
+    Returns:
+        The figure, or None if there are no values.
     """
     series, data = list[Series](), list[list[Value]]()
     least, most = (0.0, 100.0) if y_label.endswith("(%)") else (-math.inf, math.inf)  # limits of a band
@@ -335,12 +359,19 @@ def plot_curves(
     name: str, title: str, y_label: str, curves: Mapping[str, Curve], head: Sequence[str] = (), note: str = "",
     from_zero: bool = False,
 ) -> Figure | None:  # fmt: skip
-    """Draw a line for each curve over rounds. Returns None if all curves are empty.
+    """Plot one line for each curve over rounds.
 
     Args:
-        name: name of the figure's files.
-        curves: label -> values by round.
+        name: base name of the files of the figure.
+        title: its title.
+        y_label: label of the y axis.
+        curves: the values by round for the label of each line.
         head: names of the curves in the CSV file; (): their labels.
+        note: text below the figure.
+        from_zero: whether the y axis begins at 0.
+
+    Returns:
+        The figure, or None if all curves are empty.
     """
     rounds = sorted({t for each in curves.values() for t in each})
     series = [Series(label, rounds, [each.get(t) for t in rounds]) for label, each in curves.items() if each]

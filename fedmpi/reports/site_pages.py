@@ -1,9 +1,9 @@
 """Write a page for each site of a consortium, and a model card (`fedmpi report RUN_DIR --sites`).
 
-The page of a site shows its contribution, its benefit and the messages that it sent, without metrics of other sites.
-The model card shows data, method, metrics by site and limitations, for people who assess the model without having
-trained it, after Mitchell et al. Model Cards for Model Reporting. FAT* 2019. https://arxiv.org/abs/1810.03993
-The texts of both are in templates/.
+The page of a site shows its contribution, its benefit and the messages that it sent, but no metrics of other sites. The
+model card describes data, method, metrics by site and limitations, for people who assess the model without having
+trained it (Mitchell et al. Model Cards for Model Reporting. FAT* 2019. https://arxiv.org/abs/1810.03993). The texts of
+both are in templates/.
 """
 
 from __future__ import annotations
@@ -39,30 +39,32 @@ from fedmpi.runtime.record import atomic_files
 from fedmpi.runtime.record.run_dir import MODEL
 
 SITES_FOLDER, MODEL_CARD = "sites", "model-card"
-MAX_CLASSES_SHOWN = 12  # classes that are shown separately, at most
+MAX_CLASSES_SHOWN = 12  # maximum number of classes that are shown separately
 CONTENT_DESCRIPTIONS = {  # descriptions of the contents that audit files name
     "_loss": "its mean training loss",
     "_b": "batch statistics of the model",
-    "dw": "the change of the model's weights",
+    "dw": "the update of the model's weights",
     "n_train": "numbers of samples",
     "n_test": "numbers of samples",
-    "label counts": "how many samples it has of each class",
-    "form of samples, digest of names": "the form of its samples, and a hash of its columns' names",
+    "label counts": "its number of samples per class",
+    "form of samples, digest of names": "the shape and type of its samples, and a hash of its column names",
     "text": "host, versions, and hashes of settings and code",
-    "client state": "what the method keeps for the site",
-    "local model": "all of its local model (analysis)",
+    "client state": "the state that the method stores for the site",
+    "local model": "its complete local model (for `analysis`)",
 }
-CONTENT_WITHOUT_DATA = ("_seconds", "_flag", "client")  # contents without information about data
+CONTENT_WITHOUT_DATA = ("_seconds", "_flag", "client")  # contents that contain no information about data
 
 
 def write_site_pages(
     directory: Path, local_baseline: Path | None, statements: Path | None, print_line: Callable[[str], None]
 ) -> None:
-    """Write DIRECTORY/sites/*.html: a page for each site and the model card.
+    """Write a page for each site and the model card to DIRECTORY/sites/*.html.
 
     Args:
+        directory: the run directory.
         local_baseline: directory of a run in which each site trained alone; None: no comparison.
         statements: YAML file with statements for the model card, such as its intended use; None: no statements.
+        print_line: prints a line of output.
 
     Raises:
         UserError: the directory does not contain exactly one run, its clients are not sites, the baseline or the
@@ -72,18 +74,20 @@ def write_site_pages(
     run = runs.single
     if run is None:
         names = ", ".join(run.path.name for run in runs.all[:5])
-        raise UserError(f"--sites tells of one run, and there are {len(runs.all)} ({names}); name one of them")
-    everybody = list_sites(run)
+        raise UserError(
+            f"--sites: {directory} contains {len(runs.all)} runs ({names}); give the directory of one of them"
+        )
+    all_sites = list_sites(run)
     baseline = read_baseline(run, local_baseline) if local_baseline is not None else None
     pages = {
         f"{MODEL_CARD}.html": render_model_card(
-            everybody, baseline, read_statements(statements) if statements is not None else {}
+            all_sites, baseline, read_statements(statements) if statements is not None else {}
         )
     }
-    for site in everybody:  # unique file names that are valid on all systems
+    for site in all_sites:  # unique file names that are valid on all systems
         plain = re.sub(r"[^a-z0-9_-]+", "-", site.name.lower()).strip("-")[:60] or f"site-{site.client}"
         plain = f"{plain}-{site.client}" if f"{plain}.html" in pages else plain
-        pages[f"{plain}.html"] = render_site_page(site, everybody, baseline)
+        pages[f"{plain}.html"] = render_site_page(site, all_sites, baseline)
     folder = run.path / SITES_FOLDER
     try:
         folder.mkdir(exist_ok=True)
@@ -92,20 +96,24 @@ def write_site_pages(
     except OSError as error:
         raise UserError(f"{error.filename or folder}: {error.strerror}; the pages were not written") from error
     if baseline is None:
-        print_line(f"not compared with sites that train alone. To make such a run: {baseline_command(run)}")
+        print_line(f"no comparison with local training; to train a local baseline: {baseline_command(run)}")
     else:
-        print_line(f"compared with sites that train alone: {baseline.run.path}")
-    print_line(f"written: {folder}/{MODEL_CARD}.html, and a page for each of {len(everybody)} sites")
+        print_line(f"compared with the local baseline {baseline.run.path}")
+    print_line(f"written: {folder}/{MODEL_CARD}.html, and a page for each of {len(all_sites)} sites")
 
 
 def read_statements(path: Path) -> dict[str, str]:
-    """Read the statements, heading -> text, from a YAML file. Raises UserError if a value is not text or a number."""
+    """Read the statements of a model card from a YAML file with headings as keys and texts as values.
+
+    Raises:
+        UserError: if the file does not exist or is not valid, or a value is neither text nor a number.
+    """
     if not path.is_file():
-        raise UserError(f"--statements: there is no file {path}; write one with lines `Intended use: text`")
+        raise UserError(f"--statements: file {path} not found; create it, with lines such as `Intended use: text`")
     statements = yaml_source.read_yaml_file(path, "write lines `Intended use: text`").data
     for heading, text in statements.items():
         if not isinstance(text, (str, int, float)) or isinstance(text, bool) or not str(text).strip():
-            raise UserError(f"--statements: {path}: {heading}: {text!r} is no text; write `{heading}: some words`")
+            raise UserError(f"--statements: {path}: {heading}: {text!r} is not allowed; must be a text")
     return {str(heading): str(text).strip() for heading, text in statements.items()}
 
 
@@ -118,18 +126,18 @@ def _render_page(
 
 
 # ---- the page of a site ----
-def render_site_page(site: Site, everybody: Sequence[Site], baseline: BaselineRun | None) -> str:
+def render_site_page(site: Site, all_sites: Sequence[Site], baseline: BaselineRun | None) -> str:
     """Return the HTML page of one site."""
     audit = read_audit(site)
     sent = {line.get("round") for line in audit.rows if "_flag" in (line.get("what") or ())} if audit else set()
     return _render_page(
         "site",
         f"{site.name} in {site.run.name}",
-        ["For this site; it names no other."],
+        ["This page is for this site; it names no other site."],
         site.run,
         baseline,
         site=site,
-        total=sum(each.num_train for each in everybody),
+        total=sum(each.num_train for each in all_sites),
         gave=[each for each in (_plot_classes(site), plot_update_norms(site)) if each],
         compared=Table(("metric", "together", "alone", "verdict"), compare_with_baseline(site, baseline)),
         curves=[each for name in site.metric_names if baseline and (each := _plot_gain(site, baseline, name))],
@@ -149,7 +157,7 @@ def _plot_classes(site: Site) -> Figure | None:
 
 
 def plot_update_norms(site: Site) -> Figure | None:
-    """Draw the norms of a site's updates, and the mean norm of the other sites' updates."""
+    """Plot the norms of a site's updates, and the mean norm of the other sites' updates, over rounds."""
     own, others = dict[int, float](), dict[int, float]()
     for row in site.run.updates:
         pairs = zip(row.get("clients") or (), row.get("norms") or (), strict=False)
@@ -158,9 +166,9 @@ def plot_update_norms(site: Site) -> Figure | None:
             own[row["round"]] = norms.pop(site.client)
             if len(norms) > 1:  # with only one other site, the mean would disclose its norm
                 others[row["round"]] = fmean(norms.values())
-    note = "How far training on its samples moved the model away from the common one (norm)."
+    note = "Norm of the difference between the site's local model after training and the global model."
     lines, head = {site.name: own, "mean of the others": others}, ("its own", "mean of the others")
-    return plot_curves("lengths", "length of its updates", "norm", lines, head, note, from_zero=True) if own else None
+    return plot_curves("lengths", "norm of its updates", "norm", lines, head, note, from_zero=True) if own else None
 
 
 def _plot_gain(site: Site, baseline: BaselineRun, name: str) -> Figure | None:
@@ -170,7 +178,7 @@ def _plot_gain(site: Site, baseline: BaselineRun, name: str) -> Figure | None:
 
 
 def summarize_messages(site: Site, lines: Sequence[Mapping[str, Any]]) -> list[list[Value]]:
-    """Return a row for each kind of message that a site sent: content, number of messages, bytes, receiver."""
+    """Summarise the messages of a site in rows of content, number of messages, total bytes, and receiver."""
     kinds: dict[tuple[str, str], list[int]] = {}
     for line in lines:
         names = [str(name) for name in line.get("what") or () if name not in CONTENT_WITHOUT_DATA]
@@ -187,16 +195,22 @@ def summarize_messages(site: Site, lines: Sequence[Mapping[str, Any]]) -> list[l
 
 
 # ---- the model card ----
-def render_model_card(everybody: Sequence[Site], baseline: BaselineRun | None, statements: Mapping[str, str]) -> str:
-    """Return the model card as an HTML page. statements: heading -> text, written by people."""
-    run = everybody[0].run
+def render_model_card(all_sites: Sequence[Site], baseline: BaselineRun | None, statements: Mapping[str, str]) -> str:
+    """Return the model card of a run as an HTML page.
+
+    Args:
+        all_sites: all sites of the run.
+        baseline: the local baseline; None: no comparison.
+        statements: texts that the consortium wrote, by heading.
+    """
+    run = all_sites[0].run
     config, model = run.config, run.path / MODEL
-    evaluated = [site for site in everybody if site.evaluation is not None]
+    evaluated = [site for site in all_sites if site.evaluation is not None]
     name = evaluated[0].metric_names[0] if evaluated else ""
     measured = [site for site in evaluated if site.last_value(name) is not None]
     enough = [site for site in measured if (site.num_test or 0) >= MIN_TEST_SAMPLES]
     compared = [[site.name, site.num_test, *row] for site in evaluated for row in compare_with_baseline(site, baseline)]
-    samples = build_samples_table(everybody)
+    samples = build_samples_table(all_sites)
     return _render_page(
         "card",
         f"Model card: {run.name}",
@@ -205,14 +219,17 @@ def render_model_card(everybody: Sequence[Site], baseline: BaselineRun | None, s
         baseline,
         environment=run.environment,
         git=run.environment.get("git") or {},
-        sites=everybody,
+        sites=all_sites,
         weights=_count_weights(model),
         statements=statements,
         samples=samples,
-        who_gave=_plot_samples(everybody, samples),
+        who_gave=_plot_samples(all_sites, samples),
         method=introspection.list_summaries("methods").get(str(config.get("method.name"))),
         options=[f"{k[7:]} {v}" for k, v in config.items() if k.startswith("method.") and k != "method.name"],
-        messages=Table(("site", "messages", "bytes in all", "SHA-256 of its record (begins)"), _audit_rows(everybody)),
+        messages=Table(
+            ("site", "messages", "bytes in all", "first digits of the SHA-256 of its audit file"),
+            _audit_rows(all_sites),
+        ),
         evaluated=evaluated,
         metric=format_metric_title(name),
         compared=Table(("site", "test samples", "metric", "together", "alone", "verdict"), compared),
@@ -226,9 +243,9 @@ def render_model_card(everybody: Sequence[Site], baseline: BaselineRun | None, s
 
 
 def _count_weights(model: Path) -> int | None:
-    """Return the number of weights in a safetensors file, from its header; None if it cannot be read.
+    """Return the number of weights in a safetensors file, or None if the file cannot be read.
 
-    The file starts with the length of the header in 8 bytes, followed by the header as JSON.
+    Only the header is read: the file starts with 8 bytes, the length of the header, followed by the header as JSON.
     """
     try:
         with model.open("rb") as file:
@@ -238,9 +255,9 @@ def _count_weights(model: Path) -> int | None:
         return None
 
 
-def build_samples_table(everybody: Sequence[Site]) -> Table:
-    """Return a table of the samples by site, and by class if counts are known and classes are few."""
-    classes = range(len(everybody[0].label_counts or ()))
+def build_samples_table(all_sites: Sequence[Site]) -> Table:
+    """Return a table of the numbers of samples by site, and by class if these are known and classes are few."""
+    classes = range(len(all_sites[0].label_counts or ()))
     shown = classes if len(classes) <= MAX_CLASSES_SHOWN else range(0)
     rows: list[list[Value]] = [
         [
@@ -249,25 +266,25 @@ def build_samples_table(everybody: Sequence[Site]) -> Table:
             site.num_test,
             *(site.label_counts[c] if site.label_counts else None for c in shown),
         ]
-        for site in everybody
+        for site in all_sites
     ]
     return Table(("site", "training samples", "test samples", *(f"class {c}" for c in shown)), rows)
 
 
-def _plot_samples(everybody: Sequence[Site], samples: Table) -> Figure:
+def _plot_samples(all_sites: Sequence[Site], samples: Table) -> Figure:
     columns = [list(column) for column in zip(*samples.rows, strict=True)]
     bars: Any = dict(zip(samples.head[3:], columns[3:], strict=True)) or {"samples": columns[1]}
-    chart = stack_bars([site.name for site in everybody], bars, "training samples")
-    note = "Class numbers are those of the data set." if columns[3:] else ""
-    return Figure("data", "who gave how much", chart, samples.head, samples.rows, note)
+    chart = stack_bars([site.name for site in all_sites], bars, "training samples")
+    note = "Classes are numbered as in the data set." if columns[3:] else ""
+    return Figure("data", "training samples by site", chart, samples.head, samples.rows, note)
 
 
-def _audit_rows(everybody: Sequence[Site]) -> list[list[Value]]:
-    """Return a row for each site: numbers of messages and bytes in its audit file, and the file's SHA-256.
+def _audit_rows(all_sites: Sequence[Site]) -> list[list[Value]]:
+    """Return a row for each site with the number and size of its messages, and the SHA-256 of its audit file.
 
-    The contents of messages are shown on the page of the site only.
+    The contents of the messages are shown only on the page of the site.
     """
-    audits = {site.name: read_audit(site) for site in everybody}
+    audits = {site.name: read_audit(site) for site in all_sites}
     return [
         [name, len(each.rows), each.size, each.sha256[:16]] if each else [name, None, None, "not here"]
         for name, each in audits.items()
@@ -275,7 +292,7 @@ def _audit_rows(everybody: Sequence[Site]) -> list[list[Value]]:
 
 
 def _plot_metric(evaluated: Sequence[Site], baseline: BaselineRun | None, name: str) -> Figure:
-    """Draw a metric of each site as a bar; with a baseline, a second bar shows the site that trained alone."""
+    """Plot a metric of each site as a bar; a second bar shows the site in the local baseline, if there is one."""
     labels, together, alone, rows = list[str](), list[float](), list[float](), list[list[Value]]()
     for site in evaluated:
         before = baseline.sites[site.client].last_value(name) if baseline else None

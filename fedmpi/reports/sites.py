@@ -1,4 +1,4 @@
-"""Read the results of each site of a run, its audit file, and a baseline run in which each site trained alone."""
+"""Read the results and the audit file of each site of a run, and a baseline run in which each site trained alone."""
 
 from __future__ import annotations
 
@@ -19,22 +19,28 @@ from fedmpi.reports.page import Value
 from fedmpi.reports.run_groups import Curve, Row, Run, extract_curve, is_run_directory
 
 PROTOCOLS = {  # evaluation protocols for the results of a site; the first one that was evaluated is used
-    "personal": "the model that the site would use, on its own test samples",
-    "global": "the common model, on the site's own test samples",
+    "personal": "the model that the site would use, evaluated on its own test samples",
+    "global": "the global model, evaluated on the site's own test samples",
 }
 BASELINE_METHOD = "local"  # the method with which each site trains alone
 BASELINE_KEYS = (  # prefixes of settings that must be equal in a fair baseline
     *("data.", "model.", "task.", "train.", "init.", "seed", "rounds"),
     *("cohort.fraction", "cohort.size", "cohort.sampling"),
 )
-# Settings among them that do not influence metrics.
+# Settings with these prefixes that do not influence metrics.
 NEUTRAL_KEYS = ("data.root", "data.download", "data.audit", "data.stream", "data.share_ranks")
-MIN_STANDARD_ERRORS = 2.0  # smallest difference, in standard errors, that decides a verdict
-MIN_TEST_SAMPLES = 20  # number of test samples that a verdict requires
+MIN_STANDARD_ERRORS = 2.0  # smallest difference between accuracies that decides a verdict, in standard errors
+MIN_TEST_SAMPLES = 20  # smallest number of test samples for a verdict
 
 
 class SiteMetrics(NamedTuple):
-    """Metrics of a site in one evaluation protocol. curves: metric -> round -> value; end: the last evaluated round."""
+    """The metrics of a site in one evaluation protocol.
+
+    Attributes:
+        samples: the number of test samples.
+        curves: for each metric its values by round.
+        end: the last evaluated round.
+    """
 
     samples: int
     curves: Mapping[str, Curve]
@@ -42,17 +48,21 @@ class SiteMetrics(NamedTuple):
 
 
 class Site:
-    """Participation and results of one site in a run.
+    """The participation and the results of one site in a run.
 
     Attributes:
-        train, samples: numbers of training and of test samples.
-        counts: training samples of each class; None if targets are not classes or counts are not shared.
-        took_part: rounds in which the site was in the cohort.
-        refused: rounds in which its upload was refused.
-        share: mean over rounds of its weight p_k in the aggregate.
-        own: its metrics in the protocol `personal`; if that was not evaluated, in `global`; else None.
-        what: description of the model that was evaluated.
-        metrics: names of its metrics; those for which higher is better come first, the loss is last.
+        client: the number of the site's client.
+        num_train, num_test: the numbers of training and test samples; num_test is None if the site was not evaluated.
+        label_counts: the number of training samples per class; None if targets are not classes or counts are not
+            shared.
+        participated_rounds: the rounds in which the site was in the cohort.
+        refused_rounds: the rounds in which its upload was refused.
+        mean_weight: its weight p_k in the aggregate, averaged over rounds.
+        evaluation: its metrics in the protocol `personal` or, if that was not evaluated, in `global`; None if neither
+            was evaluated.
+        personal_evaluation: its metrics in the protocol `personal`; None if that was not evaluated.
+        model_description: a description of the evaluated model and samples.
+        metric_names: the names of its metrics; those for which higher is better come first, and the loss comes last.
     """
 
     def __init__(self, run: Run, client: int, train: int, counts: list[int] | None, share: float | None) -> None:
@@ -71,20 +81,23 @@ class Site:
         self.metric_names = sorted(names, key=lambda name: (name == "loss", run.is_lower_better(name)))
 
     def last_value(self, name: str) -> float | None:
-        """Return the value of a metric in the last evaluated round; None if it is missing or not a finite number."""
+        """Return a metric in the last evaluated round; None if it is missing or not a finite number."""
         return self.evaluation.curves.get(name, {}).get(self.evaluation.end) if self.evaluation else None
 
 
 def list_sites(run: Run) -> list[Site]:
-    """Return all sites of a run in the order of its clients. Raises UserError if the clients are not sites."""
+    """Return the sites of a run, in the order of its clients.
+
+    Raises:
+        UserError: if the clients of the run are not sites.
+    """
     sizes, counts = run.samples_by_client
     if not run.client_names or not isinstance(sizes, (list, np.ndarray)):
         raise UserError(
-            f"{run.path}: its clients have no names, so there are no sites to write pages for; sites are the entries "
-            "of data.silos, or the owners of rows (data.partition.scheme: site), evaluated by evaluate.protocol: "
-            "[global, personal]"
+            f"{run.path}: the clients of this run have no names, so they are not sites; give each site an entry in "
+            "data.silos, or set data.partition.scheme: site, and set evaluate.protocol: [global, personal]"
         )
-    # If targets are not classes, all counts are 0.
+    # All counts are 0 if targets are not classes.
     known = isinstance(counts, (list, np.ndarray)) and len(counts) == len(sizes) and bool(np.any(counts))
     shares = _mean_weights(run, np.asarray(sizes, dtype=float))
     return [
@@ -98,7 +111,7 @@ def _refused_clients(row: Row) -> set[int]:
 
 
 def _mean_weights(run: Run, sizes: np.ndarray) -> list[float] | None:
-    """Return the mean over rounds of each client's weight p_k; it is 0 in rounds where its upload did not count."""
+    """Return each client's weight p_k in the aggregate, averaged over rounds; refused uploads have weight 0."""
     weights = np.ones_like(sizes) if run.config.get("cohort.weighting") == "uniform" else sizes
     shares = list[np.ndarray]()
     for row in run.rows:
@@ -121,7 +134,14 @@ def _read_site_metrics(run: Run, client: int, protocol: str) -> SiteMetrics | No
 
 # ---- audit of the data that a site sent ----
 class AuditFile(NamedTuple):
-    """The audit file (comm/audit.py) of the rank that opened a site's files. size: bytes of all messages, as text."""
+    """The audit file (comm/audit.py) of the rank that opened a site's files.
+
+    Attributes:
+        path: its path, relative to the run directory.
+        rows: its rows, one per message.
+        size: the total size of all messages, as text with a unit.
+        sha256: SHA-256 of the file.
+    """
 
     path: Path
     rows: list[Row]
@@ -130,7 +150,7 @@ class AuditFile(NamedTuple):
 
 
 def read_audit(site: Site) -> AuditFile | None:
-    """Read the audit file of a site. Returns None if it is not in this copy of the run directory."""
+    """Read the audit file of a site; return None if this copy of the run directory does not contain it."""
     path = audit_path(site)
     if path is None or not (site.run.path / path).is_file():
         return None
@@ -140,10 +160,13 @@ def read_audit(site: Site) -> AuditFile | None:
 
 
 def audit_path(site: Site) -> Path | None:
-    """Return the path of a site's audit file, relative to the run directory on its host; None if there is none.
+    """Return the path of a site's audit file, relative to the run directory on the host of the site.
 
-    Sites are assigned to the training ranks in turn. Rank 0 has no audit file, since its own clients' data stay on its
-    host.
+    Sites are assigned to training ranks round-robin. Sites of rank 0 have no audit file, since their data never leave
+    the host of the server.
+
+    Returns:
+        The path, or None if the site has no audit file.
     """
     config, size = site.run.config, len(site.run.environment.get("ranks") or ())
     first = 0 if size == 1 or config.get("server.trains_clients") else 1
@@ -152,9 +175,15 @@ def audit_path(site: Site) -> Path | None:
     return Path("audit") / f"rank-{rank}.jsonl" if has_audit and rank else None
 
 
-# ---- training alone ----
+# ---- local baseline ----
 class BaselineRun(NamedTuple):
-    """A run in which each site trained alone. differs: settings that should be as in the joint run, and are not."""
+    """A run in which each site trained alone.
+
+    Attributes:
+        run: the records of the run.
+        sites: its sites, in the same order as in the joint run.
+        differing_settings: settings that should be equal in both runs, but differ.
+    """
 
     run: Run
     sites: Sequence[Site]
@@ -162,21 +191,21 @@ class BaselineRun(NamedTuple):
 
 
 def read_baseline(run: Run, path: Path) -> BaselineRun:
-    """Read the run in `path` as the baseline of `run`. Raises UserError if it is not a suitable baseline."""
+    """Read the run in `path` as the local baseline of `run`; raise UserError if it is not a suitable one."""
     if not is_run_directory(path):
-        raise UserError(f"--local-baseline: {path} is no run directory; name one that `fedmpi run` has written")
+        raise UserError(f"--local-baseline: {path} is not a run directory; give a directory that `fedmpi run` wrote")
     other = Run(path)
     method = other.config.get("method.name")
     if method != BASELINE_METHOD or run.client_names != other.client_names:
         raise UserError(
             f"--local-baseline: {path} is a run of method {method} at "
-            f"{', '.join(other.client_names.values()) or 'no sites'}; "
-            f"method.name=local at the sites of {run.path} is needed: {', '.join(run.client_names.values())}"
+            f"{', '.join(other.client_names.values()) or 'no sites'}; it must be a run of method {BASELINE_METHOD} at "
+            f"the sites of {run.path}: {', '.join(run.client_names.values())}"
         )
     alone = list_sites(other)
     if not any(site.personal_evaluation for site in alone):
         raise UserError(
-            f"--local-baseline: {path} does not say how good each site's model is; run it with "
+            f"--local-baseline: {path} has no evaluation of each site's own model; train it with "
             "evaluate.protocol=[personal]"
         )
     keys = [
@@ -184,22 +213,30 @@ def read_baseline(run: Run, path: Path) -> BaselineRun:
         for key in dict.fromkeys([*run.config, *other.config])
         if key.startswith(BASELINE_KEYS) and key not in NEUTRAL_KEYS
     ]
-    differs = [key for key in keys if run.config.get(key) != other.config.get(key)]
-    differs += [f"how they ended ({run.state}; {other.state})"] if run.state != other.state else []
-    return BaselineRun(other, alone, differs)
+    differing = [key for key in keys if run.config.get(key) != other.config.get(key)]
+    differing += [f"the way they ended ({run.state}; {other.state})"] if run.state != other.state else []
+    return BaselineRun(other, alone, differing)
 
 
 def baseline_command(run: Run) -> str:
-    """Return a command that trains a baseline. Settings without effect in it are reset to their defaults."""
+    """Return the command that trains a local baseline of `run`, with a hint how to start and use it.
+
+    Settings without effect in a local baseline are reset to their defaults.
+    """
     words = [quote(f"name={run.name}_alone"), "'method={name: local}'", "evaluate.protocol=[personal]"]
     words += ["server.rule=auto"] if run.config.get("server.rule.name", "auto") != "auto" else []
     words += ["record.updates=norms"] if run.config.get("record.updates") == "gram" else []
     command = f"fedmpi run {quote(str(run.path))}/config.yaml {' '.join(words)}"
-    return f"{command} (started as the joint run was), and name it by --local-baseline"
+    return f"{command} (start it like the joint run), and give its directory with --local-baseline"
 
 
 def compare_with_baseline(site: Site, baseline: BaselineRun | None) -> list[list[Any]]:
-    """Return a row for each metric of a site: title, value in the joint run, value in the baseline, and verdict."""
+    """Compare each metric of a site in the joint run with the local baseline.
+
+    Returns:
+        One row per metric: title, value in the joint run, value in the baseline, and verdict. The last two are None
+        without a baseline.
+    """
     alone = baseline.sites[site.client] if baseline else None
     rows = list[list[Value]]()
     for name in site.metric_names:
@@ -216,11 +253,20 @@ def compare_with_baseline(site: Site, baseline: BaselineRun | None) -> list[list
 
 
 def compare_metric(site: Site, alone: Site, name: str) -> str:
-    """Return the verdict on a metric of a site: "better together", "better alone", or why neither is certain.
+    """Compare a metric of a site that trained together with others and alone.
 
-    Accuracies that differ by less than CLEAR standard errors are too close to tell. The standard error of the
-    difference of two shares a, b of n samples is sqrt(a (1 - a) / n + b (1 - b) / n), an overestimate if both models
-    fail on the same samples. For metrics other than accuracy the standard error is unknown, and any difference counts.
+    Accuracies that differ by less than MIN_STANDARD_ERRORS standard errors are too close to tell. The standard error of
+    the difference between two accuracies a and b on n samples is sqrt(a (1 - a) / n + b (1 - b) / n); this is an
+    overestimate if both models fail on the same samples. For other metrics the standard error is unknown, and any
+    difference counts.
+
+    Args:
+        site: the site in the joint run.
+        alone: the site in the local baseline.
+        name: the metric.
+
+    Returns:
+        The verdict: "better together", "better alone", or why there is no such verdict.
     """
     joint, before = site.last_value(name), alone.last_value(name)
     if joint is None or before is None:

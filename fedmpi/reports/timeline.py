@@ -1,9 +1,9 @@
-"""Show how each rank spent its time, as shares and drawings, for reports and for `fedmpi analyse timeline`.
+"""Show how each rank spent its time, in tables and figures, for reports and for `fedmpi analyse timeline`.
 
-A lap is a kind of activity, such as training or waiting for uploads; engine/tracing.py explains the names. A rank's
-share of a lap is its seconds in all rounds of a job, divided by the seconds of these rounds on that rank. Waiting is
-the sum of the laps in WAITS, and the busiest rank is the rank with the smallest share of waiting. Of a resumed run only
-the last job is analysed. Times are those of each host's own clock.
+The trace of a run consists of spans, such as training or waiting for uploads; engine/tracing.py explains their names.
+The share of a kind of span is its duration in all rounds of a job, divided by the duration of these rounds on the same
+rank. Waiting is the sum of the spans in WAITS, and the busiest rank is the one with the smallest share of waiting. If a
+run was resumed, only its last job is analysed. Times are read from the clock of each host.
 """
 
 from __future__ import annotations
@@ -23,14 +23,21 @@ from fedmpi.reports.run_groups import subsample
 from fedmpi.runtime.inspection.run_files import check_written_by_this_version, read_json_object
 from fedmpi.runtime.record.run_dir import TRACE, read_timelines
 
-MAX_SPAN_KINDS, MAX_RANKS = 6, 24  # laps with their own colour, and ranks in a drawing, at most
+MAX_SPAN_KINDS, MAX_RANKS = 6, 24  # in a figure: kinds of spans with their own colour, and ranks
 JobTimeline = dict[str, Any]
 
 
 def write_timeline(run: Path, rounds: int, to: Path, print_line: Callable[[str], None]) -> None:
     """Print a table of time shares, and write timeline.json, .svg and .png (`fedmpi analyse timeline`).
 
-    rounds: number of rounds in the drawing, which are the last ones.
+    Args:
+        run: the run directory.
+        rounds: the number of rounds in the figure, counted from the last one.
+        to: the output directory.
+        print_line: prints a line of output.
+
+    Raises:
+        UserError: if the run has no trace, or its trace is damaged.
     """
     to, job = output.create_output_folder(to), read_last_job(run)
     by_rank = compute_time_shares(job)
@@ -44,26 +51,26 @@ def write_timeline(run: Path, rounds: int, to: Path, print_line: Callable[[str],
 
 
 def read_last_job(run: Path) -> JobTimeline:
-    """Return the records of the last job of a run. Raises UserError if there are none, or if they are damaged."""
+    """Read the trace of the last job of a run; raise UserError if there is none, or if it is damaged."""
     check_written_by_this_version(run, read_json_object(run / "identity.json") or {})
     try:
         jobs: list[JobTimeline] = [
             job for job in read_timelines(run) if any(r["rounds"] for r in job["ranks"].values())
         ]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{run / TRACE} is damaged: a line is not as fedmpi writes it ({error})") from error
+        raise UserError(f"{run / TRACE} is damaged: a line has an unexpected content ({error})") from error
     if not jobs:
-        why = "written by `fedmpi run` unless the config has trace: false"
-        raise UserError(f"{run} holds no {TRACE}/rank-*.jsonl with a round in it: {why}")
+        reason = "`fedmpi run` writes them unless the config has trace: false"
+        raise UserError(f"{run} contains no {TRACE}/rank-*.jsonl with a finished round; {reason}")
     return jobs[-1]
 
 
 def compute_time_shares(job: JobTimeline) -> list[dict[str, Any]]:
-    """Return one row for each rank with the shares of its time.
+    """Compute how each rank spent its time.
 
     Returns:
-        rank, host; rounds (their number), seconds (in all rounds); shares from 0 to 1: busy, waiting, and laps, a
-        mapping of each lap to its share.
+        One dict for each rank: rank; host; rounds, the number of rounds; seconds, their total duration; and shares from
+        0 to 1: busy, waiting, and spans, a mapping of each kind of span to its share.
     """
     by_rank = []
     for rank, each in sorted(job["ranks"].items()):
@@ -76,15 +83,16 @@ def compute_time_shares(job: JobTimeline) -> list[dict[str, Any]]:
             share = {what: length / 1e3 / total for what, length in ms.most_common()}
             waiting = sum(share.get(what, 0.0) for what in WAIT_SPANS)
             facts = {"rank": rank, "host": each["host"], "rounds": len(each["rounds"]), "seconds": total}
-            by_rank.append({**facts, "busy": 1 - waiting, "waiting": waiting, "laps": share})
+            by_rank.append({**facts, "busy": 1 - waiting, "waiting": waiting, "spans": share})
     return by_rank
 
 
 def format_time_shares(by_rank: Sequence[dict[str, Any]]) -> list[str]:
-    laps = list(dict.fromkeys(lap for each in by_rank for lap in each["laps"]))
-    rows: list[list[object]] = [["rank", "host", "rounds", "s a round", "busy", "waiting", *laps]]
+    """Format the result of `compute_time_shares` as lines of text, in a table with one row per rank."""
+    names = list(dict.fromkeys(name for each in by_rank for name in each["spans"]))
+    rows: list[list[object]] = [["rank", "host", "rounds", "s a round", "busy", "waiting", *names]]
     for each in by_rank:
-        parts = [each["busy"], each["waiting"], *(each["laps"].get(what, 0.0) for what in laps)]
+        parts = [each["busy"], each["waiting"], *(each["spans"].get(what, 0.0) for what in names)]
         percent = [f"{100 * part:.1f} %" for part in parts]
         seconds = f"{each['seconds'] / max(each['rounds'], 1):.3f}"
         rows.append([str(each["rank"]), each["host"], each["rounds"], seconds, *percent])
@@ -92,26 +100,26 @@ def format_time_shares(by_rank: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def plot_timeline(job: JobTimeline, rounds: int) -> tuple[Figure, Figure]:
-    """Return two figures: seconds by rank and lap in all rounds, and the timeline of the last `rounds` rounds."""
+    """Return two figures: the seconds of each rank by kind of span, and the timeline of the last `rounds` rounds."""
     by_rank = compute_time_shares(job)
-    seconds = {each["rank"]: {lap: part * each["seconds"] for lap, part in each["laps"].items()} for each in by_rank}
+    seconds = {each["rank"]: {span: part * each["seconds"] for span, part in each["spans"].items()} for each in by_rank}
     total = Counter[str]()
-    for laps in seconds.values():
-        total.update(laps)
-    kinds = [lap for lap, _ in total.most_common(MAX_SPAN_KINDS)]
-    kind_of = {lap: lap if lap in kinds else "other" for lap in total}
+    for seconds_of_rank in seconds.values():
+        total.update(seconds_of_rank)
+    kinds = [span for span, _ in total.most_common(MAX_SPAN_KINDS)]
+    kind_of = {span: span if span in kinds else "other" for span in total}
     kinds += ["other"] if len(total) > MAX_SPAN_KINDS else []
     ranks = subsample(list(seconds), MAX_RANKS)
     names = [f"rank {rank}" for rank in ranks]
     parts = {
-        kind: [sum(s for lap, s in seconds[rank].items() if kind_of[lap] == kind) for rank in ranks] for kind in kinds
+        kind: [sum(s for span, s in seconds[rank].items() if kind_of[span] == kind) for rank in ranks] for kind in kinds
     }
     chart = stack_bars(names, parts, "seconds in all rounds of the last job")
     data: list[list[Value]] = [
-        [each["rank"], each["host"], lap, s] for each in by_rank for lap, s in seconds[each["rank"]].items()
+        [each["rank"], each["host"], span, s] for each in by_rank for span, s in seconds[each["rank"]].items()
     ]
     note = f"{_describe_busiest_rank(by_rank)} ({', '.join(WAIT_SPANS)}). docs/analysis.md explains the spans."
-    bars = Figure("laps", "seconds by rank and lap", chart, ("rank", "host", "lap", "seconds"), data, note)
+    bars = Figure("spans", "seconds by rank and span", chart, ("rank", "host", "span", "seconds"), data, note)
 
     lines = [(i, line) for i, rank in enumerate(ranks) for line in job["ranks"][rank]["rounds"]]
     first = max(line["round"] for _, line in lines) - rounds + 1
@@ -125,7 +133,7 @@ def plot_timeline(job: JobTimeline, rounds: int) -> tuple[Figure, Figure]:
             spans[kind_of[what]].append((i, at, at + ms / 1e3))
             rows.append([ranks[i], line["round"], what, at, ms / 1e3, str(client[0]) if client else ""])
     title = f"the last {rounds} rounds, rank by rank" if rounds > 1 else "the last round, rank by rank"
-    head = ("rank", "round", "lap", "from_s", "seconds", "client")
+    head = ("rank", "round", "span", "from_s", "seconds", "client")
     return bars, Figure("timeline", title, BarChart(names, spans, "seconds"), head, rows)
 
 

@@ -123,7 +123,7 @@ def test_updates_of_many_clients_and_rounds_some_are_drawn(tmp_path):
     grid = found["updates-direction"]
     assert (len(grid.chart.rows), len(grid.chart.columns)) == (45, 50)
     assert len(grid.data) == 90 * 200
-    assert "Of 90 clients 45 are drawn" in grid.note
+    assert "45 of 90 clients are shown" in grid.note
 
 
 def test_updates_of_several_runs(tmp_path):

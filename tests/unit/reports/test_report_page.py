@@ -225,7 +225,7 @@ def test_names_and_texts_of_others_stay_text(tmp_path, monkeypatch):
     page = offline(content)
     assert [tag for tag, _ in page.tags].count("script") == 1
     assert not [tag for tag, attrs in page.tags if tag == "img" or any(name.startswith("on") for name in attrs)]
-    assert "cannot be made" not in content
+    assert "cannot be shown" not in content
     report.write_report([run], tmp_path / "p.html", tmp_path / "figures", print)  # no figure's file lies elsewhere
     assert {path.parent for kind in ("svg", "csv") for path in tmp_path.rglob(f"*.{kind}")} == {tmp_path / "figures"}
     for path in (tmp_path / "figures").glob("*.svg"):
@@ -235,14 +235,14 @@ def test_names_and_texts_of_others_stay_text(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        ({"summary.json": None}, "not ended: going on, or killed"),
+        ({"summary.json": None}, "not ended (still running, or killed)"),
         ({"metrics.jsonl": None, "clients.jsonl": None}, "run: there is no metrics.jsonl"),
-        ({"metrics.jsonl": '{"round": 0, "accuracy": null}\n'}, "No figure of any round is a number"),
-        ({"metrics.jsonl": '{"round": 0, "accuracy": 50.0, "loss": NaN}\n{"rou'}, "1 line cut or damaged"),
-        ({"partition.json": '{"sizes": 3, "label_counts": [1]}'}, "This part cannot be made"),
-        ({"partition.json": "[]"}, "partition.json is damaged: no JSON object"),
+        ({"metrics.jsonl": '{"round": 0, "accuracy": null}\n'}, "No round has a finite metric"),
+        ({"metrics.jsonl": '{"round": 0, "accuracy": 50.0, "loss": NaN}\n{"rou'}, "1 line cut off or damaged"),
+        ({"partition.json": '{"sizes": 3, "label_counts": [1]}'}, "This section cannot be shown"),
+        ({"partition.json": "[]"}, "partition.json is damaged: it contains no JSON object"),
         ({"config.yaml": "a: [1"}, "not valid YAML"),
-        ({"config.yaml": "name: ${env:PATH}"}, "refers to environment variables"),
+        ({"config.yaml": "name: ${env:PATH}"}, "contains references to environment variables"),
         ({"trace/rank-0000.jsonl": '{"job": 1}\n'}, "trace is damaged"),
         ({"summary.json": '{"exit_reason": "failed: rank 2 is dead", "diverged": 1}'}, "failed: rank 2 is dead"),
     ],
@@ -263,7 +263,7 @@ def test_the_timeline_is_a_table_and_a_drawing(tmp_path):
     timeline.write_timeline(run, 3, to, said.append)
     assert said[-3].startswith("Rank 0 is the busiest: it waits 6.0 % of the time")  # 15 of 250 ms
     facts = json.loads((to / "timeline.json").read_text())
-    assert facts["ranks"][0]["laps"] == pytest.approx({"train": 0.24, "wait_command": 0.04, "uploads": 0.02})
+    assert facts["ranks"][0]["spans"] == pytest.approx({"train": 0.24, "wait_command": 0.04, "uploads": 0.02})
     _, drawn = timeline.plot_timeline(timeline.read_last_job(run), 3)
     assert sum(map(len, drawn.chart.spans.values())) == len(drawn.data) == 3 * 2 * 5  # rounds, ranks, laps
     assert (to / "timeline.svg").exists()

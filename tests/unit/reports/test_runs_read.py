@@ -42,9 +42,7 @@ def test_a_mean_over_different_code_or_data_has_a_warning(tmp_path):
         run = made(tmp_path / f"r{seed}", seed=seed)
         digests = {"(training data)": "old" if seed else "new", "(partition)": str(seed)}
         (run / "identity.json").write_text(json.dumps(digests))
-    assert "Runs differ in training data, though the settings say the same." in report.render_report(
-        read_runs([tmp_path])
-    )
+    assert "Runs with the same settings differ in training data." in report.render_report(read_runs([tmp_path]))
 
 
 def test_the_band_is_the_sample_standard_deviation(tmp_path):
@@ -65,8 +63,10 @@ def test_damage_is_noted_and_the_rest_is_read(tmp_path):
     (run / "partition.json").write_text("{")
     (only,) = read_runs([run]).all
     assert extract_curve(only.rows, "accuracy") == {0: 50.0, 1: 60.0}
-    assert [note for note in only.notes if "metrics" in note] == ["metrics.jsonl: 2 lines cut or damaged, and left out"]
-    assert "partition.json is damaged: no JSON object" in only.notes
+    assert [note for note in only.notes if "metrics" in note] == [
+        "metrics.jsonl: 2 lines cut off or damaged, and ignored"
+    ]
+    assert "partition.json is damaged: it contains no JSON object" in only.notes
 
 
 # ---- parameters transmitted ----
@@ -91,7 +91,7 @@ def test_parameters_are_summed_up_to_each_measured_round_and_averaged_beside_the
     points = json.loads((tmp_path / "communication.json").read_text())["points"][2:]
     assert [list(point.values())[1:] for point in points] == [[1, 1200, 2000, 2.0], [3, 1600, 2400, 4.5]]
     few = transmitting(tmp_path / "few", [(1, 1, None), (1, 1, 2.0)])
-    with pytest.raises(UserError, match="accuracy was measured after 1 round; a curve needs 2 or more"):
+    with pytest.raises(UserError, match="accuracy was measured after 1 round; a curve needs at least 2"):
         run_facts.compare_communication([few], "accuracy", tmp_path, print)
 
 
