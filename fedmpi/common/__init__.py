@@ -1,1 +1,1 @@
-"""Helpers that all other packages may import: errors, seeds, options, the registry of plug-ins, texts of messages."""
+"""Helpers for all other packages: errors, seeds, options, the registry of plug-ins, and texts of messages."""

@@ -1,16 +1,16 @@
-"""The exception for mistakes that a user can correct, and the exit code of runs that should be started again."""
+"""The exception for mistakes that a user can correct, and the exit code of runs that can be resumed."""
 
 RESTART_LATER = 75  # BSD's EX_TEMPFAIL: the run was stopped by a signal and can be resumed
 
 
 class UserError(Exception):
-    """A mistake that the user can correct. Its message is printed without a traceback, and the exit code is 2.
+    """A mistake that the user can correct; its message is printed without a traceback, and the exit code is 2.
 
-    The message contains the fault, its place, the value, the allowed values and the remedy.
+    The message says what is wrong and where, and names the value, the allowed values and the remedy.
 
     Args:
         has_context: whether the message names the round and the client.
-        has_source_line: whether the message names a line of the user's code, or needs none.
+        has_source_line: whether the message names a line of the user's code, or does not need one.
     """
 
     def __init__(self, text: str, has_context: bool = False, has_source_line: bool = False) -> None:
@@ -19,8 +19,8 @@ class UserError(Exception):
 
 
 class MissingDataError(UserError):
-    """The error for missing data files, raised if no other mistake is known."""
+    """Raised if data files are missing; other mistakes in a config are reported first."""
 
 
 class RankWarning(UserWarning):
-    """A warning that is shown on every rank. Other warnings are shown on rank 0 only, because all ranks issue them."""
+    """A warning that is shown on every rank; other warnings are the same on all ranks, and shown on rank 0 only."""

@@ -17,7 +17,7 @@ def format_number(value: object) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Format a duration, given in seconds, with about two digits and a suitable unit.
+    """Format a duration in seconds with about two digits and a suitable unit.
 
     >>> format_duration(0.0321), format_duration(12.34), format_duration(75), format_duration(9000)
     ('32 ms', '12 s', '1 min', '2.5 h')
@@ -31,7 +31,8 @@ def format_table(rows: Sequence[Sequence[object]], align: str = "right") -> list
     """Format rows of values as the lines of a table.
 
     Args:
-        align: "right" or "left", the alignment of all columns but the first, which is aligned left.
+        rows: the values of each row, which are formatted by `format_number`.
+        align: "right" or "left", the alignment of all columns but the first, which is left-aligned.
 
     >>> format_table([("run", "up"), ("a", 1000)])
     ['run     up', 'a    1,000']

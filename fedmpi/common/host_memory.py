@@ -1,4 +1,4 @@
-"""Find how much memory and how many cores this process may use, within the limits of control groups and launchers."""
+"""Determine how much memory and how many cores this process may use, given control groups and launchers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from pathlib import Path
 
 
 def get_available_bytes(root: Path = Path("/")) -> int | None:
-    """Return how many bytes of memory this process can still allocate within its control groups; None if unknown."""
+    """Return how many bytes of memory this process can still allocate; None if unknown.
+
+    The limits of its control groups are taken into account.
+    """
     free = [
         int(line.split()[1]) * 1024 for line in _read_lines(root / "proc/meminfo") if line.startswith("MemAvailable:")
     ]
@@ -27,7 +30,7 @@ def read_memory_limits(root: Path = Path("/")) -> list[tuple[int, int]]:
         top = root / "sys/fs/cgroup" / ("memory" if kinds else "")
         names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if kinds else ("memory.max", "memory.current")
         here = Path(path.strip("/"))
-        for group in (top / place for place in (here, *here.parents)):  # a container may only show the top group
+        for group in (top / place for place in (here, *here.parents)):  # a container may show only the top group
             limit, used = ("".join(_read_lines(group / name)) for name in names)
             if limit.isdigit() and used.isdigit() and int(limit) < 1 << 60:  # version 1 writes 2^63 for no limit
                 # Cached files count as used, but the kernel frees them when memory is short.
@@ -38,7 +41,7 @@ def read_memory_limits(root: Path = Path("/")) -> list[tuple[int, int]]:
 
 
 def count_usable_cores() -> int:
-    """Return the number of cores that this process may use, which a launcher, a container or Slurm may limit."""
+    """Return the number of cores that this process may use; a launcher, a container or Slurm may limit it."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

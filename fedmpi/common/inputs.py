@@ -1,6 +1,6 @@
 """The samples of a data set: one tensor (n, ...), or several named tensors, such as the token ids and mask of a text.
 
-`Inputs` implements the part of a tensor's interface that concerns rows, so that code which only forwards samples works
+`Inputs` implements the part of a tensor's interface that concerns rows, so that code which only passes samples on works
 with both.
 """
 
@@ -36,6 +36,7 @@ class Inputs:
         return self._tensors[key] if isinstance(key, str) else Inputs({k: x[key] for k, x in self.items()})
 
     def keys(self) -> Iterator[str]:
+        """Return the names of the tensors."""
         return iter(self._tensors)
 
     __iter__ = keys
@@ -77,10 +78,10 @@ Samples: TypeAlias = Tensor | Inputs
 
 
 def named_tensors(x: Samples, name: str) -> list[tuple[str, Tensor]]:
-    """Return the tensors of samples with names for messages.
+    """Return (name, tensor) pairs of samples; the names are meant for messages.
 
-    One tensor has the name `name`; of several named tensors, each has a name such as `train_x['ids']`, or `ids` if
-    `name` is empty.
+    A single tensor is called `name`. Several named tensors are called `train_x['ids']` and so on if `name` is
+    `train_x`, and `ids` if it is empty.
     """
     if not isinstance(x, Inputs):
         return [(name, x)]
@@ -88,13 +89,14 @@ def named_tensors(x: Samples, name: str) -> list[tuple[str, Tensor]]:
 
 
 def concatenate(parts: Sequence[Any]) -> Any:
-    """Concatenate samples along their rows."""
+    """Concatenate several batches of samples along their rows."""
     if isinstance(parts[0], Inputs):
         return Inputs({k: torch.cat([x[k] for x in parts]) for k in parts[0].keys()})  # noqa: SIM118
     return torch.cat(list(parts))
 
 
 def get_sample_shape(x: Samples) -> Shape:
+    """Return the shape of one sample, or the shape of each of its named tensors."""
     return {k: tuple(part.shape[1:]) for k, part in x.items()} if isinstance(x, Inputs) else tuple(x.shape[1:])
 
 
@@ -129,7 +131,7 @@ def zero_samples(n: int, shape: Shape, dtype: Type, device: torch.device | str =
 
 
 def to_call_arguments(module: nn.Module, x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the positional and the keyword arguments with which a module is called for samples x.
+    """Return the positional and keyword arguments for a call of a module on samples x.
 
     Several named tensors are passed as keyword arguments if `forward` has parameters with all these names (or
     **kwargs); otherwise they are passed as one argument, a dictionary.
@@ -142,7 +144,7 @@ def to_call_arguments(module: nn.Module, x: Any) -> tuple[tuple[Any, ...], dict[
 
 
 def call_module(module: nn.Module, x: Any) -> Any:
-    """Return the outputs of a module for samples x."""
+    """Call a module on samples x and return its outputs."""
     positional, named = to_call_arguments(module, x)
     return module(*positional, **named)
 
@@ -159,7 +161,7 @@ def describe_samples(x: Samples) -> str:
 
 
 def encode_format(shape: Shape, dtype: Type) -> str:
-    """Encode the shape and dtype of a sample as JSON: `[[3],"float32"]`, or an object with such a pair per name."""
+    """Encode shape and dtype of a sample as JSON: `[[3],"float32"]`, or an object with such a pair for each name."""
     if isinstance(shape, dict):
         kinds = dtype if isinstance(dtype, dict) else dict.fromkeys(shape, dtype)
         return "{" + ",".join(f"{json.dumps(k)}:{encode_format(shape[k], kinds[k])}" for k in shape) + "}"
@@ -167,7 +169,7 @@ def encode_format(shape: Shape, dtype: Type) -> str:
 
 
 def decode_format(text: str) -> tuple[Shape, Type]:
-    """Decode the shape and dtype of a sample that `encode_format` encoded; raise ValueError for any other text."""
+    """Decode shape and dtype of a sample from the output of `encode_format`; raise ValueError for other texts."""
     value = json.loads(text)
     try:
         if isinstance(value, dict):
@@ -179,4 +181,4 @@ def decode_format(text: str) -> tuple[Shape, Type]:
             raise ValueError
         return tuple(shape), dtype
     except (TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"{text!r} is no shape and dtype of a sample") from error
+        raise ValueError(f"{text!r} is not the shape and dtype of a sample") from error

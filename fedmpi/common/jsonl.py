@@ -1,4 +1,4 @@
-"""Read files with one JSON object per line, such as metrics.jsonl, that may be growing, truncated or damaged."""
+"""Read files with one JSON object per line, such as metrics.jsonl, which may be growing, truncated or damaged."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class JsonLines:
 
     Attributes:
         rows: the objects, in order.
-        damaged: numbers, from 1, of the lines that are not rows.
-        cut: whether the last line has no line feed, because it is being written or the writer was killed. That line is
-            in neither list.
+        damaged: line numbers, counted from 1, of lines that are not valid rows.
+        cut: whether the last line has no line feed, because it is still being written or the writer was killed.
+            That line is in neither list.
     """
 
     rows: list[dict[str, Any]]
@@ -29,7 +29,7 @@ class JsonLines:
 
 
 def parse_jsonl(text: bytes, *, need_round: bool = False) -> JsonLines:
-    """Parse the content of a file with one JSON object per line. Empty lines are skipped.
+    """Parse the content of a file with one JSON object per line; empty lines are skipped.
 
     Args:
         need_round: whether each row must have an integer `round`; an object without it is counted as damaged.
@@ -40,7 +40,7 @@ def parse_jsonl(text: bytes, *, need_round: bool = False) -> JsonLines:
             continue
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError):  # a failure to decode UTF-8 is a ValueError, too
+        except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError, too
             row = None
         if isinstance(row, dict) and (not need_round or isinstance(row.get("round"), int)):
             rows.append(row)
@@ -52,11 +52,11 @@ def parse_jsonl(text: bytes, *, need_round: bool = False) -> JsonLines:
 def read_jsonl(
     path: Path, *, need_round: bool = False, strict: bool = False, tail_bytes: int | None = None
 ) -> JsonLines:
-    """Read a file with one JSON object per line. A missing file has no rows.
+    """Read a file with one JSON object per line; a missing file has no rows.
 
     Args:
         need_round: as in `parse_jsonl`.
-        strict: whether a damaged line is an error. If not, the caller has to check `damaged_lines`.
+        strict: whether a damaged line is an error. Otherwise the caller must check `damaged_lines`.
         tail_bytes: number of bytes to read at the end of the file; a line that begins before them is skipped, and line
             numbers count from there. None: read the whole file.
 
@@ -71,10 +71,12 @@ def read_jsonl(
     except FileNotFoundError:
         return JsonLines([], [], False)
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     content = parse_jsonl(text[text.find(b"\n") + 1 :] if skipped else text, need_round=need_round)
     if strict and content.damaged_lines:
-        raise UserError(f"{path}:{content.damaged_lines[0]} is no row of a run; it was changed, or the disk is bad")
+        raise UserError(
+            f"{path}:{content.damaged_lines[0]} is not a valid row; the file was changed, or the disk is faulty"
+        )
     return content
 
 

@@ -1,4 +1,4 @@
-"""The keys of the rows of metrics.jsonl (one per round) and clients.jsonl (one per evaluated client), in order."""
+"""The keys of the rows of metrics.jsonl (a row per round) and clients.jsonl (a row per evaluated client), in order."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ METRICS_KEYS = (
     RowKey("train_s", "number", "s", "training time of the rank that trained longest"),
     RowKey("wait_s", "number", "s", "time that rank 0 waited for uploads while it had no client to train"),
     RowKey("server_s", "number", "s", "time for checking the uploads and for the server's step"),
-    # Metrics that the method reports with `server.figures(...)` stand here.
+    # Metrics that the method reports with `server.log_metrics(...)` come here.
     RowKey("sent_bytes", "integer", "bytes", "bytes that rank 0 sent"),
     RowKey("received_bytes", "integer", "bytes", "bytes that rank 0 received"),
     RowKey("sha256", "text", "", "hash of the global model after the round"),
-    # Metrics of the other evaluation protocols stand here.
+    # Metrics of the other evaluation protocols come here.
     RowKey("evaluate_s", "number", "s", "time of the evaluation"),
     RowKey("class_accuracy", "list", "%", "accuracy on the test samples of each class", True),
     RowKey("diverged", "integer", "", "the round in which training began to diverge, if it has"),

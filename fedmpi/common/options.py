@@ -32,11 +32,11 @@ def option(
     lt: float | None = None,
     choices: Collection[Any] | None = None,
 ) -> Any:
-    """Declare a hyperparameter as a dataclass field. When a config is checked, values that are not finite are rejected.
+    """Declare a hyperparameter as a dataclass field; non-finite values in a config are rejected.
 
     Args:
         default: the default value.
-        doc: meaning and unit.
+        doc: meaning and unit, as shown in the documentation.
         ge: lowest allowed value.
         gt: exclusive lower bound.
         le: highest allowed value.
@@ -64,21 +64,21 @@ def check_options(
     label: str = "",
     reserved_keys: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Check options against their declaration and return them with the declared types (int to float, list to tuple).
+    """Check options against their declaration; return them converted to the declared types (int to float, ...).
 
     Args:
-        target: a function or class that takes the options. The options of a dataclass are its fields.
-        values: the options in the config; the others keep the defaults of `target`.
+        target: a function or class that takes the options; the options of a dataclass are its fields.
+        values: the options in the config; the others keep their defaults.
         section: the section in the config ("method"); messages name `section.key`.
         engine_arguments: parameters that the engine passes by position, in this order; a user's function may give them
             other names.
         origins: key -> where it was written ("run.yaml:7"); see `Settings.origins`.
         label: description of the target for messages ("method fedavg").
-        reserved_keys: the other keys of the section, which are suggested for misspelled keys.
+        reserved_keys: the other keys of the section; they, too, are suggested for misspelled keys.
 
     Raises:
-        UserError: if keys are unknown or missing, or values have a wrong type or are out of bounds. The message has one
-            line for each of these keys.
+        UserError: a key is unknown or missing, or a value has the wrong type or is out of bounds. The message has one
+            line for each such key.
     """
     declared, required, open_ended = read_declaration(target, values, engine_arguments)
     origins = origins or {}
@@ -102,7 +102,7 @@ def check_options(
                 converted[key] = adapter.validate_json(json.dumps(value))
             except ValidationError:
                 shown = MARK if looks_secret(key, value) else value
-                default = ", or left out for its default" if value is None and key not in required else ""
+                default = ", or omitted for the default" if value is None and key not in required else ""
                 add_problem(key, not_allowed(shown, declared[key]) + default)
         elif open_ended:
             converted[key] = value
@@ -112,7 +112,7 @@ def check_options(
             none = "" if declared else f"{label} has no options; "
             add_problem(key, f"unknown key; {none}{suggest_key(key, keys)}")
     for key in required - set(values):
-        add_problem(key, f"missing; it must be given for {label}")
+        add_problem(key, f"missing; {label} requires it")
     if problems:
         raise UserError("\n".join(problems))
     return converted
@@ -126,7 +126,7 @@ def read_declaration(
     try:
         plain_class = inspect.isclass(target) and not is_dataclass
         hints = get_type_hints(target.__init__ if plain_class else target, include_extras=True)
-    except NameError:  # some annotations exist for a type checker only: names are checked, but values are not
+    except NameError:  # some annotations exist only for a type checker: names are checked, but values are not
         hints = {}
     declared, required = dict[str, Any](), set[str]()
     if is_dataclass:

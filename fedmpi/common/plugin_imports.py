@@ -1,7 +1,7 @@
-"""Find the modules that a plug-in file imports from its own directory or package, because they are part of its code.
+"""Find the modules that a plug-in file imports from its own directory or package; they are part of its code.
 
-The source text is searched and not sys.modules, which may contain modules of another run and lacks those that hooks
-import only when they are called. Imports by a name that is computed at run time are not found.
+The source text is searched rather than sys.modules, which may contain modules of another run and lacks modules that
+hooks import only when they are called. Imports whose name is computed at run time are not found.
 """
 
 import ast
@@ -36,7 +36,7 @@ def plugin_import_path(plugin: Path) -> Iterator[None]:
     """Append the directory of a plug-in to the import path while the plug-in is loaded.
 
     Raises:
-        UserError: if a module of another plug-in was imported under the name of a module in that directory.
+        UserError: another plug-in has imported a different module under the name of a module in that directory.
     """
     for name in {name.partition(".")[0] for name in _imported_names(plugin, "")}:
         _check_module_name(name, plugin.parent)
@@ -51,20 +51,20 @@ def plugin_import_path(plugin: Path) -> Iterator[None]:
 
 
 def _check_module_name(name: str, place: Path) -> None:
-    """Raise UserError if sys.modules already has a module of another plug-in under this name."""
+    """Raise UserError if sys.modules already contains a module of another plug-in with this name."""
     known = getattr(sys.modules.get(name), "__file__", None)
     if known is None or Path(known).is_relative_to(place) or PathFinder.find_spec(name) is not None:
         return
     meant = PathFinder.find_spec(name, [str(place)])
     if meant is not None and meant.origin is not None:
         raise UserError(
-            f"import {name} means {meant.origin} here, but another plug-in has imported {known} by that name; give one "
-            "of the two files another name"
+            f"import {name} refers to {meant.origin} here, but another plug-in has already imported {known} under that "
+            "name; rename one of the two files"
         )
 
 
 def _find_import_roots(plugin: Path) -> list[Path]:
-    """Return the directories for absolute imports: the directory of the plug-in and the parent of its package."""
+    """Return the directories that absolute imports search: that of the plug-in, and the parent of its package."""
     top = plugin.parent
     while (top / "__init__.py").is_file() and top != top.parent:
         top = top.parent
@@ -76,7 +76,7 @@ def _get_package_name(plugin: Path, top: Path) -> str:
 
 
 def _imported_names(file: Path, package: str) -> Iterator[str]:
-    """Yield the modules that a file imports, parents first; for `from a import b` also a.b, which may be a module."""
+    """Yield the modules that a file imports, parents first; `from a import b` also yields a.b, possibly a module."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):  # reported when the file is loaded

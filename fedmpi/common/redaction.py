@@ -1,9 +1,10 @@
-"""Replace secrets in a user's options by a mark wherever options are written or shown.
+"""Replace secrets in options by a mark wherever options are written or shown.
 
     fedmpi run c.yaml data.token=abc    ->    config.yaml contains  token: <redacted>
+
 The words of a key decide whether its value is a secret (`api_key`, `dbPassword`). null, true and false are never
-secrets. If the key's only such words are `key` and `token`, a number is a secret only if the last word is one of them:
-`key_dim: 64` is a size.
+secrets. If the only such words of a key are `key` and `token`, a number is a secret only if the key ends with one of
+them: `key_dim: 64` is a size.
 """
 
 import re
@@ -15,7 +16,7 @@ _PARTS = ("password", "passwd", "passphrase", "secret", "credential")  # in word
 
 
 def looks_secret(key: str, value: Any = "") -> bool:
-    """Return whether the value of an option may be a secret, judged by the words of its key, which may be dotted.
+    """Return whether the value of an option may be a secret, judged by the words of its key.
 
     >>> looks_secret("api_key"), looks_secret("monkey"), looks_secret("key_dim", 64), looks_secret("token", None)
     (True, False, False, False)
@@ -29,7 +30,7 @@ def looks_secret(key: str, value: Any = "") -> bool:
 
 
 def redact(tree: Any) -> Any:
-    """Return a copy of settings in which each value that may be a secret is replaced by the mark."""
+    """Return a copy of settings with each value that may be a secret replaced by the mark."""
     if isinstance(tree, dict):
         return {key: MARK if looks_secret(str(key), value) else redact(value) for key, value in tree.items()}
     return [redact(each) for each in tree] if isinstance(tree, (list, tuple)) else tree

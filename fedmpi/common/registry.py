@@ -2,7 +2,7 @@
 
 A name has one of three forms:
 
-    fedavg                      a key of the registry of its kind
+    fedavg                      a key of the registry for its kind of component
     my/file.py:Name             `Name` in a Python file (relative: to the working directory)
     package.module:Name         `Name` in an importable module
 
@@ -36,7 +36,7 @@ _registered_only = ContextVar("own_only", default=False)
 
 @contextmanager
 def registered_code_only() -> Iterator[None]:
-    """Refuse, within the block, to import objects that are not in a registry; for configs that are not trusted."""
+    """Reject imports of objects that are not in a registry, within the block; for configs that are not trusted."""
     token = _registered_only.set(True)
     try:
         yield
@@ -46,7 +46,7 @@ def registered_code_only() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class PluginKind:
-    """A kind of component that configs select by name, such as methods or models."""
+    """A kind of component, such as methods or models, that configs select by name."""
 
     label: str  # "model", for messages
     registry: Mapping[str, str]
@@ -55,7 +55,7 @@ class PluginKind:
 
 
 class ComponentSection(Protocol):
-    """A section of a config that selects a component, such as a method or a model, and holds its options."""
+    """A section of a config that selects a component, such as a method or a model, and contains its options."""
 
     @property
     def selected_name(self) -> str: ...
@@ -67,7 +67,7 @@ class ComponentSection(Protocol):
 
 @dataclass(frozen=True)
 class Selection:
-    """A selected component with its options, made by code and not read from a section of a config."""
+    """A component and its options selected by code instead of by a section of a config."""
 
     selected_name: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -80,20 +80,20 @@ def make_component(
     """Import a selected component, check its options, and bind them to it.
 
     Args:
-        origins: key -> where it was written; "" for the name of the component (`Settings.origins`).
+        origins: key -> where it was written (`Settings.origins`); the key "" stands for the name of the component.
 
     Returns:
         A partial function, to be called with the arguments `kind.supplied` of the engine.
 
     Raises:
-        UserError: if the name is unknown, the user's file raises an error, or options are unknown or wrong.
+        UserError: the name is unknown, the user's file raises an error, or an option is unknown or invalid.
     """
     origins = origins or {}
     origin, named = origins.get("", ""), f"{kind.label} {choice.selected_name}"
     target = load_object(choice.selected_name, kind.registry, kind.label, origin)
     where = f"{origin}: {named}" if origin else named
     if not callable(target):
-        raise UserError(f"{where}: is {shorten_repr(target)}, but a function or class is needed")
+        raise UserError(f"{where}: {shorten_repr(target)} is not allowed; must be a function or class")
     # The engine passes its arguments by position, except `site`, which is an optional keyword argument.
     passed = [name for name in kind.engine_arguments if name != "site"]
     try:
@@ -101,7 +101,7 @@ def make_component(
         taken = signature.bind_partial(*passed).arguments
         optional = [name for name in taken if signature.parameters[name].default is not inspect.Parameter.empty]
         if wrong := [name for name in optional if name not in passed]:
-            raise TypeError(f"{wrong[0]}, an option, stands in their way")
+            raise TypeError(f"the option {wrong[0]} comes before them")
     except (TypeError, ValueError) as error:  # ValueError: a function written in C without a signature
         wanted = f"({', '.join(passed)}, **options)" if passed else "options only"
         raise UserError(f"{where}: cannot be called with {wanted}: {error}") from error
@@ -132,7 +132,7 @@ def load_object(name: str, registry: Mapping[str, str], kind: str, origin: str =
         origin: where the name was written ("run.yaml:7"), for messages; "" if unknown.
 
     Raises:
-        UserError: if the name is unknown, the file, module or attribute is missing, or the user's code raises an error.
+        UserError: the name is unknown, the file, module or attribute is missing, or the user's code raises an error.
 
     >>> load_object("root", {"root": "math:sqrt"}, "function")(9.0)
     3.0
@@ -146,11 +146,13 @@ def load_object(name: str, registry: Mapping[str, str], kind: str, origin: str =
         advice = f"{suggest_name(name, registry)}; or path/to/file.py:Name, or package.module:Name"
         raise UserError(f"{prefix}unknown {kind} '{shorten(name)}'; {advice}")
     if _registered_only.get() and is_external_code(name, registry):
-        raise UserError(f"{prefix}{kind} '{name}' is code that is not fedmpi's own, and this run is not trusted")
+        raise UserError(
+            f"{prefix}{kind} '{name}' is not fedmpi's own code and is not imported, since this run is not trusted"
+        )
     from fedmpi.common import seeds  # imports torch, as the user's module does, too
 
     try:
-        with seeds.temporary_seed(0, "import"):  # a fixed seed, as all runs of this process share the module
+        with seeds.temporary_seed(0, "import"):  # a fixed seed, because all runs of this process share the module
             module = _import_file(Path(place)) if is_file_reference(name) else importlib.import_module(place)
     except (Exception, SystemExit) as error:  # the user's module may raise anything while it is imported
         text = str(error) if isinstance(error, UserError) else _describe_import_error(error, place)
@@ -167,10 +169,10 @@ def load_object(name: str, registry: Mapping[str, str], kind: str, origin: str =
 def _import_file(path: Path) -> ModuleType:
     """Import a Python file under a module name that depends on its path and content.
 
-    Two objects of one file therefore share their module, and an edited file is imported again.
+    Objects of the same file therefore share a module, and an edited file is imported again.
     """
     if not path.is_file():
-        raise UserError(f"there is no such file: {path.absolute()}")
+        raise UserError(f"file not found: {path.absolute()}")
     text = path.read_bytes()
     unique = f"fedmpi_plugin_{path.stem}_{hashlib.sha256(bytes(path.resolve()) + text).hexdigest()[:16]}"
     if unique in sys.modules:
@@ -190,9 +192,9 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _describe_import_error(error: BaseException, place: str) -> str:
-    """Return `file.py:12: NameError: ...` with the innermost line of the user's code, or of any code if it has none."""
+    """Describe an error as `file.py:12: NameError: ...`, with the innermost line of the user's code if there is one."""
     if isinstance(error, ModuleNotFoundError) and error.name and f"{place}.".startswith(f"{error.name}."):
-        return f"no module named '{error.name}'; is it installed, or on PYTHONPATH?"
+        return f"no module named '{error.name}'; install it, or add its folder to PYTHONPATH"
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]

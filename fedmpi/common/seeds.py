@@ -1,14 +1,14 @@
-"""Create all random number generators of a run, each from the experiment's seed and its purpose.
+"""Create all random number generators of a run, each from the experiment's seed and the purpose of the numbers.
 
-The numbers of a generator depend on its purpose and never on earlier draws, so that they stay the same if a run is
-resumed, or if the number of ranks or the order of clients changes:
+The numbers depend on the purpose and never on earlier draws, so that they stay the same if a run is resumed, or if the
+number of ranks or the order of clients changes:
 
     seeds.torch_generator(0, "batches", round_, client)
 
 All generators are on the CPU; a run on a GPU copies the drawn numbers to the GPU.
 
-A user's code may draw from the global generators of torch, numpy and random instead. They are seeded for one purpose
-while that code runs, and their states are restored afterwards.
+A user's code may use the global generators of torch, numpy and random instead. They are seeded for one purpose while
+that code runs, and their states are restored afterwards.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def get_rng_state() -> RngState:
 
 
 def set_rng_state(at: RngState) -> None:
-    """Set the global random number generators to states that `get_rng_state` returned."""
+    """Set the states of the global random number generators to those that `get_rng_state` returned."""
     with _state_lock:
         torch.set_rng_state(at[0])
         if at[3]:  # empty if no GPU was in use at that time

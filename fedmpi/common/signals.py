@@ -26,7 +26,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal
 class StopRequest:
     """The request to stop this process, made by a signal or by a limit on the number of rounds.
 
-    Calling the object returns whether the process was asked to stop.
+    Calling the object returns whether a stop was requested.
 
     Attributes:
         signal: number of the first signal; 0 if none was received.
@@ -45,9 +45,9 @@ class StopRequest:
         return self.rounds_done or self.signal != 0
 
     def install_handlers(self, *ignored: int) -> None:
-        """Install handlers for all SIGNALS except the given ones.
+        """Install handlers for all SIGNALS except those in `ignored`.
 
-        Outside the main thread, for instance in a notebook's worker, the call has no effect.
+        Outside the main thread, for example in a notebook's worker, this has no effect.
         """
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
@@ -77,8 +77,8 @@ class StopRequest:
         """Restore the handlers that the signals had before `install_handlers`.
 
         Args:
-            process_ends: whether the process ends now. If it was asked to stop, it then ignores further signals,
-                because a repeated signal would change the exit code.
+            process_ends: whether the process is about to end. If a stop was requested, further signals are then
+                ignored, because a repeated signal would change the exit code.
         """
         for number, handler in self._previous_handlers.items():
             ignore = process_ends and self.signal
@@ -98,7 +98,7 @@ class StopRequest:
 
 @dataclass
 class CommandProcess:
-    """The state of a process of `fedmpi run` from its start: the request to stop, and the launcher's process id."""
+    """What a `fedmpi run` process knows from its start: the stop request and the launcher's process id."""
 
     stop: StopRequest = field(default_factory=StopRequest)
-    parent_pid: int = field(default_factory=os.getppid)  # the launcher, which may have died before torch is imported
+    parent_pid: int = field(default_factory=os.getppid)  # the launcher, which may die before torch is imported

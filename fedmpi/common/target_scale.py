@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class TargetScale:
-    """Mean and standard deviation of training targets (n, ...): one pair for each of the numbers in a target."""
+    """Mean and standard deviation of training targets (n, ...), one pair for each component of a target."""
 
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
@@ -22,7 +22,7 @@ class TargetScale:
     def from_sums(cls, sums: Iterable[np.ndarray]) -> TargetScale:
         """Compute mean and standard deviation from the `target_sums` of one or more sites.
 
-        A standard deviation of 0 becomes 1.
+        A standard deviation of 0 is replaced by 1.
         """
         n, total, squares = np.sum(list(sums), axis=0).reshape(3, -1)
         mean = total / np.maximum(n, 1)
@@ -31,28 +31,28 @@ class TargetScale:
         return cls(tuple(mean.tolist()), tuple(np.sqrt(np.where(varies, variance, 1.0)).tolist()))
 
     @classmethod
-    def from_dict(cls, facts: Mapping[str, Any]) -> TargetScale:
+    def from_dict(cls, values: Mapping[str, Any]) -> TargetScale:
         """Read the scale from the content of a file: {"mean": [...], "deviation": [...]}."""
-        return cls(tuple(map(float, facts["mean"])), tuple(map(float, facts["deviation"])))
+        return cls(tuple(map(float, values["mean"])), tuple(map(float, values["deviation"])))
 
     def stack_with_targets(self, y: Tensor) -> Tensor:
-        """Stack the targets y (n, ...) with the mean and the standard deviation of each number.   -> (n, 3, ...)"""
+        """Stack targets y (n, ...) with the mean and standard deviation of each component; return (n, 3, ...)."""
         shape = (1, *y.shape[1:])
         mean, deviation = (torch.tensor(each, dtype=y.dtype).view(shape) for each in (self.mean, self.deviation))
         return torch.stack([y, mean.expand_as(y), deviation.expand_as(y)], dim=1)
 
     def to_original_units(self, outputs: Tensor) -> Tensor:
-        """Convert standardised outputs (B, ...) to the unit of the targets."""
+        """Convert standardised outputs (B, ...) back to the unit of the targets."""
         shape = (1, *outputs.shape[1:])
         return outputs * outputs.new_tensor(self.deviation).view(shape) + outputs.new_tensor(self.mean).view(shape)
 
 
 def target_sums(y: Tensor, counted: Tensor) -> np.ndarray:
-    """Return the count, sum and sum of squares of each of the k numbers in the targets, over the counted samples.
+    """Return count, sum and sum of squares for each component of the targets, from which a scale is computed.
 
     Args:
-        y: targets (n, ...) of k numbers each.
-        counted: which of these numbers to include, boolean, of the shape of y.
+        y: targets (n, ...) with k components each.
+        counted: which entries to include, boolean, same shape as y.
 
     Returns:
         k counts, k sums and k sums of squares, (3 k,) float64.

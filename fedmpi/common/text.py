@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-MAX_INTEGER = 2**53  # largest allowed integer: a float, and many readers of JSON, cannot represent all larger ones
+MAX_INTEGER = (
+    2**53
+)  # largest allowed integer, since floats and many JSON readers cannot represent all larger ones exactly
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
@@ -26,17 +28,19 @@ def suggest_key(key: str, known: Iterable[str], homes: Iterable[str] = ()) -> st
     """Return advice on an unknown key of a config, for a message.
 
     Args:
-        homes: dotted keys of other sections whose last part is `key`; they are suggested first.
+        key: the unknown key.
+        known: the keys that are allowed there.
+        homes: dotted keys of other sections that end in `key`; if there are any, they are suggested.
     """
     if homes := list(homes):
         return f"did you mean {' or '.join(homes)}? allowed: {', '.join(sorted(known))}"
     if "." in key:
-        return f"in a file write the section, then the key within it; allowed: {', '.join(sorted(known))}"
+        return f"in a config file, write the section and the key inside it; allowed: {', '.join(sorted(known))}"
     return suggest_name(key, known)
 
 
 def sort_naturally(names: Iterable[str]) -> list[str]:
-    """Sort names of classes or sites, without duplicates, and with numbers (also inside names) ordered by value.
+    """Sort names of classes or sites without duplicates; numbers, also those inside names, are ordered by value.
 
     >>> sort_naturally(["10", "2", "grade 10", "grade 9", "-1", "2"])
     ['-1', '2', '10', 'grade 9', 'grade 10']
@@ -48,7 +52,7 @@ def _natural_key(name: str) -> tuple[Any, ...]:
     number = float(name) if _NUMBER.fullmatch(name.strip()) else math.nan
     if math.isfinite(number):
         return (0, number, name)
-    runs = re.split("([0-9]+)", name)  # words and numbers alternate; numbers are compared by length, then as text
+    runs = re.split("([0-9]+)", name)  # words and numbers alternate; numbers are compared by length, and then as text
     return (1, [(len(run.lstrip("0")) if run.isdigit() else 0, run) for run in runs], name)
 
 
@@ -57,7 +61,7 @@ _PERCENT = re.compile(r"accuracy|(^|_)(top\d+|exact)(_|$)")
 
 
 def format_metric(name: str, value: float, digits: int = 3) -> str:
-    """Format the value of a metric as its name requires.
+    """Format the value of a metric with a precision that depends on its name.
 
     Percentages and values from 10 to 10^6 have two decimals, metrics between 0 and 1 (such as AUROC) four, and all
     others `digits` significant digits.
@@ -108,7 +112,7 @@ def pluralize(number: int, thing: str) -> str:
 
 
 def list_things(names: Sequence[str], thing: str) -> str:
-    """Format the names of one or several things for a message.
+    """List the names of one or several things for a message.
 
     >>> list_things(["age"], "column"), list_things(["age", "id"], "column")
     ("column 'age'", "each of 2 columns ('age', 'id')")
@@ -118,20 +122,20 @@ def list_things(names: Sequence[str], thing: str) -> str:
 
 
 def shorten_repr(value: Any) -> str:
-    """Return the repr of a value for a message, shortened to a readable length."""
+    """Return the repr of a value, shortened to 60 characters, for a message."""
     return shorten(repr(value))
 
 
 def shorten(text: str, length: int = 60) -> str:
-    """Shorten a text to a number of characters, with "..." at its end if it was longer."""
+    """Shorten a text to at most `length` characters; a shortened text ends in "..."."""
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 def escape_unprintable(value: object) -> str:
-    """Replace characters that XML does not allow by escape sequences, before a text is written to a page or a figure.
+    r"""Replace characters that are not printable, which XML does not allow, by escape sequences.
 
-    >>> escape_unprintable("a\\x00b"), escape_unprintable(3)
-    ('a\\\\x00b', '3')
+    >>> escape_unprintable("a\x00b"), escape_unprintable(3)
+    ('a\\x00b', '3')
     """
     text = str(value)
     if text.isprintable():
@@ -140,7 +144,7 @@ def escape_unprintable(value: object) -> str:
 
 
 def format_metric_title(name: str) -> str:
-    """Return the name of a metric with spaces for underscores, and with its unit, as a title.
+    """Format the name of a metric as a title, with spaces and its unit.
 
     >>> format_metric_title("personal_accuracy"), format_metric_title("loss")
     ('personal accuracy (%)', 'loss')
@@ -149,6 +153,6 @@ def format_metric_title(name: str) -> str:
 
 
 def find_control_character(text: str) -> str:
-    """Return `the control character '...'` for the first one in a text except line feed and tab; "" if it has none."""
+    """Describe the first control character in a text, except line feed and tab, for a message; "" if it has none."""
     odd = _CONTROL.search(text)
     return f"the control character {odd[0]!r}" if odd else ""

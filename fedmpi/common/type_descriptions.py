@@ -1,4 +1,4 @@
-"""Describe types and values in the words of a config: Annotated[float, Field(ge=0, lt=1)] is `number >= 0, < 1`."""
+"""Describe types and values as in a config: Annotated[float, Field(ge=0, lt=1)] is `number >= 0, < 1`."""
 
 import inspect
 import json
@@ -10,15 +10,15 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from fedmpi.common.text import shorten_repr
+from fedmpi.common.text import pluralize, shorten_repr
 
-_PLAIN = {int: "whole number", float: "number", bool: "true, false", str: "text", Path: "path", NoneType: "null"}
+_PLAIN = {int: "whole number", float: "number", bool: "true or false", str: "text", Path: "path", NoneType: "null"}
 _PLAIN |= {Any: "any", dict: "mapping", list: "list", tuple: "list"}
 _SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
 
 def not_allowed(value: Any, hint: Any, metadata: Sequence[Any] = ()) -> str:
-    """Return the error message for a value that does not have the declared type.
+    """Format the error message for a value that does not have the declared type.
 
     >>> not_allowed("x", int | None), not_allowed(float("inf"), float)
     ("'x' is not allowed; must be: whole number; null", 'inf is not allowed; must be: number, finite')
@@ -56,14 +56,20 @@ def describe_type(hint: Any, metadata: Sequence[Any] = ()) -> str:
     else:
         description = _PLAIN.get(origin or hint) or str(getattr(hint, "__name__", hint))
     bounds = []
+    least = most = None
     # A pydantic Field has its bounds, such as Ge(0) and MinLen(1), in its own metadata.
     for part in (part for each in metadata for part in getattr(each, "metadata", [each])):
         limits = {sign: getattr(part, key, None) for key, sign in _SIGNS.items()}
         bounds += [f"{sign} {limit:,}" for sign, limit in limits.items() if limit is not None]
-        lengths = {"at least": getattr(part, "min_length", None), "at most": getattr(part, "max_length", None)}
-        bounds += [f"({word} {length} long)" for word, length in lengths.items() if length is not None]
-    if description == "text":  # nearly all texts must not be empty
-        bounds = [text for text in bounds if text != "(at least 1 long)"]
+        least, most = getattr(part, "min_length", None) or least, getattr(part, "max_length", None) or most
+    if description == "text" and least == 1:  # nearly all texts must not be empty
+        least = None
+    thing = "character" if description == "text" else "item"
+    if least is not None and least == most:
+        bounds += [f"(exactly {pluralize(least, thing)})"]
+    else:
+        bounds += [f"(at least {pluralize(least, thing)})"] if least is not None else []
+        bounds += [f"(at most {pluralize(most, thing)})"] if most is not None else []
     return description + (" " if bounds else "") + ", ".join(bounds)
 
 

@@ -1,4 +1,4 @@
-"""Report errors in hooks, models, tasks and other plug-ins with file and line of the user's code."""
+"""Report errors in hooks, models, tasks and other plug-ins with the file and line of the user's code."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ _INSTALLED = (
 
 OUT_OF_MEMORY = (
     "out of memory",
-    "lower train.batch_size or evaluate.batch_size, take a smaller model, or start fewer ranks on a host",
+    "lower train.batch_size or evaluate.batch_size, use a smaller model, or start fewer ranks per host",
 )
 # Words in a message of torch -> the meaning of the error, and its remedy.
 KNOWN_ERRORS = {
     ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED", "ALLOCATION_FAILED"): OUT_OF_MEMORY,
     ("CUDNN_STATUS_NOT_INITIALIZED", "CUBLAS_STATUS_NOT_INITIALIZED"): OUT_OF_MEMORY,  # the usual cause
     ("no kernel image is available", "driver version is insufficient", "driver on your system is too old"): (
-        "this PyTorch does not fit this GPU or its driver",
-        "install a wheel that does (https://pytorch.org/get-started/locally), or use compute.device=cpu",
+        "this PyTorch does not support this GPU or its driver",
+        "install a build of PyTorch that does (https://pytorch.org/get-started/locally), or use compute.device=cpu",
     ),
     ("device-side assert triggered",): (
-        "a value on the GPU is out of range, mostly a label or a symbol that the model has no output for",
-        "run it with compute.device=cpu, where the error names the operation",
+        "a value on the GPU is out of range, usually a label or token for which the model has no output",
+        "run with compute.device=cpu, where the error names the operation",
     ),
     ("does not have a deterministic implementation",): (
-        "compute.deterministic: true has no kernel for an operation",
-        "take another layer or loss, or set it to false",
+        "compute.deterministic: true is set, but an operation has no deterministic implementation",
+        "use another layer or loss, or set compute.deterministic: false",
     ),
     ("because it uses CuBLAS",): (
-        "compute.deterministic: cuBLAS was used in this process before it was asked for",
-        "set CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment before Python begins",
+        "compute.deterministic: true has no effect on cuBLAS, which was used earlier in this process",
+        "set CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment before Python starts",
     ),
     ("Expected more than 1 value per channel",): (
-        "a batch of one sample gives batch normalisation nothing to normalise over",
+        "batch normalisation cannot be applied to a batch of one sample",
         "set train.drop_last: true, or another train.batch_size",
     ),
 }
@@ -53,13 +53,13 @@ KNOWN_ERRORS = {
 
 @contextmanager
 def add_error_context(where: str, *passing: type[Exception]) -> Iterator[None]:
-    """Add the place in the run, and the line of the user's code, to errors that are raised within the block.
+    """Add the place in the run and the line of the user's code to errors that are raised within the block.
 
     Errors from a user's file and errors with a known fix become a UserError. All others are defects of fedmpi and
     become a RuntimeError.
 
     Args:
-        where: the place in the run ("round 3, client 4"), with which the new message begins.
+        where: the place in the run ("round 3, client 4"), with which the new message starts.
         passing: types of errors that are raised unchanged.
     """
     try:
@@ -82,7 +82,7 @@ def add_error_context(where: str, *passing: type[Exception]) -> Iterator[None]:
 
 
 def explain_known_error(error: BaseException) -> str | None:
-    """Return the meaning and remedy of an error of torch or Python, such as a lack of memory; None if unknown."""
+    """Explain a known error of torch or Python, such as a lack of memory, with its remedy; None if it is unknown."""
     text = (str(error).strip().splitlines() or [""])[0]
     known = OUT_OF_MEMORY if isinstance(error, MemoryError) else None
     if isinstance(error, RuntimeError) or text.startswith("Expected more than 1 value"):
@@ -116,7 +116,8 @@ def make_located_error(text: str, *candidates: Any) -> UserError:
     """Create a UserError that names the file and line of the user's code.
 
     Args:
-        candidates: functions, classes or objects, of which the first that is defined in a user's file is named.
+        text: the message.
+        candidates: functions, classes or objects; the first one that is defined in a user's file is named.
     """
     place = next((location for each in candidates if (location := describe_source_location(each))), "")
     return UserError(f"{text} ({place})" if place else text, has_source_line=True)
@@ -135,17 +136,17 @@ def describe_source_location(what: Any) -> str:
 
 
 def find_user_line(error: BaseException) -> str | None:
-    """Return the innermost line of a user's file in an error's traceback, `Bounded.loss at mine.py:12`, or None."""
+    """Find the innermost line of a user's file in a traceback: `Bounded.loss at mine.py:12`; None if there is none."""
     frames = [each for each in traceback.walk_tb(error.__traceback__) if is_users_file(each[0].f_code.co_filename)]
     if not frames:
         return None
     frame, line = frames[-1]
-    # The innermost method, if there is one, is more informative than a function that it calls.
+    # The innermost method, if there is one, says more than a function that it calls.
     method = next((each for each, _ in reversed(frames) if "self" in each.f_locals), None)
     name = f"{type(method.f_locals['self']).__name__}.{method.f_code.co_name}" if method else frame.f_code.co_name
     return f"{name} at {frame.f_code.co_filename}:{line}"
 
 
 def is_users_file(file: str) -> bool:
-    """Return whether a file belongs neither to fedmpi nor to Python or an installed package."""
+    """Return whether a file is the user's: not part of fedmpi, Python or an installed package."""
     return not file.startswith(("<", f"{PACKAGE}/", *(f"{path}/" for path in _INSTALLED if path)))

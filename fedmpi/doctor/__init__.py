@@ -1,4 +1,4 @@
-"""Reports on this machine and what a config would use on it (`fedmpi doctor`), and on a run's needs (`fedmpi plan`)."""
+"""Report on this machine and on what a config would use here (`fedmpi doctor`), and estimate a run (`fedmpi plan`)."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -7,9 +7,9 @@ OK, WARN, FAIL = " ", "?", "!"
 
 
 class ReportRow(NamedTuple):
-    """A line of the report: its name, its text and its mark.
+    """One line of the report.
 
-    FAIL marks a problem that keeps the config from running; WARN marks a possible problem, or a failed check.
+    The mark FAIL means that the config cannot run; WARN means a possible problem, or a check that failed.
     """
 
     name: str
@@ -18,5 +18,5 @@ class ReportRow(NamedTuple):
 
 
 def join_nonempty(parts: Iterable[str]) -> str:
-    """Join the parts that are not empty, separated by commas."""
+    """Join all parts that are not empty, separated by commas."""
     return ", ".join(part for part in parts if part)

@@ -1,4 +1,4 @@
-"""Report the ranks, device, back end and memory that a config would use here; this loads its data and plug-ins."""
+"""Report the ranks, device, back end and memory that a config would use on this machine; this loads its data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MIN_FREE_BYTES = 1 << 30  # warn if the disk of the run directory has less free 
 
 
 def check_config(path: str, *overrides: str) -> Iterator[ReportRow]:
-    """Yield the rows of the report about a config: resources that it would use, warnings, and errors.
+    """Yield the report's rows about a config: the resources that it would use, warnings and errors.
 
     Args:
         path: the config file.
@@ -56,26 +56,28 @@ def check_ranks(settings: configs.Settings, job: Job) -> ReportRow:
     if settings.data.silos:
         build_data.assign_sites_to_ranks(settings, job.size)
     if job.size == 1:
-        return ReportRow("ranks", "one process, which is server and all clients; mpirun, srun or torchrun start more")
+        return ReportRow(
+            "ranks", "one process, which is the server and all clients; start more ranks with mpirun, srun or torchrun"
+        )
     started = f"{job.size} ({job.launcher}), {job.local_size} of them on this host"
     wanted = settings.faults.on_lost_rank
     if wanted == "abort":
         return ReportRow("ranks", started)
     why = why_failure_ends_job(job, os.environ)
     if not why and settings.comm.backend in ("nccl", "mpi"):
-        why = f"{settings.comm.backend} cannot go on without a rank (comm.backend=gloo can)"
+        why = f"{settings.comm.backend} cannot continue after a rank failure (comm.backend=gloo can)"
     return ReportRow(
         "ranks", join_nonempty([started, f"faults.on_lost_rank: {wanted}, but {why}" * bool(why)]), WARN if why else OK
     )
 
 
 def check_device(settings: configs.Settings, job: Job) -> ReportRow:
-    """Report the device that a rank of this host would train on."""
+    """Report the device on which a rank of this host would train."""
     import torch
 
     from fedmpi.runtime.device import choose_device
 
-    # Report the device of a rank of this host that trains, since rank 0, the server, may use another device.
+    # Report the device of a rank that trains, since rank 0, the server, may use another device.
     trainer = job if job.local_size == 1 or job.rank else replace(job, rank=1, local_rank=1)
     picked = choose_device(settings, trainer)
     return ReportRow("device", f"{picked}, {torch.cuda.get_device_name(picked)}" if picked.type == "cuda" else "cpu")
@@ -88,12 +90,15 @@ def check_backend(settings: configs.Settings, job: Job) -> ReportRow:
 
         mpi.import_mpi(job.launcher)
     if job.size == 1:
-        auto = "nccl under a launcher if each rank has a GPU of its own, else gloo"
-        asked = settings.comm.backend
-        return ReportRow("backend", f"none in one process; {auto if asked == 'auto' else asked}")
+        auto = "nccl for several ranks if each has its own GPU, otherwise gloo"
+        requested = settings.comm.backend
+        return ReportRow(
+            "backend",
+            f"not needed for one process; {auto if requested == 'auto' else f'{requested} for several ranks'}",
+        )
     interface = settings.comm.interface
     by = f"over {', '.join(network.choose_interface(interface))}" if interface is not None else ""
-    others = f"if other hosts are like this one ({job.host})" * (job.local_size < job.size)
+    others = f"if the other hosts are like this one ({job.host})" * (job.local_size < job.size)
     return ReportRow("backend", join_nonempty([_chosen_backend(settings, job), by, others]))
 
 
@@ -115,7 +120,7 @@ def _chosen_backend(settings: configs.Settings, job: Job) -> str:
 
 
 def check_memory(settings: configs.Settings, job: Job) -> ReportRow:
-    """Build data, model and method as `fedmpi validate` does, and report the memory that they need."""
+    """Build data, model and method, as `fedmpi validate` does, and report the memory that they need."""
     from fedmpi.runtime.validate import validate_settings
 
     one_thread = settings.compute.model_copy(update={"threads": 1})  # too many threads are reported in another row
@@ -124,10 +129,10 @@ def check_memory(settings: configs.Settings, job: Job) -> ReportRow:
 
 
 def check_output(settings: configs.Settings, job: Job) -> ReportRow:
-    """Report the path of the run directory and the free space there, after a check of the required resources."""
+    """Check the required resources, and report the path of the run directory and the free space there."""
     resources.check_resources(settings, writes=job.rank == 0)
     place = settings.output.absolute() / settings.name
     free = shutil.disk_usage(next(path for path in place.parents if path.is_dir())).free
-    number = "; it is there already: the run gets a number behind its name" if place.exists() else ""
-    little = "; little for checkpoints: make room, or choose another output" if free < MIN_FREE_BYTES else ""
+    number = "; it exists already, so a number will be appended to the run's name" if place.exists() else ""
+    little = "; this is little for checkpoints: free disk space, or set another output" if free < MIN_FREE_BYTES else ""
     return ReportRow("output", f"{place}, {format_bytes(free)} free{number}{little}", WARN if little else OK)

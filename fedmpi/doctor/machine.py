@@ -1,6 +1,6 @@
 """Report on this machine: Python and its packages, GPUs, launchers and MPI, memory, disks, host name and network.
 
-Other programs are run with a time limit. MPI is tested in a child process, since it may end the process.
+Other programs are run with a time limit. MPI is tested in a child process, because it may kill its process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PACKAGES = ("numpy", "scipy", "scikit-learn", "matplotlib", "safetensors", "pyda
 BF16_UNITS = 8  # major compute capability from which NVIDIA's GPUs have bf16 units
 MIN_FREE_BYTES = 100 << 20  # warn if there is less free space
 LAUNCHER_TIMEOUT_S, MPI_TIMEOUT_S = 5.0, 30.0  # time limits of the programs
-# Prefixes of variables that a launcher sets for one rank; programs that start MPI themselves must not inherit them.
+# Prefixes of variables that a launcher sets for a rank; programs that initialise MPI themselves must not inherit them.
 RANK_VARIABLE_PREFIXES = ("OMPI_COMM_WORLD_", "OMPI_MCA_mpi_ft", "PMIX_", "PMI_", "PRTE_", "MPI_LOCAL")
 
 
@@ -61,7 +61,11 @@ def check_torch() -> Iterator[ReportRow]:
     yield ReportRow("nccl", ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else "not in this torch")
     if not torch.cuda.is_available():
         has_driver = os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/kfd")
-        why = "; a driver is there: this torch cannot use it, or none is given to this job" if has_driver else ""
+        why = (
+            "; a driver is installed, but this torch cannot use it, or no GPU is assigned to this job"
+            if has_driver
+            else ""
+        )
         yield ReportRow("gpu", f"none that torch can use{why}", WARN if has_driver else OK)
     for number in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(number)
@@ -71,7 +75,7 @@ def check_torch() -> Iterator[ReportRow]:
 
 # ---- ranks ----
 def check_job() -> Iterator[ReportRow]:
-    """Report the launcher and the ranks of this process's job, and how the ranks would find each other."""
+    """Report the launcher and number of ranks of this process's job, and how the ranks would find each other."""
     env = os.environ
     try:
         job = detect(env)
@@ -82,7 +86,7 @@ def check_job() -> Iterator[ReportRow]:
         yield ReportRow("started", f"one process ({job.launcher})")
         return
     text = f"{job.size} ranks by {job.launcher}, {job.local_size} on this host"
-    yield ReportRow("started", f"{text}; {why_failure_ends_job(job, env) or 'the others outlive a lost rank'}")
+    yield ReportRow("started", f"{text}; {why_failure_ends_job(job, env) or 'the other ranks survive a rank failure'}")
     by = f"MASTER_ADDR={env.get('MASTER_ADDR', '')}, MASTER_PORT={env.get('MASTER_PORT', '')}"
     if job.launcher == "mpi":
         by = "MPI: rank 0 broadcasts its addresses"
@@ -106,12 +110,14 @@ def check_launchers() -> Iterator[ReportRow]:
     version = re.search(r"\d+\.\d+(\.\d+)?", mpirun.text)
     if mpi and version and (("Open MPI" in mpi) != ("Open MPI" in mpirun.text) or version[0] not in mpi):
         advice = "set MPI4PY_LIBMPI to its libmpi.so, or put the mpirun of that MPI first on PATH"
-        yield ReportRow("mpirun", f"is not of the MPI that mpi4py loads, and each rank would be alone: {advice}", WARN)
+        yield ReportRow(
+            "mpirun", f"does not belong to the MPI that mpi4py loads, so that each rank would run alone: {advice}", WARN
+        )
     yield check_launcher("srun")
     path = shutil.which("torchrun")
     is_own = path is not None and Path(path).resolve().parent == Path(sys.executable).parent.resolve()
-    other = f"of another Python ({path}); its ranks may have other packages: use this one's"
-    text = f"of this Python ({path})" if is_own else other if path else "not on PATH"
+    other = f"belongs to another Python ({path}), whose packages may differ: use the torchrun of this Python"
+    text = f"belongs to this Python ({path})" if is_own else other if path else "not on PATH"
     yield ReportRow("torchrun", text, OK if is_own or path is None else WARN)
 
 
@@ -128,8 +134,8 @@ def check_launcher(name: str) -> ReportRow:
 def run_program(words: Sequence[str], limit_s: float, env: Mapping[str, str] | None = None) -> tuple[str, str]:
     """Run a program with a time limit.
 
-    The program is run by coreutils' `timeout`, which also ends the program's children, even after this process was
-    interrupted. The output is written to a file, since a grandchild might keep a pipe open.
+    The program is run by coreutils' `timeout`, which also ends the program's children, even if this process is
+    interrupted. The output is written to a file, because a grandchild could keep a pipe open.
 
     Args:
         words: the program and its arguments.
@@ -137,7 +143,7 @@ def run_program(words: Sequence[str], limit_s: float, env: Mapping[str, str] | N
         env: environment variables (default: the variables of this process).
 
     Returns:
-        The output, errors included; a description of the problem, "" if the exit code is 0.
+        The output with error messages; a description of the problem, "" if the exit code is 0.
     """
     with tempfile.TemporaryFile() as out:
         command = ["timeout", "--signal=KILL", f"{limit_s:g}", *words]
@@ -145,9 +151,9 @@ def run_program(words: Sequence[str], limit_s: float, env: Mapping[str, str] | N
         out.seek(0)
         text = out.read(1 << 20).decode(errors="replace")
     if code in (-9, 137):
-        return text, f"gave no answer within {limit_s:g} s"
+        return text, f"did not answer within {limit_s:g} s"
     last = (text.strip().splitlines() or [""])[-1][:200]
-    return text, f"ends with exit code {code}{f': {last}' * bool(last)}" if code else ""
+    return text, f"failed with exit code {code}{f': {last}' * bool(last)}" if code else ""
 
 
 # ---- the machine ----
@@ -166,7 +172,7 @@ def check_disks() -> Iterator[ReportRow]:
         if os.path.isdir(place):
             free = shutil.disk_usage(place).free
             is_little = free < MIN_FREE_BYTES
-            advice = "; little: make room, or name another folder in TMPDIR" if is_little else ""
+            advice = "; this is little: free disk space, or set TMPDIR to another folder" if is_little else ""
             yield ReportRow(name, f"{place}, {format_bytes(free)} free{advice}", WARN if is_little else OK)
 
 
@@ -174,10 +180,14 @@ def check_network() -> Iterator[ReportRow]:
     """Report the host's name, the address to which it resolves, the network interfaces, and the Slurm job."""
     host, env = socket.gethostname(), os.environ
     address = network.resolve_host(host)
-    yield ReportRow("host", f"{host}, {f'resolves to {address}' if address else 'which does not resolve'}")
+    yield ReportRow(
+        "host", f"{host}, {f'resolves to {address}' if address else 'which does not resolve to an address'}"
+    )
     has_others = env.get("SLURM_JOB_NUM_NODES", "1") not in ("", "1")
     if has_others and (network.is_loopback(address) or not network.is_local_address(address)):
-        yield ReportRow("host", "other hosts cannot use this name: export MASTER_ADDR, or set comm.interface", WARN)
+        yield ReportRow(
+            "host", "other hosts cannot connect to this name: set the variable MASTER_ADDR, or comm.interface", WARN
+        )
     yield ReportRow("interfaces", network.describe_interfaces())
     if "SLURM_JOB_ID" in env:
         sizes = ((env.get("SLURM_NTASKS", ""), "task"), (env.get("SLURM_JOB_NUM_NODES", ""), "node"))

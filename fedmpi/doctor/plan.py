@@ -1,12 +1,14 @@
-"""Estimate the memory and the traffic that a run would need, from the shapes of its tensors (`fedmpi plan`).
+"""Estimate the memory and the traffic of a run from the shapes of its tensors (`fedmpi plan`).
 
-Data and model are built as in a run; nothing is trained. Parts of the memory of rank 0 and of a rank that trains:
+Data and model are built as in a run; nothing is trained. The memory of a rank has these parts:
+
     process      the peak memory of this process: Python, torch, data and model
     model        weights, gradients, velocities, copies, broadcast message, server state and optimiser
-    rows         rows of uploads that rank 0, or a rank that trains, stores at the same time
-    state        client state, on the rank that stores most
+    rows         uploads that the rank stores at the same time
+    state        client state, on the rank that stores the most
     step         activations that a forward pass stores for the backward pass, times two for their gradients
-With a GPU all parts but the process are in GPU memory, which has a sum of its own and also contains the data.
+
+With a GPU, all parts except the process are in GPU memory, which also contains the data and has a separate sum.
 """
 
 from __future__ import annotations
@@ -32,11 +34,11 @@ Parts = dict[str, int]  # name -> bytes
 
 
 def estimate_run(settings: Settings, ranks: int) -> Estimate:
-    """Return the memory and bytes that a run on `ranks` ranks would need, as values for JSON.
+    """Estimate the memory and traffic in bytes of a run on `ranks` ranks, as values for JSON.
 
     Raises:
-        UserError: the config is invalid, as for `fedmpi validate`; or rank 0's part of a round does not fit into the
-            memory of this machine.
+        UserError: `fedmpi validate` would reject the config, or this machine has too little memory for rank 0's part of
+            a round.
     """
     try:
         device = choose_device(settings, detect({}))
@@ -61,10 +63,11 @@ def estimate_run(settings: Settings, ranks: int) -> Estimate:
 
 
 def _estimate_memory(experiment: build.Experiment, ranks: int) -> dict[str, dict[str, Parts]]:
-    """Return the bytes of each part of the memory for rank 0 and for a rank that trains.
+    """Return the memory needed by rank 0 and by a rank that trains, in bytes, part by part.
 
     Returns:
-        {"memory": of the host, "gpu_memory": if there is a GPU}: {rank: {part: bytes}}; the part "all" is the sum.
+        {kind: {rank: {part: bytes}}}. The kind is "memory" (of the host) and, if there is a GPU, also "gpu_memory"; the
+        part "all" is the sum.
     """
     s, on_gpu = experiment.settings, experiment.model.w.is_cuda
     gathers_on_gpu = on_gpu and (ranks == 1 or s.comm.backend in ("auto", "nccl"))
@@ -98,13 +101,13 @@ def _estimate_memory(experiment: build.Experiment, ranks: int) -> dict[str, dict
 
 
 def _read_peak_bytes() -> int:
-    """Return the peak memory of this process so far in bytes: libraries, data and their loading, model."""
+    """Return the peak memory of this process so far, in bytes."""
     peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     return 1024 * int(peak[1]) if peak else 0
 
 
 def _estimate_traffic(experiment: build.Experiment, ranks: int) -> Estimate:
-    """Return rank 0's traffic in bytes, without client state that moves between ranks.
+    """Return rank 0's traffic in bytes, excluding client state that moves between ranks.
 
     Returns:
         "way": how uploads are gathered; "round" and "run": bytes of the largest round and of the whole run, each with
@@ -130,18 +133,20 @@ def _estimate_traffic(experiment: build.Experiment, ranks: int) -> Estimate:
 def format_estimate(facts: Estimate) -> list[str]:
     """Return the lines that `fedmpi plan` prints."""
     rows = [("plan", f"{facts['config']} with {pluralize(facts['ranks'], 'rank')}, {facts['device']}")]
-    for label, key, beside in (("memory", "memory", ""), ("gpu", "gpu_memory", ", and some hundred MiB of CUDA's own")):
+    for label, key, beside in (
+        ("memory", "memory", ""),
+        ("gpu", "gpu_memory", ", plus several hundred MiB for CUDA itself"),
+    ):
         for who, parts in facts.get(key, {}).items():
             sizes = [
                 f"{name} {format_bytes(size)}" for name, size in parts.items() if name != "all" and size >= 1 << 10
             ]
             rows += [(label, f"{who}: about {format_bytes(parts['all'])}{beside}"), ("", ", ".join(sizes))]
     if facts["cuda"] and facts["device"] == "cpu":
-        rows += [("", "counted on a CPU: ask on a node with a GPU for the memory of each")]
+        rows += [("", "estimated on a CPU; run this on a node with a GPU to estimate GPU memory separately")]
     largest, run = facts["bytes"]["round"], facts["bytes"]["run"]
-    rows += [
-        ("bytes", f"{_format_traffic(largest)} a round (rank 0's connection; uploads travel {facts['bytes']['way']})")
-    ]
+    traffic = f"{_format_traffic(largest)} per round on rank 0's connection"
+    rows += [("bytes", f"{traffic} (uploads are gathered {facts['bytes']['way']})")]
     rows += [("", f"{_format_traffic(run)} in {pluralize(facts['rounds'], 'round')}")]
     return [f"{name:<8}  {text}" for name, text in rows]
 

@@ -1,4 +1,4 @@
-"""The report of `fedmpi doctor`: software, launchers and MPI, the machine, and what a config would use there."""
+"""Print the report of `fedmpi doctor`: software, launchers and MPI, the machine, and what a config would use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedmpi.comm.launchers import detect
 from fedmpi.common.errors import UserError
 from fedmpi.doctor import FAIL, OK, WARN, ReportRow, config_checks, machine
 
-LEGEND = f"{FAIL} keeps the config from running   {WARN} may do harm, or could not be found out"
+LEGEND = f"{FAIL} the config cannot run   {WARN} a possible problem, or a check that failed"
 NAME_WIDTH = 14
 Check = Callable[[], Iterable[ReportRow]]
 
@@ -48,19 +48,19 @@ def print_report(show: Callable[[str], None], config: Path | None = None, overri
 
 
 def _run_check(check: Check, title: str) -> Iterator[ReportRow]:
-    """Yield the rows of a check; if the check raises an error, yield a row with that error at the end."""
+    """Yield the rows of a check; if it raises an error, yield a row about the error at the end."""
     try:
         yield from check()
     except Exception as error:
         name = "config" if title == "config" else getattr(check, "__name__", title).removeprefix("check_")
         reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        yield ReportRow(name, f"could not be found out: {reason}", FAIL if title == "config" else WARN)
+        yield ReportRow(name, f"check failed: {reason}", FAIL if title == "config" else WARN)
 
 
 def format_row(row: ReportRow) -> str:
-    """Format a row as mark, name and text, and indent further lines of the text.
+    """Format a row as mark, name and text; further lines of the text are indented.
 
-    Control characters and the path of the home directory are replaced, since users may publish the report in an issue.
+    Control characters and the path of the home directory are replaced, because users may publish the report.
     """
     text, home = row.text.strip(), os.path.expanduser("~")
     if len(home) > 1:

@@ -52,7 +52,7 @@ def test_a_report_with_everything_wrong(tmp_path):
     assert "hunter2" not in done.stdout
     marked = [row.split()[1] for row in done.stdout.splitlines() if row.startswith("! ")]
     assert marked == ["output", "device", "memory", "keeps"]
-    assert "\n? mpirun         gave no answer within 5 s\n" in done.stdout
+    assert "\n? mpirun         did not answer within 5 s\n" in done.stdout
     assert [row for row in done.stdout.splitlines() if row[0] not in " !?"] == [
         "software",
         "ranks",

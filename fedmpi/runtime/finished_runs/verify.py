@@ -192,7 +192,7 @@ def _read_rows(path: Path, findings: Findings) -> list[dict[str, Any]]:
     """Return the rows of a .jsonl file; report lines that cannot be read as altered."""
     lines = read_jsonl(path, need_round=True)
     for number in lines.damaged_lines:
-        findings.add_altered(f"{path.name}:{number}: is no row of a run")
+        findings.add_altered(f"{path.name}:{number}: is not a valid row")
     if lines.is_truncated:
         findings.add_altered(f"{path.name}: its last line is cut")
     return lines.rows

@@ -179,7 +179,7 @@ def test_show_explains_a_key(monkeypatch, capsys):
     assert main(monkeypatch, "show", "init") == 0
     assert capsys.readouterr().out == (
         "init: initial weights from a file\n"
-        "  init.strict  true, false (default false): require that file and model have the same tensors\n"
+        "  init.strict  true or false (default false): require that file and model have the same tensors\n"
         "  init.from    path; null (default null): a run directory, or a safetensors file with state_dict names; "
         "null: random initial weights\n"
     )

@@ -38,9 +38,9 @@ def program(path, text):
         ("echo 'mpirun (Open MPI) 5.0.7'; echo; echo Report bugs to", OK, "mpirun (Open MPI) 5.0.7 ("),
         ("printf 'HYDRA build details:\\n  Version:   4.2.0\\n'", OK, "Version:   4.2.0 ("),
         ("echo hello", OK, "unknown version ("),
-        ("echo no PMIx >&2; exit 1", WARN, "ends with exit code 1: no PMIx"),
-        ("kill -SEGV $$", WARN, "ends with exit code "),
-        ("trap '' TERM INT; while :; do sleep 987.25; done", WARN, "gave no answer within 0.5 s"),
+        ("echo no PMIx >&2; exit 1", WARN, "failed with exit code 1: no PMIx"),
+        ("kill -SEGV $$", WARN, "failed with exit code "),
+        ("trap '' TERM INT; while :; do sleep 987.25; done", WARN, "did not answer within 0.5 s"),
         (None, OK, "not on PATH"),
     ],
 )
@@ -62,8 +62,8 @@ def test_a_launcher_that_cannot_be_started_and_a_torchrun_of_another_python(tmp_
     program(tmp_path / "torchrun", "exit 0")
     *_, srun, torchrun = machine.check_launchers()
     assert (srun.mark, torchrun.mark) == (WARN, WARN)
-    assert "ends with exit code 127" in srun.text
-    assert "of another Python" in torchrun.text
+    assert "failed with exit code 127" in srun.text
+    assert "belongs to another Python" in torchrun.text
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_launcher_that_cannot_be_started_and_a_torchrun_of_another_python(tmp_
     ],
 )
 def test_an_mpirun_of_another_mpi_is_told(monkeypatch, library, mpirun, differs):
-    monkeypatch.setattr(machine, "run_program", lambda *_: (library, "" if library else "ends with exit code 1"))
+    monkeypatch.setattr(machine, "run_program", lambda *_: (library, "" if library else "failed with exit code 1"))
     monkeypatch.setattr(machine, "check_launcher", lambda name: ReportRow(name, f"{mpirun} (/bin/mpirun)"))
     rows = [row for row in machine.check_launchers() if row.name.startswith("mpi")]
     assert [row.mark for row in rows if row.name == "mpi"] == [OK if library else WARN]
@@ -90,7 +90,7 @@ def test_a_check_that_raises_is_one_line_and_keeps_what_it_said_before():
         raise ValueError("odd\nsecond line")
 
     rows = [*report_rows._run_check(wrong, "machine")]
-    assert rows == [ReportRow("fine", "yes"), ReportRow("wrong", "could not be found out: ValueError: odd", WARN)]
+    assert rows == [ReportRow("fine", "yes"), ReportRow("wrong", "check failed: ValueError: odd", WARN)]
     assert [*report_rows._run_check(wrong, "config")][1].mark == FAIL
 
 
@@ -123,7 +123,7 @@ def test_a_host_name_that_leads_to_loopback_matters_between_hosts_only(monkeypat
     first, second, _ = machine.check_network()
     assert "resolves to 127.0.1.1" in first.text
     assert second.mark == WARN
-    assert "export MASTER_ADDR, or set comm.interface" in second.text
+    assert "set the variable MASTER_ADDR, or comm.interface" in second.text
 
 
 def test_how_a_rank_would_join_is_told(monkeypatch):

@@ -55,7 +55,7 @@ ROOT, SHAPE, LABELS = ("root", "site"), ("input_shape", "classes"), ("labels", "
     [
         (Prox, (), {"mu": "0.1"}, "method.mu: '0.1' is not allowed; must be: number"),
         (Prox, (), {"mu": True}, "method.mu: True is not allowed; must be: number"),
-        (Prox, (), {"mu": None}, "method.mu: None is not allowed; must be: number >= 0, or left out for its default"),
+        (Prox, (), {"mu": None}, "method.mu: None is not allowed; must be: number >= 0, or omitted for the default"),
         (Prox, (), {"mu": -1}, "method.mu: -1 is not allowed; must be: number >= 0"),
         (Prox, (), {"mu": float("inf")}, "method.mu: inf is not allowed; must be: number"),
         (Prox, (), {"plain": float("nan")}, "method.plain: nan is not allowed; must be: number"),
@@ -69,7 +69,7 @@ ROOT, SHAPE, LABELS = ("root", "site"), ("input_shape", "classes"), ("labels", "
         (Prox, (), {"paper": "x"}, "method.paper: unknown key"),
         (source, ROOT, {"size": 0}, "method.size: 0 is not allowed; must be: whole number > 0"),
         (source, ROOT, {"site": "x"}, "method.site: unknown key; did you mean 'size'? allowed: noise, size"),
-        (deal, LABELS, {"beta": 1.0}, "method.alpha: missing; it must be given for deal"),
+        (deal, LABELS, {"beta": 1.0}, "method.alpha: missing; deal requires it"),
         (deal, LABELS, {"alpha": 1, "gamma": 2}, "method.gamma: unknown key; allowed: alpha, beta"),
         (Net, SHAPE, {"width": 5.5}, "method.width: 5.5 is not allowed; must be: whole number"),
         (bare, ROOT, {"width": 1}, "method.width: unknown key; bare has no options; allowed: none"),

@@ -42,9 +42,9 @@ def test_names_of_one_file_share_its_module_and_an_edit_is_read(tmp_path):
     [
         ("rot", "unknown function 'rot'; did you mean 'root'? allowed: power, root;"),
         ("zzzzzz", "unknown function 'zzzzzz'; allowed"),
-        ("FOLDER/none.py:f", "there is no such file: FOLDER/none.py"),
+        ("FOLDER/none.py:f", "file not found: FOLDER/none.py"),
         ("FOLDER/mine.py:cub", "has no 'cub'; did you mean 'cube'? it defines: Quad, cube"),
-        ("nosuchpackage.sub:f", "no module named 'nosuchpackage'; is it installed, or on PYTHONPATH?"),
+        ("nosuchpackage.sub:f", "no module named 'nosuchpackage'; install it, or add its folder to PYTHONPATH"),
         ("math:sqroot", "'math' has no 'sqroot'"),
     ],
 )
@@ -83,7 +83,7 @@ def test_an_option_does_not_stand_where_something_else_is_passed(tmp_path):
     """It would be taken for an option, and be given the server's view."""
     file = tmp_path / "rule.py"
     file.write_text("def wrong(up, factor: float = 0.5): ...\ndef right(updates, server, factor: float = 0.5): ...\n")
-    with pytest.raises(UserError, match=r"cannot be called with \(up, s, .*\): factor, an option"):
+    with pytest.raises(UserError, match=r"cannot be called with \(up, s, .*\): the option factor comes before them"):
         registry.make_component(RULE, registry.Selection(f"{file}:wrong"))
     assert registry.make_component(RULE, registry.Selection(f"{file}:right", {"factor": 2.0})).keywords == {
         "factor": 2.0
@@ -100,7 +100,10 @@ def test_a_plugin_imports_from_its_own_directory(tmp_path):
     assert registry.load_object(f"{tmp_path}/a/mine.py:f", {}, "function")() == "a"
     assert ([*sys.path], [*sys.meta_path]) == before
     text = message(f"{tmp_path}/b/mine.py:f")
-    assert f"import beside_of_test means {tmp_path}/b/beside_of_test.py here, but another plug-in has imported" in text
+    assert (
+        f"import beside_of_test refers to {tmp_path}/b/beside_of_test.py here, but another plug-in has already imported"
+        in text
+    )
 
 
 def test_what_a_module_draws_while_it_is_imported_is_always_the_same(tmp_path):

@@ -28,17 +28,29 @@ Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
 @pytest.mark.parametrize(
     ("said", "sentence", "advice"),
     [
-        (NO_DETERMINISTIC_KERNEL, "compute.deterministic: ", "take another layer or loss, or set it to false"),
+        (
+            NO_DETERMINISTIC_KERNEL,
+            "compute.deterministic: ",
+            "use another layer or loss, or set compute.deterministic: false",
+        ),
         (CUBLAS_TOO_EARLY, "compute.deterministic: ", "set CUBLAS_WORKSPACE_CONF"),
         ("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...", "out of memory", "train.batch_size"),
         ("CUDA error: out of memory", "out of memory", "train.batch_size"),
         ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "out of memory", "fewer ranks"),
         ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "out of memory", "fewer ranks"),
         ("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED", "out of memory", "fewer ranks"),
-        ("CUDA error: no kernel image is available for execution on the device", "does not fit", "compute.device=cpu"),
-        ("CUDA error: device-side assert triggered", "out of range, mostly a label", "compute.device=cpu"),
-        ("The NVIDIA driver on your system is too old (found version 12080).", "does not fit", "install a wheel"),
-        ("CUDA error: CUDA driver version is insufficient for CUDA runtime version", "does not fit", "install a wheel"),
+        (
+            "CUDA error: no kernel image is available for execution on the device",
+            "does not support",
+            "compute.device=cpu",
+        ),
+        ("CUDA error: device-side assert triggered", "out of range, usually a label", "compute.device=cpu"),
+        ("The NVIDIA driver on your system is too old (found version 12080).", "does not support", "install a build"),
+        (
+            "CUDA error: CUDA driver version is insufficient for CUDA runtime version",
+            "does not support",
+            "install a build",
+        ),
     ],
 )
 def test_errors_of_a_gpu_are_said_in_one_line_with_what_to_do(said, sentence, advice):

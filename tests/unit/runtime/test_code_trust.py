@@ -146,7 +146,7 @@ def test_trusted_code_is_run(tmp_path, plugin):
 
 def test_what_the_list_misses_is_not_run_either(plugin):
     """The second lock: while a run is not trusted, no name leads out of the registries."""
-    with registry.registered_code_only(), pytest.raises(UserError, match="is code that is not fedmpi's own"):
+    with registry.registered_code_only(), pytest.raises(UserError, match="is not fedmpi's own code"):
         registry.load_object(f"{plugin}:net", {}, "model")
     assert not (plugin.parent / "was_run").exists()
     with registry.registered_code_only():
@@ -216,8 +216,8 @@ def test_secrets_are_written_nowhere(tmp_path, plugin):
 
     again = fedmpi("run", tmp_path / "runs" / "mine" / "config.yaml")
     assert again.returncode == 2
-    assert "data.token: was left out of the run directory, for it may be a secret; give it: data.token=" in again.stderr
-    with pytest.raises(UserError, match=r"model\.api_key: was left out of the run directory"):
+    assert "data.token: is not stored in the run directory, since it may be a secret; set data.token=" in again.stderr
+    with pytest.raises(UserError, match=r"model\.api_key: is not stored in the run directory"):
         package.load(tmp_path / "runs" / "mine", trust=True)
     done = fedmpi("run", tmp_path / "runs/mine/config.yaml", words[0], "model.api_key=x", "output=" + str(tmp_path))
     assert done.returncode == 0, done.stderr

@@ -122,7 +122,7 @@ def test_each_round_is_told_and_the_run_is_as_without_them(made, tmp_path, monke
         ("loggers=[wandb]", r"loggers\.0: wandb needs a package: .*wandb.*; pip install 'fedmpi\[wandb\]'"),
         ("loggers=tensorboard", "loggers: 'tensorboard' is not allowed; must be: list of"),
         ("callbacks=[3]", r"callbacks\.0: 3 is not allowed; must be a name or {name: options}"),
-        ("callbacks=[none.py:A]", r"none\.py:A.*: there is no such file: .*none\.py"),
+        ("callbacks=[none.py:A]", r"none\.py:A.*: file not found: .*none\.py"),
         ("callbacks=[mine.py:Nothing]", "mine.py' has no 'Nothing'"),
         ("callbacks=[mine.py:Mute]", "Mute has no begin, round, end; a class with one of them is needed"),
         ("callbacks=[mine.py:Late]", "Late cannot be made: OSError: no such place"),

@@ -132,7 +132,7 @@ def facts(**more):
 def test_the_text():
     text = "\n".join(plan.format_estimate(facts()))
     assert "rank 0: about 1.2 GiB" in text
-    assert "2.0 KiB up, 1.0 KiB down a round" in text
+    assert "2.0 KiB up, 1.0 KiB down per round" in text
     assert "2.0 MiB up, 1000.0 KiB down in 1000 rounds" in text
     assert "with a GPU" in "\n".join(plan.format_estimate(facts(cuda=True)))
 

@@ -137,5 +137,5 @@ def test_a_missing_file_is_a_mistake_only_where_it_is_used(tmp_path):
     (tmp_path / "c.yaml").write_text(CONFIG.format("gone.py:net"))
     done = command("run", "c.yaml", cwd=tmp_path)
     assert "c.yaml:4: model '" in done.stderr
-    assert f"there is no such file: {tmp_path}/gone.py" in done.stderr
+    assert f"file not found: {tmp_path}/gone.py" in done.stderr
     assert config.load(tmp_path / "c.yaml", ["model={name: linear}"]).model.name == "linear"
