@@ -640,7 +640,7 @@ def test_sites_that_prepare_their_rows_alike_need_not_be_named(tmp_path):
 
 
 # ---- the file itself ----
-def test_the_preparation_is_sealed_and_a_damaged_one_is_named(study, tmp_path):
+def test_the_preprocessing_has_a_checksum_and_a_damaged_one_is_named(study, tmp_path):
     run = shutil.copytree(study.run, tmp_path / "run")
     assert "preprocessing.json" in json.loads((run / "checksums.json").read_text())["files"]
     file = write(tmp_path / "new.csv", study.header, study.test)
