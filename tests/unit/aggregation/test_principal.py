@@ -1,4 +1,4 @@
-"""FedLD's principal directions against the literal algorithm, closed forms and symmetries."""
+"""FedLD's principal directions, compared with the literal algorithm, closed forms and symmetries."""
 
 from itertools import pairwise
 
@@ -32,9 +32,11 @@ OF_CODE = {"share": "sum", "correction": "axis"}
 @pytest.mark.parametrize("reading", READINGS)
 @pytest.mark.parametrize("keep", [0.1, 0.5, 0.8, 1.0])
 @pytest.mark.parametrize(("m", "d"), [(1, 4), (2, 5), (5, 40), (12, 30), (8, 5), (6, 1)])
-def test_principal_mean_against_the_literal_steps(m, d, keep, reading):
-    """Updates of sizes over six orders of magnitude, with and without a common part. (8, 5) and (6, 1) have fewer
-    dimensions than clients: the rank decides."""
+def test_principal_mean_equals_the_literal_algorithm(m, d, keep, reading):
+    """Updates of sizes over six orders of magnitude, with and without a common part.
+
+    (8, 5) and (6, 1) have fewer dimensions than clients, so that the rank limits the number of directions.
+    """
     for seed, (scale, common) in enumerate([(1.0, 0.0), (1e-3, 0.0), (1e3, 0.0), (1.0, 3.0)]):
         G, p = scale * rows(m, d, seed, torch.float64) + common * rows(1, d, 9, torch.float64), weights(m, seed)
         expected = literal(G.numpy(), p.numpy(), keep, *reading)
@@ -43,9 +45,12 @@ def test_principal_mean_against_the_literal_steps(m, d, keep, reading):
 
 
 @pytest.mark.parametrize(("m", "keep", "kept"), [(1, 0.8, 1), (5, 0.8, 4), (12, 0.8, 9), (3, 0.1, 1), (50, 0.58, 29)])
-def test_how_many_directions_are_kept(m, keep, kept):
-    """floor(keep m), at least one; .58 * 50 is 28.999999999999996 in floating point and means 29. Orthogonal updates of
-    lengths 1..m are their own directions: of g_l only |g_l| omega_l sgn u_l p_l = p_l l omega_l remains."""
+def test_number_of_kept_directions(m, keep, kept):
+    """floor(keep m), at least one; 0.58 * 50, which is 28.999999999999996 in floating point, counts as 29.
+
+    Orthogonal updates of lengths 1..m are their own directions: of g_l only |g_l| omega_l sgn u_l p_l = p_l l omega_l
+    remains.
+    """
     G = torch.diag(torch.arange(1.0, m + 1, dtype=torch.float64))
     found = principal_mean(G, torch.full((m,), 1 / m, dtype=torch.float64), keep, **OF_CODE)
     lam = torch.arange(1.0, m + 1, dtype=torch.float64).square()
@@ -54,18 +59,23 @@ def test_how_many_directions_are_kept(m, keep, kept):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
-def test_orthogonal_updates_by_hand():
-    """lam = (2, .5), omega = (.8, .2); g_1' = .8 g_1, g_2' = .2 g_2. The authors' code divides by zero here. `text`:
-    each update has one projection, itself, and its length back: g_i' = g_i."""
+def test_orthogonal_updates_have_the_values_computed_by_hand():
+    """lam = (2, .5) and omega = (.8, .2) give g_1' = .8 g_1 and g_2' = .2 g_2; the authors' code divides by zero here.
+
+    `text`: each update has one projection, itself, which gets its length back, so g_i' = g_i.
+    """
     G, p = torch.tensor([[2.0, 0, 0], [0, 1, 0]], dtype=torch.float64), torch.tensor([0.5, 0.5])
     assert principal_mean(G, p, keep=1.0, **OF_CODE).tolist() == pytest.approx([0.8, 0.1, 0], abs=1e-12)
     assert principal_mean(G, p, keep=1.0).tolist() == pytest.approx([1, 0.5, 0], abs=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_projection_that_is_zero_up_to_rounding_adds_nothing(seed):
-    """Three updates in one space, two in another that is orthogonal to it, all turned at random: the first three are
-    orthogonal to the others' directions but for 1e-16, whose sign is chance and would be lent the whole length."""
+def test_projections_that_are_zero_up_to_rounding_add_nothing(seed):
+    """Three updates lie in one subspace, and two in an orthogonal one, in a random rotation.
+
+    The first three are orthogonal to the directions of the others up to 1e-16. The sign of this value is arbitrary, and
+    must not be scaled to the whole length of an update.
+    """
     G = torch.zeros(5, 8, dtype=torch.float64)
     G[:3, :3] = torch.tensor([[2.0, 0.3, 0.1], [1, 1, -0.4], [0.2, -1, 0.7]])
     G[3:, 3:5] = torch.tensor([[1.3, 0.2], [-0.5, 0.8]])
@@ -75,8 +85,8 @@ def test_a_projection_that_is_zero_up_to_rounding_adds_nothing(seed):
         torch.testing.assert_close(principal_mean(G @ Q, p, 1.0, *reading), expected, rtol=0, atol=1e-12)
 
 
-def test_one_client_and_identical_clients_give_their_update():
-    """One direction remains, g / ||g||, with omega = 1: numerical rank 1 whatever `keep`."""
+def test_one_client_or_identical_clients_give_their_update():
+    """One direction remains, g / ||g||, with omega = 1, because the numerical rank is 1 for any `keep`."""
     g = rows(1, 20, dtype=torch.float64)
     for m in (1, 2, 7):
         for reading in READINGS:
@@ -84,9 +94,11 @@ def test_one_client_and_identical_clients_give_their_update():
             torch.testing.assert_close(found, g[0], rtol=0, atol=1e-12)
 
 
-def test_updates_of_length_zero_and_diverged_ones():
-    """A client that did not move neither votes nor counts. nan stays visible: not an exception from an eigenproblem,
-    but what the engine reports with the client's name."""
+def test_zero_updates_count_nothing_and_nan_is_propagated():
+    """A client that did not move has no influence; nan must not become an error of the eigenvalue routine.
+
+    The engine reports nan with the name of the client.
+    """
     assert not principal_mean(torch.zeros(4, 6), weights(4)).any()
     G, p = rows(4, 6, dtype=torch.float64), weights(4)
     G[2] = 0
@@ -96,7 +108,7 @@ def test_updates_of_length_zero_and_diverged_ones():
 
 
 @pytest.mark.parametrize("reading", READINGS)
-def test_symmetries(reading):
+def test_result_is_invariant_under_symmetries(reading):
     def rule(G, p):
         return principal_mean(G, p, 0.8, *reading)
 
@@ -115,10 +127,10 @@ def test_symmetries(reading):
 
 
 @pytest.mark.parametrize("keep", [0.4, 0.8, 1.0])
-def test_lengths_of_the_revised_updates(keep):
-    """`text` and `l2` keep every length, `sum` shortens all alike, by sqrt(sum_{l <= L} omega_l^2) <= 1.
+def test_lengths_of_the_corrected_updates(keep):
+    """`text` and `l2` keep all lengths; `sum` multiplies them by sqrt(sum_{l <= L} omega_l^2) <= 1.
 
-    p one-hot picks out one client's g_i'.
+    With a one-hot p, the result is the g_i' of one client.
     """
     G, m = rows(5, 30, dtype=torch.float64), 5
     lam = torch.linalg.eigvalsh(linear.gram(G) / m).flip(0)
@@ -132,8 +144,10 @@ def test_lengths_of_the_revised_updates(keep):
 
 # ---- what `text` has and `axis` has not ----
 def test_text_is_continuous_where_axis_jumps():
-    """The third update moves through the plane orthogonal to the first direction: its sign there turns over, and with
-    it, for `axis`, a step as long as the update itself; `text` moves as little as the update does."""
+    """The third update moves through the plane orthogonal to the first direction, where its sign changes.
+
+    With `axis` the result jumps by as much as the length of the update; with `text` it moves as little as the update.
+    """
     p, step = torch.full((3,), 1 / 3, dtype=torch.float64), 1e-3
 
     def aggregate(tilt, reading):
@@ -150,10 +164,12 @@ def test_text_is_continuous_where_axis_jumps():
 
 
 @pytest.mark.parametrize("keep", [0.2, 0.8, 1.0])
-def test_equal_eigenvalues_are_harmless_for_text(keep):
-    """Orthogonal updates of equal length: every basis of their space is one of eigenvectors. Turning the basis, here by
-    a change of G in the last digits and by the order of clients, leaves `text` where it is: every update is its own
-    projection. That no direction comes before another holds for the last one kept, too."""
+def test_text_does_not_depend_on_the_basis_of_equal_eigenvalues(keep):
+    """For orthogonal updates of equal length, every basis of their space consists of eigenvectors.
+
+    The basis is rotated by changing G in the last digits and by reordering clients. `text` does not change: every
+    update is its own projection, also if the number of kept directions cuts through the equal eigenvalues.
+    """
     g = torch.Generator().manual_seed(0)
     Q = torch.linalg.qr(torch.randn(9, 9, generator=g, dtype=torch.float64)).Q[:4]
     p = weights(4)
@@ -165,8 +181,8 @@ def test_equal_eigenvalues_are_harmless_for_text(keep):
 
 
 @pytest.mark.parametrize(("keep", "kept"), [(0.2, 1), (0.4, 4), (0.6, 4), (0.8, 4), (1.0, 5)])
-def test_a_tie_is_kept_whole(keep, kept):
-    """Lengths 3, 2, 2, 2, 1 along axes, lam = (9, 4, 4, 4, 1) / 5: L = 2 ends within the tie, so the 2s stay."""
+def test_all_directions_of_a_tie_are_kept(keep, kept):
+    """Lengths 3, 2, 2, 2, 1 along axes give lam = (9, 4, 4, 4, 1) / 5; L = 2 is within the tie, so all 2s are kept."""
     p = torch.full((5,), 0.2, dtype=torch.float64)
     found = principal_mean(torch.diag(torch.tensor([3.0, 2, 2, 2, 1], dtype=torch.float64)), p, keep)
     expected = [length / 5 if i < kept else 0.0 for i, length in enumerate((3, 2, 2, 2, 1))]
@@ -174,11 +190,12 @@ def test_a_tie_is_kept_whole(keep, kept):
 
 
 @pytest.mark.parametrize("angle", [0.2, 0.7, 1.2])
-def test_two_updates_at_an_angle_by_hand(angle):
-    """Unit updates at +-t about v_1, v_2 across: lam = (cos^2 t, sin^2 t), <g_i, v_1> = cos t, <g_i, v_2> = +-sin t.
+def test_two_updates_at_an_angle_have_the_values_computed_by_hand(angle):
+    """Unit updates at angles +-t to v_1: lam = (cos^2 t, sin^2 t), <g_i, v_1> = cos t, <g_i, v_2> = +-sin t.
 
-    One direction kept (t < 45 degrees): both become v_1. Both kept: u = (cos^3 t, +-sin^3 t), made of length one again;
-    Eq. 7: (cos^2 t, +-sin^2 t) over sqrt(cos^4 t + sin^4 t) with l2, over 1 with sum. The mean is along v_1.
+    If one direction is kept (t < 45 degrees), both become v_1. If both are kept, u = (cos^3 t, +-sin^3 t), rescaled to
+    length one; Eq. 7 gives (cos^2 t, +-sin^2 t) divided by sqrt(cos^4 t + sin^4 t) with l2, and by 1 with sum. The mean
+    is along v_1.
     """
     C, S = np.cos(angle / 2), np.sin(angle / 2)
     G = torch.tensor([[C, S], [C, -S]], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Robust rules against naive loops, known answers, and a client that sends nonsense."""
+"""Robust rules, compared with naive loops and known results, and with a client that sends nan."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ def rows(m, d=6, seed=0):
 
 @pytest.mark.parametrize("m", [1, 2, 3, 4, 9, 10])
 @pytest.mark.parametrize("trim", [0.0, 0.1, 0.3, 0.49, 0.5])
-def test_trimmed_mean(m, trim):
+def test_trimmed_mean_equals_the_loop(m, trim):
     G = rows(m)
     b = min(int(trim * m + 1e-9), (m - 1) // 2)
     expected = [np.mean(sorted(column)[b : m - b]) for column in G.T]
@@ -23,8 +23,8 @@ def test_trimmed_mean(m, trim):
         np.testing.assert_allclose(linear.trimmed_mean(torch.tensor(G), trim), np.median(G, 0), rtol=0, atol=1e-14)
 
 
-def test_a_tenth_of_ten_is_one():
-    """0.1 x 10 and 0.3 x 10 are whole numbers whatever floating point makes of them."""
+def test_number_of_trimmed_values_is_rounded_correctly():
+    """0.1 x 10 and 0.3 x 10 count as integers, although they are not exact in floating point."""
     G = torch.arange(10.0)[:, None] ** 2
     assert linear.trimmed_mean(G, 0.1).item() == pytest.approx(sum(k * k for k in range(1, 9)) / 8)
     assert linear.trimmed_mean(G, 0.3).item() == pytest.approx((9 + 16 + 25 + 36) / 4)
@@ -40,23 +40,23 @@ def naive_krum(G, f, select):
 
 @pytest.mark.parametrize("select", [1, 3, 99])
 @pytest.mark.parametrize(("m", "f"), [(1, 0), (1, 1), (2, 0), (2, 3), (3, 1), (7, 2), (11, 0)])
-def test_krum(m, f, select):
+def test_krum_equals_the_loop(m, f, select):
     G = rows(m)
     c = rules.krum_coefficients(torch.tensor(G @ G.T), f, select)
     np.testing.assert_allclose(c.numpy() @ G, naive_krum(G, f, select), rtol=0, atol=1e-12)
     assert c.sum().item() == pytest.approx(1)
 
 
-def test_krum_leaves_out_what_is_not_a_number():
+def test_krum_never_selects_nan():
     G = rows(5)
     G[1] = np.nan
     assert rules.krum_coefficients(torch.tensor(G @ G.T), 1, 1)[1] == 0
 
 
-def test_geometric_median_by_hand():
-    """On a line the weighted median; at the corners of a regular triangle its middle; more than half in one point: it.
+def test_geometric_median_has_known_values():
+    """On a line the weighted median, for a regular triangle its centre, and a point with more than half of the weight.
 
-    Exactly there Weiszfeld's distances vanish, and `smooth` holds the iteration within about its own size.
+    At such a point Weiszfeld's distances vanish, and `smooth` bounds the error to about its own size.
     """
     line = torch.tensor([[0.0], [1.0], [10.0]])
     c = rules.geometric_median_coefficients(line @ line.T, torch.tensor([0.3, 0.4, 0.3]), 10_000, 1e-9)
@@ -70,7 +70,7 @@ def test_geometric_median_by_hand():
     assert (c @ corners).tolist() == pytest.approx(corners[0].tolist(), abs=1e-3)
 
 
-def test_geometric_median_of_one_point():
+def test_geometric_median_of_one_point_is_this_point():
     p = torch.tensor([0.25, 0.75], dtype=torch.float64)
     for K in (torch.zeros(2, 2), torch.full((2, 2), 4.0)):
         assert torch.equal(rules.geometric_median_coefficients(K, p, 100, 1e-6), p)

@@ -1,4 +1,4 @@
-"""Server rules as a config chooses them."""
+"""Server rules that a config selects."""
 
 import re
 import warnings
@@ -32,8 +32,8 @@ SERVER = SimpleNamespace(
 
 @pytest.mark.parametrize(("share", "correction"), [("l2", "text"), ("sum", "axis"), ("l2", "axis")])
 @pytest.mark.parametrize("keep", [0.3, 1.0])
-def test_principal_of_tensors(keep, share, correction):
-    """The rule on each tensor's columns alone. A tensor of one entry has one direction, its sign."""
+def test_principal_with_scope_tensor_treats_each_tensor_alone(keep, share, correction):
+    """A tensor with one entry has one direction, its sign."""
     updates = gathered()
     direction = rules.principal(updates, SERVER, keep, share, "tensor", correction).numpy()
     for a, b in ((0, 6), (6, 7), (7, 14)):
@@ -41,8 +41,8 @@ def test_principal_of_tensors(keep, share, correction):
         np.testing.assert_allclose(direction[a:b], expected, rtol=0, atol=1e-12)
 
 
-def test_a_rule_replaces_the_methods_own():
-    """FedLD is its margin and `principal`; so FedAvg with that rule is FedLD without a margin, and the reverse."""
+def test_a_rule_replaces_the_aggregation_of_the_method():
+    """FedLD consists of its margin and `principal`, so FedAvg with this rule equals FedLD without a margin."""
     fedavg = play(settings("fedavg", rounds=2)).hashes
     fedld = play(settings("fedld", rounds=2, options={"margin": 0.0})).hashes
     assert fedavg != fedld
@@ -52,8 +52,8 @@ def test_a_rule_replaces_the_methods_own():
     assert play(settings("fedavg", rounds=2, server=other)).hashes not in (fedavg, fedld)
 
 
-def test_uploads_sum_any_slot():
-    """Vectors, matrices and scalars alike, with the cohort's weights or given ones."""
+def test_uploads_combine_any_slot():
+    """Vectors, matrices and scalars, with the cohort's weights or with given ones."""
     g = torch.Generator().manual_seed(0)
     slots = {name: torch.randn(3, *shape, generator=g) for name, shape in {"dw": (4,), "h": (2, 5), "V": ()}.items()}
     p = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
@@ -78,8 +78,8 @@ def test_uploads_sum_any_slot():
     ],
 )
 @pytest.mark.parametrize("m", [1, 2, 5])
-def test_rules_are_their_functions(rule, options, expected, m):
-    """Options reach them, and the mean is something else. Cohorts of one and of two give finite directions."""
+def test_configured_rules_call_their_functions_with_their_options(rule, options, expected, m):
+    """The result differs from the mean; cohorts of one and of two clients give finite directions."""
     updates = gathered(m)
     direction = getattr(rules, rule)(updates, SERVER, **options)
     G, p = updates.dw, updates.p
@@ -95,8 +95,8 @@ def test_rules_are_their_functions(rule, options, expected, m):
     ids=str,
 )
 @pytest.mark.parametrize(("method", "fraction"), [("scaffold", 0.15), ("fedper", 0.6)])
-def test_rules_combine_with_any_client(rule, method, fraction):
-    """Also with updates of which a part travels, and with a cohort of one."""
+def test_rules_work_with_any_method(rule, method, fraction):
+    """Also if only parts of an update are sent, and with a cohort of one client."""
     it = play(settings(method, "norm", rounds=2, server={"rule": rule}, cohort={"fraction": fraction}))
     assert it.reason == "finished"
     assert it.w.isfinite().all()
@@ -111,15 +111,15 @@ def test_rules_combine_with_any_client(rule, method, fraction):
         ("krum", {"select": 5}, 5, "select 5 of 5 clients is their plain mean"),
     ],
 )
-def test_what_a_robust_rule_cannot_do_is_a_warning(rule, options, members, message):
+def test_cohorts_too_small_for_a_robust_rule_are_warned_about(rule, options, members, message):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         compatibility.check_robust_rule(rule, options, members, [])
     assert [bool(re.search(message, str(each.message))) for each in caught] == [True] if message else not caught
 
 
-def test_krum_refuses_clients_without_a_step():
-    """It took their zeros, and the model stood still."""
+def test_krum_refuses_methods_without_local_steps():
+    """Otherwise Krum would select their zero updates, and the model would never change."""
     message = r"krum would count the updates of clients 0, 3, who make no step \(train\.drop_last\), and are zero"
     with pytest.raises(UserError, match=message):
         compatibility.check_robust_rule("krum", {}, 5, [0, 3])

@@ -1,4 +1,4 @@
-"""Server optimisers against three steps written out in numpy (Reddi et al. 2021, Algorithm 2)."""
+"""Server optimisers, compared with three steps written in numpy (Reddi et al. 2021, Algorithm 2)."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ LR, BETA1, BETA2, EPS = 0.3, 0.8, 0.95, 0.01
 D = np.array([[0.5, -2.0, 0.0, 1e-3], [0.1, 3.0, 0.0, -1e-3], [-0.7, 0.2, 4.0, 5e-3]])  # three directions
 
 
-def by_hand(name, w):
+def numpy_steps(name, w):
     m, v = np.zeros(4), np.full(4, EPS**2)
     for d in D:
         if name == "sgd":
@@ -33,9 +33,9 @@ def by_hand(name, w):
 
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adagrad", "adam", "yogi"])
-def test_three_steps(name):
+def test_three_steps_equal_the_formulas(name):
     w = torch.tensor([1.0, -1, 0.5, 2], dtype=torch.float64)
-    expected = by_hand(name, w.numpy().copy())
+    expected = numpy_steps(name, w.numpy().copy())
     optim = ServerOptimizer(name, w, LR, BETA1, BETA2, EPS)
     assert len(optim.state) == {"sgd": 0, "momentum": 1}.get(name, 2)
     for d in D:
@@ -44,8 +44,10 @@ def test_three_steps(name):
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_momentum_is_torchs_sgd_along_the_negative_direction(nesterov):
-    """With nesterov and AdamW on the clients this is DiLoCo's outer step. Tolerance: torch adds before it scales."""
+def test_momentum_equals_torch_sgd_on_the_negative_direction(nesterov):
+    """With nesterov, and AdamW on the clients, this is DiLoCo's outer step; the tolerance is needed because torch adds
+    before it scales.
+    """
     theirs = torch.nn.Parameter(torch.tensor([1.0, -1, 0.5, 2], dtype=torch.float64))
     ours = theirs.detach().clone()
     reference = torch.optim.SGD([theirs], LR, BETA1, nesterov=nesterov)
@@ -65,7 +67,7 @@ def test_momentum_is_torchs_sgd_along_the_negative_direction(nesterov):
         ({"optim": "adam", "beta1": 0.8}, 0.8),
     ],
 )
-def test_keys_of_the_config(server, beta1):
+def test_config_keys_reach_the_optimizer(server, beta1):
     optim = prepare(settings(server={"lr": 0.25, **server})).fed.server.optimizer
     assert (optim.lr, optim.beta1, optim.beta2, optim.eps) == (0.25, beta1, 0.99, 1e-3)
     assert optim.nesterov == server.get("nesterov", False)

@@ -1,4 +1,4 @@
-"""Statistics of a round's updates, against loops over them."""
+"""Statistics of a round's updates, compared with loops over the updates."""
 
 import math
 
@@ -15,8 +15,8 @@ EVERYTHING = {"record": {"updates": "gram"}}
 KNOWN = {"cosine_mean", "cosine_min", "negative_pairs", "eigenvalues"}
 
 
-def naive(rows, direction):
-    """Pair by pair, entry by entry."""
+def stats_by_loops(rows, direction):
+    """Compute the statistics pair by pair and entry by entry."""
     dot = lambda x, y: math.fsum(a * b for a, b in zip(x, y, strict=True))  # noqa: E731
     rows, direction = [x.tolist() for x in rows], direction.tolist()
     lengths = [math.sqrt(dot(x, x)) for x in rows]
@@ -35,7 +35,7 @@ def naive(rows, direction):
     }
 
 
-def check(found, expected, tolerance=2e-5):
+def assert_stats_close(found, expected, tolerance=2e-5):
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         assert found[name] == pytest.approx(value, rel=tolerance, abs=tolerance), name
@@ -51,21 +51,21 @@ ROWS = torch.tensor([[1.0, 2, 0, -1], [0, -3, 1, 0.5], [2, 2, 2, 2]], dtype=torc
 
 
 @pytest.mark.parametrize("compute_gram", [False, True])
-def test_figures_of_a_rule_that_forms_the_matrix(compute_gram):
-    """The angles to the direction only where all is asked for."""
+def test_statistics_of_a_rule_that_computes_the_gram_matrix(compute_gram):
+    """Cosines with the direction are recorded only if `compute_gram` is true."""
     up = RecordingUploads(gathered(ROWS))
     up.gram()
     direction = torch.tensor([1.0, 0, 0, 3])
     norms = dict(zip(range(3, 6), ROWS.norm(dim=1).tolist(), strict=True)) | {9: 1e9}  # refused
-    found, expected = compute_update_stats(up, norms, direction, compute_gram), naive(ROWS, direction)
+    found, expected = compute_update_stats(up, norms, direction, compute_gram), stats_by_loops(ROWS, direction)
     assert found.pop("clients") == [3, 4, 5]
     if not compute_gram:
         del expected["to_direction"]
-    check(found, expected)
+    assert_stats_close(found, expected)
 
 
-def test_updates_of_length_zero_and_single_ones():
-    """They have no direction, and are no part of a pair; copies have rank 1, and no noise below it."""
+def test_zero_updates_and_single_updates():
+    """Zero updates are not part of any pair; identical updates have rank 1, without noise in the other eigenvalues."""
     rows = torch.tensor([[0.0, 0, 0], [1, 2, 3], [1, 2, 3], [1, 2, 3]]) / 7
     up = RecordingUploads(gathered(rows.double()))
     found = compute_update_stats(up, dict.fromkeys(range(3, 7), 1.0), up.mean(), True)
@@ -77,8 +77,8 @@ def test_updates_of_length_zero_and_single_ones():
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedld", "fedexp", "scaffold", "fedper"])
-def test_figures_of_a_round(method):
-    """Of what the clients of the last round sent, and of the step that the model made."""
+def test_statistics_of_a_round_describe_its_uploads(method):
+    """They are computed from what the clients sent in the last round and from the step of the global model."""
     it = play(small_settings(method, "mlp", rounds=2, **EVERYTHING))
     before = play(small_settings(method, "mlp", rounds=1, **EVERYTHING))
     upload = it.made.messages.upload_layout(1)
@@ -86,12 +86,13 @@ def test_figures_of_a_round(method):
     assert [row["round"] for row in it.updates] == [0, 1]
     found = {name: value for name, value in it.updates[-1].items() if name != "round"}
     assert found.pop("clients") == it.rows[-1]["cohort"]
-    check(found, naive(it.uploads.dw, step), 1e-3)  # the step is a difference of weights in float32
+    assert_stats_close(
+        found, stats_by_loops(it.uploads.dw, step), 1e-3
+    )  # the step is a difference of weights in float32
 
 
-def test_what_is_recorded_by_default():
-    """Norms, and what the Gram matrix says where the rule forms it; nothing where no updates travel, or none are
-    wanted."""
+def test_statistics_that_are_recorded_by_default():
+    """Norms, and statistics of the Gram matrix if the rule computes it; nothing if no updates are sent or wanted."""
     assert KNOWN.isdisjoint(play(settings("fedavg", rounds=1)).updates[0])
     assert play(settings("fedld", rounds=1)).updates[0].keys() >= KNOWN
     assert play(settings("fedavg", rounds=1, server={"rule": "krum"})).updates[0].keys() >= KNOWN
@@ -99,7 +100,7 @@ def test_what_is_recorded_by_default():
     assert play(settings("fedld", rounds=1, record={"updates": False})).updates == []
 
 
-def test_who_is_refused_has_no_update():
+def test_refused_clients_are_not_in_the_statistics():
     bound = sorted(play(settings("fedavg", rounds=1)).updates[0]["norms"])[-2] * 0.999
     it = play(settings("fedavg", rounds=1, faults={"on_bad_update": "drop", "max_norm": bound}, **EVERYTHING))
     row, bad = it.updates[0], it.rows[0]["refused"]
@@ -109,6 +110,6 @@ def test_who_is_refused_has_no_update():
     assert sum(row["eigenvalues"]) == pytest.approx(sum(n * n for n in row["norms"]), rel=1e-4)  # trace K
 
 
-def test_where_there_is_nothing_to_record_it_is_said():
+def test_a_warning_is_issued_if_there_is_nothing_to_record():
     with pytest.raises(UserError, match=r"record.updates: gram: method local sends no updates .* use norms"):
         play(settings("local", rounds=1, **EVERYTHING))

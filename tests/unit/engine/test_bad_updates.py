@@ -1,4 +1,4 @@
-"""Uploads that cannot be meant end the run, or are left out of it as if their client had not taken part."""
+"""Bad uploads end the run, or are left out of the round as if their clients had not taken part."""
 
 import math
 import warnings
@@ -17,8 +17,8 @@ from fedmpi.flat import linear
 from fedmpi.flat.packing import Packing
 
 
-def judged(guard, norms, t=0, w=0.0):
-    """Who is refused, for updates of these norms and a model of norm w."""
+def refused_clients(guard, norms, t=0, w=0.0):
+    """Return the refused clients, for updates with these norms and a model of norm w."""
     rows = torch.zeros(len(norms), 3)
     rows[:, 2] = torch.tensor(norms)
     held = GatheredUploads(rows, ChunkPlan(Packing({"_loss": (), "dw": (2,)}), split=False))
@@ -46,25 +46,25 @@ def judged(guard, norms, t=0, w=0.0):
         ([1e-30, 1e-30, 1e-30, 1], []),  # as zero: their squares are
     ],
 )
-def test_a_thousand_medians(norms, bad):
-    assert judged(UpdateFilter("auto", drop=True), norms) == bad
+def test_updates_longer_than_a_thousand_medians_are_refused(norms, bad):
+    assert refused_clients(UpdateFilter("auto", drop=True), norms) == bad
 
 
 def test_an_update_no_longer_than_the_model_is_never_refused():
-    """Where the others have nothing left to learn a client with something new is far from their median."""
-    assert judged(UpdateFilter("auto", drop=True), [1e-6, 1e-6, 1e-6, 5.0], w=6.0) == []
-    assert judged(UpdateFilter("auto", drop=True), [1e-6, 1e-6, 1e-6, 7.0], w=6.0) == [3]
+    """If the other clients have converged, the update of a client with new data is far from their median."""
+    assert refused_clients(UpdateFilter("auto", drop=True), [1e-6, 1e-6, 1e-6, 5.0], w=6.0) == []
+    assert refused_clients(UpdateFilter("auto", drop=True), [1e-6, 1e-6, 1e-6, 7.0], w=6.0) == [3]
 
 
-def test_an_absolute_bound_and_none():
-    assert judged(UpdateFilter(2.0, drop=True), [1, 2, 2.5], w=100.0) == [2]
-    assert judged(UpdateFilter(None, drop=True), [1, 1, 1, 1e30]) == []
-    assert judged(UpdateFilter(None, drop=True), [1, 1, 1, math.nan]) == [3]
+def test_max_norm_may_be_a_number_or_null():
+    assert refused_clients(UpdateFilter(2.0, drop=True), [1, 2, 2.5], w=100.0) == [2]
+    assert refused_clients(UpdateFilter(None, drop=True), [1, 1, 1, 1e30]) == []
+    assert refused_clients(UpdateFilter(None, drop=True), [1, 1, 1, math.nan]) == [3]
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
-def test_lengths(kind):
-    """Against float64, also where float32 squares overflow; nan where a number is not finite."""
+def test_norms_equal_those_in_float64(kind):
+    """Also if float32 squares overflow; nan if a value is not finite."""
     x = torch.randn(4, 1000, generator=torch.Generator().manual_seed(0))
     x[1] *= 1e25
     x[2] = 0
@@ -81,8 +81,8 @@ def test_lengths(kind):
 BAD = 2  # the client
 
 
-def spoil(monkeypatch, factor, rounds=(1,), slot="dw"):
-    """Client BAD's upload in these rounds is times `factor`."""
+def scale_upload(monkeypatch, factor, rounds=(1,), slot="dw"):
+    """Multiply the upload of client BAD by `factor` in these rounds."""
     honest = ClientContext.run_round
 
     def spoiled(self, row):
@@ -93,15 +93,15 @@ def spoil(monkeypatch, factor, rounds=(1,), slot="dw"):
     monkeypatch.setattr(ClientContext, "run_round", spoiled)
 
 
-def everyone(method="fedavg", **more):
+def config_with_all_clients(method="fedavg", **more):
     return settings(method, cohort={"fraction": 1.0}, **more)
 
 
 @pytest.mark.parametrize("factor", [1e6, 1e30])
 def test_a_huge_update_ends_the_run_by_default(monkeypatch, factor):
-    spoil(monkeypatch, factor)
+    scale_upload(monkeypatch, factor)
     with pytest.raises(UserError) as caught:
-        play(everyone())
+        play(config_with_all_clients())
     said = str(caught.value)
     assert said.startswith("round 1: client 2 sent an update of norm ")
     assert "above the bound of" in said
@@ -115,12 +115,12 @@ SPOILED += [("scaffold", "dc"), ("feddyn", "_b"), ("fedper", "_b"), ("apfl", "_b
 
 
 @pytest.mark.parametrize(("method", "slot"), SPOILED)
-def test_dropped_is_not_having_taken_part(monkeypatch, method, slot):
-    """To the bit: server, other clients, and its own state, whose next rounds start as if this one had not been."""
-    config = everyone(method, net="norm", rounds=4, faults={"on_bad_update": "drop"})
+def test_a_dropped_upload_equals_an_absent_client(monkeypatch, method, slot):
+    """Bit for bit: the server, the other clients, and the client's own state in later rounds."""
+    config = config_with_all_clients(method, net="norm", rounds=4, faults={"on_bad_update": "drop"})
     with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        spoil(patch, 1e6 if slot == "dw" else torch.nan, slot=slot)
+        scale_upload(patch, 1e6 if slot == "dw" else torch.nan, slot=slot)
         spoiled = play(config, federated())
     said = [str(w.message) for w in caught if "sent" in str(w.message)]
     assert len(said) == 1
@@ -146,32 +146,32 @@ def test_dropped_is_not_having_taken_part(monkeypatch, method, slot):
     assert all(row["cohort"] == list(range(7)) for row in spoiled.rows)  # they did take part, and sent
 
 
-def test_a_round_in_which_all_are_refused_changes_nothing():
-    config = everyone(rounds=2, faults={"max_norm": 1e-9, "on_bad_update": "drop"})
+def test_a_round_without_accepted_uploads_changes_nothing():
+    config = config_with_all_clients(rounds=2, faults={"max_norm": 1e-9, "on_bad_update": "drop"})
     with pytest.warns(UserWarning, match="client 0 sent .* no upload is left, so the model does not change"):
         it = play(config)
     assert torch.equal(it.w, it.w0)
     assert [len(row["refused"]) for row in it.rows] == [7, 7]
     assert math.isnan(it.rows[0]["train_loss"])
-    it = prepare(everyone(rounds=4, faults={"max_norm": 1e-9, "on_bad_update": "drop"}))
+    it = prepare(config_with_all_clients(rounds=4, faults={"max_norm": 1e-9, "on_bad_update": "drop"}))
     with (
         pytest.warns(UserWarning, match="round 1: client 0"),
-        pytest.raises(UserError, match=r"round 2: .*for 3 rounds"),
+        pytest.raises(UserError, match=r"round 2: .*in 3 consecutive rounds"),
     ):
         it.fed.run()
 
 
-def test_what_no_client_did_still_ends_the_run(monkeypatch):
-    """The server's own numbers are nobody's upload."""
-    it = prepare(everyone(faults={"on_bad_update": "drop"}))
+def test_values_of_the_server_that_are_not_finite_end_the_run(monkeypatch):
+    """They are not the upload of any client, and cannot be dropped."""
+    it = prepare(config_with_all_clients(faults={"on_bad_update": "drop"}))
     it.fed.server.rule = lambda up, s: up.mean("dw") * torch.inf
     with pytest.raises(UserError, match=r"round 0: the server's direction, .* values that are not finite"):
         it.fed.run()
 
 
 # ---- a client that comes to an error ----
-def fail(monkeypatch, error, rounds=(1,), after=2):
-    """Client BAD's training in these rounds ends in an error after some batches."""
+def raise_error_in_training(monkeypatch, error, rounds=(1,), after=2):
+    """Make the training of client BAD raise an error after some batches in these rounds."""
     honest, steps = training_loop.batches_of, []
 
     def failing(self, *of_a_fit):
@@ -197,13 +197,13 @@ ERRORS = [
 @pytest.mark.parametrize(
     ("method", "error"), zip(("fedavg", "scaffold", "fedper", "ditto", "apfl"), [*ERRORS, ERRORS[0]], strict=True)
 )
-def test_an_error_is_not_having_taken_part(monkeypatch, method, error):
-    """The bits of a run in which that upload was refused; told once, with client, round and line."""
+def test_a_client_with_an_error_equals_a_refused_upload(monkeypatch, method, error):
+    """The bits are those of a run in which the upload was refused; one warning names client, round and line."""
     faults_ = {"on_bad_update": "drop", "on_client_error": "drop"}
-    config = everyone(method, net="norm", rounds=3, faults=faults_)
+    config = config_with_all_clients(method, net="norm", rounds=3, faults=faults_)
     with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        fail(patch, error)
+        raise_error_in_training(patch, error)
         failed = play(config, federated())
     said = [str(w.message) for w in caught if "client 2" in str(w.message)]
     assert len(said) == 1
@@ -212,7 +212,7 @@ def test_an_error_is_not_having_taken_part(monkeypatch, method, error):
     assert said[0].endswith("left out of the round (faults.on_client_error: drop)")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        spoil(monkeypatch, torch.nan)
+        scale_upload(monkeypatch, torch.nan)
         refused = play(config, federated())
     assert failed.hashes == refused.hashes
     assert digest(failed.b) == digest(refused.b)
@@ -224,8 +224,8 @@ def test_an_error_is_not_having_taken_part(monkeypatch, method, error):
     }]  # fmt: skip
 
 
-def test_errors_everywhere_end_the_run(monkeypatch):
-    it = prepare(everyone(rounds=9, faults={"on_client_error": "drop"}))
+def test_errors_of_all_clients_end_the_run(monkeypatch):
+    it = prepare(config_with_all_clients(rounds=9, faults={"on_client_error": "drop"}))
     monkeypatch.setattr(training_loop, "batches_of", None)
     said = r"round 2: the code of client 0, 1, .* raised an error; the run ends"
     with pytest.warns(UserWarning, match="no upload is left"), pytest.raises(UserError, match=said):

@@ -1,4 +1,4 @@
-"""Class weights and label smoothing are torch's, in training alone."""
+"""Class weights and label smoothing equal those of torch, and apply only in training."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from fedmpi.tasks.classification import balanced_class_weights
 GIVEN = [0.5, 1.0, 2.0, 4.0]
 
 
-def test_balanced_is_scikit_learns():
+def test_balanced_weights_equal_those_of_scikit_learn():
     from sklearn.utils.class_weight import compute_class_weight
 
     y = np.repeat([0, 1, 2], [5, 1, 14])
@@ -25,7 +25,7 @@ def test_balanced_is_scikit_learns():
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("weights", [None, "balanced", GIVEN])
-def test_a_client_descends_torchs_loss(weights, smoothing):
+def test_the_training_loss_equals_that_of_torch(weights, smoothing):
     config = settings("fedavg", "mlp", rounds=1, task={"class_weights": weights, "label_smoothing": smoothing})
     data = federated()
     it = prepare(config, data)

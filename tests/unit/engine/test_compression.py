@@ -1,11 +1,11 @@
-"""comm.compression: what arrives, and how many bytes that takes."""
+"""comm.compression: the values that arrive, and the number of bytes that are sent."""
 
 import warnings
 
 import pytest
 import torch
 from helpers import norm_net, play, prepare, record, small_settings
-from test_transport import on_ranks
+from test_transport import run_on_ranks
 
 from fedmpi.common.errors import UserError
 from fedmpi.engine.local.client_context import ClientContext
@@ -14,12 +14,12 @@ from fedmpi.flat.formats import BLOCK
 each_format = pytest.mark.parametrize("form", ["bf16", "fp16", "int8"])
 
 
-def wired(method="fedavg", net="norm", form="fp32", **more):
+def compressed_config(method="fedavg", net="norm", form="fp32", **more):
     return small_settings(method, net, comm={"compression": form}, **more)
 
 
-def naive(form, x):
-    """What arrives of x, block by block."""
+def encode_naively(form, x):
+    """Return the values that arrive for x, computed block by block."""
     if form != "int8":
         return x.to(torch.bfloat16 if form == "bf16" else torch.float16).to(x.dtype)
     out = x.clone()
@@ -30,8 +30,8 @@ def naive(form, x):
     return out
 
 
-def near(form, found, expected):
-    """To the bit; of int8, whose scale is rounded up, to a hundredth of a step (or one step, at the edge of two)."""
+def assert_encoded_close(form, found, expected):
+    """Compare bit for bit; with int8, whose scale is rounded up, up to a hundredth of a step (or one, between two)."""
     if form != "int8":
         assert torch.equal(found, expected)
         return
@@ -42,8 +42,8 @@ def near(form, found, expected):
 
 
 @each_format
-def test_every_upload_is_that_of_the_naive_loop(monkeypatch, form):
-    """sent = Q(dw); w moves by the mean of what was sent."""
+def test_every_upload_equals_that_of_the_naive_loop(monkeypatch, form):
+    """sent = Q(dw), and w moves by the mean of what was sent."""
     seen, honest = [], ClientContext.run_round
 
     def watched(self, row):
@@ -52,22 +52,22 @@ def test_every_upload_is_that_of_the_naive_loop(monkeypatch, form):
         seen.append((self.round, self.id, self.w - self.w0, sent))
 
     monkeypatch.setattr(ClientContext, "run_round", watched)
-    it = play(wired(form=form, rounds=3))
+    it = play(compressed_config(form=form, rounds=3))
     w = it.w0.clone()
     for t in range(3):
         here = [each for each in seen if each[0] == t]
         p = torch.tensor([float(it.fed.trainer.data.train_sizes[k]) for _, k, *_ in here], dtype=torch.float64)
         for *_, dw, sent in here:
-            near(form, sent, naive(form, dw))
+            assert_encoded_close(form, sent, encode_naively(form, dw))
         w += ((p / p.sum()) @ torch.stack([sent for *_, sent in here]).double()).float()
         assert len(here) == 4
     torch.testing.assert_close(it.w, w, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("form", ["fp32", "bf16", "int8"])
-def test_bytes_and_parameters(form):
-    """One process. Buffers, the word, loss, seconds and flag take 4 bytes each."""
-    it = play(wired(form=form, evaluate={"protocol": ["global"]}))
+def test_counted_bytes_and_parameters(form):
+    """In one process; buffers, command, loss, seconds and flag take 4 bytes each."""
+    it = play(compressed_config(form=form, evaluate={"protocol": ["global"]}))
     d, b = len(it.w), len(it.b)
     padded = lambda n: -(-n // 8) * 8  # noqa: E731
     each = padded(4 * (3 + b)) + padded(2 * d if form == "bf16" else d + 4 * -(-d // BLOCK))
@@ -80,9 +80,9 @@ def test_bytes_and_parameters(form):
 
 @pytest.mark.parametrize("form", ["int8", "bf16"])
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedpac", "fedbabu"])
-def test_the_bits_of_one_process(method, form):
-    config = wired(method, "mlp", form, rounds=4)
-    done = on_ranks(config, 3)
+def test_ranks_have_the_bits_of_one_process(method, form):
+    config = compressed_config(method, "mlp", form, rounds=4)
+    done = run_on_ranks(config, 3)
     assert record(done[0]) == record(play(config))
     sent, received = (sum(getattr(it.fed.comm, f"{way}_bytes") for it in done.values()) for way in ("sent", "received"))
     assert sent == received
@@ -90,8 +90,8 @@ def test_the_bits_of_one_process(method, form):
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @each_format
-def test_what_is_not_finite_is_refused(monkeypatch, form, value):
-    """The run ends and names the client, or goes on without it."""
+def test_values_that_are_not_finite_are_refused(monkeypatch, form, value):
+    """The run ends and names the client, or continues without it."""
     honest = ClientContext.fit
 
     def fit(self, *args, **more):
@@ -104,8 +104,8 @@ def test_what_is_not_finite_is_refused(monkeypatch, form, value):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(UserError, match=r"round 1: client 2 sent values that are not finite"):
-            play(wired(form=form, cohort={"fraction": 1.0}))
-        it = play(wired(form=form, cohort={"fraction": 1.0}, faults={"on_bad_update": "drop"}, rounds=2))
+            play(compressed_config(form=form, cohort={"fraction": 1.0}))
+        it = play(compressed_config(form=form, cohort={"fraction": 1.0}, faults={"on_bad_update": "drop"}, rounds=2))
     assert [[each["client"] for each in row["refused"]] for row in it.rows] == [[], [2]]
     assert bool(it.w.isfinite().all())
 
@@ -123,9 +123,9 @@ def test_what_is_not_finite_is_refused(monkeypatch, form, value):
         ),
     ],
 )
-def test_refused(method, form, more, says):
+def test_unsuitable_formats_are_refused(method, form, more, says):
     with pytest.raises(UserError, match=says):
-        prepare(wired(method, form=form, **more))
+        prepare(compressed_config(method, form=form, **more))
 
 
 def half_net(input_shape, classes):

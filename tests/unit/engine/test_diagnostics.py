@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers import federated, play, prepare, record, settings, small_settings
-from test_transport import on_ranks
+from test_transport import run_on_ranks
 from torch.nn import functional as F
 
 from fedmpi.analysis.local_models import train_local_models
@@ -84,10 +84,10 @@ def test_ranks_say_the_same_as_one_process(server):
     config = settings("scaffold", rounds=3, analysis=ALL, evaluate={"every": 2}, server=server)
     alone = watched(config)
     assert [row["round"] for row in alone.files["analysis.jsonl"]] == [1, 2]
-    spread = on_ranks(config, 3)[0]
+    spread = run_on_ranks(config, 3)[0]
     assert repr(spread.files["analysis.jsonl"]) == repr(alone.files["analysis.jsonl"])
     assert record(spread)["rows"] == record(alone)["rows"]
-    plain = on_ranks(config.model_copy(update={"analysis": []}), 3)[0]
+    plain = run_on_ranks(config.model_copy(update={"analysis": []}), 3)[0]
     assert [row["sent_bytes"] for row in spread.rows] == [row["sent_bytes"] for row in plain.rows]
 
 
@@ -127,7 +127,7 @@ def test_updates_are_counted_from_where_a_client_begins(method, changes):
         assert row["drift"]["cosine"] == pytest.approx(line["cosine_mean"], abs=1e-4)
         layers, whole = (torch.tensor(row[name][of]) for name, of in (("layers", "norm"), ("drift", "norms")))
         assert layers.square().sum() <= whole.square().mean() * (1 + 1e-6)
-    assert repr(on_ranks(config, 3)[0].files["analysis.jsonl"]) == repr(it.files["analysis.jsonl"])
+    assert repr(run_on_ranks(config, 3)[0].files["analysis.jsonl"]) == repr(it.files["analysis.jsonl"])
 
 
 def test_who_has_not_moved_is_in_no_pair():

@@ -1,4 +1,4 @@
-"""The round loop against a loop as anybody would write it; how it ends; what it refuses."""
+"""The round loop, compared with a naive loop; how a run ends, and which configs are refused."""
 
 import hashlib
 
@@ -15,8 +15,8 @@ from fedmpi.runtime import build
 
 
 # ---- against a naive loop ----
-def naive(config, data):
-    """FedAvg with state dicts: (global state after each round, mean training losses of each round)."""
+def naive_fedavg(config, data):
+    """Run FedAvg with state dicts; return the global state after each round, and the mean training losses."""
     made = build.make_experiment(config, data, CPU)
     module, train = made.net.module, config.train
     state = {name: value.clone() for name, value in module.state_dict().items()}
@@ -54,13 +54,13 @@ def naive(config, data):
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 @pytest.mark.parametrize("net", ["mlp", "norm", "cnn"])
-def test_rounds_are_those_of_a_naive_loop(net, weighting):
-    """Within float32: sums run in another order, and convolutions read another memory format."""
+def test_rounds_equal_those_of_a_naive_loop(net, weighting):
+    """Up to float32 rounding, because sums have another order and convolutions another memory format."""
     data = federated()
     changes = {"train": {"epochs": 2, "weight_decay": 1e-3, "lr": 0.02}, "server": {"lr": 0.7}}
     config = settings("fedavg", net, cohort={"weighting": weighting}, evaluate={"protocol": ["global"]}, **changes)
     it = play(config, data)
-    module, states, losses = naive(config, data)
+    module, states, losses = naive_fedavg(config, data)
     final = it.made.model.state_dict(it.w, it.b)
     for name, value in states[-1].items():
         if value.is_floating_point():
@@ -75,8 +75,8 @@ def test_rounds_are_those_of_a_naive_loop(net, weighting):
         assert row["accuracy"] == pytest.approx(100 * share, abs=100 / 60 + 1e-9)  # one of the 60 samples may tip
 
 
-def test_figures_of_clients_are_those_of_their_own_models():
-    """FedRep: the shared body with the client's own head, on the client's own test rows; mean, spread, worst tenth."""
+def test_metrics_of_clients_are_those_of_their_own_models():
+    """FedRep: the shared body with the client's own head, on the client's test rows; mean, spread and worst tenth."""
     data = federated()
     it = play(settings("fedrep", "norm", rounds=2), data)
     module, messages = it.made.net.module, it.made.messages
@@ -100,7 +100,7 @@ def test_figures_of_clients_are_those_of_their_own_models():
     assert row["personal_loss_worst_decile"] == pytest.approx(values.max(), rel=1e-4)  # of seven the worst one
 
 
-def test_sha256_is_that_of_the_parameters_in_state_dict_order():
+def test_recorded_sha256_is_that_of_the_parameters_in_state_dict_order():
     it = play(settings("fedavg", "cnn", rounds=1))
     values = it.made.model.state_dict(it.w, it.b)
     content = b"".join(v.contiguous().numpy().astype("<f4").tobytes() for v in values.values())
@@ -108,7 +108,7 @@ def test_sha256_is_that_of_the_parameters_in_state_dict_order():
 
 
 # ---- how it ends ----
-def test_no_round_leaves_the_initial_model_and_evaluates_it():
+def test_a_run_without_rounds_evaluates_the_initial_model():
     it = play(settings("fedavg", rounds=0))
     assert (it.reason, [row["round"] for row in it.rows]) == ("finished", [-1])
     assert it.rows[0]["loss"] > 0
@@ -117,7 +117,7 @@ def test_no_round_leaves_the_initial_model_and_evaluates_it():
     assert torch.equal(it.w, it.w0)
 
 
-def test_evaluation_every_second_round_and_after_the_last():
+def test_evaluation_is_every_second_round_and_after_the_last():
     it = play(settings("fedavg", rounds=5, evaluate={"every": 2}))
     assert [row["round"] for row in it.rows] == [0, 1, 2, 3, 4]
     assert [row["round"] for row in it.rows if "loss" in row] == [1, 3, 4]
@@ -127,8 +127,8 @@ def test_evaluation_every_second_round_and_after_the_last():
 
 
 @pytest.mark.parametrize("method", ["fedavg", "ditto", "fedpac"])
-def test_a_stop_leaves_whole_rounds(method):
-    """Whenever it comes, the result is the state after the last round that was whole: there is no half round."""
+def test_a_stop_leaves_only_complete_rounds(method):
+    """Whenever the stop comes, the result is the state after the last complete round."""
     whole = play(settings(method, "norm"))
     asked = [0]
     it = prepare(settings(method, "norm"), stop=lambda: bool(asked.append(0)))
@@ -151,15 +151,15 @@ def test_a_stop_leaves_whole_rounds(method):
     assert done == {0, 1, 2}
 
 
-def test_divergence_names_round_and_clients():
+def test_an_error_about_nan_names_round_and_clients():
     with pytest.raises(UserError, match=r"round 0: client \d.* sent values that are not finite.*lower train.lr"):
         play(settings("fedavg", train={"lr": 1e30}))
 
 
-def test_accuracy_by_class_is_that_of_the_global_model():
+def test_class_accuracy_is_that_of_the_global_model():
     it = play(settings(rounds=2))
     test = it.fed.trainer.data.global_test
     it.made.model.load(it.w, it.b)
     given, y = it.made.model.module.eval()(test.x[test.index]).argmax(1), test.y[test.index]
-    naive = [100 * float((given[y == c] == c).double().mean()) for c in range(4)]
-    assert it.rows[-1]["class_accuracy"] == pytest.approx(naive, abs=1e-3)
+    naive_fedavg = [100 * float((given[y == c] == c).double().mean()) for c in range(4)]
+    assert it.rows[-1]["class_accuracy"] == pytest.approx(naive_fedavg, abs=1e-3)

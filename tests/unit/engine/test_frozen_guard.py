@@ -3,7 +3,7 @@
 import pytest
 import torch
 from helpers import play, settings
-from test_transport import on_ranks
+from test_transport import run_on_ranks
 from torch import nn
 
 from fedmpi.common.errors import UserError
@@ -15,7 +15,7 @@ def refused(config, size):
     with pytest.MonkeyPatch.context() as patch:
         if size > 1:
             patch.setattr(hook_checks, "make_located_error", lambda text, *_: UserError(text))
-        on_ranks(config, size)
+        run_on_ranks(config, size)
 
 
 class Leaky(nn.Module):
@@ -117,7 +117,7 @@ def test_what_evaluation_writes_is_refused(protocol, size):
 
 
 def test_what_says_the_same_again_is_fine():
-    on_ranks(config("caches"), 1)
+    run_on_ranks(config("caches"), 1)
     expected = play(config("caches")).hashes
-    assert on_ranks(config("caches"), 3)[0].hashes == expected
-    on_ranks(config("caches", evaluating=True), 3)
+    assert run_on_ranks(config("caches"), 3)[0].hashes == expected
+    run_on_ranks(config("caches", evaluating=True), 3)

@@ -1,4 +1,4 @@
-"""Targets that `task.ignore` leaves out: of the loss, of metrics, and of means over batches and clients."""
+"""Targets with the value `task.ignore` are left out of the loss, of metrics, and of means over batches and clients."""
 
 import math
 
@@ -34,13 +34,13 @@ CASES = {  # task, targets, shape of a sample's outputs; the last sample has no 
 every_task = pytest.mark.parametrize(("task", "y", "shape"), CASES.values(), ids=CASES.keys())
 
 
-def outputs(y, shape, seed=0):
+def make_outputs(y, shape, seed=0):
     f = torch.randn(len(y), *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return f.requires_grad_()
 
 
 def naive_losses(task, f, y):
-    """The losses of the targets that count, one after the other."""
+    """Return the losses of the targets that count, one by one."""
     found = []
     for place in np.ndindex(*y.shape):
         target = y[place]
@@ -58,8 +58,8 @@ def naive_losses(task, f, y):
 
 
 @every_task
-def test_the_loss_is_the_mean_over_targets_that_count(task, y, shape):
-    f = outputs(y, shape)
+def test_the_loss_is_the_mean_over_counted_targets(task, y, shape):
+    f = make_outputs(y, shape)
     loss, expected = task.loss(lambda _: f, None, y), torch.stack(naive_losses(task, f, y)).mean()
     torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-9)
     g, expected_g = (torch.autograd.grad(value, f, retain_graph=True)[0] for value in (loss, expected))
@@ -68,8 +68,8 @@ def test_the_loss_is_the_mean_over_targets_that_count(task, y, shape):
 
 
 @every_task
-def test_a_batch_without_a_target_that_counts_has_no_loss_and_no_gradient(task, y, shape):
-    f = outputs(y[2:], shape)
+def test_a_batch_without_counted_targets_has_no_loss_and_no_gradient(task, y, shape):
+    f = make_outputs(y[2:], shape)
     loss = task.loss(lambda _: f, None, y[2:])
     loss.backward()
     assert loss.item() == 0
@@ -78,9 +78,9 @@ def test_a_batch_without_a_target_that_counts_has_no_loss_and_no_gradient(task, 
 
 
 @every_task
-def test_the_loss_is_the_same_for_clients_at_once(task, y, shape):
-    """torch.vmap over three clients, of which the last has nothing that counts."""
-    f, rows = outputs(y, shape)[:, None], y[:, None]
+def test_the_loss_is_the_same_under_vmap(task, y, shape):
+    """torch.vmap over three clients, the last of which has no targets that count."""
+    f, rows = make_outputs(y, shape)[:, None], y[:, None]
     at_once = torch.vmap(lambda f, y: task.loss(lambda _: f, None, y))(f, rows)
     one_by_one = torch.stack([task.loss(lambda _, k=k: f[k], None, rows[k]) for k in range(3)])
     torch.testing.assert_close(at_once, one_by_one)
@@ -89,9 +89,9 @@ def test_the_loss_is_the_same_for_clients_at_once(task, y, shape):
 
 
 @every_task
-def test_metrics_are_those_of_the_targets_that_count(task, y, shape):
-    """Whatever is given where they do not count; of nothing nan."""
-    f = outputs(y, shape).detach()
+def test_metrics_use_only_counted_targets(task, y, shape):
+    """They do not depend on the outputs for ignored targets, and are nan if no targets count."""
+    f = make_outputs(y, shape).detach()
     other = f.clone()
     counted = ~(y.isnan() | (y == task.ignore))
     if isinstance(task, Segmentation):
@@ -107,7 +107,7 @@ def test_metrics_are_those_of_the_targets_that_count(task, y, shape):
     assert all(map(math.isnan, task.metrics(task.reduce_outputs(f[2:], y[2:]), y[2:]).values()))
 
 
-def test_metrics_by_hand():
+def test_metrics_have_the_values_computed_by_hand():
     y = torch.tensor([[0.0, NAN], [1, 1], [NAN, NAN], [1, 0]])
     f = torch.tensor([[-1.0, 5], [2, -1], [3, 3], [-3, -4]])
     names = ("accuracy", "exact", "f1", "auroc")
@@ -147,14 +147,14 @@ def test_metrics_by_hand():
         (NextSymbol(3, ignore=0), WORDS, (3, 3), r"row 0 contains the class 3; .*\(and 0, which is ignored\)"),
     ],
 )
-def test_targets_that_are_neither_allowed_nor_ignored_are_named(task, y, shape, words):
+def test_invalid_targets_that_are_not_ignored_are_an_error(task, y, shape, words):
     with pytest.raises(UserError, match=f"task mine: training data: {words}"):
         check_targets("mine", task, y, shape, "training data")
 
 
 # ---- runs ----
-def labelled(ignored=NAN, share=0.4):
-    """Three labels of which about `share` are not known, and none of the last eight training rows."""
+def make_labels(ignored=NAN, share=0.4):
+    """Return data with three labels, of which about `share` are unknown, but none in the last eight training rows."""
     g = torch.Generator().manual_seed(0)
     x = torch.randn(80, 6, generator=g)
     y = (x @ torch.randn(6, 3, generator=g) > 0).float()
@@ -163,16 +163,17 @@ def labelled(ignored=NAN, share=0.4):
     return Dataset(x[:60], y[:60], x[60:], y[60:], 3)
 
 
-def tree(ignored=NAN, **more):
+def make_config(ignored=NAN, **more):
     ignore = "nan" if math.isnan(ignored) else ignored
     task = {"name": "multi_label", "ignore": ignore}
     return {"task": task, "model": {"name": "logistic"}, "cohort": {"fraction": 1.0}, **more}
 
 
-def test_what_stands_for_an_unknown_label_does_not_matter():
-    """NaN and -1: the same bits. Known labels are learned."""
+def test_bits_do_not_depend_on_the_value_of_unknown_labels():
+    """NaN and -1 give the same bits, and known labels are learned."""
     runs = [
-        play(settings(rounds=8, **tree(v, train={"lr": 0.5})), split(labelled(v), "iid", 3, 0)) for v in (NAN, -1.0)
+        play(settings(rounds=8, **make_config(v, train={"lr": 0.5})), split(make_labels(v), "iid", 3, 0))
+        for v in (NAN, -1.0)
     ]
     assert runs[0].hashes == runs[1].hashes
     assert runs[0].rows[-1]["loss"] == runs[1].rows[-1]["loss"]
@@ -181,8 +182,8 @@ def test_what_stands_for_an_unknown_label_does_not_matter():
 
 @pytest.mark.parametrize("size", [1, 7, 20])
 def test_the_loss_of_a_split_does_not_depend_on_its_batches(size):
-    it = prepare(settings(rounds=1, **tree()), split(labelled(), "iid", 3, 0))
-    data, task = labelled(), it.made.task
+    it = prepare(settings(rounds=1, **make_config()), split(make_labels(), "iid", 3, 0))
+    data, task = make_labels(), it.made.task
     f = it.made.net.module(data.test_x).detach().double()
     expected = torch.stack(naive_losses(task, f, data.test_y)).mean().item()
     assert evaluate(it.fed.trainer, it.fed.trainer.data.global_test, size).metrics["loss"] == pytest.approx(
@@ -190,19 +191,19 @@ def test_the_loss_of_a_split_does_not_depend_on_its_batches(size):
     )
 
 
-def siloed(sites, names):
+def silo_data(sites, names):
     datasets = dict(enumerate(sites))
     table = describe_silos(datasets)
     return build_silo_federation(datasets, table, count_local_labels(datasets, table, names), names)
 
 
-def test_sites_weigh_what_counts_of_their_targets():
-    """South knows one label of three, west none: figures of all sites are those of the labels that are known."""
-    sites = [labelled(share=0.0), labelled(share=0.0), labelled(share=0.0)]
+def test_sites_are_weighted_by_their_counted_targets():
+    """South knows one of three labels, and west none: metrics over all sites are those of the known labels."""
+    sites = [make_labels(share=0.0), make_labels(share=0.0), make_labels(share=0.0)]
     sites[1].test_y[:, :2] = NAN
     sites[2].test_y[:] = NAN
     names = ("north", "south", "west")
-    it = play(settings(rounds=1, evaluate={"protocol": ["global"]}, **tree()), siloed(sites, names))
+    it = play(settings(rounds=1, evaluate={"protocol": ["global"]}, **make_config()), silo_data(sites, names))
     rows = {line["site"]: line for line in it.lines}
     north, south = (rows[name]["accuracy"] for name in names[:2])
     assert math.isnan(rows["west"]["accuracy"])

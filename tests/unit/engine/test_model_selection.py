@@ -1,4 +1,4 @@
-"""The best model by a figure on validation rows (evaluate.best), and runs that end when none comes any more."""
+"""Selection of the best model by a validation metric (evaluate.best), and early stopping."""
 
 import json
 import math
@@ -15,12 +15,12 @@ from fedmpi.engine.model_selection import BestModel, SelectionCriterion
 VALIDATED = {"data": {"validation": 0.3}, "rounds": 12, "train": {"lr": 0.3}}
 
 
-def best(config_of_best, method="fedavg", net="mlp", **more):
+def config_with_best(config_of_best, method="fedavg", net="mlp", **more):
     return settings(method, net, **{**VALIDATED, "evaluate": {"best": config_of_best}, **more})
 
 
-def rounds_of_best(values, **how):
-    """The rounds whose models were the best ones so far, and after which one it ended."""
+def best_rounds(values, **how):
+    """Return the rounds whose models were the best so far, and the round after which the run stopped early."""
     found, w = (
         BestModel(SelectionCriterion("x", **{"lower_is_better": False, **how}), torch.zeros(1), torch.zeros(0)),
         torch.zeros(1),
@@ -36,20 +36,20 @@ def rounds_of_best(values, **how):
     return rounds, None
 
 
-def test_which_one_is_better():
-    assert rounds_of_best([1, 3, 2, 3, 4]) == ([0, 1, 4], None)
-    assert rounds_of_best([1, 3, 2, 3, 4], lower_is_better=True) == ([0], None)
-    assert rounds_of_best([5, 4, 4, 3, 6], lower_is_better=True) == ([0, 1, 3], None)
-    assert rounds_of_best([1, 3, 2, 3, 4], patience=2) == ([0, 1], 3)
-    assert rounds_of_best([1, 3, 2, 4, 3, 3, 9], patience=2) == ([0, 1, 3], 5)
-    assert rounds_of_best([1, 1.5, 2, 2.5, 3], min_delta=1.0) == ([0, 3], None)
-    assert rounds_of_best([1, 1.5, 2, 2.5, 3], min_delta=1.0, patience=2) == ([0], 2)
-    assert rounds_of_best([math.nan, math.nan, 1], patience=2) == ([], 1)
-    assert rounds_of_best([math.nan, 2, math.nan, 3]) == ([1, 3], None)
+def test_comparison_of_models_by_the_criterion():
+    assert best_rounds([1, 3, 2, 3, 4]) == ([0, 1, 4], None)
+    assert best_rounds([1, 3, 2, 3, 4], lower_is_better=True) == ([0], None)
+    assert best_rounds([5, 4, 4, 3, 6], lower_is_better=True) == ([0, 1, 3], None)
+    assert best_rounds([1, 3, 2, 3, 4], patience=2) == ([0, 1], 3)
+    assert best_rounds([1, 3, 2, 4, 3, 3, 9], patience=2) == ([0, 1, 3], 5)
+    assert best_rounds([1, 1.5, 2, 2.5, 3], min_delta=1.0) == ([0, 3], None)
+    assert best_rounds([1, 1.5, 2, 2.5, 3], min_delta=1.0, patience=2) == ([0], 2)
+    assert best_rounds([math.nan, math.nan, 1], patience=2) == ([], 1)
+    assert best_rounds([math.nan, 2, math.nan, 3]) == ([1, 3], None)
 
 
-def validated(it, w, shards):
-    """Loss and accuracy of w on the rows of some shards, by hand."""
+def validate_by_hand(it, w, shards):
+    """Return loss and accuracy of w on the rows of some shards, computed by hand."""
     it.made.model.load(w, it.b)
     module = it.made.net.module.eval()
     x, y = (torch.cat([getattr(s, name)[s.index] for s in shards]) for name in "xy")
@@ -57,18 +57,18 @@ def validated(it, w, shards):
     return cross_entropy(logits, y).item(), 100 * (logits.argmax(1) == y).double().mean().item()
 
 
-def test_the_figure_is_that_of_the_global_model_on_all_validation_rows():
-    it = play(best("loss", net="norm"))
+def test_the_metric_is_that_of_the_global_model_on_all_validation_rows():
+    it = play(config_with_best("loss", net="norm"))
     data = it.made.data
     assert set(data.validation) == set(range(7))
-    loss, accuracy = validated(it, it.w, [data.validation[k] for k in data.validation])
+    loss, accuracy = validate_by_hand(it, it.w, [data.validation[k] for k in data.validation])
     assert it.rows[-1]["validation_loss"] == pytest.approx(loss, rel=1e-5)
     assert it.rows[-1]["validation_accuracy"] == pytest.approx(accuracy)
 
 
 @pytest.mark.parametrize("metric", ["loss", "accuracy"])
-def test_it_is_the_model_of_the_best_round_and_choosing_moves_nothing(metric):
-    it, plain = play(best(metric)), play(settings("fedavg", "mlp", **VALIDATED))
+def test_the_best_model_is_that_of_the_best_round_and_selection_changes_no_bits(metric):
+    it, plain = play(config_with_best(metric)), play(settings("fedavg", "mlp", **VALIDATED))
     assert it.hashes == plain.hashes
     values = [row[f"validation_{metric}"] for row in it.rows]
     t = values.index(min(values) if metric == "loss" else max(values))
@@ -77,10 +77,11 @@ def test_it_is_the_model_of_the_best_round_and_choosing_moves_nothing(metric):
     assert it.made.model.layout.sha256(kept.w) == it.hashes[t]
 
 
-def test_a_run_ends_when_nobody_waits_any_more():
-    """The round under way when the last evaluation came is the last one, and it is evaluated as such."""
-    plain = play(best({"metric": "accuracy", "goal": "lowest"}))  # accuracy rises: the first model stays the best one
-    it = play(best({"metric": "accuracy", "goal": "lowest", "patience": 3}))
+def test_a_run_stops_early_when_patience_is_exhausted():
+    """The round that is in progress at the last evaluation becomes the last one, and is evaluated as such."""
+    # accuracy rises: the first model stays the best one
+    plain = play(config_with_best({"metric": "accuracy", "goal": "lowest"}))
+    it = play(config_with_best({"metric": "accuracy", "goal": "lowest", "patience": 3}))
     assert (plain.reason, it.reason) == ("finished", "early_stopped")
     first = it.fed.server.best.round
     assert len(it.rows) == first + 3 + 2 < len(plain.rows)
@@ -90,7 +91,7 @@ def test_a_run_ends_when_nobody_waits_any_more():
         "validation_accuracy has not become lower in 3 evaluations; best: "
     )
     every = play(
-        best(
+        config_with_best(
             {"metric": "accuracy", "goal": "lowest", "patience": 3},
             evaluate={"every": 2, "best": {"metric": "accuracy", "goal": "lowest", "patience": 3}},
         )
@@ -100,7 +101,7 @@ def test_a_run_ends_when_nobody_waits_any_more():
 
 # ---- a run directory ----
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def stopped_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("best")
     (folder / "run.yaml").write_text(
         f"""
@@ -118,8 +119,8 @@ evaluate: {{best: {{metric: accuracy, goal: lowest, patience: 2}}}}
     return folder, done
 
 
-def test_what_a_run_that_ends_early_leaves(run):
-    folder, done = run
+def test_files_of_a_run_that_stopped_early(stopped_run):
+    folder, done = stopped_run
     place = folder / "run"
     told = json.loads((place / "summary.json").read_text())
     rows = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
@@ -137,8 +138,8 @@ def test_what_a_run_that_ends_early_leaves(run):
     assert not torch.equal(next(iter(module.parameters())), next(iter(final.parameters())))
 
 
-def test_it_goes_on_when_more_patience_is_asked_for(run):
-    folder, _ = run
+def test_a_stopped_run_can_be_resumed_with_more_patience(stopped_run):
+    folder, _ = stopped_run
     place = folder / "run"
     before = (place / "model-best.safetensors").read_bytes()
     done = fedmpi("resume", place)

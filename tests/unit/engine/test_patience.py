@@ -1,4 +1,4 @@
-"""Ranks that take longer than the patience of the others, and live: they are waited for."""
+"""Ranks that are slower than expected but alive: the others wait for them."""
 
 import time
 
@@ -15,14 +15,14 @@ SIZE = 4
 SLOW = {"evaluation": (Evaluator, "_evaluate_client"), "downloads": (FederationServer, "download")}
 
 
-def config(method="fedavg", **comm):
-    """Seven clients, evaluated after rounds 1 and 3: rounds 0 and 2 are short."""
+def short_run_config(method="fedavg", **comm):
+    """Seven clients; rounds 1 and 3 are evaluated, so rounds 0 and 2 are short."""
     changes = {"evaluate": {"protocol": ["global", "personal"], "every": 2}, "comm": comm}
     return small_settings(method, "mlp", rounds=4, cohort={"fraction": 1.0}, faults={"on_lost_rank": "drop"}, **changes)
 
 
-def slow(monkeypatch, what, seconds, patience_s=0.1):
-    """From the second round on."""
+def make_slow(monkeypatch, what, seconds, patience_s=0.1):
+    """Delay something from the second round on; return the rounds in which it began."""
     (owner, name), began = SLOW[what], []
     plain = getattr(owner, name)
 
@@ -37,32 +37,32 @@ def slow(monkeypatch, what, seconds, patience_s=0.1):
     return began
 
 
-def ran(config):
+def run_on_ranks(short_run_config):
     def one(it: FinishedRun) -> FinishedRun:
         it.told, it.fed.reporter.callbacks.record_lost_ranks = [], lambda row: it.told.append(row)
         it.reason = it.fed.run()
         return it
 
-    return play_in_threads(SIZE, {}, lambda seat: prepare(config, comm=seat), one)
+    return play_in_threads(SIZE, {}, lambda seat: prepare(short_run_config, comm=seat), one)
 
 
 @pytest.mark.parametrize(("what", "method"), [("evaluation", "fedavg"), ("downloads", "fedfomo")])
-def test_who_is_slow_and_lives_is_waited_for(monkeypatch, what, method):
-    """However long that takes; it is reported, and nobody is lost. Nothing is done again and again."""
-    calm = play(config(method))
+def test_ranks_wait_for_a_slow_rank_that_is_alive(monkeypatch, what, method):
+    """However long it takes: a warning is issued, no rank fails, and no work is repeated again and again."""
+    calm = play(short_run_config(method))
     once = 2 * 7 if what == "evaluation" else 4 * 7
-    began = slow(monkeypatch, what, 0.15)
+    began = make_slow(monkeypatch, what, 0.15)
     with pytest.warns(UserWarning, match=r"round \d: no rank has failed, but one was silent for \d"):
-        done = ran(config(method))
+        done = run_on_ranks(short_run_config(method))
     assert not [it for it in done.values() if not isinstance(it, FinishedRun)], done
     assert (done[0].reason, done[0].told, done[0].hashes) == ("finished", [], calm.hashes)
     assert len(began) < 10 * once
 
 
-def test_round_timeout_bounds_it(monkeypatch):
-    """A rank that is late after comm.round_timeout_s each time ends the job, as it does without faults.on_lost_rank."""
-    slow(monkeypatch, "evaluation", 0.8)
+def test_round_timeout_limits_the_wait(monkeypatch):
+    """A rank that exceeds comm.round_timeout_s each time ends the job, as it does without faults.on_lost_rank."""
+    make_slow(monkeypatch, "evaluation", 0.8)
     with pytest.warns(UserWarning, match="no rank has failed"):
-        done = ran(config(round_timeout_s=0.6))
+        done = run_on_ranks(short_run_config(round_timeout_s=0.6))
     assert {type(error) for error in done.values()} == {RankLostError}
     assert "within 0.6 s (comm.round_timeout_s)" in str(done[0])

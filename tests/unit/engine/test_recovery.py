@@ -1,4 +1,4 @@
-"""A rank may die at any of its messages: the others go on, and the numbers are those that faults.jsonl defines."""
+"""A rank may fail at any of its messages: the others continue, and faults.jsonl determines the results."""
 
 import random
 from dataclasses import replace
@@ -20,14 +20,14 @@ from fedmpi.runtime.checkpoints import Checkpoints, ClientStateFiles
 ROUNDS, SIZE = 5, 4
 
 
-def lossy(method, policy="drop", placement="balanced", **changes):
+def fault_tolerant_config(method, policy="drop", placement="balanced", **changes):
     cohort = {"placement": placement, "fraction": 0.6}
     faults = {"on_lost_rank": policy, **changes.pop("faults", {})}
     return small_settings(method, "mlp", rounds=ROUNDS, faults=faults, cohort=cohort, **changes)
 
 
-def attach(it, folder, room):
-    """Have a federation write checkpoints into `folder`, with room for so many clients' states in memory."""
+def attach_checkpoints(it, folder, room):
+    """Make a federation write checkpoints into `folder`, with at most `room` client states in memory."""
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     it.kept = Checkpoints(folder / "checkpoints", ClientStateFiles(folder / "state"), 1, 2)
     it.fed.reporter.callbacks.save_state = it.kept.save
@@ -35,8 +35,8 @@ def attach(it, folder, room):
         it.fed.states.store, it.fed.states.max_in_memory = it.kept.rows, room
 
 
-def sites(seat=None):
-    """The federation of which each client is a site, whose data only its own rank has; None: one process has all."""
+def silo_federation(seat=None):
+    """Return data in which each client is a site that only its rank reads; without `seat`, one process reads all."""
     data = replace(federated(), global_test=None)
     if seat is None:
         return data
@@ -47,10 +47,10 @@ def sites(seat=None):
 
 def make(config, folder=None, room=10**6, feds=None):
     def on(seat: Seat) -> FinishedRun:
-        it = prepare(config, sites(seat) if "global" not in config.evaluate.protocol else None, comm=seat)
+        it = prepare(config, silo_federation(seat) if "global" not in config.evaluate.protocol else None, comm=seat)
         it.told, it.fed.reporter.callbacks.record_lost_ranks = [], lambda row: it.told.append(row)
         if folder is not None:
-            attach(it, folder, room)
+            attach_checkpoints(it, folder, room)
         if feds is not None:
             feds[seat.rank] = it.fed
         return it
@@ -63,8 +63,8 @@ def run(it: FinishedRun) -> FinishedRun:
     return it
 
 
-def with_deaths(config, dies, folder=None, room=10**6, feds=None):
-    """Rank 0's run, after which every other living rank has come to its end, too; feds: rank -> its federation."""
+def run_with_failures(config, dies, folder=None, room=10**6, feds=None):
+    """Return rank 0's run, after all other living ranks have ended; feds: rank -> its federation."""
     done = play_in_threads(SIZE, dies, make(config, folder, room, feds), run)
     wrong = {rank: it for rank, it in done.items() if not isinstance(it, FinishedRun)}
     assert not wrong, wrong
@@ -74,83 +74,84 @@ def with_deaths(config, dies, folder=None, room=10**6, feds=None):
     return done[0]
 
 
-def replay(fed, rows):
-    """Give a federation the rank failures of another run."""
+def set_rank_failures(fed, rows):
+    """Make a federation replay the rank failures of another run."""
     fed.scheduler.lost_ranks = LostRanks(rows)
     for part in (fed, fed.control):
         part.config = replace(part.config, replays_failures=True)
 
 
-def replayed(config, rows) -> FinishedRun:
-    """The run without faults that is given the losses of another."""
-    it = prepare(config, sites() if "global" not in config.evaluate.protocol else None)
-    replay(it.fed, rows)
+def run_replay(config, rows) -> FinishedRun:
+    """Run without failures, replaying the failures of another run."""
+    it = prepare(config, silo_federation() if "global" not in config.evaluate.protocol else None)
+    set_rank_failures(it.fed, rows)
     return run(it)
 
 
-def same(it, again):
+def assert_same_results(it, again):
     assert it.hashes == again.hashes, it.told
     assert digest(it.b) == digest(again.b)
-    mine, theirs = ([figures(row) for row in each.rows] for each in (it, again))
+    mine, theirs = ([metrics_of(row) for row in each.rows] for each in (it, again))
     assert str(mine) == str(theirs), it.told  # nan too
     assert str(it.lines) == str(again.lines)
 
 
 def check_bits(it, config):
-    """The bits are those of a replay; with `redo`, unless states were lost, also those of a run without failures."""
-    same(it, replayed(config, it.fed.scheduler.lost_ranks.rows))
+    """Check that the bits are those of a replay, and with `redo` (unless states were lost) of an undisturbed run."""
+    assert_same_results(it, run_replay(config, it.fed.scheduler.lost_ranks.rows))
     if config.faults.on_lost_rank == "redo" and not any(row["reverted"] for row in it.told):
-        same(it, undisturbed(config)[0])
+        assert_same_results(it, run_without_failures(config)[0])
 
 
-def go_on(config, folder, rows, policy="drop"):
-    """A run in one process from the checkpoint in `folder`: the first round that it makes, and that run."""
+def resume_in_one_process(config, folder, rows, policy="drop"):
+    """Resume in one process from the checkpoint in `folder`; return the first round that is trained, and the run."""
     faults = config.faults.model_copy(update={"on_lost_rank": policy})
     it = prepare(
-        config.model_copy(update={"faults": faults}), None if "global" in config.evaluate.protocol else sites()
+        config.model_copy(update={"faults": faults}),
+        None if "global" in config.evaluate.protocol else silo_federation(),
     )
-    attach(it, folder, 10**6)
+    attach_checkpoints(it, folder, 10**6)
     it.fed.scheduler.lost_ranks = LostRanks(rows)
     t = checkpoints.restore_newest_checkpoint(it.fed, it.kept, 10, lambda text: None)
     run(it)
-    again = replayed(config, it.fed.scheduler.lost_ranks.rows)
+    again = run_replay(config, it.fed.scheduler.lost_ranks.rows)
     assert it.hashes == again.hashes[t:]
-    assert str([*map(figures, it.rows)]) == str([*map(figures, again.rows)][t:])
+    assert str([*map(metrics_of, it.rows)]) == str([*map(metrics_of, again.rows)][t:])
     return t, it
 
 
-def figures(row):
+def metrics_of(row):
     return {name: value for name, value in sorted(row.items()) if "loss" in name or "accuracy" in name}
 
 
 @lru_cache(maxsize=4)
-def undisturbed(config):
-    """Such a run, and how many messages each rank has in it."""
+def run_without_failures(config):
+    """Return a run without failures, and the number of messages of each rank in it."""
     done = play_in_threads(SIZE, {}, make(config), run)
     return done[0], {rank: it.fed.comm.count for rank, it in done.items()}
 
 
-def deaths(config, rng, ranks):
-    """rank -> the number of its last message."""
-    _, counts = undisturbed(config)
+def draw_failures(config, rng, ranks):
+    """Draw, for each of these ranks, the number of its last message."""
+    _, counts = run_without_failures(config)
     return {rank: [rng.randint(1, counts[rank])] for rank in ranks}
 
 
 @pytest.mark.parametrize("placement", ["balanced", "pinned"])
 @pytest.mark.parametrize("policy", ["drop", "redo"])
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedper"])
-def test_one_or_two_die(tmp_path, method, policy, placement):
-    """At any message; some with states on disk, of which few stay in memory."""
-    config, rng = lossy(method, policy, placement), random.Random(f"{method} {policy} {placement}")
+def test_one_or_two_ranks_fail_at_any_message(tmp_path, method, policy, placement):
+    """Also with states on disk of which few stay in memory."""
+    config, rng = fault_tolerant_config(method, policy, placement), random.Random(f"{method} {policy} {placement}")
     for number in range(3):
-        dies = deaths(config, rng, rng.sample([1, 2, 3], 1 + number % 2))
+        dies = draw_failures(config, rng, rng.sample([1, 2, 3], 1 + number % 2))
         folder = tmp_path / str(number) if number % 2 else None
-        it = with_deaths(config, dies, folder, room=2)
+        it = run_with_failures(config, dies, folder, room=2)
         check_bits(it, config)
 
 
-def normed(input_shape, classes):
-    """Batch statistics travel, and nothing draws: the ranks of one process share torch's own generator."""
+def norm_model(input_shape, classes):
+    """A model with batch statistics that draws no random numbers, because thread ranks share torch's generator."""
     layers = [nn.Conv2d(input_shape[0], 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
     return nn.Sequential(*layers, nn.Linear(6 * 9, classes))
 
@@ -158,24 +159,24 @@ def normed(input_shape, classes):
 @pytest.mark.parametrize(
     ("net", "policy", "changes"),
     [
-        ("norm", "drop", {"model": {"name": f"{__name__}:normed"}}),  # buffers that are asked for, too
+        ("norm", "drop", {"model": {"name": f"{__name__}:norm_model"}}),  # buffers that are asked for, too
         ("mlp", "redo", {"faults": {"on_bad_update": "drop", "max_norm": 0.3}}),
         ("mlp", "drop", {"cohort": {"fraction": 0.3}, "faults": {"on_bad_update": "drop"}}),  # two at a time: earlier
     ],  # rounds' norms are asked
     ids=str,
 )
-def test_one_dies_at_any_message_while_all_ranks_hold_columns(monkeypatch, net, policy, changes):
-    """Before, while and after rank 0 asks them: a round counts once, or not at all."""
+def test_a_rank_fails_at_any_message_of_a_sharded_gather(monkeypatch, net, policy, changes):
+    """Before, during and after the queries of rank 0: a round counts once or not at all."""
     for size in ("CHUNK", "BLOCK"):
         monkeypatch.setattr(linear, size, 4 if net == "norm" else 64)
     faults = {"on_lost_rank": policy, **changes.get("faults", {})}
     server = {"placement": "sharded", "optim": "adam", "lr": 0.01}
     config = small_settings("fedavg", net, rounds=2, server=server, **changes | {"faults": faults})
-    counts = undisturbed(config)[1]
+    counts = run_without_failures(config)[1]
     for number in range(1, counts[2] + 1):
-        it = with_deaths(config, {2: [number]})
-        again = replayed(config, it.fed.scheduler.lost_ranks.rows)
-        same(it, again)
+        it = run_with_failures(config, {2: [number]})
+        again = run_replay(config, it.fed.scheduler.lost_ranks.rows)
+        assert_same_results(it, again)
         assert it.fed.server.update_filter.idle_since == again.fed.server.update_filter.idle_since
         assert [row["down_parameters"] for row in it.rows] == [row["down_parameters"] for row in again.rows]
 
@@ -185,62 +186,62 @@ DRAWS = {"fedsr"}  # from torch's own generator, which the ranks of one process 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("method", sorted(set(registry) - DRAWS))
-def test_every_method_at_many_messages(tmp_path, method):
+def test_every_method_recovers_from_failures_at_many_messages(tmp_path, method):
     rng = random.Random(method)
     for number in range(20):
-        config = lossy(method, rng.choice(["drop", "redo"]), rng.choice(["balanced", "pinned"]))
-        dies = deaths(config, rng, rng.sample([1, 2, 3], rng.choice([1, 1, 2])))
-        it = with_deaths(config, dies, tmp_path / str(number) if number % 2 else None, room=2)
+        config = fault_tolerant_config(method, rng.choice(["drop", "redo"]), rng.choice(["balanced", "pinned"]))
+        dies = draw_failures(config, rng, rng.sample([1, 2, 3], rng.choice([1, 1, 2])))
+        it = run_with_failures(config, dies, tmp_path / str(number) if number % 2 else None, room=2)
         check_bits(it, config)
 
 
 @pytest.mark.parametrize("method", ["scaffold", "feddyn"])
-def test_it_goes_on_from_a_checkpoint_after_losses(tmp_path, method):
-    """Killed as a whole later on; gone on with in one process; the bits are those of the losses."""
-    config, rng = lossy(method), random.Random(method)
+def test_a_run_with_failures_is_resumed_from_a_checkpoint(tmp_path, method):
+    """The job is killed and resumed in one process; the bits are those that the recorded failures determine."""
+    config, rng = fault_tolerant_config(method), random.Random(method)
     short = config.model_copy(update={"rounds": 3})
     for number in range(4):
         folder = tmp_path / str(number)
-        first = with_deaths(short, deaths(short, rng, [2]), folder, room=2)
+        first = run_with_failures(short, draw_failures(short, rng, [2]), folder, room=2)
         rows = first.fed.scheduler.lost_ranks.rows
-        t, it = go_on(config, folder, rows, policy="abort")
+        t, it = resume_in_one_process(config, folder, rows, policy="abort")
         assert t == 2
         assert not any(row["reported"] for row in it.fed.scheduler.lost_ranks.rows if row["round"] == t + 1)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedper"])
-def test_a_site_is_gone_until_the_run_goes_on_with_it(tmp_path, method):
-    """Nobody else has its data; when all are there again it takes part as it was, by what it keeps on its own disk."""
-    config = lossy(method, "drop", "pinned", evaluate={"protocol": ["personal"]})
+def test_a_failed_site_is_unavailable_until_the_run_is_resumed(tmp_path, method):
+    """No other rank has its data; after the run is resumed, it takes part with the state on its own disk."""
+    config = fault_tolerant_config(method, "drop", "pinned", evaluate={"protocol": ["personal"]})
     short, rng = config.model_copy(update={"rounds": 3}), random.Random(f"sites {method}")
     for number in range(6):
         folder = tmp_path / str(number)
         dead = rng.sample([1, 2, 3], 1 + number % 2)
-        first = with_deaths(short, deaths(short, rng, dead), folder, room=2)
+        first = run_with_failures(short, draw_failures(short, rng, dead), folder, room=2)
         rows = first.fed.scheduler.lost_ranks.rows
-        same(first, replayed(short, rows))
+        assert_same_results(first, run_replay(short, rows))
         mine = {k for k, rank in assign_pinned(range(7), range(1, SIZE)).items() if rank in dead}
         assert first.fed.scheduler.lost_ranks.unavailable_clients(3) == mine
         assert all(not mine & set(row["cohort"]) for row in first.rows if row["round"] > rows[-1]["round"])
 
-        _, it = go_on(config, folder, [row for row in rows if row["round"] <= 2])
+        _, it = resume_in_one_process(config, folder, [row for row in rows if row["round"] <= 2])
         assert not it.fed.scheduler.lost_ranks.unavailable_clients(3)
         assert any(mine & set(row["cohort"]) for row in it.rows if row["round"] > 2)
 
 
-def test_all_that_train_are_lost():
-    config = lossy("fedavg")
+def test_the_run_ends_if_all_training_ranks_fail():
+    config = fault_tolerant_config("fedavg")
     done = play_in_threads(3, {1: [4], 2: [4]}, make(config), run)
     assert "all training ranks have failed" in str(done[0])
 
 
-def test_without_the_policy_a_lost_rank_ends_the_run():
-    config = lossy("fedavg", "abort")
+def test_without_the_policy_a_rank_failure_ends_the_run():
+    config = fault_tolerant_config("fedavg", "abort")
     done = play_in_threads(SIZE, {2: [4]}, make(config), run)
     assert all("dead" in str(done[rank]) or "broken" in str(done[rank]) for rank in (0, 1, 3))
 
 
-def test_what_losses_mean():
+def test_effects_of_recorded_rank_failures():
     rows = [
         lost_ranks.make_row(1, {2: "a"}, clients=[3], reverted={5: 0}),
         lost_ranks.make_row(2, {1: "b"}, clients=[0], gone=[4]),

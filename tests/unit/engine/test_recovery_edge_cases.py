@@ -1,11 +1,11 @@
-"""Losses and client states at unlucky moments: refused and shelved, let go of on arrival, a round behind."""
+"""Rank failures at unlucky moments: refused states, states on disk, and ranks that are one round behind."""
 
 import time
 
 import pytest
 import torch
 from helpers import prepare, small_settings
-from test_recovery import attach, replay, replayed, run, same, with_deaths
+from test_recovery import assert_same_results, attach_checkpoints, run, run_replay, run_with_failures, set_rank_failures
 from thread_ranks import Dead, Seat
 
 from fedmpi.comm.base import ConnectionLostError
@@ -16,8 +16,8 @@ from fedmpi.engine.local.client_context import ClientContext
 from fedmpi.runtime import checkpoints
 
 
-def test_a_refused_state_does_not_come_back_from_the_shelf(tmp_path, monkeypatch):
-    """Its row was let go of in the round in which its upload was refused, and its rank dies before it trains again."""
+def test_a_refused_state_is_not_restored_from_disk(tmp_path, monkeypatch):
+    """Its row leaves the memory in the round in which its upload is refused, and its rank fails soon afterwards."""
     config = small_settings(
         "scaffold",
         "mlp",
@@ -45,15 +45,15 @@ def test_a_refused_state_does_not_come_back_from_the_shelf(tmp_path, monkeypatch
 
     monkeypatch.setattr(ClientContext, "run_round", spoiled)
     monkeypatch.setattr(Seat, "step", dying)
-    it = with_deaths(config, {1: ()}, tmp_path, 1, feds)
+    it = run_with_failures(config, {1: ()}, tmp_path, 1, feds)
     monkeypatch.setattr(Seat, "step", step)
     assert [each["client"] for each in it.rows[2]["refused"]] == [0]
     assert it.told
-    same(it, replayed(config, it.fed.scheduler.lost_ranks.rows))
+    assert_same_results(it, run_replay(config, it.fed.scheduler.lost_ranks.rows))
 
 
-def unlucky(rounds):
-    """(seed, t, idle, dead): one client a round; `idle` trains nobody in rounds t and t + 1 but does in t + 2."""
+def find_unlucky_seed(rounds):
+    """Return (seed, t, idle, failing): one client per round, and none for rank `idle` in rounds t and t + 1."""
     for seed in range(200):
         who = [1 + scheduler.draw_cohort(seed, t, 7, 0.15)[0] % 3 for t in range(rounds)]
         for t in range(2, rounds - 3, 2):
@@ -63,10 +63,10 @@ def unlucky(rounds):
     raise AssertionError
 
 
-def test_nobody_misses_a_round(monkeypatch):
-    """A rank that trains nobody is slow to hear of rounds: its parent in the tree has one, dies, and it goes back."""
+def test_a_rank_without_clients_does_not_miss_a_round(monkeypatch):
+    """It receives a broadcast late, because its parent in the tree fails, and must return to the start of the round."""
     rounds = 9
-    seed, t0, idle, dead = unlucky(rounds)
+    seed, t0, idle, dead = find_unlucky_seed(rounds)
     config = small_settings(
         "fedatom",
         "mlp",
@@ -96,23 +96,23 @@ def test_nobody_misses_a_round(monkeypatch):
         plain(self, x)
 
     monkeypatch.setattr(Seat, "_broadcast", broadcast)
-    it = with_deaths(config, {dead: ()}, feds=feds)
+    it = run_with_failures(config, {dead: ()}, feds=feds)
     assert it.told
-    same(it, replayed(config, it.fed.scheduler.lost_ranks.rows))
+    assert_same_results(it, run_replay(config, it.fed.scheduler.lost_ranks.rows))
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])
-def test_a_replay_goes_on_from_a_checkpoint(tmp_path, after):
-    """Client 0 reverts in round 4 to its state of round 1: it has that, or lacks it, or is given it."""
+def test_a_replay_is_resumed_from_a_checkpoint(tmp_path, after):
+    """Client 0 reverts in round 4 to its state of round 1, which the checkpoint has or lacks, or which was copied."""
     known = [lost_ranks.make_row(4, {2: ""}, clients=[1], gone=(), reverted={0: 1}, why="")]
     cohorts = {"fraction": 1.0}
 
     def played(rounds, folder=None):
         it = prepare(small_settings("scaffold", "mlp", rounds=rounds, cohort=cohorts))
-        replay(it.fed, known)
+        set_rank_failures(it.fed, known)
         if folder is None:
             return run(it)
-        attach(it, folder, 10**6)
+        attach_checkpoints(it, folder, 10**6)
         checkpoints.restore_newest_checkpoint(it.fed, it.kept, 10, print)
         run(it)
         it.kept.wait()

@@ -1,4 +1,4 @@
-"""Samples of any type, of one tensor or of several; targets of any shape; tasks of a user's own with every method."""
+"""Samples of any type, of one tensor or several; targets of any shape; user-defined tasks with every method."""
 
 import dataclasses
 
@@ -19,8 +19,8 @@ HERE = __file__
 
 
 # ---- tasks of a user's own ----
-class Mine:
-    """A classification that says so, and nothing else."""
+class UserClassification:
+    """A user-defined classification, which declares only that it is one."""
 
     classification = True
 
@@ -35,7 +35,7 @@ class Mine:
 
 
 @pytest.mark.parametrize("method", sorted(methods))
-def test_every_method_takes_a_classification_of_a_users_own(method):
+def test_every_method_accepts_a_user_defined_classification(method):
     its = {
         task: play(small_settings(method, rounds=2, task={"name": task})) for task in ("classification", f"{HERE}:Mine")
     }
@@ -47,9 +47,11 @@ def test_every_method_takes_a_classification_of_a_users_own(method):
 
 
 # ---- samples of several tensors ----
-class Halves(nn.Module):
-    """Puts the halves of a picture together again, stored as whole ones are: on some CPUs convolutions of one channel
-    have other last bits in another layout."""
+class JoinHalves(nn.Module):
+    """Joins the two halves of an image, stored like whole images.
+
+    On some CPUs, convolutions of one channel have other last bits in another memory layout.
+    """
 
     def __init__(self, inner):
         super().__init__()
@@ -59,31 +61,31 @@ class Halves(nn.Module):
         return self.inner(torch.cat([top, bottom], 2).clone(memory_format=torch.channels_last))
 
 
-def halves(input_shape, classes, inner):
+def halves_model(input_shape, classes, inner):
     (c, h, w), (_, more, _) = input_shape["top"], input_shape["bottom"]
     options = {k: v for k, v in inner.items() if k != "name"}
     made = registry.make_component(KIND, registry.Selection(inner["name"], options))
-    return Halves(made((c, h + more, w), classes))
+    return JoinHalves(made((c, h + more, w), classes))
 
 
-def cut_up(data):
+def split_images(data):
     x = [{"top": x[:, :, :3], "bottom": x[:, :, 3:]} for x in (data.train_x, data.test_x)]
     return dataclasses.replace(data, train_x=x[0], test_x=x[1])
 
 
-def cut_federated():
-    return split(cut_up(images()), "dirichlet", 7, 0, "aligned", alpha=0.5, min_size=7)
+def make_split_federation():
+    return split(split_images(images()), "dirichlet", 7, 0, "aligned", alpha=0.5, min_size=7)
 
 
-def model_of(method, net="mlp", **more):
+def run_model(method, net="mlp", **more):
     return {"name": f"{HERE}:halves", "inner": NETS_OF.get(method, NETS)[net], **more}
 
 
 @pytest.mark.parametrize("method", sorted(methods))
 def test_every_method_trains_on_several_tensors_as_on_one(method):
-    """The halves of pictures, against the pictures: the same bits."""
+    """Training on the halves of images has the same bits as training on the images."""
     whole = play(small_settings(method, rounds=2), federated())
-    parts = play(small_settings(method, rounds=2, model=model_of(method)), cut_federated())
+    parts = play(small_settings(method, rounds=2, model=run_model(method)), make_split_federation())
     assert parts.hashes == whole.hashes
     assert torch.equal(parts.w, whole.w)
     figures = [name for name in whole.rows[-1] if name.endswith(("loss", "accuracy", "decile"))]
@@ -91,14 +93,14 @@ def test_every_method_trains_on_several_tensors_as_on_one(method):
     assert all(parts.rows[-1][name] == whole.rows[-1][name] for name in figures)
 
 
-def test_several_tensors_are_not_packed_and_told():
+def test_samples_of_several_tensors_are_not_trained_at_once():
     with pytest.raises(UserError, match=r"compute\.clients_per_pass: 2: .*a sample is several tensors"):
-        prepare(settings(model=model_of("fedavg"), compute={"clients_per_pass": 2}), cut_federated())
+        prepare(settings(model=run_model("fedavg"), compute={"clients_per_pass": 2}), make_split_federation())
 
 
 # ---- symbols, and a class at each place ----
-class Reader(nn.Module):
-    """Symbols (B, L) -> logits (B, L, V), each from the two symbols before."""
+class SequenceModel(nn.Module):
+    """Maps symbols (B, L) to logits (B, L, V), each from the two preceding symbols."""
 
     def __init__(self, symbols):
         super().__init__()
@@ -111,12 +113,12 @@ class Reader(nn.Module):
         return self.head(self.memory(self.embedding(x))[0])
 
 
-def reader(input_shape, classes):
-    return Reader(classes)
+def sequence_model(input_shape, classes):
+    return SequenceModel(classes)
 
 
-def text(n=60, length=9, symbols=6):
-    """A symbol is the sum of the two before, modulo their number."""
+def make_texts(n=60, length=9, symbols=6):
+    """Return texts in which each symbol is the sum of the two preceding ones, modulo their number."""
     s = torch.randint(0, symbols, (n, 2), generator=torch.Generator().manual_seed(0))
     for _ in range(length - 1):
         s = torch.cat([s, s[:, -2:].sum(1, keepdim=True) % symbols], 1)
@@ -127,8 +129,8 @@ def text(n=60, length=9, symbols=6):
 TEXT = {"task": {"name": "next_symbol"}, "model": {"name": f"{HERE}:reader"}, "train": {"lr": 0.3, "batch_size": 5}}
 
 
-def test_a_text_is_learned():
-    it = play(settings(rounds=12, cohort={"fraction": 1.0}, **TEXT), split(text(), "iid", 3, 0))
+def test_a_sequence_model_learns_texts():
+    it = play(settings(rounds=12, cohort={"fraction": 1.0}, **TEXT), split(make_texts(), "iid", 3, 0))
     first, last = it.rows[0], it.rows[-1]
     assert last["accuracy"] > first["accuracy"] + 10, (first, last)
     assert last["perplexity"] == pytest.approx(torch.tensor(last["loss"]).exp().item(), rel=1e-5)
@@ -137,7 +139,7 @@ def test_a_text_is_learned():
 
 
 # ---- losses of a whole split ----
-def survivors(n=60):
+def make_survival_data(n=60):
     g = torch.Generator().manual_seed(0)
     x = torch.randn(n, 3, generator=g)
     time = (2 * x[:, 0] - x[:, 1]).neg().exp() * torch.empty(n).exponential_(generator=g)
@@ -148,10 +150,10 @@ def survivors(n=60):
 SURVIVAL = {"task": {"name": "survival"}, "model": {"name": "logistic"}, "train": {"lr": 0.3}}
 
 
-def test_survival_is_judged_on_the_whole_split():
-    it = play(settings(rounds=8, cohort={"fraction": 1.0}, **SURVIVAL), split(survivors(), "iid", 3, 0))
+def test_survival_loss_is_computed_on_the_whole_split():
+    it = play(settings(rounds=8, cohort={"fraction": 1.0}, **SURVIVAL), split(make_survival_data(), "iid", 3, 0))
     assert it.rows[-1]["c_index"] > 0.6
-    data = survivors()
+    data = make_survival_data()
     f = it.made.net.module(data.test_x)
     expected = it.made.task.loss(lambda x: f, None, data.test_y).item()
     for size in (1, 7, 20):  # however it is cut into batches

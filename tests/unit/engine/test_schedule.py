@@ -1,4 +1,4 @@
-"""Learning rates over rounds."""
+"""Schedules of the learning rate."""
 
 import pytest
 
@@ -17,17 +17,17 @@ from fedmpi.engine.local.local_training_config import learning_rate
         ("step", 0.5, {3: 0.2, 4: 0.1, 6: 0.05}),
     ],
 )
-def test_rates_of_eight_rounds(schedule, decay, rates):
+def test_learning_rates_of_eight_rounds(schedule, decay, rates):
     assert {t: learning_rate(0.2, schedule, t, 8, decay) for t in rates} == pytest.approx(rates, rel=1e-12)
 
 
-def test_steps_of_an_odd_number_of_rounds():
-    """T = 5: T/2 = 2.5 and 3T/4 = 3.75, so rounds 3 and 4 are the first at or behind them."""
+def test_step_schedule_with_an_odd_number_of_rounds():
+    """With T = 5, T/2 = 2.5 and 3T/4 = 3.75, so the rate falls in rounds 3 and 4."""
     rates = [learning_rate(1.0, "step", t, 5) for t in range(5)]
     assert rates == pytest.approx([1, 1, 1, 0.1, 0.01])
 
 
-def test_warm_up_multiplies():
-    """min(1, t / R), on top of the schedule."""
+def test_warm_up_multiplies_the_schedule():
+    """The factor is min(1, t / R)."""
     rates = [learning_rate(1.0, "exponential", t, 10, 0.5, warmup_rounds=5) for t in range(7)]
     assert rates == pytest.approx([0, 0.2 * 0.5, 0.4 * 0.25, 0.6 * 0.125, 0.8 / 16, 1 / 32, 1 / 64])

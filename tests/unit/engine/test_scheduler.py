@@ -1,4 +1,4 @@
-"""Who takes part in a round, and which rank trains whom: draws, sizes, placement, the measured pace of ranks."""
+"""Sampling of cohorts and assignment of clients to ranks, by sizes and measured relative costs."""
 
 import math
 from itertools import product
@@ -38,8 +38,8 @@ def test_a_cohort_is_a_function_of_seed_and_round():
 
 
 @pytest.mark.parametrize(("clients", "fraction", "rounds"), [(4, 0.25, 4), (7, 0.3, 4), (6, 1.0, 1), (5, 0.4, 3)])
-def test_cycles_have_each_client_once(clients, fraction, rounds):
-    """In an order of its own each cycle; the last round of a cycle takes the rest."""
+def test_each_cycle_contains_each_client_once(clients, fraction, rounds):
+    """In a new order in each cycle; the last round of a cycle takes the remaining clients."""
     drawn = [draw_cohort(3, t, clients, fraction, "cyclic") for t in range(40 * rounds)]
     cycles = [drawn[at : at + rounds] for at in range(0, len(drawn), rounds)]
     for cycle in cycles:
@@ -52,14 +52,14 @@ def test_cycles_have_each_client_once(clients, fraction, rounds):
 @pytest.mark.parametrize(("clients", "fraction", "m"), [(7, 0.01, 1), (10, 0.3, 3), (10, 1.0, 10), (100, 0.29, 29)])
 @pytest.mark.parametrize("draw", ["uniform", "cyclic"])
 def test_size_of_a_cohort(clients, fraction, m, draw):
-    """max(floor(fraction N), 1), the same as `cohort.size: m`; 0.29 * 100 is 29 and not 28 in floating point."""
+    """max(floor(fraction N), 1), as with `cohort.size: m`; 0.29 * 100 gives 29, and not 28 as in floating point."""
     for t in range(5):
         one = draw_cohort(3, t, clients, fraction, draw)
         assert draw_cohort(3, t, clients, None, draw, m) == one
         assert draw == "cyclic" or len(one) == m
 
 
-def loaded(tmp_path, cohort, *overrides):
+def load_cohort(tmp_path, cohort, *overrides):
     path = tmp_path / "run.yaml"
     data = "data: {source: digits, partition: {scheme: iid, clients: 20}}"
     path.write_text(f"{data}\nmodel: {{name: mlp}}\nmethod: {{name: fedavg}}\ncohort: {cohort}\n")
@@ -67,22 +67,22 @@ def loaded(tmp_path, cohort, *overrides):
 
 
 def test_fraction_and_size_exclude_each_other(tmp_path):
-    assert (loaded(tmp_path, "{}").cohort.fraction, loaded(tmp_path, "{}").cohort.size) == (1.0, None)
-    sized = loaded(tmp_path, "{size: 5}").cohort
+    assert (load_cohort(tmp_path, "{}").cohort.fraction, load_cohort(tmp_path, "{}").cohort.size) == (1.0, None)
+    sized = load_cohort(tmp_path, "{size: 5}").cohort
     assert (sized.fraction, sized.size) == (None, 5)
     for cohort, overrides in (("{size: 5, fraction: 0.5}", []), ("{fraction: 0.5}", ["cohort.size=5"])):
         with pytest.raises(UserError, match=r"size: 5, fraction: 0\.5; set exactly one of them, and the other to null"):
-            loaded(tmp_path, cohort, *overrides)
-    both = loaded(tmp_path, "{fraction: 0.5}", "cohort.size=5", "cohort.fraction=null").cohort
+            load_cohort(tmp_path, cohort, *overrides)
+    both = load_cohort(tmp_path, "{fraction: 0.5}", "cohort.size=5", "cohort.fraction=null").cohort
     assert (both.fraction, both.size) == (None, 5)
     with pytest.raises(UserError, match="set exactly one of them"):
-        loaded(tmp_path, "{fraction: null}")
+        load_cohort(tmp_path, "{fraction: null}")
     for wrong in ("0", "-1", "2.5", "all"):
         with pytest.raises(UserError, match=r"cohort\.size: .* is not allowed"):
-            loaded(tmp_path, f"{{size: {wrong}}}")
+            load_cohort(tmp_path, f"{{size: {wrong}}}")
 
 
-def test_more_clients_than_there_are_are_refused(tmp_path):
+def test_a_cohort_larger_than_the_number_of_clients_is_refused(tmp_path):
     with pytest.raises(
         UserError, match=r"cohort\.size: 8 clients per round, but there are only 7; set it to at most 7"
     ):
@@ -96,8 +96,8 @@ def test_more_clients_than_there_are_are_refused(tmp_path):
 
 # ---- placement ----
 @pytest.mark.parametrize("seed", range(12))
-def test_balanced_is_within_a_third_of_the_best(seed):
-    """Graham 1969: longest processing time first ends within 4/3 - 1/(3 W) of the optimum, here found by trying all."""
+def test_assign_balanced_is_within_a_third_of_the_optimum(seed):
+    """Graham 1969: the longest time is at most 4/3 - 1/(3 W) of the optimum, which is found by trying everything."""
     rng = np.random.default_rng(seed)
     ranks, costs = [1, 2, 3], rng.integers(1, 30, 7).astype(float).tolist()
     members = sorted(rng.choice(40, 7, replace=False).tolist())
@@ -111,15 +111,17 @@ def test_balanced_is_within_a_third_of_the_best(seed):
     assert list(where) == members
 
 
-def test_balanced_by_hand():
-    """Costs 7, 6, 5, 4, 3 on two ranks: 7 | 6, then 5 to the rank with 6, 4 to the one with 7, and 3 to the lower of
-    the two that stand at 11."""
+def test_assign_balanced_has_the_result_computed_by_hand():
+    """Costs 7, 6, 5, 4, 3 on two ranks: first 7 | 6, then 5 to the rank with 6, and 4 to the rank with 7.
+
+    Both ranks then have 11, and 3 goes to the one with the lower number.
+    """
     assert assign_balanced([2, 3, 5, 7, 9], [7.0, 6.0, 5.0, 4.0, 3.0], [0, 1]) == {2: 0, 3: 1, 5: 1, 7: 0, 9: 0}
     assert assign_balanced([4, 8], [1.0, 1.0], [1, 2, 3]) == {4: 1, 8: 2}  # ties: lower id first, lower rank first
 
 
-def test_pinned():
-    """A client's rank depends on neither the round nor who else takes part."""
+def test_assign_pinned_depends_only_on_the_client():
+    """Not on the round, and not on the other clients that take part."""
     everyone = assign_pinned(range(10), [1, 2, 3])
     assert everyone == {k: 1 + k % 3 for k in range(10)}
     assert assign_pinned([2, 7], [1, 2, 3]) == {2: everyone[2], 7: everyone[7]}
@@ -128,10 +130,10 @@ def test_pinned():
 SIZES = [40.0] * 12
 
 
-def measured(rounds, seconds, ranks=(1, 2)):
-    """Speeds after so many rounds of clients 0, 2, .. on the first rank, the others on the next.
+def measure_speeds(rounds, seconds, ranks=(1, 2)):
+    """Return the measured speeds after rounds with clients 0, 2, ... on the first rank and the others on the next.
 
-    seconds: (t, rank) -> of one sample.
+    seconds: (t, rank) -> seconds per sample.
     """
     speeds, where = RankSpeeds(), {k: ranks[k % len(ranks)] for k in range(12)}
     for t in range(rounds):
@@ -150,33 +152,35 @@ def measured(rounds, seconds, ranks=(1, 2)):
         (3, lambda t, r: 10.0 ** (6 * r), {2: MAX_COST}),
     ],
 )
-def test_the_pace(rounds, seconds, pace):
-    assert measured(rounds, seconds).relative_costs(rounds) == pace
+def test_relative_costs_follow_from_measured_seconds(rounds, seconds, pace):
+    assert measure_speeds(rounds, seconds).relative_costs(rounds) == pace
 
 
 @pytest.mark.parametrize("odd", [0.0, -1.0, float("nan"), float("inf")])
-def test_seconds_that_are_none_do_not_count(odd):
+def test_invalid_seconds_are_ignored(odd):
     speeds = RankSpeeds()
     for t in range(4):
         speeds.record(t, {0: 1, 1: 1, 2: 2}, [40, 40, 0], [0.04, odd, 1.0])
     assert speeds.seconds_per_sample == {1: pytest.approx([1e-3] * 4)}
 
 
-def test_a_rank_without_clients_is_tried_again():
-    speeds = measured(3, lambda t, r: 1e-3 * r)
+def test_a_rank_without_clients_is_regarded_as_fast_again():
+    speeds = measure_speeds(3, lambda t, r: 1e-3 * r)
     for t in range(3, MAX_AGE + 4):
         speeds.record(t, {0: 1}, [40], [0.04])
     assert [speeds.relative_costs(MAX_AGE + t) for t in (2, 3)] == [{2: 200}, {}]
 
 
-def test_by_pace_each_goes_to_the_rank_that_would_finish_it_first():
-    """Costs 6, 5, 4, 3 on a rank and on one of twice its pace: 6 | then 5 would end at 11 or 10, 4 at 10 or 18, 3 at 13
-    or 16."""
+def test_relative_costs_decide_which_rank_would_finish_first():
+    """Costs 6, 5, 4, 3 on one rank and on one with twice its relative cost.
+
+    After 6, client 5 would end at 11 or 10, client 4 at 10 or 18, and client 3 at 13 or 16.
+    """
     assert assign_balanced([1, 2, 3, 4], [6.0, 5.0, 4.0, 3.0], [0, 1], {0: 100, 1: 200}) == {1: 0, 2: 1, 3: 0, 4: 0}
 
 
 # ---- what is decided ----
-def scheduler(rank=0, ranks=(1, 2), placement="balanced"):
+def make_scheduler(rank=0, ranks=(1, 2), placement="balanced"):
     data = SimpleNamespace(clients=12, train_sizes=SIZES, global_test=[0])
     comm = SimpleNamespace(rank=rank, alive=sorted({0, *ranks}))
     config = FederationConfig(100, 0, lambda t: 0.1, placement=placement)
@@ -184,15 +188,15 @@ def scheduler(rank=0, ranks=(1, 2), placement="balanced"):
 
 
 def run_rounds(it, first, last, seconds):
-    """Make rounds as rank 0 does. seconds: (t, rank) -> of one sample."""
+    """Run rounds as rank 0 does; seconds: (t, rank) -> seconds per sample."""
     for t in range(first, last):
         it.rank_costs = it.choose_rank_costs(t)
         where = it.assign(t)
         it.record_timings(t, where, [SIZES[k] * seconds(t, rank) for k, rank in where.items()])
 
 
-def test_a_slow_rank_gets_less_and_a_lost_one_nothing_on_all_ranks_alike():
-    it, other = scheduler(), scheduler(rank=2)
+def test_a_slow_rank_gets_fewer_clients_and_a_failed_one_none():
+    it, other = make_scheduler(), make_scheduler(rank=2)
     run_rounds(it, 0, 3, lambda t, r: 3e-3 if r == 2 else 1e-3)
     assert it.rank_costs == {}
     run_rounds(it, 3, 20, lambda t, r: 3e-3 if r == 2 else 1e-3)
@@ -205,8 +209,8 @@ def test_a_slow_rank_gets_less_and_a_lost_one_nothing_on_all_ranks_alike():
     assert it.choose_rank_costs(20) == {1: 0, 2: 300}
 
 
-def test_pinned_stays_pinned():
-    it = scheduler(placement="pinned")
+def test_pinned_placement_ignores_measurements():
+    it = make_scheduler(placement="pinned")
     run_rounds(it, 0, 9, lambda t, r: 1e-3 * r)
     assert it.rank_costs == {}
     assert it.assign(9) == {k: 1 + k % 2 for k in range(12)}

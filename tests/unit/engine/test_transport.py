@@ -1,4 +1,4 @@
-"""Uploads are gathered in four ways: three have the same bits; sums that ranks form alone have those on any ranks."""
+"""The four gather modes: three have the same bits, and those of reducing do not depend on the ranks."""
 
 from dataclasses import dataclass
 
@@ -23,30 +23,30 @@ RULES = ("geometric_median", "harmonize", "krum", "median", "principal", "trimme
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    """Slots of a tiny model are large, and travel in many pieces."""
+    """Make blocks so small that slots of a tiny model are large, and are sent in many pieces."""
     monkeypatch.setattr(linear, "CHUNK", 64)
     monkeypatch.setattr(linear, "BLOCK", 128)
     monkeypatch.setattr(gather, "PIECE_ENTRIES", 64)
 
 
 @pytest.fixture
-def ways(monkeypatch):
-    """The names of the ways that were taken."""
+def gather_classes(monkeypatch):
+    """Record the names of the gather classes that are used."""
     found, plain = [], gather.UploadGather.__init__
     record_way = lambda self, *a: (found.append(type(self).__name__), plain(self, *a))[1]  # noqa: E731
     monkeypatch.setattr(gather.UploadGather, "__init__", record_way)
     return found
 
 
-def whole(config, monkeypatch):
-    """One process that holds all rows."""
+def run_with_rows(config, monkeypatch):
+    """Run in one process that stores all rows."""
     with monkeypatch.context() as patch:
         patch.setattr("fedmpi.engine.transport.round_transport.get_mean_only_slots", lambda method: None)
         return record(play(config))
 
 
-def on_ranks(config, size=SIZE, data=None):
-    """rank -> its finished run, of ranks that are threads."""
+def run_on_ranks(config, size=SIZE, data=None):
+    """Run on ranks that are threads; return rank -> its finished run."""
 
     def run(it):
         it.reason = it.fed.run()
@@ -59,16 +59,16 @@ def on_ranks(config, size=SIZE, data=None):
     return found
 
 
-def served(config, **server):
+def with_server_keys(config, **server):
     return config.model_copy(update={"server": config.server.model_copy(update=server)})
 
 
-def sharded(config):
-    return served(config, placement="sharded")
+def sharded_config(config):
+    return with_server_keys(config, placement="sharded")
 
 
-def local(config, **server):
-    return served(config, reduce="local", **server)
+def reducing_config(config, **server):
+    return with_server_keys(config, reduce="local", **server)
 
 
 # fedsr draws from torch's generator, which ranks as threads share
@@ -76,20 +76,20 @@ THREADED = sorted(set(registry) - {"fedsr"})
 
 
 @pytest.mark.parametrize("method", THREADED)
-def test_sharded_rows_give_the_bits_of_whole_ones(method, monkeypatch, ways):
+def test_sharded_gather_has_the_bits_of_rows(method, monkeypatch, gather_classes):
     config = small_settings(method, "mlp", rounds=2)
-    expected = whole(config, monkeypatch)
-    found = on_ranks(sharded(config))
+    expected = run_with_rows(config, monkeypatch)
+    found = run_on_ranks(sharded_config(config))
     assert record(found[0]) == expected
     travels = found[0].made.messages.upload_layout(0).packing
-    assert ("ShardedGather" in ways) == bool(ChunkPlan(travels).large)
+    assert ("ShardedGather" in gather_classes) == bool(ChunkPlan(travels).large)
 
 
 @pytest.mark.parametrize("rule", [*RULES, {"name": "principal", "scope": "tensor"}])
-def test_rules_on_shards(rule, monkeypatch, ways):
+def test_rules_have_the_same_bits_on_shards(rule, monkeypatch, gather_classes):
     config = small_settings("fedavg", "mlp", rounds=2, server={"rule": rule})
-    assert record(on_ranks(sharded(config))[0]) == whole(config, monkeypatch)
-    assert "ShardedGather" in ways
+    assert record(run_on_ranks(sharded_config(config))[0]) == run_with_rows(config, monkeypatch)
+    assert "ShardedGather" in gather_classes
 
 
 @pytest.mark.parametrize(
@@ -104,34 +104,34 @@ def test_rules_on_shards(rule, monkeypatch, ways):
     ids=str,
 )
 @pytest.mark.parametrize("method", ["scaffold", "fedld"])
-def test_shards_and_what_becomes_of_rows(method, changes, monkeypatch):
-    """Rows that are left out; rank 0 training; fewer clients than ranks."""
+def test_shards_with_dropped_rows_training_rank_0_and_few_clients(method, changes, monkeypatch):
+    """Dropped uploads; rank 0 trains, too; fewer clients than ranks."""
     config = small_settings(method, "mlp", rounds=3, **changes)
-    found = record(on_ranks(sharded(config))[0])
-    expected = whole(config, monkeypatch)
+    found = record(run_on_ranks(sharded_config(config))[0])
+    expected = run_with_rows(config, monkeypatch)
     assert found == expected
     if "max_norm" in str(changes):
         assert any(row["refused"] for row in expected["rows"])
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_rows_of_a_round_that_may_have_to_leave_some_out_are_held(size, ways):
+def test_rows_are_stored_if_uploads_may_be_dropped(size, gather_classes):
     config = small_settings("fedavg", "mlp", rounds=1, faults={"on_bad_update": "drop"})
-    on_ranks(config, size)
-    assert "StreamingGather" not in ways
+    run_on_ranks(config, size)
+    assert "StreamingGather" not in gather_classes
 
 
 # ---- a user's own ----
 @dataclass(frozen=True)
-class Raw(fedmpi.Method):
-    """Reads the rows themselves."""
+class RowReader(fedmpi.Method):
+    """A method that reads the rows themselves."""
 
     def aggregate(self, s, up):
         return up.dw.sort(0).values[0], State()
 
 
 @dataclass(frozen=True)
-class Wrong(fedmpi.Method):
+class UndeclaredReader(fedmpi.Method):
     mean_only_slots = {"dw": ("p",)}
 
     def aggregate(self, s, up):
@@ -139,56 +139,56 @@ class Wrong(fedmpi.Method):
 
 
 @dataclass(frozen=True)
-class Another(fedmpi.Method):
+class UndeclaredSum(fedmpi.Method):
     mean_only_slots = {"dw": ("uniform",)}
 
     def aggregate(self, s, up):
         return up.mean("dw"), State()
 
 
-def named(cls, **changes):
+def config_of_class(cls, **changes):
     config = small_settings("fedavg", "mlp", rounds=2, **changes)
     method = config.method.model_copy(update={"name": f"{__name__}:{cls.__name__}"})
     return config.model_copy(update={"method": method})
 
 
-def test_a_rule_that_reads_rows_gets_them_wherever_they_lie(ways):
-    config = named(Raw)
-    assert record(on_ranks(sharded(config))[0]) == record(play(config))
-    assert "StreamingGather" not in ways
+def test_a_method_that_reads_rows_gets_them_from_all_holders(gather_classes):
+    config = config_of_class(RowReader)
+    assert record(run_on_ranks(sharded_config(config))[0]) == record(play(config))
+    assert "StreamingGather" not in gather_classes
 
 
-@pytest.mark.parametrize(("cls", "said"), [(Wrong, "reads updates.dw"), (Another, "another sum")])
-def test_what_means_does_not_say_is_told(cls, said):
+@pytest.mark.parametrize(("cls", "said"), [(UndeclaredReader, "reads updates.dw"), (UndeclaredSum, "another sum")])
+def test_undeclared_use_of_a_slot_is_an_error(cls, said):
     with pytest.raises(UserError, match=f"mean_only_slots declares .*'dw'.*{said}.*remove 'dw'"):
-        play(named(cls))
+        play(config_of_class(cls))
 
 
 # ---- sums that ranks form alone ----
 @pytest.mark.parametrize("method", THREADED)
-def test_the_same_bits_on_any_ranks(method):
+def test_reducing_has_the_same_bits_on_any_number_of_ranks(method):
     config = small_settings(method, "mlp", rounds=3)
     it = prepare(config)
     large = {name for t in range(3) for name in ChunkPlan(it.made.messages.upload_layout(t).packing).large}
     means = get_mean_only_slots(it.made.method)
     if means is None or not large <= {*means, "_b"}:
         with pytest.raises(UserError, match=r"looks at single .*; use server"):
-            prepare(local(config))
+            prepare(reducing_config(config))
         return
-    root, alone = play(config), play(local(config))
+    root, alone = play(config), play(reducing_config(config))
     expected = record(alone)
     for size in (2, 3, SIZE, 6):
-        found = on_ranks(local(config), size)
+        found = run_on_ranks(reducing_config(config), size)
         assert record(found[0]) == expected
         sent, received = (sum(getattr(it.fed.comm, way) for it in found.values()) for way in BYTES)
         assert sent == received
-    assert record(on_ranks(local(config, trains_clients=True), 3)[0]) == expected
+    assert record(run_on_ranks(reducing_config(config, trains_clients=True), 3)[0]) == expected
     # Each term is rounded to 2^-50, the mean to its own type: after three rounds nothing else has moved.
     w, w0 = root.fed.server.w, prepare(config).fed.server.w
     assert float((alone.fed.server.w - w).norm()) <= 1e-5 * float((w - w0).norm())
 
 
-def test_sums_are_exact_in_any_order():
+def test_integer_sums_are_exact_in_any_order():
     g = torch.Generator().manual_seed(0)
     x, c = torch.randn(30, 1000, generator=g), torch.rand(30, generator=g, dtype=torch.float64)
     c /= c.sum()
@@ -210,14 +210,14 @@ def test_sums_are_exact_in_any_order():
 
 
 @pytest.mark.parametrize("size", [1, 4])
-def test_an_entry_that_the_sums_cannot_hold_is_told(size, monkeypatch):
+def test_an_entry_beyond_the_range_of_integer_sums_is_an_error(size, monkeypatch):
     monkeypatch.setattr(gather_sums, "MAX_ENTRY", 1e-6)
     with pytest.raises(UserError, match=r"limited to values up to 1e-06, but client \d sent .* in slot dw"):
-        on_ranks(local(small_settings("fedavg", "mlp", rounds=1)), size)
+        run_on_ranks(reducing_config(small_settings("fedavg", "mlp", rounds=1)), size)
 
 
 @dataclass(frozen=True)
-class Torn(fedmpi.Method):
+class NanSender(fedmpi.Method):
     mean_only_slots = {"dw": ("p",)}
 
     def upload(self, k):
@@ -228,9 +228,9 @@ class Torn(fedmpi.Method):
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_an_update_that_is_not_finite_ends_the_run_as_ever(size):
+def test_an_update_that_is_not_finite_ends_the_run(size):
     with pytest.raises(UserError, match="client 1"):
-        on_ranks(local(named(Torn)), size)
+        run_on_ranks(reducing_config(config_of_class(NanSender)), size)
 
 
 @pytest.mark.parametrize(
@@ -245,14 +245,14 @@ def test_an_update_that_is_not_finite_ends_the_run_as_ever(size):
         ({"comm": {"compression": "bf16"}}, "comm.compression: bf16 is for single uploads"),
     ],
 )
-def test_what_needs_single_uploads_is_refused(changes, said):
+def test_options_that_need_single_uploads_are_refused(changes, said):
     config = small_settings(changes.pop("method", "fedavg"), "mlp", rounds=1, **changes)
     with pytest.raises(UserError, match=f"{said}.*; use server.reduce: root"):
-        prepare(local(config))
+        prepare(reducing_config(config))
 
 
 # ---- cuts ----
-def test_cuts_share_out_every_column_once(monkeypatch):
+def test_chunk_plan_sends_every_column_once(monkeypatch):
     monkeypatch.setattr(linear, "CHUNK", 16)
     monkeypatch.setattr(linear, "BLOCK", 32)
     packing = Packing({"_loss": (), "b": (7,), "d": (32,), "a": (100,), "c": (3, 70)})
@@ -270,13 +270,13 @@ def test_cuts_share_out_every_column_once(monkeypatch):
             assert all(a % 32 == 0 for a, _ in shares if a < n)
 
 
-def test_what_each_rank_holds(monkeypatch):
-    """m d / W entries a rank, and one row on its way."""
-    config = sharded(small_settings("fedavg", "mlp", rounds=1, cohort={"fraction": 1.0}))
+def test_memory_of_each_rank(monkeypatch):
+    """m d / W entries per rank, and one row that is being sent."""
+    config = sharded_config(small_settings("fedavg", "mlp", rounds=1, cohort={"fraction": 1.0}))
     monkeypatch.setattr(gather_sharded, "MAX_UNSENT_BYTES", 0)
     monkeypatch.setattr(linear, "CHUNK", 16)
     monkeypatch.setattr(linear, "BLOCK", 32)
-    found = on_ranks(config)
+    found = run_on_ranks(config)
     made = found[0].made
     d, m = made.model.layout.size, 7
     for it in found.values():

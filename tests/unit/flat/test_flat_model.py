@@ -1,4 +1,4 @@
-"""The flat model: the same arithmetic as an ordinary module, bit for bit, on views of two vectors."""
+"""The flat model computes the same bits as an ordinary module, on views of two vectors."""
 
 import hashlib
 import warnings
@@ -16,7 +16,7 @@ both = pytest.mark.parametrize("channels_last", [False, True])
 
 
 class Net(nn.Module):
-    """Convolutions (one of 1 x 1), batch and group normalisation, a head; one parameter that is not trained."""
+    """Convolutions (one of them 1 x 1), batch and group normalisation, a head, and a parameter that is not trained."""
 
     def __init__(self):
         super().__init__()
@@ -33,30 +33,30 @@ class Net(nn.Module):
         return self.head(self.scale * self.body(x).mean((2, 3)) + self.shift)
 
 
-def module(seed=0):
+def make_module(seed=0):
     torch.manual_seed(seed)
     return Net()
 
 
-def flat(channels_last, seed=0):
-    return FlatModel(module(seed), {"head.weight", "head.bias"}, channels_last=channels_last)
+def make_flat(channels_last, seed=0):
+    return FlatModel(make_module(seed), {"head.weight", "head.bias"}, channels_last=channels_last)
 
 
-def data(channels_last, n=12):
+def make_data(channels_last, n=12):
     g = torch.Generator().manual_seed(1)
     x, y = torch.randn(n, 3, 6, 6, generator=g), torch.randint(3, (n,), generator=g)
     return x.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format), y
 
 
-def ordinary(channels_last, seed=0):
-    plain = module(seed)
+def make_ordinary(channels_last, seed=0):
+    plain = make_module(seed)
     return plain.to(memory_format=torch.channels_last) if channels_last else plain
 
 
 # ---- layout ----
 @both
 def test_every_parameter_is_a_view_of_w_and_every_float_buffer_of_b(channels_last):
-    model, plain = flat(channels_last), module()
+    model, plain = make_flat(channels_last), make_module()
     assert model.w.numel() == sum(p.numel() for p in plain.parameters() if p.requires_grad)
     assert model.b.numel() == 8 + 8 + 1  # running mean and variance, shift; neither the counter nor the table
     for name, p in plain.named_parameters():
@@ -73,10 +73,10 @@ def test_every_parameter_is_a_view_of_w_and_every_float_buffer_of_b(channels_las
     assert (model.w == 9).sum() == 3
 
 
-def test_segments_lie_in_state_dict_order_without_gaps():
-    model = flat(True)
+def test_segments_are_in_state_dict_order_without_gaps():
+    model = make_flat(True)
     segments = model.layout.segments
-    assert [s.name for s in segments] == [name for name, p in module().named_parameters() if p.requires_grad]
+    assert [s.name for s in segments] == [name for name, p in make_module().named_parameters() if p.requires_grad]
     assert [s.start for s in segments] == [0, *(s.stop for s in segments[:-1])]
     assert segments[-1].stop == model.layout.size
     groups = {s.name: s.group for s in segments}
@@ -90,21 +90,21 @@ def test_segments_lie_in_state_dict_order_without_gaps():
     }  # fmt: skip
 
 
-def test_convolutions_lie_as_blocks_of_channels():
-    """O,H,W,I: the inner stride of a kernel's input channel is 1, which is what channels-last kernels read."""
-    model = flat(True)
+def test_convolution_weights_are_stored_as_ohwi_blocks():
+    """The stride of a kernel's input channel is 1, as channels-last kernels require."""
+    model = make_flat(True)
     weight = model.module.body[0].weight  # (8, 3, 3, 3)
     assert weight.stride() == (27, 1, 9, 3)
     s = next(s for s in model.layout.segments if s.name == "body.0.weight")
     stored = model.w[s.start : s.stop]
-    assert torch.equal(stored, module().body[0].weight.permute(0, 2, 3, 1).flatten())
+    assert torch.equal(stored, make_module().body[0].weight.permute(0, 2, 3, 1).flatten())
     assert weight.data_ptr() == stored.data_ptr()
 
 
 @both
-def test_sha256_is_that_of_the_state_dict(channels_last):
-    """Whatever the order inside the vector: little-endian values, tensor after tensor, row-major."""
-    model, plain = flat(channels_last), module()
+def test_sha256_equals_that_of_the_state_dict(channels_last):
+    """It does not depend on the order in the vector: values are little-endian and row-major, tensor by tensor."""
+    model, plain = make_flat(channels_last), make_module()
     parameters = dict(plain.named_parameters())
     digest = hashlib.sha256()
     for name, value in plain.state_dict().items():
@@ -118,29 +118,29 @@ def test_sha256_is_that_of_the_state_dict(channels_last):
 
 # ---- loading, copies ----
 @both
-def test_load_and_state_dict(channels_last):
-    model, target = flat(channels_last), flat(channels_last, seed=3)
+def test_load_and_state_dict_are_inverse(channels_last):
+    model, target = make_flat(channels_last), make_flat(channels_last, seed=3)
     w, b = target.w.clone(), target.b + 0.5
     stated = model.state_dict(w, b)
-    assert list(stated) == list(module().state_dict())
+    assert list(stated) == list(make_module().state_dict())
     model.load(w)
     assert torch.equal(model.w, w)
-    assert torch.equal(model.b, flat(channels_last).b)  # buffers were not given
+    assert torch.equal(model.b, make_flat(channels_last).b)  # buffers were not given
     model.load(w, b)
-    fresh = module(8)
+    fresh = make_module(8)
     fresh.load_state_dict(stated)
     for name, value in model.module.state_dict().items():
         assert torch.equal(fresh.state_dict()[name], value)
-    assert torch.equal(stated["head.weight"], module(3).head.weight)
+    assert torch.equal(stated["head.weight"], make_module(3).head.weight)
 
 
-def test_counters_start_anew_with_every_client_and_in_files():
-    """Else batch statistics with momentum=None, and files of models, would depend on whom this rank trained last."""
-    net = module()
+def test_counters_are_reset_for_each_client_and_in_files():
+    """Otherwise saved models, and batch statistics with momentum=None, would depend on the client trained last."""
+    net = make_module()
     net.again = net.body[1]  # one counter under two names
     model = FlatModel(net, channels_last=True)
     counter = model.module.body[1].num_batches_tracked
-    model.module.train()(data(True)[0])
+    model.module.train()(make_data(True)[0])
     stated = model.state_dict(model.w, model.b)
     assert [int(stated[f"{name}.num_batches_tracked"]) for name in ("body.1", "again")] == [0, 0]
     assert stated.keys() == net.state_dict().keys()
@@ -152,8 +152,8 @@ def test_counters_start_anew_with_every_client_and_in_files():
     assert counter == 5
 
 
-def test_only_some_groups_train():
-    model = flat(True)
+def test_train_only_trains_these_groups():
+    model = make_flat(True)
     wanted = [p.requires_grad for p in model.parameters]
     with model.train_only({"head"}) as parameters:
         assert [p.shape for p in parameters] == [(3, 4), (3,)]
@@ -169,10 +169,10 @@ def test_only_some_groups_train():
     ("channels_last", "attached", "fused"),
     [(False, False, False), (False, True, True), (True, False, True), (True, True, False)],
 )
-def test_training_is_that_of_an_ordinary_module(channels_last, attached, fused):
-    """Gradients that autograd allocates, or one flat vector that it accumulates into: the same bits either way."""
-    model, plain = flat(channels_last), ordinary(channels_last)
-    x, y = data(channels_last)
+def test_training_equals_that_of_an_ordinary_module(channels_last, attached, fused):
+    """The bits are the same with gradients that autograd allocates and with one flat vector as their memory."""
+    model, plain = make_flat(channels_last), make_ordinary(channels_last)
+    x, y = make_data(channels_last)
     trained = []
     for net in (model.module, plain):
         own = net is model.module
@@ -189,13 +189,13 @@ def test_training_is_that_of_an_ordinary_module(channels_last, attached, fused):
         trained.append(net)
     for name, value in plain.state_dict().items():
         assert torch.equal(model.module.state_dict()[name], value), name
-    assert model.layout.sha256(model.w) != flat(channels_last).layout.sha256(flat(channels_last).w)
+    assert model.layout.sha256(model.w) != make_flat(channels_last).layout.sha256(make_flat(channels_last).w)
 
 
 @both
-def test_the_flat_gradient_is_autograds(channels_last):
-    model, plain = flat(channels_last), ordinary(channels_last)
-    x, y = data(channels_last)
+def test_the_flat_gradient_equals_that_of_autograd(channels_last):
+    model, plain = make_flat(channels_last), make_ordinary(channels_last)
+    x, y = make_data(channels_last)
     g = model.attach_gradient()
     for _ in range(2):
         g.zero_()
@@ -214,8 +214,8 @@ def test_the_flat_gradient_is_autograds(channels_last):
 
 
 # ---- parts ----
-def test_selections_of_groups():
-    model = flat(True)
+def test_selections_of_groups_contain_their_tensors():
+    model = make_flat(True)
     layout = model.layout
     one = 1 + 8 * 27 + 8  # scale, first convolution
     assert layout.select({"body"}).ranges == ((0, one), (one + 16, one + 16 + 32))  # a norm's 16 lie between
@@ -228,7 +228,7 @@ def test_selections_of_groups():
 
 
 @pytest.mark.parametrize("ranges", [(), ((0, 10),), ((0, 2), (4, 5), (7, 10))])
-def test_selections_take_and_put(ranges):
+def test_selection_put_is_the_inverse_of_take(ranges):
     part, inside = Selection(10, ranges), [i for a, b in ranges for i in range(a, b)]
     assert part.take(torch.arange(10.0)).tolist() == inside
     assert (part.size, part.selects_all) == (len(inside), len(inside) == 10)
@@ -239,8 +239,8 @@ def test_selections_take_and_put(ranges):
 
 # ---- what is frozen ----
 @both
-def test_a_frozen_parameter_is_in_no_vector_and_is_there_once(channels_last):
-    net = module()
+def test_frozen_parameters_are_shared_and_not_in_the_vector(channels_last):
+    net = make_module()
     net.body[0].requires_grad_(False)
     model = FlatModel(net, {"head.weight", "head.bias"}, channels_last=channels_last)
     assert set(model.frozen) == {"still", "body.0.weight", "body.0.bias"}
@@ -252,19 +252,19 @@ def test_a_frozen_parameter_is_in_no_vector_and_is_there_once(channels_last):
     twin.load(torch.zeros_like(model.w), model.b)
     model.load(torch.ones_like(model.w))
     assert all(torch.equal(p, before[name]) for name, p in model.frozen.items())
-    x, y = data(channels_last)
+    x, y = make_data(channels_last)
     assert torch.equal(twin.module(x), torch.zeros(12, 3))
     cross_entropy(model.module(x), y).backward()
     assert all(p.grad is None for p in model.frozen.values())
     saved = model.state_dict(torch.full_like(model.w, 2.0), model.b)
-    assert list(saved) == list(module().state_dict())
+    assert list(saved) == list(make_module().state_dict())
     assert torch.equal(saved["body.0.weight"], before["body.0.weight"])
     assert (saved["head.weight"] == 2).all()
 
 
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU])
-def test_nobody_is_told_to_take_recurrent_weights_out_of_the_vector(layer):
-    """The words are those of PyTorch's cuDNN kernels, which warn at each call."""
+def test_the_warning_about_recurrent_weights_is_suppressed(layer):
+    """It has the text of PyTorch's cuDNN kernels, which would issue it at each call."""
     advice = (
         "RNN module weights are not part of single contiguous chunk of memory. This means they need to be compacted at "
         "every call, possibly greatly increasing memory usage. To compact weights again call flatten_parameters()."

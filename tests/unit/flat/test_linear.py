@@ -1,4 +1,4 @@
-"""Sums over clients against float64 numpy."""
+"""Sums over clients, compared with float64 numpy."""
 
 import numpy as np
 import pytest
@@ -25,8 +25,10 @@ def test_combine_is_a_float64_sum_rounded_once(n):
 
 
 @pytest.mark.parametrize("n", [1000, 5 * linear.CHUNK + 7])
-def test_gram_is_a_float64_matrix(n):
-    """Blocks of columns give the same bits: a combination's columns are local, a Gram matrix is a sum over chunks."""
+def test_gram_matrix_is_computed_in_float64(n):
+    """Blocks of columns give the same bits: columns of a weighted sum are independent, and a Gram matrix is a sum over
+    chunks.
+    """
     x, step, c = rows(4, n), linear.CHUNK, weights(4)
     wide = x.numpy().astype(np.float64)
     K = linear.gram(x)
@@ -39,7 +41,7 @@ def test_gram_is_a_float64_matrix(n):
 
 
 @pytest.mark.parametrize(("m", "span"), [(1, (0, 1000)), (2, (100, 900)), (12, (130, 140)), (17, (100, 900))])
-def test_a_gram_matrix_has_its_bits_over_ranks_that_have_blocks_of_columns(m, span, monkeypatch):
+def test_gram_matrix_from_blocks_on_several_ranks_has_the_same_bits(m, span, monkeypatch):
     monkeypatch.setattr(linear, "CHUNK", 16)
     monkeypatch.setattr(linear, "BLOCK", 32)
     (a, b), x = span, rows(m, 1000)
@@ -51,16 +53,16 @@ def test_a_gram_matrix_has_its_bits_over_ranks_that_have_blocks_of_columns(m, sp
     np.testing.assert_allclose(expected.numpy(), wide @ wide.T, rtol=1e-12, atol=1e-9)
 
 
-def test_rows_may_be_a_slice_of_longer_ones():
-    """Uploads are gathered with other fields beside them."""
+def test_rows_may_be_slices_of_longer_rows():
+    """Gathered uploads contain other fields before and after a slot."""
     x, c = rows(3, 4 * linear.CHUNK + 50), weights(3)
     part = x[:, 11:-20]
     assert torch.equal(linear.combine(part, c), linear.combine(part.contiguous(), c))
     assert torch.equal(linear.gram(part), linear.gram(part.contiguous()))
 
 
-def test_calls_over_several_chunks_have_the_bits_of_one_each(monkeypatch):
-    """Sums in the rows' own type; whatever part of the vector this is, and with as many threads as there are."""
+def test_bits_do_not_depend_on_chunks_per_task_and_threads(monkeypatch):
+    """For sums in the rows' own type, for any part of the vector and any number of threads."""
     monkeypatch.setattr(linear, "MAX_FLOAT64_WIDTH", 1)
     n, c = 5 * linear.CHUNK + 7, weights(6)
     x, found, threads = rows(6, n), [], torch.get_num_threads()
