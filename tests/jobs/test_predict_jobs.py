@@ -25,7 +25,7 @@ def test_any_number_of_ranks_writes_the_same_preparation_and_predictions(tmp_pat
     for site in ("north", "south"):
         write(tmp_path / f"{site}.csv", [row for row in rows if row[2] == site])
     (tmp_path / "run.yaml").write_text(
-        f"rounds: 1\noutput: {tmp_path}/runs\ntimeline: false\nreport: false\n"
+        f"rounds: 1\noutput: {tmp_path}/runs\ntrace: false\nreport: false\n"
         f"data: {{source: table, root: {tmp_path}, label_column: sick, features: [age], class_names: ['no', 'yes']}}\n"
         "model: {name: logistic}\nmethod: {name: fedavg}\n"
     )

@@ -33,8 +33,8 @@ class Sweep:
     def __init__(self, cluster):
         self.cluster, self.place, self.file = cluster, cluster.folder / "many", cluster.folder / "sweep.yaml"
         model = {"name": f"{cluster.folder / 'gated.py'}:gated"}
-        over = {"method": {"FedAvg": {"method": {"name": "fedavg"}}, "SCAFFOLD": {}}, "seed": [0, 1]}
-        told = {**CONFIG, "model": model, "output": str(cluster.folder), "name": "many", "over": over}
+        grid = {"method": {"FedAvg": {"method": {"name": "fedavg"}}, "SCAFFOLD": {}}, "seed": [0, 1]}
+        told = {**CONFIG, "model": model, "output": str(cluster.folder), "name": "many", "grid": grid}
         self.file.write_text(yaml.safe_dump(told))
 
     def submit(self, *words):
