@@ -31,7 +31,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.redaction import redact
 from fedmpi.config.schema import MethodSettings, Settings
 from fedmpi.data.federated import FederatedData
-from fedmpi.engine.local.client_context import ClientContext, Watch
+from fedmpi.engine.local.client_context import ClientContext, StepCallback
 from fedmpi.runtime import build
 
 KINDS = ("forward", "backward", "frozen")
@@ -86,7 +86,7 @@ def count_operations(settings: Settings, data: FederatedData, device: torch.devi
     fed = build.make_federation(made, SingleProcess(device), lambda: False)
     counter, steps, start = OperationCounter(), list[tuple[int, Tensor]](), torch.zeros(len(KINDS), dtype=torch.int64)
 
-    def watch(_: ClientContext) -> Watch:
+    def watch(_: ClientContext) -> StepCallback:
         start.copy_(counter.count)
         return lambda x, y: steps.append((len(y), counter.count.clone()))  # the count when the gradient is there
 

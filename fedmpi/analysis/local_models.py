@@ -15,7 +15,7 @@ from fedmpi.config.schema import Settings
 from fedmpi.data.federated import FederatedData
 from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.federation import Federation
-from fedmpi.engine.local.client_context import ClientContext, Watch
+from fedmpi.engine.local.client_context import ClientContext, StepCallback
 from fedmpi.runtime import build, build_data
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.device import choose_device, configure_numerics
@@ -59,7 +59,7 @@ def train_local_models(
     trainer: ClientTrainer,
     members: Sequence[int],
     t: int,
-    watch: Callable[[ClientContext], Watch] | None = None,
+    watch: Callable[[ClientContext], StepCallback] | None = None,
 ) -> LocalModels:
     """Train clients locally, as in round t, from the global model of `fed`, which does not change.
 
@@ -89,7 +89,7 @@ def train_local_models(
         state = states.rows.get(client, messages.initial_state("client_state", states.w0, states.b0)).clone()
         with seeds.preserve_rng_state():
             k = ClientContext(trainer, client, t, lr, inbox, download, state)
-            k.watch, k.cut_short = watch and watch(k), False
+            k.on_step, k.stops_on_request = watch and watch(k), False
             k.run_round(row)
         w.append(model.w.clone())
         b.append(model.b.clone())

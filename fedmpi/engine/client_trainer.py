@@ -1,4 +1,4 @@
-"""The objects with which a rank trains its clients: one model, frozen copies of it, the data, and the method."""
+"""What a rank needs to train its clients: one model, frozen copies of it, the data, and the method."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from fedmpi.models.net import FeaturesAndHead
 from fedmpi.tasks.classification import Classification
 from fedmpi.tasks.regression import Regression
 
-# hooks that are called while clients train
-HOOKS = ("initial_weights", "train", "loss", "regularizer", "correct_gradient", "step", "upload")
+# Hooks that are called while clients train.
+CLIENT_HOOKS = ("initial_weights", "train", "loss", "regularizer", "correct_gradient", "step", "upload")
 
 
 class ClientTrainer:
-    """Trains the clients of one rank, one after another in the same model."""
+    """Holds the model, task, method and data with which one rank trains its clients, one after another."""
 
     def __init__(
         self,
@@ -52,12 +52,22 @@ class ClientTrainer:
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
         """Args:
-        drops_bad_updates: leave the decision about updates that are not finite to the server; otherwise they end the
-        run.
-        drops_failed_clients: leave a client out of the round if its code raises an error.
+        model: the flat model in which all clients of the rank are trained.
+        net: the same model, split into features and head.
+        task: the task.
+        method: the method.
+        data: the federated data.
+        messages: the layout of messages and of client state.
+        local_training: the settings of local training.
+        seed: the seed of the run.
+        bf16: whether to train with bf16 autocast.
+        drops_bad_updates: whether updates that are not finite are sent to the server, which leaves them out; otherwise
+            they end the run.
+        drops_failed_clients: whether a client is left out of the round if its code raises an error.
         pack: number of clients that are trained at once.
-        strict: end the run if clients cannot be trained at once; otherwise they are trained one after another.
-        graphs: whether to capture training passes as CUDA graphs; "auto": if all of their code is known to permit it.
+        strict: whether the run ends if clients cannot be trained at once; otherwise they are trained one by one.
+        graphs: whether to capture training passes as CUDA graphs; "auto": if all code in them is known to permit it.
+        stop: returns whether the run has been asked to stop.
         """
         self.model, self.net, self.task, self.method = model, net, task, method
         self.data, self.messages, self.local_training, self.seed = data, messages, local_training, seed
@@ -67,67 +77,66 @@ class ClientTrainer:
         captures = graphs is True or (graphs == "auto" and consists_of_known_parts(model.module, task))
         self.graphs = PassGraphs(strict=graphs is True) if captures else None
         self._frozen_copies: list[tuple[FlatModel, FeaturesAndHead]] = []
-        self.nothing = model.w.new_empty(0)
-        self.initial_gradient_weight = (
-            nan if local_training.not_plain_sgd_reason() else 0.0
-        )  # the initial value of a client's `a`
-        self._broadcast: tuple[Tensor | None, Views] = (None, Views({}))  # the latest broadcast, and its fields
+        self.empty_row = model.w.new_empty(0)
+        self.initial_gradient_weight = nan if local_training.not_plain_sgd_reason() else 0.0
+        self._broadcast: tuple[Tensor | None, Views] = (None, Views({}))  # the newest broadcast row, and its fields
         self.frozen_guard = FrozenTensorGuard(model)
-        self.direct = None if overrides(method, "loss") or bf16 else _direct(model.module, task)
-        # Whether code that is not fedmpi's may draw from the global random generators.
-        self.draws = self.direct is None or any(overrides(method, hook) for hook in HOOKS)
+        self.fast_loss = None if overrides(method, "loss") or bf16 else _make_fast_loss(model.module, task)
+        # Whether code of the model or of hooks may draw from the global random generators.
+        self.may_draw_random_numbers = self.fast_loss is None or any(overrides(method, hook) for hook in CLIENT_HOOKS)
         vectors = not isinstance(data.input_shape, dict) and len(data.input_shape) == 1
-        self.mlp_backward = MLPBackward.of(model.module, task, vectors) if self.direct else None
-        self.sizes = data.train_sizes  # number of training samples of each client
+        self.mlp_backward = MLPBackward.create(model.module, task, vectors) if self.fast_loss else None
+        self.train_sizes = data.train_sizes  # number of training samples of each client
         self.label_counts = torch.from_numpy(data.label_counts).to(model.w.device)  # (N, classes)
-        # Passes label counts to a task that weighs classes: once the sum over all clients, or, if counts are private to
-        # the sites, those of each client before it trains.
+        # Passes label counts to a task that weighs classes. It is called once with the sum over all clients; if counts
+        # are private to the sites, it is called with a client's own counts before that client trains.
         self.set_class_counts: Callable[[Tensor], object] = getattr(task, "set_class_counts", lambda counts: None)
         if data.label_counts_shared:
             self.set_class_counts(self.label_counts.sum(0))
 
-    def generators(self, t: int, client: int, fit: int) -> tuple[torch.Generator, torch.Generator | None]:
-        """Return the random generators of a client's call number `fit` of fit() in round t.
+    def make_generators(self, t: int, client: int, fit: int) -> tuple[torch.Generator, torch.Generator | None]:
+        """Return the random generators for a client's `fit`-th call of fit() in round t.
 
         Returns:
-            The generator of the order of samples, and that of augmentation, which is None if samples are not augmented.
+            The generator for the order of samples, and the one for augmentation, or None if samples are not augmented.
         """
         is_augmented = self.data.train[client].random_numbers_per_sample > 0
         augment = seeds.torch_generator(self.seed, "augment", t, client, fit) if is_augmented else None
         return seeds.torch_generator(self.seed, "batches", t, client, fit), augment
 
-    def wait(self) -> None:
-        """Wait until a GPU has finished its work, so that its time can be measured."""
+    def synchronize(self) -> None:
+        """Wait until the GPU, if there is one, has finished its work, so that its time can be measured."""
         if self.model.w.is_cuda:
             torch.cuda.current_stream(self.model.w.device).synchronize()
 
-    def precision(self) -> AbstractContextManager[Any]:
-        """Return the autocast context of bf16 training if it is configured, else an empty context.
+    def autocast_context(self) -> AbstractContextManager[Any]:
+        """Return the autocast context for bf16 if it is configured, else a context without effect.
 
-        Weights, gradients and messages keep the model's type.
+        Weights, gradients and messages keep the model's dtype.
         """
         return torch.autocast(self.model.w.device.type, torch.bfloat16) if self.bf16 else nullcontext()
 
-    def unpack_broadcast(self, announcement: Tensor) -> Views:
-        """Return the fields of the broadcast row `announcement`, as the same tensors for all clients of this rank."""
-        if self._broadcast[0] is not announcement:
-            self._broadcast = announcement, self.messages.broadcast_layout().packing.views(announcement)
+    def unpack_broadcast(self, broadcast_row: Tensor) -> Views:
+        """Return the fields of a broadcast row by name; all clients of this rank get the same tensor objects."""
+        if self._broadcast[0] is not broadcast_row:
+            self._broadcast = broadcast_row, self.messages.broadcast_layout().packing.views(broadcast_row)
         return self._broadcast[1]
 
     def frozen_copy(self, number: int) -> tuple[FlatModel, FeaturesAndHead]:
-        """Return the frozen copy of the model with this number, in the same layout; it is created on first use."""
+        """Return one of several frozen copies of the model, in the same layout; it is created on first use."""
         while len(self._frozen_copies) <= number:
             model = self.model.frozen_copy()
             self._frozen_copies.append((model, FeaturesAndHead(model.module, self.data.input_shape, self.data.x_dtype)))
         return self._frozen_copies[number]
 
 
-def _direct(module: nn.Module, task: Any) -> Callable[[Any, Tensor, Tensor], Tensor] | None:
-    """Return FedAvg's loss as a function if only fedmpi's own code computes it for this model and task; else None.
+def _make_fast_loss(module: nn.Module, task: Any) -> Callable[[Any, Tensor, Tensor], Tensor] | None:
+    """Return the task's loss as a direct function (client, x, y) -> (), or None if the model or task is not built in.
 
-    Such code draws no random numbers and stores nothing.
+    The function bypasses the hooks of torch modules. Built-in chains of layers draw no random numbers and keep no
+    state between calls, which the fast paths rely on.
     """
     forward = make_forward_without_hooks(module)
     if forward is None or type(task).loss not in (Classification.loss, Regression.loss):
         return None
-    return lambda k, x, y: task.loss(forward, x, y)
+    return lambda client, x, y: task.loss(forward, x, y)

@@ -40,7 +40,7 @@ from fedmpi.data.batches import Shard, batches, merge_shards
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.federation_config import SERVER_PROTOCOLS, FederationConfig
-from fedmpi.engine.hook_checks import not_passed, wrong
+from fedmpi.engine.hook_checks import forward_error, hook_error
 from fedmpi.engine.local.client_context import ClientContext
 from fedmpi.engine.messages import MessageLayouts
 from fedmpi.engine.server import FederationServer
@@ -87,7 +87,7 @@ def evaluate(
     module = trainer.model.module.eval()
     loss, outputs, targets = torch.zeros((), dtype=torch.float64, device=trainer.model.w.device), [], []
     weight: int | Tensor = 0
-    with torch.inference_mode(), trainer.precision() if trainer.bf16 else nullcontext():
+    with torch.inference_mode(), trainer.autocast_context() if trainer.bf16 else nullcontext():
         for x, y in batches(shard, batch_size, None):
             f = _outputs(trainer, module, x, predict)
             batch_weight = task.batch_weight(y)
@@ -111,7 +111,7 @@ def _outputs(
     try:
         f = predict(x) if predict else call_module(module, x)
     except Exception as error:
-        raise not_passed(module, x, error) from error
+        raise forward_error(module, x, error) from error
     shape = (len(x), *trainer.net.output_shape)
     if not isinstance(f, Tensor) or f.shape != shape or f.is_complex():
         given = f"{f.dtype} {tuple(f.shape)}" if isinstance(f, Tensor) else type(f).__name__
@@ -133,16 +133,16 @@ def load_own_model(client: ClientContext, fine_tuned: int = 0) -> Callable[[Tens
         None.
     """
     method = client.trainer.method
-    w = client.check("personal_weights", method.personal_weights(client))
+    w = client.check_result("personal_weights", method.personal_weights(client))
     client.trainer.model.load(
-        w, client.check("personal_buffers", method.personal_buffers(client), tuple(client.b0.shape))
+        w, client.check_result("personal_buffers", method.personal_buffers(client), tuple(client.b0.shape))
     )
     if fine_tuned:
         client.fine_tune(fine_tuned)
     predict = method.predict(client)
     if predict is not None and not callable(predict):
         text = f"returned {type(predict).__name__}; it must return None or a function x (B, ...) -> (B, outputs)"
-        raise wrong(method, "predict", client.where, text)
+        raise hook_error(method, "predict", client.where, text)
     return predict
 
 

@@ -148,7 +148,7 @@ class Federation:
         downloads = self.transport.send_downloads(t, cohort, placement, self.server)
         span("download")
         if self.probes is not None:
-            self.probes.train(t, cohort, placement, downloads)
+            self.probes.train_local_models(t, cohort, placement, downloads)
             span("analyse")
 
         gather = self.transport.gather_uploads(t, cohort, placement, self.scheduler.cohort_weights(cohort)[1])

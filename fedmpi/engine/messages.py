@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.user_code_errors import add_error_context, make_located_error
-from fedmpi.engine.hook_checks import check_declarations, numbers
+from fedmpi.engine.hook_checks import check_declarations, numeric_options
 from fedmpi.flat import linear
 from fedmpi.flat.formats import Format, RowCodec
 from fedmpi.flat.layout import ALL_GROUPS, ATOM, BODY, COEF, HEAD, NORM, Layout, Selection
@@ -121,7 +121,7 @@ class MessageLayouts:
         self._last: tuple[int, Any] = (-1, None)  # the latest round that was asked for, and its upload layout
         self._broadcast_layouts: dict[Groups, BroadcastLayout] = {}
         self.head = model.layout.select({HEAD})
-        self.options = numbers(method)
+        self.options = numeric_options(method)
         integer_options = {name: value for name, value in self.options.items() if isinstance(value, int)}
         group_sizes = {group: model.layout.select({group}).size for group in (*STANDARD_GROUPS, *model.layout.groups())}
         symbols = {"d": model.layout.size, "s": self.shared.size, "h": self.head.size, "b": model.buffer_layout.size}

@@ -112,7 +112,7 @@ class FederationServer:
         packing, where = self.messages.server_state, "at the start"
         with add_error_context(where), seeds.temporary_seed(self.view.seed, hook, self.view.round):
             given = {name: getattr(self.method, hook)(packing.shapes[name], self.view.generator("start", name))}
-        hook_checks.check_slots(self.method, hook, given, self.method.server_state, packing, where, self.w, due=())
+        hook_checks.check_slots(self.method, hook, given, self.method.server_state, packing, where, self.w, required=())
         hook_checks.check_finite(self.method, hook, packing, given[name].flatten(), where)
         packing.write(self.state_row, given)
 
@@ -218,7 +218,7 @@ class FederationServer:
         hook_checks.check_slots(method, "aggregate", state, declared, packing, where, self.w)
         if self.rule is None:
             return direction, state
-        if text := hook_checks.mismatch(ruled, size, (self.w.device.type,)):
+        if text := hook_checks.describe_mismatch(ruled, size, (self.w.device.type,)):
             text = f"{where}: the server rule returned {text}; it must return a float tensor of shape {size}"
             raise make_located_error(text, self.rule)
         return ruled, state

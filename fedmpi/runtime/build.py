@@ -26,7 +26,7 @@ from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.federation_config import FederationConfig, RunCallbacks
 from fedmpi.engine.hook_checks import are_finite
-from fedmpi.engine.local.client_optimizers import state_shapes
+from fedmpi.engine.local.client_optimizers import optimizer_slot_shapes
 from fedmpi.engine.local.local_training_config import LocalTrainingConfig, learning_rate
 from fedmpi.engine.local.mlp_backward import MLPBackward
 from fedmpi.engine.messages import MessageLayouts
@@ -254,7 +254,7 @@ def make_messages(
         )
     form: Format | None = None if wire == "fp32" else Int8() if wire == "int8" else HalfPrecision(wire)
     sizes = (data.classes, net.feature_dim or 0, data.clients, settings.rounds)
-    states = state_shapes(make_local_training(settings), model.layout)
+    states = optimizer_slot_shapes(make_local_training(settings), model.layout)
     with add_error_context(f"method {settings.method.name}"):
         return MessageLayouts(method, model, *sizes, form, states)
 
@@ -266,7 +266,7 @@ def make_local_training(settings: Settings) -> LocalTrainingConfig:
     options |= {"eps": train.eps} if train.eps is not None else {}
     options |= {"betas": tuple(train.betas)} if train.betas else {}
     batch_size = None if train.batch_size == "full" else train.batch_size
-    return LocalTrainingConfig(batch_size=batch_size, keep=train.persist_optimizer, **options)
+    return LocalTrainingConfig(batch_size=batch_size, persist_optimizer=train.persist_optimizer, **options)
 
 
 def choose_clients_per_pass(experiment: Experiment) -> int:
@@ -291,10 +291,10 @@ def choose_clients_per_pass(experiment: Experiment) -> int:
         reason = "what the task weighs by are each client's own counts (data.share_label_counts: false)"
     if not reason:
         hooks = any(overrides(experiment.method, hook) for hook in ("loss", "regularizer", "correct_gradient"))
-        chain = MLPBackward.of(experiment.model.module, experiment.task, len(data.input_shape) == 1)
+        chain = MLPBackward.create(experiment.model.module, experiment.task, len(data.input_shape) == 1)
         full = train.momentum or train.weight_decay or hooks or chain is None
         samples = 0 if full else (train.epochs or 0) * int(data.train_sizes.max(initial=0))
-        return packed_rounds.clients_at_once(pack, experiment.model, samples)
+        return packed_rounds.choose_clients_per_pass(pack, experiment.model, samples)
     if pack != "auto":
         raise UserError(
             f"compute.clients_per_pass: {pack}: clients cannot be trained together: {reason}; {packed_rounds.REMEDY}"

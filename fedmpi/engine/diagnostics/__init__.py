@@ -1,1 +1,1 @@
-"""Measurements of a round beyond its metrics (`analysis:`), such as drift or forgetting, distributed over the ranks."""
+"""Additional measurements of rounds (`analysis`), for example client drift or forgetting, spread over the ranks."""

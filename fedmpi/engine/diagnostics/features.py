@@ -1,13 +1,14 @@
-"""Statistics of features and head on common samples, which FedUV's terms regularise.
+"""Probe `features`: statistics of features and head, related to the regularisers of FedUV.
 
-The samples are SAMPLES rows of the global test set, evenly spaced. z are their features, the inputs of the head, and P
-the predicted probabilities. Each number is computed for the global model after the round, and as the mean over the
-local models (..._local). It is nan if the task has no classes or the head is not one linear layer.
-    rank         exp(- sum_j q_j log q_j), q the singular values of z - mean z over their sum (Roy and Vetterli 2007)
-    uniformity   FedUV's U: mean over pairs of exp(-d / sigma), d squared distances, sigma the median of those above 0
+They are computed on MAX_SAMPLES evenly spaced rows of the global test set. z are the features of these rows, i.e. the
+inputs of the head, and P the predicted probabilities. Each statistic is computed for the global model after the round,
+and averaged over the local models (NAME_local). It is nan if the task has no classes or the head is not one linear
+layer.
+    rank         exp(- sum_j q_j log q_j), q: singular values of z - mean z, divided by their sum (Roy, Vetterli 2007)
+    uniformity   FedUV's U: mean over pairs of exp(-d / sigma), d: squared distances, sigma: median of the non-zero d
     classifier   mean singular value of the head's weights, as in FedUV's analysis
-    deviation    mean over c of FedUV's s_c, standard deviation of P_c: about sqrt(C - 1) / C if predictions are certain
-                 and correct, and classes have equal size
+    deviation    mean over c of FedUV's s_c, the standard deviation of P_c. It is about sqrt(C - 1) / C if predictions
+                 are certain and correct, and classes have equal size
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ from torch.nn.functional import pdist
 from fedmpi.data.batches import Shard, batches
 from fedmpi.engine.diagnostics.cohort import Cohort, Model, Probe
 
-SAMPLES = 512
-NAMES = ("rank", "uniformity", "classifier", "deviation")
+MAX_SAMPLES = 512
+STATISTICS = ("rank", "uniformity", "classifier", "deviation")
 
 
-def samples(c: Cohort) -> Shard:
-    """Return at most SAMPLES rows of the global test set, the same for every model, rank and round."""
+def select_samples(c: Cohort) -> Shard:
+    """Return at most MAX_SAMPLES rows of the global test set, the same for every model, rank and round."""
     test = c.trainer.data.global_test
     assert test is not None  # checked by runtime/compatibility.py
-    n = min(len(test), SAMPLES)
+    n = min(len(test), MAX_SAMPLES)
     return Shard(test.x, test.y, test.index[torch.arange(n) * len(test) // max(n, 1)])
 
 
-def outputs(c: Cohort, model: Model) -> tuple[Tensor, Tensor]:
-    """Load a model; return features z (n, z) and outputs f (n, C) of the samples, float64, in evaluation mode."""
+def compute_outputs(c: Cohort, model: Model) -> tuple[Tensor, Tensor]:
+    """Return the features z (n, z) and outputs f (n, C) of a model on the samples, float64, in evaluation mode."""
     trainer, parts = c.trainer, []
     trainer.model.load(*model)
     trainer.model.module.eval()
-    with torch.inference_mode(), trainer.precision() if trainer.bf16 else nullcontext():
-        for x, _ in batches(samples(c), c.batch, None):
+    with torch.inference_mode(), trainer.autocast_context() if trainer.bf16 else nullcontext():
+        for x, _ in batches(select_samples(c), c.batch_size, None):
             z, f = trainer.net.forward(x)
             assert z is not None  # checked by runtime/compatibility.py
             parts.append((z.double().cpu(), f.double().cpu()))
@@ -49,40 +50,40 @@ def outputs(c: Cohort, model: Model) -> tuple[Tensor, Tensor]:
     return z, f
 
 
-def statistics(z: Tensor, f: Tensor, head: Tensor | None, classes: bool) -> Tensor:
-    """Return the statistics NAMES (4,) of features z (n, z), outputs f (n, C) and the head's weights (C, z).
+def feature_statistics(z: Tensor, f: Tensor, head: Tensor | None, classes: bool) -> Tensor:
+    """Return the statistics STATISTICS (4,) of features z (n, z), outputs f (n, C) and the head's weights (C, z).
 
     >>> z = torch.tensor([[3.0, 1.0], [-3.0, 1.0], [3.0, 1.0], [-3.0, 1.0]])
-    >>> statistics(z, z, torch.eye(2), classes=False)[[0, 2, 3]]
+    >>> feature_statistics(z, z, torch.eye(2), classes=False)[[0, 2, 3]]
     tensor([1., 1., nan])
     """
-    nothing = z.new_full((), torch.nan)
+    missing = z.new_full((), torch.nan)
     if not bool(z.isfinite().all() & f.isfinite().all()):
-        return nothing.expand(len(NAMES))  # a client has diverged; svdvals would raise an error
+        return missing.expand(len(STATISTICS))  # a client has diverged; svdvals would raise an error
     values, d = torch.linalg.svdvals(z - z.mean(0)), pdist(z).square()
     rank = torch.special.entr(values / values.sum()).sum().exp()  # k for k equal singular values; nan if all are 0
     uniformity = (-d / d[d > 0].median()).exp().mean() if d.any() else d.new_ones(())
-    classifier = nothing if head is None else torch.linalg.svdvals(head.to(z)).mean()
-    deviation = f.softmax(1).std(0).mean() if classes else nothing
+    classifier = missing if head is None else torch.linalg.svdvals(head.to(z)).mean()
+    deviation = f.softmax(1).std(0).mean() if classes else missing
     return torch.stack([rank, uniformity, classifier, deviation])
 
 
-def rows(c: Cohort) -> tuple[int, Mapping[int, Tensor]]:
-    """Return the width and a row for each client of this rank: statistics of its local and of the global model."""
+def compute_rows(c: Cohort) -> tuple[int, Mapping[int, Tensor]]:
+    """Return, for each client of this rank, a row with the statistics of its local model and of the global model."""
     trainer, data, weight = c.trainer, c.trainer.data, getattr(c.trainer.net.head, "weight", None)
     head = weight.detach() if isinstance(weight, Tensor) and weight.ndim == 2 else None  # of the loaded model
     labels = data.target_dtype == torch.int64 and data.target_shape == () and trainer.net.num_outputs == data.classes
     classes = labels and getattr(trainer.task, "classification", False)
-    after = statistics(*outputs(c, c.after), head, classes) if c.mine else torch.empty(0)
-    own = {k: statistics(*outputs(c, model), head, classes) for k, model in c.mine.items()}
-    return 2 * len(NAMES), {k: torch.cat([row, after]) for k, row in own.items()}
+    after = feature_statistics(*compute_outputs(c, c.after), head, classes) if c.local_models else torch.empty(0)
+    own = {k: feature_statistics(*compute_outputs(c, model), head, classes) for k, model in c.local_models.items()}
+    return 2 * len(STATISTICS), {k: torch.cat([row, after]) for k, row in own.items()}
 
 
-def summary(c: Cohort, rows: Tensor) -> dict[str, Any]:
-    """Return the statistics of the global model, and their means over the local models (..._local)."""
-    local, of_global = rows[:, : len(NAMES)].mean(0).tolist(), rows[0, len(NAMES) :].tolist()
-    means = {f"{name}_local": value for name, value in zip(NAMES, local, strict=True)}
-    return {"samples": len(samples(c)), **dict(zip(NAMES, of_global, strict=True)), **means}
+def summarize(c: Cohort, rows: Tensor) -> dict[str, Any]:
+    """Return the statistics of the global model, and their means over the local models (NAME_local)."""
+    local, of_global = rows[:, : len(STATISTICS)].mean(0).tolist(), rows[0, len(STATISTICS) :].tolist()
+    means = {f"{name}_local": value for name, value in zip(STATISTICS, local, strict=True)}
+    return {"samples": len(select_samples(c)), **dict(zip(STATISTICS, of_global, strict=True)), **means}
 
 
-FEATURES = Probe(rows, summary)
+FEATURES_PROBE = Probe(compute_rows, summarize)

@@ -1,4 +1,4 @@
-"""Measurements of local models and updates: loss decomposition, forgetting, contribution, drift, change by layer."""
+"""Probes of local models and updates: loss decomposition, forgetting, contribution, drift, and change per layer."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from fedmpi.flat.layout import Layout, Segment
 Rows = tuple[int, Mapping[int, Tensor]]
 
 
-# ---- losses: decomposition of the global model's loss (FedLD, Eq. 2) ----
-def loss_rows(c: Cohort) -> Rows:
-    """Return a row for each client j of this rank: its losses under all local models and under the aggregate.
+# ---- probe losses: decomposition of the global model's loss (FedLD, Eq. 2) ----
+def compute_loss_rows(c: Cohort) -> Rows:
+    """Return a row for each client j of this rank: the losses of all local models and of the aggregate on its samples.
 
-    The row is M[j, :] and l_j. M[j, i] = L_j(w_i) is the mean loss of client i's local model on client j's training
-    samples, and l_j = L_j(w) that of the aggregated model. The ranks share m^2 evaluations.
+    The row holds M[j, :] and l_j, where M[j, i] = L_j(w_i) is the mean loss of client i's local model on client j's
+    training samples, and l_j = L_j(w) is that of the aggregated model. The m^2 evaluations are divided among the ranks.
     """
-    own: dict[int, list[float]] = {k: [] for k in c.mine}
+    own: dict[int, list[float]] = {k: [] for k in c.local_models}
     for _, model in (*c.models(), (None, c.after)):
         for k in own:
             own[k].append(c.evaluate(model, c.trainer.data.train[k]).metrics["loss"])
     return len(c.members) + 1, {k: torch.tensor(row, dtype=torch.float64) for k, row in own.items()}
 
 
-def losses(c: Cohort, rows: Tensor) -> dict[str, Any]:
+def summarize_losses(c: Cohort, rows: Tensor) -> dict[str, Any]:
     """Return the loss decomposition of a round, with M (m, m) and l (m,), from the rows of all clients."""
     M, l = rows[:, :-1], rows[:, -1]  # noqa: E741  the paper's letter
-    return {**decomposition(M, l, c.p), "matrix": M, "global": l}
+    return {**decompose_loss(M, l, c.p), "matrix": M, "global": l}
 
 
-def decomposition(M: Tensor, l: Tensor, p: Tensor) -> dict[str, float]:  # noqa: E741
-    """Split the loss of the global model, sum_j p_j l_j:
+def decompose_loss(M: Tensor, l: Tensor, p: Tensor) -> dict[str, float]:  # noqa: E741
+    """Split the loss of the global model, sum_j p_j l_j, into three terms.
 
         local        sum_i p_i M[i, i]
-        shift        sum_ij p_j p_i (M[j, i] - M[i, i])       clients have different samples
-        aggregation  sum_i p_i (sum_j p_j l_j - sum_j p_j M[j, i])       the average model differs from local models
-    The paper prints the third term with L_i(w_i), and then the terms do not add up to the total.
+        shift        sum_ij p_j p_i (M[j, i] - M[i, i])       because clients have different samples
+        aggregation  sum_i p_i (sum_j p_j l_j - sum_j p_j M[j, i])    because the average differs from local models
+    The paper prints the third term with L_i(w_i); with it the terms would not add up to the total.
 
     Args:
-        M: (m, m) loss of client i's model on client j's samples.
-        l: (m,) losses of the global model.
+        M: (m, m) losses; M[j, i] is that of client i's model on client j's samples.
+        l: (m,) losses of the global model on the clients' samples.
         p: (m,) weights of the clients.
 
-    >>> decomposition(torch.tensor([[1.0, 3.0], [2.0, 1.0]]), torch.tensor([1.5, 2.0]), torch.tensor([0.5, 0.5]))
+    >>> decompose_loss(torch.tensor([[1.0, 3.0], [2.0, 1.0]]), torch.tensor([1.5, 2.0]), torch.tensor([0.5, 0.5]))
     {'local': 1.0, 'shift': 0.75, 'aggregation': 0.0, 'total': 1.75}
     """
     M, l, p = M.double(), l.double(), p.double()  # noqa: E741
@@ -58,39 +58,40 @@ def decomposition(M: Tensor, l: Tensor, p: Tensor) -> dict[str, float]:  # noqa:
     return {"local": local.item(), "shift": shift.item(), "aggregation": aggregation.item(), "total": total.item()}
 
 
-# ---- knowledge: how much of the global model's accuracy local training keeps (FedSOL, Fig. 7; FedNTD) ----
-def knowledge_rows(c: Cohort) -> Rows:
+# ---- probe knowledge: how much of the global model's accuracy local training preserves (FedSOL, Fig. 7; FedNTD) ----
+def compute_accuracy_rows(c: Cohort) -> Rows:
     """Return a row for each client of this rank: accuracies on the global test set, in total and for each class.
 
-    They are those of the local model, of the global model before the round, and of the global model after it.
+    The row holds the accuracies of the client's local model, of the global model before the round, and of the global
+    model after it.
     """
     test, classes = c.trainer.data.global_test, c.trainer.data.classes
-    assert test is not None  # runtime/compatibility.py has checked it
+    assert test is not None  # checked by runtime/compatibility.py
     counts = torch.bincount(test.y[test.index], minlength=classes).double().cpu()
 
-    def known(model: Model) -> Tensor:
+    def accuracies(model: Model) -> Tensor:
         _, outputs, targets = c.evaluate(model, test)
         by_class = class_accuracy(outputs, targets, classes).cpu()
         return torch.cat([(by_class.nan_to_num() @ counts / counts.sum())[None], by_class])
 
-    of_global = [known(model) for model in (c.before, c.after)] if c.mine else []
-    return 3 * (classes + 1), {k: torch.cat([known(model), *of_global]) for k, model in c.mine.items()}
+    of_global = [accuracies(model) for model in (c.before, c.after)] if c.local_models else []
+    return 3 * (classes + 1), {k: torch.cat([accuracies(model), *of_global]) for k, model in c.local_models.items()}
 
 
 def class_accuracy(outputs: Tensor, targets: Tensor, classes: int) -> Tensor:
-    """Return the percentage of each class's samples that are classified correctly, (C,); nan for absent classes.
+    """Return the accuracy of each class in per cent, (C,); nan for classes without samples.
 
     >>> class_accuracy(torch.eye(3)[[0, 1, 0]], torch.tensor([0, 1, 1]), 3)
     tensor([100.,  50.,  nan], dtype=torch.float64)
     """
-    right = torch.bincount(targets[outputs.argmax(1) == targets], minlength=classes)
-    return 100 * right.double() / torch.bincount(targets, minlength=classes)
+    correct = torch.bincount(targets[outputs.argmax(1) == targets], minlength=classes)
+    return 100 * correct.double() / torch.bincount(targets, minlength=classes)
 
 
-def knowledge(c: Cohort, rows: Tensor) -> dict[str, Any]:
-    """Return accuracies of local and global models of a round, from which forgetting can be computed.
+def summarize_accuracy(c: Cohort, rows: Tensor) -> dict[str, Any]:
+    """Return the accuracies of local and global models of a round, from which forgetting can be computed.
 
-    Forgetting between two rounds is the mean over classes of the decrease of accuracy from its best value.
+    Forgetting is the mean over classes of the decrease of accuracy from its best value.
     """
     local, before, after = rows.split(rows.shape[1] // 3, 1)
     return {
@@ -105,13 +106,13 @@ def knowledge(c: Cohort, rows: Tensor) -> dict[str, Any]:
     }
 
 
-# ---- contribution: how much the loss of the average model increases without a client ----
-def contribution_rows(c: Cohort) -> Rows:
-    """Return a row for each client k of this rank: losses of average models with and without clients.
+# ---- probe contribution: how much the loss of the average model increases if a client is left out ----
+def compute_contribution_rows(c: Cohort) -> Rows:
+    """Return a row for each client k of this rank: losses of the average model with and without clients.
 
-    w_-k = sum_{i != k} p_i w_i / (1 - p_k) is the average model without client k. The row is L(w_-k) and L(w_mean) on
-    the global test set. In silo mode it is L(w_-i) for all clients i and L(w_mean), on the test samples of site k; all
-    local models are then exchanged twice.
+    w_-k = sum_{i != k} p_i w_i / (1 - p_k) is the average model without client k. With a global test set, the row holds
+    L(w_-k) and L(w_mean) on this set. In silo mode it holds, on the test samples of site k, L(w_-i) for all clients i,
+    and L(w_mean); for this all local models are sent to all ranks twice.
     """
     p = dict(zip(c.members, c.p.tolist(), strict=True))
     w, b = (torch.zeros_like(each, dtype=torch.float64) for each in c.before)
@@ -119,27 +120,27 @@ def contribution_rows(c: Cohort) -> Rows:
         w, b = w + p[k] * model.w.double(), b + p[k] * model.b.double()
 
     def without(k: int, model: Model) -> Model:
-        left = [(each - p[k] * part.double()) / (1 - p[k]) for each, part in ((w, model.w), (b, model.b))]
-        return Model(*(each.to(part.dtype) for each, part in zip(left, c.before, strict=True)))
+        rest = [(each - p[k] * part.double()) / (1 - p[k]) for each, part in ((w, model.w), (b, model.b))]
+        return Model(*(each.to(part.dtype) for each, part in zip(rest, c.before, strict=True)))
 
     mean, test = Model(w.to(c.before.w.dtype), b.to(c.before.b.dtype)), c.trainer.data.global_test
     if test is not None:
-        of_mean = c.evaluate(mean, test).metrics["loss"] if c.mine else 0.0
-        losses = {k: c.evaluate(without(k, model), test).metrics["loss"] for k, model in c.mine.items()}
+        of_mean = c.evaluate(mean, test).metrics["loss"] if c.local_models else 0.0
+        losses = {k: c.evaluate(without(k, model), test).metrics["loss"] for k, model in c.local_models.items()}
         return 2, {k: torch.tensor([loss, of_mean], dtype=torch.float64) for k, loss in losses.items()}
-    own: dict[int, list[float]] = {k: [] for k in c.mine}
-    for left in (*(without(k, model) for k, model in c.models()), mean):
+    own: dict[int, list[float]] = {k: [] for k in c.local_models}
+    for average in (*(without(k, model) for k, model in c.models()), mean):
         for site, row in own.items():
-            row.append(c.evaluate(left, c.trainer.data.test[site]).metrics["loss"])
+            row.append(c.evaluate(average, c.trainer.data.test[site]).metrics["loss"])
     return len(c.members) + 1, {k: torch.tensor(row, dtype=torch.float64) for k, row in own.items()}
 
 
-def contribution(c: Cohort, rows: Tensor) -> dict[str, Any]:
-    """Return the loss L(w_mean), and each client's gain L(w_-k) - L(w_mean).
+def summarize_contribution(c: Cohort, rows: Tensor) -> dict[str, Any]:
+    """Return the loss L(w_mean), and the gain L(w_-k) - L(w_mean) of each client.
 
-    The gain is the reduction of the loss by the client's model; it is negative if the average is better without it.
-    w_mean is the plain average of local models, whatever the method's aggregation rule is. Losses of sites are averaged
-    with weights by their test samples.
+    The gain is the amount by which the client's model reduces the loss; it is negative if the average is better without
+    it. w_mean is the plain average of the local models, whatever the method's aggregation rule is. The losses of sites
+    are averaged with weights proportional to their numbers of test samples.
     """
     if c.trainer.data.global_test is not None:
         losses, mean = rows[:, 0], rows[0, 1]
@@ -150,29 +151,29 @@ def contribution(c: Cohort, rows: Tensor) -> dict[str, Any]:
     return {"loss": mean.item(), "gain": (losses - mean).tolist()}
 
 
-# ---- drift: length and conflicts of local updates (FedSOL, Fig. 6) ----
-def drift_rows(c: Cohort) -> Rows:
+# ---- probe drift: length and conflicts of local updates (FedSOL, Fig. 6) ----
+def compute_gram_rows(c: Cohort) -> Rows:
     """Return this rank's rows (m,) of the Gram matrix G = (d_i . d_k) of the updates d_k = w_k - w0."""
-    own: dict[int, list[Tensor]] = {k: [] for k in c.moved}
+    own: dict[int, list[Tensor]] = {k: [] for k in c.local_updates}
     for _, d in c.updates():
-        for k, mine in c.moved.items():
-            own[k].append(mine.double() @ d.double())
+        for k, update in c.local_updates.items():
+            own[k].append(update.double() @ d.double())
     return len(c.members), {k: torch.stack(row) for k, row in own.items()}
 
 
-def drift(c: Cohort, rows: Tensor) -> dict[str, Any]:
-    """Return statistics of the updates (`of_gram`) from the Gram matrix `rows` (m, m)."""
-    return of_gram((rows + rows.T) / 2)
+def summarize_drift(c: Cohort, rows: Tensor) -> dict[str, Any]:
+    """Return the statistics of the updates (see gram_statistics) from their Gram matrix `rows` (m, m)."""
+    return gram_statistics((rows + rows.T) / 2)
 
 
-def of_gram(G: Tensor) -> dict[str, Any]:
+def gram_statistics(G: Tensor) -> dict[str, Any]:
     """Return statistics of updates d_k from their Gram matrix G (m, m).
 
-    divergence is the mean of |d_k|, consistency the mean of |w_i - w_k| over pairs of clients, cosine the mean cosine
-    of pairs, conflicts the share of pairs with a negative cosine, spectrum the eigenvalues of G, largest first. Means
-    over pairs are None if there is only one client.
+    divergence is the mean of |d_k|; consistency is the mean of |w_i - w_k| over pairs of clients; cosine is the mean
+    cosine of pairs; conflicts is the fraction of pairs with a negative cosine; spectrum holds the eigenvalues of G,
+    largest first. Means over pairs are None if there is only one client.
 
-    >>> row = of_gram(torch.tensor([[1.0, -0.5], [-0.5, 1.0]]))
+    >>> row = gram_statistics(torch.tensor([[1.0, -0.5], [-0.5, 1.0]]))
     >>> row["divergence"], row["conflicts"], round(row["consistency"], 4), row["spectrum"]
     (1.0, 1.0, 1.7321, [1.5, 0.5])
     """
@@ -180,10 +181,10 @@ def of_gram(G: Tensor) -> dict[str, Any]:
     norms = G.diagonal().clamp(min=0).sqrt()
     i, k = torch.triu_indices(len(G), len(G), offset=1)
     distances = (G[i, i] + G[k, k] - 2 * G[i, k]).clamp(min=0).sqrt()
-    cosines = G / (norms[:, None] * norms[None, :])  # nan for a client with update 0
+    cosines = G / (norms[:, None] * norms[None, :])  # nan for a client whose update is 0
     pairs = cosines[i, k]
     pairs = pairs[~pairs.isnan()]
-    finite = bool(G.isfinite().all())  # eigvalsh fails for the updates of a client that diverged
+    finite = bool(G.isfinite().all())  # eigvalsh fails if a client has diverged
     return {
         "divergence": norms.mean().item(),
         "consistency": distances.mean().item() if len(i) else None,
@@ -195,57 +196,60 @@ def of_gram(G: Tensor) -> dict[str, Any]:
     }
 
 
-# ---- layers: how much and how evenly local training changes each layer (FedSOL, Fig. 5b) ----
-def layer_rows(c: Cohort) -> Rows:
-    """Return a row for each client of this rank: mean of Lambda, the same by columns, length of w - w0 of each layer.
+# ---- probe layers: how much and how evenly local training changes each layer (FedSOL, Fig. 5b) ----
+def compute_layer_rows(c: Cohort) -> Rows:
+    """Return a row for each client of this rank with three numbers per layer.
 
-    A layer is its weight and bias together.
+    These are the mean of Lambda, the mean of Lambda by columns (see change_strength), and ||w - w0||. A layer consists
+    of its weight and its bias.
 
     Lambda^(l) = |w^(l) - w0^(l)| / ||w^(l) - w0^(l)||    elementwise, FedSOL's Eq. 7
     """
-    layers, rows = layers_of(c.trainer.model.layout), {}
-    for k, d in c.moved.items():
+    layers, rows = group_by_layer(c.trainer.model.layout), {}
+    for k, d in c.local_updates.items():
         wide = d.double()
-        moved = [[s.view(wide) for s in tensors] for tensors in layers.values()]
-        lengths = [torch.cat([m.flatten() for m in each]).norm() for each in moved]
-        rows[k] = torch.stack([*map(strength, moved), *(strength(each, columns=True) for each in moved), *lengths])
+        changes = [[s.view(wide) for s in tensors] for tensors in layers.values()]
+        norms = [torch.cat([m.flatten() for m in each]).norm() for each in changes]
+        by_columns = (change_strength(each, columns=True) for each in changes)
+        rows[k] = torch.stack([*map(change_strength, changes), *by_columns, *norms])
     return 3 * len(layers), rows
 
 
-def layers_of(layout: Layout) -> dict[str, list[Segment]]:
-    """Return the tensors of each layer by the layer's name, the tensors' names without their last part."""
-    found = groupby(layout.segments, key=lambda s: s.name.rpartition(".")[0] or s.name)
-    return {name: list(tensors) for name, tensors in found}
+def group_by_layer(layout: Layout) -> dict[str, list[Segment]]:
+    """Return the tensors of each layer by the name of the layer, i.e. the tensors' names without their last part."""
+    groups = groupby(layout.segments, key=lambda s: s.name.rpartition(".")[0] or s.name)
+    return {name: list(tensors) for name, tensors in groups}
 
 
-def strength(moved: list[Tensor], columns: bool = False) -> Tensor:
-    """Return the mean of Lambda () over the tensors w - w0 of a layer.
+def change_strength(changes: list[Tensor], columns: bool = False) -> Tensor:
+    """Return the mean of Lambda () over the entries of a layer.
 
     Args:
-        columns: use the norm along the first dimension of each tensor in place of that of the layer.
+        changes: the tensors w - w0 of the layer.
+        columns: use norms along the first dimension of each tensor in place of the norm of the layer.
 
-    >>> strength([torch.tensor([0.0, 1.0]), torch.tensor([[2.0, 3.0]])])  # mean of 0, .267, .535, .802
+    >>> change_strength([torch.tensor([0.0, 1.0]), torch.tensor([[2.0, 3.0]])])  # mean of 0, .267, .535, .802
     tensor(0.4009, dtype=torch.float64)
     """
-    moved = [m.double() for m in moved]
-    whole = torch.cat([m.flatten() for m in moved]).norm()
-    norms = [m.norm(dim=0, keepdim=True) if columns else whole for m in moved]
-    shares = [(m.abs() / norm.clamp(min=1e-12)).flatten() for m, norm in zip(moved, norms, strict=True)]
-    return torch.cat(shares).mean()
+    changes = [m.double() for m in changes]
+    layer_norm = torch.cat([m.flatten() for m in changes]).norm()
+    norms = [m.norm(dim=0, keepdim=True) if columns else layer_norm for m in changes]
+    ratios = [(m.abs() / norm.clamp(min=1e-12)).flatten() for m, norm in zip(changes, norms, strict=True)]
+    return torch.cat(ratios).mean()
 
 
-def layers(c: Cohort, rows: Tensor) -> dict[str, Any]:
-    """Return means over the clients for each layer, in the model's order.
+def summarize_layers(c: Cohort, rows: Tensor) -> dict[str, Any]:
+    """Return, for each layer in the model's order, means over the clients.
 
-    `strength` is the mean of Lambda over the n entries of a layer. It is at most 1/sqrt(n), reached if all entries have
-    changed by the same amount, so small layers have larger values than wide layers for any data. `evenness` is
-    strength times sqrt(n). `columns` is the variant of the authors' code.
+    `strength` is the mean of Lambda over the n entries of a layer. It is at most 1/sqrt(n), which it reaches if all
+    entries have changed by the same amount; so small layers have larger values than wide layers, whatever the data.
+    `evenness` is strength times sqrt(n). `columns` is the variant of the authors' code.
     """
-    of = layers_of(c.trainer.model.layout)
-    n = torch.tensor([sum(s.stop - s.start for s in tensors) for tensors in of.values()])
-    strengths, columns, norms = rows.mean(0).split(len(of))
+    layers = group_by_layer(c.trainer.model.layout)
+    n = torch.tensor([sum(s.stop - s.start for s in tensors) for tensors in layers.values()])
+    strengths, columns, norms = rows.mean(0).split(len(layers))
     return {
-        "layers": list(of),
+        "layers": list(layers),
         "entries": n.tolist(),
         "strength": strengths.tolist(),
         "evenness": (strengths * n.double().sqrt()).tolist(),
@@ -255,9 +259,9 @@ def layers(c: Cohort, rows: Tensor) -> dict[str, Any]:
 
 
 PROBES = {
-    "losses": Probe(loss_rows, losses),
-    "knowledge": Probe(knowledge_rows, knowledge),
-    "contribution": Probe(contribution_rows, contribution),
-    "drift": Probe(drift_rows, drift),
-    "layers": Probe(layer_rows, layers),
+    "losses": Probe(compute_loss_rows, summarize_losses),
+    "knowledge": Probe(compute_accuracy_rows, summarize_accuracy),
+    "contribution": Probe(compute_contribution_rows, summarize_contribution),
+    "drift": Probe(compute_gram_rows, summarize_drift),
+    "layers": Probe(compute_layer_rows, summarize_layers),
 }

@@ -1,4 +1,4 @@
-"""One client's round on its rank: load the received model, train, write the upload and the new client state."""
+"""A client's round on its rank: load the received model, train, and write the upload and the new client state."""
 
 from __future__ import annotations
 
@@ -14,89 +14,104 @@ from torch import Tensor
 from fedmpi.common import seeds
 from fedmpi.common.errors import RankWarning
 from fedmpi.common.user_code_errors import add_error_context, format_error_line
-from fedmpi.engine.hook_checks import ReadOnlyCheck, are_finite, check_finite, check_hook_returns, check_pair, wrong
+from fedmpi.engine.hook_checks import (
+    DIVERGENCE_HINT,
+    ReadOnlyCheck,
+    are_finite,
+    check_finite,
+    check_hook_returns,
+    check_pair,
+    hook_error,
+)
 from fedmpi.engine.local.training_loop import mean_loss
 from fedmpi.engine.messages import FAILED, STOP
 
-ClientContext = Any  # the class in context.py, which imports this module
-LEFT_OUT = "left out of the round (faults.on_client_error: drop)"
-Result = tuple[dict[str, Tensor], Tensor | float | None]  # new client state; mean loss, or None without steps
+ClientContext = Any  # the class in client_context.py, which imports this module
+LEFT_OUT_NOTE = "the client is left out of the round (faults.on_client_error: drop)"
+RoundResult = tuple[dict[str, Tensor], Tensor | float | None]  # new client state; mean loss, or None without steps
 
 
 def run_round(client: ClientContext, row: Tensor) -> bool:
     """Train a client for one round; write its upload into `row` and its new state into client.state_row.
 
     Args:
-        row: one row of `messages.upload_layout(round)`. If clients with errors are left out of a round, a flag in the
-            row marks them.
+        client: the client.
+        row: one row of `messages.upload_layout(round)`. If the client fails and faults.on_client_error is `drop`, a
+            flag in the row says so.
 
     Returns:
         Whether the client finished without an error.
     """
-    fine = finish_round(client, row, partial(_train, client), time.perf_counter())
-    client.trainer.frozen_guard.check(client.where)  # all clients share these tensors: ends the run
-    return fine
+    succeeded = finish_round(client, row, partial(_train, client), time.perf_counter())
+    client.trainer.frozen_guard.check(client.where)  # all clients share these tensors, so a change ends the run
+    return succeeded
 
 
-def _train(client: ClientContext, here: Tensor) -> Result:
-    """Train a client, write its upload to `here`, and return its new state and mean loss."""
+def _train(client: ClientContext, buffer: Tensor) -> RoundResult:
+    """Train a client, write its upload to `buffer`, and return its new state and mean loss."""
     trainer, model, method = client.trainer, client.trainer.model, client.trainer.method
     model.load(client.received, client.b0)
     model.module.train()
     inputs = client.read_only_check()
-    if trainer.draws:
+    if trainer.may_draw_random_numbers:
         seeds.seed_global_generators(trainer.seed, "torch", client.round, client.id)
     with add_error_context(client.where):
-        client.start()
+        client.begin_training()
         inputs.check_hooks(method, client.where, "initial_weights")
         new = method.train(client)
         inputs.check_hooks(method, client.where, "train", "loss", "regularizer", "correct_gradient", "step")
-    return write_upload(client, here, inputs, new), mean_loss(client.losses)
+    return write_upload(client, buffer, inputs, new), mean_loss(client.losses)
 
 
-def finish_round(client: ClientContext, row: Tensor, write: Callable[[Tensor], Result], began: float) -> bool:
+def finish_round(client: ClientContext, row: Tensor, write: Callable[[Tensor], RoundResult], start_time: float) -> bool:
     """Write a client's upload into `row` and store its state; if `write` fails, mark the row as failed.
 
     Args:
-        write: writes the upload to memory on the client's device, and returns the new state and the mean loss over
-            the steps.
-        began: `time.perf_counter` at the start of the client's round.
+        client: the client.
+        row: the row of the upload.
+        write: a function that writes the upload into a buffer on the client's device, and returns the new state and the
+            mean loss over the steps.
+        start_time: `time.perf_counter` at the start of the client's round.
 
     Returns:
-        Whether the client finished without an error. If it did not, the server's next command restores its state row.
+        Whether the client finished without an error. If it did not, the next command of the server restores its state.
     """
-    trainer, here = client.trainer, row if row.device == client.w.device else client.w.new_empty(len(row))
+    trainer, buffer = client.trainer, row if row.device == client.w.device else client.w.new_empty(len(row))
     try:
-        state, loss = write(here)
+        state, loss = write(buffer)
     except Exception as error:
         if not trainer.drops_failed_clients:
             raise
-        warnings.warn(RankWarning(f"{format_error_line(error, client.where)}; {LEFT_OUT}"), stacklevel=3)
+        warnings.warn(RankWarning(f"{format_error_line(error, client.where)}; {LEFT_OUT_NOTE}"), stacklevel=3)
         flag = STOP if trainer.stop() else FAILED
-        trainer.messages.upload_layout(client.round).write_header(row.zero_(), 0.0, time.perf_counter() - began, flag)
+        trainer.messages.upload_layout(client.round).write_header(
+            row.zero_(), 0.0, time.perf_counter() - start_time, flag
+        )
         return False
-    store_result(client, here, row, state, loss, began)
+    store_result(client, buffer, row, state, loss, start_time)
     return True
 
 
 def store_result(
     client: ClientContext,
-    here: Tensor,
+    buffer: Tensor,
     row: Tensor,
     state: Mapping[str, Tensor],
     loss: Tensor | float | None,
-    began: float,
+    start_time: float,
 ) -> None:
-    """Store the result of a client's round: its upload in `row`, with loss, seconds and flag, and its new state.
+    """Store the result of a client's round: its new state, and its upload with loss, seconds and flag.
 
-    On a GPU the function synchronises once, when the client's work is done: only then is its duration known and the
-    copy of the upload complete.
+    On a GPU the function synchronises once, at its end: only then is the client's duration known and the upload copied.
 
     Args:
-        here: the upload without loss, seconds and flag. It is rounded to the formats of comm.compression and copied to
-        `row`.
-        loss: mean over the steps, or None without steps.
-        began: `time.perf_counter` at the start of the client's round.
+        client: the client.
+        buffer: the upload without loss, seconds and flag, on the client's device. It is rounded to the formats of
+            comm.compression and copied to `row`.
+        row: the row of the upload.
+        state: the new values of the slots of the client's state row.
+        loss: the mean loss over the steps, or None without steps.
+        start_time: `time.perf_counter` at the start of the client's round.
 
     Raises:
         UserError: the new state or a slot of the upload is not finite.
@@ -106,37 +121,37 @@ def store_result(
     if len(client.state_row):
         messages.client_state.write(client.state_row, state)
     if isinstance(loss, Tensor):
-        upload.packing.write(here, {"_loss": loss})
-    # The slots that the method declares are checked because a server hook may use them without looking at their values.
-    # The server checks dw itself, by its norm. A client state with nan or inf would be used for the rest of the run.
+        upload.packing.write(buffer, {"_loss": loss})
+    # Declared slots are checked here, because hooks of the server use them without checking their values. The server
+    # checks dw by its norm. A client state with nan or inf would be used for the rest of the run.
     spans = {} if trainer.drops_bad_updates else {n: span for n, span in upload.packing.spans.items() if n[0] != "_"}
-    rows = {f"slot {n!r}": here[a:b] for n, (a, b) in spans.items() if n != "dw" and a < b}
+    rows = {f"slot {n!r}": buffer[a:b] for n, (a, b) in spans.items() if n != "dw" and a < b}
     sums = [x.sum() for x in rows.values()]
     if upload.codec:
-        upload.codec.round_trip(here)
+        upload.codec.round_trip(buffer)
     if len(client.state_row):
         rows["the client's state"] = client.state_row
         sums.append(client.state_row.sum())
-    if here is not row:
-        row.copy_(here, non_blocking=True)
+    if buffer is not row:
+        row.copy_(buffer, non_blocking=True)
     if not rows:
-        trainer.wait()
+        trainer.synchronize()
     bad = [name for name, finite in zip(rows, are_finite([*rows.values()], sums), strict=True) if not finite]
     if bad and not trainer.drops_bad_updates:
         if bad[0] == "the client's state":
             check_finite(trainer.method, "train, upload", messages.client_state, client.state_row, client.where)
-        text = (
-            f"gave values that are not finite (nan or inf) in {bad[0]}; the usual cause is divergence: lower train.lr"
-        )
-        raise wrong(trainer.method, "upload", client.where, text)
-    loss = torch.nan if bad else loss  # the server rejects the upload and restores the client's state
-    upload.write_header(row, loss, time.perf_counter() - began, STOP if trainer.stop() else 0.0)
+        text = f"returned values that are not finite (nan or inf) in {bad[0]}; {DIVERGENCE_HINT}"
+        raise hook_error(trainer.method, "upload", client.where, text)
+    loss = torch.nan if bad else loss  # the server will reject the upload and restore the client's state
+    upload.write_header(row, loss, time.perf_counter() - start_time, STOP if trainer.stop() else 0.0)
 
 
 def write_upload(client: ClientContext, row: Tensor, inputs: ReadOnlyCheck, trained: Any) -> dict[str, Tensor]:
-    """Call the hook `upload`, check the values returned by hooks, and write the upload; return the new client state.
+    """Call the hook `upload`, check what the hooks returned, write the upload, and return the new client state.
 
     Args:
+        client: the client, after its training.
+        row: the row of the upload.
         inputs: the check that hooks do not write to their inputs.
         trained: the result of the hook `train`.
     """
@@ -158,5 +173,5 @@ def write_upload(client: ClientContext, row: Tensor, inputs: ReadOnlyCheck, trai
     if not len(client.state_row):
         return state
     own = {"_w": messages.personal.take(model.w), "_b": messages.personal_b.take(model.b)}
-    own |= client.optim.state() if client.optim else {}
+    own |= client.optimizer_state.to_slots() if client.optimizer_state else {}
     return {**own, **state}

@@ -1,9 +1,9 @@
-"""Forward and backward passes as CUDA graphs (`compute.graphs`).
+"""Capture of forward and backward passes as CUDA graphs (`compute.graphs`).
 
-The kernels of a small model take less time than their launches; a CUDA graph launches all kernels of a pass at once. It
-reads and writes the memory with which it was captured. All clients of a rank are loaded into the same flat vector, one
-after another, so one capture serves all clients and rounds. Optimisers, corrections of gradients and clipping are not
-captured, because their coefficients change from round to round.
+The kernels of a small model take less time than their launches; a CUDA graph launches all kernels of a pass at once. A
+graph reads and writes the memory that was used in its capture. All clients of a rank are loaded into the same flat
+vector, one after another, so one capture serves all clients and rounds. Optimisers, gradient corrections and clipping
+are not captured, because their coefficients change from round to round.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedmpi.common.errors import RankWarning, UserError
 
-# Number of passes of one kind that are run without a graph. In the first ones libraries initialise, which is not
-# possible in a capture, and a batch size that few clients have is not worth a capture.
+# Number of passes of one kind that run without a graph. Libraries are initialised in the first passes, which is not
+# possible in a capture; and a batch size that few clients have is not worth a capture.
 PASSES_BEFORE_CAPTURE = 3
-# Maximum number of graphs, one for each shape of a batch. Each graph has its own memory, and with full batches every
-# client may have another shape.
-MOST_CAPTURED = 64
+# Maximum number of graphs, one for each batch shape. Each graph has its own memory, and with full batches each client
+# may have a different batch shape.
+MAX_GRAPHS = 64
 
-KNOWN = ("torch", "torchvision", "fedmpi")  # top-level packages
+KNOWN_PACKAGES = ("torch", "torchvision", "fedmpi")  # top-level packages whose code can be captured
 
-Passes = Callable[[Tensor, Tensor], Tensor]  # (x, y) -> loss; leaves gradients with the parameters
+Passes = Callable[[Tensor, Tensor], Tensor]  # (x, y) -> loss; stores the gradients in the parameters' .grad
 
 
 def consists_of_known_parts(module: nn.Module, task: Any) -> bool:
-    """Return whether a model and its task consist of PyTorch's, torchvision's and fedmpi's own code.
+    """Return whether a model and its task consist only of code that is known to permit CUDA graphs.
 
-    The results of this code depend on tensors only. A graph repeats the operations that were captured, which could be
-    wrong for other code, for example code that counts its calls. Batch normalisation that averages over all batches
-    (momentum None) cannot be captured, because it reads the number of batches from the GPU.
+    This is code of PyTorch, torchvision and fedmpi whose results depend on tensors only. A graph repeats the operations
+    that were captured, which could be wrong for other code, for example code that counts its calls. Batch normalisation
+    with momentum=None cannot be captured, because it reads the number of batches from the GPU.
     """
     parts = [*module.modules()]
-    if not all(type(part).__module__.partition(".")[0] in KNOWN for part in (*parts, task)):
+    if not all(type(part).__module__.partition(".")[0] in KNOWN_PACKAGES for part in (*parts, task)):
         return False
     if not task.capturable or any(isinstance(part, _BatchNorm) and part.momentum is None for part in parts):
         return False
@@ -47,7 +47,7 @@ def consists_of_known_parts(module: nn.Module, task: Any) -> bool:
     return not changed and not any(part._forward_hooks or part._forward_pre_hooks for part in parts)
 
 
-class _Captured(NamedTuple):
+class _CapturedPass(NamedTuple):
     """A captured graph with the tensors that it reads and writes."""
 
     graph: Any
@@ -55,34 +55,34 @@ class _Captured(NamedTuple):
     y: Tensor
     loss: Tensor
     gradients: list[Tensor | None]  # one for each parameter
-    used: int  # index of the first parameter that has a gradient
+    first_used: int  # index of the first parameter that has a gradient
 
 
 def _end_capture_of_generators() -> None:
-    """Reset the random generators after a failed capture, after which they would otherwise remain in capture mode."""
+    """Reset the GPU random generators, which a failed capture leaves in capture mode."""
     for generator in torch.cuda.default_generators:  # one for each GPU
         generator.graphsafe_set_state(generator.clone_state())
 
 
 @final
 class PassGraphs:
-    """The captured passes of one rank's model, one graph for each kind of pass and shape of a batch."""
+    """Runs the passes of one rank's model as CUDA graphs, one for each kind of pass and batch shape."""
 
     def __init__(self, strict: bool = True) -> None:
         """Args:
-        strict: raise an error if passes cannot be captured; otherwise run all passes without graphs.
+        strict: raise an error if passes cannot be captured; otherwise all passes then run without graphs.
         """
         self.strict, self._enabled = strict, True
         self._counts: dict[Hashable, int] = {}
-        self._captured: dict[Hashable, _Captured] = {}
+        self._captured: dict[Hashable, _CapturedPass] = {}
         self._pool: Any = None  # graphs run one after another, so they share one memory pool
 
     def run(self, kind: Hashable, passes: Passes, parameters: Sequence[nn.Parameter], x: Tensor, y: Tensor) -> Tensor:
-        """Run a forward and a backward pass, as a CUDA graph after PASSES_BEFORE_CAPTURE passes of the same kind.
+        """Run a forward and a backward pass, as a CUDA graph if PASSES_BEFORE_CAPTURE of this kind have run without.
 
         Args:
             kind: identifies the computation; passes of one kind share graphs.
-            passes: runs the passes. It may depend on the client and the step only through x, y and the model.
+            passes: a function that runs the passes. Only x, y and the model may depend on the client and the step.
             parameters: the trained parameters, whose .grad the passes set.
             x, y: the batch. If x has several named tensors, no graph is used.
 
@@ -98,7 +98,7 @@ class PassGraphs:
         captured = self._captured.get(key)
         if captured is None:
             count = self._counts[key] = self._counts.get(key, 0) + 1
-            if count <= PASSES_BEFORE_CAPTURE or len(self._captured) >= MOST_CAPTURED:
+            if count <= PASSES_BEFORE_CAPTURE or len(self._captured) >= MAX_GRAPHS:
                 return passes(x, y)
             captured = self._capture(passes, x, y, parameters)
             if captured is None:
@@ -107,12 +107,16 @@ class PassGraphs:
         captured.x.copy_(x)
         captured.y.copy_(y)
         captured.graph.replay()
-        if parameters[captured.used].grad is not captured.gradients[captured.used]:  # another pass has replaced them
+        if (
+            parameters[captured.first_used].grad is not captured.gradients[captured.first_used]
+        ):  # another pass has replaced .grad
             for p, gradient in zip(parameters, captured.gradients, strict=True):
                 p.grad = gradient
         return captured.loss.clone()  # the next pass overwrites this tensor
 
-    def _capture(self, passes: Passes, x: Tensor, y: Tensor, parameters: Sequence[nn.Parameter]) -> _Captured | None:
+    def _capture(
+        self, passes: Passes, x: Tensor, y: Tensor, parameters: Sequence[nn.Parameter]
+    ) -> _CapturedPass | None:
         """Capture a forward and a backward pass; return None if that is impossible and strict is false."""
         graph, x, y = torch.cuda.CUDAGraph(), x.clone(), y.clone()
         try:
@@ -124,14 +128,14 @@ class PassGraphs:
             text = f"the passes of this model cannot be captured as a CUDA graph ({reason})"
             if self.strict:
                 raise UserError(
-                    f"compute.graphs: {text}; a model whose forward pass asks for values of tensors cannot be. Set "
-                    "compute.graphs: false"
+                    f"compute.graphs: true is not possible: {text}; the usual cause is a forward pass that reads "
+                    "tensor values; set compute.graphs: false"
                 ) from error
             self._enabled = False
             _end_capture_of_generators()
-            warnings.warn(RankWarning(f"compute.graphs: auto: {text}; they are made one by one"), stacklevel=2)
+            warnings.warn(RankWarning(f"compute.graphs: auto: {text}; passes run without graphs"), stacklevel=2)
             return None
         self._pool = graph.pool()
         gradients = [p.grad for p in parameters]
-        used = next(i for i, gradient in enumerate(gradients) if gradient is not None)
-        return _Captured(graph, x, y, loss.detach(), gradients, used)
+        first_used = next(i for i, gradient in enumerate(gradients) if gradient is not None)
+        return _CapturedPass(graph, x, y, loss.detach(), gradients, first_used)

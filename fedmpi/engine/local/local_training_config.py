@@ -1,4 +1,4 @@
-"""The amount of local training and its optimiser: settings, numbers of steps, learning rate schedules."""
+"""Settings of local training: its length, its optimiser, and learning rate schedules."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from math import ceil, cos, pi
 
 @dataclass(frozen=True)
 class LocalTrainingConfig:
-    """The section `train` of a config (config/sections.py), without the learning rate, which depends on the round."""
+    """The section `train` of a config, without the learning rate, which depends on the round."""
 
-    epochs: int | None = 1  # None: `steps` decides
+    epochs: int | None = 1  # None: `steps` is used
     steps: int | None = None
     batch_size: int | None = None  # None: full batch
     drop_last: bool = False
@@ -21,50 +21,55 @@ class LocalTrainingConfig:
     eps: float = 1e-8
     weight_decay: float = 0.0
     clip_norm: float | None = None
-    keep: bool = False  # whether clients keep the optimiser's state between rounds
+    persist_optimizer: bool = False  # whether clients keep the optimiser's state between rounds
 
     def plain_sgd(self) -> LocalTrainingConfig:
-        """Return settings with the same batches, but steps w <- w - lr g."""
+        """Return settings with the same batches, and plain SGD steps w <- w - lr g."""
         return LocalTrainingConfig(self.epochs, self.steps, self.batch_size, self.drop_last)
 
     def not_plain_sgd_reason(self) -> str:
-        """Return a setting because of which w - w0 is not lr times a weighted sum of gradients; "" if there is none."""
+        """Return the setting because of which w - w0 is not a weighted sum of gradients; "" if there is none."""
         reasons = {
             f"train.optim is {self.optim}": self.optim != "sgd",
             f"train.clip_norm is {self.clip_norm}": self.clip_norm is not None,
-            "train.persist_optimizer is true": self.keep,
+            "train.persist_optimizer is true": self.persist_optimizer,
         }
         return next((reason for reason, holds in reasons.items() if holds), "")
 
-    def passes_and_steps(self, n: int, many: int = 1, epochs: int | None = None) -> tuple[int, int]:
-        """Return how many passes over its samples a client begins, and its total number of steps.
+    def passes_and_steps(self, n: int, batches_per_step: int = 1, epochs: int | None = None) -> tuple[int, int]:
+        """Return the number of passes over its samples that a client starts, and its total number of steps.
 
         With train.steps the last pass may be incomplete.
 
         Args:
-            n: the client's samples.
-            many: batches per step.
+            n: number of samples of the client.
+            batches_per_step: number of batches per step.
             epochs: replaces the configured epochs or steps.
         """
         size = self.batch_size or max(n, 1)
         batches = n // size if self.drop_last else ceil(n / size)
-        a_pass = batches // many or min(batches, 1)  # an incomplete group of batches counts only if it is the only one
-        if not a_pass:
+        # An incomplete group of batches makes a step only if it is the only one.
+        steps_per_pass = batches // batches_per_step or min(batches, 1)
+        if not steps_per_pass:
             return 0, 0
         if epochs is None and self.steps is not None:
-            return ceil(self.steps / a_pass), self.steps
+            return ceil(self.steps / steps_per_pass), self.steps
         passes = (self.epochs or 0) if epochs is None else epochs
-        return passes, passes * a_pass
+        return passes, passes * steps_per_pass
 
 
 def learning_rate(
     lr: float, schedule: str, round_: int, rounds: int, decay: float | None = None, warmup_rounds: int = 0
 ) -> float:
-    """Return the learning rate eta_t of round t = round_ of T = rounds, with eta_0 = lr:
+    """Return the learning rate eta_t of a round.
 
-        constant eta_0;   exponential eta_0 decay^t (0.99);   cosine eta_0/2 (1 + cos(pi t/T));
-        step eta_0, times decay (0.1) from T/2 and again from 3T/4.
-    warmup_rounds R > 0 multiplies it by min(1, t/R): round 0 has rate 0, as in FedLD's published runs.
+    With eta_0 = lr, t = round_ and T = rounds, the schedules are
+        constant      eta_0
+        exponential   eta_0 decay^t (default decay 0.99)
+        cosine        eta_0 / 2 (1 + cos(pi t / T))
+        step          eta_0, multiplied by decay (default 0.1) from T/2 on, and again from 3T/4 on
+    If R = warmup_rounds > 0, the result is multiplied by min(1, t / R), so that round 0 has learning rate 0, as in the
+    published runs of FedLD.
 
     >>> learning_rate(0.1, "cosine", 5, 10)
     0.05

@@ -1,7 +1,7 @@
-"""Loss and gradients of small models without autograd, whose overhead exceeds the time of their arithmetic.
+"""Loss and gradients of small models without autograd, whose overhead exceeds the time spent on arithmetic.
 
-Applies to chains of linear layers and ReLUs under the mean cross-entropy, on a CPU. The kernels are those that autograd
-calls, on the same operands and in the same order, so that the results are equal to the bit.
+Applies to chains of linear layers and ReLUs with mean cross-entropy loss, on a CPU. The kernels that autograd would
+call are called on the same operands and in the same order, so the results are bitwise identical.
     z_{i+1} = z_i W_i' + b_i        g_L = dL/dz_L,  dW_i = g_{i+1}' z_i,  db_i = sum_b g_{i+1},  g_i = g_{i+1} W_i
 """
 
@@ -23,38 +23,41 @@ _relu_backward = torch.ops.aten.threshold_backward.default
 MEAN, IGNORED = 1, -100  # reduction and ignore_index of torch.nn.functional.cross_entropy
 
 
-Places = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]  # weight, bias, and their gradients
+# weight, bias, gradient of the weight, gradient of the bias
+LayerTensors = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
 
 
-def _places(layer: nn.Linear) -> Places:
-    """Return the weight, bias and gradients of a linear layer."""
+def _layer_tensors(layer: nn.Linear) -> LayerTensors:
+    """Return the weight and the bias of a linear layer, and their gradients."""
     w, b = layer.weight, layer.bias
     return w.detach(), None if b is None else b.detach(), w.grad, None if b is None else b.grad
 
 
 class MLPBackward:
-    """A function that computes the loss of a batch and its gradients for one chain of layers, without autograd."""
+    """Computes the loss of a batch and its gradients for one chain of layers, without autograd."""
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self.layers = layers
-        # Each gradient has its own memory, because kernels sum in another order if a tensor is not aligned to 64 bytes.
+        # Each gradient has its own memory: kernels sum in a different order if a tensor is not aligned to 64 bytes.
         self.gradients = [(p, torch.empty_like(p)) for layer in layers for p in layer.parameters()]
-        self.at: list[Places | None] = []  # one for each layer; None for a ReLU
-        self.one = torch.ones((), dtype=next(layers[0].parameters()).dtype)  # dL/dL
+        self.layer_tensors: list[LayerTensors | None] = []  # for each layer; None for a ReLU
+        self.loss_gradient = torch.ones((), dtype=next(layers[0].parameters()).dtype)  # dL/dL
 
     @staticmethod
-    def of(module: nn.Module, task: Any, flat: bool) -> MLPBackward | None:
-        """Return an MLPBackward, or None if the module is not such a chain or the task not the mean cross-entropy.
+    def create(module: nn.Module, task: Any, flat: bool) -> MLPBackward | None:
+        """Create an MLPBackward for a model and task; return None if they are not supported.
 
         Args:
-            flat: whether samples are vectors.
+            module: the model.
+            task: the task, which must have the mean cross-entropy loss.
+            flat: whether samples are vectors; if not, the module must start with nn.Flatten.
         """
         layers = chain_layers(module) or []
         if layers and isinstance(layers[0], nn.Flatten):
             flat, layers = True, layers[1:]
         linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
         weights = [p for layer in linear for p in layer.parameters()]
-        fits = (
+        is_supported = (
             flat
             and len(linear) > 0
             and layers[0] is linear[0]
@@ -66,29 +69,29 @@ class MLPBackward:
         )
         return (
             MLPBackward(layers)
-            if fits and type(task).loss is Classification.loss and task.is_plain_cross_entropy
+            if is_supported and type(task).loss is Classification.loss and task.is_plain_cross_entropy
             else None
         )
 
-    def begin(self) -> None:
-        """Make later calls write gradients to the parameters' .grad; needed before the first call of each fit."""
+    def attach_gradients(self) -> None:
+        """Assign the gradient tensors to the parameters' .grad; must be called before the first batch of each fit."""
         for p, g in self.gradients:
             p.grad = g
-        self.at = [_places(layer) if isinstance(layer, nn.Linear) else None for layer in self.layers]
+        self.layer_tensors = [_layer_tensors(layer) if isinstance(layer, nn.Linear) else None for layer in self.layers]
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the loss () of a batch, x (B, ...) and y (B,), and write its gradients to the parameters' .grad."""
+        """Write the gradients of a batch, x (B, ...) and y (B,), to the parameters' .grad, and return its loss ()."""
         z = x.flatten(1)
         inputs = [z]
-        for layer in self.at:
+        for layer in self.layer_tensors:
             z = torch.relu(z) if layer is None else functional.linear(z, layer[0], layer[1])
             inputs.append(z)
         p = torch.log_softmax(z, 1)
         loss, count = _nll(p, y, None, MEAN, IGNORED)
-        g = _nll_backward(self.one, p, y, None, MEAN, IGNORED, count)
+        g = _nll_backward(self.loss_gradient, p, y, None, MEAN, IGNORED, count)
         g = torch._log_softmax_backward_data(g, p, 1, p.dtype)
-        for i in range(len(self.at) - 1, -1, -1):
-            layer = self.at[i]
+        for i in range(len(self.layer_tensors) - 1, -1, -1):
+            layer = self.layer_tensors[i]
             if layer is None:
                 g = _relu_backward(g, inputs[i + 1], 0)
                 continue

@@ -1,8 +1,8 @@
-"""The training loop, in which a client makes its steps on its batches, for all methods.
+"""The training loop of all methods, in which a client makes its steps on its batches.
 
-It is optimised for small models. While no hook reads gradients, autograd allocates them and torch's fused SGD updates
-the parameter views. If a hook reads gradients, autograd accumulates into one flat vector g. Small chains of layers are
-trained without autograd (mlp_backward.py). All three give the same bits.
+It is optimised for small models. If no hook reads gradients, autograd allocates them and torch's fused SGD updates the
+parameters, which are views of w. If a hook reads gradients, autograd accumulates them in one flat vector g. Small
+chains of layers are trained without autograd (mlp_backward.py). All three ways give the same bits.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from fedmpi.flat.layout import Selection
 from fedmpi.method.base import Method, overrides
 from fedmpi.method.context import FitResult, Regularizer
 
-ClientContext = Any  # the class in context.py, which imports this module
+ClientContext = Any  # the class in client_context.py, which imports this module
 FEDAVG = Method()  # for fits without the method's hooks
-REMEDY = (
-    "other passes would see it; make a copy (operations that end in _, assignments to [...] and ReLU(inplace=True) "
-    "as the first layer write)"
+BATCH_WRITE_REMEDY = (
+    "later passes use the same tensor, so make a copy (operations that end in _, assignments to [...], and "
+    "ReLU(inplace=True) as the first layer write to their input)"
 )
 
 
@@ -45,7 +45,7 @@ def fit(
     fedavg_steps: bool = False,
     plain_sgd: bool = False,
 ) -> FitResult:
-    """Train the client: the batch loop of all methods. method/context.py, `Client.fit`, describes the arguments."""
+    """Train the client; see `Client.fit` in method/context.py for the arguments."""
     trainer, model = client.trainer, client.trainer.model
     config = trainer.local_training.plain_sgd() if plain_sgd else trainer.local_training
     fedavg_steps = fedavg_steps or plain_sgd
@@ -53,34 +53,35 @@ def fit(
     if groups is not None:
         trainer.messages.check_groups(groups, "client.fit, groups")
     if epochs is not None and not (isinstance(epochs, int) and epochs >= 0):
-        raise UserError(f"client.fit: epochs is {epochs!r}; a whole number >= 0 is needed")
-    steps = batches_of(
-        client, epochs, method.batches_per_step, trainer.generators(client.round, client.id, client.fits)
+        raise UserError(f"client.fit: epochs is {epochs!r}; it must be an integer >= 0")
+    steps = iterate_batches(
+        client, epochs, method.batches_per_step, trainer.make_generators(client.round, client.id, client.num_fits)
     )
-    client.fits += 1
-    other_model = nullcontext() if start is None else client.elsewhere(start, buffers)
+    client.num_fits += 1
+    other_model = nullcontext() if start is None else client.other_model(start, buffers)
     with other_model, model.train_only(method.trains if groups is None else groups) as parameters:
         if parameters:  # none if the model has no parameters in these groups
             trained = [s for s, p in model.segment_parameters if p.requires_grad]
-            kept = client.optim.of(trained) if client.optim and not fedavg_steps else None
-            optimiser = LocalOptimizer(config, parameters, client.lr if lr is None else lr, kept)
+            stored = client.optimizer_state.views(trained) if client.optimizer_state and not fedavg_steps else None
+            optimiser = LocalOptimizer(config, parameters, client.lr if lr is None else lr, stored)
             clipped = None if config.clip_norm is None else model.layout.select_segments(trained)
-            form_gradient = gradient_of_steps(client, method, regularizer, parameters, clipped)
-            carry = 0.0
+            form_gradient = make_gradient_function(client, method, regularizer, parameters, clipped)
+            momentum_sum = 0.0
             for x, y in steps:
-                client.step_loss, client.passed = None, False
+                client.step_loss, client.has_passed = None, False
                 batch = ReadOnlyCheck({"x": x, "y": y})
                 form_gradient(x, y)
-                if batch.written():
+                if batch.find_write():
                     text = f"{client.where}: the model ({type(model.module).__name__}) or a hook of method "
-                    text += f"{type(trainer.method).__name__} wrote to its batch, x or y: {REMEDY}"
+                    text += f"{type(trainer.method).__name__} wrote to its batch, x or y; {BATCH_WRITE_REMEDY}"
                     raise make_located_error(text, model.module, type(trainer.method))
-                if client.watch:
-                    client.watch(x, y)
+                if client.on_step:
+                    client.on_step(x, y)
                 optimiser.step()
-                client.passed, client.version_at_w0 = True, None
-                carry = config.momentum * carry + 1.0  # the velocity is this number times a constant gradient
-                client.gradient_weight += 1 + config.momentum * carry if config.nesterov else carry
+                client.has_passed, client.version_at_w0 = True, None
+                # With a constant gradient g, the velocity would be momentum_sum * g.
+                momentum_sum = config.momentum * momentum_sum + 1.0
+                client.gradient_weight += 1 + config.momentum * momentum_sum if config.nesterov else momentum_sum
                 client.steps += 1
                 if client.step_loss is not None:
                     client.losses.append(client.step_loss)
@@ -88,7 +89,10 @@ def fit(
 
 
 def mean_loss(losses: Sequence[Tensor]) -> Tensor | float | None:
-    """Return the mean loss of the steps, None without steps: a tensor () on a GPU, to avoid waiting, else a number."""
+    """Return the mean of the losses of steps, or None without steps.
+
+    On a GPU it is a tensor (), because a number would have to wait for the GPU.
+    """
     if not losses:
         return None
     if losses[0].device.type != "cpu":
@@ -96,7 +100,7 @@ def mean_loss(losses: Sequence[Tensor]) -> Tensor | float | None:
     return sum(map(float, losses)) / len(losses)
 
 
-def gradient_of_steps(
+def make_gradient_function(
     client: ClientContext,
     method: Method,
     regularizer: Regularizer | None,
@@ -109,36 +113,43 @@ def gradient_of_steps(
     added, the hook `correct_gradient` corrects the sum, and the result is clipped.
 
     Args:
-        regularizer: replaces the method's.
+        client: the client.
+        method: the method whose hooks are used.
+        regularizer: replaces the method's hook of that name.
         parameters: the parameters that are trained.
-        clipped: the entries whose norm train.clip_norm limits; the hook `correct_gradient` may have written to others.
+        clipped: the entries of the gradient whose norm train.clip_norm limits: those of the trained parameters. The
+            hook `correct_gradient` may have written to others.
     """
-    trainer, model, called = client.trainer, client.trainer.model, client.trainer.direct or method.loss
+    trainer, model, loss = client.trainer, client.trainer.model, client.trainer.fast_loss or method.loss
     step = method.step if overrides(method, "step") else None
     regularizer = regularizer or (method.regularizer if overrides(method, "regularizer") else None)
     correct = method.correct_gradient if overrides(method, "correct_gradient") else None
     uses_flat = bool(step or regularizer or correct or clipped)
-    run: Callable[[Tensor, Tensor], Tensor] = partial(run_pass, client, called, uses_flat)
+    run: Callable[[Tensor, Tensor], Tensor] = partial(run_pass, client, loss, uses_flat)
     if not uses_flat:
         model.drop_gradient()
     if trainer.graphs is not None:
-        of_task = called is trainer.direct or getattr(called, "__func__", None) is Method.loss
-        # If only the sites know label counts, the task may weight classes differently for each client, which one
+        is_task_loss = loss is trainer.fast_loss or getattr(loss, "__func__", None) is Method.loss
+        # If label counts are private to the sites, the task may weight classes differently for each client, which a
         # captured graph cannot do.
-        if of_task and trainer.data.label_counts_shared:
-            at = model.w_data.data_ptr(), model.attach_gradient().data_ptr() if uses_flat else 0
-            run = partial(trainer.graphs.run, (*at, called is trainer.direct, *map(id, parameters)), run, parameters)
+        if is_task_loss and trainer.data.label_counts_shared:
+            memory = model.w_data.data_ptr(), model.attach_gradient().data_ptr() if uses_flat else 0
+            kind = (*memory, loss is trainer.fast_loss, *map(id, parameters))
+            run = partial(trainer.graphs.run, kind, run, parameters)
     elif (
-        trainer.mlp_backward and not uses_flat and called is trainer.direct and len(parameters) == len(model.parameters)
+        trainer.mlp_backward
+        and not uses_flat
+        and loss is trainer.fast_loss
+        and len(parameters) == len(model.parameters)
     ):
-        trainer.mlp_backward.begin()
+        trainer.mlp_backward.attach_gradients()
         run = trainer.mlp_backward
 
     def form_gradient(x: Tensor, y: Tensor) -> None:
         if step:
-            g = client.check("step", step(client, x, y))
+            g = client.check_result("step", step(client, x, y))
         else:
-            client.note(run(x, y))
+            client.record_loss(run(x, y))
             if not uses_flat:
                 return
             g = model.attach_gradient()
@@ -146,46 +157,49 @@ def gradient_of_steps(
         if regularizer:
             g = add_regularizer(client, regularizer, client.w, g if g is flat else flat.copy_(g))
         if correct:
-            g = client.check("correct_gradient", correct(client, g), by=correct)
+            g = client.check_result("correct_gradient", correct(client, g), by=correct)
         if g is not flat:
             flat.copy_(g)
         if clipped:
-            clip(flat, clipped, trainer.local_training.clip_norm)
+            clip_gradient(flat, clipped, trainer.local_training.clip_norm)
 
     return form_gradient
 
 
-def clip(g: Tensor, trained: Selection, most: float) -> None:
-    """Scale g (d,) in place by min(1, most / (||g|| + 1e-6)), as torch.nn.utils.clip_grad_norm_ does.
+def clip_gradient(g: Tensor, trained: Selection, max_norm: float) -> None:
+    """Scale g (d,) in place by min(1, max_norm / (||g|| + 1e-6)), as torch.nn.utils.clip_grad_norm_ does.
 
-    The norm is that of the trained entries.
+    ||g|| is the norm of the trained entries.
     """
     norm = (g if trained.selects_all else trained.take(g)).norm()
-    g.mul_((most / (norm + 1e-6)).clamp_(max=1))  # without synchronising the device
+    g.mul_((max_norm / (norm + 1e-6)).clamp_(max=1))  # without synchronising the device
 
 
-def batches_of(
-    client: ClientContext, epochs: int | None, many: int, drawn: tuple[Any, Any]
+def iterate_batches(
+    client: ClientContext, epochs: int | None, batches_per_step: int, generators: tuple[Any, Any]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the batches (x, y) of one fit, of all its passes, with `many` batches concatenated for each step.
+    """Yield the input (x, y) of each step of a fit, over all its passes, and stop if the run is asked to stop.
 
-    A batch of all rows keeps the order of the rows, unless a step divides it.
+    A batch of all rows keeps the order of the rows, unless a step needs several batches.
 
     Args:
-        drawn: the random generators for order and augmentation, from `trainer.generators`.
+        client: the client.
+        epochs: replaces the configured epochs or steps.
+        batches_per_step: the number of batches that are concatenated for each step.
+        generators: the random generators for order and augmentation, from `trainer.make_generators`.
     """
     trainer, config = client.trainer, client.trainer.local_training
-    passes, steps = config.passes_and_steps(client.n, many, epochs)
-    _, a_pass = config.passes_and_steps(client.n, many, 1)
-    order, augment = drawn
+    passes, steps = config.passes_and_steps(client.n, batches_per_step, epochs)
+    _, steps_per_pass = config.passes_and_steps(client.n, batches_per_step, 1)
+    order, augment = generators
     for client.epoch in range(passes):
         rows = trainer.data.train[client.id]
-        size = config.batch_size or (len(rows) if many > 1 else None)
-        found = batches(rows, size, order, config.drop_last, augment=augment)
-        for batch in found if many == 1 else merge_batches(found, many):
-            if client.cut_short and trainer.stop():
+        size = config.batch_size or (len(rows) if batches_per_step > 1 else None)
+        single = batches(rows, size, order, config.drop_last, augment=augment)
+        for batch in single if batches_per_step == 1 else merge_batches(single, batches_per_step):
+            if client.stops_on_request and trainer.stop():
                 return
-            client.last_epoch = steps <= a_pass
+            client.last_epoch = steps <= steps_per_pass
             yield batch
             steps -= 1
             if not steps:

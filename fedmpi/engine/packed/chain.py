@@ -1,10 +1,11 @@
-"""Linear layers with ReLUs between them, trained by plain SGD for n clients at once, without autograd.
+"""Training of linear layers with ReLUs between them by plain SGD, for n clients at once and without autograd.
 
     z_{i+1} = z_i W_i' + b_i        g_L = dL/dz_L,  W_i -= lr g_{i+1}' z_i,  b_i -= lr sum_b g_{i+1},  g_i = g_{i+1} W_i
-All clients start at the same weights W0. If clients see few samples, the weights of a wide layer are kept as factors,
-    W = W0 + A' B        A (K, o), B (K, i): one row for each sample seen, -lr g and z
-which is the result of plain SGD. This is faster if K (o + i) is less than o i: the product with W0 is computed once for
-all clients, and no client's W is formed, except when the difference W - W0 is written to the upload.
+All clients start with the same weights W0. If clients see few samples, the weights of a wide layer are stored in
+low-rank form,
+    W = W0 + A' B        A (K, o) and B (K, i) have one row for each sample seen: -lr g and z
+which is exact for plain SGD. This is faster if K (o + i) is less than o i: the product with W0 is computed once for all
+clients, and no client's W is formed; only the difference W - W0 is, when it is written to the upload.
 """
 
 from __future__ import annotations
@@ -18,93 +19,96 @@ from torch.nn.functional import log_softmax
 from fedmpi.flat.layout import Segment
 from fedmpi.flat.model import FlatModel
 
-Members = slice | Tensor  # positions of clients
+ClientIndex = slice | Tensor  # selects clients by their positions
 
 
-def has_factors(shape: Sequence[int], samples: int) -> bool:
-    """Return whether factors need at most half of the operations of dense weights of shape (o, i)."""
+def uses_low_rank(shape: Sequence[int], samples: int) -> bool:
+    """Return whether low-rank weights need at most half of the operations of dense weights of shape (o, i)."""
     return len(shape) == 2 and 2 * samples * sum(shape) <= shape[0] * shape[1]
 
 
-class Dense:
-    """One parameter tensor of n clients, stored densely: weights (n, o, i) or biases (n, o)."""
+class DenseTensor:
+    """One parameter tensor of n clients in dense form: weights (n, o, i) or biases (n, o)."""
 
     def __init__(self, segment: Segment, w0: Tensor, clients: int) -> None:
         self.segment, self.w0 = segment, segment.view(w0)
         self.w = self.w0.expand(clients, *segment.shape).clone()
 
-    def forward(self, members: Members, x: Tensor) -> Tensor:
+    def forward(self, members: ClientIndex, x: Tensor) -> Tensor:
         return torch.bmm(x, self.w[members].mT)
 
-    def backward(self, members: Members, g: Tensor) -> Tensor:
+    def backward(self, members: ClientIndex, g: Tensor) -> Tensor:
         return torch.bmm(g, self.w[members])
 
-    def step(self, members: Members, g: Tensor, x: Tensor, lr: float) -> None:
+    def step(self, members: ClientIndex, g: Tensor, x: Tensor, lr: float) -> None:
         w = self.w[members]  # a view if `members` is a slice, else a copy
         w.baddbmm_(g.mT, x, alpha=-lr)
         if isinstance(members, Tensor):
             self.w[members] = w
 
-    def differences(self, rows: Tensor) -> None:
+    def write_differences(self, rows: Tensor) -> None:
         """Write w - w0 into the tensor's columns of rows (n, d)."""
         torch.sub(self.w.flatten(1), self.w0.flatten(), out=rows[:, self.segment.start : self.segment.stop])
 
 
-class Factored:
-    """The weights of one layer for n clients, stored as factors a (n, K, o) and b (n, K, i).
+class LowRankTensor:
+    """The weights of one layer for n clients in low-rank form: factors a (n, K, o) and b (n, K, i).
 
-    `used` rows of the factors are filled; they are zero for clients that did not take part in a step.
+    The first `used` rows of the factors are filled; they are zero for clients that did not take part in a step.
     """
 
     def __init__(self, segment: Segment, w0: Tensor, clients: int, samples: int) -> None:
         self.segment, self.w0, self.used = segment, segment.view(w0), 0
         self.a, self.b = (w0.new_zeros(clients, samples, width) for width in segment.shape)
 
-    def forward(self, members: Members, x: Tensor) -> Tensor:
+    def forward(self, members: ClientIndex, x: Tensor) -> Tensor:
         a, b = self.a[members, : self.used], self.b[members, : self.used]
         y = (x.flatten(0, 1) @ self.w0.T).unflatten(0, x.shape[:2])
         return torch.baddbmm(y, torch.bmm(x, b.mT), a) if self.used else y
 
-    def backward(self, members: Members, g: Tensor) -> Tensor:
+    def backward(self, members: ClientIndex, g: Tensor) -> Tensor:
         a, b = self.a[members, : self.used], self.b[members, : self.used]
         y = (g.flatten(0, 1) @ self.w0).unflatten(0, g.shape[:2])
         return torch.baddbmm(y, torch.bmm(g, a.mT), b) if self.used else y
 
-    def step(self, members: Members, g: Tensor, x: Tensor, lr: float) -> None:
+    def step(self, members: ClientIndex, g: Tensor, x: Tensor, lr: float) -> None:
         rows = slice(self.used, self.used + g.shape[1])
         self.a[members, rows], self.b[members, rows] = g * -lr, x
         self.used = rows.stop
 
-    def differences(self, rows: Tensor) -> None:
+    def write_differences(self, rows: Tensor) -> None:
         out = rows[:, self.segment.start : self.segment.stop].view(len(rows), *self.segment.shape)
         torch.bmm(self.a[:, : self.used].mT, self.b[:, : self.used], out=out)
 
 
 class PackedChain:
-    """Trains n clients of a chain of layers by plain SGD on the mean cross-entropy; holds their weights."""
+    """Trains a chain of layers for n clients by plain SGD on the mean cross-entropy, and holds their weights."""
 
     def __init__(self, layers: Sequence[nn.Module], model: FlatModel, w0: Tensor, clients: int, samples: int) -> None:
         """Args:
-        layers: linear layers and ReLUs.
+        layers: the linear layers and ReLUs of `model`.
+        model: the flat model, for the positions of the parameter tensors.
         w0: (d,) weights from which all clients start.
-        clients: their number n.
-        samples: number K of rows that factors need for all steps.
+        clients: the number n of clients.
+        samples: the number K of rows that factors need for all steps.
         """
         segment = {id(p): s for s, p in model.segment_parameters}
-        self.layers: list[tuple[Dense | Factored, Dense | None] | None] = []  # weights and biases; None: a ReLU
+        self.layers: list[
+            tuple[DenseTensor | LowRankTensor, DenseTensor | None] | None
+        ] = []  # weight and bias of each layer; None for a ReLU
         for layer in layers:
             if not isinstance(layer, nn.Linear):
                 self.layers.append(None)
                 continue
             s, bias = segment[id(layer.weight)], None
-            factors = has_factors(s.shape, samples)
-            weight = Factored(s, w0, clients, samples) if factors else Dense(s, w0, clients)
+            low_rank = uses_low_rank(s.shape, samples)
+            weight = LowRankTensor(s, w0, clients, samples) if low_rank else DenseTensor(s, w0, clients)
             if layer.bias is not None:
-                bias = Dense(segment[id(layer.bias)], w0, clients)
+                bias = DenseTensor(segment[id(layer.bias)], w0, clients)
             self.layers.append((weight, bias))
 
-    def step(self, members: Members, x: Tensor, y: Tensor, lr: float) -> Tensor:
-        """Make a step of the clients `members` on their batches x (n, B, ...), y (n, B); return their losses (n,)."""
+    def step(self, members: ClientIndex, x: Tensor, y: Tensor, lr: float) -> Tensor:
+        """Make one step for the selected clients on their batches x (n, B, ...), y (n, B); return their losses (n,)."""
         z = [x.flatten(2)]
         for layer in self.layers:
             if layer is None:
@@ -129,7 +133,7 @@ class PackedChain:
             g = before
         return losses
 
-    def differences(self, w0: Tensor, rows: Tensor) -> None:
+    def write_differences(self, w0: Tensor, rows: Tensor) -> None:
         """Write w - w0 of all clients into rows (n, d)."""
         for tensor in (each for layer in self.layers if layer for each in layer if each):
-            tensor.differences(rows)
+            tensor.write_differences(rows)

@@ -13,14 +13,15 @@ from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.hook_checks import ReadOnlyCheck
 from fedmpi.engine.local.client_context import ClientContext
 from fedmpi.engine.local.losses import backward
-from fedmpi.engine.packed.chain import Members
+from fedmpi.engine.packed.chain import ClientIndex
 from fedmpi.flat.packing import Views
 from fedmpi.method.base import overrides
 from fedmpi.method.context import Quadratic, State
 from fedmpi.models.net import FeaturesAndHead
 
-# Attributes of hooks' `client`: equal for all clients of a pack; numbers of each client; tensors that `values` holds.
-COMMON = (
+# Attributes of the hooks' `client`: those that are equal for all clients of a pack; numbers that may differ between
+# clients; and tensors, which `BatchedClientView.values` holds.
+SHARED_ATTRIBUTES = (
     "round",
     "rounds",
     "lr",
@@ -34,12 +35,12 @@ COMMON = (
     "replace_group",
     "segments",
 )
-NUMBERS = ("id", "n", "steps", "gradient_weight")
-TENSORS = ("w", "w0", "received", "label_counts")
+NUMERIC_ATTRIBUTES = ("id", "n", "steps", "gradient_weight")
+TENSOR_ATTRIBUTES = ("w", "w0", "received", "label_counts")
 
 
-class _Call(nn.Module):
-    """A net as a module, so that functional_call can replace its weights for one pass."""
+class _FunctionalNet(nn.Module):
+    """A model wrapped as a module, so that functional_call can replace its weights for one pass."""
 
     def __init__(self, net: FeaturesAndHead) -> None:
         super().__init__()
@@ -50,31 +51,32 @@ class _Call(nn.Module):
 
 
 class BatchedClientView:
-    """The `client` that hooks receive under torch.vmap (method.context.Client).
+    """The `client` that hooks receive under torch.vmap; an implementation of method.context.Client.
 
-    It lacks the members that only the hooks `step` and `train` need. Its tensors, held in `values` during the call of
-    a hook, look like those of one client, and have vmap's hidden dimension over the clients.
+    It lacks the members that only the hooks `step` and `train` need. During the call of a hook, `values` holds its
+    tensors, which look like those of one client but have vmap's hidden dimension over the clients.
     """
 
     def __init__(self, trainer: ClientTrainer, clients: Sequence[ClientContext]) -> None:
         self.trainer, self.contexts, self.first = trainer, clients, clients[0]
         self.epoch, self.last_epoch = 0, False
         self.values: Mapping[str, Tensor] = {}
-        self.members: Sequence[int] = range(len(clients))  # positions in `contexts` of the clients in the current step
+        # Positions in `contexts` of the clients that make the current step.
+        self.members: Sequence[int] = range(len(clients))
         segments = trainer.model.layout.segments
         self.sizes, self.names = [s.stop - s.start for s in segments], [f"module.{s.name}" for s in segments]
         # Created here because modules cannot be created under vmap.
-        self.calls = {net: _Call(net) for net in (trainer.net, trainer.frozen_copy(0)[1])}
+        self.functional_nets = {net: _FunctionalNet(net) for net in (trainer.net, trainer.frozen_copy(0)[1])}
 
     def __getattr__(self, name: str) -> Any:
-        if name in COMMON:
+        if name in SHARED_ATTRIBUTES:
             return getattr(self.first, name)
-        if name in TENSORS:
+        if name in TENSOR_ATTRIBUTES:
             return self.values[name]
-        if name in NUMBERS and len({getattr(self.contexts[i], name) for i in self.members}) == 1:
+        if name in NUMERIC_ATTRIBUTES and len({getattr(self.contexts[i], name) for i in self.members}) == 1:
             return getattr(self.contexts[self.members[0]], name)
-        reason = "differs from client to client" if name in NUMBERS else "there is for one client at a time"
-        raise RuntimeError(f"a hook asks for client.{name}, which {reason}")
+        reason = "differs between clients" if name in NUMERIC_ATTRIBUTES else "exists for one client at a time only"
+        raise RuntimeError(f"a hook reads client.{name}, which {reason}")
 
     @property
     def state(self) -> State:
@@ -83,10 +85,8 @@ class BatchedClientView:
 
     @property
     def downloads(self) -> Views:
-        broadcast, each = (
-            self.trainer.unpack_broadcast(self.first.announcement),
-            self.trainer.messages.per_client_download,
-        )
+        broadcast = self.trainer.unpack_broadcast(self.first.broadcast_row)
+        each = self.trainer.messages.per_client_download
         return broadcast.merge(each.views(self.values["download"])) if each.size else broadcast
 
     @property
@@ -106,15 +106,15 @@ class BatchedClientView:
             return self._call(self.trainer.frozen_copy(0)[1], self.w0 if at is None else at, x)
 
     def _call(self, net: FeaturesAndHead, w: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return features and logits of a net at weights w (d,); for a model without features the logits twice."""
+        """Return features and logits of a model at weights w (d,); for a model without features the logits twice."""
         pieces = zip(self.trainer.model.layout.segments, w.split(self.sizes), strict=True)
         tensors = dict(zip(self.names, (s.reshape_entries(piece) for s, piece in pieces), strict=True))
-        z, f = functional_call(self.calls[net], tensors, (x,))
+        z, f = functional_call(self.functional_nets[net], tensors, (x,))
         return (f if z is None else z), f
 
 
 class VmapSteps:
-    """Trains n clients by SGD; holds their weights w (n, d), velocities v (n, d) and accumulators."""
+    """Makes SGD steps for n clients, and holds their weights w (n, d), velocities v (n, d) and accumulators."""
 
     def __init__(self, trainer: ClientTrainer, clients: Sequence[ClientContext]) -> None:
         self.trainer, self.method, self.view = trainer, trainer.method, BatchedClientView(trainer, clients)
@@ -125,41 +125,41 @@ class VmapSteps:
             trained = trainer.model.layout.select_segments(
                 s for s, p in trainer.model.segment_parameters if p.requires_grad
             )
-        fixed = torch.ones_like(self.w[0], dtype=torch.bool)  # entries that are not trained
+        untrained = torch.ones_like(self.w[0], dtype=torch.bool)  # entries that are not trained
         for a, b in trained.ranges:
-            fixed[a:b] = False
-        self.fixed = None if trained.selects_all else fixed
+            untrained[a:b] = False
+        self.untrained = None if trained.selects_all else untrained
         # Tensors that hooks read: those that all clients share, and stacks of those that differ between clients.
-        names = {"w0": "w0", "received": "received", "state": "state_row", "download": "download"}
+        names = {"w0": "w0", "received": "received", "state": "state_row", "download": "download_row"}
         rows = {name: [getattr(k, attribute).to(self.w.device) for k in clients] for name, attribute in names.items()}
         self.common = {name: each[0] for name, each in rows.items() if all(row is each[0] for row in each)}
-        self.own = {name: torch.stack(each) for name, each in rows.items() if name not in self.common}
-        self.own["label_counts"] = trainer.label_counts[[k.id for k in clients]]
+        self.per_client = {name: torch.stack(each) for name, each in rows.items() if name not in self.common}
+        self.per_client["label_counts"] = trainer.label_counts[[k.id for k in clients]]
 
-    def step(self, members: Members, x: Tensor, y: Tensor, lr: float) -> Tensor:
-        """Make a step of the clients `members` on their batches x (n, B, ...), y (n, B); return their losses (n,)."""
+    def step(self, members: ClientIndex, x: Tensor, y: Tensor, lr: float) -> Tensor:
+        """Make one step for the selected clients on their batches x (n, B, ...), y (n, B); return their losses (n,)."""
         tensors = [self.w, self.accumulators] + ([] if self.v is None else [self.v])
         parts = [tensor[members] for tensor in tensors]  # views if `members` is a slice, else copies
-        w, accumulators, own = parts[0], parts[1], {name: value[members] for name, value in self.own.items()}
+        w, accumulators, own = parts[0], parts[1], {name: value[members] for name, value in self.per_client.items()}
         check = ReadOnlyCheck({**self.common, **own, "x": x, "y": y, "w": w})
         leaf, own = w.detach().requires_grad_(), {**own, "accumulators": accumulators}
         losses, g = self._gradient(leaf, x, y, own)
         if overrides(self.method, "correct_gradient"):
             g = self._call(lambda g: self.method.correct_gradient(self.view, g), own | {"w": w}, g)  # type: ignore[arg-type]
             if not isinstance(g, Tensor) or g.shape != w.shape or not g.is_floating_point():
-                raise RuntimeError("hook correct_gradient returned something else than a gradient")
-        if check.written() is not None:
-            raise RuntimeError("a hook or the model wrote to what it may only read")
+                raise RuntimeError("hook correct_gradient did not return a float tensor of the shape of g")
+        if check.find_write() is not None:
+            raise RuntimeError("a hook or the model wrote to a tensor that is read-only")
         if accumulators.requires_grad:
             raise RuntimeError("a hook added client.w to client.accumulators; write client.w.detach()")
-        self._descend(w, g, lr, parts[2] if self.v is not None else None)
+        self._sgd_step(w, g, lr, parts[2] if self.v is not None else None)
         if isinstance(members, Tensor):
             for tensor, part in zip(tensors, parts, strict=True):
                 tensor[members] = part
         return losses
 
     def _gradient(self, leaf: Tensor, x: Tensor, y: Tensor, own: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the losses (n,), and the gradients (n, d) of losses and regularizers at the weights `leaf` (n, d)."""
+        """Return the losses (n,), and the gradients (n, d) of loss plus regularizer, at the weights `leaf` (n, d)."""
         regularized = overrides(self.method, "regularizer")
 
         def terms(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
@@ -172,13 +172,13 @@ class VmapSteps:
         values = self._call(terms, {**own, "w": leaf}, x, y)
         for value in values:
             if not isinstance(value, Tensor) or value.shape != leaf.shape[:1] or not value.requires_grad:
-                raise RuntimeError("hook loss or regularizer returned something else than a loss of client.w")
+                raise RuntimeError("hook loss or regularizer did not return a scalar with a gradient")
         backward(torch.stack(values))
         assert leaf.grad is not None
         return values[0].detach(), leaf.grad
 
     def _call(self, function: Callable[..., Any], values: Mapping[str, Tensor], *arguments: Tensor) -> Any:
-        """Call a function of one client's tensors for all clients under vmap; `view` then stands for one client."""
+        """Call a function that is written for one client for all clients under vmap; it sees `view` as that client."""
 
         def call(values: dict[str, Tensor], *arguments: Tensor) -> Any:
             self.view.values = self.common | values
@@ -186,15 +186,15 @@ class VmapSteps:
 
         return torch.vmap(call)(dict(values), *arguments)
 
-    def _descend(self, w: Tensor, g: Tensor, lr: float, v: Tensor | None) -> None:
+    def _sgd_step(self, w: Tensor, g: Tensor, lr: float, v: Tensor | None) -> None:
         """Make an SGD step on w (n, d) in place, with gradients g (n, d) and velocities v (n, d)."""
         config = self.trainer.local_training
         if config.weight_decay:
             g = g.add(w, alpha=config.weight_decay)
         if v is not None:
             g = v.mul_(config.momentum).add_(g)
-        w.add_(g if self.fixed is None else g.masked_fill(self.fixed, 0), alpha=-lr)
+        w.add_(g if self.untrained is None else g.masked_fill(self.untrained, 0), alpha=-lr)
 
-    def differences(self, w0: Tensor, rows: Tensor) -> None:
+    def write_differences(self, w0: Tensor, rows: Tensor) -> None:
         """Write w - w0 of all clients into rows (n, d)."""
         torch.sub(self.w, w0, out=rows)

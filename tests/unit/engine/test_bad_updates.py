@@ -172,7 +172,7 @@ def test_values_of_the_server_that_are_not_finite_end_the_run(monkeypatch):
 # ---- a client that comes to an error ----
 def raise_error_in_training(monkeypatch, error, rounds=(1,), after=2):
     """Make the training of client BAD raise an error after some batches in these rounds."""
-    honest, steps = training_loop.batches_of, []
+    honest, steps = training_loop.iterate_batches, []
 
     def failing(self, *of_a_fit):
         for batch in honest(self, *of_a_fit):
@@ -183,7 +183,7 @@ def raise_error_in_training(monkeypatch, error, rounds=(1,), after=2):
                     raise error
             yield batch
 
-    monkeypatch.setattr(training_loop, "batches_of", failing)
+    monkeypatch.setattr(training_loop, "iterate_batches", failing)
 
 
 ERRORS = [
@@ -226,7 +226,7 @@ def test_a_client_with_an_error_equals_a_refused_upload(monkeypatch, method, err
 
 def test_errors_of_all_clients_end_the_run(monkeypatch):
     it = prepare(config_with_all_clients(rounds=9, faults={"on_client_error": "drop"}))
-    monkeypatch.setattr(training_loop, "batches_of", None)
+    monkeypatch.setattr(training_loop, "iterate_batches", None)
     said = r"round 2: the code of client 0, 1, .* raised an error; the run ends"
     with pytest.warns(UserWarning, match="no upload is left"), pytest.raises(UserError, match=said):
         it.fed.run()

@@ -131,7 +131,7 @@ def test_updates_are_counted_from_where_a_client_begins(method, changes):
 
 
 def test_who_has_not_moved_is_in_no_pair():
-    still = round_metrics.of_gram(torch.tensor([[1.0, -0.5, 0.0], [-0.5, 1.0, 0.0], [0.0, 0.0, 0.0]]))
+    still = round_metrics.gram_statistics(torch.tensor([[1.0, -0.5, 0.0], [-0.5, 1.0, 0.0], [0.0, 0.0, 0.0]]))
     assert (still["cosine"], still["conflicts"]) == (-0.5, 1.0)
-    nobody = round_metrics.of_gram(torch.zeros(3, 3))
+    nobody = round_metrics.gram_statistics(torch.zeros(3, 3))
     assert (nobody["divergence"], nobody["cosine"], nobody["conflicts"]) == (0.0, None, None)

@@ -103,7 +103,7 @@ LEAKS = {
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize(("how", "name"), LEAKS.items())
 def test_what_would_pass_from_client_to_client_is_refused(how, name, size):
-    said = rf"round 0, client \d: '{name}' of model Leaky is not what it was when .*persistent=False"
+    said = rf"round 0, client \d: '{name}' of model Leaky has changed since .*persistent=False"
     with pytest.raises(UserError, match=said):
         refused(config(how), size)
 

@@ -23,7 +23,7 @@ CHAINS = {
 
 
 def made(module, task=None, flat=False):
-    return MLPBackward.of(module, task or Classification(2), flat)
+    return MLPBackward.create(module, task or Classification(2), flat)
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -40,7 +40,7 @@ def test_loss_and_gradients_are_those_of_autograd(name, batch):
     loss = cross_entropy(f, y)
     expected = torch.autograd.grad(loss, model.parameters)
     by_hand = made(module, flat=name == "vectors")
-    by_hand.begin()
+    by_hand.attach_gradients()
     for p in model.parameters:
         p.grad.fill_(7.0)
     assert torch.equal(by_hand(x, y), loss)
@@ -64,6 +64,6 @@ def test_a_run_with_it_has_the_bits_of_one_without(train, monkeypatch):
     with_it = play(config)
     made_calls = len(calls)
     assert made_calls
-    monkeypatch.setattr(MLPBackward, "of", staticmethod(lambda *_: None))
+    monkeypatch.setattr(MLPBackward, "create", staticmethod(lambda *_: None))
     assert play(config).hashes == with_it.hashes
     assert len(calls) == made_calls

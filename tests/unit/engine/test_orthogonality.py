@@ -73,7 +73,7 @@ def test_a_round_step_by_step(method):
     trainer, hands = build.make_trainer(it.made, lambda: False), []
     for k in row["clients"]:
         it.made.model.load(it.w0, it.b0)
-        order, _ = trainer.generators(0, k, 0)
+        order, _ = trainer.make_generators(0, k, 0)
         hands.append(by_hand(method, copy.deepcopy(it.made.net.module), it.made.data.train[k], config, order))
     near = {"rel": 2e-3, "abs": 1e-6}
     assert min(len(hand.losses) for hand in hands) > 1

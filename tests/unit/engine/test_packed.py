@@ -14,13 +14,13 @@ from helpers import federated, play, prepare, small_settings
 from torch import nn
 
 from fedmpi.common.errors import UserError
-from fedmpi.engine.packed.chain import Factored
+from fedmpi.engine.packed.chain import LowRankTensor
 from fedmpi.engine.packed.packed_fit import PackedFit
 from fedmpi.method import FLAT, SHARED, Method, Slots, SlotValues, State
 from fedmpi.methods import registry
 
 TOLERANCE = 1e-5
-PHASES, STEPS = "phases of its own", "steps of its own"
+PHASES, STEPS = "overrides the hook train", "overrides the hook step"
 WHY_NOT = {  # methods that do not pack, and what they say
     **dict.fromkeys(("apfl", "fedasam", "fedsam", "fedsol", "gradproj", "perfedavg", "pfedme"), STEPS),
     **dict.fromkeys(("ccvr", "ditto", "fedatom", "fedatom_personal", "fedpac", "fedrep"), PHASES),
@@ -215,5 +215,5 @@ def test_weights_as_factors(monkeypatch, method, train, tensors):
     one, several = both(method, **WIDE, faults=faults, train={"momentum": 0.0, **train})
     assert apart(one, several) < 2 * TOLERANCE
     layers = [[each for each in getattr(steps, "layers", ()) if each] for steps in fits]
-    kept = [sum(isinstance(w, Factored) for w, _ in each) if each else None for each in layers]
+    kept = [sum(isinstance(w, LowRankTensor) for w, _ in each) if each else None for each in layers]
     assert kept == [tensors] * 2

@@ -40,15 +40,15 @@ def later():
 """
 METHOD = r"""
 def upload(self, k): k.w.zero_(); return SlotValues(), State()
-    client 0: a hook of method plugin wrote to client.w, which.* It was upload
+    client 0: a hook of method plugin \(upload\) wrote to client.w, which is read-only
 def loss(self, k, x, y): k.label_counts.add_(1); return k.task_loss(k.logits(x), x, y)
-    wrote to client.label_counts, which.* It was loss
+    \(loss\) wrote to client.label_counts, which is read-only
 def loss(self, k, x, y): return k.task_loss(k.logits(x.mul_(2)), x, y)
     wrote to its batch, x or y
 def personal_weights(self, k): return k.received.mul_(2)
-    wrote to client.w0 \(client.received\) or client.downloads, which.* It was personal_weights
+    \(personal_weights\) wrote to client.w0 \(client.received\) or client.downloads, which is read-only
 def aggregate(self, s, up): up.p.fill_(1); return up.mean('dw'), State()
-    round 0: a hook of method plugin wrote to updates.p, which.* It was aggregate
+    round 0: a hook of method plugin \(aggregate\) wrote to updates.p, which is read-only
 def loss(self, k, x, y): return k.task_loss(k.logits(x).detach(), x, y)
     round 0, client 0: method plugin, hook loss returned a loss that
 def correct_gradient(self, k, g): return torch.ones_like(g, dtype=torch.int64)
@@ -56,9 +56,9 @@ def correct_gradient(self, k, g): return torch.ones_like(g, dtype=torch.int64)
 def step(self, k, x, y): return k.grad(x, y).to_sparse()
     hook step returned a sparse_coo tensor
 sends = Slots(dw=SHARED, c=SCALAR) | def upload(self, k): return SlotValues(c=np.ones(())), State()
-    hook upload: slot 'c' is \(\), but it returned ndarray
+    hook upload: slot 'c' must have shape \(\), but it returned ndarray
 client_state = Slots(c=FLAT) | def upload(self, k): return SlotValues(), State(c=k.w.double() + 1e300)
-    not finite \(nan or inf\) in torch.float32: slot 'c' is
+    not finite \(nan or inf, in torch.float32\) in slot 'c'
 def predict(self, k): return k.w
     hook predict returned Tensor; it must return None or a function
 def predict(self, k): return lambda x: k.logits(x)[:, :1]
@@ -72,7 +72,7 @@ def train(self, k): k.fit(groups='hea'); return State()
 def train(self, k): k.fit(groups=('haed',)); return State()
     'haed' is not a layout group; those of this model are body, head
 def train(self, k): k.fit(epochs=-1); return State()
-    client.fit: epochs is -1; a whole number >= 0
+    client.fit: epochs is -1; it must be an integer >= 0
 def train(self, k): k.fit(start=k.w[:1]); return State()
     ValueError: the weights have shape \(1,\), but the model needs \(26,\)
 def personal_weights(self, k): return k.replace_group('head', k.w[:1], into=k.received)
@@ -158,7 +158,7 @@ return up.mean('dw')[:1]
 return up.mean('dw').to_sparse()
     returned a sparse_coo tensor
 return up.dw.mul_(2).mean(0)
-    the server rule wrote to updates, which hooks may only read
+    the server rule wrote to updates, which is read-only
 raise SystemExit(0)
     round 0: plugin at .*SystemExit
 """
@@ -211,17 +211,17 @@ mu: float = 1.0 | equals_fedavg_at = {'nu': 0.0}
 sends = Slots(dw=SHARED, n=FLAT)
     slot name 'n' is not allowed; reserved names: _
 sends = Slots(dw=SHARED, c=FLAT)
-    round 0, client 0: method plugin, hook upload left out the declared slot 'c'
+    round 0, client 0: method plugin, hook upload did not return the declared slot 'c'
 def upload(self, k): return SlotValues(extra=k.w), State()
     round 0, client 0: method plugin, hook upload returned slot 'extra', which is not declared; allowed: dw
 sends = Slots(dw=SHARED, c=SCALAR) | def upload(self, k): return SlotValues(c=torch.ones(1)), State()
-    round 0, client 0: method plugin, hook upload: slot 'c' is \(\), but it returned \(1,\)
+    round 0, client 0: method plugin, hook upload: slot 'c' must have shape \(\), but it returned \(1,\)
 client_state = Slots(c=SCALAR) | def train(self, k): return k.state | def upload(self, k): return SlotValues(), k.state
-    hook upload returned slot 'c', which an earlier hook returned, too
+    hook upload returned slot 'c', which an earlier hook has returned, too
 client_state = Slots(c=FLAT)
-    hook train, upload left out the declared slot 'c'; return client\.state
+    hook train, upload did not return the declared slot 'c'; .* return client\.state
 per_client_download = Slots(c=SCALAR)
-    round 0, client 0: method plugin, hook download left out the declared slot 'c'
+    round 0, client 0: method plugin, hook download did not return the declared slot 'c'
 def train(self, k): k.fit()
     round 0, client 0: method plugin, hook train returned NoneType; it must return SlotValues\(\.\.\.\) or State
 def upload(self, k): return SlotValues()
@@ -239,25 +239,25 @@ def shared_parts(self, t, rounds): return SharedParts(slots=('dw', 'c'))
 trains = 'head'
     method plugin, trains: 'head' is a string, but must be a tuple of layout groups; write \('head',\)
 receives = ('g',)
-    receives is \('g',\); it must be a tuple of server_state's slots: none
+    receives is \('g',\); it must be a tuple of slots of server_state: none
 client_state = dict(c=FLAT)
-    client_state is dict; it must be Slots\(\.\.\.\)
+    client_state is of type dict; it must be Slots\(\.\.\.\)
 needs = frozenset({'plain sgd'})
     needs plain sgd, but fedmpi.method has no such requirement
 client_state = Slots(c=Slot(('q',)))
     slot 'c': dimension 'q' is unknown
 def aggregate(self, s, up): |     s.log_metrics(loss=1.0) |     return up.mean('dw'), State()
-    hook aggregate: figures\(loss=\.\.\.\) has the name of another key of a row of metrics\.jsonl
+    hook aggregate: log_metrics\(loss=\.\.\.\): 'loss' is already a key in metrics\.jsonl
 def train(self, k): |     k.w0.add_(1) |     return State()
-    client 0: a hook of method plugin wrote to client\.w0 \(client\.received\) or client\.downloads, which
+    client 0: a hook of method plugin .*wrote to client\.w0 \(client\.received\) or client\.downloads, which
 client_state = Slots(c=FLAT) | def train(self, k): |     k.state.c[0] = 1 |     return k.state
-    client 0: a hook of method plugin wrote to client\.state, which
+    client 0: a hook of method plugin .*wrote to client\.state, which
 def aggregate(self, s, up): return s.w.mul_(0), State()
-    round 0: a hook of method plugin wrote to server\.w, which
+    round 0: a hook of method plugin .*wrote to server\.w, which
 server_state = Slots(c=Slot(('d',), start='drawm'))
-    not an option that is a number, or a hook f\(self,
+    has start='drawm'; it must be a number, or the name of .* function f\(self,
 server_state = Slots(c=Slot((2,), start='drawn')) | def drawn(self, *_): return torch.ones(3)
-    at the start: method plugin, hook drawn: slot 'c' is \(2,\), but it returned \(3,\)
+    at the start: method plugin, hook drawn: slot 'c' must have shape \(2,\), but it returned \(3,\)
 def aggregate(self, s, up): return up.mean('dw').double() * 1e300, State()
     round 0: the server's direction, .* values that are not finite
 """
@@ -270,7 +270,7 @@ def loss(self, model, x, y): return functional.cross_entropy(model(x), y, reduct
 """
 MODEL_WITHOUT_LINE = r"""
 def forward(self, x): return self.head(x).detach()
-    hook loss returned a loss that depends on no weight
+    hook loss returned a loss that does not depend on any trained weight
 return Base(input_shape, classes).half()
     fails on a batch of two samples, .* torch.float32: .*dtype
 def __init__(self, *a): |     super().__init__(*a) |     nn.init.constant_(self.head.weight, torch.nan)

@@ -292,7 +292,7 @@ class Undecorated(fedmpi.Method):
 @pytest.mark.parametrize("method", [Undecorated, dataclass(type("Unfrozen", (Undecorated,), {}))])
 def test_a_method_without_its_decorator_is_refused(method):
     """Without it an option would be the class's default for ever."""
-    with pytest.raises(TypeError, match=r"write @dataclass\(frozen=True\) above it"):
+    with pytest.raises(TypeError, match=r"write @dataclass\(frozen=True\) above the class"):
         method()
 
 
@@ -310,7 +310,7 @@ class Infinite(fedmpi.Method):
 
 def test_a_slot_of_an_upload_that_is_not_finite_ends_the_run():
     """The server's direction may well not have it."""
-    text = r"client 1: method Infinite, hook upload gave values that are not finite .*'f'"
+    text = r"client 1: method Infinite, hook upload returned values that are not finite .*'f'"
     with pytest.raises(UserError, match=text):
         run(Infinite)
     it = run(Infinite, faults={"on_bad_update": "drop"})
