@@ -1,1 +1,1 @@
-"""Measurements that explain the results of a run, such as its loss curvature or its cost: `fedmpi analyse NAME`."""
+"""Measurements that help to explain results, such as the curvature of the loss or the cost (`fedmpi analyse`)."""

@@ -1,9 +1,9 @@
-"""Draw charts of reports and analyses with matplotlib (lines, bars, coloured grids), as SVG in a page or as files.
+"""Draw line charts, bar charts and heat maps with matplotlib, as SVG for a page or as files.
 
-pyplot is not used because it selects a window system and keeps global state. Charts are drawn in colours for white
-paper. In a page each colour is replaced by a CSS variable with that colour as its default (`fill: var(--c0,#0072b2)`),
-so that the same drawing suits light and dark screens. The colours are those of Okabe and Ito, which colour-blind
-readers can distinguish; lines also differ in dashes and markers.
+pyplot is not used because it chooses a window system and has global state. Charts are drawn in colours for white paper.
+In a page, each colour is replaced by a CSS variable with this colour as its default (`fill: var(--c0,#0072b2)`), so
+that the same SVG suits light and dark screens. The colours are those of Okabe and Ito, which colour-blind readers can
+distinguish; lines also differ in dashes and markers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,12 @@ TICK_SUFFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a chart; None or nan in y makes a gap. low, high: lower and upper limits of a band around it."""
+    """One line of a line chart.
+
+    Attributes:
+        y: the values; None and nan leave a gap.
+        low, high: lower and upper limits of a band around the line; (): no band.
+    """
 
     label: str
     x: Sequence[float]
@@ -61,6 +66,8 @@ class Series:
 
 @dataclass(frozen=True)
 class LineChart:
+    """A chart with one or several lines."""
+
     series: Sequence[Series]
     x_label: str
     y_label: str
@@ -72,7 +79,12 @@ class LineChart:
 
 @dataclass(frozen=True)
 class BarChart:
-    """A chart of horizontal bars in rows. spans: label in the legend -> (row, start, end) of each bar."""
+    """A chart of horizontal bars in rows.
+
+    Attributes:
+        rows: the label of each row.
+        spans: for each label in the legend, the row, start and end of each bar.
+    """
 
     rows: Sequence[str]
     spans: Mapping[str, Sequence[tuple[int, float, float]]]
@@ -81,14 +93,14 @@ class BarChart:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A chart with one coloured cell for each number, such as a matrix or a heat map.
+    """A chart with one coloured cell for each number of a matrix.
 
     Attributes:
-        rows, columns: labels.
-        values: one sequence for each row; None and nan are grey.
-        unit: unit of the numbers, or what they count.
-        signed: the colour scale extends from negative to positive numbers, such as for cosines, and not from 0.
-        written: numbers are printed in the cells if there is space.
+        rows, columns: the labels.
+        values: one sequence for each row; None and nan are shown in grey.
+        unit: the unit of the numbers, or what they count.
+        signed: whether the colour scale extends from negative to positive numbers, as for cosines, or begins at 0.
+        show_numbers: whether numbers are printed in the cells if there is enough space.
     """
 
     rows: Sequence[str]
@@ -105,7 +117,7 @@ Chart = LineChart | BarChart | HeatMap
 
 
 def stack_bars(rows: Sequence[str], parts: Mapping[str, Sequence[float]], x_label: str) -> BarChart:
-    """Return a chart with one stacked bar for each row; negative parts extend to the left.
+    """Return a chart with one stacked bar per row; negative parts extend to the left.
 
     >>> stack_bars(["a"], {"p": [1.0], "q": [2.0]}, "x").spans
     {'p': [(0, 0.0, 1.0)], 'q': [(0, 1.0, 3.0)]}
@@ -122,7 +134,13 @@ def stack_bars(rows: Sequence[str], parts: Mapping[str, Sequence[float]], x_labe
 
 
 def render_svg(chart: Chart, name: str, title: str) -> str:
-    """Return the chart as an <svg> element. name: unique in the page, as ids are derived from it."""
+    """Return the chart as an <svg> element.
+
+    Args:
+        chart: the chart.
+        name: a name that is unique in the page; ids in the SVG are derived from it.
+        title: the title for screen readers.
+    """
     text = io.StringIO()
     with rc_context({"svg.hashsalt": name}, STYLE_FILE), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # matplotlib's font may lack letters that browsers display
@@ -155,7 +173,7 @@ def write_chart(chart: Chart, path: Path, title: str) -> Path:
 
 
 def save_figure(figure: Figure, path: Path, **options: Any) -> Path:
-    """Save a matplotlib figure without dates and versions, so that equal figures give equal files; return the path."""
+    """Save a matplotlib figure and return the path; equal figures give equal files, without dates and versions."""
     nameless = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     figure.savefig(path, dpi=150, metadata=nameless[path.suffix], **options)
     return path
@@ -176,10 +194,10 @@ def format_tick(value: float, _: object = None) -> str:
 def _create_axes(
     high: float, left: float, bottom: float, legend: Sequence[tuple[Any, str]] = (), above: float = 0.0, wide: float = 0
 ) -> Axes:
-    """Create a figure with a legend at the top, and axes below it. All lengths are in inches.
+    """Create a figure with a legend at the top and axes below it.
 
-    high, wide: height and width of the axes, which take the remaining width if `wide` is 0; left, bottom, above: space
-    around the axes; legend: pairs of a matplotlib handle and a label.
+    All lengths are in inches: `high` and `wide` are the size of the axes (wide = 0: all available width); left, bottom
+    and above are the margins around the axes. `legend` contains pairs of a matplotlib handle and a label.
     """
     longest = min(max((len(name) for _, name in legend), default=1), 60)
     columns = min(max(int((CHART_WIDTH - 0.1) / (0.55 + LETTER_WIDTH * longest)), 1), max(len(legend), 1))
@@ -244,7 +262,7 @@ def _draw_lines(chart: LineChart) -> Axes:
 def _create_row_axes(
     labels: Sequence[str], bottom: float, legend: Sequence[tuple[Any, str]] = (), cells: int = 0
 ) -> Axes:
-    """Create axes with one row per label, row 0 at the top; rows are thinner if many. cells: columns of a grid."""
+    """Create axes with one row per label and row 0 at the top; many rows are thinner. cells: columns of a heat map."""
     thick = max(min(0.28, 6.5 / max(len(labels), 1)), 0.03)
     names = [_shorten_text(label, 24) for label in labels]
     left = LETTER_WIDTH * max(map(len, names), default=1) + 0.2
@@ -302,7 +320,7 @@ def _draw_heat_map(chart: HeatMap) -> Axes:
 
 
 def _draw_cells(axes: Axes, values: np.ndarray, most: float) -> None:
-    """Draw one cell per number: blue for positive, red for negative ones, paler for small ones, grey for nan."""
+    """Draw one cell per number: blue if positive, red if negative, paler if small, grey if nan."""
     colours = np.where((values < 0)[..., None], to_rgba(COLOURS[1]), to_rgba(COLOURS[0]))
     colours[..., 3] = np.abs(values) / (most or 1.0)
     colours[np.isnan(values)] = to_rgba(AXIS_COLOUR, 0.45)
@@ -316,7 +334,7 @@ def _draw_cells(axes: Axes, values: np.ndarray, most: float) -> None:
 
 
 def _draw_colour_scale(axes: Axes, chart: HeatMap, most: float, gaps: bool) -> None:
-    """Draw the colour scale of a grid at the top right."""
+    """Draw the colour scale of a heat map at the top right."""
     figure: Any = axes.figure
     high, shades = figure.get_figheight(), np.linspace(-1 if chart.signed else 0, 1, 9 if chart.signed else 5)
     figure.text(0.05 / CHART_WIDTH, 1 - 0.15 / high, _shorten_text(chart.row_label, 24), va="center")

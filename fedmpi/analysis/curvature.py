@@ -1,9 +1,9 @@
-"""Measure the sharpness of the minimum that a run has found, by its Hessian (FedSOL, Fig. 8).
+"""Measure the curvature of the loss at the final model of a run (FedSOL, Fig. 8).
 
-H is the Hessian of the mean loss of the final model over a fixed subset of the training samples, in evaluation mode
-and without augmentation. The results are its largest eigenvalues, and the loss at w + x v1 + y v2, where v1 and v2 are
-the unit eigenvectors of the two largest. H is not formed: H v is computed as the exact derivative of <gradient, v>. A
-large lambda_1 / lambda_5 means that the loss is much more curved in one direction than in others.
+H is the Hessian of the mean loss over a fixed subset of the training samples, in evaluation mode and without
+augmentation. The results are its largest eigenvalues, and the loss at w + x v1 + y v2, where v1 and v2 are the unit
+eigenvectors of the two largest eigenvalues. H itself is never computed; the product H v is the exact derivative of
+<gradient, v>. If lambda_1 / lambda_5 is large, the loss is much more curved in one direction than in others.
 """
 
 from __future__ import annotations
@@ -32,62 +32,64 @@ from fedmpi.runtime.record.saved_model import format_personal_notice, read_model
 from fedmpi.tasks import validation
 
 TOLERANCE = 1e-3  # relative error of an eigenvalue
-MAX_RESTARTS = 20  # restarts of the Lanczos method (with 2 k + 1 vectors), at most
+MAX_RESTARTS = 20  # maximum number of restarts of the Lanczos method with 2 k + 1 vectors
 
 
 @dataclass(frozen=True)
 class CurvatureOptions:
-    samples: int = 2048  # training samples over which the loss is averaged
+    """Options of `fedmpi analyse curvature`."""
+
+    samples: int = 2048  # number of training samples over which the loss is averaged
     top: int = 5  # number of eigenvalues
-    grid: int = 21  # points along each axis of the loss landscape
+    grid: int = 21  # number of points along each axis of the loss landscape
     span: float = 1.0  # the landscape extends from -span to span along both eigenvectors
 
 
 def analyse_curvature(
     run: Path, settings: Settings, options: CurvatureOptions, to: Path, print_line: Callable[[str], None]
 ) -> None:
-    """Measure the curvature of a run's final model, print and write the results (`fedmpi analyse curvature`)."""
+    """Measure the curvature of the loss at a run's final model; print it, and write curvature.json, landscape.png."""
     to, module = output.create_output_folder(to), load_global_model(run, settings)
     if notice := format_personal_notice(read_model_metadata(run / MODEL)):
         print_line(notice)
-    made = build_experiment(settings)
-    made.model.module.load_state_dict(module.state_dict())
-    facts = measure_curvature(made, options, print_line)
+    experiment = build_experiment(settings)
+    experiment.model.module.load_state_dict(module.state_dict())
+    facts = measure_curvature(experiment, options, print_line)
     print_line(f"eigenvalues: {'  '.join(formatting.format_number(value) for value in facts['eigenvalues'])}")
     if facts["ratio"] is not None:
-        print_line(f"the first over the last of them: {formatting.format_number(facts['ratio'])}")
-    charts.write_chart(plot_landscape(facts), to / "landscape.png", "loss around the model, above its least")
+        print_line(f"ratio of the first to the last: {formatting.format_number(facts['ratio'])}")
+    charts.write_chart(plot_landscape(facts), to / "landscape.png", "loss around the model, above its minimum")
     print_line(
         f"written: {output.write_json(to / 'curvature.json', {'run': str(run), **facts})}, {to / 'landscape.png'}"
     )
 
 
 def plot_landscape(facts: dict[str, Any]) -> charts.HeatMap:
-    """Return the chart of the loss along the first two eigenvectors, with the model in its centre."""
-    axis, least = [f"{round(float(x), 3):g}" for x in facts["axis"]], min(map(min, facts["loss"]))
-    above = [[loss - least for loss in row] for row in facts["loss"]]
-    return charts.HeatMap(axis, axis, above, "along the second", "along the first eigenvector", "loss")
+    """Return a chart of the loss along the first two eigenvectors, with the model in the centre."""
+    axis, minimum = [f"{round(float(x), 3):g}" for x in facts["axis"]], min(map(min, facts["loss"]))
+    heights = [[loss - minimum for loss in row] for row in facts["loss"]]
+    return charts.HeatMap(axis, axis, heights, "along the second", "along the first eigenvector", "loss")
 
 
 def measure_curvature(
-    made: Experiment, options: CurvatureOptions, print_line: Callable[[str], None] = lambda text: None
+    experiment: Experiment, options: CurvatureOptions, print_line: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
-    """Compute eigenvalues of the Hessian at the model of `made`, and the loss around it.
+    """Compute the largest eigenvalues of the Hessian at the model of `experiment`, and the loss around the model.
 
     Returns:
-        samples: number of samples in the loss; eigenvalues, in descending order; ratio of the first to the last of
-        them, None if the last is 0; axis: (grid,) coordinates; loss: (grid, grid), loss[i][j] at
-        w + axis[j] v1 + axis[i] v2.
+        A dict with samples, the number of samples in the loss; eigenvalues, in descending order; ratio of the first to
+        the last of these, None if the last is 0; axis, the coordinates of the landscape, (grid,); and loss, (grid,
+        grid), where loss[i][j] is the loss at w + axis[j] v1 + axis[i] v2.
     """
-    loss, w = SubsetLoss(made, options.samples), made.model.w.detach().clone()
-    of = f"{len(made.data.train)} clients, {w.numel()} weights"
-    print_line(f"loss over {len(loss.shard)} training samples of {of}")
-    generator = seeds.torch_generator(made.settings.seed, "lanczos")
+    loss, w = SubsetLoss(experiment, options.samples), experiment.model.w.detach().clone()
+    description = f"{len(experiment.data.train)} clients, {w.numel()} weights"
+    print_line(f"loss over {len(loss.shard)} training samples of {description}")
+    generator = seeds.torch_generator(experiment.settings.seed, "lanczos")
     eigenvalues, vectors = largest_eigenpairs(lambda v: loss.hessian_product(w, v), w, options.top, generator)
     axis = torch.linspace(-options.span, options.span, options.grid)
     first, second = vectors[0], vectors[min(1, len(vectors) - 1)]
     height = [[loss(w + float(x) * first + float(y) * second) for x in axis] for y in axis]
-    made.model.load(w)
+    experiment.model.load(w)
     values = eigenvalues.tolist()
     ratio = values[0] / values[-1] if values[-1] else None
     return {"samples": len(loss.shard), "eigenvalues": values, "ratio": ratio, "axis": axis, "loss": height}
@@ -105,8 +107,8 @@ def largest_eigenpairs(
         generator: draws the initial vector.
 
     Returns:
-        The eigenvalues (k,) float64 in descending order, where a repeated eigenvalue may occur only once.
-        The eigenvectors (k, d) of unit length, with arbitrary signs.
+        The eigenvalues, (k,) float64, in descending order (a repeated eigenvalue may occur only once), and the
+        eigenvectors, (k, d), of unit length with arbitrary signs.
 
     >>> A = torch.diag(torch.tensor([3.0, -5.0, 1.0, 2.0]))
     >>> g = torch.Generator().manual_seed(0)
@@ -126,38 +128,39 @@ def largest_eigenpairs(
         try:
             values, vectors = eigsh(operator, k, which="LA", v0=start, tol=TOLERANCE, maxiter=MAX_RESTARTS)
         except ArpackNoConvergence as error:
-            settled = f"{len(error.eigenvalues)} of {k} eigenvalues have settled"
-            raise UserError(f"curvature: {settled}; use more --samples, or a smaller --top") from error
+            converged = f"{len(error.eigenvalues)} of {k} eigenvalues have converged"
+            raise UserError(f"curvature: {converged}; use more --samples, or a smaller --top") from error
     order = np.argsort(-values)[:k]
     return torch.from_numpy(values[order]), torch.from_numpy(vectors.T[order]).to(like)
 
 
 class SubsetLoss:
-    """Mean loss, as a function of the weights w (d,), over a fixed random subset of all clients' training samples.
+    """The mean loss over a fixed random subset of all clients' training samples, as a function of the weights w (d,).
 
-    Raises UserError if the clients' samples are not in one data set, as with silos.
+    Raises:
+        UserError: if the clients' samples are not in one data set, as with silos.
     """
 
     BATCH = 512
 
-    def __init__(self, made: Experiment, samples: int) -> None:
-        self.made = made
-        train = made.data.train
+    def __init__(self, experiment: Experiment, samples: int) -> None:
+        self.experiment = experiment
+        train = experiment.data.train
         if not train or len({id(x) for _, x, _ in distinct_samples(train)}) > 1:
-            raise UserError("curvature needs the clients' samples in one place, and those of silos are not")
+            raise UserError("curvature: not available with data.silos, because it needs all samples in one process")
         pool = merge_shards(train)
-        order = torch.randperm(len(pool), generator=seeds.torch_generator(made.settings.seed, "curvature"))
+        order = torch.randperm(len(pool), generator=seeds.torch_generator(experiment.settings.seed, "curvature"))
         self.shard = Shard(pool.x, pool.y, pool.index[order[:samples]].sort().values)
-        self.weight = made.task.batch_weight(self.shard.y[self.shard.index])
+        self.weight = experiment.task.batch_weight(self.shard.y[self.shard.index])
 
     def __call__(self, w: Tensor) -> float:
-        self.made.model.load(w)
+        self.experiment.model.load(w)
         with torch.no_grad():
             return sum(self._batch_loss(x, y).item() for x, y in self._iterate_batches())
 
     def hessian_product(self, w: Tensor, v: Tensor) -> Tensor:
-        """Return the product of the Hessian at w (d,) with v (d,), by two backward passes."""
-        model = self.made.model
+        """Return the product of the Hessian at w (d,) and v (d,), computed by two backward passes."""
+        model = self.experiment.model
         model.load(w)
         segments = [(s, p) for s, p in model.segment_parameters if p.requires_grad]
         parameters, out = [p for _, p in segments], torch.zeros_like(w)
@@ -175,10 +178,12 @@ class SubsetLoss:
         return out
 
     def _iterate_batches(self) -> Any:
-        self.made.model.module.eval()
+        self.experiment.model.module.eval()
         return batches(self.shard, self.BATCH, None)
 
     def _batch_loss(self, x: Any, y: Tensor) -> Tensor:
         """Return the contribution of a batch to the mean loss."""
-        f = call_module(self.made.model.module, x)
-        return validation.eval_loss(self.made.task, f, x, y) * (self.made.task.batch_weight(y) / self.weight)
+        f = call_module(self.experiment.model.module, x)
+        return validation.eval_loss(self.experiment.task, f, x, y) * (
+            self.experiment.task.batch_weight(y) / self.weight
+        )

@@ -1,4 +1,4 @@
-"""Reproduce two measurements of the paper on filter decomposition: `fedmpi analyse variance` and `virtual`.
+"""Reproduce two measurements of the paper on filter decomposition (`fedmpi analyse variance` and `virtual`).
 
 Chen, Qiu. Extra Clients at No Extra Cost: Overcome Data Heterogeneity in Federated Learning with Filter Decomposition.
 2025. https://arxiv.org/abs/2503.08652. There are two averages of client kernels W_k = alpha_k D_k:
@@ -70,7 +70,7 @@ RESULT_LABELS = {
 
 # ---- two averages of kernels ----
 def kernel_mean(p: Tensor, alpha: Tensor, D: Tensor) -> Tensor:
-    """Return the weighted mean of kernels, equation (1).   (m,), (..., m, n, a), (..., m, a, q) -> (..., n, q)"""
+    """Return the weighted mean of kernels, equation (1), by (m,), (..., m, n, a), (..., m, a, q) -> (..., n, q)."""
     return torch.einsum("k,...kna,...kaq->...nq", p, alpha, D)
 
 
@@ -80,9 +80,9 @@ def product_mean(p: Tensor, alpha: Tensor, D: Tensor) -> Tensor:
 
 
 def replicate_variance(W: Tensor) -> float:
-    """Return the sample variance of vectors, an unbiased estimate of E||W - EW||^2.   (R, n) float64, R > 1 -> float
+    """Return the sample variance of vectors, an unbiased estimate of E||W - EW||^2.
 
-    It is 1/(R-1) sum_r ||W_r - mean W||^2.
+    It is 1/(R-1) sum_r ||W_r - mean W||^2, for W (R, n) in float64 and R > 1.
 
     >>> replicate_variance(torch.tensor([[0.0, 1.0], [2.0, 1.0]], dtype=torch.float64))
     2.0
@@ -91,48 +91,57 @@ def replicate_variance(W: Tensor) -> float:
 
 
 def client_variance(p: Tensor, alpha: Tensor, D: Tensor) -> float:
-    """Return the variance of the clients' kernels around their weighted mean.   (m,), (m, n, a), (m, a, q) -> float
+    """Return the variance of the clients' kernels around their weighted mean.
 
-    It is sum_k p_k ||W_k - W_bar||^2, with W_k = alpha_k D_k and W_bar as in `kernel_mean`.
+    For p (m,), alpha (m, n, a) and D (m, a, q), it is sum_k p_k ||W_k - W_bar||^2, with W_k = alpha_k D_k and W_bar as
+    in `kernel_mean`.
     """
     mean = kernel_mean(p, alpha, D)
     squares = torch.stack([(one @ atoms - mean).square().sum() for one, atoms in zip(alpha, D, strict=True)])
     return (p @ squares).item()
 
 
-def extract_factors(made: Experiment, w: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return coefficients alpha and atoms D of each AtomConv2d layer of m models, by the layer's path, in float64.
+def extract_factors(experiment: Experiment, w: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return the coefficients alpha and the atoms D of each AtomConv2d layer of m models, by the path of the layer.
 
-    (m, d) -> (m, o i, a), (m, a, u v), for o x i kernels of u x v pixels and a atoms. Raises UserError if the model has
-    no such layer.
+    Args:
+        experiment: the experiment; its model has AtomConv2d layers.
+        w: the weights of the m models, (m, d).
+
+    Returns:
+        For each layer alpha, (m, o i, a), and D, (m, a, u v), in float64, for o x i kernels of u x v pixels and a
+        atoms.
+
+    Raises:
+        UserError: if the model has no such layer.
     """
-    segments, layers = {segment.name: segment for segment in made.model.layout.segments}, {}
-    for path, layer in made.model.module.named_modules():
+    segments, layers = {segment.name: segment for segment in experiment.model.layout.segments}, {}
+    for path, layer in experiment.model.module.named_modules():
         if isinstance(layer, AtomConv2d):
             alpha, D = (torch.stack([segments[f"{path}.{name}"].view(row) for row in w]) for name in ("coef", "atoms"))
             layers[path] = (alpha.reshape(len(w), -1, D.shape[1]).double(), D.flatten(2).double())
     if not layers:
-        s = made.settings
+        s = experiment.settings
         raise UserError(
-            f"method.name: {s.method.name} on model {s.model.name} has no filter atoms to look at; "
-            "use method fedatom and a model with convolutions of more than one pixel"
+            f"method.name: {s.method.name} on model {s.model.name} has no filter atoms; "
+            "use method fedatom, and a model with convolutions larger than 1x1"
         )
     return layers
 
 
 # ---- variance ----
 def analyse_variance(settings: Settings, replicates: int, to: Path, print_line: Callable[[str], None]) -> None:
-    """Measure the variance of the two averages of kernels and write variance.json, .png (`fedmpi analyse variance`)."""
-    to, made = output.create_output_folder(to), build_experiment(settings)
+    """Measure the variance of both averages of kernels, print it, and write variance.json and variance.png."""
+    to, experiment = output.create_output_folder(to), build_experiment(settings)
 
-    def each(row: Row) -> None:
+    def report_row(row: Row) -> None:
         if row["round"] == 0:
-            print_line("variance of the aggregated kernels, and of the clients' own")
-        figures_of = ", ".join(f"{name} {formatting.format_number(row[key])}" for key, name in RESULT_LABELS.items())
-        rests = "" if COEF in made.messages.groups_in_round(row["round"]) else " (coefficients rest)"
-        print_line(f"round {row['round']}: {figures_of}{rests}")
+            print_line("variance of the aggregated kernels and of the clients' kernels")
+        values = ", ".join(f"{name} {formatting.format_number(row[key])}" for key, name in RESULT_LABELS.items())
+        note = "" if COEF in experiment.messages.groups_in_round(row["round"]) else " (coefficients are not sent)"
+        print_line(f"round {row['round']}: {values}{note}")
 
-    facts = measure_variance(made, replicates, each)
+    facts = measure_variance(experiment, replicates, report_row)
     print_line(f"written: {output.write_json(to / 'variance.json', facts)}")
     t = [row["round"] for row in facts["rounds"]]
     lines = [
@@ -145,41 +154,49 @@ def analyse_variance(settings: Settings, replicates: int, to: Path, print_line: 
 
 
 def measure_variance(
-    made: Experiment, replicates: int, each: Callable[[Row], None] = lambda row: None
+    experiment: Experiment, replicates: int, report_row: Callable[[Row], None] = lambda row: None
 ) -> dict[str, Any]:
-    """Train the run of the settings, with the same bits as without measurements, and measure the variance on the way.
+    """Train an experiment and measure the variance during training, which does not change the results by a single bit.
 
-    replicates: how often each measured round is trained; each: called with each new row (see `one_round`).
+    Args:
+        experiment: the experiment.
+        replicates: how often each measured round is trained.
+        report_row: called with each new row; `measure_round` describes the rows.
 
-    Returns config, replicates, sha256 of the final model, and rounds, the list of rows.
+    Returns:
+        A dict with config, replicates, sha256 of the final model, and rounds, the list of rows.
     """
-    extract_factors(made, made.model.w[None])  # raises an error for a model without atoms
-    s, rows, final = made.settings, list[Row](), ""
+    extract_factors(experiment, experiment.model.w[None])  # raises an error for a model without atoms
+    s, rows, final_hash = experiment.settings, list[Row](), ""
     if s.rounds == 0:
-        raise UserError("rounds: 0 leaves no round to measure; at least 1 is needed")
+        raise UserError("rounds: 0 is not allowed here, because a round is measured; must be >= 1")
 
-    def at(t: int) -> None:
+    def measure_before_round(t: int) -> None:
         if t % s.evaluate.every == 0 and t < s.rounds:
-            rows.append(measure_round(made, fed, t, replicates))
-            each(rows[-1])
+            rows.append(measure_round(experiment, fed, t, replicates))
+            report_row(rows[-1])
 
     def on_round(line: dict[str, Any]) -> None:
-        nonlocal final
-        final = line["sha256"]
-        at(line["round"] + 1)  # at this time the global model is the one from which the next round starts
+        nonlocal final_hash
+        final_hash = line["sha256"]
+        measure_before_round(
+            line["round"] + 1
+        )  # at this time the global model is the one from which the next round starts
 
-    fed = build.make_federation(made, SingleProcess(made.model.w.device), lambda: False, RunCallbacks(on_round))
-    at(0)
+    fed = build.make_federation(
+        experiment, SingleProcess(experiment.model.w.device), lambda: False, RunCallbacks(on_round)
+    )
+    measure_before_round(0)
     fed.run()
-    return {"config": redact(s.model_dump(mode="json")), "replicates": replicates, "sha256": final, "rounds": rows}
+    return {"config": redact(s.model_dump(mode="json")), "replicates": replicates, "sha256": final_hash, "rounds": rows}
 
 
-def measure_round(made: Experiment, fed: Federation, t: int, replicates: int) -> Row:
+def measure_round(experiment: Experiment, fed: Federation, t: int, replicates: int) -> Row:
     """Train round t `replicates` times from the global model of `fed`, and return the variances.
 
     Returns:
-        round; kernel_mean, product_mean: variances of the two averages over replicates; ratio of the second to the
-        first; clients: variance of the clients' own kernels.
+        A dict with round; kernel_mean and product_mean, the variances of the two averages over replicates; ratio, the
+        second of these divided by the first; and clients, the variance of the clients' own kernels.
     """
     by_kernels, by_product, clients = [], [], 0.0
     for number in range(replicates):
@@ -187,8 +204,8 @@ def measure_round(made: Experiment, fed: Federation, t: int, replicates: int) ->
         members = scheduler.draw_cohort(
             seed, t, fed.trainer.data.clients, fed.config.fraction, fed.config.sampling, fed.config.cohort_size
         )
-        local = train_local_models(fed, make_trainer_with_seed(made, seed), members, t)
-        layers, p = extract_factors(made, local.w).values(), local.p.to(local.w.device)
+        local = train_local_models(fed, make_trainer_with_seed(experiment, seed), members, t)
+        layers, p = extract_factors(experiment, local.w).values(), local.p.to(local.w.device)
         by_kernels.append(torch.cat([kernel_mean(p, alpha, D).flatten() for alpha, D in layers]))
         by_product.append(torch.cat([product_mean(p, alpha, D).flatten() for alpha, D in layers]))
         clients += sum(client_variance(p, alpha, D) for alpha, D in layers) / replicates
@@ -199,74 +216,82 @@ def measure_round(made: Experiment, fed: Federation, t: int, replicates: int) ->
 
 # ---- virtual clients ----
 def analyse_virtual(run: Path, settings: Settings, to: Path, print_line: Callable[[str], None]) -> None:
-    """Evaluate the virtual clients of a run, print a table and write virtual.json (`fedmpi analyse virtual`)."""
+    """Evaluate the virtual clients of a run, print a table, and write virtual.json (`fedmpi analyse virtual`)."""
     to, module = output.create_output_folder(to), load_global_model(run, settings)
     options = f" {describe_value(redact(settings.data.options))}" if settings.data.options else ""
     print_line(f"data: {settings.data.source}{options}, files below {settings.data.root}")
-    made = build_experiment(settings)
-    made.model.module.load_state_dict(module.state_dict())
-    facts = evaluate_virtual_clients(made, print_line)
+    experiment = build_experiment(settings)
+    experiment.model.module.load_state_dict(module.state_dict())
+    facts = evaluate_virtual_clients(experiment, print_line)
     for line in format_virtual_clients(facts):
         print_line(line)
     print_line(f"written: {output.write_json(to / 'virtual.json', {'run': str(run), **facts})}")
 
 
-def evaluate_virtual_clients(made: Experiment, print_line: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """Train clients for one more round from the model of `made`, and evaluate all products alpha_i x D_j.
+def evaluate_virtual_clients(
+    experiment: Experiment, print_line: Callable[[str], None] = lambda text: None
+) -> dict[str, Any]:
+    """Train clients for one more round from the model of `experiment`, and evaluate all products alpha_i x D_j.
 
     Returns:
-        round, clients (the cohort), weights p of the aggregate, headline (the task's first metric); models: one row for
-        each pair of clients, with alpha, atoms and the metrics on the global test set; aggregate: its metrics.
+        A dict with round; clients, the cohort; weights, the weights p of the aggregate; headline, the main metric of
+        the task; models, one row per pair of clients with alpha (i), atoms (j) and the metrics on the global test set;
+        and aggregate, the metrics of the aggregate.
     """
-    extract_factors(made, made.model.w[None])  # raises an error for a model without atoms
-    test, s, trainer = made.data.global_test, made.settings, build.make_trainer(made, lambda: False)
+    extract_factors(experiment, experiment.model.w[None])  # raises an error for a model without atoms
+    test, s, trainer = experiment.data.global_test, experiment.settings, build.make_trainer(experiment, lambda: False)
     if test is None:
-        raise UserError("data.silos: there is no global test set to judge the models by; `virtual` needs one")
-    fed = build.make_federation(made, SingleProcess(made.model.w.device), lambda: False)
-    t = next((t for t in range(s.rounds, 2 * s.rounds + 1) if COEF in made.messages.groups_in_round(t)), s.rounds)
-    members = scheduler.draw_cohort(s.seed, t, made.data.clients, s.cohort.fraction, s.cohort.sampling, s.cohort.size)
+        raise UserError("data.silos: `virtual` needs a global test set, and the data have none")
+    fed = build.make_federation(experiment, SingleProcess(experiment.model.w.device), lambda: False)
+    t = next((t for t in range(s.rounds, 2 * s.rounds + 1) if COEF in experiment.messages.groups_in_round(t)), s.rounds)
+    members = scheduler.draw_cohort(
+        s.seed, t, experiment.data.clients, s.cohort.fraction, s.cohort.sampling, s.cohort.size
+    )
     print_line(f"round {t}: {len(members)} clients train, then {len(members) ** 2 + 1} models are evaluated")
     local = train_local_models(fed, trainer, members, t)
     w, b = linear.combine(local.w, local.p), linear.combine(local.b, local.p)
 
-    def judge(model: Tensor) -> Metrics:
+    def evaluate_model(model: Tensor) -> Metrics:
         trainer.model.load(model, b)
         return evaluate(trainer, test, s.evaluate.batch_size).metrics
 
     models = [
-        {"alpha": i, "atoms": j, **judge(recombine_filters(made, w, alpha, D))}
+        {"alpha": i, "atoms": j, **evaluate_model(recombine_filters(experiment, w, alpha, D))}
         for i, alpha in zip(members, local.w, strict=True)
         for j, D in zip(members, local.w, strict=True)
     ]
-    facts = {"round": t, "clients": members, "weights": local.p, "headline": made.task.names[0]}
-    return {**facts, "models": models, "aggregate": judge(w)}
+    facts = {"round": t, "clients": members, "weights": local.p, "headline": experiment.task.names[0]}
+    return {**facts, "models": models, "aggregate": evaluate_model(w)}
 
 
-def recombine_filters(made: Experiment, w: Tensor, alpha: Tensor, D: Tensor) -> Tensor:
-    """Return w with the coefficients of the model `alpha` and the atoms of the model `D`.   (d,), (d,), (d,) -> (d,)"""
+def recombine_filters(experiment: Experiment, w: Tensor, alpha: Tensor, D: Tensor) -> Tensor:
+    """Return w with the coefficients of model `alpha` and the atoms of model `D`; all are weights of models, (d,)."""
     out = w.clone()
     for group, source in ((COEF, alpha), (ATOM, D)):
-        part = made.model.layout.select({group})
+        part = experiment.model.layout.select({group})
         part.put(part.take(source), out)
     return out
 
 
 def format_virtual_clients(facts: dict[str, Any]) -> list[str]:
-    """Format the results as lines: the main metric of each alpha_i x D_j, means over clients, and the aggregate."""
+    """Format the results as lines of text: each alpha_i x D_j, means over clients and over pairs, and the aggregate."""
     name, clients = facts["headline"], facts["clients"]
 
-    def shown(name: str, value: float) -> str:
+    def format_value(name: str, value: float) -> str:
         return "-" if value != value else format_metric(name, value, 4)
 
     at = {(row["alpha"], row["atoms"]): row[name] for row in facts["models"]}
-    matrix = [[f"alpha {i}", *(shown(name, at[i, j]) for j in clients)] for i in clients]
+    matrix = [[f"alpha {i}", *(format_value(name, at[i, j]) for j in clients)] for i in clients]
     groups: dict[str, list[Metrics]] = {
         "clients (diagonal), mean of {}": [row for row in facts["models"] if row["alpha"] == row["atoms"]],
         "virtual clients, mean of {}": [row for row in facts["models"] if row["alpha"] != row["atoms"]],
         "alpha_bar x D_bar": [facts["aggregate"]],
     }
     rows = [
-        [label.format(len(group)), *(shown(key, sum(row[key] for row in group) / len(group)) for key in (name, "loss"))]
+        [
+            label.format(len(group)),
+            *(format_value(key, sum(row[key] for row in group) / len(group)) for key in (name, "loss")),
+        ]
         for label, group in groups.items()
         if group
     ]

@@ -1,4 +1,4 @@
-"""Count the floating-point operations of a method's local steps, compared with FedAvg's (FedSOL, Table 5).
+"""Count the floating-point operations of the local steps of a method, compared with FedAvg (FedSOL, Table 5).
 
 The client with the most training samples trains for one round, with the config's method and with FedAvg, on the same
 batches. The cost of a step is the mean over all steps except the first, in which the weights are still the initial ones
@@ -38,7 +38,11 @@ KINDS = ("forward", "backward", "frozen")
 
 
 class OperationCounter(TorchDispatchMode):
-    """Context manager that counts operations. count: (3,) int64, the operations of each of KINDS so far."""
+    """Context manager that counts floating-point operations.
+
+    Attributes:
+        count: the number of operations so far of each of KINDS, (3,) int64.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +57,7 @@ class OperationCounter(TorchDispatchMode):
 
 
 def analyse_flops(settings: Settings, to: Path, print_line: Callable[[str], None]) -> None:
-    """Print the operations of the config's method and of FedAvg, and write flops.json (`fedmpi analyse flops`)."""
+    """Count the operations of the config's method and of FedAvg, print them, and write flops.json."""
     to, (data, device) = output.create_output_folder(to), load_all_data(settings)
     client = int(data.train_sizes.argmax())
     plain = settings.model_copy(update={"method": MethodSettings(name="fedavg")})
@@ -62,7 +66,7 @@ def analyse_flops(settings: Settings, to: Path, print_line: Callable[[str], None
     for each in measurements:
         each |= {"ratio": each["step"] / step, "delta": each["frozen"] / step, "round_ratio": each["round"] / per_round}
     samples, steps = int(data.train_sizes[client]), measurements[1]["steps"]
-    print_line(f"client {client}: {samples:,} samples, {steps:,} steps; operations a sample")
+    print_line(f"client {client}: {samples:,} samples, {steps:,} steps; operations per sample")
     head = ("method", *KINDS, "step / FedAvg's", "frozen / FedAvg's", "round / FedAvg's")
     keys = ("method", *KINDS, "ratio", "delta", "round_ratio")
     for line in formatting.format_table([head, *(tuple(each[key] for key in keys) for each in measurements)]):
@@ -73,33 +77,33 @@ def analyse_flops(settings: Settings, to: Path, print_line: Callable[[str], None
 
 
 def count_operations(settings: Settings, data: FederatedData, device: torch.device, client: int) -> dict[str, Any]:
-    """Count the operations of one client's training in round 0.
+    """Count the operations of one client's local training in round 0.
 
     Returns:
-        method, options; steps (their number); forward, backward, frozen and their sum step: operations per sample in a
-        step; round: operations per training sample in the round.
+        A dict with method and options; steps, the number of steps; forward, backward, frozen and their sum step, in
+        operations per sample and step; and round, in operations per training sample and round.
 
     Raises:
-        UserError: the client makes fewer than two steps.
+        UserError: if the client makes fewer than two steps.
     """
-    made = build.make_experiment(settings, data, device)
-    fed = build.make_federation(made, SingleProcess(device), lambda: False)
+    experiment = build.make_experiment(settings, data, device)
+    fed = build.make_federation(experiment, SingleProcess(device), lambda: False)
     counter, steps, start = OperationCounter(), list[tuple[int, Tensor]](), torch.zeros(len(KINDS), dtype=torch.int64)
 
-    def watch(_: ClientContext) -> StepCallback:
+    def record_step(_: ClientContext) -> StepCallback:
         start.copy_(counter.count)
         return lambda x, y: steps.append((len(y), counter.count.clone()))  # the count when the gradient is there
 
-    trainer = build.make_trainer(made, lambda: False)
+    trainer = build.make_trainer(experiment, lambda: False)
     trainer.mlp_backward = None  # its backward passes do not use autograd; with autograd the operations are the same
     train_local_models(fed, trainer, [client], 0)  # creates the frozen models, which runs them once, not to be counted
     with counter:
-        train_local_models(fed, trainer, [client], 0, watch)
+        train_local_models(fed, trainer, [client], 0, record_step)
     name = settings.method.name
     if len(steps) < 2:
         raise UserError(
-            f"method {name}: client {client} makes {len(steps)} step(s) of the model that travels, and a first "
-            "one tells little; set train.epochs or train.steps higher, or train.batch_size lower"
+            f"method {name}: client {client} makes {len(steps)} step(s) of the model that is sent, but at least 2 are "
+            "needed, since the first is not measured; increase train.epochs or train.steps, or reduce train.batch_size"
         )
     a_step = (steps[-1][1] - steps[0][1]).double() / sum(n for n, _ in steps[1:])
     per_round = (counter.count - start).double().sum() / max(int(data.train_sizes[client]), 1)

@@ -1,4 +1,4 @@
-"""Train the local models of one round without changing the state of the run."""
+"""Train the local models of a round for an analysis, without changing the state of the run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedmpi.runtime.device import choose_device, configure_numerics
 
 
 def load_all_data(settings: Settings) -> tuple[FederatedData, torch.device]:
-    """Load the data of all clients into this process; return them and the device to train on."""
+    """Load the data of all clients into this process, and return them with the device for training."""
     configure_numerics(settings)
     device = choose_device(settings, detect({}))
     data = (
@@ -34,19 +34,19 @@ def load_all_data(settings: Settings) -> tuple[FederatedData, torch.device]:
 
 
 def build_experiment(settings: Settings) -> Experiment:
-    """Build the experiment with all clients in this process."""
+    """Build the experiment of a config with all clients in this process."""
     return build.make_experiment(settings, *load_all_data(settings))
 
 
-def make_trainer_with_seed(made: Experiment, seed: int) -> ClientTrainer:
-    """Return a trainer for the experiment with another seed, which changes batches, dropout masks and so on."""
-    settings = made.settings.model_copy(update={"seed": seed})
-    return build.make_trainer(replace(made, settings=settings), lambda: False)
+def make_trainer_with_seed(experiment: Experiment, seed: int) -> ClientTrainer:
+    """Return a client trainer for the same experiment with another seed, so that batches, dropout etc. differ."""
+    settings = experiment.settings.model_copy(update={"seed": seed})
+    return build.make_trainer(replace(experiment, settings=settings), lambda: False)
 
 
 @dataclass(frozen=True)
 class LocalModels:
-    """The models of a cohort of m clients after local training, before the upload."""
+    """The local models of a cohort of m clients after training, before their upload."""
 
     clients: Sequence[int]
     p: Tensor  # (m,) float64, the clients' weights in the aggregate
@@ -61,13 +61,15 @@ def train_local_models(
     t: int,
     watch: Callable[[ClientContext], StepCallback] | None = None,
 ) -> LocalModels:
-    """Train clients locally, as in round t, from the global model of `fed`, which does not change.
+    """Train clients locally as in round t, without changing the global model of `fed` or the state of the clients.
 
-    Clients use copies of their state. The returned parameters include layout groups that the method does not send in
-    round t, such as coefficients of filters.
+    The returned parameters include layout groups that the method does not send in round t, such as coefficients of
+    filters.
 
     Args:
-        members: numbers of the clients.
+        fed: the federation; training starts from its global model.
+        trainer: the trainer of the clients.
+        members: the numbers of the clients.
         t: the round, which selects the learning rate and the random numbers.
         watch: called with each client before it trains; returns a function that is called with the batch (x, y) of each
             step when its gradient has been computed.

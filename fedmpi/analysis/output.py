@@ -1,4 +1,4 @@
-"""Output directory and JSON files of an analysis."""
+"""Create the output directory of an analysis, and write its JSON files."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ from fedmpi.common.jsonl import to_jsonable
 
 
 def create_output_folder(to: Path, option: str = "--to") -> Path:
-    """Create the output directory of a command before its work begins, and return its path.
+    """Create the output directory of a command and return its path.
 
-    Raises UserError, which names `option`, if the directory cannot be created or written to.
+    Args:
+        to: the directory.
+        option: the option of the command that sets the directory, for messages.
+
+    Raises:
+        UserError: if the directory cannot be created, or is not writable.
     """
     try:
         to.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{option}: cannot create {to}: {error.strerror}; choose another directory") from error
     if not os.access(to, os.W_OK):
-        raise UserError(f"{option}: {to} cannot be written to; choose another directory")
+        raise UserError(f"{option}: {to} is not writable; choose another directory")
     return to
 
 

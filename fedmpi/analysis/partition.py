@@ -3,7 +3,7 @@
 The label skew of client k is the total variation distance between its label distribution and that of all samples,
 1/2 sum_c |n_kc / n_k - n_c / n|. It is 0 for equal distributions and approaches 1 if no other client has its classes.
 
-The drawing shows samples by client and class, as in FedUV (supplement, Figs. 1-6).
+The figure shows the number of samples by client and class, as in FedUV (supplement, Figs. 1-6).
 """
 
 from __future__ import annotations
@@ -20,30 +20,29 @@ from fedmpi.config import Settings
 from fedmpi.data.federated import FederatedData
 from fedmpi.runtime import build_data
 
-MAX_TABLE_CLIENTS, MAX_TABLE_CLASSES = (
-    40,
-    12,
-)  # largest numbers for which the console shows a table of samples by client and class
-MAX_CLIENTS_DRAWN = 150  # clients in a drawing, at most, which has a row for each
+MAX_TABLE_CLIENTS, MAX_TABLE_CLASSES = 40, 12  # limits for printing a table of samples by client and class
+MAX_CLIENTS_DRAWN = 150  # maximum number of clients, each with a row, in a figure
 
 
 def analyse_partition(
     settings: Settings, write: Path | None, plot: Path | None, print_line: Callable[[str], None]
 ) -> None:
-    """Print the partition of a config, and write and draw it on request (`fedmpi partition`).
+    """Print the partition of a config and, if requested, write it to a file and plot it (`fedmpi partition`).
 
     Args:
+        settings: the settings.
         write: a CSV file for the client of each training sample, which the scheme `file` can read; None: no file.
         plot: a .png, .svg or .pdf file for a plot of samples by client and class; None: no plot.
+        print_line: prints a line of output.
 
     Raises:
-        UserError: the config has data.silos, a file name has another ending, or a file cannot be written.
+        UserError: if the config has data.silos, a file name has another ending, or a file cannot be written.
     """
     if settings.data.silos:
-        raise UserError("partition: data.silos has no common pool to divide; `fedmpi validate` shows the sites")
+        raise UserError("partition: data.silos needs no partition; `fedmpi validate` shows the sites")
     for option, path, endings in (("--write", write, (".csv",)), ("--plot", plot, (".png", ".svg", ".pdf"))):
         if path is not None and path.suffix not in endings:
-            raise UserError(f"{option}: {path}: a name that ends in {', '.join(endings)} is needed")
+            raise UserError(f"{option}: {path} is not allowed; must be a file name ending in {', '.join(endings)}")
         if path is not None:
             output.create_output_folder(path.parent, option)
     data = build_data.build_partitioned_data(settings)
@@ -60,11 +59,13 @@ def analyse_partition(
 
 
 def _plot_partition(data: FederatedData, path: Path) -> Path:
-    """Draw the training samples by client and class, and return the path of the file."""
+    """Plot the number of training samples by client and class, and return the path of the file."""
     from fedmpi.analysis import charts
 
     if not data.label_counts.any():
-        raise UserError("--plot: the targets are no classes, or sites keep their counts to themselves")
+        raise UserError(
+            "--plot: numbers of samples by class are not known: the targets are not classes, or sites do not share them"
+        )
     names = data.site_names or tuple(map(str, range(data.clients)))
     some = range(0, data.clients, -(-data.clients // MAX_CLIENTS_DRAWN))
     rows, classes = [f"{names[k]} ({data.train_sizes[k]})" for k in some], [str(c) for c in range(data.classes)]
@@ -74,15 +75,15 @@ def _plot_partition(data: FederatedData, path: Path) -> Path:
 
 
 def describe_partition(data: FederatedData) -> list[str]:
-    """Describe a partition in lines of text: sizes, classes per client, label skew, and a table if it is small."""
+    """Describe a partition in lines of text: sizes, classes per client, label skew, and, if small, a table."""
     sizes, counts = data.train_sizes, data.label_counts
-    text = [f"{data.clients:,} clients, {sizes.sum():,} training samples", _format_spread("samples a client", sizes)]
+    text = [f"{data.clients:,} clients, {sizes.sum():,} training samples", _format_spread("samples per client", sizes)]
     if data.test_sizes.any():
-        text.append(_format_spread("test samples a client", data.test_sizes))
+        text.append(_format_spread("test samples per client", data.test_sizes))
     if not counts.any():
         return text
-    text.append(_format_spread("classes a client", (counts > 0).sum(1)))
-    text.append(_format_spread("distance to all samples", compute_label_skew(counts)))
+    text.append(_format_spread("classes per client", (counts > 0).sum(1)))
+    text.append(_format_spread("label skew", compute_label_skew(counts)))
     if data.clients <= MAX_TABLE_CLIENTS and data.classes <= MAX_TABLE_CLASSES:
         names = data.site_names or tuple(map(str, range(data.clients)))
         rows = [("client", "samples", *(f"class {c}" for c in range(data.classes)))]
@@ -92,12 +93,13 @@ def describe_partition(data: FederatedData) -> list[str]:
 
 
 def _format_spread(name: str, values: np.ndarray) -> str:
+    """Format mean, minimum, median and maximum of values over clients."""
     low, middle, high = np.quantile(values, (0, 0.5, 1))
-    return f"{name:<25} {values.mean():.4g} on average; least {low:.4g}, median {middle:.4g}, most {high:.4g}"
+    return f"{name:<25} mean {values.mean():.4g}, min {low:.4g}, median {middle:.4g}, max {high:.4g}"
 
 
 def compute_label_skew(counts: np.ndarray) -> np.ndarray:
-    """Return the total variation distance between the labels of each client and those of all samples.   (N, C) -> (N,)
+    """Return the label skew of each client, (N,), given the numbers of samples by client and class, (N, C).
 
     >>> compute_label_skew(np.array([[4, 0], [2, 2]])).tolist()
     [0.25, 0.25]
@@ -107,7 +109,10 @@ def compute_label_skew(counts: np.ndarray) -> np.ndarray:
 
 
 def _write_owners(path: Path, data: FederatedData) -> None:
-    """Write the client of each training sample; -1: none. Validation samples belong to the client that holds them."""
+    """Write the client of each training sample to a file, -1 for none.
+
+    Validation samples are assigned to the client that holds them.
+    """
     owner = np.full(len(data.train[0].y), -1)
     for rows in (data.parts, getattr(data.validation, "rows", None)):
         if rows is not None:

@@ -120,7 +120,7 @@ def test_flops(monkeypatch, capsys, place):
         (["flops", "{place}/none.yaml"], "{place}/none.yaml: there is no such config file"),
         (
             ["flops", "{place}/atoms.yaml", "train.epochs=0"],
-            "method fedavg: client 0 makes 0 step(s) of the model that travels",
+            "method fedavg: client 0 makes 0 step(s) of the model that is sent",
         ),
         (["communication", "{place}/atoms", "--to", "{place}/atoms.yaml"], "--to: cannot create {place}/atoms.yaml: "),
         (["gaussian"], "No such command 'gaussian'"),
