@@ -59,7 +59,7 @@ SHEETS = {
     "sheet: UTF-16": (
         sheet()[0],
         _put("a.csv", (HEAD + "".join(ROWS)).encode("utf-16")),
-        r"a\.csv cannot be read as CSV in UTF-8: .*; save it anew as that",
+        r"a\.csv cannot be read as CSV in UTF-8: .*; save it as CSV in UTF-8",
     ),
     "sheet: a value of no category": (
         *sheet(columns=", label_column: sick, categorical: {city: [Ulm]}"),

@@ -2,8 +2,8 @@
 
     data.augment: [{random_crop: 4}, horizontal_flip, {cutout: 16}]
 
-Operations are batched tensor arithmetic. Each uses `columns` uniform random numbers per sample (operation.py). The
-numbers of a whole epoch are drawn by a generator seeded from (seed, round, client), so they do not depend on the rank.
+A transform processes a batch of images at once. It uses a fixed number of uniform random numbers per sample
+(base.py); those of an epoch come from a generator seeded with (seed, round, client), whichever rank trains the client.
 """
 
 from fedmpi.common.registry import PluginKind

@@ -1,4 +1,4 @@
-"""Augmentations that change the values of pixels: normalize and color_jitter."""
+"""Transforms that change the values of pixels: normalize and color_jitter."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor
 from fedmpi.common.options import option
 from fedmpi.data.transforms.base import Shape, Transform, channel_constants, stored_channels_last, to_uniform_range
 
-LUMINANCE_WEIGHTS = (0.2989, 0.587, 0.114)  # shares of red, green, blue (ITU-R 601-2)
-NORMALISATION_CONSTANTS = {  # mean, standard deviation of pixels in 0..1, by channel
+LUMINANCE_WEIGHTS = (0.2989, 0.587, 0.114)  # of red, green and blue (ITU-R 601-2)
+NORMALISATION_CONSTANTS = {  # mean and standard deviation of pixels in 0..1, by channel
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     "cifar100": ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276)),
     "cinic10": ((0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587)),
@@ -29,26 +29,29 @@ NORMALISATION_CONSTANTS = {  # mean, standard deviation of pixels in 0..1, by ch
 
 @dataclass(frozen=True)
 class Normalize(Transform):
-    """Normalise images by channel, (v - mean) / std, in training and test, instead of by the data source's values."""
+    """Normalise images by channel, (v - mean) / std, in training and test; replaces the data source's normalisation."""
 
     main_option = "dataset"
     input_stage = "unit"
     moves_pixels = False
-    dataset: str | None = option(None, "the set whose mean and std they are", choices=sorted(NORMALISATION_CONSTANTS))
-    mean: tuple[float, ...] | None = option(None, "of pixels in 0..1: one number, or one a channel")
-    std: tuple[Annotated[float, Field(gt=0)], ...] | None = option(None, "as mean; above 0")
+    dataset: str | None = option(
+        None, "the data set whose mean and std are used", choices=sorted(NORMALISATION_CONSTANTS)
+    )
+    mean: tuple[float, ...] | None = option(None, "mean of pixels in 0..1: one number, or one per channel")
+    std: tuple[Annotated[float, Field(gt=0)], ...] | None = option(None, "standard deviation, likewise")
 
     @property
     def mean_and_std(self) -> tuple[Sequence[float], Sequence[float]]:
+        """The mean and the standard deviation, with one number or one per channel each."""
         if (self.dataset is None) == (self.mean is None) or (self.mean is None) != (self.std is None):
-            raise ValueError("it takes the name of a set, or mean and std: {normalize: {mean: [0.5], std: [0.5]}}")
+            raise ValueError("set either dataset, or mean and std, as in {normalize: {mean: [0.5], std: [0.5]}}")
         return NORMALISATION_CONSTANTS[self.dataset] if self.dataset is not None else (self.mean or (), self.std or ())
 
     def output_shape(self, shape: Shape) -> Shape:
         for numbers in self.mean_and_std:
             if len(numbers) not in (1, shape[0]):
-                needed = f"{len(numbers)} numbers for pictures of {shape[0]} channels"
-                raise ValueError(f"{needed}; 1 or {shape[0]} are needed")
+                problem = f"mean or std has {len(numbers)} numbers, but images have {shape[0]} channels"
+                raise ValueError(f"{problem}; give 1 or {shape[0]} numbers")
         return shape
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
@@ -64,15 +67,15 @@ class ColorJitter(Transform):
     random_numbers = 3
     input_stage = "unit"
     moves_pixels = False
-    brightness: float = option(0.0, "factor from 1 - b to 1 + b, but no less than 0", ge=0, le=10)
-    contrast: float = option(0.0, "factor of the distance from the mean grey", ge=0, le=10)
-    saturation: float = option(0.0, "factor of the distance from the pixel's grey", ge=0, le=10)
+    brightness: float = option(0.0, "b; the factor is in max(0, 1 - b)..1 + b", ge=0, le=10)
+    contrast: float = option(0.0, "likewise, for the distance from the mean gray value", ge=0, le=10)
+    saturation: float = option(0.0, "likewise, for the distance from the gray value of the pixel", ge=0, le=10)
 
     def output_shape(self, shape: Shape) -> Shape:
         if not (self.brightness or self.contrast or self.saturation):
-            raise ValueError("brightness, contrast and saturation are all 0; give one of them")
+            raise ValueError("brightness, contrast and saturation are all 0; set at least one of them")
         if shape[0] != 3 and self.saturation:
-            raise ValueError(f"saturation is for pictures of 3 channels; these have {shape[0]}")
+            raise ValueError(f"saturation needs images of 3 channels, but these have {shape[0]}; set saturation: 0")
         return shape
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
@@ -89,12 +92,12 @@ class ColorJitter(Transform):
 
 
 def blend(x: Tensor, other: Tensor, share: Tensor) -> Tensor:
-    """Return share x + (1 - share) other, clipped to 0..1."""
+    """Blend two batches of images, share x + (1 - share) other, and clip the result to 0..1."""
     return (share * x + (1 - share) * other).clamp_(0, 1)
 
 
 def to_grayscale(x: Tensor) -> Tensor:
-    """Return the luminance (B, 1, H, W) of colour images (B, 3, H, W); other images are returned unchanged."""
+    """Convert color images (B, 3, H, W) to luminance (B, 1, H, W); return other images unchanged."""
     if x.shape[1] != 3:
         return x
     red, green, blue = (x[:, i : i + 1] * share for i, share in enumerate(LUMINANCE_WEIGHTS))

@@ -1,4 +1,4 @@
-"""Augmentations that move, blank or interpolate pixels; those that do not interpolate work on bytes and floats."""
+"""Transforms that move, erase or interpolate pixels; those that do not interpolate process bytes and floats."""
 
 from __future__ import annotations
 
@@ -26,22 +26,26 @@ MAX_SIDE = 4096  # pixels
 
 @dataclass(frozen=True)
 class RandomCrop(Transform):
-    """Cut a random window out of the image with a border around it, like RandomCrop(size, padding) of torchvision."""
+    """Crop a random window of the image after adding a border, like RandomCrop(size, padding) of torchvision."""
 
     main_option = "padding"
     random_numbers = 2
-    padding: int = option(4, "pixels on each side", ge=0, le=MAX_SIDE)
-    padding_mode: str = option("constant", "black border, or mirrored picture", choices=("constant", "reflect"))
-    size: int | None = option(None, "height and width of the window; null: those of the picture", ge=1, le=MAX_SIDE)
+    padding: int = option(4, "width of the border in pixels", ge=0, le=MAX_SIDE)
+    padding_mode: str = option("constant", "black border, or mirrored image", choices=("constant", "reflect"))
+    size: int | None = option(None, "height and width of the window; null: those of the image", ge=1, le=MAX_SIDE)
 
     def output_shape(self, shape: Shape) -> Shape:
         c, height, width = shape
         h, w = self.size or height, self.size or width
         if h > height + 2 * self.padding or w > width + 2 * self.padding:
-            raise ValueError(f"size {self.size} is beyond {height} x {width} pixels and a border of {self.padding}")
+            raise ValueError(
+                f"size {self.size} exceeds the {height} x {width} pixels and a border of {self.padding}; lower size"
+            )
         if self.padding_mode == "reflect" and self.padding >= min(height, width):
-            most = min(height, width) - 1
-            raise ValueError(f"a border of {self.padding} cannot mirror {height} x {width} pixels; at most {most}")
+            largest = min(height, width) - 1
+            raise ValueError(
+                f"padding {self.padding} is too large to mirror {height} x {width} pixels; must be at most {largest}"
+            )
         return c, h, w
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
@@ -52,7 +56,7 @@ class RandomCrop(Transform):
 
 
 def add_border(x: Tensor, p: int, mirrored: bool) -> Tensor:
-    """Add a border of p pixels to images (B, C, H, W), of zeros, or mirrored without repeating the edge: 2 1 0 1 2."""
+    """Add a border of p pixels to images (B, C, H, W): zeros, or mirrored pixels without the edge (2 1 0 1 2)."""
     channels_last = stored_channels_last(x)
     x, sides = (x.permute(0, 2, 3, 1), (1, 2)) if channels_last else (x, (2, 3))
     if not mirrored:
@@ -66,11 +70,11 @@ def add_border(x: Tensor, p: int, mirrored: bool) -> Tensor:
 
 @dataclass(frozen=True)
 class HorizontalFlip(Transform):
-    """Mirror a random share of the images left to right."""
+    """Mirror random images horizontally, like RandomHorizontalFlip of torchvision."""
 
     main_option = "p"
     random_numbers = 1
-    p: float = option(0.5, "share of the pictures", ge=0, le=1)
+    p: float = option(0.5, "probability that an image is mirrored", ge=0, le=1)
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
         channels_last = stored_channels_last(x)
@@ -82,7 +86,7 @@ class HorizontalFlip(Transform):
 
 @dataclass(frozen=True)
 class Cutout(Transform):
-    """Set a square around a random pixel to zero after normalisation; borders cut it off (DeVries & Taylor 2017)."""
+    """Set a square around a random pixel, cut off at borders, to zero after normalisation (DeVries & Taylor 2017)."""
 
     main_option = "size"
     random_numbers = 2
@@ -102,7 +106,7 @@ class Cutout(Transform):
         return x
 
     def _in_square(self, u: Tensor, n: int) -> Tensor:
-        """Return which of n pixels are in the square, (B, n) bool: from c - size // 2 on, for a random centre c."""
+        """Return which of n pixels of a side are in the square around a random center, (B, n) bool."""
         first = to_uniform_integers(u, n) - self.size // 2
         at = torch.arange(n, device=u.device) - first[:, None]
         return (at >= 0) & (at < self.size)
@@ -110,14 +114,14 @@ class Cutout(Transform):
 
 @dataclass(frozen=True)
 class CenterCrop(Transform):
-    """Crop the centre of the image, in training and test, like CenterCrop(size) of torchvision."""
+    """Crop the center of the image, in training and test, like CenterCrop(size) of torchvision."""
 
     main_option = "size"
     size: int = option(224, "height and width", ge=1, le=MAX_SIDE)
 
     def output_shape(self, shape: Shape) -> Shape:
         if self.size > min(shape[1:]):
-            raise ValueError(f"size {self.size} is beyond the {shape[1]} x {shape[2]} pixels of the picture")
+            raise ValueError(f"size {self.size} exceeds the {shape[1]} x {shape[2]} pixels of the image; lower size")
         return shape[0], self.size, self.size
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
@@ -126,17 +130,17 @@ class CenterCrop(Transform):
 
 
 Positive = Annotated[float, Field(gt=0, le=100)]
-NUM_CANDIDATES = 10  # number of crops that are drawn per image; the first one that fits is used
+NUM_CANDIDATES = 10  # number of crops that are drawn per image, of which the first one that fits is used
 
 
 @dataclass(frozen=True)
 class RandomRotation(Transform):
-    """Rotate by a random angle up to `degrees`, with black beyond the borders, like torchvision's RandomRotation."""
+    """Rotate by a random angle up to `degrees`, with black outside the image, like torchvision's RandomRotation."""
 
     main_option = "degrees"
     random_numbers = 1
     input_stage = "floats"
-    degrees: float = option(10.0, "the largest angle", ge=0, le=360)
+    degrees: float = option(10.0, "the largest angle in either direction", ge=0, le=360)
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
         n, _, h, w = x.shape
@@ -151,22 +155,22 @@ class RandomRotation(Transform):
 
 @dataclass(frozen=True)
 class RandomResizedCrop(Transform):
-    """Scale a part of random area and aspect ratio to size x size, like RandomResizedCrop of torchvision.
+    """Crop a part of random area and aspect ratio, and scale it to size x size, like torchvision's RandomResizedCrop.
 
-    Ten parts are drawn, and the first one that fits into the image is used; if none fits, the largest central part.
+    Ten parts are drawn, of which the first one that fits into the image is used; if none fits, the largest central one.
     """
 
     main_option = "size"
     random_numbers = 2 * NUM_CANDIDATES + 2
     input_stage = "floats"
-    size: int | None = option(None, "height and width; null: those of the picture", ge=1, le=4096)
-    scale: tuple[Positive, Positive] = option((0.08, 1.0), "least and largest share of the picture's area")
-    ratio: tuple[Positive, Positive] = option((3 / 4, 4 / 3), "least and largest ratio of width to height")
+    size: int | None = option(None, "height and width; null: those of the image", ge=1, le=4096)
+    scale: tuple[Positive, Positive] = option((0.08, 1.0), "smallest and largest fraction of the image's area")
+    ratio: tuple[Positive, Positive] = option((3 / 4, 4 / 3), "smallest and largest ratio of width to height")
 
     def output_shape(self, shape: Shape) -> Shape:
         for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
             if low > high:
-                raise ValueError(f"{name} [{low:g}, {high:g}] is not in ascending order")
+                raise ValueError(f"{name} [{low:g}, {high:g}] must be in ascending order")
         return shape[0], self.size or shape[1], self.size or shape[2]
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
@@ -177,14 +181,14 @@ class RandomResizedCrop(Transform):
         )
 
     def draw_boxes(self, u: Tensor, h: int, w: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return top, left, height and width of each image's part, (B,) int64 each, drawn with the random numbers u."""
+        """Draw the part of each image with random numbers u; return top, left, height and width, (B,) int64 each."""
         area = h * w * to_uniform_range(u[:, :NUM_CANDIDATES], *self.scale)
         aspect_ratio = to_uniform_range(
             u[:, NUM_CANDIDATES : 2 * NUM_CANDIDATES], *(math.log(r) for r in self.ratio)
         ).exp()
         widths, heights = (area * aspect_ratio).sqrt().round().long(), (area / aspect_ratio).sqrt().round().long()
         fits = (widths > 0) & (widths <= w) & (heights > 0) & (heights <= h)
-        first = fits.int().argmax(1, keepdim=True)  # the first that fits, if one does
+        first = fits.int().argmax(1, keepdim=True)  # index of the first part that fits
         one_fits, (low, high) = fits.any(1), self.ratio
         own_ratio = w / h
         max_width = w if own_ratio <= high else round(h * high)
@@ -197,23 +201,23 @@ class RandomResizedCrop(Transform):
 
 
 def interpolation_weights(start: Tensor, length: Tensor, n: int, size: int) -> Tensor:
-    """Return the interpolation weights (B, size, n) of n pixels for `size` pixels of the result.
+    """Return the weights, (B, size, n), with which n pixels of a side are interpolated to `size` pixels.
 
-    Row i contains the weights of the pixels start .. start + length - 1 in pixel i of the result: a triangle around the
-    position of i, whose half width is a pixel of the result, or of the image if that is larger. This is bilinear
-    interpolation with antialiasing when images become smaller.
+    Row i contains the weights of the pixels start .. start + length - 1 for pixel i of the result: a triangle around
+    the position of i, whose half width is one pixel of the result or of the image, whichever is larger. This is
+    bilinear interpolation, with antialiasing if images become smaller.
     """
     step = (length / size)[:, None, None]
-    centre = start[:, None, None] + (torch.arange(size, device=start.device)[:, None] + 0.5) * step
+    center = start[:, None, None] + (torch.arange(size, device=start.device)[:, None] + 0.5) * step
     j = torch.arange(n, device=start.device)
-    share = (1 - (j + 0.5 - centre).abs() / step.clamp_min(1)).clamp_min_(0)
+    share = (1 - (j + 0.5 - center).abs() / step.clamp_min(1)).clamp_min_(0)
     inside = (j >= start[:, None, None]) & (j < (start + length)[:, None, None])
     share = share * inside
     return share / share.sum(2, keepdim=True)
 
 
 def interpolate_with_weights(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Interpolate x (B, C, H, W) with the weights of rows (B, h, H) and of columns (B, w, W): (B, C, h, w)."""
+    """Interpolate images (B, C, H, W) to (B, C, h, w) with weights of rows, (B, h, H), and of columns, (B, w, W)."""
     return rows[:, None] @ (x @ columns[:, None].transpose(2, 3))
 
 
@@ -223,7 +227,7 @@ class Resize(Transform):
 
     main_option = "size"
     input_stage = "floats"
-    size: int = option(256, "the shorter side", ge=1, le=4096)
+    size: int = option(256, "shorter side in pixels", ge=1, le=4096)
 
     def output_shape(self, shape: Shape) -> Shape:
         c, h, w = shape

@@ -192,13 +192,13 @@ def test_list_shows_the_options_of_one_thing(monkeypatch, capsys):
     assert main(monkeypatch, "list", "random_crop") == 0
     assert capsys.readouterr().out == (
         "augmentations: random_crop\n\n"
-        "Cut a random window out of the image with a border around it, like RandomCrop(size, padding) of torchvision."
+        "Crop a random window of the image after adding a border, like RandomCrop(size, padding) of torchvision."
         "\n\n"
         "options:\n"
-        "  padding       whole number >= 0, <= 4,096 (default 4): pixels on each side\n"
-        "  padding_mode  constant, reflect (default constant): black border, or mirrored picture\n"
+        "  padding       whole number >= 0, <= 4,096 (default 4): width of the border in pixels\n"
+        "  padding_mode  constant, reflect (default constant): black border, or mirrored image\n"
         "  size          whole number >= 1, <= 4,096; null (default null): height and width of the window; null: "
-        "those of the picture\n"
+        "those of the image\n"
     )
     assert main(monkeypatch, "list", "fedavg") == 0
     assert capsys.readouterr().out.endswith("\n\nno options\n")

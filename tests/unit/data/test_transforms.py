@@ -216,19 +216,22 @@ def test_normalise_replaces_that_of_the_source():
     [
         (
             [("cutout", 4), ("color_jitter", {"contrast": 0.1})],
-            r"augment\.1: color_jitter works on pixels in 0\.\.1; put",
+            r"augment\.1: color_jitter needs pixels in 0\.\.1; put",
         ),
-        ([("cutout", 4), ("normalize", "half")], r"augment\.0: cutout follows normalisation; put it behind"),
+        ([("cutout", 4), ("normalize", "half")], r"augment\.0: cutout needs normalised pixels; put it after"),
         (
             [("random_crop", {"size": 32})],
-            r"data\.augment\.0: random_crop: size 32 is beyond 12 x 9 pixels and a border of 4",
+            r"data\.augment\.0: random_crop: size 32 exceeds the 12 x 9 pixels and a border of 4",
         ),
         (
             ["horizontal_flip", ("center_crop", 10)],
-            r"data\.augment\.1: center_crop: size 10 is beyond the 12 x 9 pixels",
+            r"data\.augment\.1: center_crop: size 10 exceeds the 12 x 9 pixels",
         ),
-        ([("normalize", {"mean": [1, 2], "std": [1, 2]})], r"normalize: 2 numbers for pictures of 3 channels; 1 or 3"),
-        (["normalize"], r"normalize: it takes the name of a set, or mean and std"),
+        (
+            [("normalize", {"mean": [1, 2], "std": [1, 2]})],
+            r"normalize: mean or std has 2 numbers, but images have 3 channels; give 1 or 3",
+        ),
+        (["normalize"], r"normalize: set either dataset, or mean and std"),
         (["color_jitter"], r"color_jitter: brightness, contrast and saturation are all 0"),
         ([("random_resized_crop", 8)], r"have 8 x 8 pixels in training, but 12 x 9 .*end with center_crop: 8"),
     ],
@@ -246,12 +249,12 @@ def test_what_does_not_fit_the_pictures_is_refused_before_training(items, says):
         (
             torch.rand(N, 5),
             "horizontal_flip",
-            r"data\.augment\.0: horizontal_flip is for pictures \(C, H, W\), .* has the shape \(5,\)",
+            r"data\.augment\.0: horizontal_flip needs images \(C, H, W\), .* has the shape \(5,\)",
         ),
         (
             pictures(),
             ("color_jitter", {"contrast": 0.1}),
-            r"color_jitter works on pixels in 0\.\.1, and this data source",
+            r"color_jitter needs pixels in 0\.\.1, but the data source",
         ),
     ],
 )

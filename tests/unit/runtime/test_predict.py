@@ -242,9 +242,9 @@ def test_settings_that_say_how_the_file_is_read_are_those_of_the_new_file(study,
     assert found.metrics["accuracy"] == last["accuracy"]
     own = package.load(run, client=0, overrides=given).predict(file, site="north")  # not of the client's training data
     assert len(own["prediction"]) == len(test)
-    names = "data.delimiter, data.decimal can be given here"
+    names = "data.delimiter, data.decimal may be set"
     for text, message in [
-        ("data.standardise=none", f"^data.standardise: new rows are prepared as those of the training were; .*{names}"),
+        ("data.standardise=none", f"^data.standardise cannot be changed, because .*{names}"),
         ("data.delimiter=;;", "^data.delimiter: ';;' is not allowed; must be"),
     ]:
         with pytest.raises(UserError, match=message):
@@ -433,7 +433,7 @@ def test_labels_that_are_no_class_are_left_out_of_the_metrics_and_counted(animal
 
 @pytest.mark.parametrize("rows", [[{"path": "a.png"}], [np.zeros((8, 8, 3))], {"path": ["a.png"]}, []], ids=type)
 def test_rows_that_images_cannot_be_read_from_are_answered_with_what_can(animals, rows):
-    takes = "give a picture, a folder of them, a CSV file that names them, or a list of files"
+    takes = "must be a picture, a folder of them, a CSV file that names them, or a list of files"
     with pytest.raises(UserError, match=f"rows: .* is not allowed for this run; {takes}"):
         package.load(animals).predict(rows)
 
@@ -550,7 +550,9 @@ def test_a_source_of_ones_own_takes_ready_inputs_and_says_so(tmp_path):
         got, _ = predictions(run, tmp_path / "new.npz", trusted=True)
     assert percent_equal([int(row["prediction"]) for row in got], [k % 2 for k in range(40, 60)]) == last["accuracy"]
     header, rows = patients(tmp_path)
-    with pytest.raises(UserError, match=r"is no readable \.npz file.*; this run takes the model's inputs, prepared as"):
+    with pytest.raises(
+        UserError, match=r"cannot be read as an \.npz file.*; this run needs an \.npz file with inputs of the model"
+    ):
         package.load(run, trust=True).predict(write(tmp_path / "a.csv", header, rows))
 
 
