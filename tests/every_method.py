@@ -21,7 +21,7 @@ from fedmpi.comm.base import SingleProcess
 from fedmpi.engine.scheduler import RankSpeeds
 from fedmpi.flat import linear
 from fedmpi.methods import registry
-from fedmpi.runtime.execute import set_numerics
+from fedmpi.runtime.device import configure_numerics
 
 
 def wire(form):
@@ -117,7 +117,7 @@ def main() -> None:
     job, backend = detect(os.environ), sys.argv[2]
     device = pick_device(*sys.argv[3:] or ["cpu"], job)
     if device.type == "cuda":
-        set_numerics(small_settings("fedavg", compute={"deterministic": True}))  # before the first kernel
+        configure_numerics(small_settings("fedavg", compute={"deterministic": True}))  # before the first kernel
     # Measured speeds would decide which rank trains which client, and so the number of bytes sent.
     RankSpeeds.relative_costs = lambda self, t: {}
     comm = connect(job, backend, device, Timeouts(start=300, round=600))

@@ -4,7 +4,7 @@
 """
 
 UNKNOWN = {
-    "colour=red": r"colour: unknown key; .*allowed: analysis, base, best, callbacks, checkpoint, client_state, cohort",
+    "colour=red": r"colour: unknown key; .*allowed: analysis, base, callbacks, checkpoint, client_state, cohort",
     "trainn.lr=1": r"trainn: unknown key; did you mean 'train'\?",
     "train.epoch=1": r"train\.epoch: unknown key; did you mean 'epochs'\?",
     "optim=adam": r"did you mean train\.optim or server\.optim\? allowed: analysis, base",
@@ -111,10 +111,10 @@ TOGETHER = {
     "server.optim=momentum;;server.beta1=0.3": r"beta1: 0\.3 has no effect, .* is momentum; set .*: adam or ",
     "init.strict=true": r"init\.strict: true has no effect, because init\.from is null; set init\.from",
     "server.nesterov=true": r"server\.nesterov: true needs server\.optim: momentum .*, but server\.optim is sgd",
-    "method.name=scaffold;;train.optim=adam": r"scaffold needs steps of SGD .* is adam; set train\.optim=sgd",
-    "method.name=fednova;;train.clip_norm=1": r"needs steps of SGD .*clip_norm is 1\.0; set train\.clip_norm=null",
-    "method.name=fedcm;;train.persist_optimizer=true": r"steps of SGD .* train\.persist_optimizer is true; .*=false",
-    "method.name=fedatom;;method.client=fedasam;;train.optim=adamw": r"method fedatom needs steps of SGD .* is adamw",
+    "method.name=scaffold;;train.optim=adam": r"scaffold needs SGD steps .* is adam; set train\.optim=sgd",
+    "method.name=fednova;;train.clip_norm=1": r"needs SGD steps .*clip_norm is 1\.0; set train\.clip_norm=null",
+    "method.name=fedcm;;train.persist_optimizer=true": r"SGD steps .* train\.persist_optimizer is true; .*=false",
+    "method.name=fedatom;;method.client=fedasam;;train.optim=adamw": r"method fedatom needs SGD steps .* is adamw",
     "method.name=pfedme;;train.momentum=0;;train.clip_norm=1": r"needs plain SGD, but train\.clip_norm is 1",
     "compute.cudnn_benchmark=true;;compute.deterministic=true": (
         r"compute\.cudnn_benchmark: true has no effect, because compute\.deterministic is true"

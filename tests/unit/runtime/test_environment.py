@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import settings
 
-from fedmpi.runtime.execute import set_numerics
+from fedmpi.runtime.device import configure_numerics
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def test_tf32_is_that_of_the_config(switches, tf32):
     """Also that of convolutions, which PyTorch multiplies in TF32 by itself; without a warning of an outdated name."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        set_numerics(settings(compute={"tf32": tf32}))
+        configure_numerics(settings(compute={"tf32": tf32}))
     assert torch.backends.cuda.matmul.allow_tf32 == torch.backends.cudnn.allow_tf32 == tf32
 
 
@@ -34,6 +34,6 @@ def test_a_cpu_knows_no_tf32(switches):
     x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
     found = []
     for tf32 in (False, True):
-        set_numerics(settings(compute={"tf32": tf32}))
+        configure_numerics(settings(compute={"tf32": tf32}))
         found.append((x @ x, torch.conv2d(x[None, None], x[None, None, :5, :5])))
     assert all(map(torch.equal, *found))
