@@ -23,9 +23,9 @@ def test_harmonize_pairs_equals_the_loop_over_vectors(m):
     for seed in range(5):
         G, p, _ = random_updates(m, seed=seed)
         expected = sum(pi * g for pi, g in zip(p, literal_pairs(G), strict=True))
-        found = combine(harmonize_pairs(torch.tensor(G @ G.T), torch.tensor(p)), G)
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10 * np.abs(G).max())
-        moved = max(moved, np.abs(found - p @ G).max())
+        actual = combine(harmonize_pairs(torch.tensor(G @ G.T), torch.tensor(p)), G)
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-10 * np.abs(G).max())
+        moved = max(moved, np.abs(actual - p @ G).max())
     assert m == 1 or moved > 1e-3, "nothing conflicts here"
 
 
@@ -33,8 +33,8 @@ def test_harmonize_pairs_equals_the_loop_over_vectors(m):
 def test_harmonize_hierarchically_equals_the_loop_over_vectors(m):
     for seed in range(5):
         G, _, history = random_updates(m, seed=seed)
-        found = combine(harmonize_hierarchically(torch.tensor(G @ G.T), torch.tensor(G @ history)), G)
-        np.testing.assert_allclose(found, literal_hierarchy(G, history), rtol=0, atol=1e-11)
+        actual = combine(harmonize_hierarchically(torch.tensor(G @ G.T), torch.tensor(G @ history)), G)
+        np.testing.assert_allclose(actual, literal_hierarchy(G, history), rtol=0, atol=1e-11)
 
 
 def test_opposite_vectors_cancel_exactly():

@@ -44,19 +44,21 @@ def test_principal_mean_equals_the_literal_algorithm(m, d, keep, reading):
         np.testing.assert_allclose(principal_mean(G, p, keep, *reading).numpy(), expected, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize(("m", "keep", "kept"), [(1, 0.8, 1), (5, 0.8, 4), (12, 0.8, 9), (3, 0.1, 1), (50, 0.58, 29)])
-def test_number_of_kept_directions(m, keep, kept):
+@pytest.mark.parametrize(
+    ("m", "keep", "num_kept"), [(1, 0.8, 1), (5, 0.8, 4), (12, 0.8, 9), (3, 0.1, 1), (50, 0.58, 29)]
+)
+def test_number_of_kept_directions(m, keep, num_kept):
     """floor(keep m), at least one; 0.58 * 50, which is 28.999999999999996 in floating point, counts as 29.
 
     Orthogonal updates of lengths 1..m are their own directions: of g_l only |g_l| omega_l sgn u_l p_l = p_l l omega_l
     remains.
     """
     G = torch.diag(torch.arange(1.0, m + 1, dtype=torch.float64))
-    found = principal_mean(G, torch.full((m,), 1 / m, dtype=torch.float64), keep, **OF_CODE)
+    actual = principal_mean(G, torch.full((m,), 1 / m, dtype=torch.float64), keep, **OF_CODE)
     lam = torch.arange(1.0, m + 1, dtype=torch.float64).square()
     expected = torch.arange(1.0, m + 1, dtype=torch.float64) * lam / lam.sum() / m
-    expected[: m - kept] = 0  # the shortest are dropped
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    expected[: m - num_kept] = 0  # the shortest are dropped
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
 def test_orthogonal_updates_have_the_values_computed_by_hand():
@@ -90,8 +92,8 @@ def test_one_client_or_identical_clients_give_their_update():
     g = rows(1, 20, dtype=torch.float64)
     for m in (1, 2, 7):
         for reading in READINGS:
-            found = principal_mean(g.repeat(m, 1), weights(m), 1.0, *reading)
-            torch.testing.assert_close(found, g[0], rtol=0, atol=1e-12)
+            actual = principal_mean(g.repeat(m, 1), weights(m), 1.0, *reading)
+            torch.testing.assert_close(actual, g[0], rtol=0, atol=1e-12)
 
 
 def test_zero_updates_count_nothing_and_nan_is_propagated():
@@ -138,8 +140,8 @@ def test_lengths_of_the_corrected_updates(keep):
     for i in range(m):
         only = torch.eye(m, dtype=torch.float64)[i]
         for reading, factor in zip(READINGS, (1.0, 1.0, shrink), strict=True):
-            found = principal_mean(G, only, keep, *reading)
-            torch.testing.assert_close(found.norm(), factor * G[i].norm(), rtol=1e-12, atol=0)
+            actual = principal_mean(G, only, keep, *reading)
+            torch.testing.assert_close(actual.norm(), factor * G[i].norm(), rtol=1e-12, atol=0)
 
 
 # ---- what `text` has and `axis` has not ----
@@ -157,8 +159,8 @@ def test_text_is_continuous_where_axis_jumps():
     tilts = np.arange(-500, 500) * step  # in between <g_3, v_1> = 0
     jumps = {}
     for reading in READINGS:
-        found = [aggregate(tilt, reading) for tilt in tilts]
-        jumps[reading] = max(float((a - b).norm()) for a, b in pairwise(found))
+        actual = [aggregate(tilt, reading) for tilt in tilts]
+        jumps[reading] = max(float((a - b).norm()) for a, b in pairwise(actual))
     assert jumps["l2", "text"] < 10 * step
     assert jumps["l2", "axis"] > 0.3
 
@@ -176,17 +178,17 @@ def test_text_does_not_depend_on_the_basis_of_equal_eigenvalues(keep):
     for seed in range(4):
         noise = 1e-14 * torch.randn(4, 9, generator=g.manual_seed(seed), dtype=torch.float64)
         order = torch.randperm(4, generator=g)
-        found = principal_mean((Q + noise)[order], p[order], keep)
-        torch.testing.assert_close(found, p @ Q, rtol=0, atol=1e-11)
+        actual = principal_mean((Q + noise)[order], p[order], keep)
+        torch.testing.assert_close(actual, p @ Q, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize(("keep", "kept"), [(0.2, 1), (0.4, 4), (0.6, 4), (0.8, 4), (1.0, 5)])
-def test_all_directions_of_a_tie_are_kept(keep, kept):
+@pytest.mark.parametrize(("keep", "num_kept"), [(0.2, 1), (0.4, 4), (0.6, 4), (0.8, 4), (1.0, 5)])
+def test_all_directions_of_a_tie_are_kept(keep, num_kept):
     """Lengths 3, 2, 2, 2, 1 along axes give lam = (9, 4, 4, 4, 1) / 5; L = 2 is within the tie, so all 2s are kept."""
     p = torch.full((5,), 0.2, dtype=torch.float64)
-    found = principal_mean(torch.diag(torch.tensor([3.0, 2, 2, 2, 1], dtype=torch.float64)), p, keep)
-    expected = [length / 5 if i < kept else 0.0 for i, length in enumerate((3, 2, 2, 2, 1))]
-    assert found.tolist() == pytest.approx(expected, abs=1e-12)
+    actual = principal_mean(torch.diag(torch.tensor([3.0, 2, 2, 2, 1], dtype=torch.float64)), p, keep)
+    expected = [length / 5 if i < num_kept else 0.0 for i, length in enumerate((3, 2, 2, 2, 1))]
+    assert actual.tolist() == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("angle", [0.2, 0.7, 1.2])
@@ -205,5 +207,5 @@ def test_two_updates_at_an_angle_have_the_values_computed_by_hand(angle):
         (1.0, ("l2", "axis"), C**2 / np.hypot(C**2, S**2)),
         (1.0, ("sum", "axis"), C**2),
     ):
-        found = principal_mean(G, torch.full((2,), 0.5), keep, *reading)
-        assert found.tolist() == pytest.approx([along, 0], abs=1e-12)
+        actual = principal_mean(G, torch.full((2,), 0.5), keep, *reading)
+        assert actual.tolist() == pytest.approx([along, 0], abs=1e-12)

@@ -35,10 +35,10 @@ def stats_by_loops(rows, direction):
     }
 
 
-def assert_stats_close(found, expected, tolerance=2e-5):
-    assert found.keys() == expected.keys()
+def assert_stats_close(actual, expected, tolerance=2e-5):
+    assert actual.keys() == expected.keys()
     for name, value in expected.items():
-        assert found[name] == pytest.approx(value, rel=tolerance, abs=tolerance), name
+        assert actual[name] == pytest.approx(value, rel=tolerance, abs=tolerance), name
 
 
 def gathered(rows):
@@ -57,23 +57,23 @@ def test_statistics_of_a_rule_that_computes_the_gram_matrix(compute_gram):
     up.gram()
     direction = torch.tensor([1.0, 0, 0, 3])
     norms = dict(zip(range(3, 6), ROWS.norm(dim=1).tolist(), strict=True)) | {9: 1e9}  # refused
-    found, expected = compute_update_stats(up, norms, direction, compute_gram), stats_by_loops(ROWS, direction)
-    assert found.pop("clients") == [3, 4, 5]
+    actual, expected = compute_update_stats(up, norms, direction, compute_gram), stats_by_loops(ROWS, direction)
+    assert actual.pop("clients") == [3, 4, 5]
     if not compute_gram:
         del expected["to_direction"]
-    assert_stats_close(found, expected)
+    assert_stats_close(actual, expected)
 
 
 def test_zero_updates_and_single_updates():
     """Zero updates are not part of any pair; identical updates have rank 1, without noise in the other eigenvalues."""
     rows = torch.tensor([[0.0, 0, 0], [1, 2, 3], [1, 2, 3], [1, 2, 3]]) / 7
     up = RecordingUploads(gathered(rows.double()))
-    found = compute_update_stats(up, dict.fromkeys(range(3, 7), 1.0), up.mean(), True)
-    assert (found["cosine_mean"], found["cosine_min"], found["negative_pairs"]) == (1, 1, 0)
-    assert found["to_direction"][0] is None
-    assert found["to_direction"][1:] == [1, 1, 1]
-    assert found["eigenvalues"][0] == pytest.approx(3 * 14 / 49, rel=1e-5)
-    assert found["eigenvalues"][1:] == [0, 0, 0]
+    actual = compute_update_stats(up, dict.fromkeys(range(3, 7), 1.0), up.mean(), True)
+    assert (actual["cosine_mean"], actual["cosine_min"], actual["negative_pairs"]) == (1, 1, 0)
+    assert actual["to_direction"][0] is None
+    assert actual["to_direction"][1:] == [1, 1, 1]
+    assert actual["eigenvalues"][0] == pytest.approx(3 * 14 / 49, rel=1e-5)
+    assert actual["eigenvalues"][1:] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedld", "fedexp", "scaffold", "fedper"])
@@ -84,10 +84,10 @@ def test_statistics_of_a_round_describe_its_uploads(method):
     upload = it.made.messages.upload_layout(1)
     step = upload.w.take(it.w.double() - before.w.double())
     assert [row["round"] for row in it.updates] == [0, 1]
-    found = {name: value for name, value in it.updates[-1].items() if name != "round"}
-    assert found.pop("clients") == it.rows[-1]["cohort"]
+    actual = {name: value for name, value in it.updates[-1].items() if name != "round"}
+    assert actual.pop("clients") == it.rows[-1]["cohort"]
     assert_stats_close(
-        found, stats_by_loops(it.uploads.dw, step), 1e-3
+        actual, stats_by_loops(it.uploads.dw, step), 1e-3
     )  # the step is a difference of weights in float32
 
 

@@ -21,11 +21,11 @@ def refused_clients(guard, norms, t=0, w=0.0):
     """Return the refused clients, for updates with these norms and a model of norm w."""
     rows = torch.zeros(len(norms), 3)
     rows[:, 2] = torch.tensor(norms)
-    held = GatheredUploads(rows, ChunkPlan(Packing({"_loss": (), "dw": (2,)}), split=False))
+    uploads = GatheredUploads(rows, ChunkPlan(Packing({"_loss": (), "dw": (2,)}), split=False))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = guard.find_refused(t, range(len(norms)), held, torch.tensor([w, 0.0]))
-    return [each["client"] for each in found]
+        refused = guard.find_refused(t, range(len(norms)), uploads, torch.tensor([w, 0.0]))
+    return [each["client"] for each in refused]
 
 
 # ---- the bound ----
@@ -70,10 +70,10 @@ def test_norms_equal_those_in_float64(kind):
     x[2] = 0
     x = x.to(kind)
     x[3, 5] = torch.inf
-    found = linear.row_norms(linear.block_norms(x))
-    assert found.dtype == torch.float64
-    assert found[:3].tolist() == pytest.approx(x[:3].double().norm(dim=1).tolist(), rel=1e-3)
-    assert math.isnan(found[3])
+    norms = linear.row_norms(linear.block_norms(x))
+    assert norms.dtype == torch.float64
+    assert norms[:3].tolist() == pytest.approx(x[:3].double().norm(dim=1).tolist(), rel=1e-3)
+    assert math.isnan(norms[3])
     assert linear.row_norms(linear.block_norms(x[:, :0])).tolist() == [0.0] * 4
 
 
@@ -102,12 +102,12 @@ def test_a_huge_update_ends_the_run_by_default(monkeypatch, factor):
     scale_upload(monkeypatch, factor)
     with pytest.raises(UserError) as caught:
         play(config_with_all_clients())
-    said = str(caught.value)
-    assert said.startswith("round 1: client 2 sent an update of norm ")
-    assert "above the bound of" in said
-    assert "faults.max_norm: auto; the median norm is 0." in said
-    assert "the round was discarded" in said
-    assert "faults.on_bad_update: drop" in said
+    message = str(caught.value)
+    assert message.startswith("round 1: client 2 sent an update of norm ")
+    assert "above the bound of" in message
+    assert "faults.max_norm: auto; the median norm is 0." in message
+    assert "the round was discarded" in message
+    assert "faults.on_bad_update: drop" in message
 
 
 SPOILED = [*((m, "dw") for m in ("fedavg", "scaffold", "feddyn", "fedper", "fedbn", "apfl", "fednova"))]
@@ -122,13 +122,13 @@ def test_a_dropped_upload_equals_an_absent_client(monkeypatch, method, slot):
         warnings.simplefilter("always")
         scale_upload(patch, 1e6 if slot == "dw" else torch.nan, slot=slot)
         spoiled = play(config, federated())
-    said = [str(w.message) for w in caught if "sent" in str(w.message)]
-    assert len(said) == 1
-    assert said[0].startswith(f"round 1: client 2 sent {'an update of norm' if slot == 'dw' else 'values that are'}")
-    whole = scheduler.draw_cohort
+    message = [str(w.message) for w in caught if "sent" in str(w.message)]
+    assert len(message) == 1
+    assert message[0].startswith(f"round 1: client 2 sent {'an update of norm' if slot == 'dw' else 'values that are'}")
+    draw_cohort = scheduler.draw_cohort
 
     def without(seed, t, *how):
-        return [k for k in whole(seed, t, *how) if (t, k) != (1, BAD)]
+        return [k for k in draw_cohort(seed, t, *how) if (t, k) != (1, BAD)]
 
     monkeypatch.setattr(scheduler, "draw_cohort", without)
     clean = play(config, federated())
@@ -205,11 +205,11 @@ def test_a_client_with_an_error_equals_a_refused_upload(monkeypatch, method, err
         warnings.simplefilter("always")
         raise_error_in_training(patch, error)
         failed = play(config, federated())
-    said = [str(w.message) for w in caught if "client 2" in str(w.message)]
-    assert len(said) == 1
-    assert said[0].startswith("round 1, client 2: ")
-    assert f"{__file__}:" in said[0]
-    assert said[0].endswith("left out of the round (faults.on_client_error: drop)")
+    message = [str(w.message) for w in caught if "client 2" in str(w.message)]
+    assert len(message) == 1
+    assert message[0].startswith("round 1, client 2: ")
+    assert f"{__file__}:" in message[0]
+    assert message[0].endswith("left out of the round (faults.on_client_error: drop)")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         scale_upload(monkeypatch, torch.nan)
@@ -227,6 +227,6 @@ def test_a_client_with_an_error_equals_a_refused_upload(monkeypatch, method, err
 def test_errors_of_all_clients_end_the_run(monkeypatch):
     it = prepare(config_with_all_clients(rounds=9, faults={"on_client_error": "drop"}))
     monkeypatch.setattr(training_loop, "iterate_batches", None)
-    said = r"round 2: the code of client 0, 1, .* raised an error; the run ends"
-    with pytest.warns(UserWarning, match="no upload is left"), pytest.raises(UserError, match=said):
+    message = r"round 2: the code of client 0, 1, .* raised an error; the run ends"
+    with pytest.warns(UserWarning, match="no upload is left"), pytest.raises(UserError, match=message):
         it.fed.run()

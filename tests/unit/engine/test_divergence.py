@@ -96,12 +96,12 @@ def test_stop_ends_the_run_after_the_current_round():
     with pytest.warns(UserWarning, match="diverged"):
         it = play(settings(**more, faults={"on_divergence": "stop"}))
     assert it.reason == "diverged"
-    told = next(row["round"] for row in it.rows if "diverged" in row)
-    assert [row["round"] for row in it.rows] == list(range(told + 2))
+    reported_in = next(row["round"] for row in it.rows if "diverged" in row)
+    assert [row["round"] for row in it.rows] == list(range(reported_in + 2))
     assert it.rows[-1]["sha256"] == it.made.model.layout.sha256(it.w)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        on = play(settings(**{**more, "rounds": told + 2}))
+        on = play(settings(**{**more, "rounds": reported_in + 2}))
     assert on.reason == "finished"
     assert on.hashes == it.hashes
 

@@ -17,8 +17,8 @@ from fedmpi.runtime import build
 # ---- against a naive loop ----
 def naive_fedavg(config, data):
     """Run FedAvg with state dicts; return the global state after each round, and the mean training losses."""
-    made = build.make_experiment(config, data, CPU)
-    module, train = made.net.module, config.train
+    experiment = build.make_experiment(config, data, CPU)
+    module, train = experiment.net.module, config.train
     state = {name: value.clone() for name, value in module.state_dict().items()}
     states, losses = [], []
     for t in range(config.rounds):
@@ -90,8 +90,8 @@ def test_metrics_of_clients_are_those_of_their_own_models():
         module.eval()
         shard = data.test[k]
         losses[k] = cross_entropy(module(shard.x[shard.index]), shard.y[shard.index]).item()
-    told = {line["client"]: line["loss"] for line in it.lines if line["round"] == 1}
-    assert told == pytest.approx(losses, rel=1e-4)
+    reported = {line["client"]: line["loss"] for line in it.lines if line["round"] == 1}
+    assert reported == pytest.approx(losses, rel=1e-4)
     values = np.array(list(losses.values()))
     assert len({round(v, 3) for v in losses.values()}) > 1
     row = it.rows[1]
@@ -129,26 +129,26 @@ def test_evaluation_is_every_second_round_and_after_the_last():
 @pytest.mark.parametrize("method", ["fedavg", "ditto", "fedpac"])
 def test_a_stop_leaves_only_complete_rounds(method):
     """Whenever the stop comes, the result is the state after the last complete round."""
-    whole = play(settings(method, "norm"))
-    asked = [0]
-    it = prepare(settings(method, "norm"), stop=lambda: bool(asked.append(0)))
+    complete = play(settings(method, "norm"))
+    stop_calls = [0]
+    it = prepare(settings(method, "norm"), stop=lambda: bool(stop_calls.append(0)))
     it.fed.run()
-    total = len(asked)
-    done = set()
+    total = len(stop_calls)
+    rounds_done = set()
     for at in range(1, total, max(total // 8, 1)):
         count = iter(range(total + 1000))
         it = prepare(settings(method, "norm"), stop=lambda count=count, at=at: next(count) >= at)
         reason = it.fed.run()
         n = len(it.rows)
         assert reason == "stopped"
-        assert it.hashes == whole.hashes[:n]
+        assert it.hashes == complete.hashes[:n]
         expected = play(settings(method, "norm", rounds=n))
         assert torch.equal(it.w, expected.w)
         assert torch.equal(it.b, expected.b)
         assert torch.equal(it.fed.server.state_row, expected.fed.server.state_row)
         assert all("personal_loss" in row for row in it.rows[:-1])  # the last one may have had no time to be evaluated
-        done.add(n)
-    assert done == {0, 1, 2}
+        rounds_done.add(n)
+    assert rounds_done == {0, 1, 2}
 
 
 def test_an_error_about_nan_names_round_and_clients():
@@ -160,6 +160,6 @@ def test_class_accuracy_is_that_of_the_global_model():
     it = play(settings(rounds=2))
     test = it.fed.trainer.data.global_test
     it.made.model.load(it.w, it.b)
-    given, y = it.made.model.module.eval()(test.x[test.index]).argmax(1), test.y[test.index]
-    naive_fedavg = [100 * float((given[y == c] == c).double().mean()) for c in range(4)]
-    assert it.rows[-1]["class_accuracy"] == pytest.approx(naive_fedavg, abs=1e-3)
+    predicted, y = it.made.model.module.eval()(test.x[test.index]).argmax(1), test.y[test.index]
+    expected = [100 * float((predicted[y == c] == c).double().mean()) for c in range(4)]
+    assert it.rows[-1]["class_accuracy"] == pytest.approx(expected, abs=1e-3)

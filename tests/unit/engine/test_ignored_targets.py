@@ -41,7 +41,7 @@ def make_outputs(y, shape, seed=0):
 
 def naive_losses(task, f, y):
     """Return the losses of the targets that count, one by one."""
-    found = []
+    actual = []
     for place in np.ndindex(*y.shape):
         target = y[place]
         if bool(target.isnan()) or target == task.ignore:
@@ -49,12 +49,12 @@ def naive_losses(task, f, y):
         if isinstance(task, (Segmentation, NextSymbol)):
             i, *at = place
             logits = f[(i, slice(None), *at)] if isinstance(task, Segmentation) else f[i, at[0]]
-            found.append(cross_entropy(logits[None], target[None]))
+            actual.append(cross_entropy(logits[None], target[None]))
         elif isinstance(task, MultiLabel):
-            found.append(binary_cross_entropy_with_logits(f[place], target.double()))
+            actual.append(binary_cross_entropy_with_logits(f[place], target.double()))
         else:
-            found.append((f[place] - target) ** 2)
-    return found
+            actual.append((f[place] - target) ** 2)
+    return actual
 
 
 @every_task
@@ -100,10 +100,10 @@ def test_metrics_use_only_counted_targets(task, y, shape):
         other += torch.randn_like(f) * 9 * ~counted[..., None]
     else:
         other += torch.randn_like(f) * 9 * ~counted
-    found, changed = (task.metrics(task.reduce_outputs(x, y), y) for x in (f, other))
+    actual, changed = (task.metrics(task.reduce_outputs(x, y), y) for x in (f, other))
     without_the_last = task.metrics(task.reduce_outputs(f[:2], y[:2]), y[:2])
-    assert found == pytest.approx(changed, nan_ok=True)
-    assert found == pytest.approx(without_the_last, nan_ok=True)
+    assert actual == pytest.approx(changed, nan_ok=True)
+    assert actual == pytest.approx(without_the_last, nan_ok=True)
     assert all(map(math.isnan, task.metrics(task.reduce_outputs(f[2:], y[2:]), y[2:]).values()))
 
 
@@ -111,13 +111,13 @@ def test_metrics_have_the_values_computed_by_hand():
     y = torch.tensor([[0.0, NAN], [1, 1], [NAN, NAN], [1, 0]])
     f = torch.tensor([[-1.0, 5], [2, -1], [3, 3], [-3, -4]])
     names = ("accuracy", "exact", "f1", "auroc")
-    found = MultiLabel(2, names, ignore="nan").metrics(f, y)
+    actual = MultiLabel(2, names, ignore="nan").metrics(f, y)
     # right: 0, 1 of label 0 without the last; 0 of (1, 0) of label 1 without the first. Of three samples one is exact.
     # label 0: TP 1, FN 1; label 1: FN 1. Label 0: positives 2, -3 against -1; label 1: -1 against -4.
-    assert found == pytest.approx({"accuracy": 60.0, "exact": 100 / 3, "f1": (2 / 3 + 0) / 2, "auroc": (0.5 + 1) / 2})
+    assert actual == pytest.approx({"accuracy": 60.0, "exact": 100 / 3, "f1": (2 / 3 + 0) / 2, "auroc": (0.5 + 1) / 2})
     y, f = torch.tensor([1.0, NAN, 3.0, 5.0]), torch.tensor([[1.0], [9.0], [5.0], [5.0]])
-    found = Regression(1, ("mse", "mae", "r2"), ignore="nan").metrics(f, y)
-    assert found == pytest.approx({"mse": 4 / 3, "mae": 2 / 3, "r2": 1 - 4 / 8})  # mean 3, squares 4 + 0 + 4
+    actual = Regression(1, ("mse", "mae", "r2"), ignore="nan").metrics(f, y)
+    assert actual == pytest.approx({"mse": 4 / 3, "mae": 2 / 3, "r2": 1 - 4 / 8})  # mean 3, squares 4 + 0 + 4
 
 
 @pytest.mark.parametrize(

@@ -21,17 +21,17 @@ def config_with_best(config_of_best, method="fedavg", net="mlp", **more):
 
 def best_rounds(values, **how):
     """Return the rounds whose models were the best so far, and the round after which the run stopped early."""
-    found, w = (
+    selection, w = (
         BestModel(SelectionCriterion("x", **{"lower_is_better": False, **how}), torch.zeros(1), torch.zeros(0)),
         torch.zeros(1),
     )
     rounds = []
     for t, value in enumerate(values):
-        if found.update(t, value, w + t, w[:0]):
+        if selection.update(t, value, w + t, w[:0]):
             rounds.append(t)
-            assert (found.round, found.value, float(found.w)) == (t, value, t)
-        assert not found.update(t, 1e9, w, w[:0])  # told again
-        if found.should_stop():
+            assert (selection.round, selection.value, float(selection.w)) == (t, value, t)
+        assert not selection.update(t, 1e9, w, w[:0])  # told again
+        if selection.should_stop():
             return rounds, t
     return rounds, None
 
@@ -72,9 +72,9 @@ def test_the_best_model_is_that_of_the_best_round_and_selection_changes_no_bits(
     assert it.hashes == plain.hashes
     values = [row[f"validation_{metric}"] for row in it.rows]
     t = values.index(min(values) if metric == "loss" else max(values))
-    kept = it.fed.server.best
-    assert (kept.round, kept.value) == (t, values[t])
-    assert it.made.model.layout.sha256(kept.w) == it.hashes[t]
+    best_model = it.fed.server.best
+    assert (best_model.round, best_model.value) == (t, values[t])
+    assert it.made.model.layout.sha256(best_model.w) == it.hashes[t]
 
 
 def test_a_run_stops_early_when_patience_is_exhausted():
@@ -114,24 +114,24 @@ train: {{lr: 0.2}}
 evaluate: {{best: {{metric: accuracy, goal: lowest, patience: 2}}}}
 """
     )
-    done = fedmpi("run", folder / "run.yaml")
-    assert done.returncode == 0, done.stderr
-    return folder, done
+    process = fedmpi("run", folder / "run.yaml")
+    assert process.returncode == 0, process.stderr
+    return folder, process
 
 
 def test_files_of_a_run_that_stopped_early(stopped_run):
-    folder, done = stopped_run
+    folder, process = stopped_run
     place = folder / "run"
-    told = json.loads((place / "summary.json").read_text())
+    summary = json.loads((place / "summary.json").read_text())
     rows = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
     values = [row["validation_accuracy"] for row in rows]
     t = values.index(min(values))
     expected = {"file": "model-best.safetensors", "metric": "validation_accuracy", "round": t, "value": values[t]}
-    assert told["best_model"] == expected
-    assert told["exit_reason"].startswith("early_stopped: validation_accuracy has not become lower in ")
-    assert len(rows) == told["rounds"] < 30
-    assert f"stopped early ({told['exit_reason']}): {len(rows)} of 30 rounds are complete" in done.stdout
-    assert f"best model: {values[t]:.2f} validation_accuracy in round {t} (model-best.safetensors)" in done.stdout
+    assert summary["best_model"] == expected
+    assert summary["exit_reason"].startswith("early_stopped: validation_accuracy has not become lower in ")
+    assert len(rows) == summary["rounds"] < 30
+    assert f"stopped early ({summary['exit_reason']}): {len(rows)} of 30 rounds are complete" in process.stdout
+    assert f"best model: {values[t]:.2f} validation_accuracy in round {t} (model-best.safetensors)" in process.stdout
     with safe_open(place / "model-best.safetensors", framework="pt") as file:
         assert json.loads(file.metadata()["fedmpi"])["round"] == t
     module, final = api.load(place, best=True), api.load(place)
@@ -142,11 +142,11 @@ def test_a_stopped_run_can_be_resumed_with_more_patience(stopped_run):
     folder, _ = stopped_run
     place = folder / "run"
     before = (place / "model-best.safetensors").read_bytes()
-    done = fedmpi("resume", place)
-    assert done.returncode == 0, done.stderr
+    process = fedmpi("resume", place)
+    assert process.returncode == 0, process.stderr
     assert (place / "model-best.safetensors").read_bytes() == before
     rows = len((place / "metrics.jsonl").read_text().splitlines())
-    done = fedmpi("resume", place, "evaluate.best.patience=100", f"rounds={rows + 3}")
-    assert done.returncode == 0, done.stderr
-    told = json.loads((place / "summary.json").read_text())
-    assert (told["exit_reason"], told["rounds"]) == ("finished", rows + 3)
+    process = fedmpi("resume", place, "evaluate.best.patience=100", f"rounds={rows + 3}")
+    assert process.returncode == 0, process.stderr
+    summary = json.loads((place / "summary.json").read_text())
+    assert (summary["exit_reason"], summary["rounds"]) == ("finished", rows + 3)

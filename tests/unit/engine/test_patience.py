@@ -39,7 +39,10 @@ def make_slow(monkeypatch, what, seconds, patience_s=0.1):
 
 def run_on_ranks(short_run_config):
     def one(it: FinishedRun) -> FinishedRun:
-        it.told, it.fed.reporter.callbacks.record_lost_ranks = [], lambda row: it.told.append(row)
+        it.recorded_failures, it.fed.reporter.callbacks.record_lost_ranks = (
+            [],
+            lambda row: it.recorded_failures.append(row),
+        )
         it.reason = it.fed.run()
         return it
 
@@ -53,9 +56,9 @@ def test_ranks_wait_for_a_slow_rank_that_is_alive(monkeypatch, what, method):
     once = 2 * 7 if what == "evaluation" else 4 * 7
     began = make_slow(monkeypatch, what, 0.15)
     with pytest.warns(UserWarning, match=r"round \d: no rank has failed, but one was silent for \d"):
-        done = run_on_ranks(short_run_config(method))
-    assert not [it for it in done.values() if not isinstance(it, FinishedRun)], done
-    assert (done[0].reason, done[0].told, done[0].hashes) == ("finished", [], calm.hashes)
+        runs = run_on_ranks(short_run_config(method))
+    assert not [it for it in runs.values() if not isinstance(it, FinishedRun)], runs
+    assert (runs[0].reason, runs[0].recorded_failures, runs[0].hashes) == ("finished", [], calm.hashes)
     assert len(began) < 10 * once
 
 
@@ -63,6 +66,6 @@ def test_round_timeout_limits_the_wait(monkeypatch):
     """A rank that exceeds comm.round_timeout_s each time ends the job, as it does without faults.on_lost_rank."""
     make_slow(monkeypatch, "evaluation", 0.8)
     with pytest.warns(UserWarning, match="no rank has failed"):
-        done = run_on_ranks(short_run_config(round_timeout_s=0.6))
-    assert {type(error) for error in done.values()} == {RankLostError}
-    assert "within 0.6 s (comm.round_timeout_s)" in str(done[0])
+        runs = run_on_ranks(short_run_config(round_timeout_s=0.6))
+    assert {type(error) for error in runs.values()} == {RankLostError}
+    assert "within 0.6 s (comm.round_timeout_s)" in str(runs[0])

@@ -29,10 +29,10 @@ def fault_tolerant_config(method, policy="drop", placement="balanced", **changes
 def attach_checkpoints(it, folder, room):
     """Make a federation write checkpoints into `folder`, with at most `room` client states in memory."""
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-    it.kept = Checkpoints(folder / "checkpoints", ClientStateFiles(folder / "state"), 1, 2)
-    it.fed.reporter.callbacks.save_state = it.kept.save
+    it.checkpoints = Checkpoints(folder / "checkpoints", ClientStateFiles(folder / "state"), 1, 2)
+    it.fed.reporter.callbacks.save_state = it.checkpoints.save
     if it.made.messages.client_state.size:
-        it.fed.states.store, it.fed.states.max_in_memory = it.kept.rows, room
+        it.fed.states.store, it.fed.states.max_in_memory = it.checkpoints.rows, room
 
 
 def silo_federation(seat=None):
@@ -48,7 +48,10 @@ def silo_federation(seat=None):
 def make(config, folder=None, room=10**6, feds=None):
     def on(seat: Seat) -> FinishedRun:
         it = prepare(config, silo_federation(seat) if "global" not in config.evaluate.protocol else None, comm=seat)
-        it.told, it.fed.reporter.callbacks.record_lost_ranks = [], lambda row: it.told.append(row)
+        it.recorded_failures, it.fed.reporter.callbacks.record_lost_ranks = (
+            [],
+            lambda row: it.recorded_failures.append(row),
+        )
         if folder is not None:
             attach_checkpoints(it, folder, room)
         if feds is not None:
@@ -65,13 +68,13 @@ def run(it: FinishedRun) -> FinishedRun:
 
 def run_with_failures(config, dies, folder=None, room=10**6, feds=None):
     """Return rank 0's run, after all other living ranks have ended; feds: rank -> its federation."""
-    done = play_in_threads(SIZE, dies, make(config, folder, room, feds), run)
-    wrong = {rank: it for rank, it in done.items() if not isinstance(it, FinishedRun)}
+    runs = play_in_threads(SIZE, dies, make(config, folder, room, feds), run)
+    wrong = {rank: it for rank, it in runs.items() if not isinstance(it, FinishedRun)}
     assert not wrong, wrong
-    assert set(done) >= set(range(SIZE)) - set(dies)
-    assert (done[0].reason, len(done[0].rows)) == ("finished", config.rounds)
-    assert done[0].told == done[0].fed.scheduler.lost_ranks.rows
-    return done[0]
+    assert set(runs) >= set(range(SIZE)) - set(dies)
+    assert (runs[0].reason, len(runs[0].rows)) == ("finished", config.rounds)
+    assert runs[0].recorded_failures == runs[0].fed.scheduler.lost_ranks.rows
+    return runs[0]
 
 
 def set_rank_failures(fed, rows):
@@ -89,17 +92,17 @@ def run_replay(config, rows) -> FinishedRun:
 
 
 def assert_same_results(it, again):
-    assert it.hashes == again.hashes, it.told
+    assert it.hashes == again.hashes, it.recorded_failures
     assert digest(it.b) == digest(again.b)
     mine, theirs = ([metrics_of(row) for row in each.rows] for each in (it, again))
-    assert str(mine) == str(theirs), it.told  # nan too
+    assert str(mine) == str(theirs), it.recorded_failures  # nan too
     assert str(it.lines) == str(again.lines)
 
 
 def check_bits(it, config):
     """Check that the bits are those of a replay, and with `redo` (unless states were lost) of an undisturbed run."""
     assert_same_results(it, run_replay(config, it.fed.scheduler.lost_ranks.rows))
-    if config.faults.on_lost_rank == "redo" and not any(row["reverted"] for row in it.told):
+    if config.faults.on_lost_rank == "redo" and not any(row["reverted"] for row in it.recorded_failures):
         assert_same_results(it, run_without_failures(config)[0])
 
 
@@ -112,7 +115,7 @@ def resume_in_one_process(config, folder, rows, policy="drop"):
     )
     attach_checkpoints(it, folder, 10**6)
     it.fed.scheduler.lost_ranks = LostRanks(rows)
-    t = checkpoints.restore_newest_checkpoint(it.fed, it.kept, 10, lambda text: None)
+    t = checkpoints.restore_newest_checkpoint(it.fed, it.checkpoints, 10, lambda text: None)
     run(it)
     again = run_replay(config, it.fed.scheduler.lost_ranks.rows)
     assert it.hashes == again.hashes[t:]
@@ -127,8 +130,8 @@ def metrics_of(row):
 @lru_cache(maxsize=4)
 def run_without_failures(config):
     """Return a run without failures, and the number of messages of each rank in it."""
-    done = play_in_threads(SIZE, {}, make(config), run)
-    return done[0], {rank: it.fed.comm.count for rank, it in done.items()}
+    runs = play_in_threads(SIZE, {}, make(config), run)
+    return runs[0], {rank: it.fed.comm.count for rank, it in runs.items()}
 
 
 def draw_failures(config, rng, ranks):
@@ -231,14 +234,14 @@ def test_a_failed_site_is_unavailable_until_the_run_is_resumed(tmp_path, method)
 
 def test_the_run_ends_if_all_training_ranks_fail():
     config = fault_tolerant_config("fedavg")
-    done = play_in_threads(3, {1: [4], 2: [4]}, make(config), run)
-    assert "all training ranks have failed" in str(done[0])
+    runs = play_in_threads(3, {1: [4], 2: [4]}, make(config), run)
+    assert "all training ranks have failed" in str(runs[0])
 
 
 def test_without_the_policy_a_rank_failure_ends_the_run():
     config = fault_tolerant_config("fedavg", "abort")
-    done = play_in_threads(SIZE, {2: [4]}, make(config), run)
-    assert all("dead" in str(done[rank]) or "broken" in str(done[rank]) for rank in (0, 1, 3))
+    runs = play_in_threads(SIZE, {2: [4]}, make(config), run)
+    assert all("dead" in str(runs[rank]) or "broken" in str(runs[rank]) for rank in (0, 1, 3))
 
 
 def test_effects_of_recorded_rank_failures():
@@ -247,18 +250,27 @@ def test_effects_of_recorded_rank_failures():
         lost_ranks.make_row(2, {1: "b"}, clients=[0], gone=[4]),
         lost_ranks.make_row(4, {}, back=[4], reverted={4: 1}),
     ]
-    found = LostRanks(rows)
-    assert [found.participants(t, range(6)) for t in range(5)] == [
+    failures = LostRanks(rows)
+    assert [failures.participants(t, range(6)) for t in range(5)] == [
         [0, 1, 2, 3, 4, 5], [0, 1, 2, 4, 5], [1, 2, 3, 5], [0, 1, 2, 3, 5], [0, 1, 2, 3, 4, 5],
     ]  # fmt: skip
-    assert [found.reverted_states(t) for t in (0, 1, 4)] == [{}, {5: 0}, {4: 1}]
-    assert found.needed_states() == {(5, 0), (4, 1)}
-    assert found.up_to_round(2).rows == rows[:2]
-    found.replace_rows(2, [])
-    assert found.rows == rows[:1]
+    assert [failures.reverted_states(t) for t in (0, 1, 4)] == [{}, {5: 0}, {4: 1}]
+    assert failures.needed_states() == {(5, 0), (4, 1)}
+    assert failures.up_to_round(2).rows == rows[:2]
+    failures.replace_rows(2, [])
+    assert failures.rows == rows[:1]
     late = lost_ranks.make_row(2, {}, gone=[1], reverted={0: 1}, reported=True)
-    told = LostRanks([lost_ranks.make_row(2, {}, gone=[4]), late])
-    assert (told.before_evaluation(2).gone(2), told.unavailable_clients(2)) == ({4}, {1, 4})
-    assert (told.before_evaluation(2).reverted_states(2), told.before_evaluation(3).rows) == ({}, told.rows)
-    assert (told.for_resume(2).before(2).gone(2), told.for_resume(3).rows) == ({1, 4}, told.rows)
+    late_failures = LostRanks([lost_ranks.make_row(2, {}, gone=[4]), late])
+    assert (late_failures.before_evaluation(2).unavailable_clients(2), late_failures.unavailable_clients(2)) == (
+        {4},
+        {1, 4},
+    )
+    assert (late_failures.before_evaluation(2).reverted_states(2), late_failures.before_evaluation(3).rows) == (
+        {},
+        late_failures.rows,
+    )
+    assert (
+        late_failures.for_resume(2).before_evaluation(2).unavailable_clients(2),
+        late_failures.for_resume(3).rows,
+    ) == ({1, 4}, late_failures.rows)
     assert not lost_ranks.was_reported({"round": 2})  # of an earlier version

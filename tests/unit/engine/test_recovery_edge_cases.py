@@ -48,7 +48,7 @@ def test_a_refused_state_is_not_restored_from_disk(tmp_path, monkeypatch):
     it = run_with_failures(config, {1: ()}, tmp_path, 1, feds)
     monkeypatch.setattr(Seat, "step", step)
     assert [each["client"] for each in it.rows[2]["refused"]] == [0]
-    assert it.told
+    assert it.recorded_failures
     assert_same_results(it, run_replay(config, it.fed.scheduler.lost_ranks.rows))
 
 
@@ -97,7 +97,7 @@ def test_a_rank_without_clients_does_not_miss_a_round(monkeypatch):
 
     monkeypatch.setattr(Seat, "_broadcast", broadcast)
     it = run_with_failures(config, {dead: ()}, feds=feds)
-    assert it.told
+    assert it.recorded_failures
     assert_same_results(it, run_replay(config, it.fed.scheduler.lost_ranks.rows))
 
 
@@ -113,9 +113,9 @@ def test_a_replay_is_resumed_from_a_checkpoint(tmp_path, after):
         if folder is None:
             return run(it)
         attach_checkpoints(it, folder, 10**6)
-        checkpoints.restore_newest_checkpoint(it.fed, it.kept, 10, print)
+        checkpoints.restore_newest_checkpoint(it.fed, it.checkpoints, 10, print)
         run(it)
-        it.kept.wait()
+        it.checkpoints.wait()
         return it
 
     played(after + 1, tmp_path)
@@ -123,6 +123,6 @@ def test_a_replay_is_resumed_from_a_checkpoint(tmp_path, after):
         with pytest.raises(UserError, match="client 0 reverts to its state of round 1, which is not in the checkpoint"):
             played(6, tmp_path)
         return
-    again, whole = played(6, tmp_path), played(6)
-    assert again.hashes == whole.hashes[after:]
-    assert torch.equal(again.w, whole.w)
+    again, undisturbed = played(6, tmp_path), played(6)
+    assert again.hashes == undisturbed.hashes[after:]
+    assert torch.equal(again.w, undisturbed.w)

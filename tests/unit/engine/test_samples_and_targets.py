@@ -64,8 +64,8 @@ class JoinHalves(nn.Module):
 def halves_model(input_shape, classes, inner):
     (c, h, w), (_, more, _) = input_shape["top"], input_shape["bottom"]
     options = {k: v for k, v in inner.items() if k != "name"}
-    made = registry.make_component(KIND, registry.Selection(inner["name"], options))
-    return JoinHalves(made((c, h + more, w), classes))
+    make_inner = registry.make_component(KIND, registry.Selection(inner["name"], options))
+    return JoinHalves(make_inner((c, h + more, w), classes))
 
 
 def split_images(data):
@@ -84,13 +84,13 @@ def run_model(method, net="mlp", **more):
 @pytest.mark.parametrize("method", sorted(methods))
 def test_every_method_trains_on_several_tensors_as_on_one(method):
     """Training on the halves of images has the same bits as training on the images."""
-    whole = play(small_settings(method, rounds=2), federated())
+    undivided = play(small_settings(method, rounds=2), federated())
     parts = play(small_settings(method, rounds=2, model=run_model(method)), make_split_federation())
-    assert parts.hashes == whole.hashes
-    assert torch.equal(parts.w, whole.w)
-    figures = [name for name in whole.rows[-1] if name.endswith(("loss", "accuracy", "decile"))]
-    assert figures
-    assert all(parts.rows[-1][name] == whole.rows[-1][name] for name in figures)
+    assert parts.hashes == undivided.hashes
+    assert torch.equal(parts.w, undivided.w)
+    metric_names = [name for name in undivided.rows[-1] if name.endswith(("loss", "accuracy", "decile"))]
+    assert metric_names
+    assert all(parts.rows[-1][name] == undivided.rows[-1][name] for name in metric_names)
 
 
 def test_samples_of_several_tensors_are_not_trained_at_once():
@@ -157,6 +157,6 @@ def test_survival_loss_is_computed_on_the_whole_split():
     f = it.made.net.module(data.test_x)
     expected = it.made.task.loss(lambda x: f, None, data.test_y).item()
     for size in (1, 7, 20):  # however it is cut into batches
-        found = evaluate(it.fed.trainer, it.fed.trainer.data.global_test, size).metrics
-        assert found["loss"] == pytest.approx(expected, abs=1e-6)
-        assert found["c_index"] == it.rows[-1]["c_index"]
+        actual = evaluate(it.fed.trainer, it.fed.trainer.data.global_test, size).metrics
+        assert actual["loss"] == pytest.approx(expected, abs=1e-6)
+        assert actual["c_index"] == it.rows[-1]["c_index"]

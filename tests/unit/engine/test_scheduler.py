@@ -88,10 +88,10 @@ def test_a_cohort_larger_than_the_number_of_clients_is_refused(tmp_path):
     ):
         prepare(settings(cohort={"fraction": None, "size": 8}))
     prepare(settings(cohort={"fraction": None, "size": 7}))
-    done = fedmpi("validate", ROOT / "configs/quickstart.yaml", "cohort.fraction=null", "cohort.size=5")
-    assert done.returncode == 2
-    assert "command line: cohort.size=5: cohort.size: 5 clients per round, but there are only 4" in done.stderr
-    assert "Traceback" not in done.stderr
+    process = fedmpi("validate", ROOT / "configs/quickstart.yaml", "cohort.fraction=null", "cohort.size=5")
+    assert process.returncode == 2
+    assert "command line: cohort.size=5: cohort.size: 5 clients per round, but there are only 4" in process.stderr
+    assert "Traceback" not in process.stderr
 
 
 # ---- placement ----

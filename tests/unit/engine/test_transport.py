@@ -32,10 +32,10 @@ def small_blocks(monkeypatch):
 @pytest.fixture
 def gather_classes(monkeypatch):
     """Record the names of the gather classes that are used."""
-    found, plain = [], gather.UploadGather.__init__
-    record_way = lambda self, *a: (found.append(type(self).__name__), plain(self, *a))[1]  # noqa: E731
-    monkeypatch.setattr(gather.UploadGather, "__init__", record_way)
-    return found
+    names, plain = [], gather.UploadGather.__init__
+    record_class = lambda self, *a: (names.append(type(self).__name__), plain(self, *a))[1]  # noqa: E731
+    monkeypatch.setattr(gather.UploadGather, "__init__", record_class)
+    return names
 
 
 def run_with_rows(config, monkeypatch):
@@ -52,11 +52,11 @@ def run_on_ranks(config, size=SIZE, data=None):
         it.reason = it.fed.run()
         return it
 
-    found = play_in_threads(size, {}, lambda seat: prepare(config, data, seat), run)
-    for it in found.values():
+    runs = play_in_threads(size, {}, lambda seat: prepare(config, data, seat), run)
+    for it in runs.values():
         if isinstance(it, Exception):
             raise it
-    return found
+    return runs
 
 
 def with_server_keys(config, **server):
@@ -79,10 +79,10 @@ THREADED = sorted(set(registry) - {"fedsr"})
 def test_sharded_gather_has_the_bits_of_rows(method, monkeypatch, gather_classes):
     config = small_settings(method, "mlp", rounds=2)
     expected = run_with_rows(config, monkeypatch)
-    found = run_on_ranks(sharded_config(config))
-    assert record(found[0]) == expected
-    travels = found[0].made.messages.upload_layout(0).packing
-    assert ("ShardedGather" in gather_classes) == bool(ChunkPlan(travels).large)
+    runs = run_on_ranks(sharded_config(config))
+    assert record(runs[0]) == expected
+    packing = runs[0].made.messages.upload_layout(0).packing
+    assert ("ShardedGather" in gather_classes) == bool(ChunkPlan(packing).large)
 
 
 @pytest.mark.parametrize("rule", [*RULES, {"name": "principal", "scope": "tensor"}])
@@ -107,9 +107,9 @@ def test_rules_have_the_same_bits_on_shards(rule, monkeypatch, gather_classes):
 def test_shards_with_dropped_rows_training_rank_0_and_few_clients(method, changes, monkeypatch):
     """Dropped uploads; rank 0 trains, too; fewer clients than ranks."""
     config = small_settings(method, "mlp", rounds=3, **changes)
-    found = record(run_on_ranks(sharded_config(config))[0])
+    runs = record(run_on_ranks(sharded_config(config))[0])
     expected = run_with_rows(config, monkeypatch)
-    assert found == expected
+    assert runs == expected
     if "max_norm" in str(changes):
         assert any(row["refused"] for row in expected["rows"])
 
@@ -158,9 +158,9 @@ def test_a_method_that_reads_rows_gets_them_from_all_holders(gather_classes):
     assert "StreamingGather" not in gather_classes
 
 
-@pytest.mark.parametrize(("cls", "said"), [(UndeclaredReader, "reads updates.dw"), (UndeclaredSum, "another sum")])
-def test_undeclared_use_of_a_slot_is_an_error(cls, said):
-    with pytest.raises(UserError, match=f"mean_only_slots declares .*'dw'.*{said}.*remove 'dw'"):
+@pytest.mark.parametrize(("cls", "text"), [(UndeclaredReader, "reads updates.dw"), (UndeclaredSum, "another sum")])
+def test_undeclared_use_of_a_slot_is_an_error(cls, text):
+    with pytest.raises(UserError, match=f"mean_only_slots declares .*'dw'.*{text}.*remove 'dw'"):
         play(config_of_class(cls))
 
 
@@ -178,9 +178,9 @@ def test_reducing_has_the_same_bits_on_any_number_of_ranks(method):
     root, alone = play(config), play(reducing_config(config))
     expected = record(alone)
     for size in (2, 3, SIZE, 6):
-        found = run_on_ranks(reducing_config(config), size)
-        assert record(found[0]) == expected
-        sent, received = (sum(getattr(it.fed.comm, way) for it in found.values()) for way in BYTES)
+        runs = run_on_ranks(reducing_config(config), size)
+        assert record(runs[0]) == expected
+        sent, received = (sum(getattr(it.fed.comm, way) for it in runs.values()) for way in BYTES)
         assert sent == received
     assert record(run_on_ranks(reducing_config(config, trains_clients=True), 3)[0]) == expected
     # Each term is rounded to 2^-50, the mean to its own type: after three rounds nothing else has moved.
@@ -234,7 +234,7 @@ def test_an_update_that_is_not_finite_ends_the_run(size):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "text"),
     [
         ({"method": "fedld"}, "method fedld looks at single uploads"),
         ({"server": {"rule": "median"}}, "server.rule median looks at single uploads"),
@@ -245,9 +245,9 @@ def test_an_update_that_is_not_finite_ends_the_run(size):
         ({"comm": {"compression": "bf16"}}, "comm.compression: bf16 is for single uploads"),
     ],
 )
-def test_options_that_need_single_uploads_are_refused(changes, said):
+def test_options_that_need_single_uploads_are_refused(changes, text):
     config = small_settings(changes.pop("method", "fedavg"), "mlp", rounds=1, **changes)
-    with pytest.raises(UserError, match=f"{said}.*; use server.reduce: root"):
+    with pytest.raises(UserError, match=f"{text}.*; use server.reduce: root"):
         prepare(reducing_config(config))
 
 
@@ -256,15 +256,15 @@ def test_chunk_plan_sends_every_column_once(monkeypatch):
     monkeypatch.setattr(linear, "CHUNK", 16)
     monkeypatch.setattr(linear, "BLOCK", 32)
     packing = Packing({"_loss": (), "b": (7,), "d": (32,), "a": (100,), "c": (3, 70)})
-    made = ChunkPlan(packing)
-    assert list(made.large) == ["a", "c"]
-    assert list(made.small.shapes) == ["_loss", "b", "d"]
+    plan = ChunkPlan(packing)
+    assert list(plan.large) == ["a", "c"]
+    assert list(plan.small.shapes) == ["_loss", "b", "d"]
     row = torch.arange(packing.size, dtype=torch.float32)
-    pieces = [made.large_part(row, *piece) for piece in made.pieces()]
-    assert sorted(torch.cat([made.small_part(row), *pieces]).tolist()) == row.tolist()
+    pieces = [plan.large_part(row, *piece) for piece in plan.pieces()]
+    assert sorted(torch.cat([plan.small_part(row), *pieces]).tolist()) == row.tolist()
     for holders in (1, 2, 3, 8):
-        for name, (_, n) in made.large.items():
-            shares = [made.holder_span(name, j, holders) for j in range(holders)]
+        for name, (_, n) in plan.large.items():
+            shares = [plan.holder_span(name, j, holders) for j in range(holders)]
             assert [a for a, _ in shares] == [0, *(b for _, b in shares[:-1])]
             assert shares[-1][1] == n
             assert all(a % 32 == 0 for a, _ in shares if a < n)
@@ -276,11 +276,11 @@ def test_memory_of_each_rank(monkeypatch):
     monkeypatch.setattr(gather_sharded, "MAX_UNSENT_BYTES", 0)
     monkeypatch.setattr(linear, "CHUNK", 16)
     monkeypatch.setattr(linear, "BLOCK", 32)
-    found = run_on_ranks(config)
-    made = found[0].made
-    d, m = made.model.layout.size, 7
-    for it in found.values():
-        held = {name: x.numel() for name, x in it.fed.transport.buffers.tensors.items()}
-        assert held["shard dw"] <= m * (d / SIZE + 32)
-        assert held.get("rows", 0) <= made.messages.upload_layout(0).packing.size
-    assert sum(it.fed.transport.buffers.tensors["shard dw"].numel() for it in found.values()) == m * d
+    runs = run_on_ranks(config)
+    experiment = runs[0].made
+    d, m = experiment.model.layout.size, 7
+    for it in runs.values():
+        entries = {name: x.numel() for name, x in it.fed.transport.buffers.tensors.items()}
+        assert entries["shard dw"] <= m * (d / SIZE + 32)
+        assert entries.get("rows", 0) <= experiment.messages.upload_layout(0).packing.size
+    assert sum(it.fed.transport.buffers.tensors["shard dw"].numel() for it in runs.values()) == m * d

@@ -176,8 +176,8 @@ def test_training_equals_that_of_an_ordinary_module(channels_last, attached, fus
     trained = []
     for net in (model.module, plain):
         own = net is model.module
-        held = [p for p in net.parameters() if p.requires_grad]
-        sgd = torch.optim.SGD(held, 0.1, 0.9, weight_decay=1e-2, fused=fused)
+        trained = [p for p in net.parameters() if p.requires_grad]
+        sgd = torch.optim.SGD(trained, 0.1, 0.9, weight_decay=1e-2, fused=fused)
         net.train()
         for _ in range(4):
             if own and attached:

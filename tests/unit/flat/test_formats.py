@@ -18,11 +18,11 @@ def random_numbers(n, seed=0, dtype=torch.float32):
     return x.to(dtype)
 
 
-def encode_and_decode(form, x):
-    packed = torch.full((form.size(len(x)),), 255, dtype=torch.uint8)
-    form.encode(x, packed)
+def encode_and_decode(fmt, x):
+    packed = torch.full((fmt.size(len(x)),), 255, dtype=torch.uint8)
+    fmt.encode(x, packed)
     out = torch.full_like(x, torch.nan)
-    form.decode(packed, out)
+    fmt.decode(packed, out)
     return out
 
 
@@ -56,24 +56,24 @@ SHAPES = {"_loss": (), "_b": (3,), "dw": (70,), "small": (2, 2), "dc": (2, 33), 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
-def test_row_codec_encodes_only_the_selected_slots(form, dtype):
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name)
+def test_row_codec_encodes_only_the_selected_slots(fmt, dtype):
     """The other slots are unchanged bit for bit, and the message has the announced number of bytes."""
-    codec = RowCodec(packing := Packing(SHAPES), {"dw": form, "dc": form}, dtype)
+    codec = RowCodec(packing := Packing(SHAPES), {"dw": fmt, "dc": fmt}, dtype)
     row = random_numbers(packing.size, dtype=dtype)
     row[0] = torch.nan
     packed, out = codec.encode(row, torch.empty(codec.nbytes, dtype=torch.uint8)), torch.empty_like(row)
-    assert codec.nbytes == 8 * -(-9 * dtype.itemsize // 8) + form.size(70) + form.size(66)
+    assert codec.nbytes == 8 * -(-9 * dtype.itemsize // 8) + fmt.size(70) + fmt.size(66)
     assert codec.num_entries * dtype.itemsize == codec.nbytes
     codec.decode(packed, out)
-    found, sent = packing.views(out), packing.views(row)
+    actual, sent = packing.views(out), packing.views(row)
     for name in SHAPES:
         x = getattr(sent, name)
         if name in ("dw", "dc"):
-            assert torch.equal(getattr(found, name), encode_and_decode(form, x.flatten()).view(x.shape))
+            assert torch.equal(getattr(actual, name), encode_and_decode(fmt, x.flatten()).view(x.shape))
         else:
-            assert torch.equal(getattr(found, name), x) or name == "_loss"
-    assert bool(found._loss.isnan())
+            assert torch.equal(getattr(actual, name), x) or name == "_loss"
+    assert bool(actual._loss.isnan())
     codec.round_trip(row)
     assert torch.equal(row[1:], out[1:])
     assert torch.equal(codec.encode(row, packed.clone()), packed)  # once more without change

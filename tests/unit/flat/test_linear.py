@@ -65,12 +65,12 @@ def test_bits_do_not_depend_on_chunks_per_task_and_threads(monkeypatch):
     """For sums in the rows' own type, for any part of the vector and any number of threads."""
     monkeypatch.setattr(linear, "MAX_FLOAT64_WIDTH", 1)
     n, c = 5 * linear.CHUNK + 7, weights(6)
-    x, found, threads = rows(6, n), [], torch.get_num_threads()
+    x, actual, threads = rows(6, n), [], torch.get_num_threads()
     try:
         for within, start, count in ((1, 0, 1), (4, 0, 1), (4, 0, 3), (3, 64, 2), (100, 2 * linear.CHUNK, 1)):
             monkeypatch.setattr(linear, "CHUNKS_PER_TASK", within)
             torch.set_num_threads(count)
-            found.append(linear.combine(x, c, start, start + n))
+            actual.append(linear.combine(x, c, start, start + n))
     finally:
         torch.set_num_threads(threads)
-    assert all(torch.equal(each, found[0]) for each in found)
+    assert all(torch.equal(each, actual[0]) for each in actual)
