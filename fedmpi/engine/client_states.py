@@ -28,7 +28,8 @@ class StateStore(Protocol):
     def get(self, client: int, t: int) -> Tensor:
         """Return the row that round t produced."""
 
-    def list_keys(self) -> list[tuple[int, int]]: ...  # (client, round) of all stored rows
+    def list_keys(self) -> list[tuple[int, int]]:
+        """Return (client, round) of all stored rows."""
 
     def is_intact(self, client: int, t: int) -> bool:
         """Return whether the row can be read without errors."""

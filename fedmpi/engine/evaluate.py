@@ -1,23 +1,22 @@
 """Evaluation of models on the global test set and on the test rows of clients and sites.
 
-    global               the global model on the global test set; in silo mode, where no rank has such a set, on
-                         the test rows of each client, pooled by samples
-    sites                the global model on the test rows of each site in the data set, whether its clients train
-                         or not: accuracy@SITE, and sites_accuracy, their mean
-    personal             each client's model (the method's `weights`) on its own test rows: mean, standard
+    global               the global model on the global test set. With data.silos no rank has such a set; the model is
+                         then evaluated on the test rows of each client, and metrics are averaged, weighted by samples
+    sites                the global model on the test rows of each site of the data set, whether its clients train or
+                         not: accuracy@SITE, and their mean, sites_accuracy
+    personal             each client's model (the hook `personal_weights`) on its own test rows: mean, standard
                          deviation and worst tenth over all clients
     personal_on_global   the same models on the global test set
-    ft(e)                the same models on the clients' test rows after e epochs of plain fine-tuning, after the
-                         last round only
+    ft(e)                the same models on the clients' test rows, after e epochs of plain fine-tuning; only after the
+                         last round
 
-With evaluate.best there are also metrics of validation rows (`validation_...`): of the global model on the rows of all
-clients, in silo mode on those of each client, pooled by samples. Each client's model is evaluated on its own validation
-rows if clients keep parts of the model, or if the method gives clients models of their own (Ditto) and no protocol
-evaluates the global one.
-If clients keep parts of the model, there is no global model: `global` and `sites` are left out beside other protocols.
-If a model's outputs for its samples are not finite, the metrics over all clients are nan.
-Metrics are functions of outputs gathered in a fixed order: they depend neither on the rank that computes them nor on
-the number of ranks.
+With evaluate.best, metrics of validation rows are added (`validation_...`), normally of the global model on the rows of
+all clients. Instead, each client's model is evaluated on its own validation rows if clients keep parts of the model, or
+if the method gives clients models of their own (Ditto) and no protocol evaluates the global model.
+
+If clients keep parts of the model, there is no global model, and `global` and `sites` are left out if there are other
+protocols. If a model's loss is not finite, the metrics over all clients are nan. Metrics are functions of outputs that
+are gathered in a fixed order, so that they depend neither on the number of ranks nor on which rank computes them.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ def evaluate(
     weight: int | Tensor = 0
     with torch.inference_mode(), trainer.autocast_context() if trainer.bf16 else nullcontext():
         for x, y in batches(shard, batch_size, None):
-            f = _outputs(trainer, module, x, predict)
+            f = _compute_outputs(trainer, module, x, predict)
             batch_weight = task.batch_weight(y)
             loss, weight = loss + validation.eval_loss(task, f, x, y).double() * batch_weight, weight + batch_weight
             outputs.append(validation.reduce_outputs(task, f, y))
@@ -104,7 +103,7 @@ def evaluate(
         return Evaluation({"loss": (loss / weight if split_loss is None else split_loss).item(), **metrics}, f, y)
 
 
-def _outputs(
+def _compute_outputs(
     trainer: ClientTrainer, module: nn.Module, x: Tensor, predict: Callable[[Tensor], Tensor] | None
 ) -> Tensor:
     """Compute the outputs (B, ...) for a batch of samples, and check their shape; raise an error with its location."""
@@ -251,8 +250,8 @@ class Evaluator:
         logits = getattr(self.trainer.task, "classification", False) and f.ndim == 2 and f.shape[1] <= MAX_CLASSES
         classes = logits and y.dtype == torch.int64 and y.ndim == 1 and 0 <= int(y.min()) < int(y.max()) < f.shape[1]
         if classes and bool(f.isfinite().all()):
-            right, every, _ = count_by_class(f.argmax(1), y, f.shape[1])
-            self.class_accuracy = [None if isnan(v) else round(v, 3) for v in (100 * right / every).tolist()]
+            correct, totals, _ = count_by_class(f.argmax(1), y, f.shape[1])
+            self.class_accuracy = [None if isnan(v) else round(v, 3) for v in (100 * correct / totals).tolist()]
         return metrics
 
     def _evaluate_sites(self, t: int) -> Metrics:
@@ -309,10 +308,10 @@ class Evaluator:
         Returns:
             client -> metrics, and client -> weight; both are complete only at rank 0.
         """
-        comm, owner, rows = self.comm, self.states.owners, dict[int, Tensor]()
+        comm, owners, rows = self.comm, self.states.owners, dict[int, Tensor]()
         received = self.config.learning_rate(t), self.transport.broadcast_copy
         for client, download in downloads.items():
-            if owner[client] == comm.rank:
+            if owners[client] == comm.rank:
                 seeds.seed_global_generators(self.trainer.seed, "evaluate", protocol, t, client)
                 with add_error_context(f"evaluation after round {t}, client {client}"):
                     row, weight = self._evaluate_client(
@@ -324,7 +323,7 @@ class Evaluator:
                 rows[client] = torch.empty(1 + len(self.names), dtype=torch.float64, device=comm.device)
         comm.message_info = t, ("weight", *self.names)
         outgoing = [(0, row) for row in rows.values()] if comm.rank else []
-        comm.exchange(outgoing, [(owner[k], row) for k, row in rows.items() if owner[k] != comm.rank])
+        comm.exchange(outgoing, [(owners[k], row) for k, row in rows.items() if owners[k] != comm.rank])
         values = {k: row.tolist() for k, row in rows.items()}
         metrics = {k: dict(zip(self.names, numbers[1:], strict=True)) for k, numbers in values.items()}
         return metrics, {k: numbers[0] for k, numbers in values.items()}

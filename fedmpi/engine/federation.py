@@ -142,7 +142,7 @@ class Federation:
             return self.control.end_run(command)
 
         cohort = self.scheduler.cohort(t)  # a function of (seed, t): the same on every rank
-        placement = self.scheduler.assign(t)  # client -> rank
+        placement = self.scheduler.assign_clients(t)  # client -> rank
         self.states.move_states(placement)  # the state of a client is sent to the rank that trains it
         span("migrate_state")
         downloads = self.transport.send_downloads(t, cohort, placement, self.server)
@@ -202,12 +202,12 @@ class Federation:
             self.states.save_before_training(client)
         received = self.config.learning_rate(t), self.transport.broadcast_copy
         write = packed_rounds.train_clients(
-            [self.states.client_context(k, t, *received, downloads[k]) for k in clients], gather.adjacent_rows
+            [self.states.client_context(k, t, *received, downloads[k]) for k in clients], gather.acquire_adjacent_rows
         )
         if not is_single:  # clients that train together are one span
             span("train", list(clients))
         for client in clients:
-            row = gather.upload_row(client)
+            row = gather.acquire_row(client)
             if is_single:
                 span("send")
             write[client](row)
@@ -265,7 +265,7 @@ class Federation:
         busy_s = Counter[int]()  # rank -> seconds in which it has trained
         for k, s in zip(cohort, seconds, strict=True):
             busy_s[placement[k]] += s
-        absent = [k for k in self.scheduler.sample(t) if k not in cohort]
+        absent = [k for k in self.scheduler.sample_cohort(t) if k not in cohort]
         row = {
             "round": t,
             **recorded,
@@ -289,8 +289,8 @@ class Federation:
         """Return the state of rank 0 that checkpoints store in addition to tensors, as JSON values."""
         reporter, best = self.reporter, self.config.best and self.config.best.metric
         idle_since = self.server.update_filter.idle_since if self.server else None
-        watch = reporter.divergence.state_dict()
-        return {"line": reporter.metrics_row, "idle_since": idle_since, "watch": watch, "best": best}
+        divergence = reporter.divergence.state_dict()
+        return {"line": reporter.metrics_row, "idle_since": idle_since, "watch": divergence, "best": best}
 
     def restore(self, t: int, memory: Mapping[str, Any] | None, server: Mapping[str, Tensor] | None) -> None:
         """Restore the state after round t, to resume a run. Client states are read from their store when needed.
@@ -304,7 +304,7 @@ class Federation:
         self.states.round = t
         for earlier in range(t + 1):
             self.transport.traffic.count(earlier, self.scheduler.cohort(earlier))
-        self.states.last_trained, self.states.stored_up_to = self.scheduler.last_rounds(t), t
+        self.states.last_trained, self.states.stored_up_to = self.scheduler.last_trained_rounds(t), t
         if self.server is not None and memory and server:
             self.reporter.metrics_row = memory["line"]
             self.server.update_filter.idle_since = memory["idle_since"]

@@ -72,7 +72,7 @@ class RoundControl:
             undone = message["refused"] if self.states.keeps_undo else []
             self.scheduler.rank_costs = dict(map(tuple, message["pace"]))
         if command is RoundCommand.ABORTED and self.states.keeps_undo:
-            undone, self.states.last_trained = self.scheduler.cohort(t - 1), self.scheduler.last_rounds(t - 2)
+            undone, self.states.last_trained = self.scheduler.cohort(t - 1), self.scheduler.last_trained_rounds(t - 2)
         self.states.end_round(undone)
         if self.scheduler.lost_ranks.rows:
             self.states.unavailable = self.scheduler.lost_ranks.unavailable_clients(t)

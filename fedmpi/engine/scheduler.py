@@ -83,17 +83,17 @@ class ClientScheduler:
         self.speeds = RankSpeeds() if measured else None
         self._measured_costs: RankCosts = {}  # the latest measured relative costs, at rank 0
 
-    def sample(self, t: int) -> list[int]:
+    def sample_cohort(self, t: int) -> list[int]:
         """Draw the cohort of round t, in ascending order, without regard to rank failures."""
         config = self.config
         return draw_cohort(config.seed, t, self.data.clients, config.fraction, config.sampling, config.cohort_size)
 
     def cohort(self, t: int) -> list[int]:
         """Return the clients that take part in round t in spite of rank failures, in ascending order."""
-        drawn = self.sample(t)
+        drawn = self.sample_cohort(t)
         return self.lost_ranks.participants(t, drawn) if self.lost_ranks.rows else drawn
 
-    def last_rounds(self, t: int) -> dict[int, int]:
+    def last_trained_rounds(self, t: int) -> dict[int, int]:
         """Return client -> the round (0 to t) that produced its state at the start of round t + 1."""
         rounds: dict[int, int] = {}
         for earlier in range(t + 2):
@@ -113,7 +113,7 @@ class ClientScheduler:
         return [float(self.data.train_sizes[k]) for k in clients]
 
     # ---- assignment to ranks ----
-    def assign(self, t: int, alive: Collection[int] | None = None) -> dict[int, int]:
+    def assign_clients(self, t: int, alive: Collection[int] | None = None) -> dict[int, int]:
         """Assign the clients of round t to ranks; return client -> rank.
 
         If a rank fails in round t, only its clients are assigned to other ranks.
@@ -123,7 +123,7 @@ class ClientScheduler:
             alive: the ranks that are alive; by default those of the communicator.
         """
         alive = self.comm.alive if alive is None else alive
-        clients = self.sample(t)
+        clients = self.sample_cohort(t)
         if self.config.placement == "pinned":
             placement = assign_pinned(clients, self.ranks)
         else:
@@ -174,8 +174,8 @@ def draw_cohort(
     """
     m = cohort_size(clients, fraction, size)
     if sampling == "cyclic":
-        cycle, at = divmod(t, -(-clients // m))
-        drawn = seeds.numpy_generator(seed, "cycle", cycle).permutation(clients)[at * m : (at + 1) * m]
+        cycle, position = divmod(t, -(-clients // m))
+        drawn = seeds.numpy_generator(seed, "cycle", cycle).permutation(clients)[position * m : (position + 1) * m]
     else:
         drawn = seeds.numpy_generator(seed, "cohort", t).choice(clients, size=m, replace=False)
     return sorted(int(k) for k in drawn)

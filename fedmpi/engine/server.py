@@ -35,11 +35,12 @@ class ServerView(Server):
     """The argument `server` of the method's hooks; the same object during the whole run."""
 
     def __init__(self, data: FederatedData, lr: float, rounds: int, seed: int) -> None:
+        """Create the view; the global model and the state are set by `FederationServer`."""
         self.clients, self.classes, self.rounds, self.lr = data.clients, data.classes, rounds, lr
         self.counts, self.label_counts_shared = torch.from_numpy(data.label_counts), data.label_counts_shared
         self.round, self.train_lr = 0, 0.0
         self.segments: Sequence[Segment] = ()
-        self.w = self.shared = torch.empty(0)  # set by FederationServer, like the state
+        self.w = self.shared = torch.empty(0)
         self.state = State()
         self.logged: dict[str, float] = {}
         self.seed = seed

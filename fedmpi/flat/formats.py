@@ -88,22 +88,22 @@ class Int8(Format):
         n = len(x)
         scales, integers = self._scales_and_integers(out, n)
         out[4 * len(scales) + n :] = 0
-        at = 0
+        offset = 0
         for rows, q in zip(_split_into_blocks(x.float()), _split_into_blocks(integers), strict=True):
             low, high = rows.aminmax(dim=1)
             scale = _block_scales(torch.maximum(-low, high))
-            scales[at : at + len(rows)] = scale
-            at += len(rows)
+            scales[offset : offset + len(rows)] = scale
+            offset += len(rows)
             # Values that are not finite have no integer: the scale of their block is nan, and its integers are 0.
             divisor = torch.where(scale == 0, 1, scale)[:, None]
             q.copy_((rows / divisor).round_().nan_to_num_(nan=0, posinf=0, neginf=0))
 
     def decode(self, packed: Tensor, out: Tensor) -> None:
         scales, integers = self._scales_and_integers(packed, len(out))
-        at = 0
+        offset = 0
         for rows, q in zip(_split_into_blocks(out), _split_into_blocks(integers), strict=True):
-            rows.copy_(q.float().mul_(scales[at : at + len(rows), None]))
-            at += len(rows)
+            rows.copy_(q.float().mul_(scales[offset : offset + len(rows), None]))
+            offset += len(rows)
 
     def _scales_and_integers(self, packed: Tensor, n: int) -> tuple[Tensor, Tensor]:
         blocks = -(-n // BLOCK)
@@ -123,13 +123,13 @@ class RowCodec:
         self._plain = merge_spans(span for name, span in packing.spans.items() if name not in self.formats)
         self._bytes = dtype.itemsize * sum(b - a for a, b in self._plain)
         self._coded: list[tuple[slice, slice, Format]] = []  # range in a row, range in a message
-        at = round_up_to_alignment(self._bytes)
+        offset = round_up_to_alignment(self._bytes)
         for name, fmt in self.formats.items():
             a, b = packing.spans[name]
-            self._coded.append((slice(a, b), slice(at, at + fmt.size(b - a)), fmt))
-            at += fmt.size(b - a)
-        self.nbytes = at  # a multiple of ALIGN
-        self.num_entries = at // dtype.itemsize  # the size of a message, in entries of type dtype
+            self._coded.append((slice(a, b), slice(offset, offset + fmt.size(b - a)), fmt))
+            offset += fmt.size(b - a)
+        self.nbytes = offset  # a multiple of ALIGN
+        self.num_entries = offset // dtype.itemsize  # the size of a message, in entries of type dtype
 
     def encode(self, row: Tensor, out: Tensor) -> Tensor:
         """Encode a row (size,) into `out`, (nbytes,) uint8 on the same device, and return `out`."""
@@ -171,9 +171,9 @@ def _split_into_blocks(x: Tensor) -> list[Tensor]:
     return [part for part in (x[:full].view(-1, BLOCK), x[full:].view(1, -1)) if part.numel()]
 
 
-def _block_scales(most: Tensor) -> Tensor:
+def _block_scales(largest: Tensor) -> Tensor:
     """Return the scales a = max |x| / 127 of blocks, (blocks,) float32, rounded up to 17 bits; 0 below TINY."""
-    scale = most / 127
-    low = (1 << ZEROED_BITS) - 1
-    up = ((scale.view(torch.int32) + low) & ~low).view(torch.float32)
-    return torch.where(scale.isfinite(), torch.where(scale < MIN_SCALE, 0, up), torch.nan)
+    scale = largest / 127
+    mask = (1 << ZEROED_BITS) - 1
+    rounded_up = ((scale.view(torch.int32) + mask) & ~mask).view(torch.float32)
+    return torch.where(scale.isfinite(), torch.where(scale < MIN_SCALE, 0, rounded_up), torch.nan)

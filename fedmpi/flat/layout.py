@@ -119,10 +119,10 @@ class Selection:
     def put(self, selected: Tensor, flat: Tensor) -> None:
         """Write `selected` (..., size) into the selected entries of `flat` (..., full_size)."""
         _check_size(selected, self.size)
-        at = 0
+        offset = 0
         for a, b in self.ranges:
-            flat[..., a:b] = selected[..., at : at + b - a]
-            at += b - a
+            flat[..., a:b] = selected[..., offset : offset + b - a]
+            offset += b - a
 
 
 def _check_size(x: Tensor, size: int) -> None:

@@ -91,13 +91,13 @@ class RunningSum:
     total: Tensor  # (n,) of type sum_dtype(n, dtype): the sum so far
     dtype: torch.dtype  # the type of the vectors that are added
 
-    def add(self, x: Tensor, c: float, first: bool, at: int = 0) -> None:
-        """Add c x to total[at : at + len(x)]; if `first` is true, overwrite the values there."""
+    def add(self, x: Tensor, c: float, first: bool, offset: int = 0) -> None:
+        """Add c x to total[offset : offset + len(x)]; if `first` is true, overwrite the values there."""
 
         def add_chunk(span: tuple[int, int]) -> None:
-            add(self.total[slice(*span)], x[span[0] - at : span[1] - at], c, first)
+            add(self.total[slice(*span)], x[span[0] - offset : span[1] - offset], c, first)
 
-        spans = chunk_spans(x, at, at + len(x))
+        spans = chunk_spans(x, offset, offset + len(x))
         if x.dtype == self.total.dtype:  # no conversion is needed: use only as many calls as keep the cores busy
             spans = _join_consecutive(spans, -(-len(spans) // 4))
         parallel_map(add_chunk, spans, x)
@@ -167,7 +167,7 @@ def combine(rows: Tensor, coefficients: Tensor, start: int = 0, width: int | Non
 
 def _join_consecutive(spans: Sequence[tuple[int, int]], group_size: int) -> list[tuple[int, int]]:
     """Merge each group of `group_size` consecutive spans into one span."""
-    groups = [spans[at : at + group_size] for at in range(0, len(spans), max(group_size, 1))]
+    groups = [spans[offset : offset + group_size] for offset in range(0, len(spans), max(group_size, 1))]
     return [(group[0][0], group[-1][1]) for group in groups]
 
 
@@ -273,8 +273,8 @@ def trimmed_mean(rows: Tensor, trim: float) -> Tensor:
 
     def average_chunk(span: tuple[int, int]) -> None:
         for start in range(*span, step):
-            at = slice(start, min(start + step, span[1]))
-            out[at] = _to_float64(rows[:, at]).sort(0).values[b : m - b].mean(0)
+            offset = slice(start, min(start + step, span[1]))
+            out[offset] = _to_float64(rows[:, offset]).sort(0).values[b : m - b].mean(0)
 
     parallel_map(average_chunk, chunk_spans(rows, 0, rows.shape[1]), rows)
     return out
@@ -345,7 +345,7 @@ def parallel_map(
     if threads == 1:
         return iter([work(span) for span in spans])
     group_size = -(-len(spans) // (4 * threads))  # in groups: passing a chunk to a thread costs as much as adding it
-    groups = [spans[at : at + group_size] for at in range(0, len(spans), group_size)]
+    groups = [spans[offset : offset + group_size] for offset in range(0, len(spans), group_size)]
     return chain.from_iterable(list(_thread_pool().map(lambda group: [work(span) for span in group], groups)))
 
 

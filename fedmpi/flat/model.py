@@ -67,8 +67,8 @@ class FlatModel:
         named = {n: p for n, p in parameters.items() if (p.requires_grad if names is None else n in names)}
         self.frozen = {n: p for n, p in parameters.items() if n not in named}
         first_name = {id(p): name for name, p in named.items()}  # `w` contains tied weights once, under this name
-        every = module.named_parameters(remove_duplicate=False)
-        self.names = {n: first_name[id(p)] for n, p in every if id(p) in first_name}
+        all_names = module.named_parameters(remove_duplicate=False)
+        self.names = {n: first_name[id(p)] for n, p in all_names if id(p) in first_name}
         self.layout = _build_layout(named, owners, head, declared, channels_last)
         buffers = {n: b for n, b in module.named_buffers() if b.is_floating_point() and n in module.state_dict()}
         self.buffer_layout = _build_layout(buffers, owners, head, declared, False)
@@ -174,17 +174,17 @@ class FlatModel:
     @contextmanager
     def train_only(self, groups: Collection[str]) -> Iterator[list[nn.Parameter]]:
         """Freeze all layout groups but these within a `with` block; yield the parameters that remain trainable."""
-        rest = [
+        others = [
             p
             for s, p in self.segment_parameters
             if p.requires_grad and s.group not in groups and ALL_GROUPS not in groups
         ]
         try:
-            for p in rest:
+            for p in others:
                 p.requires_grad_(False)
             yield [p for p in self.parameters if p.requires_grad]
         finally:
-            for p in rest:
+            for p in others:
                 p.requires_grad_(True)
 
     def frozen_copy(self) -> FlatModel:
@@ -205,8 +205,8 @@ class FlatModel:
         trained last. All other entries are taken from the module.
         """
         start = {id(counter): value for counter, value in zip(self.batch_counters, self._initial_counters, strict=True)}
-        every = self.module.named_buffers(remove_duplicate=False)
-        values = self.module.state_dict() | {n: start[id(b)] for n, b in every if id(b) in start}
+        all_buffers = self.module.named_buffers(remove_duplicate=False)
+        values = self.module.state_dict() | {n: start[id(b)] for n, b in all_buffers if id(b) in start}
         tensors = self.layout.named_views(w)
         return {**values, **{n: tensors[first] for n, first in self.names.items()}, **self.buffer_layout.named_views(b)}
 
@@ -226,10 +226,10 @@ def _build_layout(
     channels_last: bool,
 ) -> Layout:
     """Return the layout of these tensors, in order: each with its group, as O,H,W,I blocks if that applies."""
-    segments, at = [], 0
+    segments, offset = [], 0
     for name, t in tensors.items():
         group = HEAD if name in head else NORM if isinstance(owners[name][0], NORM_LAYERS) else BODY
         group = declared.get(name, group)
-        segments.append(Segment(name, tuple(t.shape), at, group, channels_last and t.dim() == 4))
-        at = segments[-1].stop
+        segments.append(Segment(name, tuple(t.shape), offset, group, channels_last and t.dim() == 4))
+        offset = segments[-1].stop
     return Layout(tuple(segments))

@@ -17,11 +17,11 @@ class Packing:
         """Arrange slots with these shapes one after another, in the order of the mapping."""
         self.shapes = dict(shapes)
         self.spans: dict[str, tuple[int, int]] = {}
-        at = 0
+        offset = 0
         for name, shape in self.shapes.items():
-            self.spans[name] = (at, at + prod(shape))
-            at += prod(shape)
-        self.size = at
+            self.spans[name] = (offset, offset + prod(shape))
+            offset += prod(shape)
+        self.size = offset
 
     def views(self, rows: Tensor) -> Views:
         """Return views of all slots of a row (size,) or of rows (m, size), with shapes (*shape) or (m, *shape)."""

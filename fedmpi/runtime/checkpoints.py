@@ -349,7 +349,7 @@ def _find_damage(fed: Federation, checkpoints: Checkpoints, t: int) -> str:
         return ""
     gone = fed.scheduler.lost_ranks.unavailable_clients(t + 1)
     try:
-        for client, last in sorted(fed.scheduler.last_rounds(t).items()):
+        for client, last in sorted(fed.scheduler.last_trained_rounds(t).items()):
             if fed.states.owners[client] == fed.comm.rank and client not in gone:
                 checkpoints.rows.get(client, last)
     except CorruptFileError as error:

@@ -148,7 +148,7 @@ class FailurePolicy:
         lost = [rank for rank in self.alive if rank not in comm.alive]
         if comm.rank == 0 and lost:
             drops = self.config.on_lost_rank == "drop" and self.control.is_trained(t)
-            placement = scheduler.assign(t, self.alive) if drops else {}
+            placement = scheduler.assign_clients(t, self.alive) if drops else {}
             row = lost_ranks.make_row(
                 t,
                 {rank: comm.hosts.get(rank, "") for rank in lost},

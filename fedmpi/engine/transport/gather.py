@@ -233,12 +233,12 @@ class SendBuffer:
         """Return the index in `rows` that a client uses."""
         return self.row_index[client] % len(self.rows)
 
-    def free_row(self, client: int) -> Tensor:
+    def acquire_row(self, client: int) -> Tensor:
         """Return memory for a client's row, after waiting until the row that was in it has been sent."""
         self._wait(self.slot_index(client))
         return self.current_row(client)
 
-    def adjacent_rows(self, clients: Sequence[int]) -> Tensor | None:
+    def acquire_adjacent_rows(self, clients: Sequence[int]) -> Tensor | None:
         """Return memory for the rows of several clients as one tensor, if it is contiguous; otherwise None."""
         indices = [self.slot_index(client) for client in clients]
         for place in indices:
@@ -283,13 +283,13 @@ class UploadGather(ABC):
         self.send_buffer = send_buffer
         self._acknowledged: Posted = []
 
-    def upload_row(self, client: int) -> Tensor:
+    def acquire_row(self, client: int) -> Tensor:
         """Return memory for a client's upload, after waiting until the upload that was in it has been sent."""
-        return self.send_buffer.free_row(client)
+        return self.send_buffer.acquire_row(client)
 
-    def adjacent_rows(self, clients: Sequence[int]) -> Tensor | None:
+    def acquire_adjacent_rows(self, clients: Sequence[int]) -> Tensor | None:
         """Return memory for the uploads of several clients as one tensor (n, row), if contiguous; otherwise None."""
-        return self.send_buffer.adjacent_rows(clients)
+        return self.send_buffer.acquire_adjacent_rows(clients)
 
     @abstractmethod
     def submit(self, client: int) -> None:

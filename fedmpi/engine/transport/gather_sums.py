@@ -65,8 +65,8 @@ class GatheredSums(GatheredUploads):
 
     def make_sum(self, name: str, kind: str, n: int) -> linear.RunningSum:
         """Allocate the sum of a large slot with n columns for one kind of weights."""
-        like, memory = self.context.buffers.like.dtype, self.context.buffers
-        return linear.RunningSum(memory.get(f"sum {name} {kind}", 1, n, linear.sum_dtype(n, like))[0], like)
+        dtype, memory = self.context.buffers.like.dtype, self.context.buffers
+        return linear.RunningSum(memory.get(f"sum {name} {kind}", 1, n, linear.sum_dtype(n, dtype))[0], dtype)
 
     def sums_for_slot(self, slot: str) -> Iterator[tuple[linear.RunningSum, list[float]]]:
         """Yield the sums of a large slot, each with its weights (m,)."""
@@ -192,16 +192,16 @@ class StreamingGather(UploadGather):
 class IntegerSum(linear.RunningSum):
     """The sum of round(c_i x_i / UNIT), as int64 (n,); vectors may be added in any order."""
 
-    def add(self, x: Tensor, c: float, first: bool = False, at: int = 0) -> None:
+    def add(self, x: Tensor, c: float, first: bool = False, offset: int = 0) -> None:
         """Add c x to the sum; `first` is ignored, because the sum begins with zeros."""
 
         def add_chunk(span: tuple[int, int]) -> None:
-            chunk = x[span[0] - at : span[1] - at].to(
+            chunk = x[span[0] - offset : span[1] - offset].to(
                 torch.float64, copy=True
             )  # a copy, because other sums read x later
             self.total[slice(*span)] += chunk.mul_(c / UNIT).round_().long()
 
-        linear.parallel_map(add_chunk, linear.chunk_spans(x, at, at + len(x)), x)
+        linear.parallel_map(add_chunk, linear.chunk_spans(x, offset, offset + len(x)), x)
 
     def value(self) -> Tensor:
         out = torch.empty(len(self.total), dtype=self.dtype, device=self.total.device)

@@ -191,7 +191,7 @@ def run_rounds(it, first, last, seconds):
     """Run rounds as rank 0 does; seconds: (t, rank) -> seconds per sample."""
     for t in range(first, last):
         it.rank_costs = it.choose_rank_costs(t)
-        where = it.assign(t)
+        where = it.assign_clients(t)
         it.record_timings(t, where, [SIZES[k] * seconds(t, rank) for k, rank in where.items()])
 
 
@@ -201,10 +201,10 @@ def test_a_slow_rank_gets_fewer_clients_and_a_failed_one_none():
     assert it.rank_costs == {}
     run_rounds(it, 3, 20, lambda t, r: 3e-3 if r == 2 else 1e-3)
     assert it.rank_costs == {2: 300}
-    where = list(it.assign(20).values())
+    where = list(it.assign_clients(20).values())
     assert (where.count(1), where.count(2)) == (9, 3)
     other.rank_costs = it.rank_costs
-    assert [other.assign(t) for t in range(9, 19)] == [it.assign(t) for t in range(9, 19)]
+    assert [other.assign_clients(t) for t in range(9, 19)] == [it.assign_clients(t) for t in range(9, 19)]
     it.comm.alive.remove(1)
     assert it.choose_rank_costs(20) == {1: 0, 2: 300}
 
@@ -213,4 +213,4 @@ def test_pinned_placement_ignores_measurements():
     it = make_scheduler(placement="pinned")
     run_rounds(it, 0, 9, lambda t, r: 1e-3 * r)
     assert it.rank_costs == {}
-    assert it.assign(9) == {k: 1 + k % 2 for k in range(12)}
+    assert it.assign_clients(9) == {k: 1 + k % 2 for k in range(12)}

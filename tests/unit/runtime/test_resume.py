@@ -221,7 +221,7 @@ def test_a_checkpoint_costs_what_changed_and_nothing_is_left_over(tmp_path, ever
         kept.wait()
         checkpoints = sorted(int(path.stem) for path in (tmp_path / "checkpoints").glob("*"))
         now = set(kept.rows.list_keys())
-        needed = {(k, label) for c in checkpoints for k, label in fed.scheduler.last_rounds(c).items()}
+        needed = {(k, label) for c in checkpoints for k, label in fed.scheduler.last_trained_rounds(c).items()}
         assert now >= needed
         assert len(checkpoints) == min(keep + 1, (t + 1) // every)
         if (t + 1) % every == 0:
