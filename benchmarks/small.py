@@ -92,7 +92,7 @@ def compare(model, rounds):
     def between(line):
         """Record the time of a round, run a round by hand, and switch packing, which only odd rounds use."""
         times["packed" if line["round"] % 2 else "one"].append(time.process_time() - mark[0])
-        fed.trainer.pack = 1 if line["round"] % 2 else made.pack
+        fed.trainer.pack = 1 if line["round"] % 2 else made.clients_per_pass
         began = time.process_time()
         hand.round(line["cohort"])
         mark[0] = time.process_time()

@@ -1,10 +1,11 @@
 """fedmpi: federated learning under data heterogeneity, on HPC clusters.
 
-    fedmpi.run(config, overrides=()) -> Summary      one experiment in this process (or this rank)
-    fedmpi.load(run_dir, client=None) -> nn.Module   the final global model of a run, or a client's own
+    fedmpi.run(config, overrides=()) -> Summary      run one experiment in this process (or on this rank)
+    fedmpi.load(run_dir, client=None) -> nn.Module   load the final global model of a run, or the model of one client
     fedmpi.Method, fedmpi.Task, fedmpi.Dataset       base classes of methods and tasks, and the class of data sets
     fedmpi.methods.registry, fedmpi.models.registry, fedmpi.datasets.registry, fedmpi.partitions.registry
-Names are imported when they are first used: importing fedmpi does not import torch and has no side effects.
+                                                     the components that a config can name
+Each name is imported when it is first used: importing fedmpi does not import torch and has no side effects.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from fedmpi.common.version import __version__
 
 __all__ = ["Dataset", "Method", "Summary", "Task", "__version__", "load", "run"]
 
-_PLACES = {
+_LAZY_IMPORTS = {
     "run": "fedmpi.api:run",
     "load": "fedmpi.api:load",
     "Summary": "fedmpi.api:Summary",
@@ -32,8 +33,8 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name not in _LAZY_IMPORTS:
         raise AttributeError(f"module 'fedmpi' has no attribute {name!r}")
-    module, _, attribute = _PLACES[name].partition(":")
+    module, _, attribute = _LAZY_IMPORTS[name].partition(":")
     imported = import_module(module)
     return getattr(imported, attribute) if attribute else imported

@@ -1,4 +1,4 @@
-"""Run the command line interface: `python -m fedmpi` does the same as `fedmpi`."""
+"""Run the command-line interface, so that `python -m fedmpi` does the same as `fedmpi`."""
 
 from fedmpi.cli import main
 

@@ -1,4 +1,4 @@
-"""The Python interface of fedmpi, for notebooks, for scripts and for the ranks of a job."""
+"""The Python interface of fedmpi, for notebooks, scripts and the ranks of a job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Summary", "load", "run"]
 
 
 class Summary(dict[str, Any]):
-    """The content of a run's summary.json with the further key `directory`, the path of the run directory.
+    """The content of a run's summary.json, and the path of its run directory under the key `directory`.
 
     On ranks other than 0 the summary is empty.
     """
@@ -33,15 +33,20 @@ def run(settings: str | Path | config.Settings, overrides: Sequence[str] = ()) -
         settings: a YAML file, or settings that `fedmpi.config.load` returned.
         overrides: changes of the file's settings, written as on the command line: `["train.epochs=3"]`.
 
+    Returns:
+        The summary of the run; an empty one on ranks other than 0.
+
     Raises:
         UserError: if the config or the data contain a mistake.
     """
     if isinstance(overrides, str):
-        raise UserError(f"fedmpi.run: overrides is {overrides!r}; a list of texts is needed: ['train.epochs=3']")
+        raise UserError(
+            f"fedmpi.run: overrides: {overrides!r} is not allowed; must be a list of strings such as ['train.epochs=3']"
+        )
     if not isinstance(settings, config.Settings):
         settings = config.load(settings, overrides)
     elif overrides:
-        raise UserError("fedmpi.run: these settings are made; give the overrides to fedmpi.config.load")
+        raise UserError("fedmpi.run: overrides cannot change loaded settings; pass them to fedmpi.config.load")
     return Summary(execute_run(settings, on_finish=write_report_after_run)[0])
 
 
@@ -57,29 +62,33 @@ def load(
     The model has a function `predict(rows, site=None, ids=())`, which prepares new rows in the same way as the training
     data and returns the columns that `fedmpi predict` writes. Depending on the run's data source, rows are a file (in
     the formats of that command), a DataFrame, a mapping of columns, a list of files, or an array.
-    A warning is issued if clients use other models than the global model, or if parts of the global model that clients
-    keep (FedPer's heads) still have initial values. A client's model is the model that protocol `personal` evaluates,
-    without fine-tuning. With kNN-Per its outputs depend on the client's training data, which must be available.
+    A warning is issued if clients use other models than the global model, or if the global model contains parts that
+    clients keep (FedPer's heads), since these still have their initial values. A client's model is the model that
+    protocol `personal` evaluates, without fine-tuning. With kNN-Per its outputs depend on the client's training data,
+    which must be available.
 
     Args:
         path: a directory written by `fedmpi run`.
-        trust: whether to run foreign code that the config names, such as a model `file.py:Name`.
-        best: whether to load the best model by evaluate.best in place of the final model.
+        trust: whether to execute code outside fedmpi that the config names, such as a model `file.py:Name`.
+        best: whether to load the best model (evaluate.best) instead of the final model.
         client: the number of a client, or with data.silos the name of a site; None: the global model.
         overrides: changes of the run's settings, written as on the command line: `["data.root=DIR"]`. Settings that
             define how a file is read, such as `data.delimiter`, apply to the rows given to `predict`.
 
+    Returns:
+        The model, in evaluation mode.
+
     Raises:
-        UserError: if the path is no run directory, the run has not ended yet, files are damaged, foreign code is needed
-            and `trust` is false, or the client does not exist or has no state in this directory.
+        UserError: if the path is not a run directory, the run has not ended yet, files are damaged, code outside fedmpi
+            is needed and `trust` is false, or the client does not exist or has no state in this directory.
     """
     run_model = RunModel(Path(path), trust, overrides, best, client)
     settings = run_model.load_settings()
     module = run_model.load(settings)
     if client is None and settings.data.standardise_target:
         warnings.warn(
-            "the model's outputs are standardised targets (data.standardise_target); its function predict gives "
-            "them in the unit of the targets",
+            "the model returns standardised targets (data.standardise_target); use its function predict to get values "
+            "in the original unit",
             stacklevel=2,
         )
     if not hasattr(module, "predict"):

@@ -1,4 +1,4 @@
-"""Build the objects of an experiment from settings. Only this module and run.py import from all other packages."""
+"""Build the objects of an experiment (model, task, method, trainer, ...) from its settings."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ TRAIN_FIELDS = (  # fields with the same name in the section `train` and in Loca
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """The objects of an experiment on one rank (data, model, task, method, ...), without the communicator."""
+    """The objects of an experiment on one rank: data, model, task, method and others, but not the communicator."""
 
     settings: Settings
     data: FederatedData
@@ -65,8 +65,8 @@ class Experiment:
     local_training: LocalTrainingConfig
     rule: ServerRule | None  # the configured aggregation rule, which replaces the method's own
     initial: InitialWeights | None = None  # initial weights from a file (init.from)
-    best: SelectionCriterion | None = None  # how the best model is selected (evaluate.best); None: it is not
-    pack: int = 1  # clients that a rank trains at once
+    best: SelectionCriterion | None = None  # how the best model is selected (evaluate.best); None: it is not selected
+    clients_per_pass: int = 1  # number of clients that a rank trains at once
 
     @property
     def itemsize(self) -> int:
@@ -87,20 +87,20 @@ class Experiment:
 
     @property
     def drops_uploads(self) -> bool:
-        """Return whether uploads of some clients may be left out of a round or sent again (section `faults`)."""
+        """Whether uploads of some clients may be left out of a round or sent again (section `faults`)."""
         faults = self.settings.faults
         return (faults.on_bad_update, faults.on_client_error, faults.on_lost_rank) != ("abort",) * 3
 
     @property
     def needs_undo(self) -> bool:
-        """Return whether ranks keep a copy of the previous state of clients in the cohort, to be able to undo a round.
+        """Whether ranks keep a copy of the previous state of clients in the cohort, so that a round can be undone.
 
-        With a checkpoint after every round no copy is needed to undo an aborted round: the checkpoint has the state.
+        With a checkpoint after every round, an aborted round is undone by reading the checkpoint, without a copy.
         """
         return self.drops_uploads or self.settings.checkpoint.every > 1
 
     def can_stream_sums(self, ranks: int) -> bool:
-        """Return whether rank 0 of a job of `ranks` ranks can add up uploads as they arrive, and need not store them.
+        """Return whether rank 0 can add up uploads as they arrive instead of storing them, in a job of `ranks` ranks.
 
         This is for methods that use only means of uploads. Rank 0 stores all rows if the config names an aggregation
         rule, a wire format (comm.compression) or record.updates: gram, if uploads may be left out, or if rank 0 also
@@ -116,11 +116,11 @@ def make_method(
     origins: Mapping[str, str] | None = None,
     where: str = "method",
 ) -> Method:
-    """Make a method with checked hyperparameters, including methods that are given as its options.
+    """Make the configured method, check its hyperparameters, and make the methods that are its options.
 
     Args:
         choice: Name and options of the method; default: the section `method` of the settings.
-        origins: option -> file and line in which it was written, for error messages.
+        origins: A dict from option to the file and line in which it was written, for error messages.
         where: The config key that names the method, for error messages.
 
     Raises:
@@ -130,7 +130,7 @@ def make_method(
     kind = registry.PluginKind(methods.KIND.label, methods.registry, where)
     target = registry.load_object(choice.selected_name, kind.registry, kind.label, origins.get("", ""))
     if not (isinstance(target, type) and issubclass(target, Method)):
-        raise UserError(f"{where}: {choice.selected_name} is no subclass of fedmpi.Method")
+        raise UserError(f"{where}: {choice.selected_name} is not a subclass of fedmpi.Method; name a class that is")
     inner: set[str] = {f.name for f in fields(target) if f.metadata.get("method")} if is_dataclass(target) else set()
     plain = {key: value for key, value in choice.options.items() if key not in inner}
     construct = registry.make_component(
@@ -147,7 +147,9 @@ def make_method(
             options[key] = make_method(settings, selection, own | {"": own.get("name", at)}, f"{where}.{key}")
         elif section:
             prefix = f"{at}: " if at else ""
-            raise UserError(f"{prefix}{where}.{key}: name is missing: of the method whose {', '.join(section)} this is")
+            raise UserError(
+                f"{prefix}{where}.{key}: name is missing; it is required together with options ({', '.join(section)})"
+            )
     try:
         with seeds.temporary_seed(settings.seed, "method"), add_error_context(f"{where}: {choice.selected_name}"):
             method: Method = construct(**options)
@@ -157,18 +159,19 @@ def make_method(
 
 
 def make_module(settings: Settings, input_shape: Shape, classes: int, dtype: Type = torch.float32) -> nn.Module:
-    """Make the configured model with random initial weights, which depend on the seed only.
+    """Make the configured model with random initial weights, which depend only on the seed.
 
     Args:
         input_shape: Shape of one sample, without the batch axis; a dict if a sample has several tensors.
+        classes: The number of classes.
         dtype: The type of the samples.
     """
     construct = registry.make_component(models.KIND, settings.model, settings.key_origins("model"))
     if isinstance(input_shape, dict) and settings.model.name in models.registry:
         named = ", ".join(input_shape)
         raise UserError(
-            f"model {settings.model.name} takes one tensor a sample, and the data set has several ({named}); write a "
-            f"model with forward(self, {named}): model.name=file.py:Name"
+            f"model.name: {settings.model.name} takes one tensor per sample, but the samples of this data set have "
+            f"several ({named}); write a model with forward(self, {named}), and set model.name=file.py:Name"
         )
     with add_error_context(f"model {settings.model.name}"), seeds.temporary_seed(settings.seed, "init"):
         module = construct(input_shape, classes)
@@ -195,7 +198,7 @@ def make_prepared_module(
 
 
 def make_experiment(settings: Settings, data: FederatedData, device: torch.device) -> Experiment:
-    """Make model, task and method for a federation, check that they fit together, and move the data to the device."""
+    """Make model, task and method, check that they and the data are compatible, and move the data to the device."""
     method, local_training, name = make_method(settings), make_local_training(settings), settings.model.name
     task = make_task(settings, data)
     module = make_prepared_module(settings, method, data.input_shape, data.classes, data.x_dtype).to(device)
@@ -209,7 +212,9 @@ def make_experiment(settings: Settings, data: FederatedData, device: torch.devic
         model = FlatModel(module, net.head_parameter_names(), channels_last=settings.compute.channels_last)
     floats = [p for p in model.frozen.values() if p.is_floating_point()]
     if not all(are_finite([model.w, model.b, *floats])):
-        raise UserError(f"model {name}: its initial weights hold values that are not finite")
+        raise UserError(
+            f"model.name: {name}: initial weights are not finite; correct the model, or the file in init.from"
+        )
     compatibility.check_method(settings, method, task, net, local_training)
     compatibility.check_cohort(settings, data)
     best = compatibility.make_selection_criterion(settings, task, data) if settings.evaluate.best.metric else None
@@ -219,7 +224,9 @@ def make_experiment(settings: Settings, data: FederatedData, device: torch.devic
     compatibility.check_evaluation(settings, method, task, net, data, messages)
     rule = make_rule(settings)
     built = Experiment(settings, data, method, task, net, model, messages, local_training, rule, start, best)
-    built = replace(built, pack=1 if settings.compute.clients_per_pass == 1 else choose_clients_per_pass(built))
+    built = replace(
+        built, clients_per_pass=1 if settings.compute.clients_per_pass == 1 else choose_clients_per_pass(built)
+    )
     if settings.compute.compile:  # last, so that contradictory settings are reported also on machines without compiler
         resources.check_compiler(gpu=device.type == "cuda")
         module.compile()  # once for all clients of a rank
@@ -240,7 +247,7 @@ def make_task(settings: Settings, data: FederatedData) -> Any:
 def make_messages(
     settings: Settings, method: Method, model: FlatModel, net: FeaturesAndHead, data: FederatedData
 ) -> MessageLayouts:
-    """Make the layouts and formats of all messages between server and clients, and of the state of clients and server.
+    """Lay out all messages between server and clients, and the state of clients and server, as flat vectors.
 
     Raises:
         UserError: comm.compression names a format, but the parameters of the model are neither float32 nor float64.
@@ -248,9 +255,8 @@ def make_messages(
     wire, dtype = settings.comm.compression, model.w.dtype
     if wire != "fp32" and dtype not in (torch.float32, torch.float64):
         raise UserError(
-            f"comm.compression: {wire}: the parameters of model {settings.model.name} are "
-            f"{str(dtype).removeprefix('torch.')}, and only float32 and float64 travel in another format than their "
-            "own; leave comm.compression out"
+            f"comm.compression: {wire} needs float32 or float64 parameters, but those of model {settings.model.name} "
+            f"are {str(dtype).removeprefix('torch.')}; remove comm.compression"
         )
     form: Format | None = None if wire == "fp32" else Int8() if wire == "int8" else HalfPrecision(wire)
     sizes = (data.classes, net.feature_dim or 0, data.clients, settings.rounds)
@@ -270,12 +276,12 @@ def make_local_training(settings: Settings) -> LocalTrainingConfig:
 
 
 def choose_clients_per_pass(experiment: Experiment) -> int:
-    """Return how many clients a rank trains at once in one vectorised pass (compute.clients_per_pass).
+    """Return the number of clients that a rank trains at once in one vectorised pass (compute.clients_per_pass).
 
-    If the experiment does not support it the result is 1, with a warning.
+    For `auto` it is 1, with a warning, if the experiment does not support vectorised training of clients.
 
     Raises:
-        UserError: compute.clients_per_pass is a number, but clients cannot be trained at once.
+        UserError: compute.clients_per_pass is a number, but the experiment does not support it.
     """
     s, data, train = experiment.settings, experiment.data, experiment.local_training
     pack, bf16 = s.compute.clients_per_pass, s.compute.precision == "bf16"
@@ -286,9 +292,9 @@ def choose_clients_per_pass(experiment: Experiment) -> int:
         experiment.method, experiment.model, train, bf16=bf16, compiled=s.compute.compile
     )
     if isinstance(data.input_shape, dict):
-        reason = "a sample is several tensors"
+        reason = "a sample consists of several tensors"
     elif uses_counts and not s.data.share_label_counts and not reason:
-        reason = "what the task weighs by are each client's own counts (data.share_label_counts: false)"
+        reason = "the task weighs classes by the label counts of each client (data.share_label_counts: false)"
     if not reason:
         hooks = any(overrides(experiment.method, hook) for hook in ("loss", "regularizer", "correct_gradient"))
         chain = MLPBackward.create(experiment.model.module, experiment.task, len(data.input_shape) == 1)
@@ -297,9 +303,9 @@ def choose_clients_per_pass(experiment: Experiment) -> int:
         return packed_rounds.choose_clients_per_pass(pack, experiment.model, samples)
     if pack != "auto":
         raise UserError(
-            f"compute.clients_per_pass: {pack}: clients cannot be trained together: {reason}; {packed_rounds.REMEDY}"
+            f"compute.clients_per_pass: {pack}: clients cannot be trained in one pass: {reason}; {packed_rounds.REMEDY}"
         )
-    warnings.warn(f"compute.clients_per_pass: auto: {reason}; clients are trained one by one", stacklevel=3)
+    warnings.warn(f"compute.clients_per_pass: auto: clients are trained one by one: {reason}", stacklevel=3)
     return 1
 
 
@@ -313,7 +319,10 @@ def make_rule(settings: Settings) -> ServerRule | None:
 
 
 def make_trainer(experiment: Experiment, stop: Callable[[], bool]) -> ClientTrainer:
-    """Make the object that trains clients on this rank. stop() returns whether the run was asked to stop."""
+    """Make the object that trains clients on this rank.
+
+    stop: Function that returns whether the run was asked to stop.
+    """
     s = experiment.settings
     e = experiment
     return ClientTrainer(
@@ -321,7 +330,7 @@ def make_trainer(experiment: Experiment, stop: Callable[[], bool]) -> ClientTrai
         bf16=s.compute.precision == "bf16",
         drops_bad_updates=s.faults.on_bad_update != "abort",
         drops_failed_clients=s.faults.on_client_error == "drop",
-        pack=experiment.pack,
+        pack=experiment.clients_per_pass,
         strict=s.compute.clients_per_pass != "auto",
         graphs=experiment.model.w.is_cuda and not s.compute.compile and s.compute.graphs,
         stop=stop,
@@ -335,12 +344,14 @@ def make_federation(
     callbacks: RunCallbacks | None = None,
     regroups: bool = True,
 ) -> Federation:
-    """Make the federated training of this rank, ready to run: the `Federation` with trainer and server optimiser.
+    """Make this rank's part of the federated training, with its trainer and server optimiser, ready to run.
 
     Args:
-        stop: Returns whether the run was asked to stop.
+        experiment: The objects of the experiment.
+        comm: The communicator that connects the ranks.
+        stop: Function that returns whether the run was asked to stop.
         callbacks: Functions that the engine calls after each round and on other events.
-        regroups: Whether the job can continue after a rank failure; if not, faults.on_lost_rank is `abort`.
+        regroups: Whether the job can continue after a rank failure; if not, faults.on_lost_rank is treated as `abort`.
     """
     s = experiment.settings
     way = "streaming" if experiment.can_stream_sums(comm.size) else "rows"
@@ -356,7 +367,7 @@ def make_federation(
         sampling=s.cohort.sampling,
         placement="pinned" if s.data.silos else s.cohort.placement,
         # A client's last bits depend on the clients it is trained with, so measured times must not decide that.
-        measures_speed=experiment.pack == 1,
+        measures_speed=experiment.clients_per_pass == 1,
         weighting=s.cohort.weighting,
         server_trains=s.server.trains_clients,
         gather=way,

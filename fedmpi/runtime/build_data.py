@@ -41,17 +41,14 @@ from fedmpi.data.transforms.pipeline import make_transform
 from fedmpi.engine import scheduler
 from fedmpi.tasks.base import is_counted
 
-LABEL_COUNTS, VALIDATION_SIZES, TARGET_SUMS = (
-    ("label counts",),
-    ("validation samples",),
-    ("number, sum and sum of squares of targets",),
-)
+# Names of the numbers that ranks exchange, for the audit.
+LABEL_COUNTS, VALIDATION_SIZES = ("label counts",), ("validation samples",)
+TARGET_SUMS = ("number, sum and sum of squares of targets",)
 TargetsAndSites = tuple[Tensor, Tensor | None]  # targets of some rows, and the number of each row's site if it is known
 
 
 def training_ranks(settings: Settings, size: int) -> list[int]:
-    """Return the ranks that train clients: all except rank 0, which trains only if it is alone or server.trains_clients
-    is set.
+    """Return the ranks that train clients: all except rank 0, unless it is alone or server.trains_clients is true.
 
     size: number of ranks.
     """
@@ -59,9 +56,9 @@ def training_ranks(settings: Settings, size: int) -> list[int]:
 
 
 def make_source(settings: Settings) -> partial[Any]:
-    """Return the configured data source with its checked options, as a function of the folder data.root.
+    """Return the configured data source as a function of the folder data.root, after checking its options.
 
-    Raises UserError if data.download is set and the source cannot download its files.
+    Raises UserError if data.download is true and the source cannot download its files.
     """
     chosen = registry.Selection(settings.data.source, settings.data.options, settings.data.reserved_keys)
     source = registry.make_component(sources.KIND, chosen, settings.key_origins("data"))
@@ -69,13 +66,13 @@ def make_source(settings: Settings) -> partial[Any]:
         return source
     if "download" not in inspect.signature(source.func).parameters:
         at = settings.origin("data.download")
-        reason = f"data.download: true, but data set {settings.data.source} cannot fetch its files; leave it out"
+        reason = f"data.download: true, but data source {settings.data.source} cannot download its files; remove it"
         raise UserError(f"{at}: {reason}" if at else reason)
     return partial(source, download=True)
 
 
 def make_augmentations(settings: Settings) -> list[Transform]:
-    """Return the augmentation operations of data.augment, with checked options."""
+    """Make the operations of data.augment, after checking their options."""
     parsed = []
     for i, item in enumerate(settings.data.augment):
         name, given = (item, None) if isinstance(item, str) else next(iter(item.items()))
@@ -86,7 +83,7 @@ def make_augmentations(settings: Settings) -> list[Transform]:
 
 
 def build_partitioned_data(settings: Settings) -> FederatedData:
-    """Load one data set and divide it among clients (data.partition). Every rank holds all of it.
+    """Load one data set and partition it among clients (data.partition). Every rank loads the complete data set.
 
     Raises:
         UserError: The settings contradict each other, or do not fit the data set.
@@ -116,8 +113,8 @@ def build_partitioned_data(settings: Settings) -> FederatedData:
         train, test = (dataset.train_y, dataset.site), (dataset.test_y, dataset.test_site)
         if settings.data.standardise_target == "site" and any(site is None and len(y) for y, site in (train, test)):
             raise UserError(
-                "data.standardise_target: site needs a data set that knows the sites of its rows (data.site_column), "
-                "or data.silos; say data.standardise_target: pooled"
+                "data.standardise_target: site needs the site of each row, which this data set does not provide; set "
+                "data.site_column or data.silos, or data.standardise_target: pooled"
             )
         federation = standardise_targets(settings, federation, [train], [test], dataset.site_names, np.stack)
     return add_augmentation(hold_out_validation(federation, settings.data.validation, settings.seed), augment)
@@ -131,15 +128,16 @@ def standardise_targets(
     names: Sequence[str],
     exchange: Callable[[list[np.ndarray]], np.ndarray],
 ) -> FederatedData:
-    """Return a federation whose regression targets are standardised by the mean and deviation of training rows.
+    """Return the data with regression targets standardised by the mean and standard deviation of training rows.
 
-    data.standardise_target selects the training rows of each site (`site`) or of all sites (`pooled`).
+    These statistics are computed for each site separately, or over all sites (data.standardise_target: site or pooled).
 
     Args:
         train: The training targets of each data set that this rank has opened.
+        test: The test targets of these data sets.
         names: The names of the sites; if empty, sites are named by their numbers.
-        exchange: Given one row of `target_sums` for each item of `train`, returns the rows of all ranks. Called for
-            `pooled` only; for `site` no statistics of a site leave its rank.
+        exchange: Function that takes one row of `target_sums` for each item of `train`, and returns the rows of all
+            ranks. It is called for `pooled` only; with `site`, no statistics of a site leave its rank.
 
     Raises:
         UserError: The targets are not floating-point numbers.
@@ -147,8 +145,8 @@ def standardise_targets(
     scales, all_targets = dict[str, TargetScale](), [*train, *test]
     if kind := next((y.dtype for y, _ in all_targets if not y.is_floating_point()), None):
         raise UserError(
-            f"data.standardise_target: targets are {kind}, and real numbers are needed (of a table: "
-            "data.target: number)"
+            f"data.standardise_target: the targets are {kind}, but must be real numbers (for a table, set data.target: "
+            "number)"
         )
 
     def sums(y: Tensor) -> np.ndarray:
@@ -170,38 +168,38 @@ def standardise_targets(
 
 
 def check_data_settings(settings: Settings) -> None:
-    """Check, before data are read, that sections of the settings do not contradict each other. Raises UserError."""
+    """Check, before data are read, that the section `data` does not contradict itself or others. Raises UserError."""
     data, task, cut = settings.data, settings.task.name, settings.data.partition
     if data.standardise_target and task != "regression":
         raise UserError(
-            f"data.standardise_target: {data.standardise_target} goes with task.name: regression, and it is {task}; "
-            "leave it out"
+            f"data.standardise_target: {data.standardise_target} needs task.name: regression, but task.name is {task}; "
+            "remove data.standardise_target"
         )
     inputs_by = data.options.get("standardise") if data.source in sources.registry else None
     for key, how in (("standardise", inputs_by), ("standardise_target", data.standardise_target)):
         if how == "pooled" and cut is not None and cut.options.get("only"):
             raise UserError(
-                f"data.partition.only leaves sites out of training, but with data.{key}: pooled all sites' training "
-                f"rows say how numbers are standardised; say data.{key}: site"
+                f"data.partition.only excludes sites from training, but data.{key}: pooled standardises with the "
+                f"training rows of all sites; set data.{key}: site"
             )
 
 
 def check_dataset(settings: Settings, dataset: Dataset, whose: str = "") -> None:
     """Check that samples are streamed from disk if data.stream is true, and warn of features that reveal the target.
 
-    whose: " of SITE" in silo mode, for messages.
+    whose: The text " of SITE" in silo mode, for messages; else "".
     """
     x = dataset.train_x
     if settings.data.stream is True and not (isinstance(x, LazyImages) and isinstance(x.stored, Stream)):
         raise UserError(
-            f"data.stream: true, but source {settings.data.source} gives these samples as a whole: what can stay on "
-            "disk are uint8 pictures in HDF5, and picture files; leave it out"
+            f"data.stream: true, but source {settings.data.source} loads all samples of these data into memory; only "
+            "uint8 images in HDF5 files and image files can be streamed; remove data.stream"
         )
     warn_about_label_leaks(dataset, whose)
 
 
 def require_dataset(dataset: Any, source: Any) -> Dataset:
-    """Return the data set that a data source returned. Raises UserError if the value is not a `Dataset`."""
+    """Check that the value that a data source returned is a `Dataset`, and return it; raise UserError if it is not."""
     if not isinstance(dataset, Dataset):
         name = getattr(source, "__name__", type(source).__name__)
         text = f"source {name} returned {type(dataset).__name__}; it must return fedmpi.Dataset(...)"
@@ -212,10 +210,12 @@ def require_dataset(dataset: Any, source: Any) -> Dataset:
 
 
 def assign_sites_to_ranks(settings: Settings, size: int) -> dict[int, int]:
-    """Return a dict from the number of each site to the rank that opens its files. size: number of ranks.
+    """Return a dict from the number of each site to the rank that opens its files.
+
+    size: number of ranks.
 
     Raises:
-        UserError: A rank of a job of several ranks would open the files of two sites, and data.share_ranks is false.
+        UserError: In a job of several ranks, one would open the files of two sites, and data.share_ranks is false.
     """
     names, ranks = settings.data.silos, training_ranks(settings, size)
     assert names is not None
@@ -225,17 +225,18 @@ def assign_sites_to_ranks(settings: Settings, size: int) -> dict[int, int]:
         trains = settings.server.trains_clients
         needed = f"{len(names)} ranks" if trains else f"{len(names) + 1} ranks (rank 0 is the server)"
         raise UserError(
-            f"data.silos: {len(names)} sites, but {pluralize(len(ranks), 'rank')} to train: rank {ranks[0]} would open "
-            f"the files of {both}. Start {needed}, or let sites share a rank: data.share_ranks=true"
+            f"data.silos: there are {len(names)} sites, but only {pluralize(len(ranks), 'training rank')}, so rank "
+            f"{ranks[0]} would open the files of {both}; start {needed}, or let sites share a rank with "
+            "data.share_ranks=true"
         )
     return owner
 
 
 def build_silo_data(settings: Settings, comm: Communicator) -> FederatedData:
-    """Build the federated data of data.silos, for which this rank opens only the files of its own clients.
+    """Build the federated data described by data.silos; each rank opens only the files of its own clients.
 
-    Ranks exchange the numbers of samples; if data.share_label_counts is true, label counts; and for
-    data.standardise_target: pooled, the sums of the targets.
+    Ranks exchange the numbers of samples, label counts if data.share_label_counts is true, and sums of the targets if
+    data.standardise_target is `pooled`.
     """
     check_data_settings(settings)
     names, shared, owner = (
@@ -265,7 +266,7 @@ def build_silo_data(settings: Settings, comm: Communicator) -> FederatedData:
     federation = replace(_prepare_sites(settings, unsplit, datasets, exchange), label_counts_shared=shared)
     if not settings.data.validation:
         return federation
-    # If rows are held out in whole groups, only the rank of a site knows how many validation samples it has.
+    # If validation rows are chosen in groups, only the rank of a site knows how many validation samples it has.
     sizes = gather_rows_from_owners(comm, federation.validation_sizes[:, None], owner, VALIDATION_SIZES)[:, 0]
     counts = federation.label_counts
     counts = gather_rows_from_owners(comm, counts, owner, LABEL_COUNTS) if shared else counts
@@ -274,9 +275,10 @@ def build_silo_data(settings: Settings, comm: Communicator) -> FederatedData:
 
 
 def build_one_site_data(settings: Settings, client: int) -> FederatedData:
-    """Build the federated data of data.silos from the files of one site (number `client`).
+    """Build the federated data described by data.silos from the files of a single site (number `client`).
 
-    All other sites are given the sizes of this site, and for data.standardise_target: pooled its targets.
+    All other sites are assumed to have the sample counts of this site, and with data.standardise_target: pooled also
+    its targets.
     """
     names, datasets = settings.data.silos or (), _open_sites(settings, [client])
     table = describe_silos(datasets).repeat(len(names), axis=0)
@@ -286,7 +288,7 @@ def build_one_site_data(settings: Settings, client: int) -> FederatedData:
 
 
 def _open_sites(settings: Settings, clients: Sequence[int]) -> dict[int, Dataset]:
-    """Open the files of some sites, and return a dict from client number to data set."""
+    """Open the files of the sites in `clients`, and return a dict from client number to data set."""
     source, names = make_source(settings), settings.data.silos or ()
     root = (settings.working_dir / settings.data.root).absolute()
     with (
@@ -304,7 +306,7 @@ def _prepare_sites(
     datasets: Mapping[int, Dataset],
     exchange: Callable[[list[np.ndarray]], np.ndarray],
 ) -> FederatedData:
-    """Standardise the targets of sites, hold out validation rows and add augmentation, as configured."""
+    """Standardise the targets of the sites, hold out validation rows, and add augmentation, as configured."""
     if settings.data.standardise_target:
         train = [(each.train_y, torch.full((len(each.train_y),), k)) for k, each in datasets.items()]
         test = [(each.test_y, torch.full((len(each.test_y),), k)) for k, each in datasets.items()]
@@ -316,7 +318,7 @@ def _prepare_sites(
 
 @contextmanager
 def _show_warnings_of_every_rank() -> Iterator[None]:
-    """Let each rank show its own warnings, not rank 0 alone, as the files of a site are opened by one rank only."""
+    """Show the warnings of every rank, not only those of rank 0, since only one rank opens the files of a site."""
     with warnings.catch_warnings(record=True) as caught:
         yield
     for each in caught:
@@ -326,11 +328,11 @@ def _show_warnings_of_every_rank() -> Iterator[None]:
 def gather_rows_from_owners(
     comm: Communicator, table: np.ndarray, owner: Mapping[int, int], what: tuple[str, ...]
 ) -> np.ndarray:
-    """Return a table (N, columns) int64 whose row k comes from rank owner[k], the same on every rank.
+    """Collect the row of each client from the rank that owns it, and return the complete table on every rank.
 
     Args:
-        table: The table (N, columns) of this rank, in which the rows of its own clients are filled in.
-        owner: client -> the rank that has its row.
+        table: The table (N, columns) int64 of this rank, in which the rows of its own clients are filled in.
+        owner: A dict from client to the rank that has its row.
         what: Names of the content, which the audit records.
     """
     rows = torch.from_numpy(table).to(comm.device)

@@ -1,17 +1,17 @@
 """Write checkpoints, and resume a run from the newest complete one.
 
-A checkpoint has the state of the server and, as one row (a flat vector) per client, the state of the clients:
+A checkpoint contains the state of the server and, as one row (a flat vector) per client, the state of the clients:
 
     checkpoints/000012.safetensors     server after round 12: weights, buffers, state, optimiser, memory of rank 0
     state/000003.000012.safetensors    state row of client 3, made in round 12
 
-A client's row is written only after rounds in which the client has trained, so a checkpoint costs only what changed. A
-checkpoint is complete if the server's file and the newest row of every client up to that round are intact. Which rows
-these are follows from the cohorts. Rank 0 writes the server's file, and each rank the rows of the clients that it
-trained; with silos each site has its own folder. Data are copied at the end of a round, and written to disk by a thread
-during the next round.
+A client's row is written only after rounds in which the client has trained, so only rows that changed are written. A
+checkpoint is complete if the server's file and the newest row of every client up to that round are intact. The cohorts
+of the rounds determine which rows these are. Rank 0 writes the server's file, and each rank writes the rows of the
+clients that it trained; with silos each site has its own folder. The state is copied at the end of a round, and a
+thread writes it to disk during the next round.
 
-Ranks write at their own speed, but a rank continues to train only when its checkpoint before the last one is on disk. A
+Ranks write at their own speed, but a rank continues to train only if its checkpoint before the last one is on disk. A
 rank without clients in the cohort acknowledges the round (engine/transport/gather.py), and rank 0 waits for that. A
 rank deletes old files just before it writes new ones. Thus at most keep + 1 checkpoints are on disk, and at least one
 of them is complete. With checkpoint.keep: 1, ranks wait until each checkpoint is on disk.
@@ -55,12 +55,15 @@ Key = tuple[int, int]  # client, and the round in which its row was made
 
 
 class ClientStateFiles:
-    """The files with the state rows of the clients (the engine's `StateStore`). With silos each site has a folder."""
+    """The files that contain the clients' state, one per client and round (implements the engine's `StateStore`).
+
+    With silos each site has its own folder.
+    """
 
     def __init__(self, folder: Path, sites: Sequence[str] | None = None) -> None:
         self.folder, self.sites = folder, sites
-        self.waiting: dict[Key, Tensor] = {}  # rows that are copied, but not written yet
-        self.written: set[Key] = set()  # rows on disk that this rank has to remove when they are old
+        self.unwritten: dict[Key, Tensor] = {}  # rows that are copied, but not written yet
+        self.written: set[Key] = set()  # rows on disk that this rank removes when they are no longer needed
 
     def path(self, client: int, t: int) -> Path:
         folder = self.folder if self.sites is None else self.folder / self.sites[client]
@@ -73,14 +76,14 @@ class ClientStateFiles:
         self.written.add((client, t))
 
     def get(self, client: int, t: int) -> Tensor:
-        """Read a client's state row made in round t. Raises CorruptFileError if its file is missing or damaged."""
-        waiting = self.waiting.get((client, t))
-        if waiting is not None:
-            return waiting.clone()
+        """Read the state row of a client from round t. Raises CorruptFileError if its file is missing or damaged."""
+        unwritten = self.unwritten.get((client, t))
+        if unwritten is not None:
+            return unwritten.clone()
         path = self.path(client, t)
         tensors, facts = read_tensors(path)
         if facts != {"client": client, "round": t}:
-            raise CorruptFileError(f"{path} holds client {facts['client']} after round {facts['round']}")
+            raise CorruptFileError(f"{path} contains client {facts['client']} after round {facts['round']}")
         return tensors["row"]
 
     def is_intact(self, client: int, t: int) -> bool:
@@ -91,7 +94,7 @@ class ClientStateFiles:
         return True
 
     def take_over(self, keys: Iterable[Key]) -> None:
-        """Take over rows (client, round) that a failed rank has written: this rank removes them when they are old."""
+        """Take over rows (client, round) of a failed rank, so that this rank removes them when they are not needed."""
         self.written.update(keys)
 
     def remove(self, client: int, t: int) -> None:
@@ -105,25 +108,25 @@ class ClientStateFiles:
 
 
 class Checkpoints:
-    """The checkpoints of a run, as far as this rank writes them. The engine calls `save` after each round."""
+    """Writes this rank's part of the checkpoints of a run. The engine calls `save` after each round."""
 
     def __init__(self, folder: Path, rows: ClientStateFiles, every: int, keep: int) -> None:
         self.folder, self.rows, self.every, self.keep = folder, rows, every, keep
-        self.needed: dict[int, dict[int, int]] = {}  # round of a checkpoint -> client -> round that made its row
+        self.needed: dict[int, dict[int, int]] = {}  # round of a checkpoint -> client -> round of its row
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._written: Future[None] | None = None
+        self._pending: Future[None] | None = None  # the write in progress
 
     def path(self, t: int) -> Path:
         return self.folder / f"{t:06}.safetensors"
 
     def save(self, fed: Federation, t: int, memory: dict[str, Any], last: bool) -> None:
-        """Copy the state that is new after round t, and start to write it to disk in a thread.
+        """Copy the state that changed up to round t, and start to write it to disk in a thread.
 
-        Nothing is done in rounds without a checkpoint.
+        Does nothing in rounds without a checkpoint.
 
         Args:
             memory: Values other than tensors that rank 0 needs to resume, as JSON.
-            last: Whether the run ends; waits until everything is written.
+            last: Whether the run ends with this round; if so, the call waits until everything is written.
 
         Raises:
             UserError: The previous checkpoint could not be written.
@@ -134,18 +137,18 @@ class Checkpoints:
         if t in self.needed:
             return
         if fed.trainer.messages.client_state.size:
-            self.rows.waiting = {
+            self.rows.unwritten = {
                 (k, fed.states.last_trained[k]): row for k, row in fed.states.take_unsaved_rows().items()
             }
         server = None if fed.server is None else (fed.server.snapshot(), json.dumps(memory))
-        self._written = self._writer.submit(self._write, t, server, dict(fed.states.last_trained))
+        self._pending = self._writer.submit(self._write, t, server, dict(fed.states.last_trained))
         if last or self.keep == 1:
             self.wait()
         if last:
             self._writer.shutdown()
 
     def remove_unneeded_files(self, t: int, fed: Federation) -> None:
-        """Remove the files that a run does not need if it continues from the checkpoint of round t (-1: from none)."""
+        """Remove all files that are not needed to continue from the checkpoint of round t (-1: from the start)."""
         trained, owner, rank = fed.states.last_trained, fed.states.owners, fed.comm.rank
         self.needed = {t: dict(trained)} if t >= 0 else {}
         if rank == 0:
@@ -162,21 +165,23 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Wait until the last checkpoint is on disk. Raises UserError if it could not be written."""
-        if self._written is None:
+        if self._pending is None:
             return
-        written, self._written = self._written, None
+        pending, self._pending = self._pending, None
         try:
-            written.result()
+            pending.result()
         except OSError as error:
             raise UserError(
-                f"checkpoint: cannot write {error.filename or self.folder}: {error.strerror or error}; the ones "
-                "before are whole. Free some space, or choose another output, then go on with `fedmpi resume`"
+                f"checkpoint: cannot write {error.filename or self.folder}: {error.strerror or error}; earlier "
+                "checkpoints are intact. Free some disk space, then continue with `fedmpi resume`"
             ) from error
 
     def _write(self, t: int, server: tuple[Mapping[str, Tensor], str] | None, trained: Mapping[int, int]) -> None:
         """Write the new files of the checkpoint of round t, in the writer's thread.
 
-        server: the server's tensors and memory (rank 0); trained: client -> round in which its row was made.
+        Args:
+            server: The server's tensors, and rank 0's values other than tensors as JSON; None on other ranks.
+            trained: A dict from client to the last round in which it trained.
         """
         # Old files are removed first, so that the disk never has more than keep + 1 checkpoints.
         for old in sorted(self.needed)[: -self.keep]:
@@ -187,12 +192,12 @@ class Checkpoints:
         for client, label in list(self.rows.written):  # a copy, as the engine's thread may add rows of round t + 1
             if label <= t and not any(each.get(client) == label for each in needed):
                 self.rows.remove(client, label)
-        for key, row in list(self.rows.waiting.items()):
+        for key, row in list(self.rows.unwritten.items()):
             self.rows.put(*key, row)
-            del self.rows.waiting[key]
+            del self.rows.unwritten[key]
         if server is not None:
             tensors, memory = server
-            for path in self.folder.parent.glob("*.jsonl"):  # have rows of rounds before t, which a resume keeps
+            for path in self.folder.parent.glob("*.jsonl"):  # a resumed run keeps their rows of rounds before t
                 sync_to_disk(path)
             write_atomically(self.path(t), serialize_tensors(tensors, {"round": t, "memory": json.loads(memory)}))
         self.needed[t] = dict(trained)
@@ -202,10 +207,10 @@ class Checkpoints:
 def open_run_directory(
     settings: Settings, identity: Mapping[str, str], exit_stack: ExitStack
 ) -> tuple[RunDirectory, bool, list[str]]:
-    """Open and lock the run directory (rank 0), a new one or that of a run to resume (checkpoint.resume).
+    """Open and lock a new run directory, or that of a run to resume (checkpoint.resume). Only rank 0 calls this.
 
     Args:
-        identity: Name -> value of each setting, and name -> digest of code and data, that define the experiment.
+        identity: The settings that define the experiment, by name, and digests of code and data.
         exit_stack: Context that holds the lock of the directory until the run ends.
 
     Returns:
@@ -225,22 +230,24 @@ def open_run_directory(
         if how == "auto":  # an earlier job ended before it wrote the identity file
             return RunDirectory(path, settings.working_dir), False, []
     if how == "must":
-        raise UserError(f"checkpoint.resume is must, but {path} holds no run to go on with (no {IDENTITY})")
+        raise UserError(f"checkpoint.resume: must, but {path} contains no run to resume ({IDENTITY} is missing)")
     directory = RunDirectory.create(settings.output, settings.name, settings.working_dir)
     exit_stack.enter_context(lock.hold_lock(directory.path))
     return directory, False, []
 
 
 def _check_changes(path: Path, identity: Mapping[str, str], settings: Settings) -> list[str]:
-    """Return descriptions of the changes since the start of the run. Raises UserError unless they are accepted."""
+    """Return descriptions of what has changed since the run began; raise UserError unless changes are accepted."""
     if settings.checkpoint.every == 0:
         raise UserError(
-            f"checkpoint.every: 0 keeps nothing to go on from, and {path} holds a run to go on with; allowed there: 1 "
-            "or more"
+            f"checkpoint.every: 0 is not allowed if a run is resumed ({path}), as it would write no checkpoints; must "
+            "be >= 1"
         )
     recorded = read_json_object(settings.working_dir / path / IDENTITY)
     if recorded is None:
-        raise UserError(f"{path / IDENTITY} cannot be read; start a new run under another name")
+        raise UserError(
+            f"{path / IDENTITY} cannot be read, but is needed to resume; start a new run under another name"
+        )
     now, before = normalize_identity(identity), normalize_identity(recorded)
     changed = [
         key for key in {**before, **now} if before.get(key) != now.get(key) and not may_change_on_resume(key, settings)
@@ -250,32 +257,32 @@ def _check_changes(path: Path, identity: Mapping[str, str], settings: Settings) 
     differences = [_describe_change(key, before, now, settings) for key in changed]
     if differences and settings.checkpoint.changes != "accept":
         raise UserError(
-            f"{path} cannot go on as this experiment: {'; '.join(differences)}. Undo the change, or start a new run "
-            "(another name), or go on all the same with checkpoint.changes=accept"
+            f"{path} cannot be resumed, as the experiment has changed: {'; '.join(differences)}. Undo the change, or "
+            "start a new run under another name, or accept the change with checkpoint.changes=accept"
         )
     return differences
 
 
 def _check_sites_appended(path: Path, before: str, now: str) -> None:
-    """Check that sites were only added at the end of data.silos.
+    """Check that sites were only added at the end of data.silos; raise UserError if not.
 
-    The list numbers the clients: if a site were removed, another one would get its number, and with it its state.
+    The position in the list is the client's number. If a site were removed, another one would get its number and state.
     """
     if not (before.startswith("[") and now.startswith(f"{before.rstrip(']')}, ")):  # lists as printed by Python
         raise UserError(
-            f"{path} cannot go on with data.silos {now or 'unset'}, was {before or 'unset'}: its clients are numbered "
-            "by this list, in which a site may be added at the end and none left out or moved. To go on without a site "
-            f"start a new run from the model: name=NEW init.from={path / 'model.safetensors'}"
+            f"{path} cannot be resumed with data.silos {now or 'unset'}, was {before or 'unset'}: clients are numbered "
+            "by their position in this list, so sites can only be added at its end. To continue without a site, start "
+            f"a new run from the model: name=NEW init.from={path / 'model.safetensors'}"
         )
 
 
 def _describe_change(key: str, before: Mapping[str, str], now: Mapping[str, str], settings: Settings) -> str:
     if key.startswith("("):  # the values are digests, which a reader cannot interpret
         how = "changed" if key in before and key in now else "is new" if key in now else "is no longer used"
-        copy = f" (as it was: plugins/{key[9:-1]} there)" if key.startswith("(plug-in ") else ""
-        of_data = f" ({settings.data.source}, below {settings.data.root})" if key.endswith(" data)") else ""
+        copy = f" (the run used plugins/{key[9:-1]} in its directory)" if key.startswith("(plug-in ") else ""
+        of_data = f" ({settings.data.source}, in {settings.data.root})" if key.endswith(" data)") else ""
         return f"{key[1:-1]} {how}{copy}{of_data}"
-    why = f" ({why_rounds_are_fixed(settings)}, and those that are done would have been others)" * (key == "rounds")
+    why = f" ({why_rounds_are_fixed(settings)}, so the completed rounds would have been different)" * (key == "rounds")
     return f"{key} is {now.get(key, 'unset')}, was {before.get(key, 'unset')}{why}"
 
 
@@ -285,31 +292,33 @@ def restore_newest_checkpoint(
 ) -> int:
     """Restore the newest complete checkpoint on all ranks, and return its round; -1 if there is none.
 
-    Recorded rank failures in rounds after the next one are dropped, unless the run replays those of another run.
+    If this is the checkpoint of round t, recorded rank failures after round t + 1 are forgotten, unless the run replays
+    the failures of another run.
 
     Args:
         timeout_s: Largest time in seconds to wait for other ranks.
+        print_line: Function that prints a line on damaged files.
 
     Raises:
         UserError: The run has already completed more rounds than the settings ask for; or it has finished, but none of
             its checkpoints is complete.
     """
     comm, proposals = fed.comm, _iter_intact_checkpoints(checkpoints, print_line) if fed.comm.rank == 0 else iter(())
-    losses, harm = fed.scheduler.lost_ranks, "not looked at"
-    while harm:
+    losses, damage = fed.scheduler.lost_ranks, "not checked yet"
+    while damage:
         t, server, memory = next(proposals, (-1, {}, {}))
         t = int(comm.allgather_bytes(str(t).encode(), timeout_s)[0])
         fed.scheduler.lost_ranks = (losses if fed.config.replays_failures else losses.up_to_round(t + 1)).for_resume(
             t + 1
         )
         answers = comm.allgather_bytes(_find_damage(fed, checkpoints, t).encode()[:4000], timeout_s) if t >= 0 else []
-        harm = next((answer.decode() for answer in answers if answer), "")
-        if harm:
-            print_line(f"checkpoint of round {t}: {harm}; trying the one before")
+        damage = next((answer.decode() for answer in answers if answer), "")
+        if damage:
+            print_line(f"checkpoint of round {t}: {damage}; trying the previous one")
     if t >= fed.config.rounds:
         raise UserError(
-            f"rounds: {fed.config.rounds}, but this run has completed {t + 1} of them, and goes on after those; ask "
-            f"for {t + 1} or more, or start a new run (another name)"
+            f"rounds: {fed.config.rounds}, but this run has already completed {t + 1}; set rounds to {t + 1} or more, "
+            "or start a new run under another name"
         )
     if t >= 0:
         fed.restore(t, memory, server)
@@ -321,15 +330,15 @@ def restore_newest_checkpoint(
 def _iter_intact_checkpoints(
     checkpoints: Checkpoints, print_line: Callable[[str], None]
 ) -> Iterator[tuple[int, dict[str, Tensor], dict[str, Any]]]:
-    """Yield (round, server's tensors, rank 0's memory) of each checkpoint with an intact server file, newest first.
+    """Yield (round, server's tensors, rank 0's other values) of checkpoints with an intact server file, newest first.
 
-    Raises UserError if none is left and the run has finished, as a new start would overwrite its results.
+    Raises UserError if none is left and the run has finished, since starting again would overwrite its results.
     """
     for path in sorted(checkpoints.folder.glob("[0-9]*.safetensors"), reverse=True):
         try:
             tensors, facts = read_tensors(path)
         except CorruptFileError as error:
-            print_line(f"{error}; trying the checkpoint before")
+            print_line(f"{error}; trying the previous checkpoint")
             continue
         yield facts["round"], tensors, facts["memory"]
     run_dir = checkpoints.folder.parent
@@ -337,14 +346,14 @@ def _iter_intact_checkpoints(
         ("finished", "early_stopped")
     ):
         raise UserError(
-            f"{run_dir} is a run that has come to its end, and no checkpoint of it is whole: going on would begin at "
-            "round 0 and write over its results. A new run (another name) can begin with its model, "
-            f"init.from={run_dir}, or from the start"
+            f"{run_dir}: this run has finished, but none of its checkpoints is intact; resuming would start at round 0 "
+            f"and overwrite its results. Start a new run under another name, from its model (init.from={run_dir}) or "
+            "from random weights"
         )
 
 
 def _find_damage(fed: Federation, checkpoints: Checkpoints, t: int) -> str:
-    """Return what is wrong with the rows of this rank's clients in the checkpoint of round t; "" if all are intact."""
+    """Return an error text if a state row of this rank's clients in the checkpoint of round t is damaged; else ""."""
     if not fed.trainer.messages.client_state.size:
         return ""
     gone = fed.scheduler.lost_ranks.unavailable_clients(t + 1)
@@ -359,7 +368,7 @@ def _find_damage(fed: Federation, checkpoints: Checkpoints, t: int) -> str:
 
 # ---- resuming: rank failures of an earlier run ----
 def load_rank_failures(settings: Settings, directory: RunDirectory) -> list[Row]:
-    """Return the rank failures that a run starts with: those of the run it replays (faults.replay), or its own."""
+    """Read the rank failures that are known when a run starts: its own, or those of the run in faults.replay."""
     faults = settings.faults.replay
     if faults is None:
         return directory.read_rows("faults.jsonl")
@@ -370,6 +379,6 @@ def load_rank_failures(settings: Settings, directory: RunDirectory) -> list[Row]
         for row in rows:
             check_row(row)
     except (UserError, KeyError, TypeError, ValueError, AttributeError) as error:
-        why = f"a row of {faults} has no {error}" if isinstance(error, KeyError) else str(error)
-        raise UserError(f"faults.replay: {why}; the faults.jsonl of a run is needed, or null") from error
+        why = f"a row of {faults} has no key {error}" if isinstance(error, KeyError) else str(error)
+        raise UserError(f"faults.replay: {why}; must be the faults.jsonl of a run, or null") from error
     return rows

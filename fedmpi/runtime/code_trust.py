@@ -1,12 +1,12 @@
-"""Handle plug-in code that a config names: refuse it in untrusted run directories, compare it between ranks, copy it.
+"""Handle plug-in code named in a config: refuse it in untrusted run directories, compare it between ranks, copy it.
 
 A config can execute code: a name `file.py:Name` or `package.module:Name` imports that file. A run directory contains a
 config and may come from another person. Unless the caller trusts it, a run directory is refused if its config names
 code outside fedmpi or other files (`base`, which fedmpi never writes there), and no data are downloaded for it.
 
-All ranks compare the plug-in files of a run. Rank 0 copies them into the run directory, where people can read them, and
-from where they are loaded if the original files were changed or deleted. Modules that a plug-in imports from its own
-folder (common/plugin_imports.py) are compared, but not copied.
+All ranks compare the plug-in files of a run. Rank 0 copies them into the run directory, where users can read them. If
+an original file is changed or deleted later, its copy is loaded. Modules that a plug-in imports from its own folder
+(common/plugin_imports.py) are compared, but not copied.
 
 This module imports neither torch nor any of the plug-ins.
 """
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from fedmpi.runtime.record.run_dir import RunDirectory
 
 NO_LOGGERS = ("loggers=[]", "callbacks=[]")  # reading a finished run must not notify loggers and callbacks
-CODE_KEYS = {  # config keys that can name code, with the kind of component
+CODE_KEYS = {  # config keys that can name code -> the kind of component
     ("data", "source"): "datasets",
     ("data", "partition", "scheme"): "partitions",
     ("model", "name"): "models",
     ("task", "name"): "tasks",
-    ("method", "name"): "methods",  # other texts in the section, too, as a method can be an option of another one
+    ("method", "name"): "methods",  # and all other texts of the section, as a method can be an option of another one
     ("server", "rule"): "rules",
     ("server", "rule", "name"): "rules",
 }
@@ -56,7 +56,7 @@ def load_run_settings(run_dir: Path, trust: bool, overrides: Sequence[str] = ())
     If plug-in files were deleted or changed since the run, the settings name their copies in the run directory.
 
     Args:
-        trust: Allow the run directory to execute code that is not part of fedmpi.
+        trust: Whether code that the config names, and that is not part of fedmpi, may be executed.
         overrides: Settings KEY=VALUE of the caller, which are trusted.
 
     Raises:
@@ -70,30 +70,30 @@ def load_run_settings(run_dir: Path, trust: bool, overrides: Sequence[str] = ())
         return _load_with_plugin_copies(run_dir, given)
     tree = read_yaml_file(path).data
     check_written_by_this_version(run_dir, flatten(tree, ""))
-    how = "if it is yours, or you trust who made it: trust=True in Python, --trust on the command line"
+    remedy = "if you trust its author, use --trust on the command line, or trust=True in Python"
     if "base" in tree:
         raise UserError(
-            f"{path} names other files (base), which the config of a run never does: it was changed. "
-            f"They are not read; {how}"
+            f"{path} names other files (base), which fedmpi never writes there: the file was changed. "
+            f"They were not read; {remedy}"
         )
     if names := find_external_code(tree):
         named = ", ".join(f"{name} ({where})" for where, name in names.items())
-        raise UserError(f"{run_dir} would run code that is not fedmpi's own: {named}. It was not run; {how}")
+        raise UserError(f"{run_dir} names code that is not part of fedmpi: {named}. It was not executed; {remedy}")
     return config.load(path, ["data.download=false", *given])
 
 
 def load_resume_settings(run_dir: Path, overrides: Sequence[str]) -> config.Settings:
-    """Load the settings with which a trusted run is resumed. Plug-ins whose files were deleted are read from copies."""
+    """Load the settings to resume a run. Plug-ins whose files were deleted are loaded from the run's copies."""
     return _load_with_plugin_copies(run_dir, overrides, changed=False)
 
 
 def load_replay_settings(
     run_dir: Path, trust: bool, overrides: Sequence[str] = (), place: Sequence[str] | None = None
 ) -> config.Settings:
-    """Load the settings for a replay of a run, which repeats its rank failures and starts from its initial weights.
+    """Load the settings for a replay of a run, with its rank failures and its initial weights.
 
     Args:
-        trust: Allow the run directory to execute code that is not part of fedmpi.
+        trust: Whether code that the config names, and that is not part of fedmpi, may be executed.
         overrides: Settings KEY=VALUE of the caller, which are trusted.
         place: Settings for the location of the replay's run directory; default: NAME-replay in the same folder.
     """
@@ -108,15 +108,18 @@ def load_replay_settings(
 
 
 def forbid_external_code(trust: bool) -> AbstractContextManager[None]:
-    """Return a context in which loading code from outside fedmpi is an error, unless `trust` is true.
+    """Return a context in which loading code outside fedmpi is an error, unless `trust` is true.
 
-    This is a second protection, against code that `foreign` does not find in the config.
+    This is a second line of defence, against code that `find_external_code` does not find in the config.
     """
     return nullcontext() if trust else registry.registered_code_only()
 
 
 def find_external_code(tree: Any) -> dict[str, str]:
-    """Return a dict from config key to name, for each name of code outside fedmpi. tree: the parsed YAML."""
+    """Return the names of code outside fedmpi in a config, by config key.
+
+    tree: the parsed YAML.
+    """
     kinds = (
         (keys, text, CODE_KEYS.get(keys, "methods" if keys[:1] == ("method",) else ""))
         for keys, text in _iter_texts(tree)
@@ -134,7 +137,7 @@ def _iter_texts(tree: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
             yield from _iter_texts(value, (*keys, str(key)))
 
 
-# ---- the files of a run's own code ----
+# ---- plug-in files ----
 class PluginFile(NamedTuple):
     """A file of plug-in code. `name` is the name of its copy: NAME.py, or NAME-2.py for a second file of that name."""
 
@@ -144,7 +147,10 @@ class PluginFile(NamedTuple):
 
 
 def find_plugins(names: Iterable[str]) -> list[PluginFile]:
-    """Return the files in which plug-ins are defined, each once. names: `file.py:Name` or `package.module:Name`."""
+    """Return the files in which plug-ins are defined, without duplicates.
+
+    names: names of plug-ins, `file.py:Name` or `package.module:Name`.
+    """
     places = [(name, name.rpartition(":")[0]) for name in names]
     files = [
         at if registry.is_file_reference(name) else getattr(sys.modules.get(at), "__file__", None)
@@ -160,9 +166,9 @@ def find_plugins(names: Iterable[str]) -> list[PluginFile]:
 
 
 def plugin_digests(plugins: Sequence[PluginFile]) -> dict[str, str]:
-    """Return a dict of digests (short checksums) of plug-in files and of modules that they import.
+    """Return digests (short checksums) of plug-in files and of modules that they import, by name.
 
-    Ranks are compared by these digests, and a resumed run with its start; the paths of the files may differ.
+    They are compared between ranks, and when a run is resumed. The paths of the files may differ.
     """
     known = {each.path for each in plugins}
     contents = {f"(plug-in {each.name})": each.content for each in plugins}
@@ -176,7 +182,7 @@ def plugin_digests(plugins: Sequence[PluginFile]) -> dict[str, str]:
 def copy_plugins(directory: RunDirectory, plugins: Sequence[PluginFile]) -> list[dict[str, str]]:
     """Copy plug-in files into plugins/ of a run directory, and return their entries for environment.json.
 
-    If a copy with other content exists, from before a change was accepted (checkpoint.changes=accept), it is renamed.
+    An existing copy with other content (from before checkpoint.changes=accept) is renamed.
     """
     rows = []
     for name, path, content in plugins:
@@ -190,10 +196,10 @@ def copy_plugins(directory: RunDirectory, plugins: Sequence[PluginFile]) -> list
 
 
 def _load_with_plugin_copies(run_dir: Path, overrides: Sequence[str], changed: bool = True) -> config.Settings:
-    """Load the settings of a run directory, in which copies replace plug-ins `file.py:Name` whose files were deleted.
+    """Load the settings of a run directory, and replace plug-ins whose files were deleted by the run's copies.
 
     Args:
-        changed: Whether copies also replace files that exist, but have changed since the run began.
+        changed: Whether files that exist, but have changed since the run began, are replaced, too.
 
     Raises:
         UserError: A copy that is needed is missing or was changed.
@@ -211,19 +217,19 @@ def _load_with_plugin_copies(run_dir: Path, overrides: Sequence[str], changed: b
         if not copy.is_file() or file_sha256(copy) != row["sha256"]:
             what = "has changed" if copy.is_file() else "is missing"
             raise UserError(
-                f"{copy} {what}: it is the copy of {row['file']} that this run was made with (SHA-256 "
-                f"{row['sha256'][:12]}...), and that file is not there either; put one of them back"
+                f"{copy} {what}: it was the copy of {row['file']} that this run used (SHA-256 "
+                f"{row['sha256'][:12]}...), and that file is missing, too; restore one of them"
             )
         if is_there:
-            warnings.warn(f"{place} has changed since this run was made; its copy {copy} is used", stacklevel=4)
+            warnings.warn(f"{place} has changed since this run; its copy {copy} is used", stacklevel=4)
         new_names[name] = f"{copy}:{attribute}"
     return config.load(path, overrides, new_names)
 
 
 def _read_plugin_copies(run_dir: Path) -> dict[str, dict[str, str]]:
-    """Return a dict from plug-in file to its entry in environment.json; {} if that file is damaged.
+    """Return the entries of plug-in files in environment.json, by path; {} if environment.json is damaged.
 
-    Entries with copies outside plugins/ are left out, as the run directory may come from another person.
+    Entries whose copies lie outside plugins/ are left out, as the run directory may come from another person.
     """
     try:
         rows = (read_json_object(run_dir / "environment.json") or {}).get("plugins") or []

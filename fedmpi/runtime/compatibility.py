@@ -1,6 +1,6 @@
-"""Check that data, model, task, method and server settings fit together.
+"""Check that data, model, task, method and server settings are compatible.
 
-A combination that would silently train something other than what the user intends is an error or a warning here.
+A combination that would silently train something other than the user intends causes an error or a warning here.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ ROBUST_RULES = (
     "trimmed_mean",
 )  # rules that limit the influence of a single client
 FAULT_KEYS = ("on_bad_update", "on_client_error", "on_lost_rank")
-REMEDIES = {  # config key -> value that meets the requirement of a method
+REMEDIES = {  # config key -> value that meets a requirement of methods
     "train.optim": "sgd",
     "train.clip_norm": "null",
     "train.persist_optimizer": "false",
     "train.momentum": "0",
     "data.share_label_counts": "true",
-    "data.validation": "0.1, say",
+    "data.validation": "0.1",
     "task.label_smoothing": "0",
 }
 
 
 # ---- the model alone ----
 def check_module(where: str, module: Any, made_by: Any) -> None:
-    """Check that a module has trainable parameters, all of one floating-point type.
+    """Check that a module has trainable parameters, and that all of them have the same floating-point type.
 
     Args:
         where: The origin of the module, for messages, such as "model.name: cnn".
@@ -68,8 +68,8 @@ def check_module(where: str, module: Any, made_by: Any) -> None:
     kinds = sorted({str(p.dtype) for p in trained})
     if len(kinds) > 1 or not trained[0].is_floating_point():
         raise make_located_error(
-            f"{where} has parameters of {', '.join(kinds)}; all that are trained must be of one type of floats, as "
-            "they lie in one vector: module.float()",
+            f"{where} has trainable parameters of {', '.join(kinds)}; all must have the same floating-point type, as "
+            "they are stored in one vector; convert them, for example with module.float()",
             made_by,
         )
 
@@ -81,7 +81,7 @@ def check_method(
     """Check that model, task and settings meet all requirements of the method (`Method.needs`). Raises UserError."""
     lacking = _find_unmet_requirements(settings, task, net, local_training)
     for needed in sorted(method.needs):
-        if reason := lacking.get(needed, "fedmpi.method has no such requirement"):
+        if reason := lacking.get(needed, "fedmpi.method defines no such requirement"):
             key = str(reason).partition(" ")[0]
             remedy = f"; set {key}={REMEDIES[key]}" if key in REMEDIES else ""
             raise UserError(f"method {settings.method.name} needs {needed}, but {reason}{remedy}")
@@ -90,17 +90,17 @@ def check_method(
 def _find_unmet_requirements(
     settings: Settings, task: Any, net: FeaturesAndHead, local_training: LocalTrainingConfig
 ) -> dict[str, Any]:
-    """Return a dict from each requirement to the reason why it is not met, or to a false value if it is met."""
+    """Return for each requirement the reason why it is not met, or a false value if it is met."""
     train, server, model = settings.train, settings.server, settings.model.name
     beyond, smoothing = local_training.not_plain_sgd_reason(), settings.task.options.get("label_smoothing")
     no_head = net.head is None and f"model {model} does not end in a linear layer that can be split off"
     plain_server = (server.optim, server.lr, server.rule.name) == ("sgd", 1.0, "auto")
     return {
         base.FEATURES: net.feature_dim is None
-        and (no_head or f"model {model} gives more than one row of features, or of outputs, a sample"),
+        and (no_head or f"model {model} returns more than one row of features or outputs per sample"),
         base.LAST_LAYER: no_head,
         base.CLASSES: not getattr(task, "classification", False)
-        and f"task {settings.task.name} does not say that it is one (classification = True in the class)",
+        and f"task {settings.task.name} is not a classification (classification = True in its class)",
         base.SGD_STEPS: beyond,
         base.PLAIN_SGD: beyond or (train.momentum and f"train.momentum is {train.momentum}"),
         base.PLAIN_SERVER: not plain_server
@@ -113,17 +113,17 @@ def _find_unmet_requirements(
 
 # ---- data ----
 def check_data(settings: Settings, data: FederatedData, task: Any, net: FeaturesAndHead) -> None:
-    """Check that targets fit the task, and the model's outputs fit the targets; warn of an empty test set.
+    """Check that the targets suit the task, and that the model's outputs suit the targets; warn of an empty test set.
 
-    Raises UserError if they do not fit.
+    Raises UserError if they do not.
     """
     if getattr(task, "classification", False) and net.output_shape != (data.classes,):
         has = net.num_outputs if len(net.output_shape) == 1 else net.output_shape
         raise UserError(
             f"model {settings.model.name} has {has} outputs, but the data have {data.classes} classes; a "
-            "classification needs one output a class (of texts: task.name=next_symbol)"
+            "classification needs one output per class (for texts, set task.name=next_symbol)"
         )
-    # Only clients whose rows this rank has are checked; if all are parts of one data set, each tensor once.
+    # Only clients whose rows this rank has are checked. If all are parts of one data set, each tensor is checked once.
     targets = {} if data.global_test is None else {"test data": data.global_test.y}
     for part, shards in (("training data", data.train), ("test data", data.test)):
         for k, _, y in distinct_samples(shards):
@@ -133,18 +133,20 @@ def check_data(settings: Settings, data: FederatedData, task: Any, net: Features
         validation.check_targets(settings.task.name, task, y, net.output_shape, part)
     if isinstance(task, Survival) and settings.train.batch_size == 1:
         raise UserError(
-            "train.batch_size: 1: task survival compares the rows of a batch with each other, and a row alone has the "
-            "loss 0, so that nothing is learned; use 32, say, or full"
+            "train.batch_size: 1 is not allowed with task survival, whose loss compares the samples of a batch with "
+            "each other and is 0 for a single sample; use for example 32, or full"
         )
     if data.global_test is not None and not len(data.global_test):
-        warnings.warn("data: the test set is empty; the global model will have no loss and no metrics", stacklevel=3)
+        warnings.warn("data: the test set is empty, so there will be no metrics of the global model", stacklevel=3)
 
 
 def check_cohort(settings: Settings, data: FederatedData) -> None:
-    """Check that there are enough clients for a cohort, and that not all of them lack a whole batch (train.drop_last).
+    """Check that there are enough clients for a cohort, and that clients have at least one batch (train.drop_last).
+
+    If some clients have too few samples for a batch, a warning is issued.
 
     Raises:
-        UserError: cohort.size is too large, or no client would train. If only some do not train there is a warning.
+        UserError: cohort.size exceeds the number of clients, or no client has enough samples for a batch.
     """
     size, train, idle = settings.cohort.size, settings.train, len(_find_idle_clients(settings, data))
     if size is not None and size > data.clients:
@@ -154,8 +156,8 @@ def check_cohort(settings: Settings, data: FederatedData) -> None:
         )
     if idle == data.clients:
         raise UserError(
-            f"train.drop_last: true leaves out every batch: train.batch_size is {train.batch_size}, and the largest "
-            f"client has {data.train_sizes.max()} samples; lower train.batch_size, or set drop_last: false"
+            f"train.drop_last: true drops every batch: train.batch_size is {train.batch_size}, but the largest client "
+            f"has only {data.train_sizes.max()} samples; lower train.batch_size, or set train.drop_last: false"
         )
     if idle:
         warnings.warn(
@@ -171,7 +173,7 @@ def _origin_prefix(settings: Settings, key: str) -> str:
 
 
 def _find_idle_clients(settings: Settings, data: FederatedData) -> list[int]:
-    """Return the clients that make no step because they have fewer samples than one batch (train.drop_last)."""
+    """Return the clients that make no step because they have fewer samples than a batch (train.drop_last)."""
     size = settings.train.batch_size
     if not settings.train.drop_last or size == "full":
         return []
@@ -180,7 +182,7 @@ def _find_idle_clients(settings: Settings, data: FederatedData) -> list[int]:
 
 
 def make_selection_criterion(settings: Settings, task: Any, data: FederatedData) -> SelectionCriterion:
-    """Return the criterion for selecting the best model (evaluate.best), with its metric and direction.
+    """Make the criterion that selects the best model (evaluate.best): its metric, and whether lower is better.
 
     Raises:
         UserError: The task has no such metric, or no client has validation samples.
@@ -194,8 +196,8 @@ def make_selection_criterion(settings: Settings, task: Any, data: FederatedData)
         )
     if not data.validation_sizes.any():
         raise UserError(
-            f"evaluate.best.metric: {best.metric} is measured on validation rows, and no client has two samples (or "
-            "groups of them), to hold one out"
+            f"evaluate.best.metric: {best.metric} is measured on validation samples, but no client has two samples (or "
+            "groups of samples), so none can be held out"
         )
     falls = is_lower_better(best.metric, getattr(task, "lower_is_better", ()))
     lowest = best.goal == "lowest" or (best.goal == "auto" and falls)
@@ -204,7 +206,7 @@ def make_selection_criterion(settings: Settings, task: Any, data: FederatedData)
 
 # ---- uploads ----
 def check_uploads(settings: Settings, data: FederatedData, messages: MessageLayouts) -> None:
-    """Check that the method's uploads suit the aggregation rule, wire format, reduction and recorded statistics.
+    """Check that aggregation rule, wire format, server settings and recorded statistics suit the method's uploads.
 
     Raises UserError if one of them cannot be used with these uploads.
     """
@@ -217,18 +219,18 @@ def check_uploads(settings: Settings, data: FederatedData, messages: MessageLayo
         settings.server.reduce == "local" and _reason_against_local_sums(settings, messages),
         settings.server.placement == "sharded"
         and form is not None
-        and f"comm.compression: {wire_name} is for uploads to one rank, and server.placement: sharded shares them out; "
-        "use server.placement: root, or leave comm.compression out",
+        and f"comm.compression: {wire_name} is for uploads to one rank, but server.placement: sharded distributes them "
+        "over ranks; set server.placement: root, or remove comm.compression",
         no_changes
-        and f"comm.compression: {wire_name} is for changes; method {name} sends none, but "
-        f"{', '.join(large)}; use bf16 or fp16 (Slot(..., is_update=True) in a method says that what a slot holds is "
-        "added to what the server has)",
+        and f"comm.compression: {wire_name} encodes only updates (differences from the server's values), but method "
+        f"{name} sends {', '.join(large)}; use bf16 or fp16 (in a method of your own, declare a slot that contains an "
+        "update as Slot(..., is_update=True))",
         rule.name != "auto"
         and "dw" not in sends
-        and f"server.rule: method {name} sends no updates of the model to act on; leave {rule.name} out",
+        and f"server.rule: {rule.name} needs updates of the model, but method {name} sends none; remove server.rule",
         settings.record.updates == "gram"
         and not any("dw" in up.packing.shapes and up.w.size for up in uploads)
-        and f"record.updates: gram: method {name} sends no updates of the model; use norms or false",
+        and f"record.updates: gram needs updates of the model, but method {name} sends none; use norms or false",
     ]
     if reason := next(filter(None, refusals), None):
         raise UserError(str(reason))
@@ -236,58 +238,63 @@ def check_uploads(settings: Settings, data: FederatedData, messages: MessageLayo
         members = scheduler.cohort_size(data.clients, settings.cohort.fraction, settings.cohort.size)
         check_robust_rule(rule.name, rule.options, members, _find_idle_clients(settings, data))
     if (first.groups != SharedParts().groups or first.exclude) and messages.shared.selects_all:
-        warnings.warn(f"method {name} keeps parts with the client, but all of model {model} travels", stacklevel=2)
+        text = f"method {name} keeps some layer groups with the clients, but model {model} has none of them"
+        warnings.warn(f"{text}; the complete model is sent", stacklevel=2)
     if name != "local" and not messages.shared.size and {*sends} <= {"dw"}:
         warnings.warn(
-            f"method {name} shares no weights of model {model}: all of it ({', '.join(sorted(messages.all_groups))}) "
-            "stays with the clients, each of which trains alone; choose a model with other parts, or another method",
+            f"method {name} shares no weights of model {model}: all layer groups "
+            f"({', '.join(sorted(messages.all_groups))}) stay with the clients, each of which trains alone; choose "
+            "another model or another method",
             stacklevel=3,
         )
 
 
 def _reason_against_local_sums(settings: Settings, messages: MessageLayouts) -> str:
-    """Return an error text if the experiment cannot use server.reduce: local, as it needs single uploads; else ""."""
+    """Return an error text if server.reduce is local, but the experiment needs single uploads; else ""."""
     faults, method, means = settings.faults, settings.method.name, get_mean_only_slots(messages.method) or {}
     uploads = {messages.upload_layout(t).packing for t in range(max(settings.rounds, 1))}
     single = sorted({name for packing in uploads for name in ChunkPlan(packing).large} - {*means, "_b"})
     drops = [f"faults.{key}: {value}" for key in FAULT_KEYS if (value := getattr(faults, key)) != "abort"]
     reasons = [
         not means
-        and f"method {method} looks at single uploads (one of your own whose aggregate reads updates.mean alone says "
-        'so: mean_only_slots = {"dw": ("p",)})',
-        single and f"method {method} looks at single {', '.join(single)}",
-        settings.server.rule.name != "auto" and f"server.rule {settings.server.rule.name} looks at single uploads",
-        drops and f"{drops[0]} may leave some out",
-        settings.data.silos and "data.silos are for rank 0 alone, and sums come up through other ranks",
-        faults.replay is not None and "faults.replay may leave some out",
-        settings.record.updates == "gram" and "record.updates: gram compares them",
-        messages.wire is not None and f"comm.compression: {settings.comm.compression} is for single uploads",
+        and f"method {method} uses single uploads (a method of your own whose aggregate only uses updates.mean can "
+        'declare it with mean_only_slots = {"dw": ("p",)})',
+        single and f"method {method} uses single {', '.join(single)}",
+        settings.server.rule.name != "auto" and f"server.rule {settings.server.rule.name} uses single uploads",
+        drops and f"{drops[0]} may exclude some of them",
+        settings.data.silos and "with data.silos the uploads of a site may only be sent to rank 0",
+        faults.replay is not None and "faults.replay may exclude some of them",
+        settings.record.updates == "gram" and "record.updates: gram compares single uploads",
+        messages.wire is not None and f"comm.compression: {settings.comm.compression} encodes single uploads",
     ]
     reason = next(filter(None, reasons), "")
-    return f"server.reduce: local sends each rank's sum alone, but {reason}; use server.reduce: root" if reason else ""
+    return f"server.reduce: local adds up uploads on each rank, but {reason}; set server.reduce: root" if reason else ""
 
 
 def check_robust_rule(rule: str, options: Mapping[str, Any], members: int, idle: Sequence[int]) -> None:
-    """Check that a robust aggregation rule has its intended effect for this cohort size; otherwise warn.
+    """Warn if a robust aggregation rule does not have its intended effect for this cohort size.
 
     Args:
-        idle: Clients that make no step. Their updates are zero, which a rule would count as a possible centre.
+        rule: The name of the rule.
+        options: The options of the rule.
+        members: The number of clients per round.
+        idle: Clients that make no step. Their updates are zero, which would distort the rule's result.
 
     Raises:
         UserError: There are idle clients.
     """
     if idle:
         raise UserError(
-            f"server.rule: {rule} would count the updates of clients {shorten(', '.join(map(str, idle)))}, who make no "
-            "step (train.drop_last), and are zero; lower train.batch_size, or set drop_last: false"
+            f"server.rule: {rule} would use the zero updates of clients {shorten(', '.join(map(str, idle)))}, which "
+            "make no step (train.drop_last); lower train.batch_size, or set train.drop_last: false"
         )
     trim, f, select, text = options.get("trim", 0.1), options.get("byzantine", 1), options.get("select", 1), ""
     if rule == "trimmed_mean" and trim and not floor(trim * members + 1e-9):
-        text = f"trimmed_mean with trim {trim:g} leaves out nobody of {members} clients a round: it is their plain mean"
+        text = f"trimmed_mean with trim {trim:g} excludes none of {members} clients per round, so it is the plain mean"
     elif rule == "krum" and select >= members:
-        text = f"krum with select {select} of {members} clients is their plain mean"
+        text = f"krum with select {select} of {members} clients per round is the plain mean"
     elif rule == "krum" and members < 2 * f + 3:
-        text = f"krum with byzantine {f} has its guarantee from {2 * f + 3} clients a round on; here are {members}"
+        text = f"krum with byzantine {f} needs {2 * f + 3} clients per round for its guarantee, but there are {members}"
     if text:
         warnings.warn(f"server.rule: {text}", stacklevel=3)
 
@@ -303,8 +310,8 @@ def check_evaluation(
     if (own or mixed or overrides(method, "predict")) and not {*settings.evaluate.protocol} - SERVER_PROTOCOLS:
         what = "parts of the model" if own and own != messages.all_groups else "models"
         warnings.warn(
-            f"method {settings.method.name}: clients have {what} of their own, and evaluate.protocol never looks "
-            "at them; set evaluate.protocol=[personal], or [global,personal]",
+            f"method {settings.method.name}: clients have {what} of their own, but evaluate.protocol does not evaluate "
+            "them; set evaluate.protocol=[personal] or [global,personal]",
             stacklevel=2,
         )
 
@@ -316,14 +323,17 @@ def _check_analysis(
     named = f"analysis: {', '.join(settings.analysis)}"
     if not messages.shared.selects_all:
         method = settings.method.name
-        raise UserError(f"{named} compares global and local models, and with method {method} clients keep parts")
+        raise UserError(
+            f"{named} compares global and local models, but with method {method} clients keep parts of the model; "
+            "remove analysis"
+        )
     for key in FAULT_KEYS:
         if (value := getattr(settings.faults, key)) != "abort":
-            raise UserError(f"{named} needs all clients of a round: set faults.{key}: abort, not {value}")
+            raise UserError(f"{named} needs all clients of a round, but faults.{key} is {value}; set it to abort")
     classification = getattr(task, "classification", False)
     needs = (
         ({"knowledge", "features"}, data.global_test is None, "a global test set; silos have none"),
-        ({"features"}, net.feature_dim is None, "a model that ends in a linear layer, of its features"),
+        ({"features"}, net.feature_dim is None, "a model that ends in a linear layer on its features"),
         ({"knowledge", "orthogonality"}, not classification, f"classes; task {settings.task.name} has none"),
     )
     for names, lacks, what in needs:

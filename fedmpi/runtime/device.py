@@ -1,4 +1,4 @@
-"""Choose the device of a rank, and make the PyTorch settings that affect the last bits of results."""
+"""Choose the device of a rank, and apply the PyTorch settings that affect the last bits of results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedmpi.comm import Job
 from fedmpi.common.errors import UserError
 from fedmpi.config import Settings, resources
 
-MALLOC_LIMIT_BYTES = 2**30  # limit on a block of freed memory that the process keeps, and on all of them together
+MALLOC_LIMIT_BYTES = 2**30  # largest block of freed memory that the process keeps, and largest sum of all blocks
 MALLOPT_TRIM_THRESHOLD, MALLOPT_MMAP_THRESHOLD = -1, -3  # malloc.h
 MALLOC_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES")
 
@@ -20,7 +20,7 @@ def choose_device(settings: Settings, job: Job) -> torch.device:
     """Return the device on which this rank computes (compute.device). GPUs are assigned by local rank.
 
     Raises:
-        UserError: compute.device is `cuda`, but a rank that trains has no usable GPU.
+        UserError: compute.device is `cuda`, but this rank trains clients and has no usable GPU.
     """
     wanted = settings.compute.device
     if wanted == "cpu":
@@ -38,10 +38,10 @@ def choose_device(settings: Settings, job: Job) -> torch.device:
 
 
 def explain_missing_gpu(host: str) -> str:
-    """Return why this process on `host` has no usable GPU, with the error message of CUDA if there is one."""
+    """Return a text on why this process on `host` has no usable GPU, with CUDA's error message if there is one."""
     if torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
         return (
-            f"on host {host} this PyTorch ({torch.__version__}) was built without CUDA; install a wheel with it "
+            f"PyTorch {torch.__version__} on host {host} was built without CUDA; install a wheel with CUDA "
             "(https://pytorch.org/get-started/locally)"
         )
     reason = ""
@@ -53,9 +53,9 @@ def explain_missing_gpu(host: str) -> str:
 
 
 def configure_numerics(settings: Settings) -> None:
-    """Set number of threads, TF32, and deterministic kernels as configured, and let the process keep freed memory.
+    """Configure threads, TF32 and deterministic kernels (section `compute`), and let the process keep freed memory.
 
-    Raises UserError if compute.threads exceeds the cores that this process may use.
+    Raises UserError if compute.threads exceeds the number of cores that this process may use.
     """
     resources.check_resources(settings, writes=False)
     keep_freed_memory()
@@ -70,11 +70,11 @@ def configure_numerics(settings: Settings) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Configure glibc to keep freed memory in this process, where the next tensor of that size can use it.
+    """Configure glibc to keep freed memory in this process, so that the next tensor of the same size can use it.
 
     By default glibc returns large blocks to the kernel as soon as they are freed, and the tensors of the next step have
     to be mapped and zeroed page by page again. This took a fifth of a training step of a CNN with 1.7 M parameters, and
-    seven eighths of the time to copy its weights. Nothing is changed with another C library, or if the user has
+    seven eighths of the time to copy its weights. The call has no effect with another C library, or if the user has
     configured malloc by environment variables.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None

@@ -1,4 +1,4 @@
-"""Execute one run on one rank, from settings to exit code. `execute` is the entry point, `_run` lists the steps."""
+"""Execute one run on one rank, from settings to exit code. `_run` lists the steps."""
 
 from __future__ import annotations
 
@@ -54,20 +54,21 @@ def execute_run(
     command: CommandProcess | None = None,
     on_finish: Callable[[Settings, Summary], object] = lambda settings, summary: None,
 ) -> tuple[Summary, int]:
-    """Execute a run on this rank and return its summary and the exit code of the process.
+    """Execute a run on this rank, and return its summary and the exit code of the process.
 
     In a single process errors are raised. In a job of several ranks an error is printed once and ends the job.
 
     Args:
+        settings: The settings of the run.
         command: The process of a fedmpi command, if it ends after this call.
         on_finish: Function that rank 0 calls with the summary while the other ranks wait. (When they have exited, the
             launcher may end rank 0.)
 
     Returns:
-        The summary (rank 0; {} on other ranks), and the exit code: 0 if the run finished; 75 if a signal stopped it,
-        or 128 + the signal's number if the run has no checkpoints; 1 if it diverged (faults.on_divergence: stop). If a
-        job of several ranks is stopped, rank 0 has that code and exits last; the others have 0. A failed job exits with
-        2 for an error that the user can correct, and with 1 for a rank failure or a defect.
+        The summary ({} on ranks other than 0), and the exit code: 0 if the run finished; 75 if a signal stopped it, or
+        128 + the signal's number if the run has no checkpoints; 1 if it diverged (faults.on_divergence: stop). If a job
+        of several ranks is stopped, rank 0 returns that code and exits last; the others return 0. A failed job exits
+        with 2 for an error that the user can correct, and with 1 for a rank failure or a bug.
     """
     enable_fault_handler()
     process = command or CommandProcess()
@@ -92,7 +93,8 @@ def execute_run(
         return summary, code
     except Exception as error:
         if error_reporter is not None:
-            # The signal handlers stay: the launcher also sees a dead rank, and must not end rank 0 before it reports.
+            # The signal handlers stay installed: the launcher also notices a dead rank, and must not end rank 0 before
+            # it has reported the error.
             if isinstance(error, RankTimeoutError):
                 error = error.with_peers(error_reporter.find_root_cause(error.peers))
             error_reporter.fail(*_error_text_and_code(error), is_consequence=isinstance(error, ConnectionLostError))
@@ -118,10 +120,10 @@ def _run(
     error_reporter: ErrorReporter | None,
     exit_stack: ExitStack,
 ) -> tuple[Communicator, Summary, int]:
-    """Run all steps: build, connect, compare ranks, restore, train, record (rank 0).
+    """Run all steps: build the experiment, connect and compare the ranks, restore, train, and record (rank 0).
 
     Returns:
-        The communicator; the summary and the exit code, as `execute` returns them.
+        The communicator; the summary and the exit code, as `execute_run` returns them.
     """
     # Objects are built before the ranks connect, so that errors are found before any rank waits for another. Silos are
     # opened later, when this rank knows which of them it owns.
@@ -164,7 +166,7 @@ def _run(
         if not is_resumed:  # a resumed run is described below, when it is known that it can be resumed
             recorder.write_description(identity, environment, own_code)
         if settings.faults.on_lost_rank != "abort" and job.size > 1 and no_regroup:
-            warnings.warn(f"faults.on_lost_rank: a rank that is lost ends this run: {no_regroup}", stacklevel=2)
+            warnings.warn(f"faults.on_lost_rank: a rank failure will end this run: {no_regroup}", stacklevel=2)
     fed = build.make_federation(experiment, comm, stop, recorder, not no_regroup)
     after = _set_up_files_and_restore(experiment, fed, recorder, is_resumed)
     if isinstance(recorder, Recorder):
@@ -187,12 +189,13 @@ def _run(
 def exchange_rank_info(
     experiment: Experiment, job: Job, comm: Communicator, device: torch.device
 ) -> list[dict[str, Any]]:
-    """Exchange with all ranks where each of them computes, and check that the job has enough memory.
+    """Exchange host, device and free memory between all ranks, and check that the job has enough memory.
 
     Memory is checked here because it is now known which ranks share a host or a GPU, and where uploads are gathered.
 
     Returns:
-        For each rank, in order, a dict with its host, device, gpu ("" on a CPU), and no_regroup.
+        For each rank, in order, a dict with its host, device, gpu ("" on a CPU), and no_regroup (why it cannot continue
+        after a rank failure; "" if it can).
 
     Raises:
         UserError: A host or GPU has too little free memory; the same error on every rank.
@@ -246,11 +249,13 @@ def _set_up_files_and_restore(experiment: Experiment, fed: Federation, recorder:
     answers = comm.allgather_bytes(b"seen" if (path / checkpoints.IDENTITY).is_file() else b"", timeout_s)
     blind = [rank for rank, answer in enumerate(answers) if answer != b"seen"]
     if stateful and blind and not silos:
-        where = f"rank {blind[0]} does not see {path}, where the clients' state would be kept"
+        where = f"rank {blind[0]} cannot see {path}, where the clients' state is stored"
         if start["is_resumed"] or checkpoint.resume == "must":
-            raise UserError(f"checkpoint: {where}; put output on a file system that all ranks share")
+            raise UserError(f"checkpoint: {where}; set output to a directory on a file system that all ranks share")
         if comm.rank == 0:
-            warnings.warn(f"checkpoint: {where}; this run cannot be gone on with", stacklevel=2)
+            warnings.warn(
+                f"checkpoint: {where}; no checkpoints are written, and this run cannot be resumed", stacklevel=2
+            )
         return -1
     rows = ClientStateFiles(path / "state", silos)
     if comm.rank == 0:
@@ -264,7 +269,7 @@ def _set_up_files_and_restore(experiment: Experiment, fed: Federation, recorder:
 
 
 def _truncate_records(settings: Settings, recorder: Recorder, fed: Federation, after: int) -> None:
-    """Truncate the files of the run directory to the state after round `after`, from which the run resumes (rank 0)."""
+    """Truncate the files of the run directory to the state after round `after`, after which the run is resumed."""
     directory, best = recorder.directory, fed.server.best if fed.server else None
     over = after + 1 >= settings.rounds or (best is not None and best.should_stop())
     rows_before = directory.truncate_after(after, over or (after + 1) % settings.evaluate.every == 0)
@@ -285,7 +290,7 @@ def _close_run(
         rounds_before: Number of rounds that earlier jobs of this run have completed.
     """
     result = recorder.close(fed, reason)
-    # Another rank may have received the signal; this rank then has no number, and SIGTERM is assumed.
+    # If another rank received the signal, its number is not known here, and SIGTERM is assumed.
     stopped = 128 + (recorder.stop.signal or signal.SIGTERM) if recorder.checkpoints is None else RESTART_LATER
     code = {"finished": 0, "early_stopped": 0, "diverged": 1}.get(reason, stopped)
     if os.environ.get(OUTCOME_FILE_VARIABLE):
@@ -297,8 +302,8 @@ def _close_run(
 
 
 def _error_text_and_code(error: Exception) -> tuple[str, int]:
-    """Return the message that is printed for an error, and the exit code of the job."""
+    """Return the text to print for an error, and the exit code of the job."""
     known = explain_known_error(error)
     if known is None and not isinstance(error, UserError | RankLostError):
-        return f"this is a defect of fedmpi or of a plug-in:\n{traceback.format_exc()}", 1
+        return f"this is a bug in fedmpi or in a plug-in:\n{traceback.format_exc()}", 1
     return f"error: {known or error}", 1 if isinstance(error, RankLostError) else 2

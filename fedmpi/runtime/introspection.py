@@ -1,6 +1,6 @@
 """List the components that a config can name, such as methods and models, and describe their options.
 
-Names and summaries are parsed from the source files in milliseconds; importing them would load torch, which is slow.
+Names and summaries are parsed from the source files, which takes milliseconds, without importing torch.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ _ROOT = Path(__file__).parents[1]
 
 @dataclasses.dataclass(frozen=True)
 class OptionDescription:
+    """The description of one option of a component."""
+
     name: str
     type: str  # the type with its bounds, in words
     default: str  # "required" if there is none
@@ -40,16 +42,18 @@ class OptionDescription:
 
 @dataclasses.dataclass(frozen=True)
 class ComponentDescription:
-    kind: str  # a key of KINDS
+    """The description of a component that a config can name, with its options."""
+
+    kind: str  # a key of KIND_MODULES
     name: str
     text: str  # the docstring of a method's module, or of another component's function or class
     options: tuple[OptionDescription, ...]
 
 
 def list_summaries(kind: str) -> dict[str, str]:
-    """Return a dict from name to first line of the docstring, for all components of a kind (a key of `KINDS`).
+    """Return the first line of the docstring of each component of a kind (a key of `KIND_MODULES`), by name.
 
-    For a method it is the first paragraph of its module's docstring, which has the reference to the paper.
+    For a method it is the first paragraph of its module's docstring, which contains the reference to the paper.
     """
     listed = {}
     for name, target in read_registry(kind).items():
@@ -62,13 +66,13 @@ def list_summaries(kind: str) -> dict[str, str]:
 
 
 def read_registry(kind: str) -> dict[str, str]:
-    """Return the registry of a kind, name -> "package.module:Name", parsed from its assignment `registry = ...`."""
+    """Return the registry of a kind, name -> "package.module:Name", parsed from the assignment `registry = ...`."""
     for statement in parse_module(KIND_MODULES[kind]).body:
         targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
         if any(isinstance(target, ast.Name) and target.id == "registry" for target in targets):
             entries: dict[str, str] = ast.literal_eval(statement.value)  # type: ignore[attr-defined]
             return entries
-    raise AssertionError("every module of KINDS has a registry")  # a test reads all of them
+    raise AssertionError("every module of KIND_MODULES has a registry")  # a test reads all of them
 
 
 def parse_module(module: str) -> ast.Module:
@@ -79,12 +83,12 @@ def parse_module(module: str) -> ast.Module:
 
 
 def find_descriptions(name: str) -> list[ComponentDescription]:
-    """Return the descriptions of all components with this name, at most one of each kind."""
+    """Return the descriptions of all components with a name, at most one of each kind."""
     return [describe_component(kind, name) for kind in KIND_MODULES if name in read_registry(kind)]
 
 
 def describe_component(kind: str, name: str) -> ComponentDescription:
-    """Return the description of one component with its options. This imports the component, and torch."""
+    """Return the description of one component with its options. This imports the component and torch."""
     module = importlib.import_module(KIND_MODULES[kind])
     target = load_object(name, module.registry, kind)
     text = inspect.cleandoc((sys.modules[target.__module__] if kind == "methods" else target).__doc__ or "")
@@ -103,7 +107,10 @@ def describe_component(kind: str, name: str) -> ComponentDescription:
 
 
 def _describe_parameter(text: str, name: str) -> str:
-    """Return the part of a docstring on a parameter: the text after `name:`, else the first sentence that names it."""
+    """Return the part of a docstring that describes a parameter.
+
+    It is the text after `name:`, or else the first sentence that contains the name.
+    """
     plain = re.sub(r"\s+", " ", text)
     own = re.search(rf"(?:^|[.;:,)] ){name}: (.+?)(?=\. |[;.] \w+: |\.?$)", plain)
     if own:

@@ -1,4 +1,4 @@
-"""Estimate the memory that an experiment needs, and refuse it before it starts if hosts or GPUs have too little."""
+"""Estimate the memory that an experiment needs, and check before it starts that hosts and GPUs have enough."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ def estimate_memory(experiment: Experiment, size: int, gathers_on_gpu: bool) -> 
     """Return the bytes of memory that models, messages and state need on each rank.
 
     Args:
+        experiment: The objects of the experiment.
+        size: The number of ranks.
         gathers_on_gpu: Whether rank 0 stores uploads on its GPU, as with NCCL and in a single process.
 
     Returns:
-        ROOT -> bytes on rank 0 for uploads, models and server state; TRAINER -> bytes on a training rank for uploads,
-        models and client states; STATE -> the part of TRAINER for client states.
+        A dict with the keys RANK_0 (bytes on rank 0 for uploads, models and server state), TRAINING_RANK (bytes on a
+        training rank for uploads, models and client states) and CLIENT_STATE (the part of these for client states).
     """
     s, messages = experiment.settings, experiment.messages
     model, upload = messages.sizes["d"] + messages.sizes["b"], messages.max_upload_size()
@@ -41,7 +43,7 @@ def estimate_memory(experiment: Experiment, size: int, gathers_on_gpu: bool) -> 
     states = _max_client_states(experiment, size) * messages.client_state.size
     root_rows, trainer_rows = count_upload_rows(experiment, size)
     server_models = 3 + (s.evaluate.best.metric is not None)
-    client_models = 6 + 3 * (experiment.pack if experiment.pack > 1 else 0)
+    client_models = 6 + 3 * (experiment.clients_per_pass if experiment.clients_per_pass > 1 else 0)
     server = root_rows * upload + announcement + server_models * model + messages.server_state.size
     trainer = trainer_rows * upload + announcement + client_models * model + states
     scratch = linear.scratch_bytes(round(root_rows), messages.max_upload_size(), gathers_on_gpu)
@@ -53,7 +55,10 @@ def estimate_memory(experiment: Experiment, size: int, gathers_on_gpu: bool) -> 
 
 
 def _max_client_states(experiment: Experiment, size: int) -> int:
-    """Return the largest number of client states on a training rank: of clients that can be drawn or are evaluated."""
+    """Return the largest number of client states in the memory of a training rank.
+
+    They belong to clients that can be sampled, or whose models are evaluated.
+    """
     s, clients, cohort = experiment.settings, experiment.data.clients, experiment.cohort_size
     evaluated = {*s.evaluate.protocol} - SERVER_PROTOCOLS or s.evaluate.best.metric is not None
     if not evaluated and experiment.data.global_test is not None:
@@ -65,7 +70,7 @@ def _max_client_states(experiment: Experiment, size: int) -> int:
 
 
 def count_upload_rows(experiment: Experiment, size: int) -> tuple[float, float]:
-    """Return the number of upload rows in memory on rank 0 and on a training rank, in a job of `size` ranks."""
+    """Return the numbers of upload rows in memory on rank 0 and on a training rank, in a job of `size` ranks."""
     way, cohort = choose_gather_mode(experiment, size), experiment.cohort_size
     if way == "reduced":  # one row, and sums with 64 bits per number
         sums = sum(map(len, (get_mean_only_slots(experiment.method) or {}).values()))
@@ -95,7 +100,7 @@ def choose_gather_mode(experiment: Experiment, size: int) -> str:
 
 
 def check_host_memory(experiment: Experiment, job: Job) -> dict[str, int]:
-    """Check that this host has enough memory for its ranks, before they connect, and return `memory_needs`.
+    """Check that this host has enough memory for its ranks, before they connect; return what `estimate_memory` returns.
 
     Raises:
         UserError: The host or one of its GPUs has too little free memory.
@@ -117,25 +122,25 @@ def check_host_memory(experiment: Experiment, job: Job) -> dict[str, int]:
 
 
 def measure_free_bytes(device: torch.device) -> dict[str, int | None]:
-    """Return the free bytes of this host ("host") and of the device if it is a GPU ("gpu"); None for unknown values."""
+    """Return the free bytes of this host ("host") and of the device if it is a GPU ("gpu"); None if unknown."""
     return {"host": get_available_bytes(), "gpu": torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None}
 
 
 def check_memory(ranks: Mapping[int, Mapping[str, Any]], trains: Collection[int], gathers_on_gpu: bool) -> None:
     """Check that each host and each GPU has enough memory for the ranks that use it.
 
-    The result depends on the arguments only, so that all ranks come to the same one.
+    The result depends on the arguments only, so all ranks obtain the same result.
 
     Args:
-        ranks: rank -> its `host`, its `gpu` ("" without a GPU), its `needs` (as `memory_needs` returns them, in bytes)
-            and the `free` bytes there (as `free` returns them).
+        ranks: A dict from rank to a dict with its `host`, its `gpu` ("" without a GPU), its `needs` (as returned by
+            `estimate_memory`, in bytes) and the `free` bytes there (as returned by `measure_free_bytes`).
         trains: The ranks that train clients.
         gathers_on_gpu: Whether rank 0 stores uploads on its GPU.
 
     Raises:
         UserError: A host or GPU has too little free memory.
     """
-    # (host, GPU or "") -> for each use of it: the kind of rank, bytes needed, bytes free
+    # (host, GPU or "") -> for each rank that uses it: the kind of rank, bytes needed, bytes free
     places: dict[tuple[str, str], list[tuple[str, int, int | None]]] = {}
     for rank, facts in ranks.items():
         gpu = facts["gpu"]

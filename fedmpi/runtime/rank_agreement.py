@@ -1,6 +1,6 @@
 """Check before round 0 that all ranks have the same code, config, data and model, by comparing short digests.
 
-Without this check a rank with different code or data would not fail, but silently train something else.
+Without this check, a rank with different code or data would not fail, but silently train something else.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from fedmpi.flat.model import FlatModel
 from fedmpi.runtime.record.saved_model import InitialWeights
 
 CHUNK_BYTES = 1 << 20  # bytes hashed at a time
-DIGEST_BYTES = 6  # bytes of SHA-256 per item: 60 items with their names fit into one allgather_bytes
+DIGEST_BYTES = 6  # bytes of SHA-256 per item, so that 60 items with their names fit into one allgather_bytes
 
 
 def short_digest(*parts: str | bytes | Iterable[bytes]) -> str:
     """Return the first SHORT bytes of the SHA-256 over all parts, in hexadecimal.
 
-    A part can be an iterable of pieces, which are not in memory at the same time.
+    A part can be an iterator over pieces, so that the pieces are not in memory at the same time.
     """
     sha256 = hashlib.sha256()
     for part in parts:
@@ -42,7 +42,7 @@ def short_digest(*parts: str | bytes | Iterable[bytes]) -> str:
 
 
 def code_digests() -> dict[str, str]:
-    """Return a dict of digests of fedmpi's source files and of the version of torch."""
+    """Return digests of fedmpi's source files and of the version of torch, by name."""
     package = Path(__file__).parents[1]
     own = [
         part for path in sorted(package.rglob("*.py")) for part in (str(path.relative_to(package)), path.read_bytes())
@@ -51,11 +51,11 @@ def code_digests() -> dict[str, str]:
 
 
 def data_digests(federated: FederatedData) -> dict[str, str]:
-    """Return a dict of digests (short checksums) of the partition, the training data and the test data.
+    """Return digests (short checksums) of the partition, the training data and the test data, by name.
 
-    In silo mode the result is {}, as each rank has other data. For images, the digest covers the stored bytes and the
-    names and options of the transforms. It does not cover the resulting floats, which are computed on a device, since
-    devices round differently. `Federated.to` converts test images to floats, so it must not be called before this.
+    In silo mode the result is {}, as each rank has different data. For images, the digest covers the stored bytes and
+    the names and options of the transforms, but not the resulting floats, which differ between devices by rounding.
+    `Federated.to` converts test images to floats, so it must not be called before this function.
     """
     if federated.parts is None or federated.global_test is None:
         return {}
@@ -68,20 +68,20 @@ def data_digests(federated: FederatedData) -> dict[str, str]:
 
 
 def model_digests(model: FlatModel, initial: InitialWeights | None) -> dict[str, str]:
-    """Return a dict of digests of the model's layout, of initial weights from a file, and of frozen parameters."""
+    """Return digests of the model's layout, of initial weights from a file, and of frozen parameters, by name."""
     given = {} if initial is None else {"(initial weights)": short_digest(initial.content)}
     frozen = frozen_digest(model.frozen) if model.frozen else {}
     return {"(layout)": short_digest(repr(model.layout)), **given, **frozen}
 
 
 def frozen_digest(parameters: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return a dict with one digest of all frozen parameters, which are never sent; {} if there are none."""
+    """Return one digest of all frozen parameters, which are never sent, as a dict; {} if there are none."""
     pieces = (piece for name, p in parameters.items() for piece in (name.encode(), *_iter_chunks(p.detach())))
     return {"(frozen parameters)": short_digest(pieces)} if parameters else {}
 
 
 def _iter_chunks(x: Samples | LazyImages) -> Iterator[bytes]:
-    """Yield the content of samples in pieces of at most 1 MiB: for each tensor its name, shape and type, then bytes."""
+    """Yield the content of samples in chunks of at most 1 MiB: for each tensor its name, shape and type, then bytes."""
     if isinstance(x, LazyImages):
         operations = [describe_operation(operation) for operation in x.pipeline.transforms]
         yield f"{x.pipeline.normal} {x.pipeline.channels} {operations}".encode()
@@ -96,16 +96,16 @@ def _iter_chunks(x: Samples | LazyImages) -> Iterator[bytes]:
 
 
 def describe_operation(operation: Transform) -> tuple[str, dict[str, Any]]:
-    """Return the name of an operation's class, and its options."""
+    """Return the class name and the options of an image operation."""
     names: list[str] = [field.name for field in fields(operation)] if is_dataclass(operation) else []
     return type(operation).__name__, {name: getattr(operation, name) for name in names}
 
 
 def check_agreement(comm: Communicator, items: Mapping[str, str], timeout_s: float) -> None:
-    """Check that all ranks have the same items.
+    """Check that all ranks have the same settings, code and data, given as names with values or digests.
 
     Args:
-        items: name -> value or digest.
+        items: A dict from name to value or digest.
         timeout_s: Largest time in seconds to wait for other ranks.
 
     Raises:
@@ -125,5 +125,5 @@ def check_agreement(comm: Communicator, items: Mapping[str, str], timeout_s: flo
     if problems:
         raise UserError(
             "the ranks do not run the same experiment: " + "; ".join(problems) + ". "
-            "Start all of them with one config, one version of fedmpi and the same data files"
+            "Start all ranks with the same config, version of fedmpi and data files"
         )

@@ -1,4 +1,4 @@
-"""Check a config as `fedmpi validate` does: everything that can be checked without training."""
+"""Check everything about a config that can be checked without training (`fedmpi validate`)."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ MAX_SITES_SHOWN = 20  # largest number of sites that are listed, one line each
 
 
 def validate_settings(settings: Settings, job: Job | None = None) -> list[tuple[str, str]]:
-    """Check everything about a config that can be checked without training; this reads the data and builds the model.
+    """Check everything about a config that can be checked without training. This reads the data and builds the model.
 
     Args:
+        settings: The settings to check.
         job: The job whose ranks must have enough memory; None: a single process.
 
     Returns:
@@ -56,7 +57,7 @@ def validate_settings(settings: Settings, job: Job | None = None) -> list[tuple[
     sizes, tests, held_out = data.train_sizes, data.test_sizes, data.validation_sizes
     training = f"{sizes.min()} to {sizes.max()} training samples (median {np.median(sizes):.0f})"
     validation = f", {held_out.min()} to {held_out.max()} more for validation" if len(held_out) else ""
-    shared = "none that a rank sees" if data.global_test is None else pluralize(len(data.global_test), "sample")
+    shared = "no global test set" if data.global_test is None else f"{pluralize(len(data.global_test), 'sample')}"
     states = [format_bytes(part.size * entry) for part in (messages.client_state, messages.server_state)]
     root, trainer = format_bytes(needs[memory.RANK_0]), format_bytes(needs[memory.TRAINING_RANK])
     per_round = console_text.describe_training(settings, data.clients, messages.method.sets_training_length)
@@ -64,22 +65,22 @@ def validate_settings(settings: Settings, job: Job | None = None) -> list[tuple[
         (settings.name, console_text.describe_experiment(experiment)),
         ("clients", f"{data.clients}, {training}{validation}"),
         ("rounds", f"{settings.rounds}, with {per_round}"),
-        ("test", f"{shared}; {tests.min()} to {tests.max()} samples a client"),
+        ("test", f"{shared}; {tests.min()} to {tests.max()} samples per client"),
         *_describe_sites(data, experiment.task),
         ("sample", _describe_sample(data.input_shape)),
         ("message", console_text.describe_traffic(messages, settings.rounds, entry)),
-        ("state", f"{states[0]} a client, {states[1]} on the server"),
+        ("state", f"{states[0]} per client, {states[1]} on the server"),
         *(("initial", text) for text in (experiment.initial.lines if experiment.initial is not None else ())),
         (
             "memory",
-            f"{root} on rank 0 and {trainer} on a training rank for models and messages; with all else: fedmpi plan",
+            f"{root} on rank 0 and {trainer} on a training rank for models and messages; `fedmpi plan` shows the total",
         ),
         ("result", "ok"),
     ]
 
 
 def _describe_sample(shape: Shape) -> str:
-    """Return a text on the shape of one sample; for images and volumes it names each axis."""
+    """Describe the shape of one sample; for images and volumes, name each axis."""
     if isinstance(shape, dict):
         return ", ".join(f"{name} {part}" for name, part in shape.items())
     axes = {3: "CHW", 4: "CDHW"}.get(len(shape))
@@ -87,7 +88,7 @@ def _describe_sample(shape: Shape) -> str:
 
 
 def _describe_sites(data: FederatedData, task: Task) -> list[tuple[str, str]]:
-    """Return a row (label, text) for each site: its numbers of samples in each part of its data, by class or event."""
+    """Return a row (label, text) per site, with the number of samples in each part of its data, by class or event."""
     rows = []
     for client, name in list(enumerate(data.site_names))[:MAX_SITES_SHOWN]:
         preparation = data.silo_preparations.get(client, data.preparation)
@@ -103,7 +104,7 @@ def _describe_sites(data: FederatedData, task: Task) -> list[tuple[str, str]]:
 
 
 def _describe_targets(shard: Shard, names: Sequence[str], task: Task) -> str:
-    """Return the number of events (survival task) or of samples of each class, in parentheses; "" for other targets."""
+    """Return the number of events (survival) or of samples of each class, in parentheses; "" for other targets."""
     y: Tensor = shard.y[shard.index]
     if isinstance(task, Survival):
         return f" ({pluralize(int((y[:, 0] == 1).sum()), 'event')})"

@@ -17,7 +17,7 @@ UNKNOWN = {
     "server.rule=mean;;server.rule.f=1": r"server\.rule\.f: unknown key; server rule mean has no options",
     "data.rot=x": r"data\.rot: unknown key; did you mean 'root'\?",
     "data.partition.alhpa=1": r"data\.partition\.alhpa: unknown key; partition iid has no options",
-    "data.download=true": r"data\.download: true, but data set digits cannot fetch its files; leave it out",
+    "data.download=true": r"data\.download: true, but data source digits cannot download its files; remove it",
     "base=[a.yaml]": r"base is not allowed on the command line; list base files",
 }
 NAMES = {
@@ -31,11 +31,11 @@ NAMES = {
     "model.name=math:nothing": r"'math' has no 'nothing'",
     "model.name=math:pi": r"model math:pi: is 3\.14.*a function or class is needed",
     "model.name=os:getcwd": r"cannot be called with \(input_shape, classes, \*\*options\)",
-    "method.name=math:sqrt": r"math:sqrt is no subclass of fedmpi\.Method",
+    "method.name=math:sqrt": r"math:sqrt is not a subclass of fedmpi\.Method",
     "model.name=..:f": r"unknown model '\.\.:f'",
     'model.name=""': r"model\.name: '' is not allowed; must be: text",
     "model=mlp": r"model: 'mlp' is not allowed; must be: mapping .*; did you mean model\.name=mlp\?",
-    "method.name=fedatom;;method.client={mu: 1}": r"method\.client: name is missing: .*mu",
+    "method.name=fedatom;;method.client={mu: 1}": r"method\.client: name is missing; .*mu",
     "method.name=fedatom;;method.client={name: fedprox, mu: -1}": r"method\.client\.mu: -1 .*>= 0",
 }
 VALUES = {
@@ -55,7 +55,7 @@ VALUES = {
     "data.partition.clients=1000001": r"clients: 1000001 .*<= 1,000,000",
     "data.partition.clients=null": r"data\.partition\.clients: is not set; scheme iid needs the number",
     "data.stream=disk": r"data\.stream: 'disk' .*true or false; auto",
-    "data.stream=true": r"data\.stream: true, but source digits gives these samples as a whole",
+    "data.stream=true": r"data\.stream: true, but source digits loads all samples of these data into memory",
     "data.augment=cutout": r"data\.augment: 'cutout' is not allowed; must be: list of",
     "data.augment=[{random_crop: 4, horizontal_flip: 0.5}]": r"augment\.0: \{.*\} is not allowed; must be a name or",
     "data.augment=[{random_crop: -1}]": r"data\.augment\.0\.random_crop\.padding: -1 .*>= 0",
@@ -149,5 +149,5 @@ TOGETHER = {
     "method.name=pfedme;;train.momentum=0.9": r"needs plain SGD, but train\.momentum is 0\.9; set train\.momentum=0",
     "method.name=fedfomo;;data.validation=0": r"needs validation rows, but .* is 0; set data\.validation=0\.1, say",
     "method.name=fedatom;;method.client=fedper": r"shares and trains the whole model; FedPer does not fit",
-    "train.drop_last=true;;train.batch_size=5000": r"drop_last: true leaves out every batch",
+    "train.drop_last=true;;train.batch_size=5000": r"drop_last: true drops every batch",
 }

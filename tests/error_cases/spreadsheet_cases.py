@@ -40,7 +40,7 @@ SHEETS = {
     ),
     "sheet: pooled with sites that nobody trains on": (
         *sheet(", standardise: pooled", sites=", site_column: site, partition: {scheme: site, only: [north]}"),
-        r"data\.partition\.only leaves sites out .*data\.standardise: pooled .*; say data\.standardise: site",
+        r"data\.partition\.only excludes sites .*data\.standardise: pooled .*; set data\.standardise: site",
     ),
     "sheet: categorical of none": (
         *sheet(columns=", label_column: sick, categorical: [town]"),

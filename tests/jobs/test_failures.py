@@ -127,7 +127,7 @@ def test_a_killed_rank_is_named(start_job):
         return  # torchrun, which looks ten times a second, has seen the dead rank first and told the others to stop
     assert f"rank 2 on {HOST} is dead" in job.only_message()
     assert reason(job) == f"failed: rank 2 on {HOST} is dead: its connection has ended"
-    assert f"\ngo on with: fedmpi resume {job.folder}/run\n" in job.said()
+    assert f"\nto resume: fedmpi resume {job.folder}/run\n" in job.said()
 
 
 @pytest.mark.parametrize("how", [GLOO, pytest.param(MPI, marks=pytest.mark.smoke), TORCHRUN], ids="-".join)

@@ -40,7 +40,7 @@ def test_killed_twice_and_ended_on_other_ranks(start):
     job.kill()
     rounds = len(job.rows()) + 3
     done = succeed("resume", job.run, "comm.backend=mpi", f"rounds={rounds}", kind="mpirun", size=4)
-    assert "going on after round" in done.stdout
+    assert "resuming after round" in done.stdout
     assert_same(job.run, undisturbed(job, rounds))
 
 
@@ -55,7 +55,7 @@ def test_a_job_does_without_a_rank_that_is_killed(start):
     job.wait_for_rounds(len(job.rows()) + 3)
     job.process.terminate()
     assert job.wait() == AGAIN, job.text()
-    assert re.search(r"ranks lost on the way: 2 \(round \d+\)", job.text())
+    assert re.search(r"lost ranks: 2 \(round \d+\)", job.text())
     assert list(job.summary()["lost_ranks"]) == ["2"]
     done = succeed("replay", job.run)
     assert f"{len(job.rows())} rounds of {job.run}: the same bits in" in done.stdout
@@ -88,15 +88,18 @@ def test_a_request_to_stop_is_gone_on_with(start, kind, size, number, every):
     job.assert_stopped(number)
     complete = job.rows()[-1]["round"]
     done = succeed("resume", job.run, f"rounds={complete + 4}")
-    assert f"going on after round {complete} (" in done.stdout
+    assert f"resuming after round {complete} (" in done.stdout
     assert_same(job.run, undisturbed(job, complete + 4))
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["train.lr=0.5"], r"cannot go on as this experiment: train.lr is 0.5, was 0.01"),
-        (["comm.compression=bf16"], "cannot go on as this experiment: comm.compression is 'bf16', was 'fp32'"),
+        (["train.lr=0.5"], r"cannot be resumed, as the experiment has changed: train.lr is 0.5, was 0.01"),
+        (
+            ["comm.compression=bf16"],
+            "cannot be resumed, as the experiment has changed: comm.compression is 'bf16', was 'fp32'",
+        ),
         (["seed=3"], "seed is 3, was 0"),
         (["data.partition.alpha=5"], "data.partition.alpha is 5, was 0.3; partition changed"),
     ],
@@ -232,7 +235,7 @@ def test_a_run_that_lives_is_not_gone_on_with(start, kind, size):
     done = fedmpi("resume", job.run, kind=kind, size=size)
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("error:") == 1
-    assert f"{job.run} is in use: process {job.process.pid} on host" in done.stderr
+    assert f"{job.run} is in use by process {job.process.pid} on host" in done.stderr
     assert contents(job.run) == before
     job.kill()
     done = succeed("resume", job.run, f"rounds={len(job.rows()) + 3}")
@@ -280,7 +283,7 @@ def test_a_command_on_any_ranks_and_gone_on_with_without_the_file(tmp_path):
     succeed("run", tmp_path / "run.yaml", "name=first", "rounds=1", "seed=4")
     first = tmp_path / "first"
     said = succeed("run", tmp_path / "run.yaml", "name=alone", f"init.from={first}").stdout
-    assert "2 of 2 tensors of the model start from" in said
+    assert "2 of 2 tensors of the model are loaded from" in said
     succeed("run", tmp_path / "run.yaml", "name=ranks", f"init.from={first}", kind="mpirun", size=3)
     succeed("run", tmp_path / "run.yaml", "name=cut", f"init.from={first}", "rounds=1")
     (first / "model.safetensors").unlink()

@@ -111,7 +111,7 @@ def gone_on(job, undisturbed, label):
         faults = {"on_lost_rank": "abort"}  # it is alone now
         found = in_this_process(job.folder / "run.yaml", rounds=told + 2, checkpoint__resume="auto", faults=faults)
         assert found == run, f"{label}: {found}"
-        after = re.search(r"going on after round (\d+)", log.read_text()[before:])
+        after = re.search(r"resuming after round (\d+)", log.read_text()[before:])
         reached = int(after[1]) + 1 if after else 0
         assert reached >= told - 1, f"{label}: {told} rounds were told, {reached} were there to go on from"
     else:

@@ -151,8 +151,9 @@ def test_a_rank_opens_two_sites_files_only_if_allowed(tmp_path):
     words = ["run", tmp_path / "silos.yaml", f"data.root={tmp_path}", f"output={tmp_path}"]
     done = fedmpi(*words, kind="mpirun", size=2)
     assert done.returncode == 2
-    refused = "data.silos: 2 sites, but 1 rank to train: rank 1 would open the files of north.npz, south.npz. Start 3"
-    assert f"error: {refused} ranks (rank 0 is the server), or let sites share a rank: " in done.stderr
+    refused = "data.silos: there are 2 sites, but only 1 training rank, so rank 1 would open the files of north.npz, "
+    refused += "south.npz; start 3"
+    assert f"error: {refused} ranks (rank 0 is the server), or let sites share a rank with " in done.stderr
     assert not (tmp_path / "silos").exists()
     for more in ("data.share_ranks=true", "server.trains_clients=true"):
         succeed(*words, more, "rounds=1", kind="mpirun", size=2)

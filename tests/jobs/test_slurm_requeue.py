@@ -155,7 +155,7 @@ def test_a_warned_job_goes_on_by_itself(cluster):
     for kind, job in jobs.items():
         assert cluster.ended(job) == ("COMPLETED", 1), cluster.log(job)
         assert cluster.log(job).count("is requeued, and will go on") == 1, kind
-        assert cluster.log(job).count("going on after round") == 1
+        assert cluster.log(job).count("resuming after round") == 1
         assert "Traceback" not in cluster.log(job)
         assert_same(cluster.run(job), whole)
     assert not list(ROOT.glob(".fedmpi-*"))

@@ -116,7 +116,7 @@ def test_killed_and_resumed_twice_it_has_the_bits_of_one_that_was_not(sweep):
     for name in (NAMES[0], NAMES[2], NAMES[3]):
         assert cluster.fact(task[name], "JobState") == "COMPLETED", sweep.log(task[name])
         assert int(cluster.fact(task[name], "Restarts")) == 1, name
-        assert sweep.log(task[name]).count("going on after round") == 1, sweep.log(task[name])
+        assert sweep.log(task[name]).count("resuming after round") == 1, sweep.log(task[name])
     assert "was requeued and will continue" in sweep.log(task[NAMES[2]])
 
     for path in cluster.gate.iterdir():

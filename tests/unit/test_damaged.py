@@ -57,8 +57,8 @@ def rows(run, key="sha256"):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["rounds=2"], "rounds: 2, but this run has completed 3 of them"),
-        (["checkpoint.every=0", "rounds=4"], "checkpoint.every: 0 keeps nothing to go on from"),
+        (["rounds=2"], "rounds: 2, but this run has already completed 3"),
+        (["checkpoint.every=0", "rounds=4"], "checkpoint.every: 0 is not allowed if a run is resumed"),
     ],
 )
 def test_who_is_refused_has_changed_nothing(run, words, said):
@@ -69,7 +69,7 @@ def test_who_is_refused_has_changed_nothing(run, words, said):
 
 
 def test_the_config_of_a_resumed_run_can_be_run_again(run):
-    assert "going on after round 2 (3 of 4 done)" in resumed(run)
+    assert "resuming after round 2 (3 of 4 completed)" in resumed(run)
     again = fedmpi("run", run / "config.yaml", "name=again")
     assert again.returncode == 0, again.stderr
     assert rows(run) == rows(run.parent / "again")
@@ -80,7 +80,7 @@ def test_faults_to_replay_are_rows_of_a_run(tmp_path, row):
     file = tmp_path / "faults.jsonl"
     file.write_text(f"{row}\n")
     refused(
-        "; the faults.jsonl of a run is needed, or null", "run", *WORDS, f"output={tmp_path}", f"faults.replay={file}"
+        "; must be the faults.jsonl of a run, or null", "run", *WORDS, f"output={tmp_path}", f"faults.replay={file}"
     )
 
 
@@ -95,16 +95,16 @@ def test_a_line_that_is_none(run, text):
 
 def test_lines_that_are_gone(run):
     (run / "metrics.jsonl").write_text("")
-    refused("metrics.jsonl is empty: no round of this run was written", "replay", run)
+    refused("metrics.jsonl is empty: this run has recorded no round", "replay", run)
 
 
 def test_checkpoints_that_are_gone(run):
     before, files = rows(run), content(run)
     shutil.rmtree(run / "checkpoints")
-    refused("is a run that has come to its end, and no checkpoint of it is whole", "resume", run, "rounds=4")
+    refused("this run has finished, but none of its checkpoints is intact", "resume", run, "rounds=4")
     assert content(run) == {name: digest for name, digest in files.items() if not name.startswith("checkpoints")}
     (run / "summary.json").unlink()  # as if it had been cut
-    assert "no checkpoint is whole, 3 rounds to be trained anew: from the start" in resumed(run)
+    assert "no checkpoint is intact: starting again from round 0, 3 rounds are lost" in resumed(run)
     assert rows(run)[:3] == before
 
 

@@ -1,1 +1,1 @@
-"""Work with runs that have ended: load their models, predict with them, export them, replay and verify the run."""
+"""Tools for runs that have ended: load, export and apply their models, and replay and verify the runs."""

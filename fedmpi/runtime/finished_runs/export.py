@@ -1,6 +1,6 @@
-"""Export a run's model to a file that can be used without fedmpi (`fedmpi export`): its weights (safetensors), or ONNX.
+"""Export a run's model to a file that can be used without fedmpi, in safetensors or ONNX format (`fedmpi export`).
 
-An ONNX file is read back and compared with the model on samples of the test set. If outputs differ, no file is written.
+An ONNX file is loaded and compared with the model on samples of the test set. If outputs differ, no file is written.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from fedmpi.runtime.record.saved_model import format_personal_notice
 
 FORMATS = ("safetensors", "onnx")
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")  # packages needed for ONNX, in addition to torch
-LARGE_BATCH, SMALL_BATCH = 64, 3  # numbers of test samples in the two larger batches on which outputs are compared
+LARGE_BATCH, SMALL_BATCH = 64, 3  # numbers of test samples in batches on which outputs are compared, besides 1
 TOLERANCE = 1e-4  # allowed difference, relative to the largest output (to 1 if outputs are smaller)
 
 
 def export_model(
     run_model: RunModel, file_format: str, print_line: Callable[[str], None], out: Path | None = None
 ) -> Path:
-    """Write a model of a run directory to a file and return the file's path.
+    """Write a model of a run to a file and return the file's path.
 
     Args:
         file_format: the format, one of FORMATS.
@@ -54,13 +54,13 @@ def export_model(
     of_client = "" if client is None else f"-client-{client}"
     path = out or run / "export" / f"{Path(run_model.file_name).stem}{of_client}.{file_format}"
     if file_format not in FORMATS:
-        raise UserError(f"--format: {file_format}; allowed: {', '.join(FORMATS)}")
+        raise UserError(f"--format: {file_format} is not allowed; must be {' or '.join(FORMATS)}")
     if file_format == "onnx" and (missing := [name for name in ONNX_PACKAGES if find_spec(name) is None]):
-        raise UserError(f"--format onnx needs {', '.join(missing)}, not installed here: pip install 'fedmpi[export]'")
-    if path.suffix != f".{file_format}":
         raise UserError(
-            f"--out: {path}: a file whose name ends in .{file_format} is needed, for --format {file_format}"
+            f"--format onnx needs {', '.join(missing)}, which are not installed; run pip install 'fedmpi[export]'"
         )
+    if path.suffix != f".{file_format}":
+        raise UserError(f"--out: {path} is not allowed with --format {file_format}; must end in .{file_format}")
     settings = run_model.load_settings("compute.compile=false", "compute.device=cpu")
     with code_trust.forbid_external_code(run_model.trusted):
         configure_numerics(settings)
@@ -68,12 +68,12 @@ def export_model(
         if client is not None:
             facts = {"input": facts["input"], "classes": facts["classes"], "client": client}
         elif facts.get("kept"):
-            raise UserError(f"there is no whole global model to export: {format_personal_notice(facts)}")
+            raise UserError(f"there is no complete global model to export: {format_personal_notice(facts)}")
         module = run_model.load(settings)
         if isinstance(module, ClientPredictor):
             raise UserError(
-                f"method {settings.method.name}: what a client uses is more than weights: its outputs look into its "
-                f"training data, which no file of {file_format} holds. Without --client the network is exported"
+                f"method {settings.method.name}: the outputs of a client's model depend on its training data, which a "
+                f"{file_format} file cannot contain; without --client, the network is exported"
             )
         if file_format == "onnx":
             content = _export_onnx(module, settings, client, print_line)
@@ -86,7 +86,7 @@ def export_model(
 
 # ---- ONNX ----
 class _ExportWrapper(nn.Module):
-    """Wrapper for the exporter: takes each input tensor as an argument, returns outputs in the unit of the targets."""
+    """A wrapper for the ONNX exporter that takes tensors as arguments and returns outputs in the targets' unit."""
 
     def __init__(self, module: nn.Module, names: Sequence[str], scale: TargetScale | None) -> None:
         super().__init__()
@@ -109,14 +109,14 @@ def _export_onnx(module: nn.Module, settings: Settings, client: str | None, prin
     shards = chain([data.global_test], data.test.values())
     shard = next((each for each in shards if each is not None and len(each)), None)
     if shard is None:
-        raise UserError("export: the run has no test samples to compare outputs on")
+        raise UserError("--format onnx: the run has no test samples on which outputs could be compared")
     samples: Samples = next(iter(batches(shard, LARGE_BATCH, None)))[0]
     named = named_tensors(samples, "")  # a single tensor has the name ""
     site = "" if client is None or not data.site_names else find_client_site(data.site_names, client)
     scale = data.target_scales.get("", data.target_scales.get(site))
     if data.target_scales and scale is None:
         print_line(
-            "the outputs are standardised targets (data.standardise_target); preprocessing.json of each site says how"
+            "the outputs are standardised targets (data.standardise_target); see preprocessing.json of each site"
         )
     exported = _ExportWrapper(module, [name for name, _ in named], scale)
     with TemporaryDirectory(prefix="fedmpi-export-") as place:
@@ -126,16 +126,16 @@ def _export_onnx(module: nn.Module, settings: Settings, client: str | None, prin
         content = file.read_bytes()
     if not difference <= TOLERANCE * max(1.0, largest):
         raise UserError(
-            f"--format onnx: outputs differ by {difference:.3g} on test samples (outputs up to {largest:.3g}): the "
-            "model "
-            "does what this format does not hold (chance, or paths that depend on values); nothing was written"
+            f"--format onnx: the exported model's outputs differ by {difference:.3g} on test samples (largest output "
+            f"{largest:.3g}); the model may use random numbers, or branches that depend on values, which ONNX cannot "
+            "represent; no file was written"
         )
-    print_line(f"{len(samples)} test samples, together and one by one: largest difference of outputs {difference:.2g}")
+    print_line(f"outputs on {len(samples)} test samples, in batches and one by one, differ by at most {difference:.2g}")
     return content
 
 
 def _export_and_compare(module: nn.Module, file: Path, inputs: dict[str, Tensor]) -> tuple[float, float]:
-    """Export a module to an ONNX file and compare both on batches of several sizes.
+    """Export a module to an ONNX file, and compare the outputs of both on batches of several sizes.
 
     Returns the largest absolute difference of outputs, and the largest absolute output of the module.
     """
@@ -160,5 +160,5 @@ def _export_and_compare(module: nn.Module, file: Path, inputs: dict[str, Tensor]
             difference = max(difference, float((outputs - expected).abs().max()))
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-        raise UserError(f"--format onnx: this model cannot be exported: {reason}; nothing was written") from error
+        raise UserError(f"--format onnx: this model cannot be exported: {reason}; no file was written") from error
     return difference, largest

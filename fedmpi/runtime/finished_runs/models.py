@@ -1,8 +1,8 @@
 """Load the models of a run directory as modules: the global model, and the models with which clients were evaluated.
 
 A client's model is computed from the global model, the server's state in the last checkpoint and the client's state
-(in the folder state/), by the hooks of the method that the evaluation protocol `personal` calls. Data are read only if
-these hooks may need them.
+(in the folder state/). It is computed by the method's hooks that the evaluation protocol `personal` calls. Data are
+read only if these hooks may need them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from fedmpi.runtime.record.saved_model import (
     read_model_metadata,
 )
 
-# Overrides of the run's settings for one process that trains no clients.
+# Overrides of the run's settings for a process that does not train.
 NO_TRAINING_OVERRIDES = (
     "compute.compile=false",
     "compute.device=cpu",
@@ -83,7 +83,7 @@ def load_global_model(run_dir: Path, settings: Settings, name: str = MODEL) -> n
     """Return the global model of a run directory, in evaluation mode.
 
     Args:
-        settings: the settings of the run, from `trust.run_settings`; call this function within `trust.guard`.
+        settings: the settings of the run, from `load_run_settings`. Call this function within `forbid_external_code`.
         name: the file name of the final model or of the best model.
 
     Raises:
@@ -91,26 +91,26 @@ def load_global_model(run_dir: Path, settings: Settings, name: str = MODEL) -> n
     """
     weights = run_dir / name
     if not weights.exists():
-        why = "its model was not chosen (evaluate.best)" if name == BEST else "the run has not ended yet"
-        raise UserError(f"{run_dir} holds no {name}: {why}")
+        why = "no best model was selected (evaluate.best)" if name == BEST else "the run has not ended yet"
+        raise UserError(f"{run_dir} contains no {name}: {why}")
     tensors, (shape, dtype), classes = read_model(weights)
     module = build.make_prepared_module(settings, build.make_method(settings), shape, classes, dtype)
     try:
         module.load_state_dict(tensors)
     except RuntimeError as error:  # names or shapes of tensors differ
-        raise UserError(f"{weights} does not fit the model of config.yaml beside it: {error}") from error
+        raise UserError(f"{weights} does not match the model in config.yaml: {error}") from error
     return module.eval()
 
 
 @dataclass(frozen=True)
 class RunModel:
-    """Reference to a model of a run: the global model or a client's, after the last round or at the best round.
+    """A reference to a model of a run: the global model or a client's, after the last round or the best one.
 
     Attributes:
         run_dir: the run directory.
         trusted: whether code that the config names, and that is not part of fedmpi, may be executed.
         overrides: changes of the run's settings, such as `data.root=DIR`.
-        best: whether to use the best model (evaluate.best) in place of the final one.
+        best: whether to use the best model (evaluate.best) instead of the final one.
         client: the client's number, or the name of its site if clients are sites; None: the global model.
     """
 
@@ -134,7 +134,7 @@ class RunModel:
         return code_trust.load_run_settings(self.run_dir, self.trusted, [*self.overrides, *overrides])
 
     def load(self, settings: Settings) -> nn.Module:
-        """Return the module in evaluation mode; for a global model, warn if clients use other models.
+        """Return the model in evaluation mode, and warn if it is the global model, but clients use other models.
 
         Raises UserError if the client does not exist, the run has not ended, or the client's state is missing.
         """
@@ -148,10 +148,10 @@ class RunModel:
 
 
 def _load_client_model(run_model: RunModel) -> nn.Module:
-    """Return the model with which a client was evaluated after the last round, or at the round of the best model."""
+    """Return the model with which a client was evaluated after the last round, or after the best model's round."""
     run_dir, start = run_model.run_dir, run_model.run_dir / INITIAL
     start_from = [f"init.from={json.dumps(str(start.absolute()))}"] if start.is_file() else []
-    # Training files are read with the options of the run; overrides of reading options concern new files only.
+    # Training files are read with the options of the run; overrides of reading options apply only to new files.
     own = [text for text in run_model.overrides if text.partition("=")[0].removeprefix("data.") not in READING_OPTIONS]
     settings = replace(run_model, overrides=own).load_settings(*start_from, *NO_TRAINING_OVERRIDES)
     evaluate = settings.evaluate.model_copy(update={"protocol": ["personal"], "best": BestSettings()})
@@ -175,15 +175,15 @@ def _load_client_model(run_model: RunModel) -> nn.Module:
 
 
 def _client_number(run_model: RunModel, settings: Settings, clients: int) -> int:
-    """Return the number of the client, which is given by number or site name. Raises UserError if it is unknown."""
+    """Return the number of a client that is given by number or site name. Raises UserError if it is unknown."""
     client, sites = run_model.client, list(settings.data.silos or ())
     if not sites and (run_model.run_dir / PREPROCESSING).is_file():
         sites = list(read_preprocessing(run_model.run_dir / PREPROCESSING).client_sites)
     if isinstance(client, str) and client in sites:
         return sites.index(client)
     if isinstance(client, bool) or not str(client).isdecimal() or int(str(client)) >= clients:
-        names = f", or by site: {suggest_name(str(client), sites)}" if sites else ""
-        raise UserError(f"client: there is no client {client!r}; the run has clients 0 to {clients - 1}{names}")
+        names = f", or site names: {suggest_name(str(client), sites)}" if sites else ""
+        raise UserError(f"client: {client!r} does not exist in this run; must be 0 to {clients - 1}{names}")
     return int(str(client))
 
 
@@ -191,7 +191,7 @@ def _client_number(run_model: RunModel, settings: Settings, clients: int) -> int
 def _rebuild_experiment(
     run_dir: Path, settings: Settings, facts: dict[str, Any], client: int, sizes: np.ndarray
 ) -> Experiment:
-    """Build the experiment of the run; read data only if the method's evaluation may use them."""
+    """Build the experiment of a run, and read data only if the method's evaluation may use them."""
     method, device = build.make_method(settings), torch.device("cpu")
     is_foreign = any(
         where.startswith("method") for where in code_trust.find_external_code(settings.model_dump(mode="json"))
@@ -207,8 +207,8 @@ def _rebuild_experiment(
     digests = rank_agreement.data_digests(data)
     if different := [key[1:-1] for key, digest in digests.items() if recorded.get(key, digest) != digest]:
         raise UserError(
-            f"{' and '.join(different)} below {settings.data.root} are not those of the run, and method "
-            f"{settings.method.name} needs the client's data to predict; data.root=DIR says where they are"
+            f"{' and '.join(different)} in {settings.data.root} differ from those of the run, but method "
+            f"{settings.method.name} needs the client's data to predict; set data.root to their directory"
         )
     return build.make_experiment(settings, data, device)
 
@@ -216,7 +216,7 @@ def _rebuild_experiment(
 def _build_experiment_without_data(
     settings: Settings, method: Method, facts: dict[str, Any], sizes: np.ndarray
 ) -> Experiment:
-    """Build the experiment of the run without any data, with the initial weights."""
+    """Build the experiment of a run without its data, with the initial weights."""
     (shape, dtype), classes, n = parse_input_shape(facts), int(facts["classes"]), len(sizes)
     no_tests, no_counts = np.zeros(n, dtype=np.int64), np.zeros((n, classes), dtype=np.int64)
     targets: tuple[tuple[int, ...], torch.dtype] = (), torch.int64
@@ -248,7 +248,7 @@ def _build_experiment_without_data(
 
 # ---- the state of server and clients ----
 def _restore_state(fed: Federation, experiment: Experiment, run_dir: Path, t: int) -> None:
-    """Set server and clients to their state after round t. Raises UserError if its checkpoint cannot be read."""
+    """Restore the state of server and clients after round t. Raises UserError if its checkpoint cannot be read."""
     assert fed.server is not None
     path, messages = run_dir / "checkpoints" / f"{t:06}.safetensors", experiment.messages
     if t < 0:  # a run of 0 rounds: all have their initial state
@@ -258,8 +258,8 @@ def _restore_state(fed: Federation, experiment: Experiment, run_dir: Path, t: in
         tensors, facts = read_tensors(path)
     except CorruptFileError as error:
         raise UserError(
-            f"{error}: the checkpoint of round {t} has what clients and server kept; run it again with "
-            "checkpoint.every=1 and a larger checkpoint.keep: `fedmpi replay` gives the same bits"
+            f"{error}: the checkpoint of round {t} contains the state of server and clients; repeat the run with "
+            "checkpoint.every=1 and a larger checkpoint.keep (`fedmpi replay` gives bitwise identical weights)"
         ) from error
     if messages.client_state.size:
         fed.states.store = ClientStateFiles(run_dir / "state", experiment.settings.data.silos)
@@ -271,7 +271,7 @@ def _restore_state(fed: Federation, experiment: Experiment, run_dir: Path, t: in
 
 
 def _compute_client_model(fed: Federation, experiment: Experiment, module: nn.Module, client: int, t: int) -> nn.Module:
-    """Return the client's model as protocol `personal` evaluates it, computed by the hooks of the method."""
+    """Compute the client's model with the hooks of the method, as protocol `personal` does."""
     t, method, trainer, sites = max(t, 0), experiment.method, fed.trainer, experiment.settings.data.silos
     try:
         downloads = {client: fed.transport.empty_download}
@@ -281,9 +281,9 @@ def _compute_client_model(fed: Federation, experiment: Experiment, module: nn.Mo
             client, t, fed.config.learning_rate(t), fed.transport.broadcast_copy, downloads[client]
         )
     except CorruptFileError as error:
-        at = ", which stays with the site, in the run directory of the host that trained it" if sites else ""
+        at = "; it is only in the run directory on the host that trained the site" if sites else ""
         who = f"site {sites[client]} (client {client})" if sites else f"client {client}"
-        raise UserError(f"{error}: it holds what {who} kept, without which its model is not known{at}") from error
+        raise UserError(f"{error}: it contains the state of {who}, which is needed for its model{at}") from error
     seed = experiment.settings.seed
     with seeds.temporary_seed(seed, "evaluate", "personal", t, client), add_error_context(f"client {client}"):
         predict = load_own_model(view)

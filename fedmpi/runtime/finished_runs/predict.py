@@ -1,6 +1,7 @@
-"""Predict new rows with a model of a run: `fedmpi.load(...).predict`, and `fedmpi predict`, which writes a file.
+"""Predict new rows with a model of a run (`fedmpi.load(...).predict`, and `fedmpi predict`, which writes a file).
 
-New rows are prepared in the same way as the training rows. The file is CSV, or .npz for predictions of several numbers.
+New rows are prepared in the same way as the training rows. The output file is CSV, or .npz if there are several numbers
+per row.
 """
 
 from __future__ import annotations
@@ -54,15 +55,19 @@ def predict_file(
     site: str | None = None,
     ids: Sequence[str] = (),
 ) -> Path:
-    """Predict the rows of a file with a model of a run, write the predictions to a file and return its path.
+    """Predict the rows of a file with a model of a run, write the predictions to a file, and return its path.
 
     Args:
-        out: the file to write; None: a file in the run directory, in the folder predictions.
+        run_model: the model.
+        file: the file with the rows.
+        print_line: function that prints a line.
+        out: the file to write; None: a file in the folder predictions/ of the run directory.
         site: the site of the rows, if rows are prepared with statistics of their site.
-        ids: columns of the rows to copy.
+        ids: names of columns that are copied to the output.
 
     Raises:
-        UserError: the rows differ in form from the training rows, the model is missing, or a file cannot be written.
+        UserError: the rows do not have the format of the training rows, the model is missing, or a file cannot be
+            written.
     """
     settings = run_model.load_settings("compute.compile=false")
     with code_trust.forbid_external_code(run_model.trusted):
@@ -74,18 +79,18 @@ def predict_file(
     suffix = ".npz" if any(values.ndim > 1 for values in columns.values()) else ".csv"
     path = out or run_model.run_dir / PREDICTIONS_FOLDER / f"{file.stem}{suffix}"
     if path.suffix.lower() != suffix:
-        raise UserError(f"--to: {path}: a file whose name ends in {suffix} is needed for these predictions")
+        raise UserError(f"--to: {path} is not allowed for these predictions; must end in {suffix}")
     write_output(path, _format_npz(columns) if suffix == ".npz" else _format_csv(columns))
     shown = "; ".join(f"{metric} {format_metric(metric, value)}" for metric, value in predictions.metrics.items())
     rows = pluralize(len(next(iter(columns.values()))), "row")
-    print_line(f"{path}: {rows}{f', by the targets in the file: {shown}' if shown else ''}")
+    print_line(f"{path}: {rows}{f'; metrics from the targets in the file: {shown}' if shown else ''}")
     if predictions.why_no_metrics:
         print_line(f"{'metrics' if predictions.metrics else 'no metric'}: {predictions.why_no_metrics}")
     return path
 
 
 def write_output(path: Path, content: bytes) -> None:
-    """Write an output file of a command, and create its folder. Raises UserError if that is not possible."""
+    """Write an output file of a command, and create its folder. Raises UserError if the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_files.write_atomically(path, content)
@@ -115,11 +120,11 @@ def _format_npz(columns: Mapping[str, np.ndarray]) -> bytes:
 
 # ---- the predictor ----
 class Predictions(dict[str, Any]):
-    """Columns by name, with one value per row: columns that identify the row, then the model's predictions.
+    """Predictions as columns by name, with one value per row: copied columns of the rows, then the model's predictions.
 
     Attributes:
         metrics: the task's metrics, if the rows have targets.
-        why_no_metrics: why rows with targets have no metrics, or why some rows do not count in the metrics.
+        why_no_metrics: why there are no metrics although rows have targets, or why some rows are not included in them.
     """
 
     metrics: Mapping[str, float] = {}
@@ -128,13 +133,13 @@ class Predictions(dict[str, Any]):
 
 @dataclass(frozen=True)
 class Predictor:
-    """The function `fedmpi.load(...).predict`: `predict(rows, site=None, ids=())` -> Predictions.
+    """The function `predict(rows, site=None, ids=())` of a loaded model, which returns `Predictions`.
 
     Arguments of a call:
         rows: a file as for `fedmpi predict`, a DataFrame or a mapping of columns (tables), an array (n, ...) of samples
             as the data source reads them (npz), or inputs that are already prepared.
         site: the site of the rows, if each site prepares its rows with statistics of its own training rows.
-        ids: columns of the rows to copy.
+        ids: names of columns that are copied to the output.
     """
 
     module: nn.Module
@@ -151,19 +156,18 @@ class Predictor:
             new_rows = reader.read(PredictionRequest(rows, site if preparation.site_names else None, tuple(ids)))
         others = [name for name in new_rows.sites if name not in (site, "")] if site is not None else []
         if others:
-            message = (
-                f"{len(others)} of {pluralize(len(new_rows.sites), 'row')} name another site, the first {others[0]!r}"
-            )
-            warnings.warn(f"{message}; all are prepared as rows of {site!r}", stacklevel=2)
+            message = f"{len(others)} of {pluralize(len(new_rows.sites), 'row')} name another site"
+            message += f" (first: {others[0]!r}), but all are prepared as rows of site {site!r}"
+            warnings.warn(message, stacklevel=2)
         new_rows = replace(new_rows, x=_apply_operations(new_rows.x, preprocessing.operations))
         shape, trained = get_sample_shape(new_rows.x), parse_input_shape(self.run_model.metadata)[0]
         if shape != trained:
-            raise UserError(f"the rows become samples of shape {shape}; the model was trained on {trained}")
+            raise UserError(f"the rows have samples of shape {shape}, but the model was trained on shape {trained}")
         scales = preprocessing.scales(new_rows.sites if site is None else (site,), len(new_rows.x))
         return self._predict(new_rows, preparation.output_names, scales)
 
     def _preprocessing(self, site: str | None) -> tuple[Preprocessing, str | None]:
-        """Return the preprocessing of rows, and the site whose statistics it uses; None if it uses no site's."""
+        """Return the preprocessing of rows, and the site whose statistics it uses; None for statistics of all sites."""
         silos, client = self.settings.data.silos, self.run_model.client
         if silos is not None:
             site = site if site is not None or client is None else find_client_site(silos, client)
@@ -171,7 +175,9 @@ class Predictor:
         preprocessing = read_preprocessing(self.run_model.run_dir / PREPROCESSING)
         if not (preprocessing.preparation.site_names or preprocessing.target_sites):
             if site is not None:
-                raise UserError(f"site {site!r}: this run prepares the rows of all sites alike; leave it out")
+                raise UserError(
+                    f"site: {site!r} has no effect, as this run prepares the rows of all sites alike; remove it"
+                )
         elif site is None and client is not None and preprocessing.client_sites:
             site = find_client_site(preprocessing.client_sites, client)
         return preprocessing, site
@@ -219,21 +225,21 @@ class Predictor:
         except UserError:
             raise
         except Exception as error:
-            raise UserError(f"the model does not take these rows, {describe_samples(x)}: {error}") from error
+            raise UserError(f"the model cannot process these rows ({describe_samples(x)}): {error}") from error
         if not bool(f.isfinite().all()):
-            raise UserError("the model gives no finite numbers for some of the rows: it has diverged in training")
+            raise UserError("the model's outputs are not finite for some rows; it has probably diverged in training")
         return f
 
 
 def _concatenate(parts: Sequence[Any]) -> Any:
-    """Concatenate a column of predictions over batches."""
+    """Concatenate the parts of one column of predictions, one part per batch."""
     if isinstance(parts[0], Tensor):
         return torch.cat(list(parts)).numpy()
     return [value for part in parts for value in part]
 
 
 def _apply_operations(x: Any, operations: tuple[Transform, ...]) -> Any:
-    """Return samples with the image operations that test samples get, which are not random."""
+    """Apply the image operations for test samples, which are not random, to samples."""
     if not operations:
         return x
     look = replace(x.pipeline if isinstance(x, LazyImages) else ImagePipeline(), transforms=operations)

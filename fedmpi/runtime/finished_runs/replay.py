@@ -1,7 +1,7 @@
 """Train rounds of a run again: all of them (`fedmpi replay`), or some of them (`fedmpi verify`).
 
-No rank fails in a replay. It leaves out the clients and states that were lost in the run's rank failures, so that the
-weights after every round are the same to the bit.
+No rank fails in a replay. Instead, the replay leaves out the clients and states that were lost in the run's rank
+failures, so the weights after every round are bitwise identical.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from fedmpi.runtime.execute import execute_run
 from fedmpi.runtime.inspection.compare import WEIGHTS_HASH, RunRecord
 from fedmpi.runtime.record.atomic_files import CorruptFileError, read_tensors
 
-MAX_ROUNDS_TO_LAST = 10  # the last round is always replayed if a checkpoint lies at most so many rounds before it
+MAX_ROUNDS_TO_LAST = 10  # the last round is always replayed if there is a checkpoint at most this many rounds before it
 
 
 def replay_run(
     run: Path, settings: Settings, trusted: bool, print_line: Callable[[str], None], process: CommandProcess
 ) -> int:
-    """Train all rounds of a run again and compare the hashes of the global model.
+    """Train all rounds of a run again, and compare the hashes of the global model.
 
-    Returns the exit code: 0 if the hashes of all rounds are equal, 1 if not. On ranks other than 0, and if training
-    fails before a round is complete, it is the exit code of the training.
+    Returns the exit code: 0 if the hashes of all rounds are equal, else 1. On ranks other than 0, and if training fails
+    before a round is complete, it is the exit code of the training.
     """
     process.stop.max_rounds = len(_read_hashes(run))
     with code_trust.forbid_external_code(trusted):
@@ -46,7 +46,7 @@ def replay_run(
 
 
 def compare_hashes(run: Path, again: Path) -> tuple[str, bool]:
-    """Compare the hashes of a run and its replay; return a line of text, and whether all hashes are equal."""
+    """Compare the hashes of a run with those of its replay; return a line of text, and whether all are equal."""
     before, now = _read_hashes(run), _read_hashes(again)
     different = [t for t in sorted(before) if before[t] != now.get(t)]
     if not different:
@@ -60,7 +60,7 @@ def _read_hashes(run: Path) -> dict[int, str]:
     """Return the SHA-256 of the global model after each round, by round."""
     path = run / "metrics.jsonl"
     if not path.exists() or not path.stat().st_size:
-        raise UserError(f"{path} is {'empty' if path.exists() else 'missing'}: no round of this run was written")
+        raise UserError(f"{path} is {'empty' if path.exists() else 'missing'}: this run has recorded no round")
     return {t: str(row.get(WEIGHTS_HASH)) for t, row in RunRecord(run).rounds.items()}
 
 
@@ -79,15 +79,17 @@ def find_intact_checkpoints(run: Path) -> list[int]:
 def choose_segments(
     rounds: Sequence[int], number: int | None, suspects: Collection[int], checkpoints: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Choose rounds to replay, and return the shortest spans of rounds, each from a checkpoint on, that contain them.
+    """Choose rounds to replay, and return the shortest segments of training that contain them.
 
     Args:
-        number: how many rounds to choose at random; None: all. Suspects are added, and the last round if there is a
-            checkpoint at most NEAR rounds before it.
+        rounds: all rounds of the run, ascending.
+        number: the number of rounds that are chosen at random; None: all. Suspects are added, and the last round if
+            there is a checkpoint at most MAX_ROUNDS_TO_LAST rounds before it.
         suspects: rounds whose records have changed.
+        checkpoints: the rounds of intact checkpoints, from which training can start.
 
     Returns:
-        A list of (round of the checkpoint to start from, or -1 for the start of the run; last round to train).
+        For each segment, the round of the checkpoint to start from (-1: the start of the run), and the last round.
 
     >>> segments([3, 11, 12, 19], None, [], [9, 18]), segments([3, 11], None, [], [])
     ([(-1, 3), (9, 12), (18, 19)], [(-1, 11)])
@@ -108,7 +110,10 @@ def replay_rounds(
 
     A round is evaluated while the next one is trained, so one more round is trained if the run has one.
 
-    start: round of the checkpoint, -1 for the start of the run; total: number of rounds of the run.
+    Args:
+        start: the round of the checkpoint to start from; -1: the start of the run.
+        last: the last round to train.
+        total: the number of rounds of the run.
 
     Yields the run directory, and whether its last round was not evaluated. Raises KeyboardInterrupt after a signal.
     """

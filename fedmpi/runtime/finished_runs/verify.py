@@ -1,8 +1,8 @@
-"""Check that a run's metrics and models result from its config, data and code (`fedmpi verify`).
+"""Verify that a run's metrics and models result from its config, data and code (`fedmpi verify`).
 
 Files are first compared with their checksums in checksums.json, and with each other. Then some rounds are trained
 again, and their results are compared with those of the run. If code, torch or machine are not those of the run, the
-last bits of numbers may differ for that reason; such a difference is reported as "cannot tell" and not as altered.
+last bits of numbers may differ for that reason. Such a difference is reported as "cannot tell" and not as altered.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class VerifyOptions:
 
 @dataclass
 class Findings:
-    """Collects and prints the findings of a verification.
+    """The findings of a verification, which are printed when they are added.
 
     Attributes:
         altered: number of findings that show an alteration.
@@ -145,7 +145,7 @@ def verify_run(run: Path, print_line: PrintLine, options: VerifyOptions, working
         replayed = _replay_some_rounds(run, settings, sorted({row["round"] for row in rows}), reason, options, findings)
     rest = len(rows) - len(replayed)
     if findings.code == VERIFIED and not rows:
-        findings.add_undecided("no round of this run was written")
+        findings.add_undecided("this run has recorded no round")
     elif findings.code == VERIFIED and rest and not has_checksums:
         why = f"there is no {CHECKSUMS}: the run was killed, or has not ended"
         findings.add_undecided(f"{why}; --rounds all replays all rounds")
@@ -168,7 +168,7 @@ def _check_checksums(run: Path, published: str | None, findings: Findings) -> bo
     recorded, now = read_json_object(run / CHECKSUMS) or {}, compute_checksums(run)
     digest = str(recorded.get("checksum"))
     if digest != total_checksum(recorded):
-        findings.add_altered(f"{CHECKSUMS}: its content is not that of the SHA-256 in it")
+        findings.add_altered(f"{CHECKSUMS}: its content does not match the SHA-256 in it")
     if published is not None and not digest.startswith(published.lower()):
         findings.add_altered(f"{CHECKSUMS}: the checksum is {digest[: max(len(published), 12)]}, not {published}")
     files, rounds = (dict(recorded.get(key) or {}) for key in ("files", "rounds"))
@@ -189,7 +189,7 @@ def _check_checksums(run: Path, published: str | None, findings: Findings) -> bo
 
 
 def _read_rows(path: Path, findings: Findings) -> list[dict[str, Any]]:
-    """Return the rows of a .jsonl file; report lines that cannot be read as altered."""
+    """Return the rows of a .jsonl file, and report lines that cannot be read as altered."""
     lines = read_jsonl(path, need_round=True)
     for number in lines.damaged_lines:
         findings.add_altered(f"{path.name}:{number}: is not a valid row")
@@ -199,7 +199,10 @@ def _read_rows(path: Path, findings: Findings) -> list[dict[str, Any]]:
 
 
 def _check_files(run: Path, settings: Settings, rows: Rows, reason: str, findings: Findings) -> None:
-    """Check that rows, settings, summary, models and checkpoints agree. reason: why the run ended; "" if it did not."""
+    """Check that rows, settings, summary, models and checkpoints are consistent.
+
+    reason: why the run ended; "" if it has not ended.
+    """
     rounds, first = [row["round"] for row in rows], -1 if settings.rounds == 0 else 0
     if rounds != list(range(first, first + len(rows))):
         findings.add_altered("metrics.jsonl: its rounds are not 0, 1, 2, ... each once")
@@ -213,8 +216,8 @@ def _check_files(run: Path, settings: Settings, rows: Rows, reason: str, finding
     }
     for key in identity.keys() & written.keys():
         if identity[key] not in (written[key], hashlib.sha256(written[key].encode()).hexdigest()):
-            both = f"{key} is {written[key]} in the one, {identity[key]} in the other"
-            findings.add_altered(f"config.yaml or identity.json: {both}")
+            both = f"{key} is {written[key]} in config.yaml, but {identity[key]} in identity.json"
+            findings.add_altered(both)
     if reason and rows:
         _check_summary(run, rows, settings, findings)
     hashes = {row["round"]: row.get("sha256") for row in rows}
@@ -237,26 +240,26 @@ def _check_files(run: Path, settings: Settings, rows: Rows, reason: str, finding
 
 
 def _check_summary(run: Path, rows: Rows, settings: Settings, findings: Findings) -> None:
-    """Compute the summary from the rows again and compare it with summary.json."""
+    """Compute the summary from the rows again, and compare it with summary.json."""
     classes = str(read_model_metadata(run / MODEL).get("classes", ""))
     task = registry.make_component(tasks.KIND, settings.task)(int(classes)) if classes.isdigit() else None
     lost, lower_is_better = _read_rows(run / "faults.jsonl", findings), tuple(getattr(task, "lower_is_better", ()))
     try:
         recomputed = summarize_run(rows, metric_names(rows), "", lost, describe_best_model(run), lower_is_better)
     except (TypeError, KeyError, ValueError, AttributeError) as error:
-        return findings.add_altered(f"metrics.jsonl or faults.jsonl: no summary can be made of it ({error})")
+        return findings.add_altered(f"no summary can be computed from metrics.jsonl and faults.jsonl ({error})")
     written = read_json_object(run / "summary.json") or {}
     was, now = (flatten(to_jsonable({**each, "exit_reason": ""}), "") for each in (written, recomputed))
     for key in {**now, **was}:
         if was.get(key) != now.get(key):
-            findings.add_altered(f"summary.json: {key} is {was.get(key)}, metrics.jsonl makes {now.get(key)}")
+            findings.add_altered(f"summary.json: {key} is {was.get(key)}, but metrics.jsonl gives {now.get(key)}")
 
 
 # ---- by training ----
 def _replay_some_rounds(
     run: Path, settings: Settings, rounds: list[int], reason: str, options: VerifyOptions, findings: Findings
 ) -> set[int]:
-    """Train some rounds of a run again, report differences, and return the rounds that were trained."""
+    """Train some rounds of a run again, report differences, and return these rounds."""
     record, done = RunRecord(run, strict=False), set[int]()
     # A resumed run evaluates the round of its checkpoint again. If a rank failed after the first evaluation, the two
     # evaluations may differ, so such a checkpoint is not used.
@@ -272,7 +275,7 @@ def _replay_some_rounds(
             replayed = RunRecord(path, strict=False)
             changes = find_setup_differences(record, replayed)
             if other_data := [name for name in ("partition", "training data", "test data") if name in changes["data"]]:
-                where = f"below {settings.data.root} are not those of the run; data.root=DIR says where they are"
+                where = f"in {settings.data.root} differ from those of the run; set data.root to their directory"
                 findings.add_undecided(f"{' and '.join(other_data)} {where}")
                 return done
             reasons |= dict.fromkeys(_causes_of_bit_differences(run, settings, changes))
@@ -284,7 +287,7 @@ def _replay_some_rounds(
             done |= {t for t in replayed.rounds if t <= last}
         for text in differences:
             if reasons and options.tolerance is None:
-                why = f"This may come of where it was replayed: {'; '.join(reasons)}. --tolerance 1e-3 compares numbers"
+                why = f"A possible cause: {'; '.join(reasons)}. --tolerance 1e-3 allows small differences of numbers"
                 findings.add_undecided(f"{text}. {why}")
             else:
                 findings.add_altered(text)
@@ -297,12 +300,13 @@ def _replay_some_rounds(
 def _describe_row_differences(
     record: RunRecord, replayed: RunRecord, span: tuple[int, int], stopped: bool, tolerance: float | None
 ) -> list[str]:
-    """Return the differences between the rows of a run and of its replay, as lines of text.
+    """Return the differences between the rows of a run and those of its replay, as lines of text.
 
     Args:
         span: the round of the checkpoint from which the replay starts, which is evaluated but not analysed again; and
             the last round of the replay.
         stopped: whether the replay ended without evaluating its last round.
+        tolerance: the allowed difference of numbers; None: they must be equal.
     """
     start, last = span
     end = max(replayed.rounds, default=-1) if stopped else None  # the round that was not evaluated
@@ -328,13 +332,15 @@ def _shorten_value(value: Any) -> str:
 
 
 def _causes_of_bit_differences(run: Path, settings: Settings, changes: dict[str, Any]) -> list[str]:
-    """Return reasons for differences in the last bits: code, versions or devices that are not those of the run."""
+    """Return possible causes of differences in the last bits, such as other code, versions or devices."""
     machine = {key: pair for key, pair in changes["environment"].items() if key in ("devices", "cpu")}
     code = {key: pair for key, pair in changes["code"].items() if not key.startswith("plug-in ")}
     reasons = [f"{name} was {was}, here it is {now}" for name, (was, now) in {**code, **machine}.items()]
     ranks = len((read_json_object(run / "environment.json") or {}).get("ranks") or [1])
     if settings.compute.device != "cpu" and not (settings.compute.deterministic and ranks == 1):
-        reasons += ["GPUs give the same bits to one process with compute.deterministic"] if is_available() else []
+        reasons += (
+            ["on GPUs only a single process with compute.deterministic is reproducible"] if is_available() else []
+        )
     reasons += RunDirectory(run).read_accepted_changes()
     if settings.compute.clients_per_pass != 1 and ranks > 1:
         pack = settings.compute.clients_per_pass

@@ -1,7 +1,7 @@
 """Compare two runs: settings, data, code and machine, and the first round in which their results differ.
 
-Results are the rows of `metrics.jsonl` and `clients.jsonl`, without seconds and bytes, which depend on the ranks, and
-the final model. `fedmpi verify` and `fedmpi replay` use the same functions to compare a run with its replay.
+Results are the final model, and the rows of `metrics.jsonl` and `clients.jsonl` without seconds and bytes, which depend
+on the ranks. `fedmpi verify` and `fedmpi replay` use the same functions to compare a run with its replay.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ IRRELEVANT_SETTINGS = ("name", "trace", "report")  # settings without influence 
 # Names of digests of data in identity.json end with one of these.
 DATA_DIGESTS = ("partition", "training data", "test data", "layout", "initial weights")
 GROUPS = ("settings", "data", "code", "environment")
-# Keys of environment.json that are left out. Of ranks and packages, the entries are compared instead.
+# Keys of environment.json that are not compared. The entries of ranks and packages are compared instead.
 IGNORED_ENVIRONMENT = ("started", "command", "directory", "slurm_job_id", "ranks", "packages")
-MAX_VALUE_LENGTH = 200  # characters of a value that are printed
+MAX_VALUE_LENGTH = 200  # largest number of characters of a value that are printed
 CODE_DIGESTS, PARTITION = ("(code of fedmpi)", "(torch version)"), "(partition)"  # keys of identity.json
 TRAINING, TEST = "(training data)", "(test data)"
 Facts = dict[str, Any]
@@ -55,9 +55,9 @@ class RunRecord:
         self.rounds = {row["round"]: row for row in self.read_rows("metrics.jsonl").values()}
 
     def read_rows(self, name: str) -> dict[RowKey, Facts]:
-        """Return the rows of a file by (round, client, protocol).
+        """Return the rows of a file, keyed by (round, client, protocol).
 
-        If several rows have the same key, the key of a later one gets one more element.
+        If several rows have the same key, the keys of later ones are extended.
         """
         keyed: dict[RowKey, Facts] = {}
         for row in read_jsonl(self.run / name, need_round=True, strict=self.strict).rows:
@@ -74,7 +74,7 @@ class RunRecord:
 
 
 class Difference(NamedTuple):
-    """A key of a row and its values in two runs, which differ; MISSING if a run does not have the key."""
+    """A key of a row with its different values in two runs; a value is MISSING if a run does not have the key."""
 
     key: str
     a: Any
@@ -84,13 +84,14 @@ class Difference(NamedTuple):
 def find_differing_rows(
     a: RunRecord, b: RunRecord, name: str, tolerance: float | None = None, partial: int | None = None
 ) -> Iterator[tuple[RowKey, list[Difference]]]:
-    """Yield the key and the differences of each row in which two runs differ, without keys that depend on the ranks.
+    """Yield the key and the differences of each row in which two runs differ, without values that depend on the ranks.
 
     Args:
+        a, b: the records of the two runs.
         name: the file, such as metrics.jsonl.
-        tolerance: largest allowed difference of numbers, relative to the larger one if that is above 1; hashes are not
-            compared. None: values must be equal.
-        partial: a round that b has not evaluated; keys that its row lacks do not count.
+        tolerance: largest allowed difference of numbers, relative to the larger one if that is above 1; hashes are then
+            not compared. None: values must be equal.
+        partial: a round that run b has not evaluated; keys that are missing in its row are not compared.
     """
     left, right = a.read_rows(name), b.read_rows(name)
     left_out = {*VARIES_WITH_RANKS, *((WEIGHTS_HASH,) if tolerance is not None else ())}
@@ -114,7 +115,7 @@ def _is_same(a: Any, b: Any, tolerance: float | None) -> bool:
 
 
 def find_setup_differences(a: RunRecord, b: RunRecord) -> Facts:
-    """Return the differences in settings, code, data and environment (versions, machine), as name -> [a, b]."""
+    """Return the differences of two runs in settings, code, data and environment, each as name -> [a, b]."""
     changes = _find_changes(a.identity, b.identity)
     digests = {key.strip("()"): pair for key, pair in changes.items() if key.startswith("(")}
     data = {key: pair for key, pair in digests.items() if key.endswith(DATA_DIGESTS)}
@@ -140,7 +141,7 @@ def compare_runs(a: Path, b: Path) -> Facts:
         a, b: the directories.
         settings, code, data, environment: differences, as name -> [value in a, value in b].
         rounds: the numbers of rounds, [a, b].
-        hash, metric, client: the first round in which the model's hash, a metric, or a client's line differs, with the
+        hash, metric, client: the first round in which the model's hash, a metric, or a client's row differs, with the
             name and [a, b] of the first different value; None if there is no difference.
         model: SHA-256 of the final models, [a, b]; None if they are equal or one is missing.
         same: whether the results are the same.
@@ -168,7 +169,7 @@ def compare_runs(a: Path, b: Path) -> Facts:
 
 
 def _describe_first_difference(rows: Iterable[tuple[RowKey, list[Difference]]]) -> Facts | None:
-    """Describe the first row with differences: round, client, first key with its values, and the other keys."""
+    """Describe the first row with differences: its round and client, the first key with its values, and other keys."""
     for (t, client, *_), (first, *others) in ((key, each) for key, each in rows if each):
         values = [None if value is MISSING else value for value in (first.a, first.b)]
         names = [each.key for each in others]
@@ -182,16 +183,16 @@ def format_comparison(facts: Facts) -> list[str]:
     for one in (facts[key] for key in ("hash", "metric", "client") if facts[key]):
         who = f"client {one['client']}, " if one["client"] is not None else ""
         shown += [_format_pair(f"{who}{one['name']}, round {one['round']}", one["values"])]
-        shown += [f"  and there {shorten(', '.join(one['others']), MAX_VALUE_LENGTH)}"] if one["others"] else []
+        shown += [f"  also: {shorten(', '.join(one['others']), MAX_VALUE_LENGTH)}"] if one["others"] else []
     shown += [_format_pair(MODEL, facts["model"])] if facts["model"] else []
     for group in GROUPS:
         shown += [f"{group}: {pluralize(len(facts[group]), 'difference')}"] if facts[group] else []
         shown += [_format_pair(name, values) for name, values in facts[group].items()]
-    return [*shown, f"the same: {', '.join(group for group in GROUPS if not facts[group]) or 'nothing else'}"]
+    return [*shown, f"no differences in: {', '.join(group for group in GROUPS if not facts[group]) or '-'}"]
 
 
 def format_verdict(facts: Facts) -> str:
-    """Return one line that states whether the results are the same, or from which round on they differ."""
+    """Return a line that states whether the results are the same, or from which round on they differ."""
     a, b = facts["rounds"]
     end = f" (A has {pluralize(a, 'round')}, B {pluralize(b, 'round')})" if a != b else ""
     if one := facts["hash"]:
@@ -201,8 +202,9 @@ def format_verdict(facts: Facts) -> str:
     if one := facts["client"]:
         return f"client {one['client']} differs from round {one['round']} on{end}"
     if facts["model"]:
-        return f"the final models differ, and no round does{end}"
-    return f"the same results as far as both go{end}" if end else f"the same results in all {pluralize(a, 'round')}"
+        return f"the final models differ, but no round does{end}"
+    same = "the same results in all"
+    return f"{same} rounds that both have{end}" if end else f"{same} {pluralize(a, 'round')}"
 
 
 def _format_pair(name: str, values: list[Any]) -> str:
@@ -210,9 +212,9 @@ def _format_pair(name: str, values: list[Any]) -> str:
     return f"  {name}: {a} | {b}"
 
 
-# ---- comparability of runs that one table cell or one curve of a report combines ----
+# ---- comparability of runs that are combined in a table cell or in a curve of a report ----
 def seed_independent_digests(identity: Mapping[str, Any]) -> dict[str, str]:
-    """Return the digests of identity.json that are equal in all runs whose settings differ in the seed only.
+    """Return the digests of identity.json that do not depend on the seed.
 
     A data source that is a plug-in may depend on the seed, so digests of its data are left out.
 
@@ -228,10 +230,10 @@ def seed_independent_digests(identity: Mapping[str, Any]) -> dict[str, str]:
 
 
 def find_digest_differences(runs: Iterable[tuple[Settings, Mapping[str, Any]]]) -> dict[str, tuple[str, str]]:
-    """Return digests that should be equal in several runs and are not, each with the names of two such runs.
+    """Return the digests that should be equal in several runs, but differ, each with the names of two such runs.
 
-    Digests of code should be equal in all runs; digests of data in runs with the same settings of data; all others in
-    runs with the same settings. If a digest depends on the seed, only runs with the same seed are compared.
+    Digests of code should be equal in all runs, digests of data in runs with equal settings of data, and all others in
+    runs with equal settings. If a digest depends on the seed, only runs with the same seed are compared.
     """
     first: dict[tuple[str, ...], tuple[str, str]] = {}
     differing: dict[str, tuple[str, str]] = {}

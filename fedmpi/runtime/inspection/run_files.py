@@ -20,21 +20,23 @@ Row = dict[str, Any]
 
 
 def is_run_dir(place: Path) -> bool:
+    """Return whether a directory is a run directory."""
     return any((place / name).is_file() for name in RUN_FILES)
 
 
 def not_a_run_error(place: Path, lacks: str = "config.yaml") -> UserError:
     """Return the error for a directory that is not a run directory.
 
-    If a rank other than 0 runs on a host without a shared file system, the directory there holds only a part of a run.
+    Without a shared file system, a host without rank 0 has only a part of the run directory; the error explains this.
+
     lacks: names of the files that the directory should contain.
     """
     parts = [f"{name}/" for name in RANK_FOLDERS if (place / name).is_dir()]
     if is_run_dir(place) or not parts:
-        return UserError(f"{place} is no run directory: it holds no {lacks}")
+        return UserError(f"{place} is not a run directory: it contains no {lacks}")
     return UserError(
-        f"{place} holds only what the ranks of this host wrote ({', '.join(parts)}); all other files of the run are in "
-        "its directory on the host of rank 0. Copy them from there into this directory; or to go on with the run start "
+        f"{place} contains only files of the ranks of this host ({', '.join(parts)}); other files of the run are in "
+        "its directory on the host of rank 0. Copy them from there into this directory; or, to resume the run, start "
         "the ranks of this host as before, with checkpoint.resume=must"
     )
 
@@ -63,11 +65,11 @@ def list_runs(place: Path) -> list[Path]:
 
 
 def check_directory(place: Path) -> Path:
-    """Return the given path after checking that it is a directory. Raises UserError if not, or if it is unreadable."""
+    """Check that a path is a readable directory, and return it; raise UserError if it is not."""
     if not place.exists():
-        raise UserError(f"{place}: there is no such directory")
+        raise UserError(f"{place} does not exist; name the directory of a run or of a sweep")
     if not place.is_dir():
-        raise UserError(f"{place} is a file; the directory of a run or of a sweep is needed")
+        raise UserError(f"{place} is a file; name the directory of a run or of a sweep")
     try:
         next(place.iterdir(), None)
     except OSError as error:
@@ -76,7 +78,7 @@ def check_directory(place: Path) -> Path:
 
 
 def read_json_object(path: Path) -> Row | None:
-    """Return the object in a JSON file; None if the file is missing, damaged, or contains no object."""
+    """Read the object in a JSON file; return None if the file is missing, damaged, or contains no object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -85,7 +87,7 @@ def read_json_object(path: Path) -> Row | None:
 
 
 def read_tail(path: Path, size: int = TAIL_BYTES) -> list[Row]:
-    """Return the rows in the last `size` bytes of a .jsonl file; [] if it is missing or cannot be read."""
+    """Read the rows in the last `size` bytes of a .jsonl file; return [] if it is missing or cannot be read."""
     try:
         return read_jsonl(path, tail_bytes=size).rows
     except UserError:
@@ -93,7 +95,7 @@ def read_tail(path: Path, size: int = TAIL_BYTES) -> list[Row]:
 
 
 def last_modified(paths: Sequence[Path]) -> float | None:
-    """Return the time of the last change of any of the files, in seconds since 1970; None if none exists."""
+    """Return the time at which any of the files was last modified, in seconds since 1970; None if no file exists."""
     times = []
     for path in paths:
         try:
@@ -104,7 +106,7 @@ def last_modified(paths: Sequence[Path]) -> float | None:
 
 
 def find_error_line(path: Path, size: int = 1 << 16) -> str:
-    """Return the last line of a log that contains "error", else the last line; "" if the log is empty or missing."""
+    """Return the last line of a log that contains "error", or else the last line; "" if the log is empty or missing."""
     try:
         with path.open("rb") as file:
             file.seek(max(file.seek(0, 2) - size, 0))

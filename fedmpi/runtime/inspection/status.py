@@ -1,11 +1,11 @@
 """Determine the state and progress of a run from the files in its directory (`fedmpi status`).
 
-running           its job holds the directory's lock; if the file system has no locks, a file was written recently
+running           a job has locked the directory; or the file system has no locks, but a file was written recently
 finished          all rounds are complete, or evaluate.best.patience ended the run
-stopped           a signal or a time limit ended it; `fedmpi resume` continues it
-failed            it ended with an error, which summary.json contains
-died              no job works in the directory, and no reason was recorded: the run was killed, or power failed
-never started     it ended before it wrote anything, or has not started yet
+stopped           a signal or a time limit ended the run; `fedmpi resume` continues it
+failed            the run ended with an error, which is recorded in summary.json
+died              no job uses the directory, and no reason was recorded: the run was killed, or power failed
+never started     the run ended before it wrote anything, or has not started yet
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ RUNNING, FINISHED, STOPPED, FAILED, DIED, NEVER_STARTED = (
 # the duration of TIMES rounds ago.
 AVERAGED_ROUNDS, RECENT_S, RECENT_ROUNDS = 20, 60.0, 5.0
 SUCCESS, RESUMABLE, FAILURE = 0, 75, 1  # exit codes
-MAX_METRICS_SHOWN = 4  # metrics that are printed
+MAX_METRICS_SHOWN = 4  # largest number of metrics that are printed
 Facts = dict[str, Any]
 
 
 def read_run_status(run: Path, now: float | None = None) -> Facts:
-    """Return the state and progress of one run, as JSON values; None if the directory does not contain a value.
+    """Return the state and progress of one run, as a dict of JSON values; unknown values are None.
 
     Args:
         now: the time in seconds since 1970; None: the current time.
@@ -80,7 +80,7 @@ def read_run_status(run: Path, now: float | None = None) -> Facts:
 
 
 def read_brief_status(run: Path, lines: JsonLines | None = None, now: float | None = None) -> Facts:
-    """Return the main facts about one run: its state, its progress and its last checkpoint.
+    """Return the main facts about one run: its state, its progress and its newest checkpoint.
 
     Args:
         lines: the content of metrics.jsonl; None: read the end of the file.
@@ -108,16 +108,16 @@ def read_brief_status(run: Path, lines: JsonLines | None = None, now: float | No
     reason = str(summary.get("exit_reason", ""))
     is_over = reason == "finished" and rounds is not None and done >= rounds
     if is_locked and not is_over:
-        silent = "nothing written for longer than five rounds take; a rank may be silent" if is_late else ""
-        state, why = RUNNING, silent if lines.rows else "it has not made a round yet"
+        silent = "nothing was written for more than five rounds' time; a rank may hang" if is_late else ""
+        state, why = RUNNING, silent if lines.rows else "it has not completed a round yet"
     elif reason:
         state, why = _classify_end(reason)
     elif is_locked is None and not is_late:
-        state, why = RUNNING, "its directory was written lately"
+        state, why = RUNNING, "its directory was written to recently"
     elif lines.rows or identity or "host" in who:
         state, why = DIED, "" if lines.rows else "before its first round was complete"
     else:
-        state, why = NEVER_STARTED, "the directory holds nothing of a run"
+        state, why = NEVER_STARTED, "the directory contains no files of a run"
     newest = max(run.glob("checkpoints/[0-9]*.safetensors"), default=None)
     times = run_files.last_modified([newest] if newest else []), written
     age, since = (None if t is None else max(now - t, 0.0) for t in times)
@@ -139,7 +139,7 @@ def read_brief_status(run: Path, lines: JsonLines | None = None, now: float | No
 
 
 def status_exit_code(facts: Facts) -> int:
-    """Return the exit code for a run: 0 running or finished, 75 stopped or died and can be resumed, 1 otherwise."""
+    """Return the exit code for a run: 0 if it is running or finished, 75 if it can be resumed, else 1."""
     if facts["state"] in (RUNNING, FINISHED):
         return SUCCESS
     return RESUMABLE if facts["state"] in (STOPPED, DIED) and facts["resume"] else FAILURE
@@ -162,14 +162,14 @@ def _planned_rounds(identity: Facts) -> int | None:
 
 
 def _mean_round_seconds(rows: list[Facts]) -> float | None:
-    """Return the mean seconds of the last rounds. The first round, which is longer, counts only if it is alone."""
+    """Return the mean seconds of the last rounds, without the first round, which takes longer, if there are others."""
     walls = [row["wall_s"] for row in rows if _is_number(row.get("wall_s")) and row["round"] >= 0]
     later = walls[1:] if rows and rows[0]["round"] <= 0 else walls
     return fmean(later[-AVERAGED_ROUNDS:] or walls) if walls else None
 
 
 def _latest_metrics(rows: list[Facts]) -> tuple[dict[str, float], int | None]:
-    """Return the metrics of the last evaluated round, or of the last round if none was evaluated; and its number."""
+    """Return the metrics of the last evaluated round (or of the last round if none was evaluated), and its number."""
     numbers = [{k: v for k, v in row.items() if k not in NON_METRIC_NAMES and _is_number(v)} for row in rows]
     names = {name for row in numbers for name in row if name != "train_loss"}
     for row, metrics in zip(reversed(rows), reversed(numbers), strict=True):
@@ -205,7 +205,7 @@ def format_status(facts: Facts) -> list[str]:
         "round": [
             f"{facts['rounds_done']:,}",
             f" of {facts['rounds']:,}" if facts["rounds"] is not None else "",
-            f", {format_duration(facts['round_s'])} a round" if facts["round_s"] is not None else "",
+            f", {format_duration(facts['round_s'])} per round" if facts["round_s"] is not None else "",
             f", {format_duration(facts['eta_s'])} left" if facts["eta_s"] is not None else "",
         ],
         "ranks": [

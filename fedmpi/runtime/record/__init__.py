@@ -1,1 +1,1 @@
-"""The files that a run writes to its run directory, and the lines that it prints on the console."""
+"""Writing of the files of a run directory, and of the lines that a run prints on the console."""

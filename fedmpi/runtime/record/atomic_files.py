@@ -1,7 +1,7 @@
 """Write files atomically, even if power fails, and write files of tensors with a checksum.
 
 A file is written under a temporary name, synchronised to disk (fsync) and renamed; then its folder is synchronised. A
-file of tensors has a manifest in its safetensors metadata: {"facts": JSON text, "sha256": checksum of facts, names,
+file of tensors has an entry in its safetensors metadata: {"facts": JSON text, "sha256": checksum of facts, names,
 shapes, types and values}.
 """
 
@@ -21,11 +21,11 @@ from torch import Tensor
 
 
 class CorruptFileError(Exception):
-    """Raised if a file is missing, cut short or changed. The message has its path and the problem."""
+    """Raised if a file is missing, truncated or changed. The message contains its path and the problem."""
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file atomically, and replace an existing one. Raises OSError, and then leaves no temporary file."""
+    """Write a file atomically, replacing an existing one. If it raises OSError, no temporary file remains."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # unique, as other processes may write the file, too
     try:
         with open(temporary, "wb") as file:
@@ -49,7 +49,7 @@ def sync_to_disk(path: Path) -> None:
 
 
 def serialize_tensors(tensors: Mapping[str, Tensor], facts: Any) -> bytes:
-    """Return tensors (on the CPU) and `facts` (JSON) as a safetensors file with a checksum.
+    """Return the content of a safetensors file with tensors (on the CPU), `facts` (JSON values) and a checksum.
 
     Equal arguments give equal bytes.
     """
@@ -59,7 +59,7 @@ def serialize_tensors(tensors: Mapping[str, Tensor], facts: Any) -> bytes:
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
-    """Read tensors and facts from a file with content made by `serialize_tensors`, and verify its checksum.
+    """Read tensors and facts from a file with content from `serialize_tensors`, and verify its checksum.
 
     Raises:
         CorruptFileError: The file cannot be read, is damaged, or does not match its checksum.
@@ -73,9 +73,9 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
     except OSError as error:
         raise CorruptFileError(f"{path}: {error.strerror}") from error
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise CorruptFileError(f"{path} is damaged: no whole file of tensors ({error})") from error
+        raise CorruptFileError(f"{path} is damaged: not a complete file of tensors ({error})") from error
     if _digest(tensors, facts) != recorded:
-        raise CorruptFileError(f"{path} is damaged: its content is not that of the SHA-256 recorded in it")
+        raise CorruptFileError(f"{path} is damaged: its content does not match the SHA-256 recorded in it")
     return tensors, json.loads(facts)
 
 

@@ -20,7 +20,7 @@ from fedmpi.engine.messages import MessageLayouts
 from fedmpi.runtime import build_data
 from fedmpi.runtime.build import Experiment
 
-MAX_CLIENTS_SHOWN = 20  # up to this number, each client has its own line at the end
+MAX_CLIENTS_SHOWN = 20  # up to this number of clients, each has its own line at the end
 
 
 # ---- before ----
@@ -51,7 +51,7 @@ def describe_run(experiment: Experiment, job: Job, backend: str, ranks: Sequence
 
 
 def describe_experiment(experiment: Experiment) -> str:
-    """Return a text with method, data set, model and number of parameters. Plug-ins are named without their folder."""
+    """Describe method, data set, model and number of parameters. Plug-ins are named without their folder."""
     s = experiment.settings
     method, source, model = (Path(name).name for name in (s.method.name, s.data.source, s.model.name))
     untrained = sum(p.numel() for p in experiment.model.frozen.values())
@@ -60,17 +60,20 @@ def describe_experiment(experiment: Experiment) -> str:
 
 
 def describe_training(s: Settings, clients: int, sets_training_length: bool = False) -> str:
-    """Return a text on local training: cohort size, epochs or steps, batch size, optimiser and learning rate.
+    """Describe local training: cohort size, epochs or steps, batch size, optimiser and learning rate.
 
     Args:
-        sets_training_length: The method's own options decide how long clients train, so epochs and steps are left out.
+        s: The settings.
+        clients: The number of clients.
+        sets_training_length: Whether the method's own options set the amount of training; the text then contains
+            neither epochs nor steps.
     """
     train, members = s.train, scheduler.cohort_size(clients, s.cohort.fraction, s.cohort.size)
     work = pluralize(train.steps or 0, "step") if train.epochs is None else pluralize(train.epochs, "epoch")
     amount = "" if sets_training_length else f"{work} "
     batches = "full batches" if train.batch_size == "full" else f"batches of {train.batch_size}"
     last = learning_rate(train.lr, train.schedule, max(s.rounds - 1, 0), max(s.rounds, 1), train.decay)
-    end = "" if train.schedule == "constant" else f", {last:.3g} at last"
+    end = "" if train.schedule == "constant" else f" to {last:.3g}"
     warm_up = f", after a warm-up of {pluralize(train.warmup_rounds, 'round')}" if train.warmup_rounds else ""
     momentum = f", {'nesterov ' if train.nesterov else ''}momentum {train.momentum:g}" if train.momentum else ""
     who = f"{members} of {pluralize(clients, 'client')}"
@@ -78,19 +81,19 @@ def describe_training(s: Settings, clients: int, sets_training_length: bool = Fa
 
 
 def describe_traffic(messages: MessageLayouts, rounds: int, itemsize: int) -> str:
-    """Return a text on the bytes that a client sends and receives per round, and on the wire format.
+    """Describe the bytes that a client sends and receives per round, and the format of uploads.
 
-    If rounds differ, the text has the largest and the mean upload.
+    If rounds differ, the text contains the largest and the mean upload.
     """
     up = [messages.upload_layout(t).size * itemsize for t in range(max(rounds, 1))]
     receives = format_bytes((messages.broadcast_layout().packing.size + messages.per_client_download.size) * itemsize)
     mean = f" ({format_bytes(int(fmean(up)))} on average)" if min(up) < max(up) else ""
     formats = f"; uploads in {messages.wire.name}" if messages.wire else ""
-    return f"a client sends {format_bytes(max(up))}{mean} and receives {receives} a round{formats}"
+    return f"a client sends {format_bytes(max(up))}{mean} and receives {receives} per round{formats}"
 
 
 def describe_devices(facts: Sequence[Mapping[str, Any]]) -> str:
-    """Return a text on the devices of all ranks, such as `cpu (x86_64)` or `4 x NVIDIA H100, rank 0 on cpu`.
+    """Describe the devices of all ranks, for example `cpu (x86_64)` or `4 x NVIDIA H100, rank 0 on cpu`.
 
     facts: for each rank, in order, a dict with its `device` and `gpu`.
     """
@@ -110,9 +113,10 @@ def format_resume(after: int, rounds: int, rows: int) -> str:
         rows: The number of rounds in metrics.jsonl.
     """
     if after >= 0:
-        return f"going on after round {after} ({after + 1} of {rounds} done)"
-    anew = f"no checkpoint is whole, {pluralize(rows, 'round')} to be trained anew" if rows else "no round was complete"
-    return f"{anew}: from the start"
+        return f"resuming after round {after} ({after + 1} of {rounds} completed)"
+    if rows:
+        return f"no checkpoint is intact: starting again from round 0, {pluralize(rows, 'round')} are lost"
+    return "no round was completed: starting from round 0"
 
 
 # ---- during ----
@@ -132,20 +136,20 @@ def format_round(row: Mapping[str, Any], rounds: int, names: Sequence[str], mean
 
 
 def format_rank_failure(row: Mapping[str, Any], sites: Sequence[str] | None) -> str:
-    """Return the line on a rank failure.
+    """Return the line that is printed when ranks fail.
 
     Args:
         row: The row of faults.jsonl (engine/faults/lost_ranks.py).
         sites: The names of the sites in silo mode; otherwise clients are named by their numbers.
     """
     ranks = ", ".join(f"rank {rank} on {host}" if host else f"rank {rank}" for rank, host in row["ranks"].items())
-    text = f"round {row['round']}: {ranks} is lost ({row['why']}); going on without"
-    for key, what in (("clients", "sits this round out"), ("gone", "is gone")):
+    text = f"round {row['round']}: {ranks} is lost ({row['why']}); the run continues without it"
+    for key, what in (("clients", "skips this round"), ("gone", "is unavailable")):
         names = [sites[k] if sites else str(k) for k in row[key]]
         text += f"; {'site' if sites else 'client'} {', '.join(names)} {what}" if names else ""
     if row["reverted"]:
         back = ", ".join(f"{k} ({'the start' if r < 0 else f'round {r}'})" for k, r in row["reverted"].items())
-        text += f"; back to an earlier state: client {back}"
+        text += f"; reverted to an earlier state: client {back}"
     return text
 
 
@@ -160,7 +164,7 @@ def format_results(
     """Return the lines that a run prints after training: metrics of clients, the main metric, faults, traffic.
 
     Args:
-        clients: The rows of clients.jsonl of the last evaluation; shown if they are at most MOST_CLIENTS.
+        clients: The rows of clients.jsonl of the last evaluation; shown if there are at most MAX_CLIENTS_SHOWN.
     """
     names, lines = ("loss", *experiment.task.names), list[str]()
     if 0 < len(clients) <= MAX_CLIENTS_SHOWN:
@@ -177,7 +181,7 @@ def format_results(
         result["refused_uploads"]
         and f"{result['refused_uploads']} uploads were refused, {result['client_errors']} of them after an error while "
         "a client trained (`refused` in metrics.jsonl)",
-        gone and f"ranks lost on the way: {gone}; faults.jsonl says what that means, `fedmpi replay` checks it",
+        gone and f"lost ranks: {gone}; faults.jsonl lists the effects, and `fedmpi replay` checks the results",
         best
         and f"best model: {format_metric(best['metric'], best['value'], 4)} {best['metric']} in round {best['round']} "
         f"({best['file']})",
@@ -190,7 +194,7 @@ def format_results(
 
 
 def _format_main_metric(rows: list[dict[str, Any]], result: Mapping[str, Any], name: str) -> str:
-    """Return the line with the last value of a metric, and its mean over the last ten rounds with a value."""
+    """Return a line with the last value of a metric, and its mean over the last ten rounds that have a value."""
     at, mean = result["last_round"][name] + 1, result["mean_last_10"].get(name)
     last = "the last round" if at == result["rounds"] else f"round {at}"
     line = f"{name} {format_metric(name, result['last'][name], 4)} {f'after {last}' if at else 'of the initial model'}"

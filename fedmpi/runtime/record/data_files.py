@@ -1,7 +1,7 @@
-"""Write and read the files of a run directory on its data: the samples of each client, and the preprocessing of rows.
+"""Write and read the files of a run directory that describe its data: the partition, and the preprocessing of rows.
 
-partition.json has the `sizes` and `label_counts` of all clients. If there are more than MANY clients, they are in
-partition.npz instead: `offsets`, whose differences are the sizes, and `label_counts`.
+partition.json contains the `sizes` and `label_counts` of all clients. If there are more than MAX_CLIENTS_IN_JSON
+clients, partition.npz contains them instead: `offsets`, whose differences are the sizes, and `label_counts`.
 
 preprocessing.json describes how new rows are prepared for the model:
 
@@ -9,10 +9,10 @@ preprocessing.json describes how new rows are prepared for the model:
 
 The other fields are those of the class for this kind (`fedmpi.data.preprocessing`).
 
-augment       data.augment of the config. Operations without randomness also apply to new rows, as they do to test rows
-client_sites  the site of each client if clients are sites; the option `--client` takes these names. For more than MANY
-              clients it is written only if each site prepares rows by its own statistics
-targets       mean and deviation of the training targets, by site name or under "" for all sites, if the config
+augment       data.augment of the config. Operations without randomness are also applied to new rows, as to test rows
+client_sites  the site of each client if clients are sites; the option `--client` takes these names. For more than
+              MAX_CLIENTS_IN_JSON clients it is written only if each site prepares rows with its own statistics
+targets       mean and standard deviation of the training targets, by site name or under "" for all sites, if the config
               standardises targets; the outputs of the model are then standardised, too
 
 The file is in the run directory beside the model. With data.silos each site has one in state/SITE, written by the
@@ -74,7 +74,7 @@ def read_client_sizes(run_dir: Path, facts: dict[str, Any]) -> tuple[Any, Any]:
     facts: the content of partition.json.
 
     Returns:
-        Two lists (N,) and (N, c), or arrays if they are read from partition.npz.
+        Two lists of shapes (N,) and (N, c), or arrays if they are read from partition.npz.
 
     Raises:
         ValueError: The values are in partition.npz, which cannot be read.
@@ -91,7 +91,7 @@ def read_client_sizes(run_dir: Path, facts: dict[str, Any]) -> tuple[Any, Any]:
 # ---- preprocessing.json ----
 @dataclass(frozen=True)
 class Preprocessing:
-    """The preprocessing of a run's rows, as in preprocessing.json."""
+    """The preprocessing of a run's rows, as described by preprocessing.json."""
 
     preparation: Preparation
     augment: Sequence[Any] = ()
@@ -100,25 +100,28 @@ class Preprocessing:
 
     @property
     def target_sites(self) -> tuple[str, ...]:
-        """The sites that standardise targets by their own statistics; () if none does, or all use pooled statistics."""
+        """The sites that standardise targets with their own statistics; () if there are none."""
         return tuple(name for name in self.targets if name)
 
     def scales(self, sites: Sequence[str], rows: int) -> list[TargetScale] | None:
-        """Return the mean and deviation of the targets for each row; None if targets are not standardised.
+        """Return the mean and standard deviation of the targets for each row; None if targets are not standardised.
 
         Args:
-            sites: The site of each row, or one site for all rows; () if it is not known.
+            sites: The site of each row, or one site for all rows; () if unknown.
+            rows: The number of rows.
 
         Raises:
-            UserError: Sites have their own statistics, and a row's site is not given or unknown.
+            UserError: Sites have their own statistics, and the site of a row is missing or unknown.
         """
         if not self.target_sites:
             return [self.targets[""]] * rows if self.targets else None
         unknown = next((name for name in sites if name not in self.targets), None)
         if unknown is not None or not len(sites):
-            problem = f"there is no site {unknown!r} in this run" if len(sites) else "say whose rows these are"
+            problem = (
+                f"site {unknown!r} does not exist in this run" if len(sites) else "the site of these rows is missing"
+            )
             raise UserError(
-                f"{problem}: --site NAME, in Python site=, as targets are standardised by each site's own training "
+                f"{problem}; set --site NAME, in Python site=, as each site standardises targets with its own training "
                 f"rows (data.standardise_target: site); sites: {shorten(', '.join(self.target_sites), 200)}"
             )
         scales = [self.targets[name] for name in sites]
@@ -144,7 +147,7 @@ def read_preprocessing(path: Path) -> Preprocessing:
         facts = json.loads(path.read_text(encoding="utf-8"))
         form, augment, sites = facts.pop("format"), facts.pop("augment"), facts.pop("client_sites", [])
         if form != FORMAT:
-            raise ValueError(f"its format is {form}, and this version of fedmpi reads {FORMAT}")
+            raise ValueError(f"its format is {form}, but this version of fedmpi reads format {FORMAT}")
         targets = {name: TargetScale.from_dict(each) for name, each in facts.pop("targets", {}).items()}
         return Preprocessing(preparation_from_dict(facts), tuple(augment), tuple(sites), targets)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -152,7 +155,7 @@ def read_preprocessing(path: Path) -> Preprocessing:
 
 
 def write_preprocessing(directory: RunDirectory, settings: Settings, data: FederatedData) -> None:
-    """Write preprocessing.json to the run directory (rank 0), if there is a preparation that all sites share."""
+    """Write preprocessing.json to the run directory (rank 0), if all sites share one preparation of rows."""
     if data.preparation is not None:
         by_site = data.preparation.site_names or any(data.target_scales)
         sites = data.site_names if by_site or data.clients <= MAX_CLIENTS_IN_JSON else ()
@@ -171,28 +174,28 @@ def write_own_preprocessing(folder: Path, settings: Settings, data: FederatedDat
 
 
 def site_preprocessing_path(run: Path, site: str) -> Path:
-    """Return the path of a site's own preprocessing.json, which the rank of the site writes."""
+    """Return the path of a site's own preprocessing.json, which is written by the site's rank."""
     return run / "state" / site / PREPROCESSING
 
 
 def find_own_preprocessing(run: Path, silos: Sequence[str], site: str | None) -> Path:
-    """Return the path of the preprocessing.json of a site; of any site if `site` is None and all have equal files.
+    """Return the path of a site's preprocessing.json; if `site` is None and the files of all sites are equal, of any.
 
     Raises:
         UserError: The file is not on this host; or no site is named and the sites' files differ.
     """
     if site is not None and site not in silos:
-        raise UserError(f"there is no site {site!r} in this run; sites: {', '.join(silos)}")
+        raise UserError(f"site {site!r} does not exist in this run; sites: {', '.join(silos)}")
     paths = [site_preprocessing_path(run, name) for name in silos if site in (None, name)]
     existing = [path for path in paths if path.is_file()]
     if not existing:
         raise UserError(
-            f"{paths[0]} is not here: how a site prepares its rows stays with the site, on the host that trained it; "
-            "predict there, or copy the file from there"
+            f"{paths[0]} is missing: the preprocessing of a site is only on the host that trained the site; predict on "
+            "that host, or copy the file from there"
         )
     if len({path.read_bytes() for path in existing}) > 1:
         raise UserError(
-            f"each site of this run prepares its rows by its own training rows; say whose these are: --client K or "
-            f"--site NAME, in Python client= or site=; sites: {', '.join(silos)}"
+            f"each site of this run has its own preprocessing; set the site of these rows with --client K or --site "
+            f"NAME, in Python client= or site=; sites: {', '.join(silos)}"
         )
     return existing[0]

@@ -1,12 +1,13 @@
 """Lock a run directory, so that only one job at a time uses it.
 
-Rank 0 locks the directory before it reads it, and holds the lock until all ranks have finished. The lock is flock(2) on
-the file RUN_DIR/lock, which contains host and process of its holder. The system releases it when the process ends, so a
-lock is never left over. It works between hosts on NFS since Linux 2.6.12, on GPFS, on BeeGFS, and on Lustre mounted
-with -o flock. If a file system has no locks a warning says so, and users must not start two jobs in one directory.
+Rank 0 locks the directory before it reads it, and keeps the lock until all ranks have finished. The lock is flock(2) on
+the file RUN_DIR/lock, which contains host and process id of its holder. The system releases it when the process ends,
+so a lock is never left over. It works between hosts on NFS since Linux 2.6.12, on GPFS, on BeeGFS, and on Lustre
+mounted with -o flock. If a file system has no locks, a warning is issued, and users must not start two jobs in one
+directory.
 
-`inspect` takes a shared lock for a moment to find out whether a job is running; a job that starts in that moment tries
-again. The package filelock is not used, as it has no shared locks and does not tell who holds one.
+`inspect_lock` takes a shared lock for a moment to find out whether a job is running; a job that starts in that moment
+tries again. The package filelock is not used, as it has no shared locks and does not identify the holder of a lock.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ def hold_lock(directory: Path) -> Iterator[None]:
             file.truncate(0)
             file.write(json.dumps(holder).encode())
         except OSError as error:
-            message = f"run directory: cannot write {path}: {error.strerror}; free some space, or choose another output"
-            raise UserError(message) from error
+            message = f"run directory: cannot write {path}: {error.strerror}"
+            raise UserError(f"{message}; free some disk space, or set output to another directory") from error
         yield
 
 
 def _acquire(file: FileIO, path: Path) -> None:
-    """Lock an open file. Tries for MOMENT_S seconds, as `inspect` in another process may hold it for a moment."""
+    """Lock an open file; try for RETRY_S seconds, as `inspect_lock` in another process may lock it for a moment."""
     until = time.monotonic() + RETRY_S
     while True:
         try:
@@ -62,24 +63,24 @@ def _acquire(file: FileIO, path: Path) -> None:
         except OSError as error:
             if error.errno not in LOCKED_ERRNOS:
                 return warnings.warn(
-                    f"{path}: this file system has no locks ({error.strerror}); see that no second job goes on with "
-                    "this run while this one lives",
+                    f"{path}: this file system has no locks ({error.strerror}); make sure that no second job resumes "
+                    "this run while this one is running",
                     stacklevel=4,
                 )
             if time.monotonic() > until:
                 who = {"pid": "?", "host": "?", "since": "a moment ago", **_read_holder(path)}
                 raise UserError(
-                    f"{path.parent} is in use: process {who['pid']} on host {who['host']} has had it since "
-                    f"{who['since']}; nothing was touched. Wait until it has ended, or end it"
+                    f"{path.parent} is in use by process {who['pid']} on host {who['host']} since {who['since']}; "
+                    "nothing was changed. Wait until that process has ended, or stop it"
                 ) from error
         time.sleep(0.01)
 
 
 def inspect_lock(directory: Path) -> tuple[bool | None, dict[str, Any]]:
-    """Return whether a job is using this run directory, and host, pid and start time of this job or of the last one.
+    """Return whether a job uses this run directory, and host, process id and start time of this job or the last one.
 
     Returns:
-        True, False, or None if that is unknown, as there is no lock file or the file system has no locks; and a dict
+        True or False, or None if unknown, because there is no lock file or the file system has no locks; and a dict
         with `host`, `pid` and `since`, which is {} if it cannot be read.
     """
     path = directory / LOCK_FILE

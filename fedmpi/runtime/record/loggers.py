@@ -1,4 +1,4 @@
-"""Pass the results of a run to loggers (such as TensorBoard) and to callbacks, which are classes of the user.
+"""Pass the results of a run to loggers (such as TensorBoard) and to callbacks (classes that the user writes).
 
 loggers: [tensorboard, {wandb: {project: mine}}]        `fedmpi list loggers`
 callbacks: [mine.py:Watch, {mine.py:Watch: {every: 5}}]
@@ -78,7 +78,7 @@ class LoggerCollection:
                 at = traceback.extract_tb(error.__traceback__)[-1]
                 reason = " ".join(f"{type(error).__name__}: {error}".split())
                 where = f"{at.filename}:{at.lineno}: {reason}"
-                warnings.warn(f"{name}: {hook}: {where}; it is told nothing more, and the run goes on", stacklevel=2)
+                warnings.warn(f"{name}: {hook}: {where}; it is not called again, and the run continues", stacklevel=2)
 
 
 def make_loggers(settings: Settings) -> LoggerCollection:
@@ -99,26 +99,27 @@ def make_loggers(settings: Settings) -> LoggerCollection:
 
 def _make_logger(settings: Settings, key: str, where: str, name: str, options: Any) -> Any:
     if not isinstance(options, dict):
-        raise UserError(f"{where}.{name}: {options!r} is not allowed; it takes options by their names")
+        raise UserError(f"{where}.{name}: {options!r} is not allowed; must be a mapping of option names to values")
     label, known = (KIND.label, registry) if key == "loggers" else ("callback", {})
     kind = PluginKind(label, known, f"{where}.{name}")
     construct = make_component(kind, Selection(name, options), settings.key_origins(f"{where}.{name}"))
     try:
         logger = construct()
     except ImportError as error:
-        raise UserError(f"{where}: {name} needs a package: {error}; pip install 'fedmpi[{name}]'") from error
+        message = f"{where}: {name} needs a package that is not installed: {error}"
+        raise UserError(f"{message}; run pip install 'fedmpi[{name}]'") from error
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        raise UserError(f"{where}: {name} cannot be made: {type(error).__name__}: {error}") from error
+        raise UserError(f"{where}: {name} cannot be created: {type(error).__name__}: {error}") from error
     if not any(callable(getattr(logger, hook, None)) for hook in HOOKS):
-        raise UserError(f"{where}: {name} has no {', '.join(HOOKS)}; a class with one of them is needed")
+        raise UserError(f"{where}: {name} has none of the functions {', '.join(HOOKS)}; define at least one of them")
     return logger
 
 
 @contextmanager
 def _preserve_process_state() -> Iterator[None]:
-    """Restore working directory, random generators, torch defaults and signal handlers after a logger was called."""
+    """Restore working directory, random generators, torch defaults and signal handlers at the end of this context."""
     where, grad, dtype, drawn = os.getcwd(), torch.is_grad_enabled(), torch.get_default_dtype(), seeds.get_rng_state()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     try:
@@ -134,13 +135,13 @@ def _preserve_process_state() -> Iterator[None]:
 
 # ---- loggers ----
 def numeric_values(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return a dict of all numbers in a row of metrics.jsonl; numbers in nested objects have dotted names."""
+    """Return all numbers in a row of metrics.jsonl by name; numbers in nested objects get dotted names."""
     values = flatten(dict(row), "")
     return {k: v for k, v in values.items() if isinstance(v, (int, float)) and not isinstance(v, bool) and k != "round"}
 
 
 class TensorBoard:
-    """Write TensorBoard event files to RUN_DIR/tensorboard; `tensorboard --logdir runs` shows all runs in `runs`."""
+    """Writes TensorBoard event files to RUN_DIR/tensorboard; `tensorboard --logdir runs` shows all runs in `runs`."""
 
     def __init__(self) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -161,7 +162,7 @@ class TensorBoard:
 
 
 class WandB:
-    """Log to Weights & Biases, by default offline in RUN_DIR/wandb, from where `wandb sync` uploads the run later.
+    """Logs to Weights & Biases, by default offline in RUN_DIR/wandb, from where `wandb sync` uploads the run later.
 
     project: the name of the project. mode: online to upload during the run, or offline.
     """

@@ -37,7 +37,10 @@ def describe_environment(
     """Return the content of environment.json: the command, versions of packages, and the machine.
 
     Args:
+        launcher: The launcher of the job, such as "mpi".
+        backend: The communication backend.
         ranks: For each rank, in order, a dict such as {"host": ..., "device": ...}.
+        threads: The number of threads per rank.
     """
     import torch
 
@@ -67,8 +70,8 @@ def describe_environment(
 def find_git_commit(directory: Path) -> dict[str, Any] | None:
     """Return the git commit of the code in `directory`, and whether tracked files differ from it.
 
-    None if git is missing, or if the repository does not contain these files, such as that of a project with fedmpi in
-    its .venv.
+    The result is None if git is missing, or if the repository does not contain these files, for example if fedmpi is
+    installed in the .venv of a project.
     """
     answers = []
     for arguments in ("rev-parse HEAD HEAD:./", "status --porcelain --untracked-files=no"):
@@ -93,10 +96,10 @@ def find_installed_version(package: str) -> str | None:
 def resolve_settings(settings: Settings) -> Settings:
     """Return the settings as they are written to config.yaml, with the values of all options.
 
-    Options of method, model, task, data source, partition, augmentation and aggregation rule that the config does not
-    name get the default of the current code, as a later version or edit may change it. The result lacks defaults that
-    YAML cannot represent or that the type of the option does not allow, and options that may be a secret.
-    `checkpoint.resume: must` and `checkpoint.changes: accept` are reset, since they apply to one start of the run.
+    Options of method, model, task, data source, partition, augmentation and aggregation rule that the config leaves out
+    get the default of the current code, as a later version may change it. The result does not contain defaults that
+    YAML cannot represent or that the type of the option does not allow, and options that may be secrets.
+    `checkpoint.resume: must` and `checkpoint.changes: accept` are reset, since they apply only to one start of the run.
     """
     from fedmpi.aggregation import rules  # imports torch
 
@@ -154,13 +157,15 @@ def _resolve_method(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def missing_defaults(
-    target: Any, given: Mapping[str, Any], supplied: Sequence[str] = (), beside: Collection[str] = ()
+    target: Any, given: Mapping[str, Any], supplied: Sequence[str] = (), reserved_keys: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Return a dict from option to default, for the options of a component that are not given.
+    """Return the defaults of the options of a component that are not given, by name.
 
     Args:
+        target: The class or function of the component.
+        given: The options that are given.
         supplied: Parameters that fedmpi passes itself; they are not options.
-        beside: Keys that belong to the config section, not to the component.
+        reserved_keys: Keys that belong to the config section, not to the component.
     """
     typed, out = options.read_declaration(target, given, supplied)[0], dict[str, Any]()
     parameters = inspect.signature(target).parameters.values()
@@ -168,18 +173,18 @@ def missing_defaults(
     fields = dataclasses.fields(target) if dataclasses.is_dataclass(target) else ()
     declared |= {f.name: f.default_factory() for f in fields if f.default_factory is not dataclasses.MISSING}
     for name, default in declared.items():
-        if name in given or name in supplied or name in beside or looks_secret(name, default):
+        if name in given or name in supplied or name in reserved_keys or looks_secret(name, default):
             continue
         try:
             value = json.loads(
                 json.dumps(default, default=_path_to_text)
             )  # as YAML would return it: tuples become lists
             checked = options.check_options(target, {**given, name: value}, "", supplied)[name]
-            # Without a type annotation, (3, 3) would be read back as a list, which a user's own code may not accept.
+            # Without a type annotation, (3, 3) would be read back as a list, which a plug-in may not accept.
             is_typed = typed.get(name, Any) is not Any
             if checked == default or (is_typed and json.loads(json.dumps(checked, default=_path_to_text)) == value):
                 out[name] = value
-        except (UserError, ValueError, TypeError):  # values that no file can hold, such as arrays; None for "not given"
+        except (UserError, ValueError, TypeError):  # values that a file cannot contain, such as arrays
             continue
     return out
 
@@ -187,4 +192,4 @@ def missing_defaults(
 def _path_to_text(value: Any) -> str:
     if isinstance(value, PurePath):
         return str(value)
-    raise TypeError(f"{type(value).__name__} cannot be written down")
+    raise TypeError(f"{type(value).__name__} cannot be written to JSON")

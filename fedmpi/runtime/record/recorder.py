@@ -1,4 +1,4 @@
-"""Record a run: rank 0 writes its directory, prints lines and calls loggers; every rank writes checkpoints."""
+"""Record a run: rank 0 writes the run directory, prints lines and calls loggers; every rank writes checkpoints."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fedmpi.runtime.record.run_dir import BEST, CHECKSUMS, INITIAL, RunDirectory
 from fedmpi.runtime.record.saved_model import describe_best_model, describe_personal_models
 from fedmpi.runtime.record.summary import metric_names, summarize_run
 
-CLIENTS_TAIL = 1 << 16  # bytes read from the end of clients.jsonl: rows of more clients than are shown
+CLIENTS_TAIL = 1 << 16  # bytes read from the end of clients.jsonl, enough for the largest number of clients shown
 
 
 class RankRecorder(RunCallbacks):
@@ -45,12 +45,12 @@ class RankRecorder(RunCallbacks):
 
     @contextmanager
     def collect_warnings(self) -> Iterator[None]:
-        """Copy all warnings within this context to log.txt, in addition to showing them."""
+        """Write all warnings within this context to log.txt, in addition to showing them."""
         show = warnings.showwarning
 
         def show_and_log(message: Warning | str, *where: Any, **more: Any) -> None:
             show(message, *where, **more)
-            with suppress(UserError, ValueError):  # if the disk is full, the write of the round's results reports it
+            with suppress(UserError, ValueError):  # a full disk is reported when the round's results are written
                 self.log(f"warning: {message}")
 
         with warnings.catch_warnings():
@@ -65,12 +65,12 @@ class RankRecorder(RunCallbacks):
         """Print a line on the console. Does nothing on ranks except 0."""
 
     def close_failed(self, reason: str) -> str:
-        """Close a failed run, and return a line on how to resume it; "" if it cannot be resumed, and on other ranks."""
+        """Close a failed run, and return a line on how to resume it; "" if it cannot be resumed, or not on rank 0."""
         return ""
 
 
 class Recorder(RankRecorder):
-    """The recorder of rank 0: it sends results of a run to the run directory, the console, loggers and callbacks.
+    """The recorder of rank 0, which passes results of a run to the run directory, the console, loggers and callbacks.
 
     It is created before the ranks connect, so that a run can be closed whenever it fails. `open` is called later, when
     the run directory is known.
@@ -86,10 +86,14 @@ class Recorder(RankRecorder):
         loggers: LoggerCollection | None,
         lines: Sequence[str],
     ) -> None:
-        """Start to record: set run directory and loggers, print `lines`, and write earlier log lines.
+        """Start recording: set the run directory and the loggers, print `lines`, and write earlier log lines.
 
         Args:
-            loggers: Loggers and callbacks; None: the config names none.
+            directory: The run directory.
+            experiment: The objects of the experiment.
+            stop: The stop request of the process.
+            loggers: Loggers and callbacks; None if the config names none.
+            lines: Lines that describe the run.
         """
         settings, task = experiment.settings, experiment.task
         self.directory, self.experiment, self.stop, self.loggers = directory, experiment, stop, loggers
@@ -118,10 +122,10 @@ class Recorder(RankRecorder):
     ) -> None:
         """Write the files that describe the run: settings, environment, plug-in code, partition and preprocessing.
 
-        After this call a failed run also gets a summary.
+        A run that fails after this call also gets a summary.
 
         Args:
-            identity: Settings and digests of code and data, with which a resumed run is compared (identity.json).
+            identity: Settings and digests of code and data, for comparison when the run is resumed (identity.json).
             environment: The content of environment.json, without plug-ins.
             own_code: The plug-in files of the run.
         """
@@ -204,7 +208,7 @@ class Recorder(RankRecorder):
             self.print_line(line)
         self.print_line(f"run directory: {self.directory.display_path}")
         if reason == "stopped" and self.checkpoints is not None and not self.stop.rounds_done:
-            self.print_line(f"go on with: fedmpi resume {self.directory.display_path}")
+            self.print_line(f"to resume: fedmpi resume {self.directory.display_path}")
         return result
 
     def close_failed(self, reason: str) -> str:
@@ -219,7 +223,7 @@ class Recorder(RankRecorder):
         if self.is_description_written and self.directory.close_failed():
             self._write_summary(f"failed: {reason}")
             if any(self.directory.path.glob("checkpoints/[0-9]*")):
-                return f"go on with: fedmpi resume {self.directory.display_path}"
+                return f"to resume: fedmpi resume {self.directory.display_path}"
         return ""
 
     def _write_summary(self, exit_reason: str) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Write the run directory: all files that are needed to read, plot and repeat a run. docs/runs.md lists them.
 
-Rank 0 writes all files, except that each rank writes its own files of trace, state and audit. A file that is written
-once is written completely or not at all; lines are appended and flushed one by one. As JSON has no NaN, numbers that
-are not finite are written as null. Secrets are hidden (common/redaction.py). The directory of a run that was killed has
-no summary.json, but all its other files can be read.
+Rank 0 writes all files, except that each rank writes its own trace, state and audit files. Complete files are written
+atomically; lines are appended and flushed one by one. As JSON has no NaN, numbers that are not finite are written as
+null. Secrets are hidden (common/redaction.py). The directory of a run that was killed has no summary.json, but all its
+other files can be read.
 """
 
 import hashlib
@@ -40,9 +40,11 @@ TRACE, FLUSH_S, MAX_WAITING_LINES = "trace", 5.0, 1000
 
 
 class RunDirectory:
-    """The directory of one run. `path` is absolute, and `display_path` is the path as the user gave it, for messages.
+    """The directory of one run.
 
-    A relative path is relative to `working_dir`.
+    Attributes:
+        path: the absolute path.
+        display_path: the path as the user gave it (relative to `working_dir`), for messages.
     """
 
     def __init__(self, path: Path, working_dir: Path = Path()) -> None:
@@ -51,7 +53,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, output: str | Path, name: str, working_dir: Path = Path()) -> "RunDirectory":
-        """Create a new run directory output/name; if that exists, name-2, name-3, and so on.
+        """Create a new run directory output/name, or name-2, name-3, and so on if it exists.
 
         Two runs that start at the same time get different directories. Raises UserError if none can be created.
         """
@@ -63,20 +65,21 @@ class RunDirectory:
             except OSError as error:
                 if isinstance(error, FileExistsError) and (working_dir / output).is_dir():
                     continue
-                raise UserError(f"output: cannot create {path}: {error.strerror}; choose another output") from error
+                message = f"output: cannot create {path}: {error.strerror}"
+                raise UserError(f"{message}; set output to another directory") from error
             break
         return cls(path, working_dir)
 
     # ---- reading and writing ----
     def read_rows(self, name: str) -> list[dict[str, Any]]:
-        """Return the rows of a .jsonl file with one row or more per round; [] if it is missing.
+        """Read the rows of a .jsonl file with one or more rows per round; return [] if it is missing.
 
         Raises UserError if it is damaged.
         """
         return read_jsonl(self.path / name, need_round=True, strict=True).rows
 
     def append(self, name: str, *lines: Mapping[str, Any] | str) -> None:
-        """Append lines to a file, all of them or none. Texts are written as they are, mappings as JSON."""
+        """Append lines to a file, all of them or none. Texts are written unchanged, mappings as JSON."""
         content = "".join(f"{each if isinstance(each, str) else _json(each)}\n" for each in lines).encode()
         with self._writing(name) as path, open(path, "ab", buffering=0) as file:
             before = file.tell()
@@ -111,7 +114,7 @@ class RunDirectory:
 
     @contextmanager
     def _writing(self, name: str) -> Iterator[Path]:
-        """Lock the directory for one thread and yield the path of a file to write. Turns OSError into UserError."""
+        """Lock the directory for this thread, and yield the path of a file to write. Turns OSError into UserError."""
         try:
             with self._lock:
                 yield self.path / name
@@ -128,14 +131,14 @@ class RunDirectory:
         return [f"from round {row['round']} on {change}" for row in rows for change in row.get("changes", ())]
 
     def truncate_after(self, t: int, analysed: bool = True) -> int:
-        """Delete the rows of round t and later from all .jsonl files of rounds, and the files of the end of a run.
+        """Delete the rows of round t and later from the .jsonl files, and the files that a run writes at its end.
 
-        This is for a run that resumes after round t, which writes the row of round t again.
+        A run that is resumed after round t writes the rows of round t again.
 
         Args:
             t: The last round that is complete.
-            analysed: Keep the analysis of round t. If t was the last round, its analysis may not be due in a longer
-                run.
+            analysed: Whether to keep the analysis of round t. If t was the last round, its analysis may not be due in a
+                longer run.
 
         Returns:
             The number of rows that metrics.jsonl had before.
@@ -152,10 +155,10 @@ class RunDirectory:
         return rows_before
 
     def close_failed(self) -> bool:
-        """Close the directory of a failed run: incomplete lines are removed, and only this thread can write after that.
+        """Close the directory of a failed run: remove incomplete lines, and stop other threads from writing.
 
         Returns:
-            False if the run had already finished, or another thread's write does not end within END_S seconds.
+            False if the run had already finished, or another thread still writes after CLOSE_TIMEOUT_S seconds.
         """
         if not self._lock.acquire(timeout=CLOSE_TIMEOUT_S) or (self.path / "summary.json").exists():
             return False
@@ -169,9 +172,9 @@ def serialize_model(tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any
     """Return the content of a model file in safetensors format.
 
     Args:
-        tensors: state_dict name -> tensor, stored as a row-major copy.
-        facts: Metadata, from which the module can be rebuilt. They are stored under one key, as the format has no fixed
-            order of keys, but equal runs must give equal files.
+        tensors: A dict from state_dict name to tensor; row-major copies are stored.
+        facts: Metadata, from which the module can be rebuilt. They are stored under a single key, because the format
+            has no fixed order of keys, but equal runs must give equal files.
     """
     dense = torch.contiguous_format
     copies = {name: tensor.detach().cpu().clone(memory_format=dense) for name, tensor in tensors.items()}
@@ -245,12 +248,12 @@ class TimelineFile:
                 file.write("".join(f"{line}\n" for line in lines))
         except OSError as error:
             self.is_writable = False
-            message = f"trace: cannot write {self.path}: {error.strerror or error}; this rank keeps none"
-            warnings.warn(RankWarning(f"{message} (trace: false)"), stacklevel=2)
+            message = f"trace: cannot write {self.path}: {error.strerror or error}; this rank records no trace"
+            warnings.warn(RankWarning(f"{message} (as with trace: false)"), stacklevel=2)
 
 
 def read_timelines(run: Path) -> list[dict[str, Any]]:
-    """Read the timelines of all ranks, and return one dict for each job of the run, the oldest first.
+    """Read the timelines of all ranks, and return one dict for each job of the run, oldest first.
 
     Each is {"job": start time, "ranks": {rank: {"host": ..., "rounds": [lines]}}}. Damaged lines are left out.
     """

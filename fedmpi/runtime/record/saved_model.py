@@ -1,4 +1,4 @@
-"""Read model files: tensors, metadata on the model's input and classes, and initial weights for a run (init.from)."""
+"""Read model files: their tensors, their metadata, and initial weights for a run (init.from)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_NAMES_LENGTH = 200  # largest number of characters for a list of names
 
 # ---- metadata ----
 def describe_personal_models(name: str, messages: MessageLayouts) -> dict[str, str]:
-    """Return metadata for the file of the global model, if the method gives clients other models than this; else {}.
+    """Return metadata for the file of the global model that describe the clients' own models; {} if there are none.
 
     name: the name of the method.
     """
@@ -38,33 +38,33 @@ def describe_personal_models(name: str, messages: MessageLayouts) -> dict[str, s
 def format_personal_notice(facts: Mapping[str, Any]) -> str:
     """Return a notice that clients use other models than the global one; "" if they do not.
 
-    facts: the metadata of the file of the global model, as `personal_facts` returns them.
+    facts: the metadata of the file of the global model, as returned by `describe_personal_models`.
     """
     name, groups, hooks = (str(facts.get(key, "")) for key in ("method", "kept", "hooks"))
     if not groups and not hooks:
         return ""
-    own = "A client's own model: fedmpi.load(RUN_DIR, client=k), or fedmpi export RUN_DIR --client k"
+    own = "For a client's own model, use fedmpi.load(RUN_DIR, client=k), or fedmpi export RUN_DIR --client k"
     if groups:
         return (
-            f"method {name} keeps parts of the model with each client ({groups}), and the global model has their "
-            f"initial values there. {own}"
+            f"method {name} keeps parts of the model with each client ({groups}); in the global model they have their "
+            f"initial values. {own}"
         )
     if hooks != "finetune":
-        return f"method {name} gives each client a model of its own, and this is the global one. {own}"
+        return f"with method {name} each client has its own model, but this is the global model. {own}"
     return (
-        f"method {name} tunes the global model with each client's data before the client uses it "
-        "(evaluate.protocol: ft(e)); this is the global model"
+        f"method {name} fine-tunes the global model on each client's data before the client uses it "
+        "(evaluate.protocol: ft(e)); this is the global model without fine-tuning"
     )
 
 
 def describe_best_model(run_dir: Path) -> dict[str, Any] | None:
-    """Return file, metric, its value, and round of the best model of a run; None if there is none."""
+    """Return the file name, metric, metric value and round of the best model of a run; None if there is none."""
     facts = read_model_metadata(run_dir / BEST)
     return {"file": BEST, **{key: facts.get(key) for key in ("metric", "round", "value")}} if facts else None
 
 
 def read_model_metadata(path: Path) -> dict[str, Any]:
-    """Return the metadata of a model file; {} if the file is missing or damaged."""
+    """Read the metadata of a model file; return {} if the file is missing or damaged."""
     try:
         facts = _metadata(path)
     except (SafetensorError, OSError, ValueError, KeyError):
@@ -85,11 +85,15 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], tuple[Shape, Type], int]:
         facts = _metadata(path)
         return load_file(path), parse_input_shape(facts), int(facts["classes"])
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path} is damaged, or no model of fedmpi: {type(error).__name__}: {error}") from error
+        message = f"{path} is damaged, or is not a model file of fedmpi"
+        raise UserError(f"{message}: {type(error).__name__}: {error}") from error
 
 
 def parse_input_shape(facts: Mapping[str, Any]) -> tuple[Shape, Type]:
-    """Return the shape and type of one input sample of a model. facts: the metadata of its file."""
+    """Return the shape and type of one input sample of a model.
+
+    facts: the metadata of the model's file.
+    """
     return decode_format(facts["input"])
 
 
@@ -98,7 +102,7 @@ def _metadata(path: Path) -> Any:
         return json.loads((file.metadata() or {})["fedmpi"])
 
 
-# ---- weights to start from (init.from) ----
+# ---- initial weights (init.from) ----
 @dataclass(frozen=True)
 class InitialWeights:
     """Initial weights that were loaded from a file (init.from)."""
@@ -108,15 +112,16 @@ class InitialWeights:
 
 
 def load_initial_weights(module: nn.Module, source: Path, strict: bool) -> InitialWeights:
-    """Copy initial weights from a file into a module: the tensors whose name and shape match one of the module.
+    """Copy those tensors of a file into a module whose names and shapes match tensors of the module.
 
     Args:
+        module: The module.
         source: A safetensors file, or a run directory, whose final model is used.
-        strict: Raise an error unless all tensors match (init.strict).
+        strict: Whether to raise an error unless all tensors match (init.strict).
 
     Raises:
-        UserError: The file is missing or is no safetensors file; no tensor matches; with `strict`, one does not match;
-            or a tensor has values that are not finite.
+        UserError: The file is missing or is not a safetensors file; no tensor matches; with `strict`, one does not
+            match; or a tensor has values that are not finite.
     """
     path = source / MODEL if source.is_dir() else source
     try:
@@ -124,31 +129,31 @@ def load_initial_weights(module: nn.Module, source: Path, strict: bool) -> Initi
         tensors = load(content)
     except (OSError, SafetensorError, ValueError) as error:
         raise UserError(
-            f"init.from: {path} cannot be read ({error}); a run directory that has a {MODEL}, or a .safetensors file "
-            "is needed: safetensors.torch.save_file(model.state_dict(), PATH)"
+            f"init.from: {path} cannot be read ({error}); must be a run directory with a {MODEL}, or a .safetensors "
+            "file, written by safetensors.torch.save_file(model.state_dict(), PATH)"
         ) from error
     own = module.state_dict()
     in_both = [name for name in own if name in tensors]
     fitting = [name for name in in_both if _can_copy(own[name], tensors[name])]
     others = {name: f"{tensors[name].dtype} {tuple(tensors[name].shape)}" for name in in_both if name not in fitting}
     parts = {
-        "of another shape or type": [f"{k} {tuple(own[k].shape)}, in the file {has}" for k, has in others.items()],
+        "with another shape or type": [f"{k} {tuple(own[k].shape)}, in the file {has}" for k, has in others.items()],
         "only in the file": [name for name in tensors if name not in own],
-        "as the seed made them": [name for name in own if name not in fitting],
+        "with random initial values": [name for name in own if name not in fitting],
     }
     differences = [f"{what}: {shorten(', '.join(names), MAX_NAMES_LENGTH)}" for what, names in parts.items() if names]
     if not fitting or (strict and differences):
-        problem = f"init.strict: {path} and the model differ" if fitting else f"init.from: nothing in {path} fits"
+        problem = f"init.strict: {path} and the model differ" if fitting else f"init.from: no tensor in {path} matches"
         raise UserError(f"{problem}; {'; '.join(differences)}")
     with torch.no_grad():
         for name in fitting:
             if not bool(tensors[name].isfinite().all()):
-                raise UserError(f"init.from: {name} in {path} holds values that are not finite")
+                raise UserError(f"init.from: {name} in {path} contains values that are not finite; use another file")
             own[name].copy_(tensors[name])
     notice = format_personal_notice(read_model_metadata(path))
     notices = [f"{path}: {notice}"] if notice else []
     return InitialWeights(
-        content, [f"{len(fitting)} of {len(own)} tensors of the model start from {path}", *differences, *notices]
+        content, [f"{len(fitting)} of {len(own)} tensors of the model are loaded from {path}", *differences, *notices]
     )
 
 

@@ -14,7 +14,7 @@ def summarize_run(
     rows: Sequence[Mapping[str, Any]],
     names: Sequence[str],
     exit_reason: str,
-    losses: Sequence[Mapping[str, Any]] = (),
+    rank_failures: Sequence[Mapping[str, Any]] = (),
     best_model: Mapping[str, Any] | None = None,
     lower_is_better: Collection[str] = (),
 ) -> dict[str, Any]:
@@ -25,8 +25,8 @@ def summarize_run(
             was not finite.
         names: The metrics to include, such as ("accuracy", "loss").
         exit_reason: Why the run ended: "finished", "stopped", "signal 15", "failed: rank 2 is dead: ...".
-        losses: The rows of faults.jsonl (rank failures).
-        best_model: Facts about model-best.safetensors, if there is one.
+        rank_failures: The rows of faults.jsonl.
+        best_model: File name, metric, value and round of the best model, if there is one.
         lower_is_better: The metrics of the task for which lower is better.
 
     Returns:
@@ -66,24 +66,25 @@ def summarize_run(
     facts["diverged"] = next((row["diverged"] for row in rows if "diverged" in row), None)
     facts["refused_uploads"] = sum(len(row.get("refused") or ()) for row in rows)
     facts["client_errors"] = sum("error" in each for row in rows for each in row.get("refused") or ())
-    facts["lost_ranks"] = {rank: row["round"] for row in losses for rank in row["ranks"]}
+    facts["lost_ranks"] = {rank: row["round"] for row in rank_failures for rank in row["ranks"]}
     for name in SUMMED_NAMES:
         facts[name] = sum(row.get(name) or 0 for row in rows)
     return facts
 
 
-def metric_names(rows: Sequence[Mapping[str, Any]], judged: Sequence[str] = ()) -> list[str]:
-    """Return the names of the metrics in rows of metrics.jsonl, in the order in which runs are compared by them.
+def metric_names(rows: Sequence[Mapping[str, Any]], evaluation_metrics: Sequence[str] = ()) -> list[str]:
+    """Return the names of the metrics in rows of metrics.jsonl, metrics of the evaluation first.
 
     Metrics are all numbers except counts and times.
 
     Args:
-        judged: The metrics of the evaluation, which come first even if early rows lack them; numbers that the method
-            logs follow.
+        rows: The rows of metrics.jsonl.
+        evaluation_metrics: The metrics of the evaluation, in order. Numbers that the method logs come after them.
 
     >>> metric_names([{"round": 0, "server_step": 0.1}, {"accuracy": 9.0, "loss": 2.3}], ["loss", "accuracy"])
     ['loss', 'accuracy', 'server_step']
     """
     numbers = dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, (int, float)))
     metrics = [name for name in numbers if name not in NON_METRIC_NAMES]
-    return [*(name for name in judged if name in metrics), *(name for name in metrics if name not in judged)]
+    first = [name for name in evaluation_metrics if name in metrics]
+    return [*first, *(name for name in metrics if name not in first)]

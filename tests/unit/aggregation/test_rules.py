@@ -105,10 +105,10 @@ def test_rules_work_with_any_method(rule, method, fraction):
 @pytest.mark.parametrize(
     ("rule", "options", "members", "message"),
     [
-        ("trimmed_mean", {}, 9, r"trim 0\.1 leaves out nobody of 9 clients a round"),
+        ("trimmed_mean", {}, 9, r"trim 0\.1 excludes none of 9 clients per round"),
         ("trimmed_mean", {}, 10, None),
-        ("krum", {}, 4, "byzantine 1 has its guarantee from 5 clients a round on; here are 4"),
-        ("krum", {"select": 5}, 5, "select 5 of 5 clients is their plain mean"),
+        ("krum", {}, 4, "byzantine 1 needs 5 clients per round for its guarantee, but there are 4"),
+        ("krum", {"select": 5}, 5, "select 5 of 5 clients per round is the plain mean"),
     ],
 )
 def test_cohorts_too_small_for_a_robust_rule_are_warned_about(rule, options, members, message):
@@ -120,9 +120,9 @@ def test_cohorts_too_small_for_a_robust_rule_are_warned_about(rule, options, mem
 
 def test_krum_refuses_methods_without_local_steps():
     """Otherwise Krum would select their zero updates, and the model would never change."""
-    message = r"krum would count the updates of clients 0, 3, who make no step \(train\.drop_last\), and are zero"
+    message = r"krum would use the zero updates of clients 0, 3, which make no step \(train\.drop_last\)"
     with pytest.raises(UserError, match=message):
         compatibility.check_robust_rule("krum", {}, 5, [0, 3])
     train = {"batch_size": 20, "drop_last": True}
-    with pytest.warns(UserWarning, match="will not train"), pytest.raises(UserError, match="who make no step"):
+    with pytest.warns(UserWarning, match="will not train"), pytest.raises(UserError, match="which make no step"):
         prepare(settings(train=train, server={"rule": "krum"}))

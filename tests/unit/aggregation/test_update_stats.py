@@ -111,5 +111,5 @@ def test_refused_clients_are_not_in_the_statistics():
 
 
 def test_a_warning_is_issued_if_there_is_nothing_to_record():
-    with pytest.raises(UserError, match=r"record.updates: gram: method local sends no updates .* use norms"):
+    with pytest.raises(UserError, match=r"record.updates: gram needs updates .* method local sends none; use norms"):
         play(settings("local", rounds=1, **EVERYTHING))

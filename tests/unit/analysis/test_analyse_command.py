@@ -113,7 +113,7 @@ def test_flops(monkeypatch, capsys, place):
         (["variance", "{place}/atoms.yaml", "method={{name: fedavg}}"], "method.name: fedavg on model "),
         (["variance", "{place}/none.yaml"], "{place}/none.yaml: there is no such config file"),
         (["variance", "{place}/atoms.yaml", "--replicates", "1"], "Invalid value for '--replicates'"),
-        (["virtual", "{place}"], "{place} is no run directory: it holds no config.yaml"),
+        (["virtual", "{place}"], "{place} is not a run directory: it contains no config.yaml"),
         (["communication", "{place}"], "{place} is not a run directory: it contains no metrics.jsonl"),
         (["communication", "{place}/atoms", "--metric", "lost"], "--metric: {place}/atoms has no 'lost'; did you mean"),
         (["communication"], "Missing argument 'RUN_DIR"),

@@ -179,7 +179,7 @@ def test_gpus_are_picked_and_dealt_out(monkeypatch):
 @pytest.mark.parametrize(
     ("override", "name", "said"),
     [
-        ("compute.device=cuda", "device", "was built without CUDA; install a wheel with it"),
+        ("compute.device=cuda", "device", "was built without CUDA; install a wheel with CUDA"),
         ("compute.threads=100000", "output", "compute.threads: 100000 is not allowed; this process may use"),
         ("output=/dev/null", "output", "/dev/null is a file; it must be a directory"),
         ("data.root=/nowhere", "", ""),
@@ -200,7 +200,7 @@ def test_too_few_ranks_for_the_sites(monkeypatch):
     monkeypatch.setattr(config_checks, "detect", lambda env: Job("mpi", 0, 2, 0, 2, "here"))
     rows = {row.name: row for row in config_checks.check_config(str(ROOT / "configs" / "heart_disease.yaml"))}
     assert rows["ranks"].mark == FAIL
-    assert "4 sites, but 1 rank to train" in rows["ranks"].text
+    assert "4 sites, but only 1 training rank" in rows["ranks"].text
 
 
 # ---- the command ----

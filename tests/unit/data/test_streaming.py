@@ -71,7 +71,7 @@ def test_samples_that_cannot_stay_on_disk_are_refused(tmp_path):
     data = {"source": "npz", "path": "a.npz", "root": tmp_path, "stream": True}
     data["partition"] = {"scheme": "iid", "clients": 2}
     config = Settings.model_validate({"data": data, "model": {"name": "mlp"}, "method": {"name": "fedavg"}})
-    says = r"data\.stream: true, but source npz gives these samples as a whole: .*HDF5"
+    says = r"data\.stream: true, but source npz loads all samples of these data into memory; .*HDF5"
     with pytest.raises(UserError, match=says):
         build_data.build_partitioned_data(config)
 

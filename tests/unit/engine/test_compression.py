@@ -113,13 +113,13 @@ def test_values_that_are_not_finite_are_refused(monkeypatch, fmt, value):
 @pytest.mark.parametrize(
     ("method", "fmt", "more", "says"),
     [
-        ("fedfomo", "int8", {}, r"comm\.compression: int8 is for changes.*sends none, but theta.*bf16 or fp16"),
+        ("fedfomo", "int8", {}, r"comm\.compression: int8 encodes only changes.*fedfomo sends theta.*bf16 or fp16"),
         ("fedavg", "bf16", {"server": {"placement": "sharded"}}, r"bf16 is for uploads to one rank.*placement: root"),
         (
             "fedavg",
             "bf16",
             {"model": {"name": "test_compression:half_net"}},
-            r"comm\.compression: bf16: .*bfloat16, and only float32",
+            r"comm\.compression: bf16 needs float32 or float64 .*bfloat16",
         ),
     ],
 )

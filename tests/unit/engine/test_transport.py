@@ -172,7 +172,7 @@ def test_reducing_has_the_same_bits_on_any_number_of_ranks(method):
     large = {name for t in range(3) for name in ChunkPlan(it.made.messages.upload_layout(t).packing).large}
     means = get_mean_only_slots(it.made.method)
     if means is None or not large <= {*means, "_b"}:
-        with pytest.raises(UserError, match=r"looks at single .*; use server"):
+        with pytest.raises(UserError, match=r"uses single .*; set server"):
             prepare(reducing_config(config))
         return
     root, alone = play(config), play(reducing_config(config))
@@ -236,13 +236,13 @@ def test_an_update_that_is_not_finite_ends_the_run(size):
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"method": "fedld"}, "method fedld looks at single uploads"),
-        ({"server": {"rule": "median"}}, "server.rule median looks at single uploads"),
-        ({"faults": {"on_bad_update": "drop"}}, "faults.on_bad_update: drop may leave some out"),
+        ({"method": "fedld"}, "method fedld uses single uploads"),
+        ({"server": {"rule": "median"}}, "server.rule median uses single uploads"),
+        ({"faults": {"on_bad_update": "drop"}}, "faults.on_bad_update: drop may exclude some of them"),
         ({"faults": {"on_client_error": "drop"}}, "faults.on_client_error: drop"),
         ({"faults": {"on_lost_rank": "redo"}}, "faults.on_lost_rank: redo"),
-        ({"record": {"updates": "gram"}}, "record.updates: gram compares them"),
-        ({"comm": {"compression": "bf16"}}, "comm.compression: bf16 is for single uploads"),
+        ({"record": {"updates": "gram"}}, "record.updates: gram compares single uploads"),
+        ({"comm": {"compression": "bf16"}}, "comm.compression: bf16 encodes single uploads"),
     ],
 )
 def test_options_that_need_single_uploads_are_refused(changes, text):

@@ -143,7 +143,7 @@ def test_which_layers_stay(bn_match, stays):
 
 
 def test_a_model_without_normalisation_is_fedavg():
-    with pytest.warns(UserWarning, match="all of model mlp travels"):
+    with pytest.warns(UserWarning, match="but model mlp has none of them"):
         assert_is_fedavg("fedbn")
 
 

@@ -90,7 +90,7 @@ return None
 return nn.ReLU()
     it returned a module without any
 return nn.Sequential(nn.Linear(3, 4).half(), nn.Linear(4, classes))
-    parameters of torch.float16, torch.float32; all that are trained must be of one type
+    parameters of torch.float16, torch.float32; all must have the same floating-point type
 def forward(self, x): return self.head(x), x
     returns tuple for a batch of 2 samples; it must return one tensor of shape \(2, outputs\)
 def forward(self, x): return self.head(x.sub_(1))
@@ -243,7 +243,7 @@ receives = ('g',)
 client_state = dict(c=FLAT)
     client_state is of type dict; it must be Slots\(\.\.\.\)
 needs = frozenset({'plain sgd'})
-    needs plain sgd, but fedmpi.method has no such requirement
+    needs plain sgd, but fedmpi.method defines no such requirement
 client_state = Slots(c=Slot(('q',)))
     slot 'c': dimension 'q' is unknown
 def aggregate(self, s, up): |     s.log_metrics(loss=1.0) |     return up.mean('dw'), State()
@@ -274,7 +274,7 @@ def forward(self, x): return self.head(x).detach()
 return Base(input_shape, classes).half()
     fails on a batch of two samples, .* torch.float32: .*dtype
 def __init__(self, *a): |     super().__init__(*a) |     nn.init.constant_(self.head.weight, torch.nan)
-    model .*: its initial weights hold values that are not finite
+    model.name: .*: initial weights are not finite
 """
 LOCATED = {"method": METHOD, "model": MODEL, "task": TASK, "source": SOURCE, "partition": PARTITION, "rule": RULE}
 OTHERS = {"method": METHOD_WITHOUT_LINE, "task": TASK_WITHOUT_LINE, "model": MODEL_WITHOUT_LINE}

@@ -324,7 +324,9 @@ class ReadsMeans(fedmpi.Method):
 
 
 def test_a_method_that_reads_means_is_told_how_to_say_so():
-    text = r'of your own whose aggregate reads updates\.mean alone says so: mean_only_slots = \{"dw": \("p",\)\}'
+    text = (
+        r'of your own whose aggregate only uses updates\.mean can declare it with mean_only_slots = \{"dw": \("p",\)\}'
+    )
     with pytest.raises(UserError, match=text):
         run(ReadsMeans, server={"reduce": "local"})
 

@@ -137,11 +137,11 @@ def finished(tmp_path_factory):
 @pytest.mark.parametrize(
     ("method", "said"),
     [
-        ("fedper", "method fedper keeps parts of the model with each client (head), and the global model has"),
-        ("fedbn", "method fedbn keeps parts of the model with each client (norm), and"),
-        ("local", "method local keeps parts of the model with each client (body, head, norm), and"),
-        ("ditto", "method ditto gives each client a model of its own, and this is the global one. A client's own "),
-        ("fedbabu", "method fedbabu tunes the global model with each client's data before the client uses it"),
+        ("fedper", "method fedper keeps parts of the model with each client (head); in the global model they have"),
+        ("fedbn", "method fedbn keeps parts of the model with each client (norm); in"),
+        ("local", "method local keeps parts of the model with each client (body, head, norm); in"),
+        ("ditto", "with method ditto each client has its own model, but this is the global model. For a client's own "),
+        ("fedbabu", "method fedbabu fine-tunes the global model on each client's data before the client uses it"),
         ("fedavg", ""),
     ],
 )
@@ -156,7 +156,7 @@ def test_a_global_model_that_clients_do_not_use_is_told(finished, tmp_path, meth
     exported = command("export", directory, "--trust", "--out", tmp_path / "m.safetensors")
     assert (exported.returncode != 0) == ("keeps parts" in said)
     assert said in exported.stdout + exported.stderr
-    assert ("no whole global model to export" in exported.stderr) == ("keeps parts" in said)
+    assert ("no complete global model to export" in exported.stderr) == ("keeps parts" in said)
     shutil.copy(directory / "model-best.safetensors", tmp_path / "alone.safetensors")
     for source in (directory, tmp_path / "alone.safetensors"):
         initial = load_initial_weights(norm_net((1, 8, 8), 10), source, strict=True)
@@ -177,7 +177,7 @@ def test_outputs_that_look_into_the_clients_data_are_no_file(finished):
     assert isinstance(fedmpi.load(finished("knnper"), trust=True, client=1), ClientPredictor)
     refused = command("export", finished("knnper"), "--trust", "--client", 1)
     assert refused.returncode == 2
-    said = "method knnper: what a client uses is more than weights: its outputs look into its training data"
+    said = "method knnper: the outputs of a client's model depend on its training data"
     assert said in refused.stderr
 
 
@@ -202,18 +202,20 @@ def copied(finished, tmp_path):
 
 @pytest.mark.parametrize("client", [7, -1, "north", "1.0", True])
 def test_a_client_that_there_is_not(finished, client):
-    with pytest.raises(UserError, match=r"client: there is no client .*; the run has clients 0 to 6"):
+    with pytest.raises(UserError, match=r"client: .* does not exist in this run; must be 0 to 6"):
         fedmpi.load(finished("fedper"), trust=True, client=client)
 
 
 def test_a_state_or_checkpoint_that_is_missing(copied):
     for path in (copied / "state").glob("000003.*"):
         path.unlink()
-    with pytest.raises(UserError, match=r"state/000003\..*it holds what client 3 kept"):
+    with pytest.raises(UserError, match=r"state/000003\..*it contains the state of client 3"):
         fedmpi.load(copied, trust=True, client=3)
     assert fedmpi.load(copied, trust=True, client=2)
     shutil.rmtree(copied / "checkpoints")
-    with pytest.raises(UserError, match=r"has what clients and server kept; run it again with checkpoint\.every=1"):
+    with pytest.raises(
+        UserError, match=r"contains the state of server and clients; repeat the run with checkpoint\.every=1"
+    ):
         fedmpi.load(copied, trust=True, client=2)
     (copied / "model.safetensors").unlink()
     with pytest.raises(UserError, match=r"holds no model\.safetensors: the run has not ended yet"):
@@ -239,6 +241,6 @@ def test_the_model_of_a_site(tmp_path, method):
     assert loss.item() == pytest.approx(row["loss"], 1e-5)
     if method == "fedper":
         shutil.rmtree(directory / "state" / "south")
-        said = r"/state/south/.*it holds what site south \(client 1\) kept.*stays with the site"
+        said = r"/state/south/.*it contains the state of site south \(client 1\).*only in the run directory on the host"
         with pytest.raises(UserError, match=said):
             fedmpi.load(directory, trust=True, client="south")

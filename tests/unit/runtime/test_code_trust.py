@@ -119,7 +119,7 @@ def test_foreign_code_is_listed_and_not_run(copied, plugin, where, name):
     with pytest.raises(UserError) as caught:
         package.load(theirs)
     said = str(caught.value)
-    assert said.startswith(f"{theirs} would run code that is not fedmpi's own: {plugin}:")
+    assert said.startswith(f"{theirs} names code that is not part of fedmpi: {plugin}:")
     assert where.replace("__", ".").removesuffix(".name") in said
     assert "trust=True" in said
     assert "--trust" in said
@@ -131,7 +131,7 @@ def test_all_of_it_is_listed_installed_modules_and_missing_files_too(copied):
     with pytest.raises(UserError) as caught:
         package.load(theirs)
     named = "/gone/there.py:Data (data.source), os:system (model.name), fedmpi.cli:main (task.name)"
-    assert f"not fedmpi's own: {named}. It was not run" in str(caught.value)
+    assert f"not part of fedmpi: {named}. It was not executed" in str(caught.value)
 
 
 def test_trusted_code_is_run(tmp_path, plugin):
@@ -156,7 +156,7 @@ def test_what_the_list_misses_is_not_run_either(plugin):
 
 @pytest.mark.parametrize("base", [["/etc/passwd"], "../elsewhere.yaml", []])
 def test_files_that_its_config_leads_to_are_not_read(copied, base):
-    with pytest.raises(UserError, match=r"names other files \(base\), which the config of a run never does"):
+    with pytest.raises(UserError, match=r"names other files \(base\), which fedmpi never writes there"):
         package.load(copied(base=base))
 
 
@@ -174,13 +174,16 @@ def write_weights(run, **facts):
     ("damage", "text"),
     [
         (lambda run: (run / "model.safetensors").unlink(), "holds no model.safetensors"),
-        (lambda run: (run / "config.yaml").unlink(), "is no run directory: it holds no config.yaml"),
-        (lambda run: (run / "model.safetensors").write_bytes(b"\x80\x04K\x01."), "is damaged, or no model of fedmpi"),
-        (lambda run: torch.save({}, run / "model.safetensors"), "is damaged, or no model of fedmpi"),
-        (lambda run: write_weights(run), "is damaged, or no model of fedmpi: KeyError"),
+        (lambda run: (run / "config.yaml").unlink(), "is not a run directory: it contains no config.yaml"),
+        (
+            lambda run: (run / "model.safetensors").write_bytes(b"\x80\x04K\x01."),
+            "is damaged, or is not a model file of fedmpi",
+        ),
+        (lambda run: torch.save({}, run / "model.safetensors"), "is damaged, or is not a model file of fedmpi"),
+        (lambda run: write_weights(run), "is damaged, or is not a model file of fedmpi: KeyError"),
         (
             lambda run: write_weights(run, input='[[1,8,8],"float32"]', classes="10"),
-            "does not fit the model of config.yaml",
+            "does not match the model in config.yaml",
         ),
     ],
     ids=["no model", "no config", "a pickle", "torch.save", "no facts", "another model"],

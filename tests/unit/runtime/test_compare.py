@@ -99,7 +99,7 @@ def test_a_client_and_the_final_model(runs, copy):
     (copy / "model.safetensors").write_bytes(content)
     assert (
         comparing.format_verdict(comparing.compare_runs(runs / "a", copy))
-        == "the final models differ, and no round does"
+        == "the final models differ, but no round does"
     )
 
 
@@ -108,4 +108,4 @@ def test_fewer_rounds(runs, copy):
     (copy / "metrics.jsonl").write_text("".join(lines[:3]) + lines[3][:20])  # half a line is none yet
     done = fedmpi("compare", runs / "a", copy)
     assert done.returncode == 1
-    assert "the same results as far as both go (A has 4 rounds, B 3 rounds)" in done.stdout
+    assert "the same results in all rounds that both have (A has 4 rounds, B 3 rounds)" in done.stdout

@@ -107,7 +107,7 @@ def test_the_file_gives_the_models_outputs(run_of, tmp_path, recwarn, case, to):
     assert export.export_model(RunModel(run, True), to, said.append, out) == out
     # A ResourceWarning is of objects that an earlier test left, and that are collected by chance now.
     assert [str(w.message) for w in recwarn if w.category is not ResourceWarning] == []
-    assert ("20 test samples, together and one by one" in said[0]) == (to == "onnx")
+    assert ("on 20 test samples, in batches and one by one" in said[0]) == (to == "onnx")
     assert list(tmp_path.iterdir()) == [out]
     module, g = package.load(run, trust=True), torch.Generator().manual_seed(7)
     ids = torch.randint(0, 9, (7, 5), generator=g)
@@ -165,4 +165,4 @@ def test_the_command(run_of):
     done = fedmpi("export", run_of("norm"), "--trust")
     assert (done.returncode, done.stderr) == (0, "")
     assert "export/model.safetensors: " in done.stdout
-    assert "would run code that is not fedmpi's own" in fedmpi("export", run_of("norm")).stderr
+    assert "names code that is not part of fedmpi" in fedmpi("export", run_of("norm")).stderr

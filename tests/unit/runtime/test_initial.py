@@ -33,7 +33,7 @@ def test_all_of_a_model_is_taken_buffers_too(file):
     it = prepare(settings("fedavg", "norm", init={"from": str(file)}))
     state = it.made.model.state_dict(it.fed.server.w, it.fed.server.b)
     assert all(torch.equal(state[name], x) for name, x in load_file(file).items())
-    assert it.made.initial.lines == [f"9 of 9 tensors of the model start from {file}"]
+    assert it.made.initial.lines == [f"9 of 9 tensors of the model are loaded from {file}"]
     assert torch.equal(it.w0, it.fed.server.w)
 
 
@@ -46,12 +46,12 @@ def test_what_does_not_fit_is_told_and_stays_as_the_seed_made_it(file):
     assert torch.equal(state["6.bias"], before["6.bias"])
     assert torch.equal(state["0.weight"], load_file(file)["0.weight"])
     assert it.made.initial.lines == [
-        f"7 of 9 tensors of the model start from {file}",
-        "of another shape or type: 6.weight (4, 96), in the file torch.float32 (3, 5)",
+        f"7 of 9 tensors of the model are loaded from {file}",
+        "with another shape or type: 6.weight (4, 96), in the file torch.float32 (3, 5)",
         "only in the file: old.head",
-        "as the seed made them: 6.weight, 6.bias",
+        "with random initial values: 6.weight, 6.bias",
     ]
-    with pytest.raises(UserError, match=r"init\.strict: .* differ; of another shape or type: 6\.weight"):
+    with pytest.raises(UserError, match=r"init\.strict: .* differ; with another shape or type: 6\.weight"):
         prepare(settings("fedavg", "norm", init={"from": str(file), "strict": True}))
 
 
@@ -62,7 +62,7 @@ def test_what_does_not_fit_is_told_and_stays_as_the_seed_made_it(file):
         (lambda f: f.write_bytes(b"PK not this"), r"x\.safetensors cannot be read"),
         (
             lambda f: save_file({"a": torch.zeros(2)}, f),
-            r"nothing in .* fits; only in the file: a; as the seed made",
+            r"no tensor in .* matches; only in the file: a; with random",
         ),
         (lambda f: changed(f, **{"0_bias": torch.full((6,), torch.nan)}), r"0\.bias in .* not finite"),
     ],

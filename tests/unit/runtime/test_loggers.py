@@ -102,7 +102,7 @@ def test_each_round_is_told_and_the_run_is_as_without_them(made, tmp_path, monke
     assert len(said) == 2
     assert "callbacks.1: " in said[1]
     assert "Watch: round: " in said[1]
-    assert "ValueError: broken here; it is told nothing more, and the run goes on" in said[1]
+    assert "ValueError: broken here; it is not called again, and the run continues" in said[1]
     # It goes on with more rounds: the line of the last one is written, and told, once more.
     execute_run(made(5, *place, f"callbacks=[{callback(tmp_path, 'good')}]", "checkpoint.resume=must"))
     told = [what["round"] for hook, what in heard(tmp_path, "good") if hook == "round"]
@@ -119,12 +119,15 @@ def test_each_round_is_told_and_the_run_is_as_without_them(made, tmp_path, monke
         ("loggers=[tensorbord]", "unknown logger 'tensorbord'; did you mean 'tensorboard'"),
         ("loggers=[{wandb: 3}]", r"loggers\.0\.wandb: 3 is not allowed; it takes options by their names"),
         ("loggers=[{wandb: {projekt: x}}]", r"loggers\.0\.wandb\.projekt: unknown key; did you mean 'project'"),
-        ("loggers=[wandb]", r"loggers\.0: wandb needs a package: .*wandb.*; pip install 'fedmpi\[wandb\]'"),
+        (
+            "loggers=[wandb]",
+            r"loggers\.0: wandb needs a package that is not installed: .*wandb.*; run pip install 'fedmpi\[wandb\]'",
+        ),
         ("loggers=tensorboard", "loggers: 'tensorboard' is not allowed; must be: list of"),
         ("callbacks=[3]", r"callbacks\.0: 3 is not allowed; must be a name or {name: options}"),
         ("callbacks=[none.py:A]", r"none\.py:A.*: file not found: .*none\.py"),
         ("callbacks=[mine.py:Nothing]", "mine.py' has no 'Nothing'"),
-        ("callbacks=[mine.py:Mute]", "Mute has no begin, round, end; a class with one of them is needed"),
+        ("callbacks=[mine.py:Mute]", "Mute has none of the functions begin, round, end; define at least one of them"),
         ("callbacks=[mine.py:Late]", "Late cannot be made: OSError: no such place"),
         ("callbacks=[mine.py:Watch]", r"callbacks\.0\..*mine\.py:Watch\.to: missing"),
     ],

@@ -201,7 +201,7 @@ def test_a_site_can_be_named_where_the_file_has_no_column_of_them(study, tmp_pat
     with pytest.raises(UserError, match="no site 'west' in this run; sites: north, south"):
         model.predict(few, site="west")
     both = write(tmp_path / "both.csv", header, test)
-    said = f"{len(test) - len(here)} of {len(test)} rows name another site, the first 'north';"
+    said = f"{len(test) - len(here)} of {len(test)} rows name another site (first: 'north'), "
     with pytest.warns(UserWarning, match=said):
         model.predict(both, site="south")
 
@@ -597,10 +597,10 @@ def test_a_sites_preparation_stays_in_the_sites_own_folder(tmp_path):
         found = package.load(run).predict(write(tmp_path / "new.csv", header, here), site=site)
         assert found.metrics["accuracy"] == recorded(run, client)["accuracy"]
     file = tmp_path / "new.csv"
-    with pytest.raises(UserError, match=r"each site .* prepares its rows by its own training rows; .*: north, south"):
+    with pytest.raises(UserError, match=r"each site .* has its own preprocessing; .*: north, south"):
         package.load(run).predict(file)
     (run / "state" / "north" / "preprocessing.json").unlink()  # as on the host of the other site
-    with pytest.raises(UserError, match=r"north/preprocessing\.json is not here: .* stays with the site"):
+    with pytest.raises(UserError, match=r"north/preprocessing\.json is missing: .* only on the host"):
         package.load(run).predict(file, site="north")
 
 
@@ -629,7 +629,9 @@ def test_a_client_that_is_a_site_of_one_table_has_its_rows_prepared_as_the_sites
         for given in (client, site):
             found = package.load(run, client=given).predict(file)
             assert found.metrics["accuracy"] == recorded(run, client)["accuracy"]
-    with pytest.raises(UserError, match=r"no client 'nroth'; .* clients 0 to 1, or by site: did you mean 'north'"):
+    with pytest.raises(
+        UserError, match=r"client: 'nroth' does not exist .* 0 to 1, or site names: did you mean 'north'"
+    ):
         package.load(run, client="nroth")
 
 

@@ -372,6 +372,6 @@ def test_the_directory_of_a_host_without_rank_0_says_where_the_run_is(tmp_path):
     for command in (*commands, ["status", place], ["verify", place], ["compare", place, place], ["resume", place]):
         done = fedmpi(*command)
         assert (done.returncode, done.stdout) == (2, "")
-        assert "what the ranks of this host wrote (state/, audit/, trace/)" in done.stderr
+        assert "only files of the ranks of this host (state/, audit/, trace/)" in done.stderr
         assert "on the host of rank 0" in done.stderr
     assert "checkpoint.resume=must" in done.stderr

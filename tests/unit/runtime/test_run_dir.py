@@ -206,7 +206,7 @@ def test_the_second_is_told_who_holds_it_and_the_lock_ends_with_its_holder(tmp_p
         with pytest.raises(UserError) as caught, lock.hold_lock(tmp_path):
             pass
         host = json.loads((tmp_path / "lock").read_text())["host"]
-        assert str(caught.value).startswith(f"{tmp_path} is in use: process {os.getpid()} on host {host} has had it")
+        assert str(caught.value).startswith(f"{tmp_path} is in use by process {os.getpid()} on host {host} since")
         assert contents(tmp_path) == before
     with lock.hold_lock(tmp_path):
         pass
@@ -230,7 +230,7 @@ def test_a_job_that_has_not_said_yet_what_it_is(tmp_path, how):
         checkpoints.open_run_directory(config, {}, mine)
     with ExitStack() as mine:
         if how == "must":
-            with pytest.raises(UserError, match="holds no run to go on with"):
+            with pytest.raises(UserError, match="contains no run to resume"):
                 checkpoints.open_run_directory(config, {}, mine)
         else:
             assert checkpoints.open_run_directory(config, {}, mine)[0].path == tmp_path / "run"

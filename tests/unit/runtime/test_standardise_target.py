@@ -159,7 +159,7 @@ def test_figures_and_predictions_of_a_run_are_in_the_unit_of_the_targets(folder,
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         module = package.load(run)
-    assert "the model's outputs are standardised targets" in str(told[0].message)
+    assert "the model returns standardised targets" in str(told[0].message)
     assert module.predict(folder / "all.csv")["prediction"] == pytest.approx(found, rel=1e-5)
 
 
@@ -180,9 +180,9 @@ def test_rows_of_an_unknown_site_need_its_name(folder):
 @pytest.mark.parametrize(
     ("how", "where", "more", "says"),
     [
-        ("pooled", POOL, ["task.name=classification", "task.metrics=null"], "goes with task.name: regression"),
+        ("pooled", POOL, ["task.name=classification", "task.metrics=null"], "needs task.name: regression"),
         ("pooled", ONE_SITE, [], "say data.standardise_target: site"),
-        ("site", NO_SITES, [], "say data.standardise_target: pooled"),
+        ("site", NO_SITES, [], "or data.standardise_target: pooled"),
     ],
 )
 def test_settings_that_cannot_standardise_targets_are_refused(folder, how, where, more, says):

@@ -139,7 +139,7 @@ def test_directories_that_are_none(tmp_path):
     done = fedmpi("status", empty)
     assert done.returncode == 1
     assert "never started" in done.stdout
-    for place, said in ((foreign, "is no run directory"), (file, "is a file"), (tmp_path / "no", "there is no")):
+    for place, said in ((foreign, "is not a run directory"), (file, "is a file"), (tmp_path / "no", "does not exist")):
         done = fedmpi("status", place)
         assert (done.returncode, done.stdout) == (2, "")
         assert said in done.stderr

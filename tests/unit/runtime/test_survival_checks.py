@@ -55,7 +55,7 @@ def test_a_site_without_an_event_has_no_loss(run, tmp_path):
 
 
 def test_batches_of_one_row_are_refused(run):
-    with pytest.raises(UserError, match=r"train\.batch_size: 1: task survival compares the rows of a batch"):
+    with pytest.raises(UserError, match=r"train\.batch_size: 1 is not allowed with task survival"):
         run("method.name=fedavg", "train.batch_size=1")
 
 

@@ -118,7 +118,7 @@ def test_all_rounds_are_verified_from_the_start_and_from_every_checkpoint(copy):
 
 
 def test_without_trust_nothing_is_run(copy):
-    with pytest.raises(UserError, match="would run code that is not fedmpi's own"):
+    with pytest.raises(UserError, match="names code that is not part of fedmpi"):
         verify.verify_all(copy, print, verify.VerifyOptions())
 
 
@@ -185,7 +185,7 @@ def change_summary(run, part):
     facts = json.loads((run / "summary.json").read_text())
     facts[part]["accuracy"] += 1
     (run / "summary.json").write_text(json.dumps(facts, indent=2))
-    return f"{facts[part]['accuracy']}, metrics.jsonl makes"
+    return f"{facts[part]['accuracy']}, but metrics.jsonl gives"
 
 
 def change_model(run, name, tensor):
@@ -235,7 +235,7 @@ def test_a_setting_that_was_changed_is_found(copy):
     compute_checksums_again(copy)
     code, said = check(copy, number=1)
     assert code == 1
-    assert "config.yaml or identity.json: train.lr is 0.02 in the one, 0.01 in the other" in said
+    assert "train.lr is 0.02 in config.yaml, but 0.01 in identity.json" in said
     assert "replaying gives" in said
 
 
@@ -287,7 +287,7 @@ def test_a_sweeps_directory(run, tmp_path):
         (["--rounds", "0"], "--rounds: 0; allowed: a whole number from 1 on, or all"),
         (["--tolerance", "-1"], "Invalid value for '--tolerance'"),
         (["--checksum", ""], "--checksum: ''; needed: its first 8 or more digits"),
-        (["--rounds", "1"], "is no run directory"),
+        (["--rounds", "1"], "is not a run directory"),
     ],
 )
 def test_mistakes(tmp_path, words, said):
@@ -311,7 +311,7 @@ def test_more_rounds_of_what_goes_by_their_number_are_another_experiment(tmp_pat
     words = [f"output={tmp_path}", "name=a", more]
     execute_run(config.load(tmp_path / "c.yaml", words))
     words += ["rounds=4", "checkpoint.resume=must"]
-    with pytest.raises(UserError, match=rf"cannot go on .*: rounds is 4, was 2 \({why}, and those that are done"):
+    with pytest.raises(UserError, match=rf"cannot be resumed.*: rounds is 4, was 2 \({why}, so the completed rounds"):
         execute_run(config.load(tmp_path / "c.yaml", words))
     execute_run(config.load(tmp_path / "c.yaml", [*words, "checkpoint.changes=accept"]))
     code, said = check(tmp_path / "a", number=None)

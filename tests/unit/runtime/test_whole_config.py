@@ -104,7 +104,7 @@ def test_a_model_is_loaded_from_the_runs_own_copy(made, tmp_path, what):
         run = run.rename(tmp_path / "elsewhere")
     x = torch.randn(5, 1, 8, 8)
     if what == "changed":
-        with pytest.warns(UserWarning, match=r"mynet.py has changed since this run was made; its copy .* is used"):
+        with pytest.warns(UserWarning, match=r"mynet.py has changed since this run; its copy .* is used"):
             after = fedmpi.load(run, trust=True)
     else:
         after = fedmpi.load(run, trust=True)
@@ -121,7 +121,7 @@ def test_commands_take_the_copy_of_code_that_is_gone(made, tmp_path):
     (run / "plugins" / "mynet.py").unlink()
     done = command("resume", run, "rounds=4")
     assert done.returncode == 2
-    assert "plugins/mynet.py is missing: it is the copy of" in done.stderr
+    assert "plugins/mynet.py is missing: it was the copy of" in done.stderr
     done = command("resume", run, "rounds=4", f"model.name={file.rename(tmp_path / 'mynet.py')}:net")
     assert done.returncode == 0, done.stderr  # the options of the model stay, too
 
