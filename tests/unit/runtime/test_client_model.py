@@ -218,7 +218,7 @@ def test_a_state_or_checkpoint_that_is_missing(copied):
     ):
         fedmpi.load(copied, trust=True, client=2)
     (copied / "model.safetensors").unlink()
-    with pytest.raises(UserError, match=r"holds no model\.safetensors: the run has not ended yet"):
+    with pytest.raises(UserError, match=r"contains no model\.safetensors: the run has not ended yet"):
         fedmpi.load(copied, trust=True, client=2)
 
 

@@ -173,7 +173,7 @@ def write_weights(run, **facts):
 @pytest.mark.parametrize(
     ("damage", "text"),
     [
-        (lambda run: (run / "model.safetensors").unlink(), "holds no model.safetensors"),
+        (lambda run: (run / "model.safetensors").unlink(), "contains no model.safetensors"),
         (lambda run: (run / "config.yaml").unlink(), "is not a run directory: it contains no config.yaml"),
         (
             lambda run: (run / "model.safetensors").write_bytes(b"\x80\x04K\x01."),

@@ -151,7 +151,7 @@ def test_targets_that_were_standardised_are_in_their_unit_in_onnx():
         ("onnx", None, r"^--format onnx needs onnxruntime, not .*: pip install 'fedmpi\[export\]'"),
         ("pickle", None, "--format: pickle; allowed: safetensors, onnx"),
         ("safetensors", "file/model.safetensors", r"cannot write .*/file/model\.safetensors: "),
-        ("safetensors", "config.yaml", r"--out: .*config\.yaml: a file whose name ends in \.safetensors is needed"),
+        ("safetensors", "config.yaml", r"--out: .*config\.yaml is not allowed .*must end in \.safetensors"),
     ],
 )
 def test_mistakes(run_of, tmp_path, monkeypatch, to, out, message):

@@ -198,10 +198,10 @@ def test_a_site_can_be_named_where_the_file_has_no_column_of_them(study, tmp_pat
     assert model.predict(few, site="south")["prediction"] == whole["prediction"]
     with pytest.raises(UserError, match=r"column 'site', or --site NAME, .*sites: north, south"):
         model.predict(few)
-    with pytest.raises(UserError, match="no site 'west' in this run; sites: north, south"):
+    with pytest.raises(UserError, match="site 'west' does not exist in this run; sites: north, south"):
         model.predict(few, site="west")
     both = write(tmp_path / "both.csv", header, test)
-    said = f"{len(test) - len(here)} of {len(test)} rows name another site (first: 'north'), "
+    said = f"{len(test) - len(here)} of {len(test)} rows name another site .first: 'north'., "
     with pytest.warns(UserWarning, match=said):
         model.predict(both, site="south")
 
@@ -485,7 +485,7 @@ def test_masks_are_written_as_arrays_and_give_the_recorded_dice(tmp_path):
     assert mask.shape == (8, 8, 8)
     both, either = ((mask == 1) & (y[16:] == 1)).sum(), (mask == 1).sum() + (y[16:] == 1).sum()
     assert 2 * both / either == pytest.approx(last["dice"], abs=1e-12)
-    with pytest.raises(UserError, match=r"a file whose name ends in \.npz is needed"):
+    with pytest.raises(UserError, match=r"must end in \.npz"):
         command.predict_file(RunModel(run, True), tmp_path / "new.npz", print, out=tmp_path / "masks.csv")
 
 
@@ -662,7 +662,7 @@ def test_a_place_that_cannot_be_written_and_a_file_that_is_not_there_are_named(s
     file = write(tmp_path / "new.csv", study.header, study.test)
     for to, message in [
         (file / "below.csv", "cannot write"),
-        (tmp_path / "out.txt", r"a file whose name ends in \.csv is needed"),
+        (tmp_path / "out.txt", r"must end in \.csv"),
     ]:
         with pytest.raises(UserError, match=message):
             command.predict_file(RunModel(study.run), file, print, out=to)
