@@ -148,8 +148,8 @@ def test_targets_that_were_standardised_are_in_their_unit_in_onnx():
 @pytest.mark.parametrize(
     ("to", "out", "message"),
     [
-        ("onnx", None, r"^--format onnx needs onnxruntime, not .*: pip install 'fedmpi\[export\]'"),
-        ("pickle", None, "--format: pickle; allowed: safetensors, onnx"),
+        ("onnx", None, r"^--format onnx needs onnxruntime, .* not installed; run pip install 'fedmpi\[export\]'"),
+        ("pickle", None, "--format: pickle is not allowed; must be safetensors or onnx"),
         ("safetensors", "file/model.safetensors", r"cannot write .*/file/model\.safetensors: "),
         ("safetensors", "config.yaml", r"--out: .*config\.yaml is not allowed .*must end in \.safetensors"),
     ],

@@ -117,7 +117,7 @@ def test_each_round_is_told_and_the_run_is_as_without_them(made, tmp_path, monke
     ("given", "words"),
     [
         ("loggers=[tensorbord]", "unknown logger 'tensorbord'; did you mean 'tensorboard'"),
-        ("loggers=[{wandb: 3}]", r"loggers\.0\.wandb: 3 is not allowed; it takes options by their names"),
+        ("loggers=[{wandb: 3}]", r"loggers\.0\.wandb: 3 is not allowed; must be a mapping of option names to values"),
         ("loggers=[{wandb: {projekt: x}}]", r"loggers\.0\.wandb\.projekt: unknown key; did you mean 'project'"),
         (
             "loggers=[wandb]",
@@ -128,7 +128,7 @@ def test_each_round_is_told_and_the_run_is_as_without_them(made, tmp_path, monke
         ("callbacks=[none.py:A]", r"none\.py:A.*: file not found: .*none\.py"),
         ("callbacks=[mine.py:Nothing]", "mine.py' has no 'Nothing'"),
         ("callbacks=[mine.py:Mute]", "Mute has none of the functions begin, round, end; define at least one of them"),
-        ("callbacks=[mine.py:Late]", "Late cannot be made: OSError: no such place"),
+        ("callbacks=[mine.py:Late]", "Late cannot be created: OSError: no such place"),
         ("callbacks=[mine.py:Watch]", r"callbacks\.0\..*mine\.py:Watch\.to: missing"),
     ],
 )

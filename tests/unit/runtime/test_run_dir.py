@@ -50,7 +50,7 @@ def test_a_directory_is_never_shared_and_an_output_must_be_one(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot create .*: File exists"):
         RunDirectory.create(tmp_path / "file", "a")
-    with pytest.raises(UserError, match=r"cannot create .*: Not a directory; choose another output"):
+    with pytest.raises(UserError, match=r"cannot create .*: Not a directory; set output to another directory"):
         RunDirectory.create(tmp_path / "file" / "deeper", "a")
 
 

@@ -108,7 +108,7 @@ def test_the_loss_is_standardised_and_metrics_are_in_the_unit_of_the_targets():
         plain.metrics(scale.to_original_units(f), y), rel=1e-5
     )
     assert task.check(scale.stack_with_targets(y), (2,)) == ""
-    assert "as many numbers" in task.check(scale.stack_with_targets(y), (3,))
+    assert "same number of components" in task.check(scale.stack_with_targets(y), (3,))
 
 
 @pytest.mark.parametrize("ignore", [-999, "nan"])
@@ -181,7 +181,7 @@ def test_rows_of_an_unknown_site_need_its_name(folder):
     ("how", "where", "more", "says"),
     [
         ("pooled", POOL, ["task.name=classification", "task.metrics=null"], "needs task.name: regression"),
-        ("pooled", ONE_SITE, [], "say data.standardise_target: site"),
+        ("pooled", ONE_SITE, [], "set data.standardise_target: site"),
         ("site", NO_SITES, [], "or data.standardise_target: pooled"),
     ],
 )

@@ -65,4 +65,4 @@ def test_a_method_that_shares_nothing_of_a_model_that_is_a_head_is_warned_of(run
         text for text in run(f"method.name={method}", "evaluate.protocol=[personal]") if "shares no weights" in text
     ]
     assert len(told) == says
-    assert not says or "method fedper shares no weights of model logistic: all of it (head)" in told[0]
+    assert not says or "method fedper shares no weights of model logistic: all layer groups (head)" in told[0]
