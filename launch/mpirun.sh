@@ -6,7 +6,7 @@
 #
 # Rank 0 is the server, the others train. OMP_NUM_THREADS is 1 unless it is set, because ranks share the cores.
 # FEDMPI_ULFM=1 keeps mpirun from ending the job when a rank dies (Open MPI 5).
-# When it is stopped (TERM, Ctrl-C), the ranks write their results; exit code 75: start it again to resume the run.
+# When the script is stopped (TERM, Ctrl-C), the ranks write their results. Exit code 75: run it again to resume.
 set -euo pipefail
 [[ $# -ge 2 && $1 =~ ^[1-9][0-9]*$ ]] || { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 ranks=$1
@@ -17,9 +17,9 @@ for place in . "$(dirname "$0")/.."; do
     # shellcheck source=/dev/null
     if ! command -v fedmpi >/dev/null && [[ -f $place/.venv/bin/activate ]]; then source "$place/.venv/bin/activate"; fi
 done
-# shellcheck source=launch/gently.sh
-source "$(dirname "$0")/gently.sh"
-need mpirun fedmpi
+# shellcheck source=launch/run_stoppable.sh
+source "$(dirname "$0")/run_stoppable.sh"
+require_programs mpirun fedmpi
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 options=(-n "$ranks")
 if [[ ${FEDMPI_ULFM:-0} == 1 && -z ${FEDMPI_OUTCOME:-} ]]; then
@@ -36,20 +36,20 @@ if [[ $(mpirun --version) == *'Open MPI'* ]]; then  # MPICH does not have these 
 fi
 # Open MPI stores files in a folder that is named by its process id. If a killed mpirun left such a folder, the next mpirun
 # with that id would end with "The PMIx server's listener thread failed to start".
-# shellcheck disable=SC2329  # called by gently
+# shellcheck disable=SC2329  # called by run_stoppable
 start() {
     rm -rf "${TMPDIR:-/tmp}/ompi.$BASHPID"
     exec mpirun "$@"
 }
 code=0
-gently start "${options[@]}" fedmpi run "$@" || code=$?
-if [[ ${FEDMPI_ULFM:-0} == 1 ]]; then  # mpirun may return the code of a failed rank, or 0 if no ranks connected
-    told=
-    read -r told _ 2>/dev/null <"$FEDMPI_OUTCOME" || true
-    if [[ ! $told && $code -eq 0 ]]; then
-        echo "$0: the run did not come to its end; what rank 0 said of it stands above" >&2
-        told=1
+run_stoppable start "${options[@]}" fedmpi run "$@" || code=$?
+if [[ ${FEDMPI_ULFM:-0} == 1 ]]; then  # mpirun may return the code of a failed rank, or 0 if the ranks did not connect
+    rank_0_code=
+    read -r rank_0_code _ 2>/dev/null <"$FEDMPI_OUTCOME" || true
+    if [[ ! $rank_0_code && $code -eq 0 ]]; then
+        echo "$0: the run did not finish; see the messages of rank 0 above" >&2
+        rank_0_code=1
     fi
-    code=${told:-$code}
+    code=${rank_0_code:-$code}
 fi
 exit "$code"

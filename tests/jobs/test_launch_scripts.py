@@ -80,7 +80,7 @@ def test_ranks_that_end_without_a_run_are_no_success(stand_in, tmp_path):
     lets_die = stand_in | {"FEDMPI_ULFM": "1"}
     done = start("mpirun.sh", 2, "c.yaml", env=lets_die)
     assert done.returncode == 1
-    assert "did not come to its end" in done.stderr
+    assert "the run did not finish" in done.stderr
     program(tmp_path / "fedmpi", '[ "$OMPI_COMM_WORLD_RANK" = 1 ] || echo "75 3" >"$FEDMPI_OUTCOME"')
     assert start("mpirun.sh", 2, "c.yaml", env=lets_die).returncode == AGAIN
 
@@ -133,7 +133,7 @@ def test_a_missing_launcher_is_named(tmp_path, slim_env, missing):
     (tmp_path / "bin" / missing).unlink(missing_ok=True)
     done = start(f"{missing}.sh", 2, "run.yaml", env=slim_env)
     assert done.returncode == 127
-    assert f"there is no {missing} on PATH" in done.stderr
+    assert f"{missing} is not on PATH" in done.stderr
 
 
 # ---- stopping ----

@@ -154,7 +154,7 @@ def test_a_warned_job_goes_on_by_itself(cluster):
     cluster.open()
     for kind, job in jobs.items():
         assert cluster.ended(job) == ("COMPLETED", 1), cluster.log(job)
-        assert cluster.log(job).count("is requeued, and will go on") == 1, kind
+        assert cluster.log(job).count("is requeued and will resume") == 1, kind
         assert cluster.log(job).count("resuming after round") == 1
         assert "Traceback" not in cluster.log(job)
         assert_same(cluster.run(job), whole)
@@ -218,6 +218,6 @@ def test_time_limits(cluster):
         assert state == "COMPLETED", cluster.log(job)
         assert restarts >= 1
         # Slurm may end the shell before it has said so.
-        assert 1 <= cluster.log(job).count("is requeued, and will go on") <= restarts
+        assert 1 <= cluster.log(job).count("is requeued and will resume") <= restarts
         assert_same(cluster.run(job), wholes[seed])
         assert yaml.safe_load((cluster.run(job) / "config.yaml").read_text())["seed"] == int(seed[5:])
