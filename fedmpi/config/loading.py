@@ -66,6 +66,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), renamed_plugins: Mappi
     path = Path(path)
     document = read_with_bases(path, renamed_plugins)
     if sweep_key := next((key for key in SWEEP_KEYS if key in document.data), ""):
+        check_problems(document)  # old keys of sweeps among them
         where = document.origins.get(sweep_key, path)
         raise UserError(
             f"{where}: {sweep_key}: {path} is a sweep of several runs; train them with `fedmpi sweep {path}`"
