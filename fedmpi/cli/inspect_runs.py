@@ -101,9 +101,9 @@ def verify(
         raise UserError(f"--rounds: {rounds}; allowed: a whole number from 1 on, or all")
     if checksum is not None and len(checksum) < 8:
         raise UserError(f"--checksum: {checksum!r}; needed: its first 8 or more digits")
-    first = next((path.parent for path in sorted(directory.glob("*/config.yaml"))), directory)
+    first_run = next((path.parent for path in sorted(directory.glob("*/config.yaml"))), directory)
     try:
-        load_run_settings(directory if (directory / "config.yaml").is_file() else first, trust, overrides, "verify")
+        load_run_settings(directory if (directory / "config.yaml").is_file() else first_run, trust, overrides, "verify")
     except UserError:  # reported with the other findings
         require_single_process("verify")
         set_threads(1)
@@ -176,12 +176,12 @@ def reproduce(
     if name is None or "=" in name:
         return print_table(list(reproduce.describe_tables([*([name] if name else []), *(overrides or ())])))
     path = reproduce.find_table(name)
-    asked = expand.load_sweep(path, overrides or ())
-    apply_machine_settings(asked.run_settings(asked.first_stage_labels()[0]))
+    sweep = expand.load_sweep(path, overrides or ())
+    apply_machine_settings(sweep.run_settings(sweep.first_stage_labels()[0]))
     import fedmpi.runtime.execute  # noqa: F401  imported here once, for all child processes
     from fedmpi.sweeps import run_sweep as runs
 
-    reproduce.fetch_data(asked, typer.echo)
-    if code := runs.run_sweep(asked, jobs, train_in_child_process, typer.echo):
+    reproduce.fetch_data(sweep, typer.echo)
+    if code := runs.run_sweep(sweep, jobs, train_in_child_process, typer.echo):
         raise typer.Exit(code)
-    raise typer.Exit(reproduce.write_comparison(asked, to or Path("reproduction") / path.stem, typer.echo))
+    raise typer.Exit(reproduce.write_comparison(sweep, to or Path("reproduction") / path.stem, typer.echo))

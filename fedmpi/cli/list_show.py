@@ -51,13 +51,13 @@ def show_key(
         same_section = [name for name in known if name.rpartition(".")[0] == section]
         guess = suggest_name(key, same_section or known)
         raise UserError(f"show: there is no key '{key}'; {guess}{_options_hint(known, section)}")
-    shown = known[key]
-    typer.echo(f"{key}: {shown.meaning}")
-    if shown.section is None:
-        return print_table([("  type", shown.kind), ("  default", shown.default)])
-    inside = [each for name, each in known.items() if name.rpartition(".")[0] == key]
-    print_table([(f"  {each.name}", f"{_type_and_default(each)}{each.meaning}") for each in inside])
-    typer.echo(_options_hint(known, key).removeprefix("; "), nl=shown.is_open)
+    key_info = known[key]
+    typer.echo(f"{key}: {key_info.meaning}")
+    if key_info.section is None:
+        return print_table([("  type", key_info.kind), ("  default", key_info.default)])
+    children = [each for name, each in known.items() if name.rpartition(".")[0] == key]
+    print_table([(f"  {each.name}", f"{_type_and_default(each)}{each.meaning}") for each in children])
+    typer.echo(_options_hint(known, key).removeprefix("; "), nl=key_info.is_open)
 
 
 def _options_hint(known: dict[str, ConfigKey], section: str) -> str:
@@ -81,9 +81,9 @@ def list_public_sets() -> None:
     """List the data sets that fedmpi knows, with their sizes and how to obtain them."""
     from fedmpi.data.download.catalogue import CATALOGUE
 
-    shown = {name: listing for name, listing in CATALOGUE.items() if not name.endswith(("_64", "_128", "_224"))}
+    listed = {name: listing for name, listing in CATALOGUE.items() if not name.endswith(("_64", "_128", "_224"))}
     print_table(
-        [(name, f"{each.description}; {'fetch' if each.downloads else 'by hand'}") for name, each in shown.items()]
+        [(name, f"{each.description}; {'fetch' if each.downloads else 'by hand'}") for name, each in listed.items()]
     )
     typer.echo("MedMNIST's sets are there with 64, 128 and 224 pixels, too: pathmnist_64")
 
@@ -93,13 +93,13 @@ def check(name: SetName, root: RootOption = None) -> None:
     """Show where the files of data set NAME belong, and which of them are missing. The exit code is 1 if any is."""
     from fedmpi.data.download import fetch
 
-    listing, where = fetch.find_entry(name), _data_root(root)
-    files = fetch.check_files(name, where)
-    print_table([(place, wrong or "ok") for place, wrong in files])
+    listing, data_root = fetch.find_entry(name), _data_root(root)
+    files = fetch.check_files(name, data_root)
+    print_table([(path, problem or "ok") for path, problem in files])
     typer.echo(f"home: {listing.home}\nlicence: {listing.licence}")
-    typer.echo(f"config: data: {{{listing.config}, root: {where}}}")
-    if any(wrong for _, wrong in files):
-        typer.echo(f"to do: {listing.manual_steps or f'fedmpi data fetch {name} --root {where}'}")
+    typer.echo(f"config: data: {{{listing.config}, root: {data_root}}}")
+    if any(problem for _, problem in files):
+        typer.echo(f"to do: {listing.manual_steps or f'fedmpi data fetch {name} --root {data_root}'}")
         raise typer.Exit(1)
 
 
@@ -108,15 +108,15 @@ def fetch(name: SetName, root: RootOption = None) -> None:
     """Download the missing files of data set NAME, and check their checksums."""
     from fedmpi.data.download import fetch
 
-    where = _data_root(root)
+    data_root = _data_root(root)
     fetch.find_entry(name)
-    with fetch.download_lock(where):
-        new = fetch.fetch_dataset(name, where)
-    typer.echo(f"{name}: {'fetched to' if new else 'all there, in'} {where}")
+    with fetch.download_lock(data_root):
+        new = fetch.fetch_dataset(name, data_root)
+    typer.echo(f"{name}: {'fetched to' if new else 'all there, in'} {data_root}")
 
 
-def _data_root(given: Path | None) -> Path:
-    root = given or Path(os.environ.get("FEDMPI_DATA") or "data")
+def _data_root(directory: Path | None) -> Path:
+    root = directory or Path(os.environ.get("FEDMPI_DATA") or "data")
     if root.exists() and not root.is_dir():
         raise UserError(f"--root: {root} is not a folder")
     return root.resolve()

@@ -79,14 +79,20 @@ def resume(context: typer.Context, directory: RunDir, overrides: Overrides = Non
     from fedmpi.runtime.code_trust import load_resume_settings
     from fedmpi.runtime.inspection.run_files import not_a_run_error
 
-    here = directory.resolve()
-    if not (here / "config.yaml").is_file():
+    run_dir = directory.resolve()
+    if not (run_dir / "config.yaml").is_file():
         raise not_a_run_error(directory)
     _check_same_directory(directory, overrides or ())
-    place = [f"output={json.dumps(str(here.parent))}", f"name={json.dumps(here.name)}", "checkpoint.resume=must"]
-    copy = here / "initial.safetensors"  # a copy of the weights that the run started from
-    start = [f"init.from={json.dumps(str(copy))}"] if copy.is_file() else []
-    _train_and_exit(load_resume_settings(here, [*start, *(overrides or ()), *place]), context.obj)
+    fixed_overrides = [
+        f"output={json.dumps(str(run_dir.parent))}",
+        f"name={json.dumps(run_dir.name)}",
+        "checkpoint.resume=must",
+    ]
+    copy = run_dir / "initial.safetensors"  # a copy of the weights that the run started from
+    initial_overrides = [f"init.from={json.dumps(str(copy))}"] if copy.is_file() else []
+    _train_and_exit(
+        load_resume_settings(run_dir, [*initial_overrides, *(overrides or ()), *fixed_overrides]), context.obj
+    )
 
 
 def _check_same_directory(directory: Path, overrides: Sequence[str]) -> None:
@@ -119,11 +125,11 @@ def validate(config: Config, overrides: Overrides = None) -> None:
     from fedmpi.sweeps import expand
 
     if expand.is_sweep_file(config):
-        asked = expand.load_sweep(config, overrides or ())
-        apply_machine_settings(asked.run_settings(asked.labels[0]))
+        sweep = expand.load_sweep(config, overrides or ())
+        apply_machine_settings(sweep.run_settings(sweep.labels[0]))
         from fedmpi.sweeps import run_sweep as runs
 
-        return runs.validate_sweep(asked, typer.echo)
+        return runs.validate_sweep(sweep, typer.echo)
     settings = configs.load(config, overrides or ())
     apply_machine_settings(settings)
     from fedmpi.runtime.validate import validate_settings

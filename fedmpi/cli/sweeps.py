@@ -74,11 +74,11 @@ def sweep(
     raise typer.Exit(code)
 
 
-def _train_one_run(asked: "Sweep", name: str, process: CommandProcess) -> int:
+def _train_one_run(sweep: "Sweep", name: str, process: CommandProcess) -> int:
     """Train one run of a sweep on this rank, under any launcher, unless the run is finished; return the exit code."""
     from fedmpi.sweeps import progress, slurm
 
-    settings = progress.with_auto_resume(slurm.find_run(asked, name))
+    settings = progress.with_auto_resume(slurm.find_run(sweep, name))
     if progress.read_state(settings).status == progress.DONE:
         return 0
     apply_machine_settings(settings)
@@ -104,12 +104,12 @@ def table(
     results for comparison."""
     from fedmpi.sweeps import expand, sweep_status, table_formats
 
-    given = list(overrides or ())
+    all_overrides = list(overrides or ())
     if file.is_dir():
-        file, before = sweep_status.read_sweep_list(file)
-        given = [*before, *given]
-    asked = expand.load_sweep(file, given)
-    table_formats.show_table(asked, metric, round_, rows, to, typer.echo)
+        file, recorded_overrides = sweep_status.read_sweep_list(file)
+        all_overrides = [*recorded_overrides, *all_overrides]
+    sweep = expand.load_sweep(file, all_overrides)
+    table_formats.show_table(sweep, metric, of, rows, to, typer.echo)
 
 
 def train_in_child_process(settings: Settings) -> NoReturn:

@@ -42,9 +42,9 @@ def _check_protocol(name: str) -> str:
 
 def check_unique(items: tuple[str, ...]) -> tuple[str, ...]:
     """Return a list of names; raise ValueError if a name occurs twice."""
-    twice = next((name for position, name in enumerate(items) if name in items[:position]), None)
-    if twice is not None:
-        raise ValueError(f"{shorten_repr(twice)} is listed twice; list each name only once")
+    duplicate = next((name for position, name in enumerate(items) if name in items[:position]), None)
+    if duplicate is not None:
+        raise ValueError(f"{show(duplicate)} is listed twice; list each name only once")
     return items
 
 
@@ -142,8 +142,8 @@ class ExclusiveKeysSection(Section):
         """Raise ValueError unless exactly one of the two keys is set."""
         values = {key: getattr(self, key) for key in self.exclusive_keys}
         if sum(value is not None for value in values.values()) != 1:
-            given = ", ".join(f"{key}: {describe_value(value)}" for key, value in values.items())
-            raise ValueError(f"{given}; set exactly one of them, and the other to null")
+            current = ", ".join(f"{key}: {describe_value(value)}" for key, value in values.items())
+            raise ValueError(f"{current}; set exactly one of them, and the other to null")
         return self
 
 

@@ -112,29 +112,31 @@ def read_with_bases(
         renamed_plugins: {old name: new name} of plug-ins whose files have moved.
         including_files: The files that include this file as a base file, the outermost one first.
     """
-    place = os.path.abspath(path)
-    if place in including_files:
-        circle = " -> ".join([*including_files[including_files.index(place) :], place])
+    absolute_path = os.path.abspath(path)
+    if absolute_path in including_files:
+        circle = " -> ".join([*including_files[including_files.index(absolute_path) :], absolute_path])
         raise UserError(f"base files include each other in a circle: {circle}")
     own = read_yaml_file(path)
     renamed.use_new_names(own)
     bases, origin = own.data.pop("base", []), own.origins.pop("base", "")
     own.data = _transform_texts(own.data, lambda text: renamed_plugins.get(text, text)) if renamed_plugins else own.data
     _make_paths_absolute(own, path.parent)
-    below = ConfigLayer()
+    base_layers = ConfigLayer()
     if not isinstance(bases, list) or not all(isinstance(base, str) and base for base in bases):
         own.problems.append(f"{origin}: base: {shorten_repr(bases)} is not allowed; must be a list of file names")
         bases = []
     for base in bases:
         try:
-            below = merge_layers(below, read_with_bases(path.parent / base, renamed_plugins, (*including_files, place)))
+            base_layers = merge_layers(
+                base_layers, read_with_bases(path.parent / base, renamed_plugins, (*including_files, absolute_path))
+            )
         except UserError as error:
             own.problems.append(f"{origin}: base: {error}")
     if (
-        "grid" in own.data and "grid" not in below.data
+        "grid" in own.data and "grid" not in base_layers.data
     ):  # a sweep does not inherit the name of a run that it uses as a base file
-        below.data.pop("name", None)
-    return merge_layers(below, own)
+        base_layers.data.pop("name", None)
+    return merge_layers(base_layers, own)
 
 
 def _transform_texts(tree: Any, change: Callable[[str], str]) -> Any:
@@ -189,16 +191,16 @@ def _parse_override(key: str, value: str, origin: str) -> ConfigLayer:
 
     origin: the override, for messages.
     """
-    one = ConfigLayer()
+    value_layer = ConfigLayer()
     try:
         # A single punctuation mark has a meaning in YAML, but here it is a text, such as a delimiter.
         is_mark = len(value) == 1 and value in ",;:|-#&*!%@`?>'\"\t"
-        tree = value if is_mark else parse_value(value, origin, key, one)
+        tree = value if is_mark else parse_value(value, origin, key, value_layer)
     except UserError as error:
         quoted = f"; if it is a text, put it in quotes: '{key}={json.dumps(value)}'" if value[:1] not in "[{" else ""
         return ConfigLayer(problems=[f"{error}{quoted}"])
-    above = nest_value(key, tree, origin)
-    override = replace(one, data=above.data, origins=above.origins | one.origins)
+    override_at_key = nest_value(key, tree, origin)
+    override = replace(value_layer, data=override_at_key.data, origins=override_at_key.origins | value_layer.origins)
     renamed.use_new_names(override)
     return override
 
@@ -220,14 +222,14 @@ def _merge_trees(low: dict[str, Any], high: dict[str, Any], path: tuple[str, ...
         low = {}  # the options belong to another method within a method
     merged = dict(low)
     for key, value in high.items():
-        below: Any = low.get(key)
-        if isinstance(value, dict) and isinstance(below, str):
+        low_value: Any = low.get(key)
+        if isinstance(value, dict) and isinstance(low_value, str):
             # `server.rule: krum` stands for {name: krum}, which `server.rule.select=2` extends.
             kind = section_class((*path, key))
             if kind is not None and issubclass(kind, ShortFormSection):
-                below = {kind.short_key: below}
-        both = isinstance(below, dict) and isinstance(value, dict)
-        merged[key] = _merge_trees(below, value, (*path, key)) if both else value
+                low_value = {kind.short_key: low_value}
+        are_mappings = isinstance(low_value, dict) and isinstance(value, dict)
+        merged[key] = _merge_trees(low_value, value, (*path, key)) if are_mappings else value
     return merged
 
 
@@ -279,7 +281,7 @@ def nest_value(dotted: str, value: Any, origin: str) -> ConfigLayer:
         origin: Where the key was written, for messages.
     """
     parts = dotted.split(".")
-    tree = reduce(lambda below, part: {part: below}, reversed(parts), value)
+    tree = reduce(lambda subtree, part: {part: subtree}, reversed(parts), value)
     return ConfigLayer(tree, {".".join(parts[: depth + 1]): origin for depth in range(len(parts))})
 
 
@@ -300,8 +302,8 @@ def validation_messages(
     errors = [each for each in errors if each["type"] != "too_short" or each["loc"] not in wrong]
     lines = []
     for key, group in itertools.groupby(errors, key=lambda each: _locate_error(document.data, each)):
-        around = [".".join(map(str, key[:depth])) for depth in range(len(key), 0, -1)]  # a.b.c, a.b, a
-        where = next((document.origins[name] for name in around if name in document.origins), source)
+        candidates = [".".join(map(str, key[:depth])) for depth in range(len(key), 0, -1)]  # a.b.c, a.b, a
+        where = next((document.origins[name] for name in candidates if name in document.origins), source)
         dotted = ".".join(shorten(str(part)) for part in key)
         text = _describe_error(key, list(group), document.data, root)
         lines.append((order.get(where, -1), f"{where}: {dotted}: {text}" if dotted else f"{where}: {text}"))
@@ -347,11 +349,17 @@ def _find_field(loc: KeyPath, root: type[BaseModel]) -> FieldInfo:
 
 def _suggest(key: KeyPath, root: type[BaseModel]) -> str:
     """Suggest a correction of an unknown key: the section to which it belongs, or the most similar allowed key."""
-    above, last = key[:-1], str(key[-1])
-    where, names = ".".join(map(str, above)), _section_keys(root, *above)
-    inside = [f"{where}.{name}.{last}" for name in names if where and last in _section_keys(root, *above, name)]
-    homes = [f"{name}.{last}" for name in root.model_fields if name != where and last in _section_keys(root, name)]
-    return suggest_key(last, [*names, *(["base", *SWEEP_KEYS] if not above else [])], inside or homes)
+    parent, last = key[:-1], str(key[-1])
+    section_path, names = ".".join(map(str, parent)), _section_keys(root, *parent)
+    in_subsections = [
+        f"{section_path}.{name}.{last}" for name in names if section_path and last in _section_keys(root, *parent, name)
+    ]
+    in_other_sections = [
+        f"{name}.{last}" for name in root.model_fields if name != section_path and last in _section_keys(root, name)
+    ]
+    return suggest_key(
+        last, [*names, *(["base", *SWEEP_KEYS] if not parent else [])], in_subsections or in_other_sections
+    )
 
 
 def _section_keys(root: type[BaseModel], *path: str | int) -> tuple[str, ...]:
@@ -370,14 +378,14 @@ def _locate_error(data: Any, error: Any) -> KeyPath:
     if error["type"] == "missing":
         return loc
     text = str(error["ctx"]["error"]) if error["type"] == "value_error" else ""
-    named = re.match(r"([\w.]+): (is not set)?", text)
-    steps: KeyPath = (*loc, *(named[1].split(".") if named else ()))
-    if named and named[2]:
+    named_key = re.match(r"([\w.]+): (is not set)?", text)
+    steps: KeyPath = (*loc, *(named_key[1].split(".") if named_key else ()))
+    if named_key and named_key[2]:
         return steps
     for depth, part in enumerate(steps):
-        inside = isinstance(data, list) if isinstance(part, int) else isinstance(data, dict) and part in data
-        if not inside:
-            in_short_form = named is not None and isinstance(data, str)  # evaluate.best: accuracy is its metric
+        exists = isinstance(data, list) if isinstance(part, int) else isinstance(data, dict) and part in data
+        if not exists:
+            in_short_form = named_key is not None and isinstance(data, str)  # evaluate.best: accuracy is its metric
             return steps if in_short_form else steps[:depth]
         data = data[part]
     return steps

@@ -39,8 +39,8 @@ def list_keys(path: tuple[str, ...] = ()) -> Iterator[ConfigKey]:
     holder = section_class(path)
     assert holder is not None
     for name, declared in holder.model_fields.items():
-        here = (*path, name)
-        inner, dotted = section_class(here), ".".join(here)
+        key_path = (*path, name)
+        inner, dotted = section_class(key_path), ".".join(key_path)
         meaning = declared.description or _field_comment(holder, name)
         if inner is None:
             kind = describe_type(declared.annotation, declared.metadata)
@@ -48,7 +48,7 @@ def list_keys(path: tuple[str, ...] = ()) -> Iterator[ConfigKey]:
         else:
             own_text = ("__doc__" in vars(inner) and inner.__doc__) or ""
             yield ConfigKey(dotted, "section", "", meaning or " ".join(own_text.split("\n\n")[0].split()), inner)
-            yield from list_keys(here)
+            yield from list_keys(key_path)
 
 
 def _format_default(declared: FieldInfo) -> str:
@@ -76,6 +76,6 @@ def _class_comments(kind: type[BaseModel]) -> dict[str, str]:
         first = field.lineno - 1
         while lines[first - 1].lstrip().startswith("#"):
             first -= 1
-        found = (re.search(r"(?:^|\s)# (.*)$", line) for line in lines[first : field.end_lineno])
-        by_name[ast.unparse(field.target)] = " ".join(each[1] for each in found if each)
+        matches = (re.search(r"(?:^|\s)# (.*)$", line) for line in lines[first : field.end_lineno])
+        by_name[ast.unparse(field.target)] = " ".join(each[1] for each in matches if each)
     return by_name

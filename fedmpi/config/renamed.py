@@ -86,29 +86,13 @@ def _rename(document: ConfigLayer, tree: Tree, start: str) -> list[tuple[str, st
             del tree[first]
     for key, values in VALUES.items():
         holder, last = _holder(tree, key)
-        given = holder[last] if holder is not None else None
-        for value in given if isinstance(given, list) else [given]:
+        value_or_list = holder[last] if holder is not None else None
+        for value in value_or_list if isinstance(value_or_list, list) else [value_or_list]:
             if isinstance(value, str) and value in values:
                 where = document.origins.get(start + key, "")
                 messages.append((where, f"{key}: {value} was renamed to {values[value]}"))
-        if holder is not None and isinstance(given, str):
-            holder[last] = values.get(given, given)
-    return messages + _rename_augmentations(document, tree, start)
-
-
-def _rename_augmentations(document: ConfigLayer, tree: Tree, start: str) -> list[tuple[str, str]]:
-    """Rename the items of data.augment in one part of a document; arguments and result are those of `_rename`."""
-    holder, last = _holder(tree, "data.augment")
-    given = holder[last] if holder is not None else None
-    items: list[Any] = given if isinstance(given, list) else []
-    messages, key = [], f"{start}data.augment"
-    for i, item in enumerate(items):
-        name = next(iter(item), None) if isinstance(item, dict) else item
-        if isinstance(name, str) and name in AUGMENTATIONS:
-            new = AUGMENTATIONS[name]
-            where = document.origins.get(f"{key}.{i}.{name}") or document.origins.get(key, "")
-            messages.append((where, f"data.augment: {name} was renamed to {new}"))
-            items[i] = {new if old == name else old: value for old, value in item.items()} if item is not name else new
+        if holder is not None and isinstance(value_or_list, str):
+            holder[last] = values.get(value_or_list, value_or_list)
     return messages
 
 
@@ -138,21 +122,21 @@ def _holder(tree: Tree, dotted: str) -> tuple[Tree | None, str]:
     """
     if dotted in tree:
         return tree, dotted
-    *above, last = dotted.split(".")
-    here: Any = tree
-    for part in above:
-        here = here.get(part) if isinstance(here, dict) else None
-    return (here if isinstance(here, dict) and last in here else None), last
+    *parents, last = dotted.split(".")
+    subtree: Any = tree
+    for part in parents:
+        subtree = subtree.get(part) if isinstance(subtree, dict) else None
+    return (subtree if isinstance(subtree, dict) and last in subtree else None), last
 
 
 def _put(tree: Tree, path: list[str], value: Any) -> None:
     """Set a key of a tree unless it is set already; mappings are merged. path: the parts of the key."""
-    *above, last = path
-    for part in above:
-        below = tree.setdefault(part, {})
-        if not isinstance(below, dict):
+    *parents, last = path
+    for part in parents:
+        child = tree.setdefault(part, {})
+        if not isinstance(child, dict):
             return
-        tree = below
-    here = tree.setdefault(last, value)
-    if isinstance(here, dict) and isinstance(value, dict):
-        tree[last] = value | here
+        tree = child
+    current = tree.setdefault(last, value)
+    if isinstance(current, dict) and isinstance(value, dict):
+        tree[last] = value | current

@@ -22,11 +22,11 @@ def check_resources(settings: Settings, writes: bool = True) -> None:
         UserError: if there are more threads than cores, or the output is a file or cannot be written to.
     """
     threads = settings.compute.threads
-    if threads > (most := count_usable_cores()):
+    if threads > (available := usable_cores()):
         where = _key_location(settings, "compute.threads")
         raise UserError(
-            f"{where}: {threads} is not allowed; this process may use {most} core(s); lower it, or give each rank more "
-            "cores (mpirun --bind-to none, srun --cpus-per-task)"
+            f"{where}: {threads} is not allowed; this process may use {available} core(s); lower it, or give each "
+            "rank more cores (mpirun --bind-to none, srun --cpus-per-task)"
         )
     if writes:
         _check_output_directory(settings)
@@ -45,11 +45,11 @@ def check_compiler(gpu: bool) -> None:
 
 def _check_output_directory(settings: Settings) -> None:
     where, output = _key_location(settings, "output"), settings.output
-    above = next(path for path in (output, *output.absolute().parents) if os.path.lexists(path))  # in the end `/`
-    if not os.path.isdir(above):
-        raise UserError(f"{where}: {above} is a file; it must be a directory")
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise UserError(f"{where}: {above} cannot be written to; choose another output")
+    existing = next(path for path in (output, *output.absolute().parents) if os.path.lexists(path))  # in the end `/`
+    if not os.path.isdir(existing):
+        raise UserError(f"{where}: {existing} is a file; it must be a directory")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"{where}: {existing} cannot be written to; choose another output")
 
 
 def _key_location(settings: Settings, key: str) -> str:

@@ -66,7 +66,7 @@ def normalize_identity(identity: Mapping[str, Any]) -> dict[str, Any]:
     """
     items = {}
     for key, text in identity.items():
-        place = QUOTED_PATH.fullmatch(text) if isinstance(text, str) else None
+        path = QUOTED_PATH.fullmatch(text) if isinstance(text, str) else None
         of_data = key.startswith("data.") or key.endswith(".replay")
-        items[key] = repr(place[2]) if place and (of_data or ".py:" in place[2]) else text
+        items[key] = repr(path[2]) if path and (of_data or ".py:" in path[2]) else text
     return items

@@ -178,12 +178,12 @@ class _NodeChecker:
         for pair in list(node.value):
             key, value = pair
             text, where = str(key.value), self._where(key)
-            inside = f"{path}.{text}" if path else text
+            dotted = f"{path}.{text}" if path else text
             if key.tag == _TAG + "merge":
                 for other in value.value if isinstance(value, yaml.SequenceNode) else [value]:
                     self.visit(other, path)
             elif text in lines:
-                self.document.problems.append(f"{where}: {inside}: duplicate key; it already stands at {lines[text]}")
+                self.document.problems.append(f"{where}: {dotted}: duplicate key; it already stands at {lines[text]}")
                 node.value.remove(pair)
             elif key.tag not in (_TAG + "str", _TAG + "int") or find_control_character(text) or REFERENCE_START in text:
                 shown = shorten_repr(text) if isinstance(key, yaml.ScalarNode) else "here"
@@ -191,8 +191,8 @@ class _NodeChecker:
                 node.value.remove(pair)
             else:
                 key.tag = _TAG + "str"
-                lines[text] = self.document.origins[inside] = where
-                self.visit(value, inside)
+                lines[text] = self.document.origins[dotted] = where
+                self.visit(value, dotted)
 
     def _visit_scalar(self, node: yaml.ScalarNode, where: str) -> None:
         text = _ENV_REFERENCE.sub(lambda reference: _expand_variable(reference, where), node.value)

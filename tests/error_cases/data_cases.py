@@ -35,36 +35,36 @@ def _flipped():
     return bytes(content)
 
 
-UNREAD = r"a\.npz is no readable \.npz file of plain arrays: "
+UNREAD = r"a\.npz cannot be read as an \.npz file of numeric arrays: "
 
 TABLES = {
-    "nan": (*table(x=_with(X, (3, 1), np.nan)), r"a\.npz: x holds nan in row 3 .*fill or drop it"),
-    "beyond float32": (*table(x=_with(X, (3, 1), 1e300)), r"a\.npz: x holds inf in row 3 \(of float32"),
+    "nan": (*table(x=_with(X, (3, 1), np.nan)), r"a\.npz: x contains nan in row 3; .*correct the value or drop"),
+    "beyond float32": (*table(x=_with(X, (3, 1), 1e300)), r"a\.npz: x contains inf in row 3; .*at most 3\.4e38"),
     "objects": (*table(x=np.array([None] * 40)), UNREAD + "Object arrays cannot be loaded"),
-    "text": (*table(y=Y.astype(str)), r"y is <U21 of shape \(40,\), not rows of numbers"),
-    "one number a row": (*table(x=X[:, 0]), r"a\.npz: x has the shape \(40,\); \(n, f\) or \(n, C, H, W\)"),
-    "fewer labels": (*table(y=Y[:30]), r"found x 40, y 30"),
-    "negative labels": (*table(y=Y - 1), r"a\.npz: y holds the label -1 in row 0; 0, 1, 2, \.\.\. are allowed"),
+    "text": (*table(y=Y.astype(str)), r"y is <U21 of shape \(40,\); it must contain rows of"),
+    "one number a row": (*table(x=X[:, 0]), r"a\.npz: x has the shape \(40,\); must be \(n, f\) or"),
+    "fewer labels": (*table(y=Y[:30]), r"rows: x 40, y 30"),
+    "negative labels": (*table(y=Y - 1), r"a\.npz: y contains the label -1 in row 0; labels must be 0, 1"),
     "float labels": (*table(y=Y * 1.0), r"has 1 class .*store class numbers as integers, .*survival"),
     "one class": (*table(y=Y * 0), r"the data set has 1 class .*, but at least 2 are needed"),
-    "one-hot labels": (*table(y=np.eye(2)[Y]), r"y has the shape \(40, 2\); .* of one-hot rows store y\.argmax\(1\)"),
-    "no test_x": (*table(test_y=Y), r"has no array 'test_x'; it holds x, y, test_y"),
+    "one-hot labels": (*table(y=np.eye(2)[Y]), r"y has the shape \(40, 2\).* one-hot rows with y\.argmax\(1\)"),
+    "no test_x": (*table(test_y=Y), r"has no array 'test_x'; its arrays: x, y, test_y"),
     "a fraction beside a test part": (
         *table(", test_fraction: 0.2", test_x=X, test_y=Y),
-        r"data\.test_fraction: 0\.2 changes nothing, for .*a\.npz says the test part; leave it out",
+        r"data\.test_fraction: 0\.2 has no effect, because .*a\.npz already defines the test part; remove it",
     ),
     "one path for all silos": (
         table(", silos: [a.npz, b.npz], share_ranks: true")[0],
         None,
-        r"npz: data\.path: 'a\.npz' would be one file for all silos; write \{site\} where they differ",
+        r"npz: data\.path: 'a\.npz' is the same file for all silos; write \{site\} in place of",
     ),
     "sites from 1": (
         *table(", partition: {scheme: site}", site=Y + 1),
         r"belong to sites \[1, 2\]; .*number sites without gaps",
     ),
-    "x twice": (*table(x_train=X), r"each once, under one of its names"),
-    "no such file": (NPZ, None, r"there is no file .*a\.npz \(data\.root = .*correct data\.root, or data\.path"),
-    "no path": ("source: npz", None, r"npz: data\.path is missing"),
+    "x twice": (*table(x_train=X), r"it contains x, y, x_train, some of which are the same"),
+    "no such file": (NPZ, None, r"file .*a\.npz not found \(data\.root = .*correct data\.root, or data\.path"),
+    "no path": ("source: npz", None, r"npz: data\.path is not set"),
     "a directory": (NPZ, lambda folder: (folder / "a.npz").mkdir(), r"a\.npz is a directory, not a file"),
     "a damaged file": (NPZ, _put("a.npz", _flipped()), UNREAD),
 }
@@ -92,22 +92,25 @@ def _mnist(**files):
 
 
 PACKED = gzip.compress(_idx(8, (8, 4, 4), bytes(128)))
-ANEW = r"delete it, and .*set data\.download=true"
+ANEW = r"delete it, then .*set data\.download=true"
 IDX = {
     "idx: half a .gz": (*_mnist(train_images=PACKED[: len(PACKED) // 2]), rf"cannot be read: .*{ANEW}"),
-    "idx: a label of 200": (*_mnist(train_labels=_idx(8, (8,), bytes([0] * 7 + [200]))), r"label 200 in row 7; 0\.\.9"),
-    "idx: fewer labels": (*_mnist(train_labels=_idx(8, (7,), bytes(7))), r"holds 7 labels of 8 images"),
+    "idx: a label of 200": (
+        *_mnist(train_labels=_idx(8, (8,), bytes([0] * 7 + [200]))),
+        r"label 200 in row 7; .*0\.\.9",
+    ),
+    "idx: fewer labels": (*_mnist(train_labels=_idx(8, (7,), bytes(7))), r"contains 7 labels for 8 images"),
     "idx: root is a file": (
         "source: mnist, download: true, root: run.yaml",
         None,
-        r"data\.download: .*cannot be written",
+        r"data\.root: .*run\.yaml is a file; set data\.root to a directory",
     ),
     "cifar: another pickle": (
         "source: cifar10",
         lambda folder: (
             (folder / "cifar-10-batches-py").mkdir() or _put("cifar-10-batches-py/data_batch_1", b"x")(folder)
         ),
-        r"its checksums differ .*set data\.download=true",
+        r"its checksums are wrong .*set data\.download=true",
     ),
 }
 
@@ -126,7 +129,7 @@ def _patients(last):
 
 
 AT = r"processed\.va\.data, line 21: "
-NEEDED = r"13 numbers of at most .* or \?, and a diagnosis 0\.\.4 are needed"
+NEEDED = r".*must be 13 numbers with at most .* or \?, and a diagnosis 0\.\.4"
 HEART = {
     "csv: inf": (*_patients(PATIENT.replace("120", "inf").format(1)), AT + NEEDED),
 }
@@ -173,27 +176,27 @@ TABLE_OF_FILES = {
     "csv of files: no picture": (
         CSV,
         _csv("TABLEz.png,a,n\n"),
-        r"a\.csv, line 14: there is no picture .*z\.png; correct the row, or data\.root",
+        r"a\.csv, line 14: image .*z\.png not found; correct the row, or data\.root",
     ),
     "csv of files: a class that is none": (
         f"{CSV}, class_names: [a, c]",
         _csv("TABLE"),
-        r"a\.csv, line 9: the class 'b' \(label\) is not one of data\.class_names: a, c",
+        r"a\.csv, line 9: class 'b' in column 'label' is not one of data\.class_names \(a, c\)",
     ),
     "csv of files: a picture twice": (
         CSV,
         _csv("TABLE./3.png,a,m\n"),
-        r"a\.csv, line 14: the picture 3\.png is that of .*a\.csv, line 5, too; leave one of them out",
+        r"a\.csv, line 14: image 3\.png is already listed in .*a\.csv, line 5; remove one of the two rows",
     ),
     "csv of files: one class": (
         CSV,
         _csv("path,label,hospital\n0.png,a,n\n1.png,a,n\n"),
-        r"a\.csv, line 2: the column 'label' holds one class alone, 'a'",
+        r"a\.csv, line 2: column 'label' contains only one class, 'a'",
     ),
     "csv of files: a fraction beside parts": (
         f"{CSV}, split_column: part, test_fraction: 0.3",
         _csv("path,label,hospital,part\n0.png,a,n,train\n1.png,b,n,test\n"),
-        r"data\.test_fraction: 0\.3 changes nothing, for data\.split_column: part says the test part; leave it out",
+        r"data\.test_fraction: 0\.3 has no effect, because data\.split_column: part already defines the test part",
     ),
 }
 
@@ -203,21 +206,21 @@ PICTURES = {
     "pictures: no train": (
         FOLDER,
         lambda folder: (folder / "test").mkdir(),
-        r"has a folder test, but no folder .*train",
+        r"contains test/, but no train/",
     ),
     "pictures: several sizes": (
         "source: image_folder",
         _pictures(_put("train/b/5.png", _png(9, 10))),
-        r"b/5\.png is 9x10, .*a/0\.png is 9x9: give data\.size",
+        r"b/5\.png has 9x10 pixels, but .*a/0\.png has 9x9; set data\.size",
     ),
     "pictures: another test class": (
         FOLDER,
         _pictures(lambda folder: (folder / "test" / "z").mkdir(parents=True)),
-        r"test holds the class 'z'; the classes are a, b",
+        r"test: folder 'z' is not one of the classes a, b",
     ),
     "pictures: a fraction beside a test part": (
         f"{FOLDER}, test_fraction: 0.2",
         _pictures(lambda folder: shutil.copytree(folder / "train", folder / "test")),
-        r"data\.test_fraction: 0\.2 changes nothing, for .*test says the test part; leave it out",
+        r"data\.test_fraction: 0\.2 has no effect, because the folder test already defines the test part",
     ),
 }

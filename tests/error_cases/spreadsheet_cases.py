@@ -28,7 +28,7 @@ SHEETS = {
     ),
     "sheet: a feature twice": (
         *sheet(", features: [city, age, city]"),
-        r"table: 'city' is a column that data\.features names twice, or in data\.drop or",
+        r"table: column 'city': data\.features lists it twice, or it is also in data\.drop",
     ),
     "sheet: a fraction beside parts": (
         *sheet(
@@ -36,7 +36,7 @@ SHEETS = {
             head="site,age,city,sick,part\n",
             rows=[row.replace("\n", ",train\n") for row in ROWS],
         ),
-        r"data\.test_fraction: 0\.2 changes nothing, for data\.split_column: part says the test part; leave it out",
+        r"data\.test_fraction: 0\.2 has no effect, because data\.split_column: part already defines the test part",
     ),
     "sheet: pooled with sites that nobody trains on": (
         *sheet(", standardise: pooled", sites=", site_column: site, partition: {scheme: site, only: [north]}"),
@@ -44,17 +44,20 @@ SHEETS = {
     ),
     "sheet: categorical of none": (
         *sheet(columns=", label_column: sick, categorical: [town]"),
-        r"data\.categorical names 'town', which is none of age, city",
+        r"data\.categorical: 'town' is not a feature column; features: age, city",
     ),
     "sheet: words": (
         *sheet(columns=", label_column: sick"),
-        r"line 2: column 'city' holds 'Ulm', .*data\.categorical",
+        r"line 2: column 'city' contains 'Ulm', .*data\.categorical",
     ),
-    "sheet: a gap": (*sheet(old="74", new=""), AT + r"column 'age' is empty; fill it, or say data\.missing: impute"),
-    "sheet: inf": (*sheet(old="74", new="inf"), AT + r"column 'age' holds inf; finite numbers"),
+    "sheet: a gap": (
+        *sheet(old="74", new=""),
+        AT + r"column 'age' is empty; fill it in, or set data\.missing to impute",
+    ),
+    "sheet: inf": (*sheet(old="74", new="inf"), AT + r"column 'age' contains inf; values must be finite"),
     "sheet: one label": (
         *sheet(rows=[row.replace(",1\n", ",0\n") for row in ROWS]),
-        r"a\.csv: column 'sick' holds one label alone, '0'; two are needed",
+        r"a\.csv: column 'sick' contains only one label, '0'; add rows",
     ),
     "sheet: UTF-16": (
         sheet()[0],
@@ -63,25 +66,25 @@ SHEETS = {
     ),
     "sheet: a value of no category": (
         *sheet(columns=", label_column: sick, categorical: {city: [Ulm]}"),
-        r"a\.csv, line 3: column 'city' holds 'Bonn', which is none of data\.categorical\.city: Ulm",
+        r"a\.csv, line 3: column 'city' contains 'Bonn', which is not in data\.categorical\.city \(Ulm\)",
     ),
     "sheet: labels that are amounts": (
         *sheet(", drop: [site]", rows=[f"north,{i},Ulm,{i}\n" for i in range(2000)], sites=""),
-        r"column 'sick' holds 2000 labels in 2000 rows; say data\.target: class, or number",
+        r"column 'sick' contains 2000 labels in 2000 rows; set data\.target to class, or to number",
     ),
-    "sheet: a cell less": (*sheet(old="74,", new=""), AT + r"the row has 3 cells, but the header has 4: south,Ulm,1"),
-    "sheet: empty": (sheet()[0], _put("a.csv", b""), r"a\.csv is empty; its first line must contain the column names"),
-    "sheet: a header alone": (sheet()[0], _put("a.csv", HEAD), r"a\.csv holds no row below its header"),
+    "sheet: a cell less": (*sheet(old="74,", new=""), AT + r"3 cells, the header has 4: south,Ulm,1"),
+    "sheet: empty": (sheet()[0], _put("a.csv", b""), r"a\.csv is empty; the names of the columns"),
+    "sheet: a header alone": (sheet()[0], _put("a.csv", HEAD), r"a\.csv has no rows below its header"),
     "sheet: semicolons": (
         sheet()[0],
         _put("a.csv", (HEAD + "".join(ROWS)).replace(",", ";")),
-        r"""its first line holds ';', not ','.*say data\.delimiter: ";\"""",
+        r"""separated by ';', not ','; set data\.delimiter: ";\"""",
     ),
-    "sheet: a column twice": (*sheet(head="site,age,age,sick\n"), r"the column 'age' stands twice in its first line"),
+    "sheet: a column twice": (*sheet(head="site,age,age,sick\n"), r"column 'age' occurs twice in its first line"),
     "sheet: no such file": (
         "source: table, path: b.csv, label_column: sick",
         None,
-        r"table: there is no file .*b\.csv",
+        r"table: file .*b\.csv not found",
     ),
     "sheet: no part": (
         *sheet(
@@ -89,19 +92,19 @@ SHEETS = {
             head="site,age,city,sick,part\n",
             rows=[row.replace("\n", ",x\n") for row in ROWS],
         ),
-        r"a\.csv, line 2: column 'part' holds 'x'; allowed: train, training, val",
+        r"a\.csv, line 2: column 'part' contains 'x'; allowed: train, training, val",
     ),
     "sheet: nothing to learn from": (
         *sheet(", drop: [age, city]", columns=", label_column: sick"),
-        r"no column is left",
+        r"no feature column remains",
     ),
     "sheet: parquet without pyarrow": (
         "source: table, path: a.parquet, label_column: sick",
         _put("a.parquet", b"PAR1"),
-        r"a\.parquet (is read by pyarrow, which is not installed; pip install '.*parquet\]'|cannot be read as Parquet)",
+        r"a\.parquet cannot be read(, because pyarrow is not installed; pip install '.*parquet\]'| as Parquet)",
     ),
 }
-ALONE = r"needs the rows of all sites, and a silo sees its own alone"
+ALONE = r"needs the rows of all sites, but with data\.silos each site reads only its own"
 SILOS = ", silos: [a.csv, b.csv], share_ranks: true"
 SHEETS |= {
     "silo: sites": (
@@ -115,7 +118,7 @@ SHEETS |= {
     "saved: not there": (
         "source: saved_dataset, path: d, input_column: image",
         None,
-        r"holds neither dataset_dict\.json nor state\.json; save it anew",
+        r"contains neither dataset_dict\.json nor state\.json; correct data\.root",
     ),
 }
 
@@ -135,24 +138,24 @@ TEXTS = {
     "text: too short": (
         PLAYS,
         _folder(ann=LONG, bob="hello"),
-        r"bob\.txt: author 'bob' has 4 characters to train on, of 5; data\.context = 4 needs 5.*min_chars",
+        r"bob\.txt: author 'bob' has only 4 training characters \(5 in all\), .*data\.context=4 .*min_chars",
     ),
     "text: bytes": (PLAYS, _folder(ann=b"\xff\xfe\xff"), r"ann\.txt cannot be read as text in UTF-8"),
     "text: not in the alphabet": (
         PLAYS + ', alphabet: "tobern "',
         _folder(ann=LONG, bob=LONG + "!"),
-        r"bob\.txt: author 'bob' holds '!', which is not in data\.alphabet",
+        r"bob\.txt: author 'bob' contains '!', which is not in data\.alphabet",
     ),
     "text: silos without an alphabet": (
         "source: text, silos: [a.txt], share_ranks: true",
         _put("a.txt", LONG),
-        r"data\.alphabet is missing; silos need it",
+        r"data\.alphabet is not set; data\.silos needs it",
     ),
     "shakespeare: no role": (
         "source: shakespeare",
         _put("input.txt", "First Citizen:\nSpeak.\n\nspeak\n"),
-        r"input\.txt: a speech begins with 'speak', not with `Role:`",
+        r"input\.txt: a speech begins with 'speak' instead of `Role:`",
     ),
-    "brca: no such file": ("source: tcga_brca", None, r"tcga_brca: there is no file .*brca\.csv .*owkin/FLamby"),
+    "brca: no such file": ("source: tcga_brca", None, r"tcga_brca: file .*brca\.csv not found .*owkin/FLamby"),
 }
 ALL = (SHEETS, TEXTS)

@@ -1,7 +1,7 @@
-"""The catalogue of public data sets (catalogue.json): files, addresses, checksums, home page and licence of each.
+"""The catalogue of public data sets (catalogue.json): their files, URLs, checksums, home pages and licences.
 
 The MD5 checksums are those of torchvision and MedMNIST (medmnist/info.py, version 3.0.2); those of CINIC-10 and
-Tiny-ImageNet are used by several public loaders. docs/data.md describes the sets.
+Tiny-ImageNet are used by several public loaders. docs/data.md describes the data sets.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 
 class DatasetPart(NamedTuple):
-    """A file, or a folder with a number of files, at one of several possible paths relative to data.root."""
+    """A file or a folder of a data set, at one of several possible paths relative to data.root."""
 
     paths: tuple[str, ...]
-    files: int = 0  # number of files in a folder; 0: any number
+    files: int = 0  # number of files in the folder; 0: any number, or a file
 
 
 class Download(NamedTuple):
-    """One file to download. If `into` is set, it is an archive: it is unpacked to that folder, then deleted."""
+    """One file to download. If `into` is set, it is an archive that is unpacked to that folder and then deleted."""
 
     urls: tuple[str, ...]  # tried in this order
     path: str  # relative to data.root
@@ -30,19 +30,24 @@ class Download(NamedTuple):
 
 
 class CatalogueEntry(NamedTuple):
-    """A data set in the catalogue, as `fedmpi data` lists it."""
+    """A data set in the catalogue, as shown by `fedmpi data`."""
 
     description: str  # "grey 28x28 digits, 10 classes"
-    config: str  # under `data:` in a config
+    config: str  # what to write under `data:` in a config
     home: str
     licence: str
     parts: tuple[DatasetPart, ...]
     downloads: tuple[Download, ...] = ()
-    manual_steps: str = ""  # instructions if a program cannot download the set, because an account or a click is needed
+    manual_steps: str = (
+        ""  # instructions if the data set cannot be downloaded automatically, for example because an account is needed
+    )
 
 
 class MedMNISTSet(NamedTuple):
-    """A set of MedMNIST. samples: numbers in training, validation and test part; md5: one checksum per image size."""
+    """A data set of MedMNIST.
+
+    samples: the sizes of training, validation and test part; md5: one checksum per image size.
+    """
 
     classes: int
     channels: int
@@ -50,23 +55,27 @@ class MedMNISTSet(NamedTuple):
     md5: tuple[str, ...]
 
 
-MEDMNIST_SIZES = (28, 64, 128, 224)  # pixels of MedMNIST v2 and MedMNIST+
+MEDMNIST_SIZES = (28, 64, 128, 224)  # width and height in pixels in MedMNIST v2 and MedMNIST+
 
 
 def _expand_pattern(pattern: str) -> list[str]:
-    """Return all paths of a pattern: `{train,test}.bin` gives train.bin and test.bin."""
+    """Expand the braces of a pattern: `{train,test}.bin` gives train.bin and test.bin."""
     pieces = [piece.split(",") for piece in re.split(r"[{}]", pattern)]
     return ["".join(choice) for choice in product(*pieces)]
 
 
 def _make_parts(*paths: Any) -> list[DatasetPart]:
-    """Return the parts of an entry of `files`: patterns of alternative paths, and for folders the number of files."""
+    """Return the parts that an entry of `files` describes.
+
+    paths: patterns of alternative paths, and for folders also the number of files.
+    """
     patterns = [path for path in paths if isinstance(path, str)]
     number = next((path for path in paths if isinstance(path, int)), 0)
-    return [DatasetPart(places, number) for places in zip(*map(_expand_pattern, patterns), strict=True)]
+    return [DatasetPart(alternatives, number) for alternatives in zip(*map(_expand_pattern, patterns), strict=True)]
 
 
 def _make_entry(files: list[Any], downloads: tuple[Any, ...] = (), **facts: str) -> CatalogueEntry:
+    """Return the entry for a data set in the JSON file. facts: the other fields of the entry."""
     parts = tuple(part for entry in files for part in _make_parts(*entry))
     return CatalogueEntry(parts=parts, downloads=tuple(Download(tuple(d.pop("urls")), **d) for d in downloads), **facts)
 
@@ -77,11 +86,12 @@ def medmnist_file(name: str, size: int) -> str:
 
 
 def _make_medmnist_entry(name: str, size: int, md5: str) -> CatalogueEntry:
+    """Return the entry for a data set of MedMNIST with images of this size."""
     row, file = MEDMNIST[name], f"{medmnist_file(name, size)}.npz"
-    labels = "labels a picture" if name == "chestmnist" else "classes"
+    labels = "labels per image" if name == "chestmnist" else "classes"
     url = f"https://zenodo.org/records/10519652/files/{file}?download=1"
     return CatalogueEntry(
-        f"{'colour' if row.channels == 3 else 'grey'} {size}x{size} medical pictures, {row.classes} {labels}",
+        f"{'colour' if row.channels == 3 else 'grey'} {size}x{size} medical images, {row.classes} {labels}",
         f"source: medmnist, set: {name}" + ("" if size == MEDMNIST_SIZES[0] else f", size: {size}"),
         "https://medmnist.com/",
         "CC BY-NC 4.0" if name == "dermamnist" else "CC BY 4.0",

@@ -1,4 +1,4 @@
-"""Convert arrays of images, volumes or features to tensors: order of the axes, scaling and normalisation."""
+"""Convert arrays of images, volumes or features to tensors: reorder axes, scale and normalise."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class ArrayOptions:
     """The options for converting an array of samples to the inputs of a model.
 
     Attributes:
-        axes: the axes of images or volumes in the order of the array: N samples, C channels, D, H and W; N may be
-            omitted. None: the axes are derived from the shape (`_axes_of`).
-        pixel_range: (low, high) are mapped to 0 and 1; "file" takes the range of each row. None: uint8 is divided by
-            255, other types are unchanged.
-        mean, std: the values that normalise the samples after scaling, one per channel (or feature).
+        axes: the axes of images or volumes in the order of the array: N (samples), C (channels), D, H and W; N may be
+            omitted. None: the axes are derived from the shape (`_resolve_axes`).
+        pixel_range: (low, high) are mapped to 0 and 1; "file" uses the range of each row. None: uint8 is divided by
+            255, and other types are unchanged.
+        mean, std: the values by which samples are normalised after scaling, one per channel (or feature).
     """
 
     axes: str | None = None
@@ -42,20 +42,20 @@ class ArrayOptions:
 
 
 def convert_samples(
-    array: np.ndarray | StoredArrays, options: ArrayOptions, name: str, at: Path, grey: bool = True
-) -> Tensor | LazyImages:
+    array: np.ndarray | StoredArrays, options: ArrayOptions, name: str, file: Path, grey: bool = True
+) -> Tensor | Pictures:
     """Convert an array of samples to the inputs of a model.
 
     Args:
-        array: (n, ...) numbers. Arrays with four or five axes are images or volumes. StoredArrays stay on disk.
+        array: (n, ...) numbers. Arrays with four or five axes are images or volumes. A StoredArrays stays on disk.
         options: the order of the axes, the scaling and the normalisation.
         name: the name of the array, for messages.
-        at: the file of the array, for messages.
-        grey: treat (n, H, W) as images of one channel. False: only if `options` has axes or a pixel range.
+        file: the file of the array, for messages.
+        grey: treat (n, H, W) as images with one channel. False: only if `options` has axes or a pixel range.
 
     Returns:
         (n, C, H, W) images or (n, C, D, H, W) volumes, as Pictures if they are uint8 or have a pixel range, otherwise
-        as a float32 tensor; for other numbers of axes a float32 tensor in the shape of the array.
+        as a float32 tensor; for other numbers of axes a float32 tensor with the shape of the array.
 
     Raises:
         UserError: a number is not finite, or the options do not fit the array.
@@ -63,30 +63,37 @@ def convert_samples(
     key = "axes" if options.axes is not None else "pixel_range" if options.pixel_range else None
     spatial = array.ndim in (4, 5) or (array.ndim == 3 and (grey or key is not None))
     if not spatial and key is not None:
-        raise UserError(f"{at}: {name} has the shape {array.shape}; data.{key} is for images and volumes: leave it out")
-    axes = _resolve_axes(array.shape, options.axes, name, at) if spatial else ""
+        raise UserError(
+            f"{file}: data.{key} is for images and volumes, but {name} has the shape {array.shape}; remove it"
+        )
+    axes = _resolve_axes(array.shape, options.axes, name, file) if spatial else ""
     if isinstance(array, StoredArrays):
         return _normalize(Stream(ArraySource(array, axes)), options)
     if options.pixel_range is not None:
         try:
             array = np.stack([scale_to_unit_range(row, options.pixel_range) for row in array])
         except ValueError as error:
-            raise UserError(f"{at}: {name}: {error}; fill or drop it") from error
+            raise UserError(f"{file}: {name}: {error}; correct the value or drop the row") from error
     elif not spatial or array.dtype != np.uint8:
         divisor = np.float32(255 if array.dtype == np.uint8 else 1)
-        with np.errstate(over="ignore"):  # `finite` reports values beyond the range of float32 with their row
+        with np.errstate(over="ignore"):  # `check_finite` reports values beyond the range of float32 with their row
             array = array.astype(np.float32) / divisor
     pixels = array.dtype == np.uint8 or options.pixel_range is not None
     x = to_channels_first(torch.from_numpy(array), axes) if spatial else torch.from_numpy(array)
     normalised = _normalize(x, options, pixels)
-    return normalised if isinstance(normalised, LazyImages) else check_finite(normalised, name, at)
+    return normalised if isinstance(normalised, Pictures) else check_finite(normalised, name, file)
 
 
-def _normalize(x: Tensor | Stream, options: ArrayOptions, pixels: bool = True) -> Tensor | LazyImages:
-    """Return (x - mean) / std by channel, as Pictures if x holds pixels (uint8, or floats in 0..1; `pixels`)."""
+def _normalize(x: Tensor | Stream, options: ArrayOptions, pixels: bool = True) -> Tensor | Pictures:
+    """Return (x - mean) / std by channel, as Pictures if x contains pixels.
+
+    pixels: whether x contains pixels: uint8, or floats in 0..1.
+    """
     for name, numbers in (("mean", options.mean), ("std", options.std)):
         if numbers is not None and len(numbers) != x.shape[1]:
-            raise UserError(f"data.{name} has {len(numbers)} numbers; x has {x.shape[1]} channels: give one for each")
+            raise UserError(
+                f"data.{name} has {len(numbers)} numbers, but x has {x.shape[1]} channels; set one number per channel"
+            )
     if isinstance(x, Stream) or pixels:
         return make_lazy_images(x, options.mean, options.std, x.shape[1])
     each = (-1, *[1] * (x.ndim - 2))
@@ -94,40 +101,43 @@ def _normalize(x: Tensor | Stream, options: ArrayOptions, pixels: bool = True) -
     return x if options.std is None else x / torch.tensor(options.std).view(each)
 
 
-def _resolve_axes(shape: Sequence[int], axes: str | None, name: str, at: Path) -> str:
-    """Return the axes of an array of this shape: those of the config, or those that the shape implies.
+def _resolve_axes(shape: Sequence[int], axes: str | None, name: str, file: Path) -> str:
+    """Return the axes of an array: those of the config, or those that can be derived from the shape.
 
-    The shape implies them if exactly one of the first and the last axis of a row has 1 or 3 entries: the channels.
+    They can be derived if exactly one of the first and the last axis of a row has 1 or 3 entries; these are channels.
     """
-    has = f"{at}: {name} has the shape {tuple(shape)}"
+    has = f"{file}: {name} has the shape {tuple(shape)}"
     if axes is None:
         space = "HW" if len(shape) < 5 else "DHW"
         is_first, is_last = shape[1] in (1, 3), shape[-1] in (1, 3)
         if len(shape) > 3 and is_first == is_last:
-            raise UserError(f"{has}: say data.axes, such as NCHW, NHWC, or NDHW for volumes of one channel")
+            raise UserError(
+                f"{has}, in which the axis of the channels is ambiguous; set data.axes to NCHW or NHWC, or for volumes "
+                "with one channel to NDHW"
+            )
         return "NHW" if len(shape) == 3 else f"NC{space}" if is_first else f"N{space}C"
     order = f"N{axes.removeprefix('N')}"
     if not {*"NHW"} <= {*order} <= {*"NCDHW"} or len({*order}) < len(order):
-        allowed = "the letters N, C, D, H and W in the order of the array's axes, such as NHWC or NDHW, are needed"
-        raise UserError(f"data.axes: {axes!r}; {allowed}")
+        allowed = "must contain the letters N, C, D, H and W in the order of the array's axes, such as NHWC or NDHW"
+        raise UserError(f"data.axes: {axes!r} is not allowed; {allowed}")
     if len(order) != len(shape):
-        raise UserError(f"{has}, which does not have the axes {axes} (data.axes)")
+        raise UserError(f"{has}, which does not fit data.axes: {axes}; correct data.axes")
     return order
 
 
 def to_channels_first(x: Array, axes: str) -> Array:
-    """Return the array as (N, C, H, W) or (N, C, D, H, W); an array without the axis C gets one channel."""
+    """Return an array with the given axes as (N, C, H, W) or (N, C, D, H, W); without C it gets one channel."""
     order = [axes.index(axis) for axis in "NCDHW" if axis in axes]
     x = x.permute(order) if isinstance(x, Tensor) else x.transpose(order)
     return x if "C" in axes else x[:, None]
 
 
-def convert_targets(array: np.ndarray, name: str, at: Path) -> Tensor:
-    """Convert targets to (n, ...) int64 class numbers if the array holds integers, otherwise to float32 numbers."""
+def convert_targets(array: np.ndarray, name: str, file: Path) -> Tensor:
+    """Convert targets to int64 class numbers (n, ...) if the array contains integers, otherwise to float32."""
     array = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
     if array.dtype.kind in "iub":
         if int(array.min()) < 0 and array.ndim == 1:
             row = int((array < 0).argmax())
-            raise UserError(f"{at}: {name} holds the label {array[row]} in row {row}; 0, 1, 2, ... are allowed")
+            raise UserError(f"{file}: {name} contains the label {array[row]} in row {row}; labels must be 0, 1, 2, ...")
         return torch.from_numpy(array.astype(np.int64))
-    return check_finite(torch.from_numpy(array.astype(np.float32)), name, at, nan=missing_targets_allowed())
+    return check_finite(torch.from_numpy(array.astype(np.float32)), name, file, nan=missing_targets_allowed())

@@ -1,4 +1,4 @@
-"""The handwritten digits of scikit-learn: 1,797 grey images of 8x8 pixels, 10 classes. No download is needed."""
+"""The data source `digits`: the handwritten digits of scikit-learn, which need no download."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def digits(root: Path, *, test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0
 
     Pixels 0..16 are scaled to 0..1.
 
-    test_fraction: the share of each class that is the test part, the same for every seed.
+    test_fraction: the fraction of each class that is the test part, the same for every seed.
     """
     # The file is read directly, because importing scikit-learn takes one second on every rank.
     package = find_spec("sklearn")

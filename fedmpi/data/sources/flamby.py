@@ -1,6 +1,6 @@
-"""UCI Heart Disease and TCGA-BRCA: tables of patients from several hospitals or regions, as FLamby uses them.
+"""The data sources `heart_disease` and `tcga_brca`: tables of patients, as FLamby uses them.
 
-The variant flamby of Heart Disease has the same rows as Fed-Heart-Disease, so that results can be compared with the
+The variant flamby of UCI Heart Disease has the same rows as Fed-Heart-Disease, so that results can be compared with the
 published tables: Ogier du Terrail et al. FLamby: Datasets and Benchmarks for Cross-Silo Federated Learning in Realistic
 Healthcare Settings. NeurIPS 2022; flamby/datasets/fed_heart_disease/dataset.py.
 """
@@ -35,8 +35,8 @@ from fedmpi.data.sources.tables.table_preprocessing import (
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 FIRST_TEN_FEATURES = ["age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak"]
 FEATURES = [*FIRST_TEN_FEATURES, "slope", "ca", "thal"]
-NUMBER = re.compile(r"[-+]?[0-9]{0,6}\.?[0-9]+\.?")  # float() reads nan, inf and 1_000, too
-# FLamby leaves out slope, ca and thal, and encodes cp and restecg as columns of 0 and 1.
+NUMBER = re.compile(r"[-+]?[0-9]{0,6}\.?[0-9]+\.?")  # float() would also accept nan, inf and 1_000
+# FLamby leaves out slope, ca and thal, and one-hot encodes cp and restecg.
 FLAMBY_COLUMNS, CP_COLUMN, RESTECG_COLUMN = (0, 1, 3, 4, 5, 7, 8, 9), 2, 6
 FLAMBY_TRAIN_FRACTION = 0.66
 
@@ -52,26 +52,28 @@ def heart_disease(
     """UCI Heart Disease (Detrano 1989): 303 + 294 + 123 + 200 patients of four hospitals, 13 features, 2 classes.
 
     The files are processed.{cleveland,hungarian,switzerland,va}.data in root/heart_disease or in root. The classes are
-    num = 0 and num > 0. Each hospital is prepared from its own data only: a missing value becomes the mean of the
-    column over the hospital's training part, then the column is standardised by that part. A column that is constant or
-    entirely missing there becomes 0.
+    num = 0 and num > 0. Each hospital is prepared from its own data only: missing values are replaced by the mean of
+    the column over the hospital's training part, then the column is standardised by that part. A column that is
+    constant or entirely missing there becomes 0.
 
-    variant: whole (all patients), or flamby, FLamby's Fed-Heart-Disease. The latter leaves out slope, ca and thal, then
-    patients with missing values (740 remain), encodes cp and restecg as columns of 0 and 1 (13 features), and trains on
-    the 66 % that FLamby selects; the global test set is standardised by the training part of all four hospitals.
-    standardise: site (each hospital by its own training part), or, with variant flamby, pooled, which standardises
-    training rows by the training part of all hospitals, for a model that is trained on all rows in one place. The test
-    rows of each hospital do not change.
-    test_fraction: the share of each class of each hospital that is its test part, the same for every seed.
+    variant: whole (all patients), or flamby (FLamby's Fed-Heart-Disease). The latter leaves out slope, ca and thal, and
+    then patients with missing values (740 remain), one-hot encodes cp and restecg (13 features), and trains on the 66 %
+    of the patients that FLamby selects; the global test set is standardised by the training parts of all hospitals.
+    standardise: site (each hospital by its own training part), or, for the variant flamby, pooled (training rows by the
+    training parts of all hospitals, for a model that is trained centrally on all rows). The test rows of each hospital
+    are always standardised by its own training part.
+    test_fraction: the fraction of each class of each hospital that is its test part, the same for every seed.
     """
     names = select_sites("heart_disease", HOSPITALS, site)
     if standardise == "pooled" and (site is not None or variant != "flamby"):
         raise UserError(
-            "heart_disease: standardise: pooled goes with variant: flamby and the rows of all hospitals; leave "
-            "data.standardise out, or take data.partition in the place of data.silos"
+            "heart_disease: data.standardise: pooled needs data.variant: flamby and the rows of all hospitals; remove "
+            "data.standardise, or set data.variant: flamby and data.partition instead of data.silos"
         )
     if variant == "flamby" and test_fraction != 0.2:
-        raise UserError("heart_disease: variant flamby has its own test part, 34 %; leave data.test_fraction out")
+        raise UserError(
+            "heart_disease: data.test_fraction has no effect with data.variant: flamby (34 % test rows); remove it"
+        )
     tables = [_read_hospital(root, name) for name in names]
     if variant == "flamby":
         return _flamby_dataset(tables, names, standardise == "pooled")
@@ -95,9 +97,10 @@ def heart_disease(
 
 
 def _prepare_hospital(table: np.ndarray, test_fraction: float) -> tuple[Dataset, TrainingStatistics]:
+    """Return the standardised data set of one hospital, and the statistics by which it was standardised."""
     x, y = table[:, :-1], (table[:, -1] > 0).astype(np.int64)
     cholesterol = x[:, FEATURES.index("chol")]
-    cholesterol[cholesterol == 0] = np.nan  # 0 mg/dl means that it was not measured (all patients in Switzerland)
+    cholesterol[cholesterol == 0] = np.nan  # 0 mg/dl means not measured (all patients in Switzerland)
     train, test = split_train_test(y, test_fraction)
     mean, std = (numbers.tolist() for numbers in compute_column_moments(x[train]))
     tx, ty = torch.from_numpy(standardise_columns(x, mean, std)).float(), torch.from_numpy(y)
@@ -106,29 +109,35 @@ def _prepare_hospital(table: np.ndarray, test_fraction: float) -> tuple[Dataset,
 
 
 def _read_hospital(root: Path, name: str) -> np.ndarray:
-    """Return the table of one hospital, (n, 14) float64, with NaN for `?`."""
+    """Read the table of one hospital, (n, 14) float64, with NaN for `?`."""
     file = f"processed.{name}.data"
-    path = find_file(root, (f"heart_disease/{file}", file), "heart_disease", "correct data.root; the files are UCI's")
+    path = find_file(
+        root, (f"heart_disease/{file}", file), "heart_disease", "correct data.root, or download the files from UCI"
+    )
     rows = []
-    for number, cells in iter_csv_rows(path, remedy="fetch the file anew"):
+    for number, cells in csv_rows(path, remedy="download the file again"):
         row = ["nan" if cell.strip() == "?" else cell.strip() for cell in cells]
-        whole = len(row) == len(FEATURES) + 1 and row[-1] in ("0", "1", "2", "3", "4")
-        if not whole or not all(cell == "nan" or NUMBER.fullmatch(cell) for cell in row):
-            needed = f"{len(FEATURES)} numbers of at most 6 digits, or ?, and a diagnosis 0..4 are needed"
-            raise UserError(
-                f"{path}, line {number}: {needed}, found {shorten_repr(','.join(cells))}; fetch the file anew"
-            )
+        is_complete = len(row) == len(FEATURES) + 1 and row[-1] in ("0", "1", "2", "3", "4")
+        if not is_complete or not all(cell == "nan" or NUMBER.fullmatch(cell) for cell in row):
+            needed = f"{len(FEATURES)} numbers with at most 6 digits, or ?, and a diagnosis 0..4"
+            content = show(",".join(cells))
+            raise UserError(f"{path}, line {number}: {content}; must be {needed}; download the file again")
         rows.append(list(map(float, row)))
     if not rows:
-        raise UserError(f"{path} is empty; fetch the file anew")
+        raise UserError(f"{path} is empty; download the file again")
     return np.array(rows)
 
 
 # ---- FLamby ----
 def _flamby_dataset(tables: Sequence[np.ndarray], names: Sequence[str], pooled: bool) -> Dataset:
-    """Join the hospitals, each standardised by its own training part; the global test set is standardised by all parts.
+    """Combine the hospitals of the variant flamby into one data set.
 
-    pooled: standardise the training rows by the training parts of all hospitals, too, as in FLamby's pooled training.
+    Each hospital is standardised by its own training part, and the global test set by the training parts of all.
+
+    Args:
+        tables: the table of each hospital, (n, 14).
+        names: the names of the hospitals.
+        pooled: standardise training rows by the training parts of all hospitals, as in FLamby's pooled training.
     """
     parts = [_prepare_flamby_hospital(table) for table in tables]
     sites = []
@@ -143,13 +152,19 @@ def _flamby_dataset(tables: Sequence[np.ndarray], names: Sequence[str], pooled: 
 
 
 def _prepare_flamby_hospital(table: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the inputs x (n, 13) float32, not standardised, the classes y (n,) and train (n,) bool of one hospital.
+    """Prepare the patients of one hospital as FLamby does.
 
-    table (n', 14) holds its patients. Patients with a missing value among the first ten measurements are left out;
-    cholesterol 0 stays. cp and restecg become columns of 0 and 1, without one for their first values. The test part is
-    drawn by scikit-learn, stratified if both classes have more than two patients.
+    Patients with a missing value among the first ten measurements are left out; cholesterol 0 stays. cp and restecg are
+    one-hot encoded without a column for their first values. scikit-learn draws the test part, stratified if both
+    classes have more than two patients.
+
+    Args:
+        table: the patients, (n', 14).
+
+    Returns:
+        The inputs (n, 13) float32, not standardised; the classes (n,); and whether a row is a training row, (n,) bool.
     """
-    from sklearn.model_selection import train_test_split  # imported here, because that takes a second
+    from sklearn.model_selection import train_test_split  # imported here, because the import takes a second
 
     table = table[~np.isnan(table[:, : len(FIRST_TEN_FEATURES)]).any(1)]
     y = (table[:, -1] > 0).astype(np.int64)
@@ -171,7 +186,7 @@ def _prepare_flamby_hospital(table: np.ndarray) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _standardise_as_flamby(x: Tensor, by: Tensor) -> Tensor:
-    """Subtract from x the mean of the rows `by`, and divide by their unbiased standard deviation + 1e-9."""
+    """Standardise x by the mean of the rows `by` and by their unbiased standard deviation + 1e-9."""
     return (x - by.mean(0)) / (by.std(0) + 1e-9)
 
 
@@ -185,35 +200,35 @@ def tcga_brca(root: Path) -> Dataset:
 
     The files brca.csv and train_test_split.csv are in root/tcga_brca or in root. They are FLamby's
     flamby/datasets/fed_tcga_brca/brca.csv and .../dataset_creation_scripts/train_test_split.csv. Inputs are used as
-    they are stored (the age is in years). The eight patients without a region are left out.
+    stored (age in years). The eight patients without a region are left out.
     """
-    remedy = "correct data.root; the files are in github.com/owkin/FLamby, flamby/datasets/fed_tcga_brca"
+    remedy = "correct data.root, or download the files from github.com/owkin/FLamby, flamby/datasets/fed_tcga_brca"
     table, folds = (
         read_table(find_file(root, (f"tcga_brca/{name}", name), "tcga_brca", remedy), ",")
         for name in ("brca.csv", "train_test_split.csv")
     )
-    fold = _read_folds(folds)
-    who = table.parse_words("pid", "source")
-    table = table.select_rows(np.flatnonzero([pid in fold for pid in who]))
+    fold_of_patient = _read_folds(folds)
+    patients = table.parse_words("pid", "source")
+    table = table.select_rows(np.flatnonzero([pid in fold_of_patient for pid in patients]))
     if not len(table):
-        raise UserError(f"{table.path}: no patient of it is in {folds.path}; fetch both anew")
-    parts, owner = zip(*(fold[pid] for pid in table.parse_words("pid", "source")), strict=True)
+        raise UserError(f"{table.path} and {folds.path} have no patient in common; download both again")
+    parts, owner = zip(*(fold_of_patient[pid] for pid in table.parse_words("pid", "source")), strict=True)
     train, site = np.array(parts) == "train", torch.tensor(owner)
     names = [name for name in table.columns if name not in ("pid", *TARGET_COLUMNS)]
     x, y = (
         torch.from_numpy(np.stack([table.parse_numbers(name, "source") for name in columns], axis=1)).float()
         for columns in (names, TARGET_COLUMNS)
     )
-    first, last = torch.from_numpy(train), torch.from_numpy(~train)
-    owners = site[first], site[last], REGIONS
+    train_rows, test_rows = torch.from_numpy(train), torch.from_numpy(~train)
+    owners = site[train_rows], site[test_rows], REGIONS
     preparation = TablePreparation(
         tuple(map(FeatureColumn, names)), {"": TrainingStatistics((None,) * len(names))}, TARGET_COLUMNS
     )
-    return Dataset(x[first], y[first], x[last], y[last], 1, *owners, preparation=preparation)
+    return Dataset(x[train_rows], y[train_rows], x[test_rows], y[test_rows], 1, *owners, preparation=preparation)
 
 
 def _read_folds(folds: Table) -> dict[str, tuple[str, int]]:
-    """Return for each patient the part, train or test, and the number of the region."""
+    """Return the part (train or test) and the number of the region of each patient."""
     folds_by_patient = {}
     for row, (pid, fold) in enumerate(
         zip(folds.parse_words("pid", "source"), folds.parse_words("fold2", "source"), strict=True)
@@ -221,7 +236,7 @@ def _read_folds(folds: Table) -> dict[str, tuple[str, int]]:
         part, _, number = fold.partition("_")
         if part not in ("train", "test") or number not in map(str, range(len(REGIONS))):
             raise UserError(
-                f"{folds.row_location(row)}: fold2 is {fold!r}; train_0 to test_{len(REGIONS) - 1} are allowed"
+                f"{folds.row_location(row)}: column 'fold2' contains {fold!r}; must be train_0..test_{len(REGIONS) - 1}"
             )
         folds_by_patient[pid] = part, int(number)
     return folds_by_patient

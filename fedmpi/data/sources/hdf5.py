@@ -1,4 +1,4 @@
-"""Data sets in HDF5 files: arrays by name, or one group of arrays per client, as in TensorFlow Federated."""
+"""The data source `hdf5`: named arrays, or one group of arrays per client as in TensorFlow Federated."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from fedmpi.data.sources.source_utils import (
 )
 from fedmpi.data.streaming import StoredArrays, stays_on_disk
 
-PREFIX_BY_WORD = {  # words in the name of a data set or of its group -> prefix of the arrays of that part
+PREFIX_BY_WORD = {  # word in the name of a data set or of its group -> prefix of the arrays of that part
     **dict.fromkeys(("train", "training"), ""),
     **dict.fromkeys(("val", "valid", "validation"), "val_"),
     **dict.fromkeys(("test", "testing"), "test_"),
 }
-DEFAULT_NAMES = {  # the names that are searched for if the config has none
+DEFAULT_NAMES = {  # names that are searched for if the config does not set them
     "x": ("x", "images", "image", "pixels", "inputs", "features", "data"),
     "y": ("y", "labels", "label", "targets", "target"),
     "site": ("site", "sites"),
 }
 OPTION_KEYS = {"x": "inputs", "y": "labels", "site": "sites"}
 ClientArrays = dict[str, dict[str, Any]]  # "x", "y", "site", "val_x", ..., "test_site" -> data sets by client
-CLIENTS_GROUP = "examples"  # the group that holds one group per client in the files of TensorFlow Federated
-# An array of TFF's CIFAR-100, whose test clients differ from the training clients of the same names.
+CLIENTS_GROUP = "examples"  # group that contains one group per client in files of TensorFlow Federated
+# An array of TFF's CIFAR-100, in which training and test clients with the same name are different clients.
 SHARED_TEST_ARRAY = "coarse_label"
 
 Name = Annotated[str, Field(min_length=1)]
@@ -63,49 +63,50 @@ def hdf5(
     axes: str | None = None,
     pixel_range: PixelRange | None = None,
 ) -> Dataset:
-    """Arrays in the HDF5 file root/path, read by h5py; in silo mode each silo has its own file.
+    """Arrays in the HDF5 file root/path, which h5py reads; one file per silo.
 
-    Arrays are assigned to a part by the words train, val or test in their names or in those of their groups (x_train,
-    test_set_y). If the top level of the file, or the group `examples` (TensorFlow Federated), contains only groups,
-    each group is a client for `partition: {scheme: site}`. Clients are in ascending order of their names; names that
-    are numbers are ordered by value.
+    The words train, val or test in the name of an array or of its group assign it to a part (x_train, test_set_y). If
+    the top level of the file, or the group `examples` (TensorFlow Federated), contains only groups, each group is a
+    client for `partition: {scheme: site}`. Clients are sorted by name; names that are numbers are sorted by value.
 
     path: the file, relative to data.root; for silos it may contain {site}, which is replaced by the name of the silo.
-    test_path: a second file, all of whose arrays are the test part.
-    inputs: the name of the samples without the word for the part, as images for train/images; default one of x,
-    images, image, pixels, inputs, features and data.
-    labels: the name of the labels; default one of y, labels, label, targets and target.
-    sites: the name of the array with the site of each row, numbers from 0; default site or sites, if present.
+    test_path: a second file, whose arrays are all test data.
+    inputs: the name of the samples without the word for the part, for example images for train/images; by default one
+    of x, images, image, pixels, inputs, features and data.
+    labels: the name of the labels; by default one of y, labels, label, targets and target.
+    sites: the name of the array with the site of each row, numbered from 0; by default site or sites, if present.
     classes: the number of classes, by default the largest label + 1; for targets of several numbers the number of the
     model's outputs.
-    test_fraction: without a test part, the share of each class of each site that becomes the test part; default 0.2.
+    test_fraction: without a test part, the fraction of each class of each site that becomes the test part; default 0.2.
     mean: subtracted from the samples, one number per channel.
     std: the samples are then divided by it, one number per channel.
     axes: the axes of the samples, such as NCHW, NHWC or NDHW, as in npz.
-    pixel_range: [low, high]: these values become 0 and 1; or file: the smallest and the largest value of each row.
+    pixel_range: [low, high], the values that become 0 and 1; or file: the smallest and the largest value of each row.
     """
     names = {"x": inputs, "y": labels, "site": sites}
-    at = find_file(root, (resolve_file_name("hdf5", site, path),), "hdf5", "correct data.root or data.path")
-    arrays, unread = _find_arrays(at, names)
+    file = find_file(root, (resolve_file_name("hdf5", site, path),), "hdf5", "correct data.root or data.path")
+    arrays, unread = _find_arrays(file, names)
     if test_path is not None:
-        test_at = find_file(
+        test_file = find_file(
             root, (resolve_file_name("hdf5", site, test_path, "test_path"),), "hdf5", "correct data.test_path"
         )
-        tests, others = _find_arrays(test_at, names, "test_")
-        twice = {*arrays} & {*tests}
-        if twice or len({bool(client) for part in (arrays, tests) for own in part.values() for client in own}) > 1:
-            problem = f"both hold {min(twice)}" if twice else "do not both have a group for each client"
-            raise UserError(f"{at} and {test_at} {problem}; leave data.test_path out, or correct the files")
-        arrays, unread = arrays | tests, [*unread, *others]
+        tests, test_unread = _find_arrays(test_file, names, "test_")
+        duplicates = {*arrays} & {*tests}
+        if duplicates or len({bool(client) for part in (arrays, tests) for own in part.values() for client in own}) > 1:
+            problem = f"both contain {min(duplicates)}" if duplicates else "do not both have one group per client"
+            raise UserError(f"{file} and {test_file} {problem}; remove data.test_path, or correct the files")
+        arrays, unread = arrays | tests, [*unread, *test_unread]
     for key, name in names.items():
         if not any(each.endswith(key) for each in arrays) and (name or key != "site"):
             known = f"{name!r} (data.{OPTION_KEYS[key]})" if name else f"for {key}: {', '.join(DEFAULT_NAMES[key])}"
-            raise UserError(f"{at} has no data set {known}; others are {shorten(', '.join(unread)) or 'none'}")
-    clients = sort_naturally({client for own in arrays.values() for client in own} - {""})
-    ready, uint8 = _concat_clients(arrays, clients, at, on_disk=pixel_range is None)
+            raise UserError(
+                f"{file} has no data set {known}; its other data sets: {shorten(', '.join(unread)) or 'none'}"
+            )
+    clients = natural_order({client for own in arrays.values() for client in own} - {""})
+    all_arrays, uint8 = _concat_clients(arrays, clients, file, on_disk=pixel_range is None)
     options = ArrayOptions(axes, pixel_range, mean, std)
-    data = dataset_from_arrays(ready, at, options, classes, test_fraction, by_site=True)
-    if isinstance(data.preparation, ArrayPreparation):  # floats in the file may be kept as bytes: store its own type
+    data = dataset_from_arrays(all_arrays, file, options, classes, test_fraction, by_site=True)
+    if isinstance(data.preparation, ArrayPreparation):  # floats may be stored as bytes: record the type in the file
         data = replace(data, preparation=replace(data.preparation, uint8=uint8))
     if site is not None or data.site is None or not clients:
         return data
@@ -115,70 +116,78 @@ def hdf5(
 
 
 def open_hdf5(path: Path) -> Any:
-    """Open an HDF5 file for reading, without a lock: reading needs none, and many cluster file systems refuse locks."""
+    """Open an HDF5 file for reading, without a lock.
+
+    Reading needs no lock, and many cluster file systems do not support locks.
+    """
     if find_spec("h5py") is None:
-        raise UserError(f"{path} is read by h5py, which is not installed; pip install h5py")
+        raise UserError(f"{path} cannot be read, because h5py is not installed; pip install h5py")
     import h5py
 
     try:
         return h5py.File(path, "r", locking=False)
     except OSError as error:
-        raise UserError(f"{path} cannot be opened as HDF5: {error}; write it anew with h5py") from error
+        raise UserError(f"{path} cannot be opened as HDF5: {error}; write it again with h5py") from error
 
 
-def _find_arrays(at: Path, names: Mapping[str, str | None], part: str = "") -> tuple[ClientArrays, list[str]]:
-    """Return the data sets of a file by client ("" if the file has no clients), and the paths of all other data sets.
+def _find_arrays(path: Path, names: Mapping[str, str | None], part: str = "") -> tuple[ClientArrays, list[str]]:
+    """Find the data sets of a file that are read.
 
     Args:
-        at: the file.
-        names: for "x", "y" and "site" the name in the config; None: one of the usual names.
-        part: "test_" if all data sets of the file belong to the test part, whatever their names are.
+        path: the file.
+        names: the names of "x", "y" and "site" in the config; None: one of `DEFAULT_NAMES`.
+        part: "test_" if all data sets of the file belong to the test part, regardless of their names.
+
+    Returns:
+        The data sets by key and client ("" if the file has no clients), and the paths of the data sets that are not
+        read.
     """
     import h5py
 
-    file = open_hdf5(at)
-    top = file.get(CLIENTS_GROUP, file)
-    entries = {name: top.get(name) for name in top}  # None: a broken link
+    file = open_hdf5(path)
+    root_group = file.get(CLIENTS_GROUP, file)
+    entries = {name: root_group.get(name) for name in root_group}  # None: a broken link
     by_client = bool(entries) and all(isinstance(entry, h5py.Group) for entry in entries.values())
-    if top is file and any(word in PREFIX_BY_WORD for name in entries for word in _split_words(name)):
+    if root_group is file and any(word in PREFIX_BY_WORD for name in entries for word in _split_words(name)):
         by_client = False
     arrays: ClientArrays = {}
     unread: dict[str, None] = {}
-    for client in sort_naturally(entries) if by_client else [""]:
-        for name, array in _list_data_sets(top[client] if client else top):
+    for client in natural_order(entries) if by_client else [""]:
+        for name, array in _list_data_sets(root_group[client] if client else root_group):
             key = _match_key(name, names, part)
             if key is None:
                 unread[name] = None
                 continue
             other = arrays.setdefault(key, {}).setdefault(client, array)
             if other is not array:
-                both = f"{other.name} and {array.name} could both be {key}"
-                raise UserError(f"{at}: {both}; say which in data.{OPTION_KEYS[key.rpartition('_')[2]]}")
+                conflict = f"{other.name} and {array.name} could both be {key}"
+                raise UserError(f"{path}: {conflict}; set data.{OPTION_KEYS[key.rpartition('_')[2]]} to one of them")
     to_report = [name for name in unread if name != SHARED_TEST_ARRAY]
     if to_report:
-        remedy = "data.inputs, data.labels and data.sites name what is read"
-        warnings.warn(f"data: {at}: not read: {shorten(', '.join(to_report))}; {remedy}", stacklevel=3)
+        remedy = "set data.inputs, data.labels and data.sites to choose what is read"
+        warnings.warn(f"data: {path}: ignored data sets: {shorten(', '.join(to_report))}; {remedy}", stacklevel=3)
     return arrays, list(unread)
 
 
-def _list_data_sets(group: Any, above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield path and data set for all data sets below a group."""
+def _list_data_sets(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the path and the data set for each data set below a group."""
     import h5py
 
     for name in group:
         entry = group.get(name)
         if isinstance(entry, h5py.Dataset):
-            yield f"{above}{name}", entry
+            yield f"{prefix}{name}", entry
         elif isinstance(entry, h5py.Group):
-            yield from _list_data_sets(entry, f"{above}{name}/")
+            yield from _list_data_sets(entry, f"{prefix}{name}/")
 
 
 def _split_words(name: str) -> list[str]:
+    """Split a name into its words, in lower case."""
     return [word.casefold() for word in re.split(r"[^0-9A-Za-z]+", name) if word]
 
 
 def _split_part_word(name: str) -> tuple[str | None, str]:
-    """Split a name into the prefix of the part and the rest: ("test_", "x") for "test_set_x", "x_test" and "test/x"."""
+    """Split a name into the prefix of its part and the rest: "test_set_x" and "test/x" give ("test_", "x")."""
     words = _split_words(name)
     part = next((PREFIX_BY_WORD[word] for word in words if word in PREFIX_BY_WORD), None)
     dropped = {*PREFIX_BY_WORD, "set"} if part is not None else set()
@@ -186,36 +195,44 @@ def _split_part_word(name: str) -> tuple[str | None, str]:
 
 
 def _match_key(name: str, names: Mapping[str, str | None], part: str) -> str | None:
-    """Return the key, such as "test_x", of the HDF5 data set with this name; None if the data set is not read."""
-    own_part, rest = _split_part_word(name)
+    """Return the key, such as "test_x", of the data set with this name; None if it is not read."""
+    own_part, base_name = _split_part_word(name)
     if part and own_part not in (None, part):
         return None
     for key, option in names.items():
-        if rest in (DEFAULT_NAMES[key] if option is None else (_split_part_word(option)[1],)):
+        if base_name in (DEFAULT_NAMES[key] if option is None else (_split_part_word(option)[1],)):
             return f"{own_part or part}{key}"
     return None
 
 
 def _concat_clients(
-    arrays: ClientArrays, clients: Sequence[str], at: Path, on_disk: bool
+    arrays: ClientArrays, clients: Sequence[str], file: Path, on_disk: bool
 ) -> tuple[dict[str, Any], bool]:
-    """Concatenate the arrays of all clients and add the client of each row; return also whether samples are uint8.
+    """Concatenate the arrays of all clients, and add the client index of each row.
 
-    Images that clients store as floats v / 255 are kept as bytes. on_disk: uint8 images may be read when a batch needs
-    them.
+    Images that are stored as floats v / 255 are converted to bytes.
+
+    Args:
+        arrays: the data sets by key and client.
+        clients: the names of the clients; empty if the file has no clients.
+        file: the file, for messages.
+        on_disk: whether uint8 images may stay on disk and be read batch by batch.
+
+    Returns:
+        The arrays by key, and whether the samples in the file are uint8.
     """
-    stored = {key: [own[client] for client in clients or [""] if client in own] for key, own in arrays.items()}
-    for parts in stored.values():
+    by_key = {key: [own[client] for client in clients or [""] if client in own] for key, own in arrays.items()}
+    for parts in by_key.values():
         other = next((part for part in parts if part.ndim == 0 or part.shape[1:] != parts[0].shape[1:]), None)
         if other is not None:
-            shapes = f"{other.name} has the shape {other.shape} and {parts[0].name} {parts[0].shape}"
-            raise UserError(f"{at}: {shapes}; rows of one shape are needed")
-    inputs = {key: parts for key, parts in stored.items() if key.endswith("x")}
+            shapes = f"{other.name} has the shape {other.shape}, and {parts[0].name} has {parts[0].shape}"
+            raise UserError(f"{file}: {shapes}; all rows must have the same shape")
+    inputs = {key: parts for key, parts in by_key.items() if key.endswith("x")}
     samples = [part for parts in inputs.values() for part in parts]
     is_images = all(part.ndim in (3, 4, 5) for part in samples)
     is_bytes = is_images and all(part.dtype == np.uint8 for part in samples)
-    if is_bytes and on_disk and stays_on_disk(sum(part.size for part in samples)):
-        joined: dict[str, Any] = {key: StoredArrays(parts) for key, parts in inputs.items()}
+    if is_bytes and on_disk and wanted(sum(part.size for part in samples)):
+        concatenated: dict[str, Any] = {key: StoredArrays(parts) for key, parts in inputs.items()}
     else:
         may_shrink = clients and is_images
         read = {
@@ -223,19 +240,19 @@ def _concat_clients(
         }
         if may_shrink and any(x.dtype != np.uint8 for parts in read.values() for x in parts):
             read = {key: [to_float32(x) for x in parts] for key, parts in read.items()}
-        joined = {key: np.concatenate(parts) for key, parts in read.items()}
-    for key, parts in stored.items():
+        concatenated = {key: np.concatenate(parts) for key, parts in read.items()}
+    for key, parts in by_key.items():
         if key not in inputs:
             array = np.concatenate([_read_data_set(part) for part in parts])
-            joined[key] = array.reshape(len(array)) if 0 < array.size == len(array) else array
+            concatenated[key] = array.reshape(len(array)) if 0 < array.size == len(array) else array
     for key in inputs if clients else ():
         rows = [len(arrays[key].get(name, ())) for name in clients]
-        joined[f"{key[:-1]}site"] = np.repeat(np.arange(len(clients)), rows)
-    return joined, all(part.dtype == np.uint8 for part in inputs["x"])
+        concatenated[f"{key[:-1]}site"] = np.repeat(np.arange(len(clients)), rows)
+    return concatenated, all(part.dtype == np.uint8 for part in inputs["x"])
 
 
 def _read_data_set(part: Any) -> np.ndarray:
-    """Read all rows of a data set, in the byte order of this machine."""
+    """Read all rows of an HDF5 data set, in the byte order of this machine."""
     try:
         array = part.asstr()[()] if part.dtype.kind == "O" else part[()]
     except (OSError, UnicodeDecodeError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""Data sets of the LEAF benchmark, in the files that its preprocess.sh writes."""
+"""The data source `leaf`: data sets of the LEAF benchmark, in the format that its preprocess.sh writes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fedmpi.data.sources.texts import (
 )
 
 SampleKind = Literal["numbers", "characters", "texts", "image files"]
-UserSamples = dict[str, tuple[Any, np.ndarray]]  # user -> samples of one kind, and numbers as y (n,)
+UserSamples = dict[str, tuple[Any, np.ndarray]]  # user -> samples of one kind, and y (n,)
 
 OPTIONS_BY_KIND: dict[SampleKind, tuple[str, ...]] = {
     "numbers": ("classes",),
@@ -39,7 +39,7 @@ OPTIONS_BY_KIND: dict[SampleKind, tuple[str, ...]] = {
     "texts": ("classes", "vocabulary"),
     "image files": ("classes", "size"),
 }
-CELEBA_FOLDER = "raw/img_align_celeba"  # folder beside train/ and test/ in which LEAF's scripts expect the images
+CELEBA_FOLDER = "raw/img_align_celeba"  # folder next to train/ and test/ in which LEAF's scripts expect the images
 FEMNIST_PIXELS = 784  # pixels of an image of 28 x 28
 TWEET_COLUMN = 4  # index of the text in a row of Sent140
 WORD = re.compile(r"[\w']+|[.,!?;]")  # LEAF, models/utils/language_utils.py
@@ -55,31 +55,33 @@ def leaf(
     vocabulary: Annotated[int, Field(ge=1, le=1_000_000)] | None = None,
     size: Annotated[int, Field(ge=1, le=4096)] | None = None,
 ) -> Dataset:
-    """The folder root/path of a LEAF data set, with *.json in train/ and in test/; each user is a site.
+    """A data set of the LEAF benchmark: the JSON files in root/path/train and root/path/test; each user is a site.
 
-    Users are in ascending order of their names; names that are numbers are ordered by value. Samples of numbers with a
-    class (FEMNIST, Synthetic) are images (1, 28, 28) if they have 784 numbers, otherwise vectors. Strings with one
-    character as y (Shakespeare) become symbols (n, L) for `task: {name: next_symbol}`; only the character after the
-    string is a target, as in LEAF. Texts with a class (Sent140) become counts of the `vocabulary` words, (n,
-    vocabulary) float32. Image files with a class (CelebA) are read from root/path/raw/img_align_celeba.
+    Users are sorted by name; names that are numbers are sorted by value. Samples of numbers with a class (FEMNIST,
+    Synthetic) are images (1, 28, 28) if they have 784 numbers, otherwise vectors. Strings with one character as y
+    (Shakespeare) become symbols (n, L) for `task: {name: next_symbol}`; as in LEAF, only the character after the string
+    is a target. Texts with a class (Sent140) become counts of the `vocabulary` words, (n, vocabulary) float32. Image
+    files with a class (CelebA) are read from root/path/raw/img_align_celeba.
 
-    path: the folder that holds train/ and test/, relative to data.root.
+    path: the folder that contains train/ and test/, relative to data.root.
     classes: the number of classes, by default the largest label + 1.
-    alphabet: the characters in the order of their numbers; by default those of the training part, sorted, and one more
-    if others occur in the test part.
-    vocabulary: the number of words, the most frequent ones of the training part; default 1000. As in LEAF a word
-    consists of letters, digits, _ and ', or is one of . , ! ? ;
-    size: image files are scaled and cropped at the centre to size x size; default 84.
+    alphabet: the characters in the order of their numbers; by default those of the training part, sorted, and one for
+    unknown characters if others occur in the test part.
+    vocabulary: the number of words that are counted, the most frequent ones of the training part; default 1000. As in
+    LEAF, a word consists of letters, digits, _ and ', or is one of . , ! ? ;
+    size: image files are scaled and centre-cropped to size x size; default 84.
     """
     folder = root / path
     (kind, train), (test_kind, test) = _read_part(folder / "train"), _read_part(folder / "test")
     if kind != test_kind:
-        raise UserError(f"{folder}: x is {kind} in train/ and {test_kind} in test/; they must be alike")
+        raise UserError(
+            f"{folder}: x contains {kind} in train/ and {test_kind} in test/; both must contain the same kind"
+        )
     options = {"classes": classes, "alphabet": alphabet, "vocabulary": vocabulary, "size": size}
     for key, value in options.items():
         if value is not None and key not in OPTIONS_BY_KIND[kind]:
-            raise UserError(f"data.{key} changes nothing, for x in {folder} is {kind}; leave it out")
-    users = sort_naturally([*train, *test])
+            raise UserError(f"data.{key} has no effect, because x in {folder} contains {kind}; remove it")
+    users = natural_order([*train, *test])
     train, test = ({user: part[user] for user in users if user in part} for part in (train, test))
     if kind == "characters":
         data = _next_character_dataset(train, test, alphabet, folder)
@@ -105,11 +107,11 @@ def leaf(
 
 # ---- files ----
 def _read_part(folder: Path) -> tuple[SampleKind, UserSamples]:
-    """Read all files of one part, in which each user occurs once; return the type of the samples and the users."""
+    """Read all files of one part; return the kind of the samples, and the samples of each user."""
     files = sorted(folder.glob("*.json"))
     if not files:
         remedy = "correct data.root or data.path, or run LEAF's preprocess.sh with `-t sample`"
-        raise MissingDataError(f"leaf: there is no file {folder}/*.json; {remedy}")
+        raise MissingDataError(f"leaf: no file {folder}/*.json found; {remedy}")
     users: UserSamples = {}
     kinds: set[SampleKind] = set()
     for file in files:
@@ -118,27 +120,30 @@ def _read_part(folder: Path) -> tuple[SampleKind, UserSamples]:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{file} cannot be read as LEAF's JSON: {error!r}; {EXPECTED_FORMAT}") from error
         for user, entry in content:
-            at = f"{file}, user {user!r}"
+            location = f"{file}, user {user!r}"
             x, y = (entry.get(key) if isinstance(entry, dict) else None for key in ("x", "y"))
             if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
-                raise UserError(f"{at}: {shorten_repr(entry)} has no lists x and y of one length; {EXPECTED_FORMAT}")
+                raise UserError(
+                    f"{location}: {show(entry)} does not contain lists x and y of equal length; {EXPECTED_FORMAT}"
+                )
             if user in users:
-                raise UserError(f"{at} occurs twice in {folder}; each user must be in one file")
+                raise UserError(f"{location} occurs twice in {folder}; each user must be in one file")
             if x:
-                kind = _detect_kind(x[0], y[0], at)
+                kind = _detect_kind(x[0], y[0], location)
                 if kinds - {kind}:
                     raise UserError(
-                        f"{at}: x is {kind}, that of the users before {next(iter(kinds))}; they must be alike"
+                        f"{location}: x contains {kind}, but that of previous users {next(iter(kinds))}; all must "
+                        "contain one kind"
                     )
                 kinds.add(kind)
-                users[user] = _convert_user(kind, x, y, at)
+                users[user] = _convert_user(kind, x, y, location)
     if not users:
         raise UserError(f"{folder}: no user has a sample; {EXPECTED_FORMAT}")
     return next(iter(kinds)), users
 
 
-def _detect_kind(x: Any, y: Any, at: str) -> SampleKind:
-    """Return the type of a user's samples, judged by the first one."""
+def _detect_kind(x: Any, y: Any, location: str) -> SampleKind:
+    """Return the kind of a user's samples, judged by the first one."""
     first = x
     while isinstance(first, list) and first:
         first = first[0]
@@ -151,34 +156,39 @@ def _detect_kind(x: Any, y: Any, at: str) -> SampleKind:
     if isinstance(x, list) and len(x) > TWEET_COLUMN and all(isinstance(cell, str) for cell in x):
         return "texts"
     raise UserError(
-        f"{at}: a sample is x = {shorten_repr(x)}, y = {shorten_repr(y)}; numbers, strings with the next "
-        "character, texts and names of image files can be read; for others write a source of your own"
+        f"{location}: x = {show(x)}, y = {show(y)} is not a sample of a known kind: numbers, strings with the next "
+        "character, texts, or names of image files; write a data source of your own for other kinds"
     )
 
 
-def _convert_user(kind: SampleKind, x: list[Any], y: list[Any], at: str) -> tuple[Any, np.ndarray]:
-    """Convert x and y of a user to arrays; strings and y become code points (n, L + 1), texts and names stay lists."""
+def _convert_user(kind: SampleKind, x: list[Any], y: list[Any], location: str) -> tuple[Any, np.ndarray]:
+    """Convert x and y of a user to arrays.
+
+    Strings x and the characters y become code points (n, L + 1); texts and file names stay lists.
+    """
     if kind == "characters":
         if any(not isinstance(c, str) or len(c) != 1 or not isinstance(s, str) for s, c in zip(x, y, strict=True)):
-            raise UserError(f"{at}: strings x, and as y the one character after each, are needed")
+            raise UserError(f"{location}: x must contain strings, and y the one character after each of them")
         rows = [text + after for text, after in zip(x, y, strict=True)]
         if len({*map(len, rows)}) > 1:
-            raise UserError(f"{at}: the strings in x have different lengths; they must have as many characters")
+            raise UserError(f"{location}: the strings in x have different lengths; they must have the same length")
         return to_code_points("".join(rows)).reshape(len(rows), -1), np.zeros(len(y))
     try:
         labels = np.array(y, dtype=np.float64).reshape(len(x))
     except (TypeError, ValueError) as error:
-        raise UserError(f"{at}: y holds {shorten_repr(y[0])}; one number for each sample is needed") from error
+        raise UserError(f"{location}: y contains {show(y[0])}; it must contain one number for each sample") from error
     if kind == "numbers":
         try:
             with np.errstate(over="ignore"):  # values beyond float32 are reported with their row
                 numbers = np.array(x, dtype=np.float64).astype(np.float32)
         except (TypeError, ValueError) as error:
-            raise UserError(f"{at}: x does not have as many numbers in each sample ({error})") from error
+            raise UserError(
+                f"{location}: the samples in x do not all have the same number of values ({error})"
+            ) from error
         return to_uint8_if_exact(numbers), labels
     texts = [row[TWEET_COLUMN] if isinstance(row, list) and len(row) > TWEET_COLUMN else row for row in x]
     if not all(isinstance(text, str) for text in texts):
-        raise UserError(f"{at}: x holds other things among {kind}")
+        raise UserError(f"{location}: x contains other values besides {kind}; all samples must be of one kind")
     return texts, labels
 
 
@@ -186,34 +196,34 @@ def _convert_user(kind: SampleKind, x: list[Any], y: list[Any], at: str) -> tupl
 def _convert_labels(
     train: UserSamples, test: UserSamples, classes: int | None, folder: Path
 ) -> tuple[list[Tensor], int]:
-    """Return the int64 labels of both parts, and the number of classes."""
+    """Return the labels of both parts as int64, and the number of classes."""
     parts = [np.concatenate([y for _, y in users.values()]) for users in (train, test)]
-    both = np.concatenate(parts)
-    low, high = both.min(), both.max()
-    if not np.array_equal(both, np.rint(both)) or low < 0 or high >= (classes or max(1000, 10 * len(both))):
-        allowed = f"whole numbers from 0 to {classes - 1} are allowed" if classes else "number them 0, 1, 2, ..."
-        raise UserError(f"{folder}: y holds the labels {low:g} to {high:g}; {allowed}")
+    labels = np.concatenate(parts)
+    low, high = labels.min(), labels.max()
+    if not np.array_equal(labels, np.rint(labels)) or low < 0 or high >= (classes or max(1000, 10 * len(labels))):
+        allowed = f"they must be integers from 0 to {classes - 1}" if classes else "number the classes 0, 1, 2, ..."
+        raise UserError(f"{folder}: y contains labels from {low:g} to {high:g}; {allowed}")
     return [torch.from_numpy(y.astype(np.int64)) for y in parts], classes or int(high) + 1
 
 
 def _list_arrays(train: UserSamples, test: UserSamples, folder: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return the samples of each user of both parts. Raise UserError if samples differ in shape."""
+    """Return the samples of each user in the training and in the test part; raise UserError if shapes differ."""
     arrays = [x for users in (train, test) for x, _ in users.values()]
     other = next((x.shape[1:] for x in arrays if x.shape[1:] != arrays[0].shape[1:]), None)
     if other is not None:
-        shapes = f"of shape {arrays[0].shape[1:]} for one user and {other} for another"
-        raise UserError(f"{folder}: a sample is {shapes}; they must agree")
+        shapes = f"{arrays[0].shape[1:]} for one user and {other} for another"
+        raise UserError(f"{folder}: the shape of a sample is {shapes}; all samples must have the same shape")
     return arrays[: len(train)], arrays[len(train) :]
 
 
-def _stack_numbers(train: UserSamples, test: UserSamples, folder: Path) -> list[Tensor | LazyImages]:
-    """Return the samples of both parts, as bytes if they are images with 256 grey levels."""
-    both = _list_arrays(train, test, folder)
-    size = both[0][0].shape[1:]
+def _stack_numbers(train: UserSamples, test: UserSamples, folder: Path) -> list[Tensor | Pictures]:
+    """Concatenate the samples of each part; images with 256 grey levels are stored as bytes."""
+    arrays_by_part = _list_arrays(train, test, folder)
+    size = arrays_by_part[0][0].shape[1:]
     shape = (1, 28, 28) if size == (FEMNIST_PIXELS,) else size or (1,)
-    is_images = len(shape) == 3 and all(x.dtype == np.uint8 for arrays in both for x in arrays)
-    parts: list[Tensor | LazyImages] = []
-    for name, arrays in zip(("train", "test"), both, strict=True):
+    is_images = len(shape) == 3 and all(x.dtype == np.uint8 for arrays in arrays_by_part for x in arrays)
+    parts: list[Tensor | Pictures] = []
+    for name, arrays in zip(("train", "test"), arrays_by_part, strict=True):
         rows = np.concatenate(arrays if is_images else [to_float32(x) for x in arrays])
         x = check_finite(torch.from_numpy(rows.reshape(-1, *shape)), f"x of {name}/", folder)
         parts.append(make_lazy_images(x, None, None, shape[0]) if is_images else x)
@@ -221,17 +231,18 @@ def _stack_numbers(train: UserSamples, test: UserSamples, folder: Path) -> list[
 
 
 def _list_image_files(folder: Path, part: str, users: UserSamples, y: Tensor) -> list[LabelledFile]:
+    """Return the image files of a part with their classes."""
     names = [name for x, _ in users.values() for name in x]
     images = folder / CELEBA_FOLDER
     if not images.is_dir():
         remedy = "unpack CelebA's img_align_celeba.zip there"
-        raise MissingDataError(f"leaf: there is no folder {images} of the image files, such as {names[0]}; {remedy}")
+        raise MissingDataError(f"leaf: folder {images} with the image files, such as {names[0]}, not found; {remedy}")
     pairs = zip(names, map(str, y.tolist()), strict=True)
     return [LabelledFile(images / file, label, location=str(folder / part), part=part) for file, label in pairs]
 
 
 def _next_character_dataset(train: UserSamples, test: UserSamples, alphabet: str | None, folder: Path) -> Dataset:
-    """Return a data set for the task next_symbol: of each row of code points (n, L + 1) the last one is the target."""
+    """Return a data set for the task next_symbol: the last of each row's code points (n, L + 1) is the target."""
     rows, test_rows = map(np.concatenate, _list_arrays(train, test, folder))
     characters, test_characters = ({chr(code) for code in np.unique(part)} for part in (rows, test_rows))
     if alphabet is not None:
@@ -247,12 +258,12 @@ def _next_character_dataset(train: UserSamples, test: UserSamples, alphabet: str
 
 
 def _count_words(train: UserSamples, test: UserSamples, vocabulary: int) -> list[Tensor]:
-    """Count in each text of both parts the occurrences of the most frequent words of the training part."""
+    """Count how often the most frequent words of the training part occur in each text of both parts."""
     parts = [[text for x, _ in users.values() for text in x] for users in (train, test)]
     counts = Counter(word for text in parts[0] for word in WORD.findall(text))
-    place = {word: k for k, word in enumerate(sorted(counts, key=lambda word: (-counts[word], word))[:vocabulary])}
+    column = {word: k for k, word in enumerate(sorted(counts, key=lambda word: (-counts[word], word))[:vocabulary])}
     occurrences = [np.zeros((len(texts), vocabulary), np.float32) for texts in parts]
     for texts, out in zip(parts, occurrences, strict=True):
         for row, text in zip(out, texts, strict=True):
-            np.add.at(row, [place[word] for word in WORD.findall(text) if word in place], 1)
+            np.add.at(row, [column[word] for word in WORD.findall(text) if word in column], 1)
     return list(map(torch.from_numpy, occurrences))

@@ -1,4 +1,4 @@
-"""Convert arrays x, y, site, val_x, ..., test_site to a data set: the source `npz` and what related sources share."""
+"""The data source `npz`, and the conversion of named arrays (x, y, site, val_x, ..., test_site) to a data set."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedmpi.data.sources.arrays import ArrayOptions, convert_samples, convert_ta
 from fedmpi.data.sources.images.decode import PixelRange
 from fedmpi.data.sources.source_utils import find_file, resolve_file_name, resolve_test_fraction, split_train_test
 
-ARRAY_NAMES = {  # name of an array -> its names in the files of Keras and MedMNIST
+ARRAY_NAMES = {  # name of an array -> its names in files of Keras and MedMNIST
     "x": ("x_train", "train_images"),
     "y": ("y_train", "train_labels"),
     "site": (),
@@ -49,55 +49,56 @@ def npz(
     axes: str | None = None,
     pixel_range: PixelRange | None = None,
 ) -> Dataset:
-    """Arrays x, y and, if present, site, test_x, test_y, test_site of the file root/path; each silo has its own file.
+    """Arrays in the .npz file root/path: x, y and optionally site, test_x, test_y, test_site; one file per silo.
 
-    The arrays may also have the names of Keras (x_train, ...) or MedMNIST (train_images, ...). val_x, val_y and
-    val_site (val_images, val_labels), if present, join the training part, as in FedSOL's TissueMNIST (189,106 = 165,466
-    + 23,640). `data.validation` then holds out rows of the joint training part. x holds features (n, f), grey images
-    (n, H, W), or images and volumes with the axes that `axes` names. uint8 is divided by 255; other numbers are used as
-    they are. y is (n,) or (n, 1): integers are classes, other numbers the targets of a regression. Targets (n, ...) of
-    several numbers need `classes`, the number of the model's outputs: of labels for multi_label, of classes for
-    segmentation, of symbols for next_symbol, 1 for survival.
+    The arrays may also have the names of Keras (x_train, ...) or MedMNIST (train_images, ...). The validation part
+    (val_x, val_y and val_site, or val_images and val_labels) is added to the training part, as in FedSOL's TissueMNIST
+    (189,106 = 165,466 + 23,640); `data.validation` then holds out rows of both. x contains features (n, f), grey images
+    (n, H, W), or images and volumes whose order of axes is `axes`. uint8 is divided by 255; other numbers are used as
+    they are. y is (n,) or (n, 1): integers are classes, other numbers are targets of a regression. Targets (n, ...) of
+    several numbers need `classes`, the number of the model's outputs: the number of labels for multi_label, of classes
+    for segmentation, of symbols for next_symbol, and 1 for survival.
 
     path: the file, relative to data.root; for silos it may contain {site}, which is replaced by the name of the silo.
-    Without path the name of the silo is the file's name.
+    Without path, the name of the silo is the file name.
     classes: the number of classes, by default the largest label + 1; for targets of several numbers the number of the
     model's outputs.
-    test_fraction: the share of each class that is the test part if there is no test_x; default 0.2, and the same rows
-    for every seed.
-    mean: subtracted from x in both parts, one number per channel.
+    test_fraction: the fraction of each class that is the test part if there is no test_x, the same rows for every seed;
+    default 0.2.
+    mean: subtracted from x, one number per channel.
     std: x is then divided by it, one number per channel.
-    axes: the axes of x, such as NCHW, NHWC, NDHW (volumes of one channel) or NDHWC. Without it the axis of the channels
-    is the first or the last one of a sample if exactly one of them has 1 or 3 entries; other shapes are errors.
-    pixel_range: [low, high]: these values become 0 and 1; or file: the smallest and the largest value of each row.
+    axes: the axes of x, such as NCHW, NHWC, NDHW (volumes with one channel) or NDHWC. By default the channels are the
+    first or the last axis of a sample if exactly one of these has 1 or 3 entries; other shapes are errors.
+    pixel_range: [low, high], the values that become 0 and 1; or file: the smallest and the largest value of each row.
     """
     name = resolve_file_name("npz", site, path)
-    at = find_file(root, (name,), "npz", "correct data.root, or data.path (data.silos in silo mode)")
+    file = find_file(root, (name,), "npz", "correct data.root, or data.path (data.silos in silo mode)")
     try:
-        arrays = _load_arrays(at)
+        arrays = _load_arrays(file)
     except Exception as error:  # a damaged file can raise many errors, from zip, zlib or numpy's header
         raise UserError(
-            f"{at} is no readable .npz file of plain arrays: {error}; write it anew with numpy.savez"
+            f"{file} cannot be read as an .npz file of numeric arrays: {error}; save it again with numpy.savez, "
+            "without object arrays"
         ) from error
-    return dataset_from_arrays(arrays, at, ArrayOptions(axes, pixel_range, mean, std), classes, test_fraction)
+    return dataset_from_arrays(arrays, file, ArrayOptions(axes, pixel_range, mean, std), classes, test_fraction)
 
 
 def _load_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of the file that have a known name, under the names of KEYS."""
+    """Load the arrays with known names, and return them under the names of `ARRAY_NAMES`."""
     with np.load(path, allow_pickle=False) as archive:
         known = [key for key in archive.files if key in CANONICAL_NAMES]
         unknown = [key for key in archive.files if key not in CANONICAL_NAMES]
         if len({CANONICAL_NAMES[key] for key in known}) < len(known):
-            raise ValueError(f"it holds {', '.join(known)}; each once, under one of its names")
+            raise ValueError(f"it contains {', '.join(known)}, some of which are the same array; keep one of them")
         if unknown:
             warnings.warn(
-                f"{path}: not looked at: {', '.join(unknown)}; known are {', '.join(ARRAY_NAMES)}", stacklevel=3
+                f"{path}: ignored arrays: {', '.join(unknown)}; known names: {', '.join(ARRAY_NAMES)}", stacklevel=3
             )
         return {CANONICAL_NAMES[key]: archive[key] for key in known}
 
 
 class ArrayPart(NamedTuple):
-    """The samples (n, ...) and targets (n, ...) of one part, and the site of each row (n,) if rows have sites."""
+    """One part of a data set: samples (n, ...), targets (n, ...), and optionally the site of each row (n,)."""
 
     x: Tensor | LazyImages
     y: Tensor
@@ -106,12 +107,13 @@ class ArrayPart(NamedTuple):
 
 @dataclass(frozen=True)
 class ArrayPreparation(Preparation):
-    """The conversion of arrays to inputs, for new rows in an .npz file.
+    """The conversion of arrays in an .npz file to inputs of a model.
 
     Attributes:
         row: the shape of one sample in the array.
-        uint8: whether the training array holds bytes. New arrays must hold bytes if it does, and other numbers if not.
+        uint8: whether the training array is uint8; new arrays must be uint8 if and only if it is.
         options: the order of the axes, the scaling and the normalisation.
+        class_names: the names of the classes; () if they have none.
     """
 
     row: tuple[int, ...]
@@ -121,100 +123,118 @@ class ArrayPreparation(Preparation):
 
     kind: ClassVar[str] = "arrays"
 
-    def read(self, request: PredictionRequest) -> NewRows:
-        stored, where = load_arrays(request, "an .npz file")
+    def read(self, request: Request) -> NewRows:
+        stored, source = array_rows(request, "an .npz file")
         arrays = {CANONICAL_NAMES[name]: array for name, array in stored.items() if name in CANONICAL_NAMES}
         part = "" if "x" in arrays else "test_"
         if f"{part}x" not in arrays:
-            raise UserError(f"{where} has no array 'x'; it holds {', '.join(stored) or 'none'}")
+            raise UserError(f"{source} has no array 'x'; its arrays: {', '.join(stored) or 'none'}")
         array, y = arrays[f"{part}x"], arrays.get(f"{part}y")
         if (array.dtype == np.uint8) != self.uint8 or array.shape[1:] != self.row or not len(array):
-            needed = f"{'uint8' if self.uint8 else 'other'} rows of the shape {self.row} are needed, as in training"
-            raise UserError(f"{where}: {part}x is {array.dtype} of the shape {array.shape}; {needed}")
-        rows = NewRows({"row": np.arange(len(array))}, convert_samples(array, self.options, f"{part}x", Path(where)))
+            needed = f"it must have {'uint8' if self.uint8 else 'non-uint8'} rows of shape {self.row}, as in training"
+            raise UserError(f"{source}: {part}x is {array.dtype} of shape {array.shape}; {needed}")
+        rows = NewRows({"row": np.arange(len(array))}, convert_samples(array, self.options, f"{part}x", Path(source)))
         if y is None:
             return rows
         if len(y) != len(array):
-            return NewRows(rows.ids, rows.x, why_no_targets=f"{where}: {part}y has {len(y)} rows, {part}x {len(array)}")
-        return NewRows(rows.ids, rows.x, convert_targets(y, f"{part}y", Path(where)))
+            return NewRows(
+                rows.ids, rows.x, no_targets=f"{source}: {part}y has {len(y)} rows, but {part}x has {len(array)}"
+            )
+        return NewRows(rows.ids, rows.x, convert_targets(y, f"{part}y", Path(source)))
 
 
 def dataset_from_arrays(
     arrays: Mapping[str, Any],
-    at: Path,
+    file: Path,
     options: ArrayOptions,
     classes: int | None,
     test_fraction: float | None,
     by_site: bool = False,
 ) -> Dataset:
-    """Return the data set of the arrays x, y, ... (keys of KEYS) of the file `at`; see `npz`. x may stay on disk."""
+    """Convert the arrays of a file to a data set; see `npz`.
+
+    Args:
+        arrays: x, y, ..., with the names of `ARRAY_NAMES`; x may stay on disk.
+        file: the file, for messages.
+        options: the order of the axes, the scaling and the normalisation.
+        classes: the number of classes or outputs; None: derived from y.
+        test_fraction: the fraction of test samples if there is no test part.
+        by_site: apply the fraction to each class of each site.
+    """
     parts = {}
     for prefix in PART_PREFIXES:
-        own = {name: arrays[f"{prefix}{name}"] for name in ("x", "y", "site") if f"{prefix}{name}" in arrays}
-        missing = next((name for name in ("x", "y") if name not in own and (own or not prefix)), None)
+        arrays_of_part = {name: arrays[f"{prefix}{name}"] for name in ("x", "y", "site") if f"{prefix}{name}" in arrays}
+        missing = next(
+            (name for name in ("x", "y") if name not in arrays_of_part and (arrays_of_part or not prefix)), None
+        )
         if missing:
-            raise UserError(f"{at} has no array '{prefix}{missing}'; it holds {', '.join(arrays) or 'none'}")
-        if own:
-            parts[prefix] = _convert_part(own, prefix, at, options)
+            raise UserError(f"{file} has no array '{prefix}{missing}'; its arrays: {', '.join(arrays) or 'none'}")
+        if arrays_of_part:
+            parts[prefix] = _convert_part(arrays_of_part, prefix, file, options)
     if parts[""].y.ndim > 1 and classes is None:
-        shape = f"y has the shape {arrays['y'].shape}; targets of several numbers need data.classes"
-        raise UserError(f"{at}: {shape}, the model's outputs; of one-hot rows store y.argmax(1)")
+        problem = f"y has the shape {arrays['y'].shape}, and data.classes is not set"
+        remedy = "set data.classes to the number of the model's outputs, or convert one-hot rows with y.argmax(1)"
+        raise UserError(f"{file}: {problem}; {remedy}")
     preparation = ArrayPreparation(arrays["x"].shape[1:], arrays["x"].dtype == np.uint8, options)
-    return dataset_from_parts(parts, at, classes, test_fraction, preparation, by_site)
+    return dataset_from_parts(parts, file, classes, test_fraction, preparation, by_site)
 
 
-def _convert_part(arrays: Mapping[str, Any], prefix: str, at: Path, options: ArrayOptions) -> ArrayPart:
+def _convert_part(arrays: Mapping[str, Any], prefix: str, file: Path, options: ArrayOptions) -> ArrayPart:
     for name, array in arrays.items():
         if array.dtype.kind not in "biuf" or array.ndim == 0:
-            raise UserError(f"{at}: {prefix}{name} is {array.dtype} of shape {array.shape}, not rows of numbers")
+            raise UserError(
+                f"{file}: {prefix}{name} is {array.dtype} of shape {array.shape}; it must contain rows of numbers"
+            )
     rows = {f"{prefix}{name}": len(array) for name, array in arrays.items()}
     if len(set(rows.values())) > 1 or 0 in rows.values():
         sizes = ", ".join(f"{name} {n}" for name, n in rows.items())
-        raise UserError(f"{at}: the arrays must have one row a sample, and at least one; found {sizes}")
+        raise UserError(f"{file}: the arrays must have one row per sample, and at least one row; rows: {sizes}")
     x, site = arrays["x"], arrays.get("site")
     if x.ndim < 2 or 0 in x.shape:
-        raise UserError(f"{at}: {prefix}x has the shape {x.shape}; (n, f) or (n, C, H, W) is needed, without a 0")
+        raise UserError(f"{file}: {prefix}x has the shape {x.shape}; must be (n, f) or (n, C, H, W), without 0")
     if site is not None:
         if site.ndim != 1 or (site != np.floor(site)).any() or site.min() < 0 or site.max() >= MAX_SITES:
-            raise UserError(f"{at}: {prefix}site holds {site.dtype} of shape {site.shape}; (n,) 0, 1, 2, ... is needed")
+            raise UserError(
+                f"{file}: {prefix}site is {site.dtype} of shape {site.shape}; must be (n,) with values 0, 1, 2, ..."
+            )
         site = torch.from_numpy(site.astype(np.int64))
     return ArrayPart(
-        convert_samples(x, options, f"{prefix}x", at), convert_targets(arrays["y"], f"{prefix}y", at), site
+        convert_samples(x, options, f"{prefix}x", file), convert_targets(arrays["y"], f"{prefix}y", file), site
     )
 
 
 def dataset_from_parts(
     parts: Mapping[str, ArrayPart],
-    at: Path,
+    file: Path,
     classes: int | None,
     test_fraction: float | None,
     preparation: Preparation | None,
     by_site: bool = False,
 ) -> Dataset:
-    """Return the data set of the parts "", "val_" and "test_"; the first two are the training part.
+    """Combine the training, validation and test part into a data set; the first two form its training part.
 
     Args:
-        parts: prefix -> samples.
-        at: the file or folder of the samples, for messages.
-        classes: the number of classes or of the model's outputs; None: the largest label + 1, and 1 for real numbers.
-        test_fraction: the share of each class that is the test part if the parts have none.
-        preparation: how new rows become inputs.
-        by_site: apply the share to each class of each site.
+        parts: the parts by prefix: "" (training), "val_" and "test_".
+        file: the file or folder of the samples, for messages.
+        classes: the number of classes or of the model's outputs; None: the largest label + 1, or 1 for real numbers.
+        test_fraction: the fraction of each class that becomes the test part if there is none.
+        preparation: the conversion of new rows to inputs.
+        by_site: apply the fraction to each class of each site.
     """
-    fraction = resolve_test_fraction(test_fraction, str(at) if "test_" in parts else "")
+    fraction = resolve_test_fraction(test_fraction, str(file) if "test_" in parts else "")
     for prefix, part in parts.items():
         if prefix and _describe_format(part) != _describe_format(parts[""]):
             formats = (
-                f"rows of x, y are {_describe_format(parts[''])}, of {prefix}x, {prefix}y {_describe_format(part)}"
+                f"rows of x, y are {_describe_format(parts[''])}, but {prefix}x, {prefix}y {_describe_format(part)}"
             )
-            raise UserError(f"{at}: {formats}; they must agree")
+            raise UserError(f"{file}: {formats}; store both with the same shape and type")
     if len({part.site is None for prefix, part in parts.items() if prefix != "test_"}) > 1:
-        raise UserError(f"{at} has site and no val_site, or the reverse; store both, or neither")
-    trained = [part for prefix, part in parts.items() if prefix != "test_"]
-    x = trained[0].x if len(trained) == 1 else concatenate_samples([part.x for part in trained])
-    y = torch.cat([part.y for part in trained])
-    owners = [part.site for part in trained if part.site is not None]
-    site = torch.cat(owners) if owners else None
+        raise UserError(f"{file} has only one of the arrays site and val_site; store both, or neither")
+    training_parts = [part for prefix, part in parts.items() if prefix != "test_"]
+    x = training_parts[0].x if len(training_parts) == 1 else stacked([part.x for part in training_parts])
+    y = torch.cat([part.y for part in training_parts])
+    part_sites = [part.site for part in training_parts if part.site is not None]
+    site = torch.cat(part_sites) if part_sites else None
     if "test_" in parts:
         test_x, test_y, test_site = parts["test_"]
     else:
@@ -223,35 +243,38 @@ def dataset_from_parts(
         )
         test_x, test_y, test_site = x[test_rows], y[test_rows], None if site is None else site[test_rows]
         x, y, site = x[train_rows], y[train_rows], None if site is None else site[train_rows]
-    outputs = classes or _count_classes(y, test_y, at)
+    outputs = classes or _count_classes(y, test_y, file)
     if y.is_floating_point() and y.ndim == 1 and outputs > 1:
-        raise UserError(f"{at}: y holds real numbers; with data.classes={classes} whole ones are needed")
+        raise UserError(
+            f"{file}: y contains real numbers, but data.classes={classes} needs integers; store y as int64, or remove "
+            "data.classes"
+        )
     return Dataset(x, y, test_x, test_y, outputs, site=site, test_site=test_site, preparation=preparation)
 
 
 def _describe_format(part: ArrayPart) -> str:
-    """Return shape and type of a row of samples and of targets, which must be the same in all parts."""
-    x = part.x.stored if isinstance(part.x, LazyImages) else part.x
-    words = [f"{tuple(each.shape[1:])} {str(each.dtype).removeprefix('torch.')}" for each in (x, part.y)]
-    return " and ".join(words)
+    """Describe shape and type of a row of samples and of targets, which must be the same in all parts."""
+    x = part.x.stored if isinstance(part.x, Pictures) else part.x
+    formats = [f"{tuple(each.shape[1:])} {str(each.dtype).removeprefix('torch.')}" for each in (x, part.y)]
+    return " and ".join(formats)
 
 
 def _make_strata(y: Tensor, site: Tensor | None) -> np.ndarray:
-    """Return the number of each row's class, or of its class and site, (n,); real-valued targets are one class."""
+    """Return the stratum of each row, (n,): its class, or class and site; real-valued targets are one class."""
     labels = y.numpy() if y.ndim == 1 and not y.is_floating_point() else np.zeros(len(y), dtype=np.int64)
     if site is None:
         return labels
     return np.unique(np.stack([site.numpy(), labels]), axis=1, return_inverse=True)[1].reshape(-1)
 
 
-def _count_classes(y: Tensor, test_y: Tensor, at: Path) -> int:
-    """Return the largest label + 1, or 1 for real numbers; raise UserError if a label looks like an identifier."""
+def _count_classes(y: Tensor, test_y: Tensor, file: Path) -> int:
+    """Return the largest label + 1, or 1 for real numbers; raise UserError if labels look like identifiers."""
     if y.is_floating_point():
         return 1
     largest, n = int(torch.cat([y, test_y]).max()), len(y) + len(test_y)
     if largest > 10 * n + 1000:
         raise UserError(
-            f"{at}: y holds the label {largest}, but there are {n} samples; number the classes 0, 1, 2, ..., or store "
-            "the targets of a regression as float32"
+            f"{file}: y contains the label {largest}, but there are only {n} samples; number the classes 0, 1, 2, ..., "
+            "or store the targets of a regression as float32"
         )
     return largest + 1

@@ -1,4 +1,4 @@
-"""Functions that several data sources share: find a file, hold out a test part, join sites."""
+"""Helpers that several data sources share: find files, split off a test part, concatenate sites."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedmpi.data.dataset import Dataset
 from fedmpi.data.lazy_images import concatenate_samples
 from fedmpi.data.preprocessing import find_common_preparation
 
-PART_BY_WORD = {  # the names of parts that are accepted in columns, and as names of folders and splits
+PART_BY_WORD = {  # words for the parts of a data set, in columns and as names of folders and splits
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
@@ -29,7 +29,10 @@ _ignored_target: ContextVar[float | str | None] = ContextVar("ignored", default=
 
 @contextmanager
 def set_ignored_target(target: float | str | None) -> Iterator[None]:
-    """Set `task.ignore`, the target that loss and metrics leave out (number, "nan" or None), while sources are read."""
+    """Set the target that losses and metrics ignore while sources are read; a context manager.
+
+    target: `task.ignore`: a number, "nan", or None.
+    """
     token = _ignored_target.set(target)
     try:
         yield
@@ -38,17 +41,17 @@ def set_ignored_target(target: float | str | None) -> Iterator[None]:
 
 
 def get_ignored_target() -> float | str | None:
-    """Return `task.ignore`, the target that loss and metrics leave out."""
+    """Return `task.ignore`, the target that losses and metrics ignore: a number, "nan", or None."""
     return _ignored_target.get()
 
 
 def missing_targets_allowed() -> bool:
-    """Return whether targets may be missing; missing targets are stored as NaN."""
+    """Return whether targets may be missing, which is the case if `task.ignore` is "nan"; they are stored as NaN."""
     return get_ignored_target() == "nan"
 
 
-def find_file(root: Path, candidates: Sequence[str], what: str, remedy: str) -> Path:
-    """Return the first of the candidate paths, relative to root, that is a regular file.
+def find_file(root: Path, candidates: Sequence[str], source: str, remedy: str) -> Path:
+    """Return the first candidate that is a regular file.
 
     Raise MissingDataError, with the remedy, if none exists; UserError if one exists but is not a regular file. `what`
     is the name of the data source.
@@ -60,58 +63,82 @@ def find_file(root: Path, candidates: Sequence[str], what: str, remedy: str) -> 
     for path in paths:
         if os.path.lexists(path):
             kind = "a directory" if os.path.isdir(path) else "a broken link, pipe or device"
-            raise UserError(f"{what}: {path} is {kind}, not a file (data.root = {root}); {remedy}")
-    raise MissingDataError(f"{what}: there is no file {' or '.join(map(str, paths))} (data.root = {root}); {remedy}")
+            raise UserError(f"{source}: {path} is {kind}, not a file (data.root = {root}); {remedy}")
+    raise MissingDataError(f"{source}: file {' or '.join(map(str, paths))} not found (data.root = {root}); {remedy}")
 
 
 def resolve_file_name(source: str, site: str | None, path: str | None, key: str = "path") -> str:
     """Return the name of the file to read, relative to `data.root`.
 
-    In silo mode {site} in `path` is replaced by the name of the silo; without `path` the silo's name is the file's
-    name. `key` is the option that holds `path`, for messages.
+    In silo mode {site} in `path` is replaced by the name of the silo; without `path`, the silo's name is the file name.
+
+    Args:
+        source: the name of the data source, for messages.
+        site: the name of the silo; None: no silos.
+        path: the value of the option.
+        key: the name of the option, for messages.
     """
     if site is None and not path:
-        raise UserError(f"{source}: data.{key} is missing; it names the file, relative to data.root")
+        raise UserError(f"{source}: data.{key} is not set; set it to the name of the file, relative to data.root")
     if site is not None and path and "{site}" not in path:
         raise UserError(
-            f"{source}: data.{key}: {path!r} would be one file for all silos; write {{site}} where they differ"
+            f"{source}: data.{key}: {path!r} is the same file for all silos; write {{site}} in place of the silo's name"
         )
     return (path or "{site}").replace("{site}", site or "{site}")
 
 
-def check_finite(x: Tensor, name: str, at: Path | str, nan: bool = False) -> Tensor:
-    """Return x (n, ...) if all numbers are finite, or NaN with `nan`; otherwise raise UserError with the first row."""
+def check_finite(x: Tensor, name: str, location: Path | str, nan: bool = False) -> Tensor:
+    """Return x (n, ...) if all numbers are finite; otherwise raise UserError with the first invalid row.
+
+    Args:
+        x: the numbers.
+        name: the name of the array, for the message.
+        location: the file of the array, for the message.
+        nan: allow NaN.
+    """
     is_good = ~torch.isinf(x) if nan else torch.isfinite(x)
     if not bool(is_good.all()):
         row = int((~is_good.flatten(1).all(1) if x.ndim > 1 else ~is_good).nonzero()[0, 0])
         value = x[row][~is_good[row]].flatten()[0].item()
+        limit = "" if value != value else " (at most 3.4e38 in magnitude)"
         raise UserError(
-            f"{at}: {name} holds {value} in row {row} (of float32, which ends at 3.4e38); finite numbers are needed: "
-            "fill or drop it"
+            f"{location}: {name} contains {value} in row {row}; values must be finite float32 numbers{limit}; correct "
+            "the value or drop the row"
         )
     return x
 
 
-def resolve_test_fraction(given: float | None, own: str = "") -> float:
-    """Return `data.test_fraction`, default 0.2; raise UserError if it is set although `own` defines the test part."""
-    if own and given is not None:
-        raise UserError(f"data.test_fraction: {given:g} changes nothing, for {own} says the test part; leave it out")
-    return 0.2 if given is None else given
+def resolve_test_fraction(fraction: float | None, defined_by: str = "") -> float:
+    """Return the fraction of test samples: `data.test_fraction`, by default 0.2.
+
+    Args:
+        fraction: `data.test_fraction`; None if it is not set.
+        defined_by: what defines the test part, such as a file or a column; "" if nothing does.
+
+    Raises:
+        UserError: `data.test_fraction` is set, although the test part is defined.
+    """
+    if defined_by and fraction is not None:
+        raise UserError(
+            f"data.test_fraction: {fraction:g} has no effect, because {defined_by} already defines the test part; "
+            "remove it"
+        )
+    return 0.2 if fraction is None else fraction
 
 
 def split_train_test(
     labels: np.ndarray, fraction: float, groups: Sequence[str] | np.ndarray = ()
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw round(fraction n_c) of the n_c samples of each class as test rows; return sorted training and test indices.
+    """Draw a stratified test part, and return the sorted indices of the training and of the test rows.
 
-    At least one sample of each class remains for training. The draw does not depend on the seed of the experiment: the
-    test part belongs to the data.
+    Of the n_c samples of each class, round(fraction * n_c) are drawn, but at least one remains for training. The test
+    part is the same for every seed of the experiment, because it belongs to the data.
 
     Args:
         labels: (n,) class numbers. Real-valued targets (regression) count as one class.
-        fraction: the share of test samples.
-        groups: (n,) the group of each sample, such as its patient. Whole groups are drawn then; the class of a group is
-            that of its first sample.
+        fraction: the fraction of test samples.
+        groups: (n,) the group of each sample, such as its patient. If given, entire groups are drawn; the class of a
+            group is that of its first sample.
     """
     if len(groups):
         _, first, member = np.unique(groups, return_index=True, return_inverse=True)
@@ -128,39 +155,42 @@ def split_train_test(
 
 
 def check_groups_not_split(
-    groups: Sequence[str] | np.ndarray, train: Sequence[bool] | np.ndarray, at: Callable[[int], str]
+    groups: Sequence[str] | np.ndarray, train: Sequence[bool] | np.ndarray, locate: Callable[[int], str]
 ) -> None:
-    """Raise UserError if a group has training and test rows.
+    """Raise UserError if a group has both training and test rows.
 
     groups: (n,); train: (n,) whether a row is a training row; at: returns the file and line of a row.
     """
     seen = {group: k for k, (group, trained) in enumerate(zip(groups, train, strict=False)) if trained}
     for k, (group, trained) in enumerate(zip(groups, train, strict=False)):
         if group in seen and not trained:
-            parts = f"this one is of the test part, and {at(seen[group])} of the training part"
-            problem = f"rows of {group!r} (data.group_column) are to stay together, {parts}"
-            raise UserError(f"{at(k)}: {problem}; correct the column of the parts, or leave data.group_column out")
+            parts = f"this one is in the test part, and {locate(seen[group])} is in the training part"
+            problem = f"rows of group {group!r} (data.group_column) must be in the same part, but {parts}"
+            raise UserError(f"{locate(k)}: {problem}; correct the column of the parts, or remove data.group_column")
 
 
 def encode_groups(groups: Sequence[str] | np.ndarray) -> Tensor | None:
-    """Return the number of each row's group, (n,) int64, as `Dataset.group` holds it; None without groups."""
+    """Return the index of each row's group for `Dataset.group`, (n,) int64; None without groups."""
     return torch.from_numpy(np.unique(groups, return_inverse=True)[1]) if len(groups) else None
 
 
-def select_sites(what: str, names: Sequence[str], site: str | None) -> Sequence[str]:
-    """Return the requested silo as a tuple of one name, or the names of all sites of a public data set."""
+def select_sites(source: str, names: Sequence[str], site: str | None) -> Sequence[str]:
+    """Return the sites of a public data set that are to be read: the given one, or all of them."""
     if site not in (None, *names):
-        raise UserError(f"{what}: there is no site {site!r}; allowed: {', '.join(names)}")
+        raise UserError(f"{source}: there is no site {site!r}; allowed: {', '.join(names)}")
     return names if site is None else (site,)
 
 
-def concat_sites(sites: Sequence[Dataset], names: Sequence[str], global_test_x: Tensor | None = None) -> Dataset:
-    """Concatenate the data sets of several sites, and store the site of each row.
+def concat_sites(sites: Sequence[Dataset], names: Sequence[str], global_x: Tensor | None = None) -> Dataset:
+    """Concatenate the data sets of several sites into one that contains the site of each row.
 
-    global_test_x: see `Dataset.global_test_x`.
+    Args:
+        sites: the data sets.
+        names: the names of the sites.
+        global_x: the inputs of the global test set, if they differ from those of the sites (`Dataset.global_x`).
     """
     groups = [d.group for d in sites if d.group is not None]
-    beyond = np.cumsum([0, *(int(group.max()) + 1 for group in groups)]).tolist()
+    offsets = np.cumsum([0, *(int(group.max()) + 1 for group in groups)]).tolist()
     return Dataset(
         train_x=concatenate_samples([d.train_x for d in sites]),
         train_y=torch.cat([d.train_y for d in sites]),
@@ -170,17 +200,17 @@ def concat_sites(sites: Sequence[Dataset], names: Sequence[str], global_test_x: 
         site=torch.repeat_interleave(torch.tensor([len(d.train_y) for d in sites])),
         test_site=torch.repeat_interleave(torch.tensor([len(d.test_y) for d in sites])),
         site_names=tuple(names),
-        global_test_x=global_test_x,
-        preparation=find_common_preparation([d.preparation for d in sites]),
-        group=torch.cat([g + n for g, n in zip(groups, beyond, strict=False)]) if len(groups) == len(sites) else None,
+        global_x=global_x,
+        preparation=shared([d.preparation for d in sites]),
+        group=torch.cat([g + n for g, n in zip(groups, offsets, strict=False)]) if len(groups) == len(sites) else None,
     )
 
 
 # ---- files that hold samples by client ----
 def to_uint8_if_exact(x: np.ndarray) -> np.ndarray:
-    """Return pixels v as uint8 if v / 255 is exactly x in float32, which saves memory; otherwise return x.
+    """Convert pixels x = v / 255 to the bytes v, which take less memory; return x unchanged if that is not exact.
 
-    Images that are stored as bytes are divided by 255 when a batch is read.
+    Bytes are divided by 255 when a batch is read.
     """
     if x.dtype == np.uint8:
         return x
@@ -193,7 +223,7 @@ def to_uint8_if_exact(x: np.ndarray) -> np.ndarray:
 
 
 def to_float32(x: np.ndarray) -> np.ndarray:
-    """Return x as float32; bytes v become v / 255."""
+    """Convert an array to float32; bytes v become v / 255."""
     return x.astype(np.float32) / np.float32(255) if x.dtype == np.uint8 else x.astype(np.float32)
 
 
@@ -205,21 +235,21 @@ def with_clients_as_sites(
 ) -> Dataset:
     """Return the data set with its clients as sites.
 
-    A client without training rows does not become a site: its test rows are in the global test set only.
+    A client without training rows does not become a site; its test rows belong to the global test set only.
 
     Args:
         data: the samples of all clients.
         names: the names of all clients.
         owner, test_owner: (n,) the client of each training row and of each test row, as an index into `names`.
-        shared_test: ignore test_owner; the test part is common to all clients.
+        shared_test: the test part is common to all clients, and test_owner is ignored.
     """
-    trained, tested = np.unique(owner), np.unique(test_owner)
-    number = np.full(len(names), NO_SITE)
-    number[trained] = np.arange(len(trained))
-    has_own_tests = len(np.intersect1d(trained, tested)) > 0 and not shared_test
+    training_clients, test_clients = np.unique(owner), np.unique(test_owner)
+    site_of_client = np.full(len(names), NO_SITE)
+    site_of_client[training_clients] = np.arange(len(training_clients))
+    has_own_tests = len(np.intersect1d(training_clients, test_clients)) > 0 and not shared_test
     return replace(
         data,
-        site=torch.from_numpy(number[owner]),
-        test_site=torch.from_numpy(number[test_owner]) if has_own_tests else None,
-        site_names=tuple(names[k] for k in trained),
+        site=torch.from_numpy(site_of_client[owner]),
+        test_site=torch.from_numpy(site_of_client[test_owner]) if has_own_tests else None,
+        site_names=tuple(names[k] for k in training_clients),
     )

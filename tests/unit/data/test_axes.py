@@ -57,17 +57,17 @@ def test_axes_that_the_shape_or_the_config_says(tmp_path, shape, axes, order, dt
     assert isinstance(data.train_x, LazyImages) == (dtype == np.uint8)
 
 
-OPEN = r"a\.npz: x has the shape \(10, .*\): say data\.axes, such as NCHW, NHWC, or NDHW"
+OPEN = r"a\.npz: x has the shape \(10, .*\), .* is ambiguous; set data\.axes to NCHW or NHWC"
 
 
 @pytest.mark.parametrize(
     ("shape", "options", "says"),
     [
         *((shape, {}, OPEN) for shape in ((7, 7, 7), (8, 8, 5), (5, 8, 8), (3, 8, 3), (6, 5, 5, 2), (1, 6, 5, 3))),
-        ((8, 9, 3), {"axes": "NHWX"}, "data.axes: 'NHWX'; the letters N, C, D, H and W in the order"),
-        ((8, 9, 3), {"axes": "NHHC"}, "data.axes: 'NHHC'; the letters"),
-        ((8, 9), {"axes": "NHWC"}, r"x has the shape \(10, 8, 9\), which does not have the axes NHWC"),
-        ((9,), {"axes": "NHWC"}, r"x has the shape \(10, 9\); data.axes is for images and volumes: leave it out"),
+        ((8, 9, 3), {"axes": "NHWX"}, "data.axes: 'NHWX' is not allowed; must contain the letters N, C, D, H and W"),
+        ((8, 9, 3), {"axes": "NHHC"}, "data.axes: 'NHHC' is not allowed; must contain the letters"),
+        ((8, 9), {"axes": "NHWC"}, r"x has the shape \(10, 8, 9\), which does not fit data.axes: NHWC"),
+        ((9,), {"axes": "NHWC"}, r"data.axes is for images and volumes, but x has the shape \(10, 9\); remove it"),
         ((4, 5), {"pixel_range": (2, 1)}, r"data\.pixel_range: \[2, 1\]"),
     ],
 )

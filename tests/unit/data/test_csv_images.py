@@ -57,6 +57,8 @@ def test_a_sheet_of_a_spreadsheet(tmp_path):
 def test_words_for_gaps_are_no_class(tmp_path):
     rows = [f"{i}.png,{('cat', 'dog', 'NA')[i % 3]},a" for i in range(20)]
     write(tmp_path, rows=rows)
-    with pytest.raises(UserError, match=r"a\.csv, line 4: the column 'label' holds 'NA', a word for a gap"):
+    with pytest.raises(
+        UserError, match=r"a\.csv, line 4: column 'label' contains 'NA', which usually means a missing value"
+    ):
         csv_images(tmp_path, path="a.csv", **GREY)
     assert csv_images(tmp_path, path="a.csv", class_names=["cat", "dog", "NA"], **GREY).classes == 3

@@ -54,7 +54,7 @@ def test_sixteen_bits_are_scaled_by_the_given_range_or_the_files_own(tmp_path, e
     assert np.array_equal(given[0, 0], np.minimum(CT / 4095, 1).astype(np.float32))  # what lies beyond is cut off
     own = both([file], options(channels=3, pixel_range="file"))
     assert np.array_equal(own[0], np.broadcast_to((CT / 4096).astype(np.float32), (3, 2, 3)))
-    refused([file], options(), r"mode I;16, not of 8 bits; say data\.pixel_range: \[low, high\].* or file")
+    refused([file], options(), r"mode I;16\); set data\.pixel_range to \[low, high\].* or to file")
 
 
 def test_wide_and_signed_numbers_have_a_range_too(tmp_path):
@@ -67,7 +67,7 @@ def test_wide_and_signed_numbers_have_a_range_too(tmp_path):
     Image.fromarray(np.full((2, 2), 7, np.int32)).save(tmp_path / "even.tif")
     assert pixels(tmp_path / "even.tif", pixel_range="file").tolist() == [[[0, 0], [0, 0]]]
     Image.fromarray(np.array([[np.nan, 1]], np.float32)).save(tmp_path / "nan.tif")
-    with pytest.raises(UserError, match=r"nan\.tif cannot be read .*a value that is not finite; mend or remove it"):
+    with pytest.raises(UserError, match=r"nan\.tif cannot be read .*a value that is not finite; correct or remove it"):
         decode_images([tmp_path / "nan.tif"], options(pixel_range="file"))
 
 
@@ -101,7 +101,7 @@ def test_files_of_several_pages_are_refused(tmp_path, ending):
     file, pages = tmp_path / f"a.{ending}", RNG.integers(0, 256, (3, 4, 5), np.uint8)
     first, *others = [Image.fromarray(page) for page in pages]
     first.save(file, save_all=True, append_images=others, duration=40)
-    refused([file], options(), r"it has 3 pages or frames; save each that is wanted as a file of its own")
+    refused([file], options(), r"it has 3 pages or frames; save each of them as a separate file")
 
 
 def test_the_previews_of_a_camera_are_no_pages(tmp_path):
@@ -145,7 +145,7 @@ def test_an_alpha_channel_without_a_transparent_pixel_changes_nothing(tmp_path):
         ((3, 4, 5), (3, 4, 5)),  # channels first
         ((1, 4, 5), (3, 4, 5)),
         ((3, 5, 3), (3, 3, 5)),  # either would do
-        ((4, 5, 13), "1, 3 or 4 channels are read"),
+        ((4, 5, 13), "must have 1, 3 or 4 channels"),
     ],
 )
 def test_axes_of_arrays(tmp_path, shape, expected):

@@ -84,5 +84,7 @@ def test_rows_of_a_patient_in_a_table_are_on_one_side(tmp_path):
     assert (len(data.test_y), len(data.group.unique()), len(train)) == (12, 16, 16)
     (tmp_path / "b.csv").write_text("age,sick,who,part,at\n1,0,a,train,uk\n2,1,a,test,at\n3,1,b,train,at\n")
     options = {"label_column": "sick", "group_column": "who", "split_column": "part", "site_column": "at"}
-    with pytest.raises(UserError, match=r"b\.csv, line 3: rows of 'a' \(data\.group_column\) are to .*line 2 of"):
+    with pytest.raises(
+        UserError, match=r"b\.csv, line 3: rows of group 'a' \(data\.group_column\) must .*line 2 is in"
+    ):
         table(tmp_path, path="b.csv", **options)  # also where its two parts lie at two sites

@@ -51,13 +51,13 @@ def test_names_in_the_config_and_a_file_for_the_test_part(tmp_path):
     save(tmp_path / "train.h5", {"scan": X[:15], "grade": Y[:15].reshape(15, 1, 1), "who": [2, 1, 0] * 5, "x": X})
     save(tmp_path / "test.h5", {"scan": X[15:], "grade": Y[15:].reshape(5, 1, 1), "who": [1, 0, 2, 1, 0]})
     options = {"inputs": "scan", "labels": "grade", "sites": "who"}
-    with pytest.warns(UserWarning, match=r"train\.h5: not read: x;"):
+    with pytest.warns(UserWarning, match=r"train\.h5: ignored data sets: x;"):
         data = hdf5(tmp_path, path="train.h5", test_path="test.h5", **options)
     assert data.train_x.tolist() == X[:15].tolist()
     assert data.train_y.tolist() == Y[:15].tolist()
     assert data.site.tolist() == [2, 1, 0] * 5
     assert data.test_site.tolist() == [1, 0, 2, 1, 0]
-    with pytest.raises(UserError, match=r"no data set 'scans' \(data\.inputs\); others are scan, who, x"):
+    with pytest.raises(UserError, match=r"no data set 'scans' \(data\.inputs\); its other data sets: scan, who, x"):
         hdf5(tmp_path, path="train.h5", inputs="scans", labels="grade")
 
 
@@ -124,7 +124,7 @@ def test_a_file_for_each_silo(tmp_path):
         save(tmp_path / f"{name}.h5", {"x": X, "y": Y})
     opened = open_silos(hdf5, tmp_path, ["north", "south"], [1], path="{site}.h5")
     same(opened[1], hdf5(tmp_path, path="south.h5"))
-    with pytest.raises(UserError, match=r"data\.path: 'a\.h5' would be one file for all silos"):
+    with pytest.raises(UserError, match=r"data\.path: 'a\.h5' is the same file for all silos"):
         hdf5(tmp_path, site="north", path="a.h5")
 
 
@@ -153,12 +153,12 @@ def test_images_that_stay_on_disk(tmp_path, options, by_client):
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [
-        ({"a": X}, r"a\.h5 has no data set for x: x, images, .*; others are a"),
-        ({"x": X, "images": X, "y": Y}, r"/images and /x could both be x; say which in data\.inputs"),
-        ({"x": X, "y": Y[:7]}, r"the arrays must have one row a sample.* found x 20, y 7"),
-        ({"a/x": X, "a/y": Y, "b/x": X}, r"one row a sample.* found x 40, y 20"),
-        ({"a/x": X, "a/y": Y, "b/x": X[:, :2], "b/y": Y}, r"/b/x has the shape \(20, 2\) and /a/x \(20, 3\)"),
-        ({"x": ["a", "b"], "y": [0, 1]}, r"a\.h5: x is object of shape \(2,\), not rows of numbers"),
+        ({"a": X}, r"a\.h5 has no data set for x: x, images, .*; its other data sets: a"),
+        ({"x": X, "images": X, "y": Y}, r"/images and /x could both be x; set data\.inputs"),
+        ({"x": X, "y": Y[:7]}, r"the arrays must have one row per sample.* rows: x 20, y 7"),
+        ({"a/x": X, "a/y": Y, "b/x": X}, r"one row per sample.* rows: x 40, y 20"),
+        ({"a/x": X, "a/y": Y, "b/x": X[:, :2], "b/y": Y}, r"/b/x has the shape \(20, 2\), and /a/x has \(20, 3\)"),
+        ({"x": ["a", "b"], "y": [0, 1]}, r"a\.h5: x is object of shape \(2,\); it must contain rows of numbers"),
         ({"x": np.float32(1), "y": Y}, r"/x has the shape \(\)"),
     ],
 )

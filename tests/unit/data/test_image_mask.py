@@ -79,7 +79,7 @@ def test_a_csv_file_names_pairs_sites_parts_and_groups(tmp_path):
     assert pairs_of(data) == expected(range(6))
     assert image_mask(tmp_path, group_column="patient", **options).group.tolist() == [0, 0, 1, 1]
     (tmp_path / "pairs.csv").write_text("\n".join([*rows[:3], rows[1]]))
-    with pytest.raises(UserError, match=r"pairs\.csv, line 4: .* is that of .*line 2, too"):
+    with pytest.raises(UserError, match=r"pairs\.csv, line 4: .* is already listed in .*line 2;"):
         image_mask(tmp_path, **options)
 
 
@@ -141,12 +141,12 @@ def other(tmp_path, place, array):
         (
             lambda p: other(p, "masks/b.png", 2 * mask(1)),
             {},
-            r"b\.png holds 2; 0, 1 are allowed: data\.classes .*task\.ig",
+            r"b\.png contains 2; allowed: 0, 1; set data\.classes .*task\.ig",
         ),
         (
             lambda p: other(p, "masks/a.png", 255 * mask(0)),
             {"classes": None},
-            r"a\.png holds 0, 255; none are allowed: data\.classes says",
+            r"a\.png contains 0, 255; allowed: none; set data\.classes",
         ),
         (lambda p: (p / "masks" / "b.png").write_bytes(b"no picture"), {}, r"b\.png cannot be read as a mask"),
         (lambda p: None, {"image_pattern": "scans/*"}, r"masks/a\.png has no image .*scans/a"),
@@ -168,7 +168,7 @@ def test_a_config_tells_the_source_what_the_task_ignores(tmp_path):
     )
     found = build_data.build_partitioned_data(load(tmp_path / "run.yaml"))
     assert found.train[0].y.unique().tolist() == [0, 1, 255]
-    with pytest.raises(UserError, match=r"holds 255; 0, 1 are allowed"):
+    with pytest.raises(UserError, match=r"contains 255; allowed: 0, 1"):
         build_data.build_partitioned_data(load(tmp_path / "run.yaml", ["task.ignore=null"]))
 
 

@@ -73,7 +73,7 @@ def test_next_character(tmp_path):
     given = leaf(tmp_path, path=".", alphabet="zcba?!")
     assert given.classes == 6
     assert given.train_x.tolist()[0] == [1, 3, 2]
-    with pytest.raises(UserError, match=r"holds '\?', which is not in data\.alphabet"):
+    with pytest.raises(UserError, match=r"contains '\?', which is not in data\.alphabet"):
         leaf(tmp_path, path=".", alphabet="abcz")
     with pytest.raises(UserError, match=r"'a' twice"):
         leaf(tmp_path, path=".", alphabet="abca")
@@ -100,7 +100,7 @@ def test_image_files(tmp_path):
     """CelebA: x names files of raw/img_align_celeba."""
     save(tmp_path, "train", {"7": (["000001.png", "000002.png"], [1.0, 0.0])})
     save(tmp_path, "test", {"7": (["000001.png"], [1.0])})
-    with pytest.raises(MissingDataError, match=r"raw.img_align_celeba of the image files, such as 000001\.png"):
+    with pytest.raises(MissingDataError, match=r"raw.img_align_celeba with the image files, such as 000001\.png"):
         leaf(tmp_path, path=".")
     folder = tmp_path / "raw" / "img_align_celeba"
     folder.mkdir(parents=True)
@@ -134,17 +134,33 @@ GOOD = {"a": ([[1.0, 2.0]], [0]), "b": ([[3.0, 4.0]], [1])}
 @pytest.mark.parametrize(
     ("train", "options", "said"),
     [
-        ({"a": ([[1.0, 2.0]], [0, 1])}, {}, r"user 'a': .* has no lists x and y of one length"),
-        ({"a": ([[1.0, 2.0], [1.0]], [0, 1])}, {}, r"user 'a': x does not have as many numbers in each sample"),
-        ({**GOOD, "c": ([[1.0]], [0])}, {}, r"a sample is of shape \(2,\) for one user and \(1,\) for another"),
-        ({**GOOD, "c": (["abc"], ["d"])}, {}, r"user 'c': x is characters, that of the users before numbers"),
-        ({"a": ([["w", ["x"]]], [{"t": 1}])}, {}, r"user 'a': a sample is x = .*write a source of your own"),
-        ({"a": ([[1.0, 2.0]], [[1, 0]])}, {}, r"user 'a': y holds \[1, 0\]; one number"),
-        ({"a": ([[1.0, float("nan")]], [1])}, {}, r"x of train/ holds nan in row 0"),
+        ({"a": ([[1.0, 2.0]], [0, 1])}, {}, r"user 'a': .* does not contain lists x and y of equal length"),
+        (
+            {"a": ([[1.0, 2.0], [1.0]], [0, 1])},
+            {},
+            r"user 'a': the samples in x do not all have the same number of values",
+        ),
+        ({**GOOD, "c": ([[1.0]], [0])}, {}, r"the shape of a sample is \(2,\) for one user and \(1,\) for another"),
+        ({**GOOD, "c": (["abc"], ["d"])}, {}, r"user 'c': x contains characters, but that of previous users numbers"),
+        (
+            {"a": ([["w", ["x"]]], [{"t": 1}])},
+            {},
+            r"user 'a': x = .* is not a sample of a known kind.*write a data source of your own",
+        ),
+        ({"a": ([[1.0, 2.0]], [[1, 0]])}, {}, r"user 'a': y contains \[1, 0\]; it must contain one number"),
+        ({"a": ([[1.0, float("nan")]], [1])}, {}, r"x of train/ contains nan in row 0"),
         ({"a": (["abc", "ab"], ["d", "c"])}, {}, r"user 'a': the strings in x have different lengths"),
         ({"a": ([], [])}, {}, r"no user has a sample"),
-        (GOOD, {"classes": 1_000_000, "alphabet": "ab"}, r"data\.alphabet changes nothing, for x in .* is numbers"),
-        ({"a": ([[1.0, 2.0]], [7])}, {"classes": 3}, r"y holds the labels 1 to 7; whole numbers from 0 to 2"),
+        (
+            GOOD,
+            {"classes": 1_000_000, "alphabet": "ab"},
+            r"data\.alphabet has no effect, because x in .* contains numbers",
+        ),
+        (
+            {"a": ([[1.0, 2.0]], [7])},
+            {"classes": 3},
+            r"y contains labels from 1 to 7; they must be integers from 0 to 2",
+        ),
     ],
 )
 def test_mistakes(tmp_path, train, options, said):
@@ -157,10 +173,10 @@ def test_mistakes(tmp_path, train, options, said):
 
 def test_folders_and_files_that_are_not_leafs(tmp_path):
     save(tmp_path, "train", GOOD)
-    with pytest.raises(MissingDataError, match=r"test/\*\.json; .*preprocess\.sh"):
+    with pytest.raises(MissingDataError, match=r"test/\*\.json found; .*preprocess\.sh"):
         leaf(tmp_path, path=".")
     save(tmp_path, "test", {"b": (["abc"], ["d"])})
-    with pytest.raises(UserError, match=r"x is numbers in train/ and characters in test/"):
+    with pytest.raises(UserError, match=r"x contains numbers in train/ and characters in test/"):
         leaf(tmp_path, path=".")
     save(tmp_path, "test", GOOD)
     save(tmp_path, "test", {"b": ([[1.0, 1.0]], [1])}, "more.json")

@@ -135,17 +135,29 @@ def cut_off(file):
         (
             lambda p: save(mask(0), p / "x_mask.nii.gz", np.diag([-1.0, 1, 1, 1])),
             {},
-            r"lie on different grids: by their affines they are 12 mm apart",  # the far corner, 6 to one side or other
+            r"lie on different grids: by their affine matrices they are 12 mm apart",  # the far corner is 6 mm off
         ),
-        (lambda p: write(p, "y", shape=(3, 5, 4)), {}, r"shapes 1 x 6 x 5 x 4 and 1 x 3 x 5 x 4 .*give data\.size"),
-        (lambda p: save(mask(0) * 2, p / "x_mask.nii.gz"), {}, r"x_mask\.nii\.gz holds 4; 0, 1, 2 are allowed"),
-        (lambda p: save(mask(0) / 2, p / "x_mask.nii.gz"), {}, r"x_mask\.nii\.gz holds numbers that are not whole"),
-        (lambda p: save(np.full(SHAPE, math.nan), p / "x_image.nii.gz"), {}, r"or holds a value that is not finite"),
+        (lambda p: write(p, "y", shape=(3, 5, 4)), {}, r"shapes, 1 x 6 x 5 x 4 and 1 x 3 x 5 x 4 .*set data\.size"),
+        (lambda p: save(mask(0) * 2, p / "x_mask.nii.gz"), {}, r"x_mask\.nii\.gz contains 4; allowed: 0, 1, 2"),
+        (
+            lambda p: save(mask(0) / 2, p / "x_mask.nii.gz"),
+            {},
+            r"x_mask\.nii\.gz contains numbers that are not integers",
+        ),
+        (lambda p: save(np.full(SHAPE, math.nan), p / "x_image.nii.gz"), {}, r"contains a value that is not finite"),
         (lambda p: save(volume(0, (6, 5, 4, 2, 2)), p / "x_image.nii.gz"), {}, r"has the shape \(6, 5, 4, 2, 2\)"),
         (lambda p: cut_off(p / "x_image.nii.gz"), {}, r"x_image\.nii\.gz cannot be read as NIfTI"),
-        (lambda p: None, {"intensity": (5.0, 5.0)}, r"data\.intensity: \[5\.0, 5\.0\]; \[low, high\] with low < high"),
-        (lambda p: None, {"classes": None}, r"holds 0, 1, 2; none are allowed: data\.classes says"),
-        (lambda p: None, {"path": "a"}, r"a holds no folder, and each folder is a site; say data\.sites: false"),
+        (
+            lambda p: None,
+            {"intensity": (5.0, 5.0)},
+            r"data\.intensity: \[5\.0, 5\.0\] is not allowed; must be \[low, high\] with low < high",
+        ),
+        (lambda p: None, {"classes": None}, r"contains 0, 1, 2; allowed: none; set data\.classes"),
+        (
+            lambda p: None,
+            {"path": "a"},
+            r"needs one folder per site, but .*a contains no folders; set data\.sites: false",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_volume_is_said_with_its_file(tmp_path, change, options, says):

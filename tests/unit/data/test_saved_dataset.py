@@ -74,30 +74,33 @@ def test_splits_by_all_their_names(tmp_path):
     splits = {name: {"x": [[k + 0.0, 4.0], [7.0, 5.0]], "label": ["b", "a"]} for k, name in enumerate(names)}
     save_splits(tmp_path / "d", **splits)
     options = {"input_column": "x", "test_fraction": None}
-    with pytest.warns(UserWarning, match=r"not read: unlabelled of .*; parts are train, .*dev, test"):
+    with pytest.warns(UserWarning, match=r"ignored splits: unlabelled; known names: train, .*dev, test"):
         data = read(tmp_path, **options)
     assert data.train_x.tolist() == [pair for k in range(4) for pair in ([k, 4], [7, 5])]
     assert (data.test_x.tolist(), data.test_y.tolist()) == ([[4, 4], [7, 5]], [1, 0])
     save_splits(tmp_path / "d", a=splits["train"], test=splits["test"])
-    with pytest.raises(UserError, match="has no split 'train', but a, test"):
+    with pytest.raises(UserError, match="has no split 'train'; its splits: a, test"):
         read(tmp_path, **options)
 
 
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"x": [[1.0, 2.0], [1.0, 2.0, 3.0]]}, r"d, row 1: column 'x' holds 3 values, 2 in row 0: pad or cut"),
-        ({"x": [[1.0, 2.0], None]}, "row 1: column 'x' holds 0 values"),
-        ({"x": [1.0, None]}, "row 1: x holds a value that is not finite, or nothing"),
-        ({"x": ["a", "b"]}, "column 'x' is string; numbers, lists of them, or pictures"),
-        ({"x": [1.0, 2.0], "label": [0, 2]}, r"row 1: column 'label' holds the label 2; 0\.\.1 are allowed"),
+        (
+            {"x": [[1.0, 2.0], [1.0, 2.0, 3.0]]},
+            r"d, row 1: column 'x' contains 3 values, but 2 in row 0; pad or truncate",
+        ),
+        ({"x": [[1.0, 2.0], None]}, "row 1: column 'x' contains 0 values"),
+        ({"x": [1.0, None]}, "row 1: x contains a missing or non-finite value"),
+        ({"x": ["a", "b"]}, "column 'x' is string; must contain numbers, lists of numbers, or images"),
+        ({"x": [1.0, 2.0], "label": [0, 2]}, r"row 1: column 'label' contains the label 2; labels must be in 0\.\.1"),
         ({"x": [1.0, 2.0], "label": [0, None]}, "row 1: column 'label' is empty"),
         ({"y": [1.0, 2.0]}, r"d has no column 'x' \(data\.input_column\); .*label, y"),
         # ---- pictures
-        ({"x": [encoded(GREY), encoded(GREY[:4])]}, r"row 1: .* is 6x4, .*row 0.* is 6x5: give data\.size"),
+        ({"x": [encoded(GREY), encoded(GREY[:4])]}, r"row 1: .* has 6x4 pixels, but .*row 0.* has 6x5; set data\.size"),
         ({"x": [encoded(GREY), {"bytes": b"x", "path": None}]}, "row 1: column 'x' cannot be read as"),
-        ({"x": [encoded(GREY), {"bytes": None, "path": None}]}, "row 1: .* holds no picture; drop"),
-        ({"x": [encoded(each, kind="TIFF") for each in DEEP[:2]]}, r"row 0: .* mode I;16, .*say data\.pixel_range"),
+        ({"x": [encoded(GREY), {"bytes": None, "path": None}]}, "row 1: .* contains no image; drop"),
+        ({"x": [encoded(each, kind="TIFF") for each in DEEP[:2]]}, r"row 0: .*mode I;16.*set data\.pixel_range"),
         ({"x": [encoded(GREY, GREY, kind="TIFF")] * 2}, "row 0: column 'x' .* it has 2 pages or frames"),
     ],
 )

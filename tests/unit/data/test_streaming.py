@@ -90,7 +90,7 @@ def folder(tmp_path):
             with Image.open(files[k]) as image:
                 return np.asarray(image).transpose(2, 0, 1)
         except OSError as error:
-            raise UserError(f"{files[k]} cannot be read as a picture") from error
+            raise UserError(f"{files[k]} cannot be read as an image") from error
 
     return (
         files,

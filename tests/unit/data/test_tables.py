@@ -160,7 +160,7 @@ def test_a_site_of_one_class_is_a_site_and_one_without_training_rows_is_refused(
     (root / "a.csv").write_text(PATIENTS + "west,50,Ulm,train,yes\nwest,60,Ulm,train,yes\n")
     assert table(root, path="a.csv", **BY).site_names == ("north", "south", "west")
     (root / "a.csv").write_text(PATIENTS + "west,50,Ulm,test,yes\n")
-    with pytest.raises(UserError, match=r"line 10: site 'west', which begins there, has no training row"):
+    with pytest.raises(UserError, match=r"line 10: site 'west', whose first row this is, has no training row"):
         table(root, path="a.csv", **BY)
 
 
@@ -202,6 +202,6 @@ def test_parquet_reads_as_csv_does(root):
     with pytest.raises(UserError, match=r"a\.parquet, row 2: column 'age' is empty"):
         read(missing="refuse")
     more = {"day": [date(2024, 1, 1)] * 8, "dose": [Decimal("0.50")] * 4 + [Decimal("1.25")] * 4}
-    with pytest.raises(UserError, match=r"column 'day' holds '2024-01-01'.*data\.drop"):
+    with pytest.raises(UserError, match=r"column 'day' contains '2024-01-01'.*data\.drop"):
         read(more)
     assert read(more, drop=["day"]).train_x.shape[1] == same.train_x.shape[1] + 1  # dose is a feature

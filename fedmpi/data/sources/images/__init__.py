@@ -1,1 +1,1 @@
-"""Data sources of images: public sets in their published layouts, folders, and tables that list files."""
+"""Data sources of images: public data sets, image folders, and CSV files that list images."""

@@ -1,4 +1,4 @@
-"""Images with one class each, in a folder per class or listed in a CSV file."""
+"""The data sources `csv_images` and `image_folder`: images with one class each, in a CSV file or in folders."""
 
 from __future__ import annotations
 
@@ -53,28 +53,28 @@ def csv_images(
     class_names: ClassNames | None = None,
     test_fraction: Fraction | None = None,
 ) -> Dataset:
-    """Images listed in the CSV file root/path, one row per image, with its class and, if available, its site and part.
+    """Images that the CSV file root/path lists, one per row, with their classes and optionally their sites and parts.
 
     path: the CSV file, relative to data.root.
-    folder: the folder of the images, below data.root.
-    image_column: the column with the image files, relative to root/folder.
+    folder: the folder of the images, relative to data.root.
+    picture_column: the column with the image files, relative to root/folder.
     label_column: the column with the classes.
-    site_column: the column with the owners of the images, for `scheme: site` and for silos. A silo opens only the
-    images of its own rows.
-    split_column: the column with train, val or test; val joins the training part.
-    group_column: the column with groups, such as patients, whose images stay together: in the test part, in the
-    training part, or in the rows that data.validation holds out.
+    site_column: the column with the sites of the images, for `scheme: site` and for silos. A silo opens only the images
+    of its own rows.
+    split_column: the column with train, val or test; val is added to the training part.
+    group_column: the column with groups, such as patients, whose images are never split between the training part, the
+    test part and the rows that data.validation holds out.
     delimiter: the separator of the cells.
-    size: images are scaled and cropped at the centre to size x size; without it all must have one size.
+    size: images are scaled and centre-cropped to size x size; without it all images must have the same size.
     channels: 3 for colour, 1 for grey.
-    mean: subtracted from pixels in 0..1, one number or one per channel.
-    std: pixels are then divided by it, one number or one per channel.
-    pixel_range: [low, high]: these values become 0 and 1; or file: the smallest and the largest value of each file;
-    images with more than 8 bits per pixel need it.
-    class_names: the classes in the order of their numbers; by default the labels in natural order (1, 2, 10); silos
-    need it, because the table of a site may lack a class.
-    test_fraction: without split_column, the share of each class of each site that is the test part, the same for every
-    seed; default 0.2.
+    mean: subtracted from the pixels, which are in 0..1; one number, or one per channel.
+    std: the pixels are then divided by it; one number, or one per channel.
+    pixel_range: [low, high], the values that become 0 and 1; or file: the smallest and the largest value of each file.
+    It is required for images with more than 8 bits per pixel.
+    class_names: the classes in the order of their numbers; by default the labels in natural order (1, 2, 10). Silos
+    need it, because a class may be missing in the table of a site.
+    test_fraction: without split_column, the fraction of each class of each site that is the test part, the same for
+    every seed; default 0.2.
     """
     decoding = DecodeOptions(size, channels, mean, std, pixel_range)
     _check_class_names("csv_images", class_names, site)
@@ -109,27 +109,30 @@ def image_folder(
     class_names: ClassNames | None = None,
     test_fraction: Fraction | None = None,
 ) -> Dataset:
-    """Images root/path/CLASS/*, or root/path/train/CLASS/* and test/CLASS/*; with sites, in folders root/path/SITE.
+    """Images in root/path/CLASS, or in root/path/train/CLASS and root/path/test/CLASS.
 
-    Images in val/ beside train/ join the training part.
+    With `sites: true`, these folders are in root/path/SITE. Images in val/ next to train/ are added to the training
+    part.
 
-    path: the folder below data.root.
-    sites: true if each folder of root/path is a site, for `scheme: site`. A silo is such a folder.
-    size: images are scaled and cropped at the centre to size x size; without it all must have one size.
+    path: the folder, relative to data.root.
+    sites: true if each folder in root/path is a site, for `scheme: site`; a silo is such a folder.
+    size: images are scaled and centre-cropped to size x size; without it all images must have the same size.
     channels: 3 for colour, 1 for grey.
-    mean: subtracted from pixels in 0..1, one number or one per channel.
-    std: pixels are then divided by it, one number or one per channel.
-    pixel_range: [low, high]: these values become 0 and 1; or file: the smallest and the largest value of each file;
-    images with more than 8 bits per pixel need it.
+    mean: subtracted from the pixels, which are in 0..1; one number, or one per channel.
+    std: the pixels are then divided by it; one number, or one per channel.
+    pixel_range: [low, high], the values that become 0 and 1; or file: the smallest and the largest value of each file.
+    It is required for images with more than 8 bits per pixel.
     class_names: the classes in the order of their numbers; by default the names of the folders in natural order (1, 2,
-    10); silos need it, because a site may lack a class and would number the others differently.
-    test_fraction: without test/, the share of each class (of each site) that is the test part, the same for every seed;
-    default 0.2.
+    10). Silos need it, because a class may be missing at a site, which would change the numbers of the others.
+    test_fraction: without test/, the fraction of each class of each site that is the test part, the same for every
+    seed; default 0.2.
     """
     decoding = DecodeOptions(size, channels, mean, std, pixel_range)
     _check_class_names("image_folder", class_names, site)
     homes = find_site_folders("image_folder", root, path, sites, site)
-    folders = [(name, part, folder) for name, home in homes.items() for part, folder in _find_parts(home)]
+    folders = [
+        (name, part, folder) for name, folder_of_site in homes.items() for part, folder in _find_parts(folder_of_site)
+    ]
     training = [folder for _, part, folder in folders if part in ("", "train")]
     names = list(class_names or sort_naturally(name for folder in training for name in list_subfolders(folder)))
     samples: list[LabelledFile] = []
@@ -137,21 +140,21 @@ def image_folder(
         own = list_images_by_class(folder, names, part=part, site=name)
         if folder in training and not any(sample.file.parent.parent == folder for sample in own):
             raise UserError(
-                f"image_folder: the folders of {folder} hold no picture but in folders of their own, such as "
-                f"{own[0].file}; are they sites? then data.sites: true"
+                f"image_folder: the folders in {folder} contain images only in subfolders, such as {own[0].file}; if "
+                "the folders are sites, set data.sites: true"
             )
         samples += own
     read = make_class_reader(names, decoding)
     return dataset_from_files(samples, read, "image_folder", classes=names, silo=site, test_fraction=test_fraction)
 
 
-def _find_parts(home: Path) -> list[tuple[str, Path]]:
-    """Return (part, folder) for the folders of parts, the training part first; [("", home)] if there are none."""
-    parts = sorted(find_part_folders(home), key=lambda part: part[0] not in ("", "train"))
+def _find_parts(folder: Path) -> list[tuple[str, Path]]:
+    """Return (part, folder) for the folders train, val and test, train first; [("", folder)] if there are none."""
+    parts = sorted(find_part_folders(folder), key=lambda part: part[0] not in ("", "train"))
     if parts[0][0] not in ("", "train"):
         raise UserError(
-            f"image_folder: {home} has a folder {parts[0][1].name}, but no folder {home / 'train'}; correct data.root "
-            "or data.path, or name the folder of the training part `train`"
+            f"image_folder: {folder} contains {parts[0][1].name}/, but no train/; correct data.root or data.path, or "
+            "rename the folder of the training part to train"
         )
     return parts
 
@@ -159,34 +162,50 @@ def _find_parts(home: Path) -> list[tuple[str, Path]]:
 def list_images_by_class(
     folder: Path,
     names: Sequence[str],
-    below: str = "",
-    allowed: str = "data.class_names",
+    subfolder: str = "",
+    class_source: str = "data.class_names",
     part: str = "",
     site: str = "",
 ) -> list[LabelledFile]:
-    """Return the images in folder/CLASS, or folder/CLASS/below, class by class in the order of their paths.
+    """Return the images in folder/CLASS/subfolder, class by class in the order of their paths.
 
-    Raises UserError if a folder is not one of the classes `names`, which `allowed` defines, or if no image is found.
+    Args:
+        folder: the folder with one subfolder per class.
+        names: the classes in the order of their numbers.
+        subfolder: the folder of the images below that of their class.
+        class_source: the option or file that defines the classes, for messages.
+        part: the part to which the images belong.
+        site: the site to which they belong.
+
+    Raises:
+        UserError: a folder is not one of the classes, or contains no image.
     """
     unknown = [name for name in list_subfolders(folder) if name not in names]
     if unknown:
-        raise UserError(f"{folder} holds the class {unknown[0]!r}; the classes are {', '.join(names)} ({allowed})")
+        raise UserError(
+            f"{folder}: folder {unknown[0]!r} is not one of the classes {', '.join(names)} ({class_source}); remove "
+            "it, or correct the classes"
+        )
     samples = [
         LabelledFile(file, name, part=part, site=site)
         for name in names
-        for file in sorted((folder / name / below).rglob("*"))
+        for file in sorted((folder / name / subfolder).rglob("*"))
         if is_image_file(file) and not file.is_dir()
     ]
     if not samples:
         raise UserError(
-            f"{folder} holds no picture in a folder of its class ({', '.join(names) or 'there is no folder'}); correct "
-            "data.root or data.path, or put pictures there"
+            f"{folder} contains no images in folders of classes ({', '.join(names) or 'there is no folder'}); correct "
+            "data.root or data.path, or add images"
         )
     return samples
 
 
 def make_class_reader(names: Sequence[str], decoding: DecodeOptions, *columns: str) -> ReadSite:
-    """Return a function that reads samples of these classes into a data set. columns: fields of ImagePreparation."""
+    """Return a function that reads images of these classes into a data set.
+
+    names: the classes in the order of their numbers; decoding: how images are decoded; columns: further fields of
+    ImagePreparation.
+    """
     number = {name: k for k, name in enumerate(names)}
 
     def read(samples: Sequence[LabelledFile], train: np.ndarray, test: np.ndarray) -> Dataset:
@@ -203,28 +222,34 @@ def make_class_reader(names: Sequence[str], decoding: DecodeOptions, *columns: s
 
 
 def _check_class_names(source: str, names: Sequence[str] | None, site: str | None) -> None:
-    """Raise UserError if data.class_names contains a name twice, or is missing in silo mode."""
+    """Raise UserError if data.class_names contains a name twice, or is not set in silo mode."""
     if names is None and site is not None:
-        raise UserError(f"{source}: data.class_names is missing; silos need it, for a site may not have every class")
-    twice = next((name for k, name in enumerate(names or ()) if name in (names or ())[:k]), None)
-    if twice is not None:
-        raise UserError(f"{source}: data.class_names holds {twice!r} twice; each stands once")
+        raise UserError(
+            f"{source}: data.class_names is not set; data.silos needs it, because a site may not have all classes"
+        )
+    duplicate = next((name for k, name in enumerate(names or ()) if name in (names or ())[:k]), None)
+    if duplicate is not None:
+        raise UserError(f"{source}: data.class_names contains {duplicate!r} twice; list each name only once")
 
 
 def _check_labels(samples: Sequence[LabelledFile], names: Sequence[str], label_column: str, explicit: bool) -> None:
-    """Raise UserError for a class that is not in `names`, or that looks like a missing value unless `explicit`.
+    """Raise UserError for a class that is not in `names`, or that looks like a missing value.
 
-    explicit: the config defines the classes.
+    Args:
+        samples: the images with their classes.
+        names: the classes.
+        label_column: the column with the classes, for messages.
+        explicit: whether the config defines the classes; then they may look like missing values.
     """
     if len(names) == 1:
-        what = f"the column {label_column!r} holds one class alone, {names[0]!r}"
-        raise samples[0].make_error(f"{what}; two are needed, or those that there are in data.class_names")
+        problem = f"column {label_column!r} contains only one class, {names[0]!r}"
+        raise samples[0].make_error(f"{problem}; add samples of other classes, or list all classes in data.class_names")
     for sample in samples:
         if sample.label not in names:
-            allowed = f"is not one of data.class_names: {', '.join(names)}"
-            raise sample.make_error(f"the class {sample.label!r} ({label_column}) {allowed}")
+            allowed = f"is not one of data.class_names ({', '.join(names)}); add it there, or correct the row"
+            raise sample.make_error(f"class {sample.label!r} in column {label_column!r} {allowed}")
         if sample.label.casefold() in MISSING_WORDS and not explicit:
-            holds = f"the column {label_column!r} holds {sample.label!r}, a word for a gap"
+            problem = f"column {label_column!r} contains {sample.label!r}, which usually means a missing value"
             raise sample.make_error(
-                f"{holds}; fill it, or leave the row out; if it is a class, name all of them in data.class_names"
+                f"{problem}; correct or remove the row; if it is a class, list all classes in data.class_names"
             )

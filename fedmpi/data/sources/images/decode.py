@@ -1,4 +1,4 @@
-"""Decode one image, given as a file or as its bytes, with the same options for all data sources."""
+"""Decode an image from a file or from its bytes, with the same options for all data sources."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALPHA_MODES = ("RGBA", "LA", "PA", "RGBa", "La")
 FORMATS_WITH_PREVIEWS = (
     "MPO",
     "PSD",
-)  # formats whose first frame is the image, and whose others are previews or layers
+)  # formats in which the first frame is the image, and the others are previews or layers
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class DecodeOptions:
     """The options for decoding images. Equal options give bitwise equal pixels in all sources.
 
     Attributes:
-        size: width and height in pixels to which images are scaled and cropped at the centre; None: no scaling.
+        size: width and height in pixels to which images are scaled and centre-cropped; None: no scaling.
         channels: 1 for grey, 3 for colour.
-        mean, std: the values that normalise pixels in 0..1, one number or one per channel.
-        pixel_range: (low, high) become 0 and 1, and values beyond are clipped; "file": the smallest and the largest
-            value of each file. None: 0..255, for images with 8 bits per pixel.
+        mean, std: the values by which pixels in 0..1 are normalised, one number or one per channel.
+        pixel_range: (low, high), the values that become 0 and 1, with values beyond them clipped; "file": the smallest
+            and the largest value of each file; None: (0, 255), for images with 8 bits per pixel.
 
     Raises:
         UserError: `mean`, `std` or `pixel_range` has invalid values.
@@ -50,26 +50,33 @@ class DecodeOptions:
         check_pixel_range(self.pixel_range)
         for name, numbers in (("mean", self.mean), ("std", self.std)):
             if len(numbers) not in (1, self.channels):
-                raise UserError(f"data.{name} has {len(numbers)} numbers; 1 or channels={self.channels} are needed")
+                raise UserError(
+                    f"data.{name} has {len(numbers)} numbers; must have 1 or {self.channels} (data.channels)"
+                )
 
 
 def check_pixel_range(pixel_range: PixelRange | None) -> None:
     """Raise UserError unless low < high in a pixel range."""
     if isinstance(pixel_range, tuple) and not pixel_range[0] < pixel_range[1]:
-        raise UserError(f"data.pixel_range: {list(pixel_range)}; [low, high] with low < high, or file, is needed")
+        raise UserError(
+            f"data.pixel_range: {list(pixel_range)} is not allowed; must be [low, high] with low < high, or file"
+        )
 
 
 def is_image_file(file: Path) -> bool:
-    """Return whether a file has the extension of an image and is not hidden, such as ._dog.jpg from macOS."""
+    """Return whether a file has an image extension and is not hidden, as the files ._dog.jpg of macOS are."""
     return file.suffix.lower() in Image.registered_extensions() and not file.name.startswith(".")
 
 
 def decode_image(file: Path | bytes, options: DecodeOptions) -> np.ndarray:
-    """Decode an image to (C, H, W) uint8, or with a pixel range to float32 in 0..1.
+    """Decode an image.
 
     Args:
-        file: an image that PIL can read, its bytes, or a .npy file with (H, W) or with 1, 3 or 4 channels.
+        file: an image that PIL can read, its bytes, or a .npy file with shape (H, W) or with 1, 3 or 4 channels.
         options: size, channels and pixel range.
+
+    Returns:
+        (C, H, W) uint8, or with a pixel range float32 in 0..1.
 
     Raises:
         UserError: the image needs an option that is not set. A damaged file raises other errors of its decoder.
@@ -80,7 +87,7 @@ def decode_image(file: Path | bytes, options: DecodeOptions) -> np.ndarray:
             return _scale_and_resize(array.transpose(2, 0, 1), options)
         low, high = array.min(), array.max()
         if not (low >= 0 and high <= 255) or (high <= 1 and (array % 1).any()):
-            raise _pixel_range_error(f"it holds {low}..{high}; pixels are 0..255")
+            raise _pixel_range_error(f"it contains {low}..{high}, but pixels must be in 0..255")
         pixels = array.astype(np.uint8)
         return _to_array(Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels), options)
     with _open_image(file) as image:
@@ -89,7 +96,7 @@ def decode_image(file: Path | bytes, options: DecodeOptions) -> np.ndarray:
 
 
 def read_image_shape(file: Path, options: DecodeOptions) -> tuple[int, ...]:
-    """Return the shape (C, H, W) of the decoded file, read from its header only. Raises the errors of `decode`."""
+    """Return the shape (C, H, W) that `decode_image` returns, read from the header only; raise the same errors."""
     if file.suffix == ".npy":
         return decode_image(file, options).shape
     with _open_image(file) as image:
@@ -99,20 +106,23 @@ def read_image_shape(file: Path, options: DecodeOptions) -> tuple[int, ...]:
 
 
 def _open_image(file: Path | bytes) -> Image.Image:
+    """Open an image with PIL, which decodes it later."""
     return Image.open(io.BytesIO(file) if isinstance(file, bytes) else file)
 
 
 def _check_image(image: Image.Image, options: DecodeOptions) -> None:
+    """Raise UserError for an image with several frames, or with more than 8 bits per pixel but no pixel range."""
     pages = getattr(image, "n_frames", 1)
     if pages > 1 and image.format not in FORMATS_WITH_PREVIEWS:
-        raise UserError(f"it has {pages} pages or frames; save each that is wanted as a file of its own")
+        raise UserError(f"it has {pages} pages or frames; save each of them as a separate file")
     if _has_deep_pixels(image) and options.pixel_range is None:
-        raise _pixel_range_error(f"its pixels are of mode {image.mode}, not of 8 bits")
+        raise _pixel_range_error(f"it has more than 8 bits per pixel (mode {image.mode})")
 
 
 def _pixel_range_error(reason: str) -> UserError:
-    how = "[low, high], the range of all files (12 bits are [0, 4095]), which become 0 and 1; or file"
-    return UserError(f"{reason}; say data.pixel_range: {how}, for the range of each")
+    """Return the error for an image that needs `data.pixel_range`."""
+    how = "[low, high], the values that become 0 and 1 in all files ([0, 4095] for 12 bits), or to file"
+    return UserError(f"{reason}; set data.pixel_range to {how}, the smallest and largest value of each file")
 
 
 def _has_deep_pixels(image: Image.Image) -> bool:
@@ -121,6 +131,7 @@ def _has_deep_pixels(image: Image.Image) -> bool:
 
 
 def _to_array(image: Image.Image, options: DecodeOptions) -> np.ndarray:
+    """Convert an image to the array (C, H, W) that `decode_image` returns."""
     if _has_deep_pixels(image):
         return _scale_and_resize(np.asarray(image)[None], options)
     image = _blend_over_white(image).convert(PIL_MODES[options.channels])
@@ -142,7 +153,7 @@ def _blend_over_white(image: Image.Image) -> Image.Image:
 
 
 def _scale_and_resize(values: np.ndarray, options: DecodeOptions) -> np.ndarray:
-    """Map values to float32 in 0..1 by the pixel range, then scale and crop (C, H, W) to `options.size`."""
+    """Map values to float32 in 0..1 by the pixel range, then resize and crop (C, H, W) to `options.size`."""
     assert options.pixel_range is not None
     if len(values) != options.channels:
         values = values.repeat(3, axis=0) if options.channels == 3 else np.tensordot(GREY_WEIGHTS, values, 1)[None]
@@ -155,23 +166,26 @@ def _scale_and_resize(values: np.ndarray, options: DecodeOptions) -> np.ndarray:
 
 
 def scale_to_unit_range(values: np.ndarray, pixel_range: PixelRange) -> np.ndarray:
-    """Map low to 0 and high to 1, and clip values beyond; float32. Raise ValueError for values that are not finite."""
+    """Map low to 0 and high to 1, clip values beyond them, and return float32.
+
+    Raises ValueError if a value is not finite.
+    """
     wide = values.astype(np.float64)
     if not np.isfinite(wide).all():
-        raise ValueError("it holds a value that is not finite")
+        raise ValueError("it contains a value that is not finite")
     low, high = (wide.min(), wide.max()) if pixel_range == "file" else pixel_range
     return np.clip((wide - low) / ((high - low) or 1), 0, 1).astype(np.float32)
 
 
 def _load_npy(file: Path) -> np.ndarray:
-    """Load the numbers of a .npy file as (H, W, C); in the file the channels may also be the first axis."""
+    """Load a .npy file as (H, W, C); in the file, channels may also be the first axis."""
     array = np.load(file, allow_pickle=False)
     if array.dtype.kind not in "uif" or array.ndim not in (2, 3) or 0 in array.shape:
-        raise ValueError(f"it is {array.dtype} of shape {array.shape}; (H, W) or (H, W, 3) numbers are needed")
+        raise ValueError(f"it is {array.dtype} of shape {array.shape}; must be numbers of shape (H, W) or (H, W, 3)")
     if array.ndim == 2:
         return array[..., None]
     if array.shape[2] not in (1, 3, 4) and array.shape[0] in (1, 3):
         array = array.transpose(1, 2, 0)
     if array.shape[2] not in (1, 3, 4):
-        raise ValueError(f"it is of shape {array.shape}; 1, 3 or 4 channels are read, the last of four is alpha")
+        raise ValueError(f"it has the shape {array.shape}; must have 1, 3 or 4 channels (the fourth is alpha)")
     return array

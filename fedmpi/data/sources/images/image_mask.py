@@ -1,4 +1,4 @@
-"""Images with masks, which hold the class of each pixel, in folders or listed in a CSV file."""
+"""The data source `image_mask`: images with masks, which contain the class of each pixel."""
 
 from __future__ import annotations
 
@@ -54,32 +54,32 @@ def image_mask(
     pixel_range: PixelRange | None = None,
     test_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None,
 ) -> Dataset:
-    """Images and masks, root/path/images/NAME.* and root/path/masks/NAME.*, or listed in the CSV file root/path.
+    """Images and masks: root/path/images/NAME.* and root/path/masks/NAME.*, or files that the CSV file root/path lists.
 
-    The data set is for the task segmentation. A folder may contain train/, val/ (joins the training part) and test/.
+    The data set is for the task segmentation. A folder may contain train/, val/ (added to the training part) and test/.
 
     path: a folder or a CSV file, relative to data.root.
-    sites: true if each folder of root/path is a site, for `scheme: site`. A silo is such a folder.
-    image_pattern: the images below the folder of a site; * stands for the name that an image and its mask share.
-    mask_pattern: the masks below the folder of a site, with one * for the same name.
+    sites: true if each folder in root/path is a site, for `scheme: site`; a silo is such a folder.
+    image_pattern: the images in the folder of a site; * stands for the name that an image and its mask share.
+    mask_pattern: the masks in the folder of a site; * stands for the same name.
     image_column: the column of a CSV file with the images, relative to root.
     mask_column: the column with the masks, relative to root.
-    site_column: the column with the owner of each row.
-    split_column: the column with train, val (joins the training part) or test.
-    group_column: the column with groups, such as patients, whose rows stay together.
+    site_column: the column with the site of each row.
+    split_column: the column with train, val (added to the training part) or test.
+    group_column: the column with groups, such as patients, whose rows are never split between parts.
     delimiter: the separator of the cells.
     classes: the number of classes if masks contain class numbers, with 0 for the background.
-    mask_values: otherwise the value of each class in the masks, such as [0, 255]. A value that is neither a class nor
-    task.ignore is an error.
-    size: images are scaled and cropped at the centre to size x size, masks by nearest neighbour; without it
-    all must have one size.
+    mask_values: otherwise, the value of each class in the masks, such as [0, 255]. Values that are neither a class nor
+    task.ignore are errors.
+    size: images are scaled and centre-cropped to size x size, masks by nearest neighbour; without it all images must
+    have the same size.
     channels: 3 for colour, 1 for grey.
-    mean: subtracted from pixels in 0..1, one number or one per channel.
-    std: pixels are then divided by it, one number or one per channel.
-    pixel_range: [low, high]: these values become 0 and 1; or file: the smallest and the largest value of each file;
-    images with more than 8 bits per pixel need it.
-    test_fraction: without a test part, the share of each site's pairs that is the test part, the same for every seed;
-    default 0.2.
+    mean: subtracted from the pixels, which are in 0..1; one number, or one per channel.
+    std: the pixels are then divided by it; one number, or one per channel.
+    pixel_range: [low, high], the values that become 0 and 1; or file: the smallest and the largest value of each file.
+    It is required for images with more than 8 bits per pixel.
+    test_fraction: without a test part, the fraction of each site's pairs that is the test part, the same for every
+    seed; default 0.2.
     """
     decoding = DecodeOptions(size, channels, mean, std, pixel_range)
     numbers = MaskValues("image_mask", classes, mask_values)
@@ -91,16 +91,20 @@ def image_mask(
     else:
         extra = next((key for key in ("site_column", "split_column", "group_column") if columns[key]), None)
         if extra:
-            raise UserError(f"image_mask: data.{extra} is a column of a CSV file, and data.path names a folder")
+            raise UserError(
+                f"image_mask: data.{extra} is for CSV files, but data.path is a folder; remove data.{extra}"
+            )
         samples = find_image_mask_pairs("image_mask", root, path, patterns, sites, site)
 
-    def read(own: Sequence[LabelledFile], train: np.ndarray, test: np.ndarray) -> Dataset:
-        images = read_images.decode_images([pair.file for pair in own], decoding, [pair.location for pair in own])
-        masks = _read_masks(own, decoding, numbers)
-        stored = (int(images.shape[1]), int(images.shape[2]), int(images.shape[3]))
-        made = ImagePreparation(decoding, stored, stored[0], image_column=image_column, delimiter=delimiter)
-        x, test_x = (made.normalize(images[rows]) for rows in (train, test))
-        return Dataset(x, masks[train], test_x, masks[test], numbers.num_classes, preparation=made)
+    def read(pairs_of_site: Sequence[LabelledFile], train: np.ndarray, test: np.ndarray) -> Dataset:
+        images = read_images.decode_images(
+            [pair.file for pair in pairs_of_site], decoding, [pair.location for pair in pairs_of_site]
+        )
+        masks = _read_masks(pairs_of_site, decoding, numbers)
+        shape = (int(images.shape[1]), int(images.shape[2]), int(images.shape[3]))
+        preparation = ImagePreparation(decoding, shape, shape[0], picture_column=image_column, delimiter=delimiter)
+        x, test_x = (preparation.normalize(images[rows]) for rows in (train, test))
+        return Dataset(x, masks[train], test_x, masks[test], numbers.num_classes, preparation=preparation)
 
     return dataset_from_files(
         samples, read, "image_mask", silo=site, test_fraction=test_fraction, split_column=split_column
@@ -108,7 +112,7 @@ def image_mask(
 
 
 def _read_masks(pairs: Sequence[LabelledFile], decoding: DecodeOptions, numbers: MaskValues) -> Tensor:
-    """Read masks (n, H, W) int64, scaled and cropped like the images; raise UserError for a mask of another size."""
+    """Read masks (n, H, W) int64, scaled and cropped like their images; raise UserError if their sizes differ."""
     masks: list[Tensor] = []
     for pair in pairs:
         mask = _read_mask(pair)
@@ -119,9 +123,10 @@ def _read_masks(pairs: Sequence[LabelledFile], decoding: DecodeOptions, numbers:
 
 
 def _read_mask(pair: LabelledFile) -> np.ndarray:
-    """Return the values (H, W) of a mask: the indices of an image with a palette, one of several equal channels.
+    """Return the values (H, W) of a mask.
 
-    Raises UserError if the file cannot be read, or does not hold one value per pixel.
+    These are the palette indices of an image with a palette, and the first of several equal channels. Raises UserError
+    if the file cannot be read, or does not contain one value per pixel.
     """
     try:
         if pair.mask.suffix == ".npy":
@@ -131,18 +136,18 @@ def _read_mask(pair: LabelledFile) -> np.ndarray:
                 array = np.asarray(image)
                 array = array[..., :-1] if image.mode in ("LA", "RGBA") else array
     except FileNotFoundError as error:
-        raise pair.make_error(f"there is no mask {pair.mask}") from error
+        raise pair.make_error(f"mask {pair.mask} not found") from error
     except Exception as error:  # a damaged file can raise many errors
-        raise pair.make_error(f"{pair.mask} cannot be read as a mask: {error}; mend or remove it") from error
+        raise pair.make_error(f"{pair.mask} cannot be read as a mask: {error}; correct or remove it") from error
     if array.ndim == 3 and array.shape[2] in (1, 3) and (array == array[..., :1]).all():
         array = array[..., 0]
     if array.ndim != 2 or array.dtype.kind not in "buif":
-        what = f"{array.dtype} of shape {array.shape}; a mask holds one number a pixel, that of its class"
-        raise pair.make_error(f"{pair.mask} is {what}: save its colours as such numbers")
+        problem = f"{array.dtype} of shape {array.shape}, but a mask must contain one number per pixel, its class"
+        raise pair.make_error(f"{pair.mask} is {problem}; convert its colours to class numbers")
     return array
 
 
 def _fit_mask(mask: np.ndarray, size: int) -> np.ndarray:
-    """Scale and crop a mask (H, W) to size x size like an image, by nearest neighbour, which creates no new values."""
+    """Scale and crop a mask (H, W) to size x size by nearest neighbour, which creates no new values."""
     image = Image.fromarray(mask.astype(np.int32))
     return np.asarray(ImageOps.fit(image, (size, size), Image.Resampling.NEAREST))

@@ -1,4 +1,4 @@
-"""The conversion of image files to inputs of a model, for training data and for new files."""
+"""Convert image files to inputs of a model, for training data and for new files."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from fedmpi.data.sources.tables.read_table import Table, read_table
 from fedmpi.data.streaming import Stream
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".tab", ".parquet")
-ACCEPTED_INPUTS = "a picture, a folder of them, a CSV file that names them, or a list of files"
+ACCEPTED_INPUTS = "an image, a folder of images, a CSV file that lists images, or a list of files"
 
 
 @dataclass(frozen=True)
 class ImagePreparation(Preparation):
-    """The options for decoding images, and for normalising them when a batch is read.
+    """The conversion of image files to inputs of a model: images are decoded, and normalised when a batch is read.
 
     Attributes:
         decoding: size, channels and normalisation.
         stored: the shape (C, H, W) of a decoded image.
         channels: the number of channels of the inputs; a single stored channel is repeated.
         class_names: the classes in the order of their numbers.
-        image_column, label_column, delimiter: of a CSV file that lists images.
+        picture_column, label_column, delimiter: the format of a CSV file that lists images.
         folder: the folder of the images, relative to that of the CSV file.
     """
 
@@ -52,15 +52,16 @@ class ImagePreparation(Preparation):
         """Wrap decoded images (n, C, H, W), uint8 or float32 in 0..1, to be normalised when they are read."""
         return make_lazy_images(images, self.decoding.mean, self.decoding.std, self.channels)
 
-    def read(self, request: PredictionRequest) -> NewRows:
+    def read(self, request: Request) -> NewRows:
+        """Return the decoded images of a request, with their targets if their classes are known."""
         ids, files, labels, rows = self._list_files(request)
         images = read_images.decode_images(files, self.decoding, rows)
         if tuple(images.shape[1:]) != self.stored:
             channels, height, width = images.shape[1:]
             c, h, w = self.stored
             raise UserError(
-                f"{files[0]}: images of {width}x{height} pixels and {channels} channels; those of the training "
-                f"were {w}x{h} with {c}, and without data.size none is scaled"
+                f"{files[0]}: the images have {width}x{height} pixels and {channels} channels, but the training images "
+                f"had {w}x{h} pixels and {c} channels; convert them, or train with data.size, so that images are scaled"
             )
         x = self.normalize(images)
         if not labels:
@@ -71,14 +72,14 @@ class ImagePreparation(Preparation):
         if all(known):
             return NewRows(ids, x, y)
         first = known.index(False)
-        reason = f"{rows[first] or files[first]}: {labels[first]!r} is no class of the training"
+        reason = f"{rows[first] or files[first]}: {labels[first]!r} is not one of the classes of the training data"
         if not any(known):
-            return NewRows(ids, x, why_no_targets=reason)
-        reason = f"{reason}; {pluralize(known.count(False), 'row')} of {len(known)} left out"
-        return NewRows(ids, x, y, why_no_targets=reason, has_target=torch.tensor(known))
+            return NewRows(ids, x, no_targets=reason)
+        reason = f"{reason}; {count(known.count(False), 'row')} of {len(known)} ignored"
+        return NewRows(ids, x, y, no_targets=reason, known=torch.tensor(known))
 
-    def _list_files(self, request: PredictionRequest) -> tuple[dict[str, Any], list[Path], list[str], list[str]]:
-        """Return columns that identify the images, the files, their labels if known, and the rows that list them."""
+    def _list_files(self, request: Request) -> tuple[dict[str, Any], list[Path], list[str], list[str]]:
+        """Return columns that identify the images, their files, labels ([] if unknown), and the rows that list them."""
         if isinstance(request.rows, Sequence) and not isinstance(request.rows, str):
             files = to_paths(request.rows, ACCEPTED_INPUTS)
             return _identify_files(files, files)
@@ -86,12 +87,14 @@ class ImagePreparation(Preparation):
         if path.is_file() and path.suffix.lower() in TABLE_SUFFIXES:
             return self._list_files_in_table(read_table(path, self.delimiter), request.ids)
         if request.ids:
-            raise UserError(f"{path} has no columns to copy; a CSV file that names pictures has")
+            raise UserError(
+                f"--id: {path} has no columns to copy; remove --id, or use a CSV file that lists the images"
+            )
         if path.is_file():
             return _identify_files([path], [path.name])
         files = sorted(file for file in path.rglob("*") if is_image_file(file) and file.is_file())
         if not files:
-            raise UserError(f"{path} holds no picture")
+            raise UserError(f"{path} contains no image")
         names = [file.relative_to(path) for file in files]
         in_class_folders = all(len(name.parts) > 1 and name.parts[0] in self.class_names for name in names)
         return _identify_files(files, names, [name.parts[0] for name in names] if in_class_folders else [])
@@ -99,17 +102,20 @@ class ImagePreparation(Preparation):
     def _list_files_in_table(
         self, table: Table, ids: Sequence[str]
     ) -> tuple[dict[str, Any], list[Path], list[str], list[str]]:
-        names = decode_cells(table.column(self.image_column, "image_column"))
+        """Do the same for the images that a table lists. ids: the columns to copy."""
+        names = text_of(table.column(self.picture_column, "picture_column"))
         rows = [table.row_location(row) for row in range(len(table))]
-        home, files = table.path.parent, []
+        folder, files = table.path.parent, []
         for row, name in zip(rows, map(str.strip, map(str, names)), strict=True):
             if not name:
-                raise UserError(f"{row}: column {self.image_column!r} is empty")
-            places = [home / self.folder / name.replace("\\", "/"), home / name.replace("\\", "/")]
-            file = next((place for place in places if place.exists()), None)
+                raise UserError(
+                    f"{row}: column {self.picture_column!r} is empty; enter the image file, or remove the row"
+                )
+            candidates = [folder / self.folder / name.replace("\\", "/"), folder / name.replace("\\", "/")]
+            file = next((path for path in candidates if path.exists()), None)
             if file is None:
-                where = f"in {home}: names are relative to the folder of {table.path.name}"
-                raise UserError(f"{row}: there is no picture {name} {where}, not to the run's data.root")
+                searched = f"not found in {folder}; names are relative to the folder of {table.path.name}"
+                raise UserError(f"{row}: image {name} {searched}, not to the run's data.root")
             files.append(file)
         columns = {table.row_unit: table.row_numbers, "file": names}
         columns |= {name: decode_cells(table.column(name, "--id")) for name in ids}
@@ -120,6 +126,7 @@ class ImagePreparation(Preparation):
 def _identify_files(
     files: list[Path], names: Sequence[Any], labels: Sequence[str] = ()
 ) -> tuple[dict[str, Any], list[Path], list[str], list[str]]:
+    """Return the result of `_list_files` for files that no table lists."""
     ids = {"file": np.array([str(name) for name in names], dtype=object)}
     return ids, files, list(labels), [""] * len(files)
 
@@ -127,9 +134,12 @@ def _identify_files(
 def preparation_for_arrays(
     images: np.ndarray | Stream, mean: Sequence[float], std: Sequence[float], channels: int
 ) -> ImagePreparation | None:
-    """Return the preparation for new images of a public set (n, C, H, W), scaled to its size if it is square.
+    """Return the preparation for new images of a public data set; None if image files cannot be its samples.
 
-    None for volumes, and for numbers of channels that no image file has.
+    Args:
+        images: the images of the data set, (n, C, H, W). New images are scaled to their size if it is square.
+        mean, std: the values by which pixels in 0..1 are normalised, one number or one per channel.
+        channels: the number of channels of the inputs.
     """
     if len(images.shape) != 4 or images.shape[1] not in (1, 3):
         return None

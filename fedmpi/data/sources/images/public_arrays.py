@@ -1,4 +1,4 @@
-"""Public image sets whose files hold arrays: MNIST, Fashion-MNIST, EMNIST, CIFAR, SVHN, STL-10, MedMNIST."""
+"""Public image data sets stored as arrays: MNIST, Fashion-MNIST, EMNIST, CIFAR, SVHN, STL-10 and MedMNIST."""
 
 from __future__ import annotations
 
@@ -36,9 +36,13 @@ else:
 
 
 def _find_files(name: str, root: Path, download: bool, only: str = "") -> tuple[list[Path], str]:
-    """Return the files of a set in the order of the catalogue, and the remedy for a missing or damaged file.
+    """Return the files of a data set, and the remedy for a missing or damaged file.
 
-    only: restricts the files to those whose name contains this text.
+    Args:
+        name: the data set's name in the catalogue.
+        root: the folder `data.root`.
+        download: download missing files.
+        only: return only files whose path contains this text.
     """
     remedy = fetch_or_advise(name, root, download)
     parts = [part for part in CATALOGUE[name].parts if only in part.paths[0]]
@@ -47,31 +51,31 @@ def _find_files(name: str, root: Path, download: bool, only: str = "") -> tuple[
 
 @contextmanager
 def _convert_read_errors(path: Path, remedy: str) -> Iterator[None]:
-    """Convert every error that a damaged file causes in its reader to a UserError with the file and the remedy."""
+    """Convert errors while a file is read to a UserError that contains the file and the remedy."""
     try:
         yield
     except Exception as error:
-        raise UserError(f"{path} cannot be read: {error}; delete it, and {remedy}") from error
+        raise UserError(f"{path} cannot be read: {error}; delete it, then {remedy}") from error
 
 
 def _check_labels(labels: np.ndarray, low: int, high: int) -> None:
-    """Raise ValueError with the first label outside of low..high. labels: (n,), or (n, m) with m labels per image."""
+    """Raise ValueError if a label is outside of low..high. labels: (n,), or (n, m) for m labels per image."""
     wrong = (labels < low) | (labels > high)
     if wrong.any():
         row = int(wrong.reshape(len(wrong), -1).any(1).argmax())
-        raise ValueError(f"it holds the label {labels[wrong][0]} in row {row}; {low}..{high} is allowed")
+        raise ValueError(f"it contains the label {labels[wrong][0]} in row {row}; labels must be in {low}..{high}")
 
 
 def image_dataset(
     train: ImagePart, test: ImagePart, classes: int, mean: Sequence[float], std: Sequence[float], channels: int
 ) -> Dataset:
-    """Return a data set of images, which are normalised when a batch is read.
+    """Return a data set of images that are normalised when a batch is read.
 
     Args:
         train, test: images (n, C, H, W) uint8 and labels of the two parts.
         classes: the number of classes.
-        mean, std: the values that normalise pixels in 0..1, one number or one per channel.
-        channels: the number of channels of the inputs; a grey channel is repeated.
+        mean, std: the values by which pixels in 0..1 are normalised, one number or one per channel.
+        channels: the number of channels of the inputs; a single stored channel is repeated.
     """
     (x, y), (test_x, test_y) = train, test
     samples, test_samples = (make_lazy_images(images, mean, std, channels) for images in (x, test_x))
@@ -106,21 +110,21 @@ def fashion_mnist(root: Path, *, download: bool = False, channels: Literal[1, 3]
 def emnist(root: Path, *, download: bool = False, split: Split = "balanced", channels: Literal[1, 3] = 1) -> Dataset:
     """EMNIST (Cohen 2017): grey 28x28 images of letters and digits, in root/EMNIST/raw, gzipped or not.
 
-    The images are stored transposed; they are turned upright. The classes of letters are numbered from 0. Normalised as
-    MNIST: mean .1307, deviation .3081.
+    The images are stored transposed, and are transposed back. The classes of letters are numbered from 0. Normalised
+    with mean .1307, deviation .3081, like MNIST.
 
     split: byclass (814,255 images, 62 classes), bymerge (814,255, 47), balanced (131,600, 47), letters (145,600, 26),
     digits (280,000, 10), mnist (70,000, 10).
     channels: 3 repeats the grey channel, for models that need colour images.
     """
-    classes, first = EMNIST_CLASSES[split], 1 if split == "letters" else 0  # in the files of letters, a is 1
-    parts = _read_idx_parts(*_find_files("emnist", root, download, f"emnist-{split}-"), classes, first)
+    classes, first_label = EMNIST_CLASSES[split], 1 if split == "letters" else 0  # in the files of letters, a is 1
+    parts = _read_idx_parts(*_find_files("emnist", root, download, f"emnist-{split}-"), classes, first_label)
     train, test = ((images.transpose(0, 1, 3, 2), labels) for images, labels in parts)
     return image_dataset(train, test, classes, *PIXEL_STATISTICS["mnist"], channels)
 
 
-def _read_idx_parts(files: list[Path], remedy: str, classes: int, first: int = 0) -> list[ImagePart]:
-    """Read the training and the test part from their idx files of images and of labels. first: the label of class 0."""
+def _read_idx_parts(files: list[Path], remedy: str, classes: int, first_label: int = 0) -> list[ImagePart]:
+    """Read the training and the test part from their idx files. first_label: the label of class 0 in the files."""
     parts = []
     for images_at, labels_at in (files[:2], files[2:]):
         with _convert_read_errors(images_at, remedy):
@@ -128,9 +132,9 @@ def _read_idx_parts(files: list[Path], remedy: str, classes: int, first: int = 0
         with _convert_read_errors(labels_at, remedy):
             labels = read_idx(labels_at, 1)
             if len(images) != len(labels):
-                raise ValueError(f"it holds {len(labels)} labels of {len(images)} images")
-            _check_labels(labels, first, classes - 1 + first)
-        parts.append((images[:, None], torch.from_numpy(labels.astype(np.int64) - first)))
+                raise ValueError(f"it contains {len(labels)} labels for {len(images)} images")
+            _check_labels(labels, first_label, classes - 1 + first_label)
+        parts.append((images[:, None], torch.from_numpy(labels.astype(np.int64) - first_label)))
     return parts
 
 
@@ -138,19 +142,19 @@ def read_idx(path: Path, ndim: int) -> np.ndarray:
     """Read an idx file, gzipped or not, as a uint8 array of `ndim` dimensions.
 
     The header is big-endian: 0x0000, type (0x08 = unsigned byte), number of dimensions, one uint32 per dimension; the
-    data follow. The file is unpacked in memory, because its folder may be read-only. torchvision is not used: it reads
-    no gzipped files, and importing it takes one second on each rank.
+    data follow. The file is decompressed in memory, because its folder may be read-only. torchvision is not used,
+    because it cannot read gzipped files, and its import takes one second on each rank.
 
     Raises:
         ValueError: the content contradicts the header.
     """
     data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     if data[:4] != bytes((0, 0, 8, ndim)):
-        raise ValueError(f"it is no idx file of bytes with {ndim} dimensions")
+        raise ValueError(f"it is not an idx file of unsigned bytes with {ndim} dimensions")
     shape = tuple(int(size) for size in np.frombuffer(data, ">u4", ndim, offset=4))
     content = len(data) - 4 - 4 * ndim
     if not content or content != math.prod(shape):  # numpy's product would wrap around at 2^64
-        raise ValueError(f"its header says {' x '.join(map(str, shape))} bytes, {content} follow")
+        raise ValueError(f"its header announces {' x '.join(map(str, shape))} bytes, but {content} follow")
     return np.frombuffer(data, np.uint8, offset=4 + 4 * ndim).reshape(shape).copy()  # a view would be read-only
 
 
@@ -158,7 +162,7 @@ def read_idx(path: Path, ndim: int) -> np.ndarray:
 def cifar10(root: Path, *, download: bool = False) -> Dataset:
     """CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 colour 32x32 images, 10 classes, in root/cifar-10-batches-py.
 
-    The files are pickles. They are opened only by torchvision, which compares their checksums first.
+    The files are pickles; torchvision opens them after verifying their checksums.
     """
     return _read_cifar("cifar10", 10, root, download)
 
@@ -166,12 +170,13 @@ def cifar10(root: Path, *, download: bool = False) -> Dataset:
 def cifar100(root: Path, *, download: bool = False) -> Dataset:
     """CIFAR-100 (Krizhevsky 2009): 50,000 + 10,000 colour 32x32 images, 100 classes, in root/cifar-100-python.
 
-    The files are pickles. They are opened only by torchvision, which compares their checksums first.
+    The files are pickles; torchvision opens them after verifying their checksums.
     """
     return _read_cifar("cifar100", 100, root, download)
 
 
 def _read_cifar(name: str, classes: int, root: Path, download: bool) -> Dataset:
+    """Read CIFAR-10 or CIFAR-100 with torchvision."""
     from fedmpi.common.torchvision_compat import torchvision
 
     remedy = fetch_or_advise(name, root, download)
@@ -181,7 +186,7 @@ def _read_cifar(name: str, classes: int, root: Path, download: bool) -> Dataset:
     except (OSError, RuntimeError) as error:
         folder = root / kind.base_folder
         wrong = UserError if folder.exists() else MissingDataError
-        reason = f"{folder} is missing or its checksums differ (data.root = {root}; {error})"
+        reason = f"{folder} is missing, or its checksums are wrong (data.root = {root}; {error})"
         raise wrong(f"{name}: {reason}; {remedy}") from error
     x, test_x = (part.data.transpose(0, 3, 1, 2) for part in (train, test))
     return image_dataset(
@@ -203,9 +208,11 @@ def svhn(root: Path, *, download: bool = False) -> Dataset:
             content = io.loadmat(path, variable_names=("X", "y"))
             x, y = content["X"], content["y"].astype(np.int64).ravel()
             if x.dtype != np.uint8 or x.shape != (32, 32, 3, len(y)):
-                raise ValueError(f"X is {x.dtype} {x.shape} for {len(y)} labels; uint8 (32, 32, 3, n) is needed")
+                raise ValueError(
+                    f"X is {x.dtype} of shape {x.shape} for {len(y)} labels; must be uint8 of shape (32, 32, 3, n)"
+                )
             _check_labels(y, 1, 10)
-        parts.append((x.transpose(3, 2, 0, 1), torch.from_numpy(y % 10)))  # the label 10 is the digit 0
+        parts.append((x.transpose(3, 2, 0, 1), torch.from_numpy(y % 10)))  # label 10 is the digit 0
     train, test = parts
     return image_dataset(train, test, 10, *PIXEL_STATISTICS["svhn"], 3)
 
@@ -222,7 +229,7 @@ def stl10(root: Path, *, download: bool = False) -> Dataset:
             x, y = np.fromfile(x_at, np.uint8), np.fromfile(y_at, np.uint8).astype(np.int64)
             size = 3 * STL10_PIXELS**2
             if len(x) != size * len(y):
-                raise ValueError(f"it holds {len(x):,} bytes for {len(y)} labels; {size:,} an image are needed")
+                raise ValueError(f"it contains {len(x):,} bytes for {len(y)} labels; must be {size:,} bytes per image")
             _check_labels(y, 1, 10)
         images = x.reshape(-1, 3, STL10_PIXELS, STL10_PIXELS).transpose(0, 1, 3, 2)  # stored column by column
         parts.append((images, torch.from_numpy(y - 1)))
@@ -240,24 +247,26 @@ def medmnist(
     channels: Literal[1, 3] | None = None,
     val: Literal["join", "leave"] = "join",
 ) -> Dataset:
-    """MedMNIST v2 (Yang 2023): twelve sets of medical 28x28 images, from root/medmnist/SET.npz or root/SET.npz.
+    """MedMNIST v2 (Yang 2023): twelve data sets of medical 28x28 images, in root/medmnist/SET.npz or root/SET.npz.
 
     Normalised with mean .5, deviation .5. chestmnist has 14 labels per image, each 0 or 1 (task multi_label). The five
     grades of retinamnist are classes.
 
-    set: the name of the set.
-    size: width and height of the images; 64, 128 and 224 read the files of MedMNIST+, such as SET_64.npz.
-    channels: 3 repeats a grey channel; by default the number of channels of the set.
-    val: join adds the validation part to the training part, as in FedSOL's PathMNIST and TissueMNIST; leave leaves it
-    out.
+    set: the name of the data set.
+    size: width and height of the images; for 64, 128 and 224 the files of MedMNIST+ are read, such as SET_64.npz.
+    channels: 3 repeats a grey channel; by default the number of channels of the data set.
+    val: join adds the validation part to the training part, as in FedSOL's PathMNIST and TissueMNIST; leave ignores
+    it.
     """
     row = MEDMNIST[set]
     if channels is not None and channels < row.channels:
-        raise UserError(f"medmnist: data.channels=1, but {set} is in colour; leave it out")
-    (at,), remedy = _find_files(medmnist_file(set, size), root, download)
+        raise UserError(
+            f"medmnist: data.channels: 1 is not allowed for data.set: {set}, which has colour images; remove it"
+        )
+    (file,), remedy = _find_files(medmnist_file(set, size), root, download)
     labels_an_image = row.classes if set == "chestmnist" else 1
-    shape, most = (row.channels, size, size), 1 if labels_an_image > 1 else row.classes - 1
-    with _convert_read_errors(at, remedy), np.load(at, allow_pickle=False) as arrays:
+    shape, largest_label = (row.channels, size, size), 1 if labels_an_image > 1 else row.classes - 1
+    with _convert_read_errors(file, remedy), np.load(file, allow_pickle=False) as arrays:
 
         def part(*names: str) -> ImagePart:
             images, labels = (
@@ -265,9 +274,11 @@ def medmnist(
             )
             x = to_channels_first(images, "NHWC"[: images.ndim])
             if x.dtype != np.uint8 or x.shape[1:] != shape or labels.shape != (len(x), labels_an_image):
-                what = f"images {x.dtype} {x.shape}, labels {labels.shape}"
-                raise ValueError(f"{names[0]}: {what}; {set} has images {shape} with {labels_an_image} labels each")
-            _check_labels(labels, 0, most)
+                problem = f"images {x.dtype} {x.shape}, labels {labels.shape}"
+                raise ValueError(
+                    f"{names[0]}: {problem}; {set} must have images {shape} with {labels_an_image} labels each"
+                )
+            _check_labels(labels, 0, largest_label)
             y = labels.astype(np.float32) if labels_an_image > 1 else labels[:, 0].astype(np.int64)
             return x, torch.from_numpy(y)
 

@@ -1,4 +1,4 @@
-"""Public image sets whose files are images: CINIC-10, Tiny-ImageNet, PACS, Office-Home, HAM10000, Retina, COVID-FL."""
+"""Public data sets of image files: CINIC-10, Tiny-ImageNet, PACS, Office-Home, HAM10000, Retina and COVID-FL."""
 
 from __future__ import annotations
 
@@ -29,20 +29,23 @@ HAM_CLASSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
 HAM_SOURCES = ("vidir_molemax", "vidir_modern", "rosendahl", "vienna_dias")
 
 
-def _find_folder(root: Path, what: str, part: int, remedy: str) -> Path:
-    """Return the existing folder of a part that the catalogue lists. Raise MissingDataError if there is none."""
-    places = [root / path for path in CATALOGUE[what].parts[part].paths]
-    folder = next((place for place in places if place.is_dir()), None)
+def _find_folder(root: Path, source: str, part: int, remedy: str) -> Path:
+    """Return the folder of a part of a data set; raise MissingDataError if there is none.
+
+    source: the data set's name in the catalogue; part: the index of the part.
+    """
+    candidates = [root / path for path in CATALOGUE[source].parts[part].paths]
+    folder = next((path for path in candidates if path.is_dir()), None)
     if folder is None:
-        there = " or ".join(map(str, places))
-        raise MissingDataError(f"{what}: there is no folder {there} (data.root = {root}); {remedy}")
+        expected = " or ".join(map(str, candidates))
+        raise MissingDataError(f"{source}: folder {expected} not found (data.root = {root}); {remedy}")
     return folder
 
 
 def cinic10(root: Path, *, download: bool = False, val: Literal["join", "leave"] = "leave") -> Dataset:
     """CINIC-10 (Darlow 2018): 90,000 + 90,000 colour 32x32 images, 10 classes, in root/CINIC-10/{train,test}.
 
-    val: join adds the 90,000 images of `valid` to the training part; leave leaves them out (FedSOL).
+    val: join adds the 90,000 images of `valid` to the training part; leave ignores them (FedSOL).
     """
     remedy = fetch_or_advise("cinic10", root, download)
     samples = [
@@ -50,7 +53,7 @@ def cinic10(root: Path, *, download: bool = False, val: Literal["join", "leave"]
         for k, part in enumerate(("train", "val", "test"))
         if part != "val" or val == "join"
         for sample in list_images_by_class(
-            _find_folder(root, "cinic10", k, remedy), CINIC_CLASSES, allowed="CINIC-10's", part=part
+            _find_folder(root, "cinic10", k, remedy), CINIC_CLASSES, class_source="CINIC-10's", part=part
         )
     ]
     return dataset_from_files(
@@ -62,18 +65,20 @@ def tiny_imagenet(root: Path, *, download: bool = False) -> Dataset:
     """Tiny-ImageNet (Le 2015): 100,000 + 10,000 colour 64x64 images, 200 classes, in root/tiny-imagenet-200.
 
     The test part is the published validation part, as in papers, because the labels of `test` were never published.
-    Classes are numbered in the order of their WordNet names.
+    Classes are numbered in the order of their WordNet ids.
     """
     remedy = fetch_or_advise("tiny_imagenet", root, download)
-    home = "tiny-imagenet-200"
-    names = sorted(find_file(root, (f"{home}/wnids.txt",), "tiny_imagenet", remedy).read_text(encoding="ascii").split())
-    notes = find_file(root, (f"{home}/val/val_annotations.txt",), "tiny_imagenet", remedy)
-    samples = list_images_by_class(root / home / "train", names, "images", "wnids.txt", "train")
+    folder_name = "tiny-imagenet-200"
+    names = sorted(
+        find_file(root, (f"{folder_name}/wnids.txt",), "tiny_imagenet", remedy).read_text(encoding="ascii").split()
+    )
+    notes = find_file(root, (f"{folder_name}/val/val_annotations.txt",), "tiny_imagenet", remedy)
+    samples = list_images_by_class(root / folder_name / "train", names, "images", "wnids.txt", "train")
     for k, line in enumerate(notes.read_text(encoding="ascii", errors="replace").splitlines(), 1):
-        file, label, *_ = [*line.split("\t"), ""]  # the fields after them are the object's bounding box
+        file, label, *_ = [*line.split("\t"), ""]  # further fields: the object's bounding box
         sample = LabelledFile(notes.parent / "images" / file, label, location=f"{notes}, line {k}", part="test")
         if label not in names:
-            raise sample.make_error(f"a file and a class of wnids.txt are needed, found {shorten_repr(line)}; {remedy}")
+            raise sample.make_error(f"{show(line)} is not a file and a class of wnids.txt; {remedy}")
         samples.append(sample)
     return dataset_from_files(
         samples, make_class_reader(names, DecodeOptions(64, 3, *PIXEL_STATISTICS["imagenet"])), "tiny_imagenet"
@@ -85,8 +90,8 @@ def pacs(root: Path, *, site: str | None = None, size: Size = 224, test_fraction
 
     The folders SITE/CLASS are in root/PACS, root/PACS/kfold, root/pacs/images or root/kfold.
 
-    size: images are scaled and cropped at the centre to size x size.
-    test_fraction: the share of each class of each site that is its test part, the same for every seed.
+    size: images are scaled and centre-cropped to size x size.
+    test_fraction: the fraction of each class of each site that is its test part, the same for every seed.
     """
     return _read_domains("pacs", PACS_SITES, 7, root, site, size, test_fraction)
 
@@ -97,55 +102,63 @@ def office_home(root: Path, *, site: str | None = None, size: Size = 224, test_f
     The sites are art, clipart, product and real_world. Their folders Art, Clipart, Product and Real World, with one
     folder per class, are in root/OfficeHomeDataset_10072016, root/office_home or root/OfficeHome.
 
-    size: images are scaled and cropped at the centre to size x size.
-    test_fraction: the share of each class of each site that is its test part, the same for every seed.
+    size: images are scaled and centre-cropped to size x size.
+    test_fraction: the fraction of each class of each site that is its test part, the same for every seed.
     """
     return _read_domains("office_home", OFFICE_HOME_SITES, 65, root, site, size, test_fraction)
 
 
 def _read_domains(
-    what: str, sites: Sequence[str], number: int, root: Path, site: str | None, size: int, test_fraction: float
+    source: str, sites: Sequence[str], number: int, root: Path, site: str | None, size: int, test_fraction: float
 ) -> Dataset:
-    """Return a data set whose sites are styles of images, in the catalogue's folders. number: number of classes."""
-    remedy, samples = fetch_or_advise(what, root, False), []
+    """Read a data set whose sites are styles of images. number: the number of classes."""
+    remedy, samples = fetch_or_advise(source, root, False), []
     classes: list[str] = []
-    for name in select_sites(what, sites, site):
-        folder = _find_folder(root, what, sites.index(name), remedy)
-        own = list_subfolders(folder)
-        classes = classes or own
-        if len(own) != number:
-            raise UserError(f"{folder} holds {len(own)} folders of classes; {what} has {number} at each site")
-        samples += list_images_by_class(folder, classes, allowed=what, site=name)
-    return _domain_dataset(what, samples, classes, site, size, test_fraction)
+    for name in select_sites(source, sites, site):
+        folder = _find_folder(root, source, sites.index(name), remedy)
+        class_folders = list_subfolders(folder)
+        classes = classes or class_folders
+        if len(class_folders) != number:
+            raise UserError(
+                f"{folder} contains {len(class_folders)} folders of classes, but {source} has {number} classes at each "
+                f"site; {remedy}"
+            )
+        samples += list_images_by_class(folder, classes, class_source=source, site=name)
+    return _domain_dataset(source, samples, classes, site, size, test_fraction)
 
 
 def ham10000(root: Path, *, site: str | None = None, size: Size = 224, test_fraction: Fraction = 0.2) -> Dataset:
     """HAM10000 (Tschandl 2018): 10,015 images of skin lesions, 7 classes; the sites are the four sources of the images.
 
-    root/HAM10000 contains HAM10000_metadata.csv, with the column `dataset`, and the .jpg files, also in subfolders. The
-    sites are vidir_molemax, vidir_modern, rosendahl and vienna_dias. All images of a lesion are in the same part.
+    root/HAM10000 contains HAM10000_metadata.csv, with the column `dataset`, and the .jpg files, which may be in
+    subfolders. The sites are vidir_molemax, vidir_modern, rosendahl and vienna_dias. All images of a lesion are in the
+    same part.
 
-    size: images are scaled and cropped at the centre to size x size.
-    test_fraction: the share of each class of each site that is its test part, the same for every seed.
+    size: images are scaled and centre-cropped to size x size.
+    test_fraction: the fraction of each class of each site that is its test part, the same for every seed.
     """
     path = find_file(root, CATALOGUE["ham10000"].parts[0].paths, "ham10000", fetch_or_advise("ham10000", root, False))
     columns = {name: name for name in ("lesion_id", "image_id", "dx", "dataset")}
     rows = read_csv_rows(path, columns, "\t" if path.suffix == ".tab" else ",")
     pictures = {file.stem: file for file in sorted(path.parent.rglob("*.jpg")) if not file.name.startswith(".")}
     samples = []
-    for at, values in rows:
+    for location, values in rows:
         for column, allowed in (("dx", HAM_CLASSES), ("dataset", HAM_SOURCES)):
             if values[column] not in allowed:
-                raise UserError(f"{at}: {column} is {values[column]!r}; allowed: {', '.join(allowed)}")
+                raise UserError(
+                    f"{location}: column {column!r} contains {values[column]!r}; allowed: {', '.join(allowed)}"
+                )
         file = pictures.get(values["image_id"], path.parent / f"{values['image_id']}.jpg")
-        samples.append(LabelledFile(file, values["dx"], location=at, site=values["dataset"], group=values["lesion_id"]))
-    own = []
+        samples.append(
+            LabelledFile(file, values["dx"], location=location, site=values["dataset"], group=values["lesion_id"])
+        )
+    selected = []
     for name in select_sites("ham10000", HAM_SOURCES, site):
         of_site = [sample for sample in samples if sample.site == name]
         if not of_site:
-            raise UserError(f"{path} has no row of the source {name}")
-        own += of_site
-    return _domain_dataset("ham10000", own, HAM_CLASSES, site, size, test_fraction)
+            raise UserError(f"{path} has no row of site {name}; download it again")
+        selected += of_site
+    return _domain_dataset("ham10000", selected, HAM_CLASSES, site, size, test_fraction)
 
 
 def _domain_dataset(
@@ -167,14 +180,14 @@ def retina(
     split: Literal["split_1", "split_2", "split_3"] = "split_1",
     size: Size = 256,
 ) -> Dataset:
-    """Retina (Kaggle; Yan 2023): fundus images, 2 classes, of 5 clients in three splits, in root/Retina.
+    """Retina (Kaggle; Yan 2023): fundus images of 5 clients, 2 classes, in root/Retina.
 
     The files are labels.csv (`name,label`), test.csv, 5_clients/SPLIT/client_1.csv ... client_5.csv (one name per
-    line), and the images as arrays train/NAME, test/NAME (.npy, (H, W, 3) of 0..255). The sites are client_1 ...
-    client_5. The test part is common to all, in silo mode too.
+    line), and the images as arrays train/NAME and test/NAME (.npy, shape (H, W, 3), values 0..255). The sites are
+    client_1 ... client_5. The test part is common to all sites, also in silo mode.
 
-    split: which of the three published divisions among the clients is read.
-    size: images are scaled and cropped at the centre to size x size.
+    split: which of the three published partitions among the clients is read.
+    size: images are scaled and centre-cropped to size x size.
     """
     sites = tuple(f"client_{k}" for k in range(1, 6))
     decoding = DecodeOptions(size, 3, *PIXEL_STATISTICS["retina"])
@@ -182,13 +195,13 @@ def retina(
 
 
 def covid_fl(root: Path, *, site: str | None = None, size: Size = 224) -> Dataset:
-    """COVID-FL (Yan 2023): chest X-rays, 3 classes (normal, pneumonia, COVID-19), of twelve sites, in root/COVID-FL.
+    """COVID-FL (Yan 2023): chest X-rays of 12 sites, 3 classes (normal, pneumonia, COVID-19), in root/COVID-FL.
 
     The files are labels.csv (`name,label`), test.csv, 12_clients/split_real/SITE.csv (one name per line), and the
     images train/NAME, test/NAME. The sites are bimcv, cohen, eurorad, gz, ml-workgroup, ricord_c, rsna-0 ... rsna-4 and
-    sirm. The test part is common to all, in silo mode too.
+    sirm. The test part is common to all sites, also in silo mode.
 
-    size: images are scaled and cropped at the centre to size x size.
+    size: images are scaled and centre-cropped to size x size.
     """
     lists = [Path(part.paths[0]) for part in CATALOGUE["covid_fl"].parts]
     sites = tuple(file.stem for file in lists if file.parent.name == "split_real")
@@ -197,38 +210,54 @@ def covid_fl(root: Path, *, site: str | None = None, size: Size = 224) -> Datase
 
 
 def _read_ssl_fl(
-    home: Path, what: str, split: str, sites: tuple[str, ...], site: str | None, classes: int, decoding: DecodeOptions
+    folder: Path,
+    source: str,
+    split: str,
+    sites: tuple[str, ...],
+    site: str | None,
+    classes: int,
+    decoding: DecodeOptions,
 ) -> Dataset:
-    """Return a data set in the layout of SSL-FL (Yan 2023): a table of labels, and one list of files per client."""
-    remedy = fetch_or_advise(what, home.parent, False)
+    """Read a data set in the layout of SSL-FL (Yan 2023): a table of labels, and one list of files per client.
 
-    def lines(path: str) -> Iterator[tuple[str, list[str]]]:
-        """Yield the place of each line ("labels.csv, line 7") and its fields."""
-        file = find_file(home.parent, (f"{home.name}/{path}",), what, remedy)
-        for number, fields in iter_csv_rows(file, remedy="fetch it anew"):
+    Args:
+        folder: the folder of the data set.
+        source: its name in the catalogue.
+        split: the folder of the lists, relative to `folder`.
+        sites: the names of all sites.
+        site: the silo to read; None: all sites.
+        classes: the number of classes.
+        decoding: how images are decoded.
+    """
+    remedy = fetch_or_advise(source, folder.parent, False)
+
+    def read_lines(path: str) -> Iterator[tuple[str, list[str]]]:
+        """Yield the location ("labels.csv, line 7") and the fields of each line."""
+        file = find_file(folder.parent, (f"{folder.name}/{path}",), source, remedy)
+        for number, fields in csv_rows(file, remedy="download it again"):
             yield f"{file}, line {number}", [field.strip() for field in fields]
 
-    chosen = select_sites(what, sites, site)
-    allowed = {f"{k}{end}": str(k) for k in range(classes) for end in ("", ".0")}  # the authors write 0.0, 1.0
+    chosen = select_sites(source, sites, site)
+    allowed = {f"{k}{end}": str(k) for k in range(classes) for end in ("", ".0")}  # the authors write 0.0 and 1.0
     labels: dict[str, str] = {}
-    for at, fields in lines("labels.csv"):
+    for location, fields in read_lines("labels.csv"):
         if len(fields) < 2 or fields[1] not in allowed:
-            needed = f"a name and a label 0..{classes - 1} are needed, found {shorten_repr(','.join(fields))}"
-            raise UserError(f"{at}: {needed}")
+            problem = f"{show(','.join(fields))} is not a name and a label 0..{classes - 1}"
+            raise UserError(f"{location}: {problem}; download the file again")
         labels[fields[0]] = allowed[fields[1]]
 
-    def listed(path: str, part: str) -> list[LabelledFile]:
-        """Return the files that a list contains, each once, in the order of their first lines."""
+    def list_samples(path: str, part: str) -> list[LabelledFile]:
+        """Return the distinct files of a list, in the order of their first lines."""
         samples: dict[str, LabelledFile] = {}
-        for at, (name, *_) in lines(path):
+        for location, (name, *_) in read_lines(path):
             if name not in labels:
-                raise UserError(f"{at}: {name!r} has no label in labels.csv")
-            samples.setdefault(name, LabelledFile(home / part / name, labels[name], location=at, part=part))
+                raise UserError(f"{location}: {name!r} has no label in labels.csv; download both files again")
+            samples.setdefault(name, LabelledFile(folder / part / name, labels[name], location=location, part=part))
         return list(samples.values())
 
-    parts = [listed(f"{split}/{name}.csv", "train") for name in chosen]
-    samples = [sample for part in (*parts, listed("test.csv", "test")) for sample in part]
-    data = dataset_from_files(samples, make_class_reader([str(k) for k in range(classes)], decoding), what)
+    parts = [list_samples(f"{split}/{name}.csv", "train") for name in chosen]
+    samples = [sample for part in (*parts, list_samples("test.csv", "test")) for sample in part]
+    data = dataset_from_files(samples, make_class_reader([str(k) for k in range(classes)], decoding), source)
     if site is not None:
         return data
     owner = torch.repeat_interleave(torch.tensor([len(part) for part in parts]))

@@ -1,4 +1,4 @@
-"""Decode many images into one array with several threads (decoders release Python's lock), or keep them as files."""
+"""Decode many images into one array with several threads, or leave them on disk until a batch needs them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedmpi.data.sources.images.decode import DecodeOptions, decode_image, read_
 from fedmpi.data.streaming import DiskSource, Stream, stays_on_disk
 
 MAX_THREADS = 8
-IMAGES_PER_TASK = 256  # images that a thread decodes per task
+IMAGES_PER_TASK = 256  # number of images that a thread decodes per task
 
 Result = TypeVar("Result")
 
@@ -23,44 +23,45 @@ Result = TypeVar("Result")
 def decode_images(
     files: Sequence[Path | bytes], options: DecodeOptions, rows: Sequence[str] = ()
 ) -> np.ndarray | Stream:
-    """Decode images to one array; every data source of images calls this function.
+    """Decode images into one array, with several threads.
 
-    If `data.stream` applies, the images stay files: each is checked here, and decoded when a batch needs it.
+    If `data.stream` applies, images stay on disk: here only their headers are checked, and each image is decoded when a
+    batch needs it.
 
     Args:
         files: images, .npy files (see `decode`), or the bytes of images.
         options: the options for decoding.
-        rows: the row that lists each image ("a.csv, line 7"), for messages; "" if there is none. Needed for bytes,
+        rows: the row that lists each image ("a.csv, line 7"), for messages; "" if there is none. Required for bytes,
             which have no file name.
 
     Returns:
         (n, C, H, W) in the order of the files: uint8, or with `options.pixel_range` float32 in 0..1.
 
     Raises:
-        UserError: the first image that cannot be read, or has another shape than the first one.
+        UserError: an image cannot be read, or does not have the shape of the first one; the message names it.
     """
 
     def name(k: int) -> str:
         row, file = rows[k] if rows else "", files[k]
-        return row or f"picture {k}" if isinstance(file, bytes) else f"{row}: {file}" if row else str(file)
+        return row or f"image {k}" if isinstance(file, bytes) else f"{row}: {file}" if row else str(file)
 
     def call(function: Callable[[Any, DecodeOptions], Result], k: int) -> Result:
         try:
             return function(files[k], options)
         except FileNotFoundError as error:
             row = f"{rows[k]}: " if rows and rows[k] else ""
-            where = "; correct the row, or data.root, below which it is looked for" if row else ""
-            raise UserError(f"{row}there is no picture {files[k]!s}{where}") from error
+            remedy = "; correct the row, or data.root, to which paths are relative" if row else ""
+            raise UserError(f"{row}image {files[k]!s} not found{remedy}") from error
         except Exception as error:  # a damaged file can raise many errors
-            remedy = "" if isinstance(error, UserError) else "; mend or remove it"
-            raise UserError(f"{name(k)} cannot be read as a picture: {error}{remedy}") from error
+            remedy = "" if isinstance(error, UserError) else "; correct or remove it"
+            raise UserError(f"{name(k)} cannot be read as an image: {error}{remedy}") from error
 
     first = call(decode_image, 0)
 
     def check_shape(k: int, shape: tuple[int, ...]) -> None:
         if shape != first.shape:
-            sizes = f"is {shape[2]}x{shape[1]}, {name(0)} is {first.shape[2]}x{first.shape[1]}"
-            raise UserError(f"{name(k)} {sizes}: give data.size, to which all pictures are scaled and cut")
+            sizes = f"has {shape[2]}x{shape[1]} pixels, but {name(0)} has {first.shape[2]}x{first.shape[1]}"
+            raise UserError(f"{name(k)} {sizes}; set data.size, to which all images are scaled and cropped")
 
     def decode_one(k: int) -> np.ndarray:
         image = call(decode_image, k)
@@ -76,38 +77,46 @@ def decode_images(
 
 
 def _decode_all(
-    decode_one: Callable[[int], np.ndarray], out: np.ndarray, numbers: Sequence[int] | np.ndarray, block: int
+    decode_one: Callable[[int], np.ndarray], out: np.ndarray, indices: Sequence[int] | np.ndarray, block: int
 ) -> np.ndarray:
-    def put(place: int) -> None:
-        out[place] = decode_one(int(numbers[place]))
+    """Decode the images with these indices into `out`, `block` images per task, and return it."""
 
-    _call_in_threads(put, len(out), block)
+    def decode_to(position: int) -> None:
+        out[position] = decode_one(int(indices[position]))
+
+    _call_in_threads(decode_to, len(out), block)
     return out
 
 
-def _call_in_threads(do: Callable[[int], None], many: int, block: int) -> None:
-    """Call do(0), ..., do(many - 1) in several threads, `block` calls per task; raise the first error."""
+def _call_in_threads(function: Callable[[int], None], calls: int, block: int) -> None:
+    """Call function(0), ..., function(calls - 1) in several threads, `block` calls per task; raise the first error."""
 
-    def run(begin: int) -> None:
-        for k in range(begin, min(begin + block, many)):
-            do(k)
+    def call_block(begin: int) -> None:
+        for k in range(begin, min(begin + block, calls)):
+            function(k)
 
     threads = min(MAX_THREADS, len(os.sched_getaffinity(0)))
-    with ThreadPoolExecutor(threads, thread_name_prefix="pictures") as pool:
-        for _ in pool.map(run, range(0, many, block)):  # results come in order; after an error the rest is cancelled
+    with ThreadPoolExecutor(threads, thread_name_prefix="images") as pool:
+        for _ in pool.map(
+            call_block, range(0, calls, block)
+        ):  # results come in order; an error cancels the remaining tasks
             pass
 
 
 @final
-class DecodedFiles(DiskSource):
-    """Image files that are decoded, by several threads, each time that they are read."""
+class DecodedFiles(Source):
+    """Image files that several threads decode each time they are read."""
 
     def __init__(self, files: Sequence[Path], decode: Callable[[int], np.ndarray], first: np.ndarray) -> None:
-        """Store the files and `decode`, which maps the index of a file to an array in the shape of the first one."""
+        """Store the files.
+
+        decode: returns the image with a given index; first: the first image, whose shape and type all have.
+        """
         self.files, self.decode = files, decode
         self.shape, self.dtype = (len(files), *first.shape), first.dtype
 
     def read(self, rows: np.ndarray) -> np.ndarray:
+        """Decode the images with these indices."""
         out = np.empty((len(rows), *self.shape[1:]), self.dtype)
         return _decode_all(self.decode, out, rows, max(-(-len(rows) // MAX_THREADS), 1))
 

@@ -1,1 +1,1 @@
-"""Data sources that are tables of numbers and words, with one row per sample."""
+"""Data sources of tables with one row per sample."""

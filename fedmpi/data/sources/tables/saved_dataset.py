@@ -1,4 +1,4 @@
-"""Data sets that Hugging Face `datasets` saved to disk: a folder of Arrow files, or one such folder per split."""
+"""The data source `saved_dataset`: data sets that Hugging Face `datasets` has saved to disk."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fedmpi.data.sources.source_utils import PART_BY_WORD, missing_targets_allow
 from fedmpi.data.sources.tables import arrow
 from fedmpi.data.sources.tables.read_table import Table, read_targets
 
-SAVE_AGAIN = "save it anew with save_to_disk, or correct data.root or data.path"
+SAVE_AGAIN = "correct data.root or data.path, or save the data set again with save_to_disk"
 
 
 def saved_dataset(
@@ -46,54 +46,57 @@ def saved_dataset(
     axes: str | None = None,
     test_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None,
 ) -> Dataset:
-    """The folder root/path that `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote; needs pyarrow.
+    """A data set that Hugging Face `datasets` has saved to root/path with `save_to_disk`; needs pyarrow.
 
-    The splits train and validation (valid, val, dev) are trained on, and test is the test part. Images and uint8
-    numbers are scaled to 0..1; other numbers are used as they are.
+    The training part consists of the splits train and validation (valid, val, dev), the test part of the split test.
+    Images and uint8 numbers are scaled to 0..1; other numbers are used as they are.
 
     path: the folder, relative to data.root.
-    input_column: the column with numbers, lists of one length, nested lists, or images.
+    input_column: the column with numbers, lists of equal length, nested lists, or images.
     label_column: the column with class labels, or with numbers (a regression).
-    site_column: the column with the owner of each row.
-    symbols: true to keep whole numbers as they are, for an embedding.
-    size: images are scaled and cropped at the centre to size x size; without it all must have one size.
+    site_column: the column with the site of each row.
+    symbols: true to leave integers as they are, for an embedding.
+    size: images are scaled and centre-cropped to size x size; without it all images must have the same size.
     channels: 3 for colour, 1 for grey images.
-    mean: subtracted from the inputs, for images from pixels in 0..1; one number per channel.
+    mean: subtracted from the inputs (images: from pixels in 0..1), one number per channel.
     std: the inputs are then divided by it, one number per channel.
-    pixel_range: [low, high]: these values become 0 and 1; or file: the smallest and the largest value of each image;
-    images with more than 8 bits per pixel need it.
-    axes: the axes of three or four times nested lists (Array3D, Array4D), such as NHWC. Without it the axis of the
-    channels is the first or the last one of a sample if exactly one of them has 1 or 3 entries; other shapes are
-    errors.
-    test_fraction: without a split test, the share of each class that is the test part, the same for every seed; default
-    0.2.
+    pixel_range: [low, high], the values that become 0 and 1; or file: the smallest and the largest value of each image.
+    It is required for images with more than 8 bits per pixel.
+    axes: the axes of lists nested three or four times (Array3D, Array4D), such as NHWC. By default the channels are the
+    first or the last axis of a sample if exactly one of these has 1 or 3 entries; other shapes are errors.
+    test_fraction: without a split test, the fraction of each class that is the test part, the same for every seed;
+    default 0.2.
     """
     folder = root / path
     splits = _find_splits(folder)
-    read = [_read_split(folder / name, input_column, label_column, site_column) for name in splits]
-    labels = _concat_labels([part for _, part in read], folder)
-    lengths = [len(part) for _, part in read]
-    places = [f"{labels.row_location(row)}: column {input_column!r}" for row in range(len(labels))]
+    read_splits = [_read_split(folder / name, input_column, label_column, site_column) for name in splits]
+    labels = _concat_labels([part for _, part in read_splits], folder)
+    lengths = [len(part) for _, part in read_splits]
+    row_locations = [f"{labels.row_location(row)}: column {input_column!r}" for row in range(len(labels))]
     names = list(labels.valid_words[label_column]) if label_column in labels.valid_words else None
     target = read_targets(labels, [label_column], "auto", names)
     owner, site_names = labels.encode_sites(site_column)
 
     preparation: Preparation | None = None
-    if isinstance(read[0][0], list):
+    if isinstance(read_splits[0][0], list):
         if axes is not None or symbols:
             key = "symbols" if symbols else "axes"
-            raise UserError(f"{folder}: data.{key} is for numbers, which column {input_column!r} does not hold")
-        files = [file for files, _ in read for file in files]
+            raise UserError(
+                f"{folder}: data.{key} is for numbers, but column {input_column!r} contains images; remove data.{key}"
+            )
+        files = [file for files, _ in read_splits for file in files]
         decoding = DecodeOptions(size, channels, mean or (0.0,), std or (1.0,), pixel_range)
-        images = read_images.decode_images(files, decoding, places)
-        stored = (int(images.shape[1]), int(images.shape[2]), int(images.shape[3]))
-        preparation = ImagePreparation(decoding, stored, stored[0], target.names)
+        images = read_images.decode_images(files, decoding, row_locations)
+        shape = (int(images.shape[1]), int(images.shape[2]), int(images.shape[3]))
+        preparation = ImagePreparation(decoding, shape, shape[0], target.names)
         x: Any = preparation.normalize(images)
     else:
         if size is not None:
-            raise UserError(f"{folder}: data.size is for pictures, which column {input_column!r} does not hold")
+            raise UserError(
+                f"{folder}: data.size is for images, but column {input_column!r} contains numbers; remove data.size"
+            )
         options = None if symbols else ArrayOptions(axes, pixel_range, mean, std)
-        x, preparation = _convert_numbers([each for each, _ in read], options, labels, target.names)
+        x, preparation = _convert_numbers([each for each, _ in read_splits], options, labels, target.names)
     is_test = torch.from_numpy(np.repeat([PART_BY_WORD.get(name.lower()) == "test" for name in splits], lengths))
     by_part = {}
     for prefix, rows in (("", ~is_test), ("test_", is_test)):
@@ -106,50 +109,53 @@ def saved_dataset(
 def _convert_numbers(
     parts: Sequence[np.ndarray], options: ArrayOptions | None, labels: Table, class_names: tuple[str, ...]
 ) -> tuple[Any, Preparation | None]:
-    """Return the samples of all splits, and their preparation. options: None for symbols."""
+    """Convert the samples of all splits, and return them with their preparation.
+
+    parts: the samples of each split; options: the conversion, None for symbols; labels: the rows, for messages.
+    """
     folder = labels.path
     if any(part.shape[1:] != parts[0].shape[1:] for part in parts):
-        raise UserError(f"{folder}: the rows of its splits have different shapes; one is needed")
+        raise UserError(f"{folder}: the rows of its splits have different shapes; they must have the same shape")
     array = np.concatenate(parts)
     bad = ~np.isfinite(array).reshape(len(array), -1).all(1)
     if bad.any():
-        where = labels.row_location(int(bad.argmax()))
-        raise UserError(f"{where}: x holds a value that is not finite, or nothing; fill or drop it")
+        location = labels.row_location(int(bad.argmax()))
+        raise UserError(f"{location}: x contains a missing or non-finite value; correct it, or drop the row")
     if options is None:
         if array.dtype.kind not in "iu":
-            raise UserError(f"{folder}: x holds {array.dtype}; data.symbols needs whole numbers")
+            raise UserError(f"{folder}: x contains {array.dtype}, but data.symbols: true needs integers")
         return torch.from_numpy(array.astype(np.int64)), None
     preparation = ArrayPreparation(array.shape[1:], array.dtype == np.uint8, options, class_names)
     return convert_samples(array, options, "x", folder, grey=False), preparation
 
 
 def _find_splits(folder: Path) -> list[str]:
-    """Return the names of the splits to read, "." for a data set without splits; warn about other splits."""
+    """Return the names of the splits to read, ["."] for a data set without splits; warn about other splits."""
     if os.path.isfile(folder / "state.json"):
         return ["."]
     if not os.path.isfile(folder / "dataset_dict.json"):
-        raise UserError(f"saved_dataset: {folder} holds neither dataset_dict.json nor state.json; {SAVE_AGAIN}")
+        raise UserError(f"saved_dataset: {folder} contains neither dataset_dict.json nor state.json; {SAVE_AGAIN}")
     names = [str(name) for name in _read_json(folder / "dataset_dict.json").get("splits") or ()]
     known = {
         part: [name for name in names if PART_BY_WORD.get(name.lower()) == part] for part in ("train", "val", "test")
     }
     if not known["train"]:
-        raise UserError(f"{folder} has no split 'train', but {', '.join(names) or 'none'}; {SAVE_AGAIN}")
+        raise UserError(f"{folder} has no split 'train'; its splits: {', '.join(names) or 'none'}; {SAVE_AGAIN}")
     unread = [name for name in names if name.lower() not in PART_BY_WORD]
     if unread:
         warnings.warn(
-            f"data: not read: {', '.join(unread)} of {folder}; parts are {', '.join(PART_BY_WORD)}", stacklevel=3
+            f"data: {folder}: ignored splits: {', '.join(unread)}; known names: {', '.join(PART_BY_WORD)}", stacklevel=3
         )
     return [*known["train"], *known["val"], *known["test"]]
 
 
 def _read_split(folder: Path, input_column: str, label_column: str, site_column: str | None) -> tuple[Any, Table]:
-    """Return the inputs of one split, (n, ...) numbers or a list of images, and a table of its labels and sites."""
+    """Return the inputs of one split, numbers (n, ...) or a list of images, and a table of its labels and sites."""
     state, info = (_read_json(folder / file) for file in ("state.json", "dataset_info.json"))
     files = [folder / str(entry.get("filename")) for entry in state.get("_data_files") or ()]
     missing = [file for file in files if not os.path.isfile(file)]
     if missing or not files:
-        raise UserError(f"{folder}: {missing[0].name if missing else 'an .arrow file'} is not there; {SAVE_AGAIN}")
+        raise UserError(f"{folder}: {missing[0].name if missing else 'an .arrow file'} is missing; {SAVE_AGAIN}")
     table = arrow.read_arrow_streams(files)
     options = {label_column: "label_column", site_column: "site_column", input_column: "input_column"}
     for name, key in options.items():
@@ -164,7 +170,7 @@ def _read_split(folder: Path, input_column: str, label_column: str, site_column:
         gaps = labels.is_missing(column, "label")
         if gaps.any() and (column != label_column or names is not None or not missing_targets_allowed()):
             raise UserError(
-                f"{labels.row_location(int(gaps.argmax()))}: column {column!r} is empty; drop the row, or fill it"
+                f"{labels.row_location(int(gaps.argmax()))}: column {column!r} is empty; fill it in, or drop the row"
             )
     return x, labels if names is None else _replace_class_numbers(labels, label_column, names)
 
@@ -172,12 +178,12 @@ def _read_split(folder: Path, input_column: str, label_column: str, site_column:
 def _replace_class_numbers(labels: Table, column: str, names: Sequence[str]) -> Table:
     """Replace the class numbers in a column by the names of the classes."""
     numbers = labels.columns[column]
-    odd = np.flatnonzero((numbers < 0) | (numbers >= len(names)))
-    if len(odd):
-        cell = f"{labels.row_location(odd[0])}: column {column!r} holds the label {numbers[odd[0]]:g}"
-        raise UserError(f"{cell}; 0..{len(names) - 1} are allowed")
-    words = np.array([names[int(k)] for k in numbers], dtype=object)
-    return replace(labels, columns={**labels.columns, column: words}, valid_words={column: names})
+    invalid = np.flatnonzero((numbers < 0) | (numbers >= len(names)))
+    if len(invalid):
+        cell = f"{labels.row_location(invalid[0])}: column {column!r} contains the label {numbers[invalid[0]]:g}"
+        raise UserError(f"{cell}; labels must be in 0..{len(names) - 1}")
+    names_of_rows = np.array([names[int(k)] for k in numbers], dtype=object)
+    return replace(labels, columns={**labels.columns, column: names_of_rows}, valid_words={column: names})
 
 
 def _concat_labels(parts: Sequence[Table], folder: Path) -> Table:
@@ -189,6 +195,7 @@ def _concat_labels(parts: Sequence[Table], folder: Path) -> Table:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
+    """Read a JSON file; return {} if it does not contain an object."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

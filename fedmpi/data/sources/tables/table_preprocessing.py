@@ -1,4 +1,4 @@
-"""The conversion of table rows to inputs: missing values are filled, words encoded as 0 and 1, numbers standardised."""
+"""Convert table rows to inputs of a model: fill missing values, one-hot encode words, standardise numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedmpi.data.preprocessing import NewRows, PredictionRequest, Preparation, c
 from fedmpi.data.sources.source_utils import missing_targets_allowed
 from fedmpi.data.sources.tables.read_table import Table, read_table, read_targets, table_from_memory
 
-COLUMNS_PER_COPY = 2  # number of columns that are copied at a time to compute moments, to limit memory
+COLUMNS_PER_COPY = 2  # number of columns that are copied at a time to compute moments; limits memory
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class FeatureColumn:
 
     Attributes:
         name: its name.
-        values: the words, each of which becomes a column of 0 and 1; None: the column holds numbers.
-        closed: other words are errors; otherwise they become zeros in all of these columns.
+        values: the words of a categorical column, which is one-hot encoded; None: the column contains numbers.
+        closed: whether other words are errors; otherwise they are encoded as zeros.
     """
 
     name: str
@@ -41,8 +41,9 @@ class TrainingStatistics:
     """Statistics of the training rows of one site, or of all sites.
 
     Attributes:
-        fill: by column, the value that replaces missing values; None: they are not replaced.
-        mean, deviation: by column of numbers, the values that standardise it; mean None: numbers are not standardised.
+        fill: for each column, the value that replaces missing values; None: they are not replaced.
+        mean, deviation: for each column of numbers, the mean and the standard deviation by which it is standardised;
+            mean is None if numbers are not standardised.
     """
 
     fill: tuple[float | str | None, ...]
@@ -52,12 +53,17 @@ class TrainingStatistics:
 
 @dataclass(frozen=True)
 class TablePreparation(Preparation):
-    """The conversion of table rows to inputs: the feature columns in order, and statistics to fill and standardise.
+    """The conversion of table rows to inputs of a model.
 
     Attributes:
+        columns: the feature columns in the order of the inputs.
         sites: the statistics of each site by name, or under "" those for all rows.
+        labels: the label columns.
+        class_names: the classes in the order of their numbers; () if targets are numbers.
+        missing: the treatment of rows with missing values: refuse, impute or drop.
+        site_column, delimiter, decimal: options of the source `table`.
         zero_is_gap: columns of numbers in which 0 is a missing value.
-        missing_values: by column, or under "" for all columns, words that are missing values.
+        missing_values: further words that are missing values, by column, or under "" for all columns.
     """
 
     columns: tuple[FeatureColumn, ...]
@@ -75,10 +81,12 @@ class TablePreparation(Preparation):
 
     @property
     def site_names(self) -> tuple[str, ...]:
+        """The sites that have statistics of their own."""
         return tuple(name for name in self.sites if name)
 
     @property
     def output_names(self) -> tuple[str, ...]:
+        """The names of the classes, or of the label columns if targets are numbers."""
         return self.class_names or self.labels
 
     @property
@@ -88,13 +96,17 @@ class TablePreparation(Preparation):
         return [name for group in names for name in group]
 
     def to_inputs(self, rows: Table, owner: np.ndarray) -> Tensor:
-        """Return the inputs of rows, (n, f) float32; missing values that are neither filled nor standardised stay NaN.
+        """Convert rows to inputs (n, f) float32.
 
-        owner: (n,) the index of each row's site in `sites`.
+        Missing values that are neither filled nor standardised stay NaN.
+
+        Args:
+            rows: the table.
+            owner: (n,) the index of each row's site in `sites`.
         """
         columns, numeric = [], 0
-        for at, column in enumerate(self.columns):
-            cells = self.fill_column(at, rows, owner)
+        for position, column in enumerate(self.columns):
+            cells = self.fill_column(position, rows, owner)
             if column.values is None:
                 x = cells[:, None]
                 for k, fit in enumerate(self.sites.values()):
@@ -107,33 +119,42 @@ class TablePreparation(Preparation):
             columns.append(torch.from_numpy(x.astype(np.float32)))
         return torch.cat(columns, dim=1)
 
-    def fill_column(self, at: int, rows: Table, owner: np.ndarray) -> np.ndarray:
-        """Return the numbers or words of column number `at`, (n,), with missing values filled if the site can."""
-        column = self.columns[at]
+    def fill_column(self, position: int, rows: Table, owner: np.ndarray) -> np.ndarray:
+        """Return a column (n,), with missing values filled if the site has a value for them.
+
+        Args:
+            position: the index of the column in `columns`.
+            rows: the table.
+            owner: (n,) the index of each row's site in `sites`.
+        """
+        column = self.columns[position]
         cells = _read_cells(rows, column)
         if column.name in self.zero_is_gap:
             cells[cells == 0] = np.nan
         gap = np.isnan(cells) if column.values is None else cells == ""
-        fills = [fit.fill[at] for fit in self.sites.values()]
+        fills = [fit.fill[position] for fit in self.sites.values()]
         for k in np.unique(owner[gap]):
             if fills[k] is not None:
                 cells[gap & (owner == k)] = fills[k]
         return cells
 
     # ---- new rows ----
-    def read(self, request: PredictionRequest) -> NewRows:
+    def read(self, request: Request) -> NewRows:
+        """Return the inputs of new rows, with their targets if the rows have labels."""
         if hasattr(request.rows, "columns") or isinstance(request.rows, (dict, list)):
             rows = table_from_memory(request.rows, self.decimal)
         else:
-            rows = read_table(check_path(request), self.delimiter, self.decimal)
-        lost = next((c.name for c in self.columns if c.name not in rows.columns), None)
-        if lost is not None:
-            needed = f"column {lost!r}, which the model was trained with"
-            raise UserError(f"{rows.path} has no {needed}; {suggest_name(lost, rows.columns)}")
+            rows = read_table(file_of(request), self.delimiter, self.decimal)
+        missing_column = next((c.name for c in self.columns if c.name not in rows.columns), None)
+        if missing_column is not None:
+            needed = f"column {missing_column!r}, with which the model was trained"
+            raise UserError(f"{rows.path} has no {needed}; {nearest(missing_column, rows.columns)}")
         for name in request.ids:
             rows.column(name, "--id")
-        named = {c.name: c.values for c in self.columns if c.values is not None}
-        rows = replace(rows, valid_words=named | {self.labels[0]: self.class_names}, missing_words=self.missing_values)
+        category_values = {c.name: c.values for c in self.columns if c.values is not None}
+        rows = replace(
+            rows, valid_words=category_values | {self.labels[0]: self.class_names}, missing_words=self.missing_values
+        )
         rows = self._drop_incomplete_rows(
             rows.parse_columns([c.name for c in self.columns if c.values is None], "features")
         )
@@ -146,7 +167,7 @@ class TablePreparation(Preparation):
         return self._add_targets(NewRows(ids, x, sites=sites, where=rows.row_location), rows)
 
     def _drop_incomplete_rows(self, rows: Table) -> Table:
-        """Drop rows with missing values if `data.missing` is drop; raise UserError if it is refuse."""
+        """Drop rows with missing values if `missing` is drop; raise UserError if it is refuse."""
         gaps = {c.name: rows.is_missing(c.name, "features") for c in self.columns}
         gap = np.any(list(gaps.values()), axis=0)
         if self.missing == "impute" or not gap.any():
@@ -155,9 +176,11 @@ class TablePreparation(Preparation):
         column = next(name for name, cells in gaps.items() if cells[first])
         where = f"{rows.row_location(first)}: column {column!r} is empty"
         if self.missing == "refuse" or gap.all():
-            raise UserError(f"{where}, and the training fills no gaps (data.missing: {self.missing}); fill it")
-        number = pluralize(int(gap.sum()), "row")
-        warnings.warn(f"{where}; {number} of {len(rows)} left out, as in training (data.missing: drop)", stacklevel=2)
+            raise UserError(
+                f"{where}; fill in a value, because data.missing: {self.missing} replaces no missing values"
+            )
+        number = count(int(gap.sum()), "row")
+        warnings.warn(f"{where}; {number} of {len(rows)} dropped, as in training (data.missing: drop)", stacklevel=2)
         return rows.select_rows(np.flatnonzero(~gap))
 
     def _find_site_indices(self, rows: Table, site: str | None) -> np.ndarray:
@@ -165,20 +188,23 @@ class TablePreparation(Preparation):
         names, column = list(self.sites), self.site_column
         allowed = f"sites: {shorten(', '.join(names), 200)}"
         if site is not None and site not in names:
-            raise UserError(f"there is no site {site!r} in this run; {allowed}")
+            raise UserError(f"site {site!r} does not exist in this run; {allowed}")
         if site is not None or len(names) == 1:
             return np.full(len(rows), names.index(site) if site is not None else 0)
         if column is None or column not in rows.columns:
-            needed = f"{f'a column {column!r}, or ' if column else ''}--site NAME, in Python site=, is needed"
-            raise UserError(f"{rows.path}: rows are prepared by the training rows of their site: {needed}; {allowed}")
+            remedy = f"{f'add a column {column!r}, or ' if column else ''}set --site NAME (in Python: site=NAME)"
+            raise UserError(f"{rows.path}: rows are prepared by statistics of their site; {remedy}; {allowed}")
         words = rows.parse_words(column, "site_column")
-        odd = next((row for row, word in enumerate(words) if word not in self.sites), None)
-        if odd is not None:
-            raise UserError(f"{rows.row_location(odd)}: {column} is {words[odd]!r}, no site of the training; {allowed}")
+        unknown = next((row for row, word in enumerate(words) if word not in self.sites), None)
+        if unknown is not None:
+            raise UserError(
+                f"{rows.row_location(unknown)}: column {column!r} contains {words[unknown]!r}, not a site of this "
+                f"run; {allowed}"
+            )
         return np.array([names.index(word) for word in words], dtype=np.int64)
 
     def _add_targets(self, new: NewRows, rows: Table) -> NewRows:
-        """Add the targets to new rows if these have all label columns, with values that are valid in training."""
+        """Add targets to new rows if the table has all label columns; otherwise, or if labels are invalid, add none."""
         if any(name not in rows.columns for name in self.labels):
             return new
         try:
@@ -195,50 +221,51 @@ class TablePreparation(Preparation):
 def _read_cells(rows: Table, column: FeatureColumn) -> np.ndarray:
     """Return the numbers of a column, (n,) with NaN for missing values, or its words with "" for missing values.
 
-    Raises UserError if a closed column has a word that is not in its list.
+    Raises UserError if a closed column contains an unknown word.
     """
     if column.values is None:
         return rows.parse_numbers(column.name, "features")
     words = rows.parse_words(column.name, "categorical")
     known = {"", *column.values}
-    odd = next((row for row, word in enumerate(words) if word not in known), None) if column.closed else None
-    if odd is not None:
-        problem = f"column {column.name!r} holds {words[odd]!r}, which is none of data.categorical.{column.name}"
-        raise UserError(f"{rows.row_location(odd)}: {problem}: {', '.join(column.values)}")
+    unknown = next((row for row, word in enumerate(words) if word not in known), None) if column.closed else None
+    if unknown is not None:
+        problem = f"column {column.name!r} contains {words[unknown]!r}, which is not in data.categorical.{column.name}"
+        remedy = "add it there, or correct the row"
+        raise UserError(f"{rows.row_location(unknown)}: {problem} ({', '.join(column.values)}); {remedy}")
     return words
 
 
 def fit_preparation(
-    plain: TablePreparation, rows: Table, owner: np.ndarray, train: np.ndarray, standardise: str
+    unfitted: TablePreparation, rows: Table, owner: np.ndarray, train: np.ndarray, standardise: str
 ) -> TablePreparation:
-    """Compute the statistics of a preparation from the training rows.
+    """Return a preparation with the statistics of the training rows.
 
     Args:
-        plain: the columns, and the names of the sites without statistics.
+        unfitted: the preparation without statistics.
         rows: all rows.
-        owner: (n,) the index of each row's site in `plain.sites`.
+        owner: (n,) the index of each row's site in `unfitted.sites`.
         train: (n,) whether a row is a training row.
-        standardise: `site`, `pooled` or `none`.
+        standardise: by the training rows of each site (`site`), of all sites (`pooled`), or not at all (`none`).
     """
-    groups = {name: (owner == k) & train for k, name in enumerate(plain.sites)}
+    groups = {name: (owner == k) & train for k, name in enumerate(unfitted.sites)}
     fills: list[list[float | str | None]] = []  # by column, by site
-    for column in plain.columns:
-        cells = _read_cells(rows, column) if plain.missing == "impute" else None
+    for column in unfitted.columns:
+        cells = _read_cells(rows, column) if unfitted.missing == "impute" else None
         fills.append([None if cells is None else _fill_value(cells[group]) for group in groups.values()])
     sites = {name: TrainingStatistics(fill) for name, fill in zip(groups, zip(*fills, strict=True), strict=True)}
     if standardise != "none":
-        numeric = [at for at, column in enumerate(plain.columns) if column.values is None]
+        numeric = [position for position, column in enumerate(unfitted.columns) if column.values is None]
         parts = list(groups.values()) if standardise == "site" else [train]
-        moments = _compute_moments(replace(plain, sites=sites), rows, owner, numeric, parts)
+        moments = _compute_moments(replace(unfitted, sites=sites), rows, owner, numeric, parts)
         for k, (name, fit) in enumerate(sites.items()):
             mean, deviation = moments[k % len(parts)].tolist()
             sites[name] = replace(fit, mean=tuple(mean), deviation=tuple(deviation))
     alike = len(set(sites.values())) == 1
-    return replace(plain, sites={"": next(iter(sites.values()))} if alike else sites)
+    return replace(unfitted, sites={"": next(iter(sites.values()))} if alike else sites)
 
 
 def _fill_value(cells: np.ndarray) -> float | str | None:
-    """Return the median of numbers, or the most frequent word (of ties the first by letters); None without values."""
+    """Return the median of numbers, or the most frequent word (the first by letters in a tie); None without values."""
     if cells.dtype != object:
         numbers = cells[~np.isnan(cells)]
         return float(np.median(numbers)) if len(numbers) else None
@@ -253,17 +280,28 @@ def _compute_moments(
     numeric: Sequence[int],
     parts: Sequence[np.ndarray],
 ) -> np.ndarray:
-    """Return means and deviations of the filled columns `numeric` over each part of the rows, (parts, 2, columns)."""
+    """Return the means and standard deviations of columns over parts of the rows.
+
+    Args:
+        preparation: fills missing values.
+        rows: the table.
+        owner: (n,) the index of each row's site.
+        numeric: the indices of the columns of numbers.
+        parts: (n,) bool for each part.
+
+    Returns:
+        (parts, 2, columns).
+    """
     moments = [np.zeros((len(parts), 2, 0))]
-    # Several columns are never split into single ones: NumPy sums one column in another order, with other last bits.
-    for few in np.array_split(numeric, max(len(numeric) // COLUMNS_PER_COPY, 1)) if numeric else ():
-        x = np.stack([preparation.fill_column(at, rows, owner) for at in few], axis=1)
+    # No block has a single column if there are several: NumPy sums one column in another order, with other last bits.
+    for positions in np.array_split(numeric, max(len(numeric) // COLUMNS_PER_COPY, 1)) if numeric else ():
+        x = np.stack([preparation.fill_column(position, rows, owner) for position in positions], axis=1)
         moments.append(np.stack([compute_column_moments(x[part]) for part in parts]))
     return np.concatenate(moments, axis=2)
 
 
 def standardise_columns(x: np.ndarray, mean: Any, deviation: Any) -> np.ndarray:
-    """Return (x - mean) / deviation for x (n, f); NaN, and columns with deviation 0, become 0."""
+    """Return (x - mean) / deviation for x (n, f); NaN and columns with deviation 0 become 0."""
     std = np.asarray(deviation)
     return np.divide(x - np.asarray(mean), std, out=np.zeros_like(x), where=(std > 0) & ~np.isnan(x))
 

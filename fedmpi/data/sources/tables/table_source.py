@@ -1,4 +1,4 @@
-"""The data source `table`: CSV or Parquet files with a label column and, if available, a site column."""
+"""The data source `table`: CSV or Parquet files with a label column and optionally a site column."""
 
 from __future__ import annotations
 
@@ -65,127 +65,149 @@ def table(
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ",",
     decimal: Literal[".", ","] = ".",
 ) -> Dataset:
-    """A CSV or Parquet file, root/path, whose first line names the columns; in silo mode each silo has its own file.
+    """A CSV or Parquet file root/path, whose first line contains the column names; one file per silo.
 
-    In silo mode a site is prepared from its own rows only.
+    In silo mode, each site is prepared from its own rows only.
 
     path: the file, relative to data.root; for silos it may contain {site}, which is replaced by the name of the silo.
-    Without path the name of the silo is the file's name.
+    Without path, the name of the silo is the file name.
     label_column: the column to predict. Several columns are one target (n, k), such as event and time for the task
     survival; with target: number the model has one output per column.
-    site_column: the column with the owner of each row.
-    split_column: the column with train or test for each row; val joins the training part.
-    group_column: the column with groups, such as patients, whose rows stay together: in the test part, in the training
-    part, or in the rows that data.validation holds out.
-    test_fraction: without split_column, the share of each class of each site that is the test part, the same for every
-    seed; default 0.2.
-    features: the feature columns in this order; by default all others, without those in `drop`.
+    site_column: the column with the site of each row.
+    split_column: the column with train, val or test for each row; val is added to the training part.
+    group_column: the column with groups, such as patients, whose rows are never split between the training part, the
+    test part and the rows that data.validation holds out.
+    test_fraction: without split_column, the fraction of each class of each site that is the test part, the same for
+    every seed; default 0.2.
+    features: the feature columns in the order of the inputs; by default all other columns except those in `drop`.
     drop: columns that are not used.
-    categorical: columns of words, each value in the training part becoming a column of 0 and 1; a mapping lists the
-    values of each column.
-    target: class, number (a regression), or auto, which is class if the labels are words or whole numbers.
-    class_names: the labels in the order of their numbers; by default sorted in natural order.
-    missing: what to do with a row that has a missing value: refuse it, drop it, or impute the median (for words the
-    most frequent value) of its site's training part.
+    categorical: columns of words, which are one-hot encoded with one column for each value in the training part; a
+    mapping lists the values of each column.
+    target: class, number (a regression), or auto, which is class if the labels are words or integers.
+    class_names: the labels in the order of their numbers; by default in natural order.
+    missing: the treatment of rows with a missing value: refuse (an error), drop, or impute the median (for words the
+    most frequent value) of the site's training part.
     missing_values: further missing values, such as [-9, unknown], in all columns or by column.
-    standardise: numbers are standardised by mean and deviation of the training part of their own site (site), of those
-    of all sites (pooled), or not at all (none).
+    standardise: numbers are standardised by mean and deviation of the training part of their own site (site), of all
+    sites (pooled), or not at all (none).
     delimiter: the separator of the cells of a CSV file.
     decimal: the decimal mark of numbers.
     """
     for key, value in {"site_column": site_column, "standardise": standardise}.items():
         if site is not None and (value == "pooled" or (value and key == "site_column")):
             raise UserError(
-                f"table: data.{key}: {value} needs the rows of all sites, and a silo sees its own alone; leave it out"
+                f"table: data.{key}: {value} needs the rows of all sites, but with data.silos each site reads only its "
+                "own; remove it"
             )
     test_fraction = resolve_test_fraction(test_fraction, f"data.split_column: {split_column}" if split_column else "")
     file = find_file(root, (resolve_file_name("table", site, path),), "table", "correct data.root or data.path")
     rows = read_table(file, delimiter, decimal)
     labels = [label_column] if isinstance(label_column, str) else label_column
-    others = {"site_column": site_column, "split_column": split_column, "group_column": group_column}
-    keys = dict.fromkeys(labels, "label_column") | {name: key for key, name in others.items() if name}
+    other_columns = {"site_column": site_column, "split_column": split_column, "group_column": group_column}
+    keys = dict.fromkeys(labels, "label_column") | {name: key for key, name in other_columns.items() if name}
     features = _select_features(rows, features, drop or (), keys)
     if not features:
-        raise UserError(f"{file}: no column is left to learn from; correct data.features or data.drop")
+        raise UserError(f"{file}: no feature column remains; correct data.features or data.drop")
     values = _list_category_values(categorical, features)
     by_column = missing_values if isinstance(missing_values, dict) else {"": missing_values or []}
     for name in by_column:
         if name:
             rows.column(name, "missing_values")
-    gap_words = {name: tuple(map(normalize_word, words)) for name, words in by_column.items() if words}
-    named = {name: words for name, words in values.items() if words is not None}
+    missing_words = {name: tuple(map(normalize_word, words)) for name, words in by_column.items() if words}
+    category_words = {name: words for name, words in values.items() if words is not None}
     rows = replace(
-        rows, valid_words=named | {labels[0]: list(map(normalize_word, class_names or ()))}, missing_words=gap_words
+        rows,
+        valid_words=category_words | {labels[0]: list(map(normalize_word, class_names or ()))},
+        missing_words=missing_words,
     )
     numeric = [name for name in features if name not in values]
     rows = rows.parse_columns(numeric, "features")
-    gaps_stay = missing_targets_allowed() and class_names is None and target != "class"
-    keys = {name: key for name, key in keys.items() if key != "label_column" or not gaps_stay}
+    keeps_missing_targets = missing_targets_allowed() and class_names is None and target != "class"
+    keys = {name: key for name, key in keys.items() if key != "label_column" or not keeps_missing_targets}
     rows = _drop_incomplete_rows(rows, dict.fromkeys(features, "features") | keys, missing)
 
-    aim = read_targets(rows, labels, target, class_names)
+    label_targets = read_targets(rows, labels, target, class_names)
     owner, names = rows.encode_sites(site_column)
     names = [site] if site else names
     groups = rows.parse_words(group_column, "group_column") if group_column else np.zeros(0, dtype=str)
-    train = _select_training_rows(rows, aim, owner, names, groups, split_column, test_fraction)
-    plain = TablePreparation(
+    train = _select_training_rows(rows, label_targets, owner, names, groups, split_column, test_fraction)
+    unfitted = TablePreparation(
         columns=tuple(_make_column(rows, name, values, train) for name in features),
         sites=dict.fromkeys(names or [""], TrainingStatistics(())),
         labels=tuple(labels),
-        class_names=aim.names,
+        class_names=label_targets.names,
         missing=missing,
         site_column=site_column,
         delimiter=delimiter,
         decimal=decimal,
-        missing_values=gap_words,
+        missing_values=missing_words,
     )
-    preparation = fit_preparation(plain, rows, owner, train, standardise)
+    preparation = fit_preparation(unfitted, rows, owner, train, standardise)
     x = preparation.to_inputs(rows, owner if len(preparation.sites) > 1 else np.zeros_like(owner))
-    first, last = torch.from_numpy(train), torch.from_numpy(~train)
+    train_rows, test_rows = torch.from_numpy(train), torch.from_numpy(~train)
     site_of = torch.from_numpy(owner) if names else None
     return Dataset(
-        *(x[first], aim.y[first], x[last], aim.y[last], len(aim.names) or aim.outputs),
-        site=None if site_of is None else site_of[first],
-        test_site=None if site_of is None else site_of[last],
+        *(
+            x[train_rows],
+            label_targets.y[train_rows],
+            x[test_rows],
+            label_targets.y[test_rows],
+            len(label_targets.names) or label_targets.outputs,
+        ),
+        site=None if site_of is None else site_of[train_rows],
+        test_site=None if site_of is None else site_of[test_rows],
         site_names=tuple(names),
-        input_and_class_names=(*preparation.input_and_class_names, "->", *aim.names),
+        meaning=(*preparation.meaning, "->", *label_targets.names),
         group=encode_groups(groups[train]) if group_column else None,
         preparation=preparation,
     )
 
 
-def _select_features(rows: Table, given: list[str] | None, drop: Sequence[str], keys: Mapping[str, str]) -> list[str]:
-    """Return the feature columns. keys: columns with another role, with the option that names each."""
+def _select_features(
+    rows: Table, features: list[str] | None, drop: Sequence[str], keys: Mapping[str, str]
+) -> list[str]:
+    """Return the names of the feature columns.
+
+    Args:
+        rows: the table.
+        features: data.features; None: all columns without another role.
+        drop: data.drop.
+        keys: the columns with another role -> the option that names the column.
+    """
     for name, key in {**dict.fromkeys(drop, "drop"), **keys}.items():
         rows.column(name, key)
-    if given is not None:
+    if features is not None:
         labels = [name for name, key in keys.items() if key == "label_column"]
-        for k, name in enumerate(given):
+        for k, name in enumerate(features):
             rows.column(name, "features")
-            if name in [*given[:k], *drop, *labels]:
-                where = "names twice, or in data.drop or data.label_column, too"
-                raise UserError(f"table: {name!r} is a column that data.features {where}; leave it out of one")
-        return given
+            if name in [*features[:k], *drop, *labels]:
+                where = "data.features lists it twice, or it is also in data.drop or data.label_column"
+                raise UserError(f"table: column {name!r}: {where}; list it only once")
+        return features
     return [name for name in rows.columns if name not in {*drop, *keys}]
 
 
 def _list_category_values(
     categorical: list[str] | dict[str, list[Value]] | None, features: Sequence[str]
 ) -> dict[str, list[str] | None]:
-    """Return the values of each column of words in their canonical spelling; None if the training part defines them."""
+    """Return the normalised values of each categorical column; None if the training part defines them."""
     values: dict[str, list[str] | None] = dict.fromkeys(categorical or ())
     if isinstance(categorical, dict):
-        values = {name: list(map(normalize_word, given)) for name, given in categorical.items()}
+        values = {name: list(map(normalize_word, listed)) for name, listed in categorical.items()}
     for name, words in values.items():
         if name not in features:
-            raise UserError(f"table: data.categorical names {name!r}, which is none of {', '.join(features)}")
+            raise UserError(
+                f"table: data.categorical: {name!r} is not a feature column; features: {', '.join(features)}"
+            )
         if words is not None and len(set(words)) < len(words):
-            raise UserError(f"table: data.categorical.{name} holds a value twice: {', '.join(words)}")
+            raise UserError(
+                f"table: data.categorical.{name} contains a value twice: {', '.join(words)}; list each value only once"
+            )
     return values
 
 
 def _make_column(rows: Table, name: str, values: Mapping[str, list[str] | None], train: np.ndarray) -> FeatureColumn:
-    """Return a feature column; the values of a categorical one are those of the config, or of the training part."""
+    """Return a feature column; a categorical one has the values of the config, or those of the training part."""
     words = values.get(name)
     if name in values and words is None:
         return FeatureColumn(name, tuple(distinct_words(rows.parse_words(name, "categorical")[train])))
@@ -193,57 +215,85 @@ def _make_column(rows: Table, name: str, values: Mapping[str, list[str] | None],
 
 
 def _drop_incomplete_rows(rows: Table, keys: Mapping[str, str], missing: str) -> Table:
-    """Return the table without incomplete rows if `missing` is drop; check that other missing values can be filled.
+    """Return the table without incomplete rows if `missing` is drop; otherwise check that missing values can be filled.
 
-    keys: the columns that are read, with the option that names each. Raises UserError for a missing value if `missing`
-    is refuse, or the column is not a feature, and if no row of a site is left.
+    Args:
+        rows: the table.
+        keys: the columns that are read -> the option that names the column.
+        missing: refuse, impute or drop.
+
+    Raises:
+        UserError: a value is missing, and `missing` is refuse, or it is impute and the column is not a feature; or no
+            row of a site remains.
     """
     gaps = {name: rows.is_missing(name, key) for name, key in keys.items()}
     for name, key in keys.items():
         if gaps[name].any() and (missing == "refuse" or (missing == "impute" and key != "features")):
             row = int(gaps[name].argmax())
-            remedy = "fill it, or say data.missing: impute or drop" if key == "features" else "say data.missing: drop"
+            remedy = f"fill it in, or set data.missing to {'impute or drop' if key == 'features' else 'drop'}"
             if key == "label_column":
-                remedy += "; or task.ignore: nan, if labels that are not known are to be left out of loss and metrics"
+                remedy += ", or set task.ignore: nan, so that losses and metrics ignore missing labels"
             raise UserError(f"{rows.row_location(row)}: column {name!r} is empty; {remedy}")
     incomplete = np.any(list(gaps.values()), axis=0)
     if missing != "drop" or not incomplete.any():
         return rows
     worst = sorted(gaps, key=lambda name: -gaps[name].sum())
-    most = ", ".join(f"{name!r} {gaps[name].sum()}" for name in worst[:3] if gaps[name].any())
-    dropped = f"data.missing: drop leaves out {incomplete.sum()} of {pluralize(len(rows), 'row')} of {rows.path}"
+    worst_columns = ", ".join(f"{name!r} {gaps[name].sum()}" for name in worst[:3] if gaps[name].any())
+    dropped = f"data.missing: drop removes {incomplete.sum()} of {count(len(rows), 'row')} of {rows.path}"
     if incomplete.all():
-        raise UserError(f"{dropped}; most gaps: {most}; put these columns into data.drop")
-    warnings.warn(f"{dropped}; most gaps: {most}", stacklevel=3)
-    left = rows.select_rows(np.flatnonzero(~incomplete))
+        raise UserError(
+            f"{dropped}; columns with most missing values: {worst_columns}; list these columns in data.drop"
+        )
+    warnings.warn(f"{dropped}; columns with most missing values: {worst_columns}", stacklevel=3)
+    complete = rows.select_rows(np.flatnonzero(~incomplete))
     site_column = next((name for name, key in keys.items() if key == "site_column"), None)
-    lost = {*rows.encode_sites(site_column)[1]} - {*left.encode_sites(site_column)[1]}
-    if lost:
-        raise UserError(f"{dropped}, and leaves no row of site {min(lost)!r}; fill them, or leave the site out")
-    return left
+    empty_sites = {*rows.encode_sites(site_column)[1]} - {*complete.encode_sites(site_column)[1]}
+    if empty_sites:
+        raise UserError(
+            f"{dropped}, including all rows of site {min(empty_sites)!r}; fill in its values, or remove the site"
+        )
+    return complete
 
 
 def _select_training_rows(
     rows: Table,
-    aim: TableTargets,
+    label_targets: TableTargets,
     owner: np.ndarray,
     names: Sequence[str],
     groups: np.ndarray,
     split_column: str | None,
     test_fraction: float,
 ) -> np.ndarray:
-    """Return whether each row is a training row, (n,) bool: by the split column, or drawn by class and site."""
+    """Return whether each row is a training row, (n,) bool.
+
+    The split column decides; without one, the test part of each site is drawn, stratified by class.
+
+    Args:
+        rows: the table.
+        label_targets: the targets, for the stratification.
+        owner: (n,) the index of each row's site.
+        names: the names of the sites.
+        groups: (n,) the group of each row; empty without groups.
+        split_column: data.split_column.
+        test_fraction: the fraction of test rows if there is no split column.
+    """
     train = np.ones(len(rows), dtype=bool)
     if split_column is None:
-        for own in (np.flatnonzero(owner == k) for k in np.unique(owner)):
-            train[own[split_train_test(aim.strata[own], test_fraction, groups[own] if len(groups) else ())[1]]] = False
+        for rows_of_site in (np.flatnonzero(owner == k) for k in np.unique(owner)):
+            train[
+                rows_of_site[
+                    split_train_test(
+                        label_targets.strata[rows_of_site], test_fraction, groups[rows_of_site] if len(groups) else ()
+                    )[1]
+                ]
+            ] = False
     else:
         words = [word.casefold() for word in rows.parse_words(split_column, "split_column")]
-        odd = next((row for row, word in enumerate(words) if word not in PART_BY_WORD), None)
-        if odd is not None:
+        unknown = next((row for row, word in enumerate(words) if word not in PART_BY_WORD), None)
+        if unknown is not None:
             allowed = ", ".join(PART_BY_WORD)
             raise UserError(
-                f"{rows.row_location(odd)}: column {split_column!r} holds {words[odd]!r}; allowed: {allowed}"
+                f"{rows.row_location(unknown)}: column {split_column!r} contains {words[unknown]!r}; allowed: {allowed}"
             )
         train = np.array([PART_BY_WORD[word] != "test" for word in words], dtype=bool)
         check_groups_not_split(
@@ -251,6 +301,6 @@ def _select_training_rows(
         )  # across sites, because the same patient may occur at two sites
     for k, name in enumerate(names):
         if not train[owner == k].any():
-            place = rows.row_location(int(np.argmax(owner == k)))
-            raise UserError(f"{place}: site {name!r}, which begins there, has no training row; leave the site out")
+            location = rows.row_location(int(np.argmax(owner == k)))
+            raise UserError(f"{location}: site {name!r}, whose first row this is, has no training row; remove the site")
     return train
