@@ -109,7 +109,7 @@ def table(
         file, recorded_overrides = sweep_status.read_sweep_list(file)
         all_overrides = [*recorded_overrides, *all_overrides]
     sweep = expand.load_sweep(file, all_overrides)
-    table_formats.show_table(sweep, metric, of, rows, to, typer.echo)
+    table_formats.show_table(sweep, metric, round_, rows, to, typer.echo)
 
 
 def train_in_child_process(settings: Settings) -> NoReturn:

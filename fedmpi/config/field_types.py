@@ -44,7 +44,7 @@ def check_unique(items: tuple[str, ...]) -> tuple[str, ...]:
     """Return a list of names; raise ValueError if a name occurs twice."""
     duplicate = next((name for position, name in enumerate(items) if name in items[:position]), None)
     if duplicate is not None:
-        raise ValueError(f"{show(duplicate)} is listed twice; list each name only once")
+        raise ValueError(f"{shorten_repr(duplicate)} is listed twice; list each name only once")
     return items
 
 

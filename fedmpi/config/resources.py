@@ -22,7 +22,7 @@ def check_resources(settings: Settings, writes: bool = True) -> None:
         UserError: if there are more threads than cores, or the output is a file or cannot be written to.
     """
     threads = settings.compute.threads
-    if threads > (available := usable_cores()):
+    if threads > (available := count_usable_cores()):
         where = _key_location(settings, "compute.threads")
         raise UserError(
             f"{where}: {threads} is not allowed; this process may use {available} core(s); lower it, or give each "

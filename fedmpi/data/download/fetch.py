@@ -28,7 +28,7 @@ def find_entry(name: str) -> CatalogueEntry:
     """Return the catalogue entry of a data set; raise UserError, which suggests similar names, if there is none."""
     if name not in CATALOGUE:
         suggestions = [name_of_set for name_of_set in CATALOGUE if not name_of_set.endswith(("_64", "_128", "_224"))]
-        raise UserError(f"data: unknown data set {name!r}; {nearest(name, suggestions)}")
+        raise UserError(f"data: unknown data set {name!r}; {suggest_name(name, suggestions)}")
     return CATALOGUE[name]
 
 

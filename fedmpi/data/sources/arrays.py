@@ -43,7 +43,7 @@ class ArrayOptions:
 
 def convert_samples(
     array: np.ndarray | StoredArrays, options: ArrayOptions, name: str, file: Path, grey: bool = True
-) -> Tensor | Pictures:
+) -> Tensor | LazyImages:
     """Convert an array of samples to the inputs of a model.
 
     Args:
@@ -81,10 +81,10 @@ def convert_samples(
     pixels = array.dtype == np.uint8 or options.pixel_range is not None
     x = to_channels_first(torch.from_numpy(array), axes) if spatial else torch.from_numpy(array)
     normalised = _normalize(x, options, pixels)
-    return normalised if isinstance(normalised, Pictures) else check_finite(normalised, name, file)
+    return normalised if isinstance(normalised, LazyImages) else check_finite(normalised, name, file)
 
 
-def _normalize(x: Tensor | Stream, options: ArrayOptions, pixels: bool = True) -> Tensor | Pictures:
+def _normalize(x: Tensor | Stream, options: ArrayOptions, pixels: bool = True) -> Tensor | LazyImages:
     """Return (x - mean) / std by channel, as Pictures if x contains pixels.
 
     pixels: whether x contains pixels: uint8, or floats in 0..1.

@@ -115,12 +115,12 @@ def _read_hospital(root: Path, name: str) -> np.ndarray:
         root, (f"heart_disease/{file}", file), "heart_disease", "correct data.root, or download the files from UCI"
     )
     rows = []
-    for number, cells in csv_rows(path, remedy="download the file again"):
+    for number, cells in iter_csv_rows(path, remedy="download the file again"):
         row = ["nan" if cell.strip() == "?" else cell.strip() for cell in cells]
         is_complete = len(row) == len(FEATURES) + 1 and row[-1] in ("0", "1", "2", "3", "4")
         if not is_complete or not all(cell == "nan" or NUMBER.fullmatch(cell) for cell in row):
             needed = f"{len(FEATURES)} numbers with at most 6 digits, or ?, and a diagnosis 0..4"
-            content = show(",".join(cells))
+            content = shorten_repr(",".join(cells))
             raise UserError(f"{path}, line {number}: {content}; must be {needed}; download the file again")
         rows.append(list(map(float, row)))
     if not rows:

@@ -102,7 +102,7 @@ def hdf5(
             raise UserError(
                 f"{file} has no data set {known}; its other data sets: {shorten(', '.join(unread)) or 'none'}"
             )
-    clients = natural_order({client for own in arrays.values() for client in own} - {""})
+    clients = sort_naturally({client for own in arrays.values() for client in own} - {""})
     all_arrays, uint8 = _concat_clients(arrays, clients, file, on_disk=pixel_range is None)
     options = ArrayOptions(axes, pixel_range, mean, std)
     data = dataset_from_arrays(all_arrays, file, options, classes, test_fraction, by_site=True)
@@ -152,7 +152,7 @@ def _find_arrays(path: Path, names: Mapping[str, str | None], part: str = "") ->
         by_client = False
     arrays: ClientArrays = {}
     unread: dict[str, None] = {}
-    for client in natural_order(entries) if by_client else [""]:
+    for client in sort_naturally(entries) if by_client else [""]:
         for name, array in _list_data_sets(root_group[client] if client else root_group):
             key = _match_key(name, names, part)
             if key is None:
@@ -231,7 +231,7 @@ def _concat_clients(
     samples = [part for parts in inputs.values() for part in parts]
     is_images = all(part.ndim in (3, 4, 5) for part in samples)
     is_bytes = is_images and all(part.dtype == np.uint8 for part in samples)
-    if is_bytes and on_disk and wanted(sum(part.size for part in samples)):
+    if is_bytes and on_disk and stays_on_disk(sum(part.size for part in samples)):
         concatenated: dict[str, Any] = {key: StoredArrays(parts) for key, parts in inputs.items()}
     else:
         may_shrink = clients and is_images

@@ -180,7 +180,7 @@ def list_files_in_table(
                 f"image {file} is already listed in {samples[file].location}; remove one of the two rows"
             )
         samples[file] = sample
-    order = {site: k for k, site in enumerate(natural_order(sample.site for sample in samples.values()))}
+    order = {site: k for k, site in enumerate(sort_naturally(sample.site for sample in samples.values()))}
     if silo is not None and silo not in order:
         raise UserError(f"{table_file}: site {silo!r} has no row; sites: {', '.join(order)}")
     selected = [sample for sample in samples.values() if silo in (None, sample.site)]
@@ -277,7 +277,7 @@ class PairPatterns:
             has = f"{images[name]} has no mask" if name in images else f"{masks[name]} has no image"
             partner = folder / (self.mask if name in images else self.image).replace("*", name)
             raise UserError(f"{has} {partner}; add the missing file, or remove the other one")
-        return [LabelledFile(images[name], mask=masks[name], part=part, site=site) for name in natural_order(images)]
+        return [LabelledFile(images[name], mask=masks[name], part=part, site=site) for name in sort_naturally(images)]
 
     def _match_files(self, folder: Path, pattern: str, but: Collection[Path] = ()) -> dict[str, Path]:
         """Return name -> file for the files that match a pattern, except those in `but`."""

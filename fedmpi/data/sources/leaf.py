@@ -81,7 +81,7 @@ def leaf(
     for key, value in options.items():
         if value is not None and key not in OPTIONS_BY_KIND[kind]:
             raise UserError(f"data.{key} has no effect, because x in {folder} contains {kind}; remove it")
-    users = natural_order([*train, *test])
+    users = sort_naturally([*train, *test])
     train, test = ({user: part[user] for user in users if user in part} for part in (train, test))
     if kind == "characters":
         data = _next_character_dataset(train, test, alphabet, folder)
@@ -124,7 +124,7 @@ def _read_part(folder: Path) -> tuple[SampleKind, UserSamples]:
             x, y = (entry.get(key) if isinstance(entry, dict) else None for key in ("x", "y"))
             if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
                 raise UserError(
-                    f"{location}: {show(entry)} does not contain lists x and y of equal length; {EXPECTED_FORMAT}"
+                    f"{location}: {shorten_repr(entry)} has no lists x and y of equal length; {EXPECTED_FORMAT}"
                 )
             if user in users:
                 raise UserError(f"{location} occurs twice in {folder}; each user must be in one file")
@@ -156,8 +156,8 @@ def _detect_kind(x: Any, y: Any, location: str) -> SampleKind:
     if isinstance(x, list) and len(x) > TWEET_COLUMN and all(isinstance(cell, str) for cell in x):
         return "texts"
     raise UserError(
-        f"{location}: x = {show(x)}, y = {show(y)} is not a sample of a known kind: numbers, strings with the next "
-        "character, texts, or names of image files; write a data source of your own for other kinds"
+        f"{location}: x = {shorten_repr(x)}, y = {shorten_repr(y)} is not a sample of a known kind: numbers, "
+        "strings with the next character, texts, or names of image files; for others write a data source of your own"
     )
 
 
@@ -176,7 +176,7 @@ def _convert_user(kind: SampleKind, x: list[Any], y: list[Any], location: str) -
     try:
         labels = np.array(y, dtype=np.float64).reshape(len(x))
     except (TypeError, ValueError) as error:
-        raise UserError(f"{location}: y contains {show(y[0])}; it must contain one number for each sample") from error
+        raise UserError(f"{location}: y contains {shorten_repr(y[0])}; must be one number per sample") from error
     if kind == "numbers":
         try:
             with np.errstate(over="ignore"):  # values beyond float32 are reported with their row
@@ -216,13 +216,13 @@ def _list_arrays(train: UserSamples, test: UserSamples, folder: Path) -> tuple[l
     return arrays[: len(train)], arrays[len(train) :]
 
 
-def _stack_numbers(train: UserSamples, test: UserSamples, folder: Path) -> list[Tensor | Pictures]:
+def _stack_numbers(train: UserSamples, test: UserSamples, folder: Path) -> list[Tensor | LazyImages]:
     """Concatenate the samples of each part; images with 256 grey levels are stored as bytes."""
     arrays_by_part = _list_arrays(train, test, folder)
     size = arrays_by_part[0][0].shape[1:]
     shape = (1, 28, 28) if size == (FEMNIST_PIXELS,) else size or (1,)
     is_images = len(shape) == 3 and all(x.dtype == np.uint8 for arrays in arrays_by_part for x in arrays)
-    parts: list[Tensor | Pictures] = []
+    parts: list[Tensor | LazyImages] = []
     for name, arrays in zip(("train", "test"), arrays_by_part, strict=True):
         rows = np.concatenate(arrays if is_images else [to_float32(x) for x in arrays])
         x = check_finite(torch.from_numpy(rows.reshape(-1, *shape)), f"x of {name}/", folder)

@@ -123,8 +123,8 @@ class ArrayPreparation(Preparation):
 
     kind: ClassVar[str] = "arrays"
 
-    def read(self, request: Request) -> NewRows:
-        stored, source = array_rows(request, "an .npz file")
+    def read(self, request: PredictionRequest) -> NewRows:
+        stored, source = load_arrays(request, "an .npz file")
         arrays = {CANONICAL_NAMES[name]: array for name, array in stored.items() if name in CANONICAL_NAMES}
         part = "" if "x" in arrays else "test_"
         if f"{part}x" not in arrays:
@@ -138,7 +138,7 @@ class ArrayPreparation(Preparation):
             return rows
         if len(y) != len(array):
             return NewRows(
-                rows.ids, rows.x, no_targets=f"{source}: {part}y has {len(y)} rows, but {part}x has {len(array)}"
+                rows.ids, rows.x, why_no_targets=f"{source}: {part}y has {len(y)} rows, but {part}x has {len(array)}"
             )
         return NewRows(rows.ids, rows.x, convert_targets(y, f"{part}y", Path(source)))
 
@@ -231,7 +231,7 @@ def dataset_from_parts(
     if len({part.site is None for prefix, part in parts.items() if prefix != "test_"}) > 1:
         raise UserError(f"{file} has only one of the arrays site and val_site; store both, or neither")
     training_parts = [part for prefix, part in parts.items() if prefix != "test_"]
-    x = training_parts[0].x if len(training_parts) == 1 else stacked([part.x for part in training_parts])
+    x = training_parts[0].x if len(training_parts) == 1 else concatenate_samples([part.x for part in training_parts])
     y = torch.cat([part.y for part in training_parts])
     part_sites = [part.site for part in training_parts if part.site is not None]
     site = torch.cat(part_sites) if part_sites else None
@@ -254,7 +254,7 @@ def dataset_from_parts(
 
 def _describe_format(part: ArrayPart) -> str:
     """Describe shape and type of a row of samples and of targets, which must be the same in all parts."""
-    x = part.x.stored if isinstance(part.x, Pictures) else part.x
+    x = part.x.stored if isinstance(part.x, LazyImages) else part.x
     formats = [f"{tuple(each.shape[1:])} {str(each.dtype).removeprefix('torch.')}" for each in (x, part.y)]
     return " and ".join(formats)
 

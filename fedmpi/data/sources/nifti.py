@@ -125,7 +125,7 @@ class VolumePreparation(Preparation):
         """Resample the class numbers (X, Y, Z) of a mask, and crop or pad them. spacing: see `prepare_image`."""
         return self._crop_or_pad(self._resample(mask[None], spacing, "nearest-exact"), mask.new_zeros(1))[0]
 
-    def read(self, request: Request) -> NewRows:
+    def read(self, request: PredictionRequest) -> NewRows:
         """Return the prepared volumes of a request."""
         _require_nibabel()
         if request.ids:
@@ -137,7 +137,7 @@ class VolumePreparation(Preparation):
             _check_same_shape(volumes, list(map(LabelledFile, files)))
         return NewRows({"file": np.array(names, dtype=object)}, torch.stack(volumes))
 
-    def _list_files(self, request: Request) -> tuple[list[Path], list[str]]:
+    def _list_files(self, request: PredictionRequest) -> tuple[list[Path], list[str]]:
         """Return the files of a request, and the name of each for the predictions."""
         takes = "a NIfTI file, a folder of them, or a list of files"
         if isinstance(request.rows, Sequence) and not isinstance(request.rows, str):

@@ -181,13 +181,13 @@ def select_sites(source: str, names: Sequence[str], site: str | None) -> Sequenc
     return names if site is None else (site,)
 
 
-def concat_sites(sites: Sequence[Dataset], names: Sequence[str], global_x: Tensor | None = None) -> Dataset:
+def concat_sites(sites: Sequence[Dataset], names: Sequence[str], global_test_x: Tensor | None = None) -> Dataset:
     """Concatenate the data sets of several sites into one that contains the site of each row.
 
     Args:
         sites: the data sets.
         names: the names of the sites.
-        global_x: the inputs of the global test set, if they differ from those of the sites (`Dataset.global_x`).
+        global_test_x: the inputs of the global test set, if they differ from those of the sites.
     """
     groups = [d.group for d in sites if d.group is not None]
     offsets = np.cumsum([0, *(int(group.max()) + 1 for group in groups)]).tolist()
@@ -200,8 +200,8 @@ def concat_sites(sites: Sequence[Dataset], names: Sequence[str], global_x: Tenso
         site=torch.repeat_interleave(torch.tensor([len(d.train_y) for d in sites])),
         test_site=torch.repeat_interleave(torch.tensor([len(d.test_y) for d in sites])),
         site_names=tuple(names),
-        global_x=global_x,
-        preparation=shared([d.preparation for d in sites]),
+        global_test_x=global_test_x,
+        preparation=find_common_preparation([d.preparation for d in sites]),
         group=torch.cat([g + n for g, n in zip(groups, offsets, strict=False)]) if len(groups) == len(sites) else None,
     )
 

@@ -81,7 +81,7 @@ def text(
         )
     columns = author_column, text_column, delimiter
     texts = read_texts(file, *columns)
-    texts = {author: texts[author] for author in natural_order(texts)}
+    texts = {author: texts[author] for author in sort_naturally(texts)}
     return dataset_from_texts(texts, context, test_fraction, min_chars, alphabet, columns)
 
 
@@ -143,7 +143,7 @@ def read_texts(path: Path, author_column: str, text_column: str, delimiter: str)
         )
     pieces: dict[str, list[str]] = {}
     locations: dict[str, str] = {}
-    for row, (author, piece) in enumerate(zip(authors, text_of(cells), strict=True)):
+    for row, (author, piece) in enumerate(zip(authors, decode_cells(cells), strict=True)):
         if not author:
             raise UserError(
                 f"{table.row_location(row)}: column {author_column!r} is empty; enter the author, or remove the row"
@@ -192,7 +192,7 @@ class TextPreparation(Preparation):
         """The characters, in the order of their numbers."""
         return self.alphabet
 
-    def read(self, request: Request) -> NewRows:
+    def read(self, request: PredictionRequest) -> NewRows:
         """Cut each text into windows as in training, and add a window that ends with the text.
 
         The character after the last window is unknown, so this window has no targets and counts in no metric.
@@ -248,13 +248,12 @@ def check_characters(text: str, alphabet: Sequence[str], location: str, reason: 
     """
     duplicate = next((symbol for k, symbol in enumerate(alphabet) if symbol in alphabet[:k]), None)
     if duplicate is not None:
-        raise UserError(f"data.alphabet contains {show(duplicate)} twice; list each character only once")
+        raise UserError(f"data.alphabet contains {shorten_repr(duplicate)} twice; list each character only once")
     unknown = {*text} - {*alphabet}
     if unknown:
+        remedy = "replace it in the text" if reason else "add it there, or replace it in the text"
         reason = reason or "which is not in data.alphabet"
-        raise UserError(
-            f"{location} contains {show(min(unknown))}, {reason}; add it to the alphabet, or replace it in the text"
-        )
+        raise UserError(f"{location} contains {shorten_repr(min(unknown))}, {reason}; {remedy}")
 
 
 def make_alphabet(train: set[str], test: set[str]) -> tuple[str, ...]:
@@ -297,7 +296,7 @@ def dataset_from_texts(
         end = len(characters) - int(test_fraction * len(characters))
         train[name], test[name] = characters[:end], characters[end:]
         if end < context + 1:
-            problem = f"author {name!r} has only {count(end, 'training character')} ({len(characters)} in all)"
+            problem = f"author {name!r} has only {pluralize(end, 'training character')} ({len(characters)} in all)"
             needed = f"but data.context={context} needs at least {context + 1}"
             remedy = "lower data.context, or leave out short texts with data.min_chars"
             raise UserError(f"{location}: {problem}, {needed}; {remedy}")

@@ -134,7 +134,7 @@ GOOD = {"a": ([[1.0, 2.0]], [0]), "b": ([[3.0, 4.0]], [1])}
 @pytest.mark.parametrize(
     ("train", "options", "said"),
     [
-        ({"a": ([[1.0, 2.0]], [0, 1])}, {}, r"user 'a': .* does not contain lists x and y of equal length"),
+        ({"a": ([[1.0, 2.0]], [0, 1])}, {}, r"user 'a': .* has no lists x and y of equal length"),
         (
             {"a": ([[1.0, 2.0], [1.0]], [0, 1])},
             {},
@@ -147,7 +147,7 @@ GOOD = {"a": ([[1.0, 2.0]], [0]), "b": ([[3.0, 4.0]], [1])}
             {},
             r"user 'a': x = .* is not a sample of a known kind.*write a data source of your own",
         ),
-        ({"a": ([[1.0, 2.0]], [[1, 0]])}, {}, r"user 'a': y contains \[1, 0\]; it must contain one number"),
+        ({"a": ([[1.0, 2.0]], [[1, 0]])}, {}, r"user 'a': y contains \[1, 0\]; must be one number"),
         ({"a": ([[1.0, float("nan")]], [1])}, {}, r"x of train/ contains nan in row 0"),
         ({"a": (["abc", "ab"], ["d", "c"])}, {}, r"user 'a': the strings in x have different lengths"),
         ({"a": ([], [])}, {}, r"no user has a sample"),

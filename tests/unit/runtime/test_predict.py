@@ -196,7 +196,7 @@ def test_a_site_can_be_named_where_the_file_has_no_column_of_them(study, tmp_pat
     whole = model.predict(write(tmp_path / "new.csv", header, here))
     few = write(tmp_path / "few.csv", header[1:4], [row[1:4] for row in here])
     assert model.predict(few, site="south")["prediction"] == whole["prediction"]
-    with pytest.raises(UserError, match=r"column 'site', or --site NAME, .*sites: north, south"):
+    with pytest.raises(UserError, match=r"column 'site', or set --site NAME .*sites: north, south"):
         model.predict(few)
     with pytest.raises(UserError, match="site 'west' does not exist in this run; sites: north, south"):
         model.predict(few, site="west")
@@ -209,11 +209,11 @@ def test_a_site_can_be_named_where_the_file_has_no_column_of_them(study, tmp_pat
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"age": None}, r"has no column 'age', which the model was trained with"),
-        ({"age": ""}, r"line 2: column 'age' is empty, and the training fills no gaps \(data.missing: refuse\)"),
-        ({"age": "old"}, r"line 2: column 'age' holds 'old', which is no number"),
-        ({"site": "west"}, r"line 2: site is 'west', no site of the training; sites: north, south"),
-        ({"colour": "pink"}, r"line 2: column 'colour' holds 'pink', which is none of data.categorical.colour"),
+        ({"age": None}, r"has no column 'age', with which the model was trained"),
+        ({"age": ""}, r"line 2: column 'age' is empty; fill in a value, because data.missing: refuse"),
+        ({"age": "old"}, r"line 2: column 'age' contains 'old', which is not a number"),
+        ({"site": "west"}, r"line 2: column 'site' contains 'west', not a site of this run; sites: north, south"),
+        ({"colour": "pink"}, r"line 2: column 'colour' contains 'pink', which is not in data.categorical.colour"),
     ],
 )
 def test_rows_that_do_not_fit_the_training_are_refused(study, tmp_path, change, message):
@@ -393,9 +393,7 @@ def test_images_by_folder_file_and_list(animals, tmp_path):
 
 
 def test_names_of_images_are_relative_to_the_folder_of_the_csv_file(animals, tmp_path):
-    with pytest.raises(
-        UserError, match=r"new\.csv, line 2: there is no picture a\.png .*relative to the folder of new"
-    ):
+    with pytest.raises(UserError, match=r"new\.csv, line 2: image a\.png not found .*relative to the folder of new"):
         package.load(animals).predict(write(tmp_path / "new.csv", ["path"], [["a.png"]]))
     with pytest.raises(UserError, match="has no column 'path'"):
         package.load(animals).predict(write(tmp_path / "bad.csv", ["file"], [["a.png"]]))
@@ -405,7 +403,9 @@ def test_images_of_another_size_are_refused_where_the_training_scaled_none(tmp_p
     pictures(tmp_path / "train", ["cat"], 8, 0, size=8)
     pictures(tmp_path / "train", ["dog"], 8, 2, size=8)
     (run, _), other = train(tmp_path, {"source": "image_folder"}), pictures(tmp_path / "new", ["cat"], 1, 1, size=7)
-    with pytest.raises(UserError, match="images of 7x7 pixels and 3 channels; those of the training were 8x8 with 3"):
+    with pytest.raises(
+        UserError, match="the images have 7x7 pixels and 3 channels, but the training images had 8x8 pixels and 3"
+    ):
         package.load(run).predict(other[0])
 
 
@@ -425,7 +425,10 @@ def test_labels_that_are_no_class_are_left_out_of_the_metrics_and_counted(animal
     file = write(tmp_path / "new.csv", ["path", "label"], rows)
     got, said = predictions(animals, file)
     assert len(got) == 6
-    assert said[-1] == f"metrics: {file}, line 2: 'wolf' is no class of the training; 1 row of 6 left out"
+    assert (
+        said[-1]
+        == f"metrics: {file}, line 2: 'wolf' is not one of the classes of the training data; 1 row of 6 ignored"
+    )
     assert package.load(animals).predict(file).metrics == whole.metrics
     none = package.load(animals).predict(write(tmp_path / "new.csv", ["path", "label"], rows[:1]))
     assert none.metrics == {}
@@ -433,7 +436,7 @@ def test_labels_that_are_no_class_are_left_out_of_the_metrics_and_counted(animal
 
 @pytest.mark.parametrize("rows", [[{"path": "a.png"}], [np.zeros((8, 8, 3))], {"path": ["a.png"]}, []], ids=type)
 def test_rows_that_images_cannot_be_read_from_are_answered_with_what_can(animals, rows):
-    takes = "must be a picture, a folder of them, a CSV file that names them, or a list of files"
+    takes = "must be an image, a folder of images, a CSV file that lists images, or a list of files"
     with pytest.raises(UserError, match=f"rows: .* is not allowed for this run; {takes}"):
         package.load(animals).predict(rows)
 
@@ -461,10 +464,10 @@ def test_arrays_give_the_recorded_accuracy(tmp_path, kind):
     assert f"accuracy {last['accuracy']:.2f}" in said[0]
     assert percent_equal([int(row["prediction"]) for row in got], y[40:]) == last["accuracy"]
     assert package.load(run).predict(x[40:])["prediction"] == column(got, "prediction")
-    with pytest.raises(UserError, match=r"rows of the shape \(.*\).* are needed, as in training"):
+    with pytest.raises(UserError, match=r"rows of shape \(.*\), as in training"):
         package.load(run).predict(x[40:, :4])
     other = x[40:].astype(np.float32) if x.dtype == np.uint8 else x[40:].astype(np.uint8)
-    with pytest.raises(UserError, match=r"rows: x is (float32|uint8) .*are needed, as in training"):
+    with pytest.raises(UserError, match=r"rows: x is (float32|uint8) .*, as in training"):
         package.load(run).predict(other)
 
 
@@ -504,8 +507,8 @@ def test_symbols_are_those_of_windows_of_the_text(tmp_path):
     assert 100 * sum(right) / len(right) == pytest.approx(last["accuracy"], abs=1e-9)
     assert [symbols[-1] for symbols in found["symbols"]] == found["next"]
     for text, message in [
-        ("ab Z ab ab ab", "'odd' holds 'Z', which the training did not have"),
-        ("ab", "has 2 characters; the model was trained on windows of 10"),
+        ("ab Z ab ab ab", "'odd' contains 'Z', which did not occur in training"),
+        ("ab", "has only 2 characters, but the model was trained on windows of 10"),
     ]:
         (tmp_path / "odd.txt").write_text(text)
         with pytest.raises(UserError, match=message):

@@ -57,7 +57,7 @@ def csv_images(
 
     path: the CSV file, relative to data.root.
     folder: the folder of the images, relative to data.root.
-    picture_column: the column with the image files, relative to root/folder.
+    image_column: the column with the image files, relative to root/folder.
     label_column: the column with the classes.
     site_column: the column with the sites of the images, for `scheme: site` and for silos. A silo opens only the images
     of its own rows.

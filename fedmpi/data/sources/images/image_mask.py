@@ -102,7 +102,7 @@ def image_mask(
         )
         masks = _read_masks(pairs_of_site, decoding, numbers)
         shape = (int(images.shape[1]), int(images.shape[2]), int(images.shape[3]))
-        preparation = ImagePreparation(decoding, shape, shape[0], picture_column=image_column, delimiter=delimiter)
+        preparation = ImagePreparation(decoding, shape, shape[0], image_column=image_column, delimiter=delimiter)
         x, test_x = (preparation.normalize(images[rows]) for rows in (train, test))
         return Dataset(x, masks[train], test_x, masks[test], numbers.num_classes, preparation=preparation)
 

@@ -33,7 +33,7 @@ class ImagePreparation(Preparation):
         stored: the shape (C, H, W) of a decoded image.
         channels: the number of channels of the inputs; a single stored channel is repeated.
         class_names: the classes in the order of their numbers.
-        picture_column, label_column, delimiter: the format of a CSV file that lists images.
+        image_column, label_column, delimiter: the format of a CSV file that lists images.
         folder: the folder of the images, relative to that of the CSV file.
     """
 
@@ -52,7 +52,7 @@ class ImagePreparation(Preparation):
         """Wrap decoded images (n, C, H, W), uint8 or float32 in 0..1, to be normalised when they are read."""
         return make_lazy_images(images, self.decoding.mean, self.decoding.std, self.channels)
 
-    def read(self, request: Request) -> NewRows:
+    def read(self, request: PredictionRequest) -> NewRows:
         """Return the decoded images of a request, with their targets if their classes are known."""
         ids, files, labels, rows = self._list_files(request)
         images = read_images.decode_images(files, self.decoding, rows)
@@ -74,11 +74,11 @@ class ImagePreparation(Preparation):
         first = known.index(False)
         reason = f"{rows[first] or files[first]}: {labels[first]!r} is not one of the classes of the training data"
         if not any(known):
-            return NewRows(ids, x, no_targets=reason)
-        reason = f"{reason}; {count(known.count(False), 'row')} of {len(known)} ignored"
-        return NewRows(ids, x, y, no_targets=reason, known=torch.tensor(known))
+            return NewRows(ids, x, why_no_targets=reason)
+        reason = f"{reason}; {pluralize(known.count(False), 'row')} of {len(known)} ignored"
+        return NewRows(ids, x, y, why_no_targets=reason, has_target=torch.tensor(known))
 
-    def _list_files(self, request: Request) -> tuple[dict[str, Any], list[Path], list[str], list[str]]:
+    def _list_files(self, request: PredictionRequest) -> tuple[dict[str, Any], list[Path], list[str], list[str]]:
         """Return columns that identify the images, their files, labels ([] if unknown), and the rows that list them."""
         if isinstance(request.rows, Sequence) and not isinstance(request.rows, str):
             files = to_paths(request.rows, ACCEPTED_INPUTS)
@@ -103,13 +103,13 @@ class ImagePreparation(Preparation):
         self, table: Table, ids: Sequence[str]
     ) -> tuple[dict[str, Any], list[Path], list[str], list[str]]:
         """Do the same for the images that a table lists. ids: the columns to copy."""
-        names = text_of(table.column(self.picture_column, "picture_column"))
+        names = decode_cells(table.column(self.image_column, "image_column"))
         rows = [table.row_location(row) for row in range(len(table))]
         folder, files = table.path.parent, []
         for row, name in zip(rows, map(str.strip, map(str, names)), strict=True):
             if not name:
                 raise UserError(
-                    f"{row}: column {self.picture_column!r} is empty; enter the image file, or remove the row"
+                    f"{row}: column {self.image_column!r} is empty; enter the image file, or remove the row"
                 )
             candidates = [folder / self.folder / name.replace("\\", "/"), folder / name.replace("\\", "/")]
             file = next((path for path in candidates if path.exists()), None)

@@ -78,7 +78,7 @@ def tiny_imagenet(root: Path, *, download: bool = False) -> Dataset:
         file, label, *_ = [*line.split("\t"), ""]  # further fields: the object's bounding box
         sample = LabelledFile(notes.parent / "images" / file, label, location=f"{notes}, line {k}", part="test")
         if label not in names:
-            raise sample.make_error(f"{show(line)} is not a file and a class of wnids.txt; {remedy}")
+            raise sample.make_error(f"{shorten_repr(line)} is not a file and a class of wnids.txt; {remedy}")
         samples.append(sample)
     return dataset_from_files(
         samples, make_class_reader(names, DecodeOptions(64, 3, *PIXEL_STATISTICS["imagenet"])), "tiny_imagenet"
@@ -234,7 +234,7 @@ def _read_ssl_fl(
     def read_lines(path: str) -> Iterator[tuple[str, list[str]]]:
         """Yield the location ("labels.csv, line 7") and the fields of each line."""
         file = find_file(folder.parent, (f"{folder.name}/{path}",), source, remedy)
-        for number, fields in csv_rows(file, remedy="download it again"):
+        for number, fields in iter_csv_rows(file, remedy="download it again"):
             yield f"{file}, line {number}", [field.strip() for field in fields]
 
     chosen = select_sites(source, sites, site)
@@ -242,7 +242,7 @@ def _read_ssl_fl(
     labels: dict[str, str] = {}
     for location, fields in read_lines("labels.csv"):
         if len(fields) < 2 or fields[1] not in allowed:
-            problem = f"{show(','.join(fields))} is not a name and a label 0..{classes - 1}"
+            problem = f"{shorten_repr(','.join(fields))} is not a name and a label 0..{classes - 1}"
             raise UserError(f"{location}: {problem}; download the file again")
         labels[fields[0]] = allowed[fields[1]]
 

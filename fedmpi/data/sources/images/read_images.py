@@ -104,7 +104,7 @@ def _call_in_threads(function: Callable[[int], None], calls: int, block: int) ->
 
 
 @final
-class DecodedFiles(Source):
+class DecodedFiles(DiskSource):
     """Image files that several threads decode each time they are read."""
 
     def __init__(self, files: Sequence[Path], decode: Callable[[int], np.ndarray], first: np.ndarray) -> None:

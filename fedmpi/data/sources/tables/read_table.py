@@ -113,7 +113,7 @@ class Table:
                     values[k] = float(plain)
                 elif not self._is_missing_cell(cell, name, missing):
                     raise UserError(
-                        f"{self.row_location(k)}: column {name!r} contains {show(cell)}, {_number_remedy(key)}"
+                        f"{self.row_location(k)}: column {name!r} contains {shorten_repr(cell)}, {_number_remedy(key)}"
                     )
         values[np.isin(values, [float(word) for word in missing if is_number(word)])] = np.nan
         large = np.flatnonzero(np.abs(values) > np.finfo(np.float32).max)
@@ -133,7 +133,7 @@ class Table:
         if cells.dtype == np.float64:
             words[~gaps] = list(map(normalize_word, cells[~gaps].tolist()))
         else:
-            texts = text_of(cells[~gaps]).tolist()
+            texts = decode_cells(cells[~gaps]).tolist()
             normalized = {cell: self._normalize_cell(cell) for cell in {*texts}}
             words[~gaps] = [normalized[cell] for cell in texts]
         return words
@@ -185,7 +185,7 @@ def normalize_word(cell: str | int | float) -> str:
 
 def distinct_words(words: Sequence[str] | np.ndarray) -> list[str]:
     """Return the distinct words in natural order, without the empty word."""
-    return natural_order({*words} - {""})
+    return sort_naturally({*words} - {""})
 
 
 # ---- reading ----
@@ -196,7 +196,7 @@ def read_table(path: Path, delimiter: str, decimal: str = ".") -> Table:
         columns = read_parquet(path)
         row_numbers, row_unit = np.arange(len(next(iter(columns.values()), ()))), "row"
     else:
-        columns, row_numbers = csv_columns(path, delimiter, lambda header: _check_header(path, header, delimiter))
+        columns, row_numbers = read_csv_columns(path, delimiter, lambda header: _check_header(path, header, delimiter))
         row_unit = "line"
     if not len(row_numbers):
         raise UserError(f"{path} has no rows below its header")

@@ -90,7 +90,7 @@ class TablePreparation(Preparation):
         return self.class_names or self.labels
 
     @property
-    def input_and_class_names(self) -> list[str]:
+    def input_names(self) -> list[str]:
         """The names of the inputs, such as `age` or `city=Ulm`."""
         names = ([c.name] if c.values is None else [f"{c.name}={value}" for value in c.values] for c in self.columns)
         return [name for group in names for name in group]
@@ -139,16 +139,16 @@ class TablePreparation(Preparation):
         return cells
 
     # ---- new rows ----
-    def read(self, request: Request) -> NewRows:
+    def read(self, request: PredictionRequest) -> NewRows:
         """Return the inputs of new rows, with their targets if the rows have labels."""
         if hasattr(request.rows, "columns") or isinstance(request.rows, (dict, list)):
             rows = table_from_memory(request.rows, self.decimal)
         else:
-            rows = read_table(file_of(request), self.delimiter, self.decimal)
+            rows = read_table(check_path(request), self.delimiter, self.decimal)
         missing_column = next((c.name for c in self.columns if c.name not in rows.columns), None)
         if missing_column is not None:
             needed = f"column {missing_column!r}, with which the model was trained"
-            raise UserError(f"{rows.path} has no {needed}; {nearest(missing_column, rows.columns)}")
+            raise UserError(f"{rows.path} has no {needed}; {suggest_name(missing_column, rows.columns)}")
         for name in request.ids:
             rows.column(name, "--id")
         category_values = {c.name: c.values for c in self.columns if c.values is not None}
@@ -179,7 +179,7 @@ class TablePreparation(Preparation):
             raise UserError(
                 f"{where}; fill in a value, because data.missing: {self.missing} replaces no missing values"
             )
-        number = count(int(gap.sum()), "row")
+        number = pluralize(int(gap.sum()), "row")
         warnings.warn(f"{where}; {number} of {len(rows)} dropped, as in training (data.missing: drop)", stacklevel=2)
         return rows.select_rows(np.flatnonzero(~gap))
 

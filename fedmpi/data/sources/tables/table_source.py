@@ -157,7 +157,7 @@ def table(
         site=None if site_of is None else site_of[train_rows],
         test_site=None if site_of is None else site_of[test_rows],
         site_names=tuple(names),
-        meaning=(*preparation.meaning, "->", *label_targets.names),
+        input_and_class_names=(*preparation.input_names, "->", *label_targets.names),
         group=encode_groups(groups[train]) if group_column else None,
         preparation=preparation,
     )
@@ -239,7 +239,7 @@ def _drop_incomplete_rows(rows: Table, keys: Mapping[str, str], missing: str) ->
         return rows
     worst = sorted(gaps, key=lambda name: -gaps[name].sum())
     worst_columns = ", ".join(f"{name!r} {gaps[name].sum()}" for name in worst[:3] if gaps[name].any())
-    dropped = f"data.missing: drop removes {incomplete.sum()} of {count(len(rows), 'row')} of {rows.path}"
+    dropped = f"data.missing: drop removes {incomplete.sum()} of {pluralize(len(rows), 'row')} of {rows.path}"
     if incomplete.all():
         raise UserError(
             f"{dropped}; columns with most missing values: {worst_columns}; list these columns in data.drop"
