@@ -51,11 +51,8 @@ from fedmpi.tasks import validation
 from fedmpi.tasks.metrics import Metrics, client_statistics, count_by_class, weighted_client_mean
 
 MAX_CLASSES = 100  # largest number of classes for which accuracies by class are recorded
-PERSONAL_MODEL_HOOKS = (
-    "personal_weights",
-    "personal_buffers",
-    "predict",
-)  # hooks that give each client a model of its own
+# hooks that give each client a model of its own
+PERSONAL_MODEL_HOOKS = ("personal_weights", "personal_buffers", "predict")
 
 
 class Evaluation(NamedTuple):

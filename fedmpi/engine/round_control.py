@@ -45,7 +45,7 @@ class RoundControl:
         self.first_round = 0  # the first round of this process; greater than 0 if the run was resumed
         self.opened_at = 0.0  # time.perf_counter() at rank 0's decision about the latest round
         self._decided = -1, 0  # at rank 0: the round of the latest decision, and the decision
-        self._rank_costs = scheduler.rank_costs  # the pace of ranks that belongs to this decision
+        self._rank_costs = scheduler.rank_costs  # the relative costs of ranks that belong to this decision
 
     def open_round(self, t: int) -> RoundCommand:
         """Broadcast (rank 0) or receive the command of round t, together with the model and the declared server state.
@@ -68,9 +68,9 @@ class RoundControl:
         if number & FURTHER_MESSAGE:
             refused = self.server.refused_clients if self.server is not None else []
             with self.comm.uncounted():  # because its length depends on measured times
-                message = self.comm.broadcast_json({"refused": refused, "pace": [*self._rank_costs.items()]})
+                message = self.comm.broadcast_json({"refused": refused, "costs": [*self._rank_costs.items()]})
             undone = message["refused"] if self.states.keeps_undo else []
-            self.scheduler.rank_costs = dict(map(tuple, message["pace"]))
+            self.scheduler.rank_costs = dict(map(tuple, message["costs"]))
         if command is RoundCommand.ABORTED and self.states.keeps_undo:
             undone, self.states.last_trained = self.scheduler.cohort(t - 1), self.scheduler.last_trained_rounds(t - 2)
         self.states.end_round(undone)

@@ -141,7 +141,7 @@ class ClientScheduler:
         away = {int(rank) for ranks in lost for rank in ranks}
         return [r for r in self.ranks if self.rank_costs.get(r, NORMAL_COST) and r not in away]
 
-    # ---- the pace of ranks, at rank 0 ----
+    # ---- relative costs of ranks, at rank 0 ----
     def record_timings(self, t: int, placement: Mapping[int, int], seconds: Sequence[float]) -> None:
         """Record the training times in seconds that the uploads of round t report, client by client of `placement`."""
         if self.speeds is not None and not self.lost_ranks.in_round(t):

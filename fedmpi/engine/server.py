@@ -101,10 +101,8 @@ class FederationServer:
         view.state, view.w = self.state, self.w
         self._hook_inputs = {"server.w": self.w, "server.state": self.state_row, "server.label_counts": view.counts}
         self.best = BestModel(criterion, self.w, self.b) if criterion else None
-        self.recorded_stats, self.update_stats = (
-            recorded_stats,
-            dict[str, Any](),
-        )  # of the last step (aggregation/update_stats.py)
+        self.recorded_stats = recorded_stats
+        self.update_stats = dict[str, Any]()  # of the last step (aggregation/update_stats.py)
         self.update_filter = update_filter or UpdateFilter()
         self.refused_clients = list[int]()  # clients whose uploads were refused in the last step
 

@@ -102,9 +102,8 @@ class BufferPool:
         if tensor is None or tensor.dtype != dtype or len(tensor) < n:
             tensor = None
             self.tensors.pop(name, None)  # frees the old memory before the new one is allocated
-            pin = (
-                self.pin_memory and for_uploads and n * dtype.itemsize <= MAX_UNSENT_BYTES
-            )  # the system cannot page pinned memory out
+            # not for larger memory, because the operating system cannot page out pinned memory
+            pin = self.pin_memory and for_uploads and n * dtype.itemsize <= MAX_UNSENT_BYTES
             tensor = self.tensors[name] = torch.empty(n, dtype=dtype, device=self.like.device, pin_memory=pin)
         return tensor[:n].view(count, size)
 

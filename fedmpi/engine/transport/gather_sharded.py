@@ -38,9 +38,9 @@ class ShardQuery(NamedTuple):
 
     # arguments: rows (m, b - a), a, number of columns of the slot, numbers
     answer: Callable[[Tensor, int, int, Tensor], Tensor]
-    axes_per_block: int = (
-        0  # 0: a number for each column, in the rows' type; 1, 2: (m,), (m, m) for each block, in float64
-    )
+    # the shape of an answer: 0: a number per column, in the type of the rows; 1: (m,) per block of columns, in float64;
+    # 2: (m, m) per block, in float64
+    axes_per_block: int = 0
 
 
 SHARD_QUERIES = {
@@ -117,7 +117,7 @@ class ShardedGather(UploadGather):
 
     def __init__(self, context: GatherContext) -> None:
         """Start to receive the columns of this rank, and at rank 0 the small slots."""
-        # If messages are sent only in `finish`, waiting for an earlier row would never end: all rows are buffered.
+        # If messages are sent only in `finish`, waiting for an earlier row would never end; then all rows are buffered.
         super().__init__(context, SendBuffer(context, MAX_UNSENT_BYTES // 8 if context.comm.async_sends else None))
         self.shard, comm = ColumnShard(context), context.comm
         small_rows = len(context.cohort) if comm.rank == 0 else 0

@@ -196,9 +196,8 @@ class IntegerSum(linear.RunningSum):
         """Add c x to the sum; `first` is ignored, because the sum begins with zeros."""
 
         def add_chunk(span: tuple[int, int]) -> None:
-            chunk = x[span[0] - offset : span[1] - offset].to(
-                torch.float64, copy=True
-            )  # a copy, because other sums read x later
+            part = x[span[0] - offset : span[1] - offset]
+            chunk = part.to(torch.float64, copy=True)  # a copy, because other sums read x later
             self.total[slice(*span)] += chunk.mul_(c / UNIT).round_().long()
 
         linear.parallel_map(add_chunk, linear.chunk_spans(x, offset, offset + len(x)), x)

@@ -142,7 +142,7 @@ def measure_speeds(rounds, seconds, ranks=(1, 2)):
 
 
 @pytest.mark.parametrize(
-    ("rounds", "seconds", "pace"),
+    ("rounds", "seconds", "costs"),
     [
         (2, lambda t, r: 1e-3 * r, {}),  # of at least three rounds
         (3, lambda t, r: 1e-3 * r, {2: 200}),
@@ -152,8 +152,8 @@ def measure_speeds(rounds, seconds, ranks=(1, 2)):
         (3, lambda t, r: 10.0 ** (6 * r), {2: MAX_COST}),
     ],
 )
-def test_relative_costs_follow_from_measured_seconds(rounds, seconds, pace):
-    assert measure_speeds(rounds, seconds).relative_costs(rounds) == pace
+def test_relative_costs_follow_from_measured_seconds(rounds, seconds, costs):
+    assert measure_speeds(rounds, seconds).relative_costs(rounds) == costs
 
 
 @pytest.mark.parametrize("odd", [0.0, -1.0, float("nan"), float("inf")])
