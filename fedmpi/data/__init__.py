@@ -1,1 +1,1 @@
-"""The data of clients: a source returns a Dataset, a partition divides it, FederatedData holds it, batches reads it."""
+"""The data of clients: sources return a Dataset, partitions divide it into FederatedData, which yields batches."""

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """The samples of one client: some rows of samples x and targets y, which several shards may share."""
+    """The samples of one client, as row numbers of x and y. Several shards may share the same x and y."""
 
     x: Any  # samples (rows, ...): tensor, LazyImages, or Inputs (several tensors by name)
     y: Tensor  # targets (rows, ...)
@@ -90,7 +90,7 @@ def replace_samples(
 
 
 def distinct_samples(shards: Mapping[int, Shard]) -> Iterator[tuple[int, Any, Tensor]]:
-    """Yield (client, x, y) for each client, or only for client 0 if all clients share the same x and y."""
+    """Yield each distinct pair of samples and targets as (client, x, y): only client 0 if all clients share them."""
     if isinstance(shards, ClientShards):
         return iter([(0, shards.x, shards.y)])
     return ((k, shard.x, shard.y) for k, shard in shards.items())

@@ -46,7 +46,7 @@ def select_client_tests(
     seed: int,
     label_matrix: np.ndarray | None = None,
 ) -> ClientTestRows:
-    """Return the number of test rows of each client, and the row numbers of each client.
+    """Choose the test rows of each client; return how many each client has, and the row numbers.
 
     Args:
         dataset: the data set.
@@ -101,10 +101,10 @@ def select_client_tests(
     return sizes, LazyClientMapping(len(counts), aligned)
 
 
-def _select_parts(parts: Partition, site_of_client: np.ndarray) -> ClientTestRows:
-    """Return the number of test rows and the rows of each client, which are those of its site."""
-    return parts.sizes[site_of_client], LazyClientMapping(
-        len(site_of_client), lambda k: torch.from_numpy(parts[site_of_client[k]])
+def _select_parts(parts: Partition, part_of_client: np.ndarray) -> ClientTestRows:
+    """Return the test rows if client k gets the part number part_of_client[k], (N,), of `parts`."""
+    return parts.sizes[part_of_client], LazyClientMapping(
+        len(part_of_client), lambda k: torch.from_numpy(parts[part_of_client[k]])
     )
 
 

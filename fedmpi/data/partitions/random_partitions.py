@@ -82,7 +82,7 @@ def _partition_by_shares(
     scheme: str,
     balance: bool,
 ) -> Partition:
-    """Return the partition that cuts each shuffled class by the first draw with min_size samples for every client."""
+    """Shuffle each class and cut it into the sizes of the first accepted draw; see `_draw_until_accepted`."""
     rows_by_class = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     totals = np.array([len(rows) for rows in rows_by_class])  # (C,)
     counts = _draw_until_accepted(totals, clients, rng, alpha, min_size, scheme, balance)

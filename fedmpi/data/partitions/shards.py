@@ -124,7 +124,7 @@ def classes(
     class are divided into equal parts for its clients. A class that no client has, which is possible only for N < C, is
     left out.
 
-    classes_per_client: number of classes of each client
+    classes_per_client: number of classes of each client.
     """
     check_class_labels(labels, "classes")
     check_enough_samples(len(labels), clients, "classes")

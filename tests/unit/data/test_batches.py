@@ -1,4 +1,4 @@
-"""One epoch: every row once, in an order that only the generator decides."""
+"""The batches of one epoch contain every row once, in an order that only the generator determines."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from fedmpi.data.streaming import DiskSource, Stream
 
 
 def shard(n=10):
-    """Rows 2, 4, 6, ... of 3 n + 1; x holds the row's number."""
+    """Return a shard of the rows 2, 4, 6, ... of 3 n + 1; x is the row number."""
     x = torch.arange(3.0 * n + 1).view(-1, 1)
     return Shard(x, torch.arange(3 * n + 1), 2 + 2 * torch.arange(n))
 
@@ -30,11 +30,11 @@ def generator(seed=0):
         (0, 4, False, []),
     ],
 )
-def test_sizes(n, size, drop_last, sizes):
+def test_batches_have_the_expected_sizes(n, size, drop_last, sizes):
     assert [len(x) for x, _ in batches(shard(n), size, generator(), drop_last)] == sizes
 
 
-def test_the_order_is_one_randperm_of_the_generator():
+def test_the_order_is_one_permutation_of_the_generator():
     one = generator(5)
     pairs = list(batches(shard(), 3, one))
     rows = torch.cat([y for _, y in pairs])
@@ -43,7 +43,7 @@ def test_the_order_is_one_randperm_of_the_generator():
     assert not torch.equal(torch.cat([y for _, y in batches(shard(), 3, one)]), rows)
 
 
-def test_full_batch_and_evaluation_keep_the_index_order_and_draw_nothing():
+def test_full_batches_and_evaluations_keep_the_order_and_draw_no_numbers():
     one = generator(5)
     before = one.get_state()
     ((_, rows),) = batches(shard(), None, one)
@@ -52,16 +52,18 @@ def test_full_batch_and_evaluation_keep_the_index_order_and_draw_nothing():
     assert torch.equal(torch.cat([y for _, y in batches(shard(), 3, None)]), shard().index)
 
 
-@pytest.mark.parametrize(("shape", "blocks"), [((16,), False), ((5,), False), ((3, 4, 4), True), ((1, 28, 28), False)])
-def test_rows_read_ahead_are_those_of_their_batch(shape, blocks):
-    """Small batches are cut from one piece of memory: the values, strides and alignment of batches read one by one."""
+@pytest.mark.parametrize(
+    ("shape", "channels_last"), [((16,), False), ((5,), False), ((3, 4, 4), True), ((1, 28, 28), False)]
+)
+def test_rows_read_ahead_are_those_of_their_batch(shape, channels_last):
+    """Small batches, which are read together, have the values, strides and alignment of batches read singly."""
     x = torch.randn(400, *shape)
-    if blocks:
+    if channels_last:
         x = x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
     rows = Shard(x, torch.arange(400), torch.arange(7, 390))
-    found = list(batches(rows, 16, None))
-    assert len(found) == 24
-    for i, (part, y) in enumerate(found):
+    read = list(batches(rows, 16, None))
+    assert len(read) == 24
+    for i, (part, y) in enumerate(read):
         index = rows.index[16 * i : 16 * (i + 1)]
         assert torch.equal(y, index)
         assert torch.equal(part, x[index])
@@ -71,11 +73,11 @@ def test_rows_read_ahead_are_those_of_their_batch(shape, blocks):
         ]
 
 
-def test_batches_wait_for_no_device():
-    """Nothing asks a GPU before the first batch: the device meta has no answers."""
+def test_batches_read_no_value_from_the_device():
+    """No value is read from the device: this would be an error on the device meta."""
     x, index = torch.empty(20, 3, device="meta"), torch.arange(4, 14)
-    found = list(batches(Shard(x, torch.empty(20, device="meta"), index), 4, None))
-    assert [(len(x), len(y), y.device.type) for x, y in found] == [(4, 4, "meta"), (4, 4, "meta"), (2, 2, "meta")]
+    read = list(batches(Shard(x, torch.empty(20, device="meta"), index), 4, None))
+    assert [(len(x), len(y), y.device.type) for x, y in read] == [(4, 4, "meta"), (4, 4, "meta"), (2, 2, "meta")]
 
 
 class Zeros(DiskSource):
@@ -92,10 +94,10 @@ class Zeros(DiskSource):
         return np.zeros((len(rows), *self.shape[1:]), np.uint8)
 
 
-def test_reading_ahead_waits_for_no_device():
-    """Else files are not read while a GPU computes."""
+def test_reading_ahead_reads_no_value_from_the_device():
+    """Otherwise files would not be read while a GPU computes."""
     source, index = Zeros(), torch.arange(18, 2, -1)
     x = make_lazy_images(Stream(source), (0.5,), (0.5,), 1).to("meta", channels_last=False)
-    found = list(batches(Shard(x, torch.empty(20, device="meta"), index), 8, torch.Generator().manual_seed(0)))
-    assert [(x.shape, x.device.type, len(y)) for x, y in found] == [((8, 1, 4, 4), "meta", 8)] * 2
+    read = list(batches(Shard(x, torch.empty(20, device="meta"), index), 8, torch.Generator().manual_seed(0)))
+    assert [(x.shape, x.device.type, len(y)) for x, y in read] == [((8, 1, 4, 4), "meta", 8)] * 2
     assert source.rows == index[torch.randperm(16, generator=torch.Generator().manual_seed(0))].tolist()

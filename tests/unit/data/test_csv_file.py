@@ -1,4 +1,4 @@
-"""The reader of CSV files: cells as they stand, in any order of blocks, and what other sources get from it."""
+"""The reader of CSV files returns the cells unchanged, whatever the size of blocks, and names the line of errors."""
 
 import csv
 
@@ -16,24 +16,24 @@ from fedmpi.data.sources.tables.read_table import read_table
 from fedmpi.data.sources.tables.table_preprocessing import compute_column_moments, standardise_columns
 from fedmpi.data.sources.tables.table_source import table
 
-LONG = "x" * 200_000  # Python's own limit is 131,072 characters a cell
+LONG = "x" * 200_000  # Python's default limit is 131,072 characters per cell
 
 
-def columns_of(path):
+def read_columns(path):
     return read_csv_columns(path, ",", lambda header: None)
 
 
 @pytest.mark.parametrize("block", [1, 7, 200_000])
-def test_columns_hold_the_cells_as_they_stand(tmp_path, monkeypatch, block):
+def test_columns_contain_the_cells_unchanged(tmp_path, monkeypatch, block):
     monkeypatch.setattr(csv_file, "CELLS_PER_BLOCK", block)
     cells = [["1", "né", ""], [" 2.50 ", "Ω", "a\nb"], ["-3e7", 'q"', "z" * 500], ["", "né", "1"]] * 5
     with (tmp_path / "a.csv").open("w", newline="", encoding="utf-8") as out:
         csv.writer(out).writerows([["a", "b", "c"], *cells])
-    columns, lines = columns_of(tmp_path / "a.csv")
+    columns, lines = read_columns(tmp_path / "a.csv")
     assert [decode_cells(columns[name]).tolist() for name in "abc"] == [
         list(column) for column in zip(*cells, strict=True)
     ]
-    # A row ends one line after the row before it, or two where a cell holds a line feed.
+    # A row ends one line after the previous row, or two lines if a cell contains a line feed.
     assert lines.tolist() == [2 + k + (k + 3) // 4 for k in range(20)]
 
 
@@ -48,7 +48,7 @@ def test_long_cells_and_the_byte_order_mark_are_read_by_all_sources(tmp_path):
     assert [part.tolist() for part in parts] == [[1], [0]]
 
 
-EXCEL = "\n".join(["a,b", *["1,2"] * 9000, "K\xf6ln,3"])  # beyond the block that is decoded first
+EXCEL = "\n".join(["a,b", *["1,2"] * 9000, "K\xf6ln,3"])  # the invalid byte is not in the first block that is decoded
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,9 @@ EXCEL = "\n".join(["a,b", *["1,2"] * 9000, "K\xf6ln,3"])  # beyond the block tha
         ("a.csv", b"a,b\n1,2\n3\n", r"line 3: the row has 1 cell, but the header has 2"),
         ("none.csv", None, r"none\.csv cannot be read .*No such file"),
     ],
-    ids=range(6),
+    ids=["other suffix", "UTF-16", "UTF-16-BE", "cp1252", "missing cell", "missing file"],
 )
-def test_files_that_are_no_csv_are_refused_by_name_or_line(tmp_path, name, content, message):
+def test_errors_of_unreadable_files_name_the_file_or_line(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     for reader in (lambda path: read_table(path, ","), lambda path: list(read_csv_rows(path, {"a": "a"}))):
@@ -72,8 +72,8 @@ def test_files_that_are_no_csv_are_refused_by_name_or_line(tmp_path, name, conte
 
 
 @pytest.mark.parametrize("columns", [1, 2, 8, 9, 17])
-def test_moments_have_the_bits_that_all_columns_at_once_give(tmp_path, columns):
-    """Columns are taken a few at a time; NumPy's sums over a single one of several would differ in their last bits."""
+def test_moments_are_bitwise_equal_to_those_of_all_columns_at_once(tmp_path, columns):
+    """Columns are processed a few at a time; sums over a single one of several would differ in their last bits."""
     x = np.random.default_rng(1).lognormal(size=(1000, columns)) * 1e3
     cells = {f"c{k}": [*map(repr, x[:, k].tolist()), "0.5"] for k in range(columns)}
     write_table(tmp_path, {**cells, "y": ["a", "b"] * 500 + ["a"], "part": ["train"] * 1000 + ["test"]})

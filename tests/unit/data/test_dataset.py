@@ -1,4 +1,4 @@
-"""Dataset refuses what does not fit together, and says what is needed."""
+"""Dataset accepts parts that fit together; its errors name the part and what is required."""
 
 import pytest
 import torch
@@ -8,17 +8,17 @@ from fedmpi.data.dataset import Dataset, is_labels
 
 
 def parts(**changes):
-    given = {
+    valid = {
         "train_x": torch.zeros(4, 3),
         "train_y": torch.tensor([0, 1, 2, 0]),
         "test_x": torch.zeros(2, 3),
         "test_y": torch.tensor([2, 1]),
         "classes": 3,
     }
-    return {**given, **changes}
+    return {**valid, **changes}
 
 
-def test_whole():
+def test_valid_parts_are_accepted():
     assert Dataset(**parts()).input_shape == (3,)
     assert Dataset(**parts(test_x=torch.zeros(0, 3), test_y=torch.zeros(0, dtype=torch.int64))).classes == 3
 
@@ -29,34 +29,44 @@ def test_whole():
         (torch.rand(4, 2), torch.rand(2, 2), 1),
         (torch.rand(4, 3), torch.rand(2, 3), 3),
         (torch.rand(4, 3) > 0.5, torch.rand(2, 3) > 0.5, 3),
-        (torch.randint(-100, 9, (4, 5, 6)), torch.randint(0, 9, (2, 5, 6)), 9),  # what may be skipped the task says
+        (
+            torch.randint(-100, 9, (4, 5, 6)),
+            torch.randint(0, 9, (2, 5, 6)),
+            9,
+        ),  # the task decides which targets are ignored
         (torch.tensor([7, 0, 12, 3]), torch.tensor([1, 40]), 1),  # counts
     ],
 )
-def test_targets_of_any_shape(train_y, test_y, classes):
+def test_targets_may_have_any_shape(train_y, test_y, classes):
     data = Dataset(**parts(train_y=train_y, test_y=test_y, classes=classes))
     assert not is_labels(data.train_y, data.classes)
     data = Dataset(**parts())
     assert is_labels(data.train_y, data.classes)
 
 
-def named(rows, tokens=5, **changes):
+def several_tensors(rows, tokens=5, **changes):
     return {"ids": torch.zeros(rows, tokens).long(), "mask": torch.ones(rows, tokens) > 0, **changes}
 
 
-def test_samples_of_several_tensors():
-    data = Dataset(**parts(train_x=named(4), test_x=named(2)))
+def test_samples_may_consist_of_several_tensors():
+    data = Dataset(**parts(train_x=several_tensors(4), test_x=several_tensors(2)))
     assert data.input_shape == {"ids": (5,), "mask": (5,)}
     assert data.train_x["ids"].shape == (4, 5)
     assert len(data.test_x) == 2
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         ({"train_x": torch.zeros(5, 3)}, "train_x has 5 rows"),
-        ({"train_x": named(4, ids=torch.zeros(3, 5).long()), "test_x": named(2)}, r"train_x\['ids'\] has 3 rows"),
-        ({"train_x": named(4, f=torch.full((4, 1), torch.inf)), "test_x": named(2)}, r"train_x\['f'\] .* in row 0"),
+        (
+            {"train_x": several_tensors(4, ids=torch.zeros(3, 5).long()), "test_x": several_tensors(2)},
+            r"train_x\['ids'\] has 3 rows",
+        ),
+        (
+            {"train_x": several_tensors(4, f=torch.full((4, 1), torch.inf)), "test_x": several_tensors(2)},
+            r"train_x\['f'\] .* in row 0",
+        ),
         ({"train_x": torch.zeros(4, 3).int(), "test_x": torch.zeros(2, 3).int()}, r"train_x\.long\(\) for symbols"),
         (
             {"train_y": torch.zeros(4, 2), "test_y": torch.zeros(2)},
@@ -82,6 +92,6 @@ def test_samples_of_several_tensors():
         ),
     ],
 )
-def test_refused(changes, words):
-    with pytest.raises(UserError, match=words):
+def test_parts_that_do_not_fit_are_errors(changes, message):
+    with pytest.raises(UserError, match=message):
         Dataset(**parts(**changes))

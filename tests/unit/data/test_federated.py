@@ -1,4 +1,4 @@
-"""split: shared tensors, counts, the clients' own test rows, refusals; user partitions are held to the contract."""
+"""`split` divides a data set: test rows of clients, shared tensors, sites, and checks of a user's own schemes."""
 
 import warnings
 from dataclasses import replace
@@ -13,13 +13,13 @@ from fedmpi.data.federated import split
 
 
 def images(n=400, t=200, classes=4, channels=3):
-    """Sample i is an image of the constant i, so that a row can be recognised; labels go round."""
+    """Return images whose pixels are the row number (negative in the test part), with labels 0, 1, ... in turn."""
     x = torch.arange(n, dtype=torch.float32).view(n, 1, 1, 1).expand(n, channels, 5, 6).contiguous()
     test = -1 - torch.arange(t, dtype=torch.float32).view(t, 1, 1, 1).expand(t, channels, 5, 6).contiguous()
     return Dataset(x, torch.arange(n) % classes, test, torch.arange(t) % classes, classes)
 
 
-def sited():
+def dataset_with_sites():
     owner = torch.tensor([0] * 10 + [1] * 20 + [2] * 30)
     y = torch.arange(60) % 2
     test_owner = torch.tensor([2, 1, 1])
@@ -28,25 +28,25 @@ def sited():
     )
 
 
-def test_aligned_test_rows():
-    """Of class c: floor(T n_kc / n_k), with T 1000, or as many as there are test rows of each class for."""
+def test_aligned_test_rows_have_the_proportions_of_the_client():
+    """Class c has floor(T n_kc / n_k) rows, with T = 1000, or less if a class has too few test rows."""
     y, test_y = torch.tensor([0] * 71 + [1] * 29), torch.arange(2000) % 2
 
-    def own(tests, **given):
+    def test_rows(tests, **options):
         data = Dataset(torch.zeros(100, 1), y, torch.zeros(tests, 1), test_y[:tests], 2)
-        return split(data, "iid", 1, seed=0, **given).test[0].index
+        return split(data, "iid", 1, seed=0, **options).test[0].index
 
-    rows = own(2000, client_test="aligned")
+    rows = test_rows(2000, client_test="aligned")
     assert torch.bincount(test_y[rows]).tolist() == [710, 290]
     assert rows.unique().numel() == 1000
-    assert torch.bincount(test_y[own(300)]).tolist() == [149, 61]  # T = floor(150 / 0.71) = 211
-    # One each of the 1,000 classes of 1,200 of which the client has two samples.
+    assert torch.bincount(test_y[test_rows(300)]).tolist() == [149, 61]  # T = floor(150 / 0.71) = 211
+    # A client with 1,200 classes gets one row of each of the 1,000 classes of which it has two samples.
     y = torch.cat([torch.arange(1200), torch.arange(200, 1200)])
     data = Dataset(torch.zeros(2200, 1), y, torch.zeros(1200, 1), torch.arange(1200), 1200)
     assert split(data, "iid", 1, seed=0).test[0].index.tolist() == list(range(200, 1200))
 
 
-def test_class_match_and_global():
+def test_class_match_and_global_choose_all_rows_of_the_classes_or_all():
     data = images()
     fed = split(data, "shards", 4, seed=0, client_test="class_match", s=1)
     for k in range(4):
@@ -55,13 +55,13 @@ def test_class_match_and_global():
     assert split(data, "iid", 4, seed=0, client_test="global").test_sizes.tolist() == [200] * 4
 
 
-def test_sites():
-    fed = split(sited(), "site", None, seed=0)
+def test_scheme_site_makes_one_client_per_site():
+    fed = split(dataset_with_sites(), "site", None, seed=0)
     assert fed.train_sizes.tolist() == [10, 20, 30]
     assert [fed.test[k].index.tolist() for k in range(3)] == [[], [1, 2], [0]]
     assert fed.site_names == ("a", "b", "c")
-    assert split(sited(), "site", 3, seed=0, client_test="global").test_sizes.tolist() == [3, 3, 3]
-    assert split(sited(), "iid", 4, seed=0).site_names == ()
+    assert split(dataset_with_sites(), "site", 3, seed=0, client_test="global").test_sizes.tolist() == [3, 3, 3]
+    assert split(dataset_with_sites(), "iid", 4, seed=0).site_names == ()
 
 
 def regression():
@@ -75,7 +75,7 @@ def test_regression_has_no_label_counts_and_tests_on_all_rows():
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_channels_last_is_stored_once_and_gathered_as_such(channels):
+def test_channels_last_is_stored_once_and_kept_in_batches(channels):
     data = images(channels=channels)
     fed = split(data, "iid", 4, seed=0)
     moved = fed.to("cpu", channels_last=True)
@@ -101,7 +101,7 @@ def write_scheme(tmp_path, body):
 
 
 @pytest.mark.filterwarnings("ignore:.*assigns 200 of 400 training samples to no client")
-def test_a_scheme_of_the_users_own(tmp_path):
+def test_a_users_own_scheme_gets_its_options(tmp_path):
     scheme = write_scheme(tmp_path, "return [np.arange(1 if odd else 0, 400, 2), np.array([200 + odd])][:n]")
     assert split(images(), scheme, 1, seed=0, odd=True).parts[0][:3].tolist() == [1, 3, 5]
     with pytest.raises(UserError, match=r"data\.partition\.odd"):
@@ -109,7 +109,7 @@ def test_a_scheme_of_the_users_own(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "message"),
     [
         ("[np.arange(3)]", "returned 1 index arrays for clients=2"),
         ("[np.arange(3), np.arange(0)]", "gives client 1 no training sample"),
@@ -119,23 +119,23 @@ def test_a_scheme_of_the_users_own(tmp_path):
         ("3", "returned int; it must return a list of one index array per client"),
     ],
 )
-def test_a_wrong_scheme_is_named(tmp_path, body, words):
-    with pytest.raises(UserError, match=words):
+def test_errors_of_a_users_own_scheme_name_it(tmp_path, body, message):
+    with pytest.raises(UserError, match=message):
         split(images(), write_scheme(tmp_path, f"return {body}"), 2, seed=0)
 
 
-def test_sites_that_are_no_clients_are_tested_on_all_the_same():
-    of, of_test = torch.arange(400) % 4, torch.arange(200) % 3  # the last site has no test rows
-    data = replace(images(), site=of, test_site=of_test, site_names=("a", "b", "c", "d"))
+def test_sites_that_are_not_clients_are_evaluated_nevertheless():
+    site, test_site = torch.arange(400) % 4, torch.arange(200) % 3  # the last site has no test rows
+    data = replace(images(), site=site, test_site=test_site, site_names=("a", "b", "c", "d"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fed = split(data, "site", None, seed=0, only=["d", "b"])
     assert (fed.clients, fed.site_names) == (2, ("b", "d"))
-    assert [fed.parts[k].tolist() for k in (0, 1)] == [torch.nonzero(of == k).flatten().tolist() for k in (1, 3)]
+    assert [fed.parts[k].tolist() for k in (0, 1)] == [torch.nonzero(site == k).flatten().tolist() for k in (1, 3)]
     assert fed.test_sizes.tolist() == [67, 0]
     assert len(fed.global_test) == 200
     assert {name: shard.index.tolist() for name, shard in fed.test_by_site.items()} == {
-        name: torch.nonzero(of_test == k).flatten().tolist() for k, name in enumerate("abc")
+        name: torch.nonzero(test_site == k).flatten().tolist() for k, name in enumerate("abc")
     }
     by_number = split(replace(data, site_names=()), "site", None, seed=0, only=[3, 1])
     assert [part.tolist() for part in by_number.parts] == [part.tolist() for part in fed.parts]
@@ -145,7 +145,7 @@ def test_sites_that_are_no_clients_are_tested_on_all_the_same():
 
 
 @pytest.mark.parametrize(
-    ("make", "scheme", "clients", "options", "words"),
+    ("make", "scheme", "clients", "options", "message"),
     [
         (images, "site", None, {}, "needs a data set with a site for each sample"),
         (images, "iid", None, {}, "needs the number of clients"),
@@ -167,6 +167,6 @@ def test_sites_that_are_no_clients_are_tested_on_all_the_same():
         (regression, "shards", 4, {}, "regression"),
     ],
 )
-def test_refused(make, scheme, clients, options, words):
-    with pytest.raises(UserError, match=words):
+def test_impossible_divisions_are_errors(make, scheme, clients, options, message):
+    with pytest.raises(UserError, match=message):
         split(make(), scheme, clients, seed=0, **options)

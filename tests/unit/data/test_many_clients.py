@@ -1,5 +1,4 @@
-"""A federation of many clients: nothing is made for one before it is drawn, and all have the rows that they had when
-each client was an array of its own."""
+"""With many clients, no object is made for a client before it is sampled, and all clients have their former rows."""
 
 import hashlib
 import warnings
@@ -26,30 +25,30 @@ def rows_of_numbers(n, classes=3):
 
 # ---- objects ----
 @pytest.fixture
-def counted(monkeypatch):
-    """How many shards and random generators are made."""
-    made, derive = Counter(), seeds.derive_seed
+def object_counts(monkeypatch):
+    """Count the shards and random generators that are made."""
+    counts, derive = Counter(), seeds.derive_seed
 
-    class Counted(Shard):
-        def __init__(self, *given):
-            made["shards"] += 1
-            super().__init__(*given)
+    class CountedShard(Shard):
+        def __init__(self, *args):
+            counts["shards"] += 1
+            super().__init__(*args)
 
     def counting(seed, *purpose):
-        made["generators"] += 1
+        counts["generators"] += 1
         return derive(seed, *purpose)
 
-    monkeypatch.setattr(batches_module, "Shard", Counted)
+    monkeypatch.setattr(batches_module, "Shard", CountedShard)
     monkeypatch.setattr(seeds, "derive_seed", counting)
-    return made
+    return counts
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])
-def test_a_run_makes_no_object_for_a_client_that_is_not_drawn(counted, method):
-    """3,000 clients cost as many shards and generators as 30, of which 3 are drawn in each of 2 rounds."""
-    found = []
+def test_a_run_makes_no_object_for_a_client_that_is_not_sampled(object_counts, method):
+    """3,000 clients need as many shards and generators as 30 if 3 are sampled in each of 2 rounds."""
+    numbers = []
     for clients in (30, 3_000):
-        counted.clear()
+        object_counts.clear()
         config = settings(
             method,
             rounds=2,
@@ -61,13 +60,13 @@ def test_a_run_makes_no_object_for_a_client_that_is_not_drawn(counted, method):
         it = play(config, split(rows_of_numbers(6_000), "iid", clients, 0))
         assert len(it.fed.states.rows) <= 6
         assert len(it.fed.states.owners) <= 6
-        found.append(dict(counted))
-    assert found[0] == found[1]
-    assert 0 < found[1]["shards"] < 100
+        numbers.append(dict(object_counts))
+    assert numbers[0] == numbers[1]
+    assert 0 < numbers[1]["shards"] < 100
 
 
 @pytest.mark.parametrize("client_test", ["auto", "class_match", "global"])
-def test_test_rows_are_found_when_they_are_asked_for(monkeypatch, client_test):
+def test_test_rows_are_computed_on_access(monkeypatch, client_test):
     drawn, numpy_rng = [], seeds.numpy_generator
     monkeypatch.setattr(
         seeds, "numpy_generator", lambda seed, *purpose: drawn.append(purpose) or numpy_rng(seed, *purpose)
@@ -76,28 +75,28 @@ def test_test_rows_are_found_when_they_are_asked_for(monkeypatch, client_test):
     assert drawn == [("partition",)]
     sizes = [len(fed.test[k]) for k in range(0, 1_000, 50)]
     assert sizes == fed.test_sizes[::50].tolist()
-    assert fed.test[50].index is fed.test[50].index, "they are found once"
+    assert fed.test[50].index is fed.test[50].index, "they are computed once"
     tested = [("client_test", k) for k in range(0, 1_000, 50)] if client_test == "auto" else []
     assert drawn[1:] == tested
 
 
-def test_a_validation_part_and_all_rows_are_the_same_of_shards_with_one_x_and_with_several():
+def test_shards_with_shared_tensors_equal_shards_with_their_own():
     fed = split(rows_of_numbers(30), "iid", 3, 0)
     by_hand = type(fed)(**{**vars(fed), "train": dict(fed.train)})
-    one, other = (hold_out_validation(each, 0.3, 0) for each in (fed, by_hand))
+    shared, separate = (hold_out_validation(each, 0.3, 0) for each in (fed, by_hand))
     for part in ("train", "validation"):
-        ours, theirs = getattr(one, part), getattr(other, part)
+        ours, theirs = getattr(shared, part), getattr(separate, part)
         assert all(torch.equal(ours[k].index, theirs[k].index) for k in range(3))
         assert torch.equal(merge_shards(ours).index, merge_shards(theirs).index)
         changed = replace_samples(ours, lambda x: -x)
         assert torch.equal(changed[0].x, -ours[0].x)
         assert [len([*distinct_samples(shards)]) for shards in (ours, theirs)] == [1, 3]
-    assert np.array_equal(one.label_counts, other.label_counts)
-    assert np.array_equal(one.validation_sizes, other.validation_sizes)
+    assert np.array_equal(shared.label_counts, separate.label_counts)
+    assert np.array_equal(shared.validation_sizes, separate.validation_sizes)
 
 
-# ---- two arrays ----
-def test_a_partition_holds_what_a_list_of_arrays_holds():
+# ---- the class Partition ----
+def test_a_partition_equals_a_list_of_arrays():
     rng = np.random.default_rng(3)
     for clients in (1, 4, 40):
         owner = rng.integers(-1, clients, 200)
@@ -112,9 +111,9 @@ def test_a_partition_holds_what_a_list_of_arrays_holds():
         assert equal_sizes(rows, 5).tolist() == [len(part) for part in np.array_split(np.arange(rows), 5)]
 
 
-# ---- the same bits ----
-# Digests of training, test and validation rows by client, as they were when each client was an array of its own.
-BEFORE = {
+# ---- recorded rows ----
+# Digests of the training, test and validation rows of clients, recorded when each client had an array of its own.
+RECORDED_DIGESTS = {
     ("iid", 13): "b88c65efc94a 7a80a941e282 39912c778853",
     ("quantity", 9): "a09c3d127bd4 95527455b253 426354fa5b65",
     ("classes", 15, ("classes_per_client", 3)): "7a8f844ccca5 91102422486d b8481eb6ae24",
@@ -129,10 +128,10 @@ BEFORE = {
 }
 
 
-@pytest.mark.parametrize(("chosen", "digests"), BEFORE.items(), ids=map(str, BEFORE))
-def test_clients_have_the_rows_that_they_had_as_arrays(chosen, digests):
+@pytest.mark.parametrize(("chosen", "digests"), RECORDED_DIGESTS.items(), ids=map(str, RECORDED_DIGESTS))
+def test_clients_have_the_recorded_rows(chosen, digests):
     g = torch.Generator().manual_seed(0)
-    n, t = 1039, 311  # of seven classes and five sites, which nothing divides
+    n, t = 1039, 311  # primes, which no number of clients divides
     y, test_y = (torch.randint(7, (rows,), generator=g) for rows in (n, t))
     site, test_site = (torch.randint(5, (rows,), generator=g) for rows in (n, t))
     x, test_x = torch.arange(n).float()[:, None], torch.arange(t).float()[:, None]
@@ -141,8 +140,8 @@ def test_clients_have_the_rows_that_they_had_as_arrays(chosen, digests):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fed = hold_out_validation(split(data, scheme, clients, 3, **dict(options)), 0.2, 5)
-    found = []
+    computed = []
     for shards in (fed.train, fed.test, fed.validation):
         rows = [shards[k].index.numpy().tobytes() for k in range(fed.clients)]
-        found.append(hashlib.sha256(b"".join(rows)).hexdigest()[:12])
-    assert found == digests.split()
+        computed.append(hashlib.sha256(b"".join(rows)).hexdigest()[:12])
+    assert computed == digests.split()

@@ -1,4 +1,4 @@
-"""Partitions: every index once, closed-form sizes, the limits of the Dirichlet parameter, refusals with numbers."""
+"""Partition schemes assign each sample once, follow their stated distribution, and give errors with numbers."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from fedmpi.data.partitions.shards import classes, shards
 
 
 def balanced(classes, each):
-    """Shuffled labels, `each` of every class."""
+    """Return shuffled labels with `each` samples of every class."""
     return np.random.default_rng(7).permutation(np.repeat(np.arange(classes), each))
 
 
@@ -41,21 +41,21 @@ SCHEMES = [
 
 
 @pytest.mark.parametrize(("scheme", "options"), SCHEMES)
-def test_every_index_once_and_deterministic(scheme, options):
-    """103 samples a class, which nothing divides, of ten classes whose numbers have gaps."""
+def test_each_sample_is_assigned_once_and_the_seed_determines_the_partition(scheme, options):
+    """There are ten classes, whose numbers have gaps, of 103 samples, a prime."""
     labels = np.delete(np.arange(12), [2, 7])[balanced(10, 103)]
-    cut = load_object(scheme, registry, "partition")
-    parts = cut(labels, 20, rng(), **options)
+    function = load_object(scheme, registry, "partition")
+    parts = function(labels, 20, rng(), **options)
     assert len(parts) == 20
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))
     assert all(part.dtype == np.int64 and (np.diff(part) > 0).all() for part in parts)
-    again, other = cut(labels, 20, rng(), **options), cut(labels, 20, rng(1), **options)
+    again, other = function(labels, 20, rng(), **options), function(labels, 20, rng(1), **options)
     assert all(map(np.array_equal, parts, again))
     assert not all(map(np.array_equal, parts, other))
 
 
-def test_a_remainder_is_spread_over_the_first_parts():
-    # 103 = 10 * 10 + 3: three clients hold 11; one class of 11 in four shards, 11 = 3 + 3 + 3 + 2
+def test_the_first_parts_get_the_remainder():
+    # 103 = 10 * 10 + 3, so three clients have 11; one class of 11 in four shards is 3 + 3 + 3 + 2
     assert [len(part) for part in iid(np.zeros(103, dtype=int), 10, rng())] == [11] * 3 + [10] * 7
     assert sorted(len(part) for part in shards(np.zeros(11, dtype=int), 4, rng(), s=1)) == [2, 3, 3, 3]
 
@@ -69,26 +69,26 @@ def test_distinct_shards_give_exactly_s_classes(clients, s):
 
 
 @pytest.mark.parametrize("convention", ["class", "class_plain", "client"])
-def test_large_alpha_is_the_global_histogram(convention):
+def test_large_alpha_gives_every_client_the_global_class_proportions(convention):
     labels = balanced(10, 1000)
     counts = histograms(labels, dirichlet(labels, 10, rng(), alpha=1e6, convention=convention), 10)
-    # `client` draws 1,000 labels a client, each class binomial with deviation sqrt(1000 * .1 * .9) = 9.5: 5 deviations,
-    # save the last client, which takes what nine others left: deviation 9.5 * sqrt(9) = 28. The others are exact to 1.
+    # With `client` each client draws 1,000 labels; a class is binomial with standard deviation sqrt(1000 * .1 * .9) =
+    # 9.5, of which 5 are allowed. The last client gets what remains, with 9.5 * sqrt(9) = 28. `class` is exact to 1.
     tolerance = {"class": 2, "class_plain": 2, "client": 48}[convention]
     assert np.abs(counts[:-1] - 100).max() <= tolerance
     assert np.abs(counts[-1] - 100).max() <= 3 * tolerance
 
 
-@pytest.mark.parametrize("clients", [10, 40])  # a client is as large as a class; four clients are
-def test_small_alpha_by_client_is_one_class_until_it_is_exhausted(clients):
+@pytest.mark.parametrize("clients", [10, 40])  # one client, or four, are as large as a class
+def test_small_alpha_by_client_gives_one_class_until_it_is_exhausted(clients):
     labels = balanced(10, 100)
     counts = histograms(labels, dirichlet(labels, clients, rng(3), alpha=1e-6, convention="client"), 10)
     assert (counts.sum(1) == 1000 // clients).all()
     assert ((counts > 0).sum(1) == 1).all()
 
 
-def test_by_client_follows_the_sample_by_sample_law():
-    """Two classes of 3 and 5, one client of 4 drawn by hand against many draws: the law of the class-0 count."""
+def test_by_client_has_the_distribution_of_drawing_sample_by_sample():
+    """The number of samples of class 0 is compared for classes of 3 and 5 samples and a client of 4."""
     labels = np.array([0] * 3 + [1] * 5)
     draws, alpha = 4000, 0.7
     ours = np.zeros(5)
@@ -104,12 +104,13 @@ def test_by_client_follows_the_sample_by_sample_law():
                 c = 1 - c
             left[c] -= 1
         naive[3 - left[0]] += 1
-    # each share has deviation at most sqrt(.25 / 4000) = .0079, the difference of two 1.41 times that: 4 deviations
+    # a fraction has standard deviation at most sqrt(.25 / 4000) = .0079, the difference of two 1.41 times that; 4 of
+    # these are allowed
     assert np.abs(ours - naive).max() / draws < 4 * 1.415 * 0.0079
 
 
 @pytest.mark.parametrize(
-    ("cut", "labels", "clients", "options", "words"),
+    ("scheme", "labels", "clients", "options", "message"),
     [
         (iid, np.zeros(3, dtype=int), 4, {}, "3 samples into clients=4"),
         (
@@ -126,14 +127,14 @@ def test_by_client_follows_the_sample_by_sample_law():
         (shards, balanced(3, 50), 3, {"s": 2, "distinct": True, "sorted": True}, "cannot both be true"),
     ],
 )
-def test_refused_with_numbers(cut, labels, clients, options, words):
-    with pytest.raises(UserError, match=words):
-        cut(labels, clients, rng(), **options)
+def test_impossible_partitions_are_errors_with_numbers(scheme, labels, clients, options, message):
+    with pytest.raises(UserError, match=message):
+        scheme(labels, clients, rng(), **options)
 
 
-def test_redraws_are_capped(monkeypatch):
+def test_the_number_of_draws_is_limited(monkeypatch):
     monkeypatch.setattr(random_partitions, "MAX_SHARES", 1000)
-    # 2 classes at alpha -> 0 go to one client each, so of 10 clients 8 stay empty in every draw
+    # for alpha -> 0 each of 2 classes goes to one client, so 8 of 10 clients have no sample in any draw
     with pytest.raises(UserError, match=r"none of \d+ draws.*alpha=1e-05, clients=10.*the best gave 0.*raise alpha"):
         dirichlet(balanced(2, 100), 10, rng(), alpha=1e-5)
     with pytest.raises(UserError, match=r"none of \d+ draws of quantity \(alpha=1e-08, clients=2\).*raise alpha"):
@@ -146,15 +147,15 @@ def test_classes_gives_each_client_exactly_k(clients, k):
     counts = histograms(labels, parts := classes(labels, clients, rng(), classes_per_client=k), 10)
     assert ((counts > 0).sum(1) == k).all()
     for c in range(10):
-        held = counts[counts[:, c] > 0, c]
-        assert held.max(initial=0) - held.min(initial=600) <= 1  # in equal parts among those who hold it
-        assert held.sum() in (0, 600)
+        sizes = counts[counts[:, c] > 0, c]
+        assert sizes.max(initial=0) - sizes.min(initial=600) <= 1  # equal parts for the clients that have the class
+        assert sizes.sum() in (0, 600)
     if clients >= 10:
-        assert sum(map(len, parts)) == 6000  # client i holds class i mod C, so nothing is left over
+        assert sum(map(len, parts)) == 6000  # client i has class i mod C, so each class has a client
 
 
-def test_quantity_changes_sizes_alone():
-    """Sizes are cut at floor(cumsum(q) n), q ~ Dir(alpha 1_N), drawn until all have min_size samples."""
+def test_quantity_changes_only_the_sizes():
+    """Samples are cut at floor(cumsum(q) n), with q ~ Dir(alpha 1_N) drawn until all have min_size samples."""
     labels, naive = balanced(10, 1000), rng()
     parts = quantity(labels, 10, rng(), alpha=0.5)
     sizes = np.zeros(10)
@@ -163,7 +164,7 @@ def test_quantity_changes_sizes_alone():
     assert [len(part) for part in parts] == sizes.tolist()
     assert sizes.max() > 3 * np.median(sizes)
     large = histograms(labels, parts, 10)[sizes.argmax()]
-    # a share of n samples drawn without replacement: deviation below sqrt(n / 10)
+    # the standard deviation of a class among n samples, drawn without replacement, is below sqrt(n / 10)
     assert np.abs(large - sizes.max() / 10).max() < 5 * (sizes.max() / 10) ** 0.5
 
 
@@ -173,7 +174,7 @@ def read_file(path, clients=None, samples=5):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_file_says_who_holds_what(tmp_path):
+def test_a_file_assigns_samples_to_clients(tmp_path):
     (tmp_path / "parts.csv").write_text("client\n1\n0\n-1\n1\n0\n")
     assert read_file(tmp_path / "parts.csv") == [[1, 4], [0, 3]]
     validation = {"validation_indices": np.array([1]), "validation_offsets": np.array([0, 1, 1])}
@@ -182,7 +183,7 @@ def test_a_file_says_who_holds_what(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "clients", "words"),
+    ("name", "text", "clients", "message"),
     [
         ("a.txt", "", None, "end in .csv or .npz"),
         (
@@ -203,16 +204,18 @@ def test_a_file_says_who_holds_what(tmp_path):
         ("a.npz", "text", None, "cannot be read as a partition"),
     ],
 )
-def test_a_file_that_is_no_partition(tmp_path, name, text, clients, words):
+def test_unusable_partition_files_are_errors(tmp_path, name, text, clients, message):
     if text is not None:
         (tmp_path / name).write_text(text)
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=message):
         read_file(tmp_path / name, clients, 3)
 
 
-def drawn_one_after_another(labels, clients, generator, alpha, balance, min_size):
-    """Convention class as the benchmark's authors write it: one draw a class, everything redrawn until all have
-    enough; a class whose mass fell on full clients is drawn among the others."""
+def draw_one_after_another(labels, clients, generator, alpha, balance, min_size):
+    """Draw like the authors of NIID-Bench: one draw per class, and everything again until all clients have enough.
+
+    A class whose whole mass is on full clients is drawn again for the others.
+    """
     n = len(labels)
     while True:
         sizes, counts = np.zeros(clients), []
@@ -230,23 +233,23 @@ def drawn_one_after_another(labels, clients, generator, alpha, balance, min_size
 
 
 @pytest.mark.parametrize(
-    ("alpha", "convention", "slow"),
+    ("alpha", "convention", "min_single_draws"),
     [
         (0.004, "class", 50),
         (0.05, "class", 50),
         (0.3, "class_plain", 50),
         (2.0, "class_plain", 50),
-        (0.003, "class", 2),  # the mass of most draws falls on full clients, and none is judged together with others
+        (0.003, "class", 2),  # most draws have their mass on full clients, so that none can be checked in a block
     ],
 )
-def test_many_draws_at_once_are_draws_one_after_another(monkeypatch, alpha, convention, slow):
-    monkeypatch.setattr(random_partitions, "MIN_SINGLE_DRAWS", slow)
+def test_draws_in_blocks_equal_single_draws(monkeypatch, alpha, convention, min_single_draws):
+    monkeypatch.setattr(random_partitions, "MIN_SINGLE_DRAWS", min_single_draws)
     labels = balanced(6, 300)
     for seed in range(8):
         ours, naive = rng(seed), rng(seed)
         parts = dirichlet(labels, 5, ours, alpha=alpha, convention=convention, min_size=3)
-        expected = drawn_one_after_another(labels, 5, naive, alpha, convention == "class", 3)
+        expected = draw_one_after_another(labels, 5, naive, alpha, convention == "class", 3)
         assert np.array_equal(histograms(labels, parts, 6), expected)
-        for label in range(6):  # the samples themselves come next, class after class
+        for label in range(6):  # then the samples of each class are drawn
             naive.permutation(np.flatnonzero(labels == label))
         assert ours.random() == naive.random()

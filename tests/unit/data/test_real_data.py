@@ -1,4 +1,4 @@
-"""The same sources on the real files, where they are at hand: $FEDMPI_DATA, or shared/data beside the repository."""
+"""Data sources read the real files correctly, if these are in $FEDMPI_DATA or in shared/data next to the repository."""
 
 import os
 from pathlib import Path
@@ -15,24 +15,24 @@ ROOT = Path(os.environ.get("FEDMPI_DATA") or Path(__file__).parents[4] / "shared
 
 
 def needs(folder):
-    return pytest.mark.skipif(not (ROOT / folder).is_dir(), reason=f"{ROOT / folder} is not there")
+    return pytest.mark.skipif(not (ROOT / folder).is_dir(), reason=f"{ROOT / folder} does not exist")
 
 
 @needs("heart_disease")
-def test_heart_disease_as_flamby_has_it():
-    """Sizes of the FLamby paper's Table 1; its results are multiples of 1 / (test patients of a hospital)."""
+def test_heart_disease_equals_flambys():
+    """Sizes equal those in Table 1 of the FLamby paper."""
     data = heart_disease(ROOT, variant="flamby")
     assert torch.bincount(data.site).tolist() == [199, 172, 30, 85]
     assert torch.bincount(data.test_site).tolist() == [104, 89, 16, 45]
     assert data.train_x.shape[1] == 13
     for k in range(4):
-        mine = data.train_x[data.site == k]
-        varies = mine.std(0) > 0  # nobody's cholesterol was measured in Switzerland
-        assert mine.mean(0).abs().max() < 1e-5
-        assert (mine.std(0)[varies] - 1).abs().max() < 1e-5
+        x = data.train_x[data.site == k]
+        varies = x.std(0) > 0  # cholesterol was not measured in Switzerland
+        assert x.mean(0).abs().max() < 1e-5
+        assert (x.std(0)[varies] - 1).abs().max() < 1e-5
     assert torch.equal(split(data, "site", None, seed=0).global_test.x, data.global_test_x)
     assert (data.global_test_x - data.test_x).abs().amax(1).min() > 0.01
-    # Of two tests of one hospital: the same patients, on two scales, in the same order.
+    # The two test sets of a hospital contain the same patients in the same order, on two scales.
     assert torch.equal(*(x[data.test_site == 0, 0].argsort(stable=True) for x in (data.global_test_x, data.test_x)))
     assert torch.equal(heart_disease(ROOT, site="va", variant="flamby").train_x, data.train_x[data.site == 3])
     pooled = heart_disease(ROOT, variant="flamby", standardise="pooled")
@@ -43,7 +43,7 @@ def test_heart_disease_as_flamby_has_it():
 
 
 @needs("tcga_brca")
-def test_tcga_brca():
+def test_tcga_brca_has_the_published_sizes():
     data = tcga_brca(ROOT)
     assert torch.bincount(data.site).tolist() == [248, 156, 164, 129, 129, 40]  # Table 1 of the FLamby paper: 311, 196,
     assert torch.bincount(data.test_site).tolist() == [63, 40, 42, 33, 33, 11]  # 206, 162, 162, 51
@@ -55,7 +55,7 @@ def test_tcga_brca():
 
 
 @needs("medmnist")
-def test_pneumoniamnist():
+def test_pneumoniamnist_has_the_published_sizes():
     """The published counts are 4,708 + 524 + 624."""
     data, same = npz(ROOT, path="medmnist/pneumoniamnist.npz"), medmnist(ROOT, set="pneumoniamnist")
     assert (len(data.train_y), len(data.test_y), data.classes) == (4708 + 524, 624, 2)

@@ -1,4 +1,4 @@
-"""data.stream: pictures read from disk are those in memory, to the bit, and few of them are in memory at once."""
+"""data.stream: images read from disk equal those in memory, and only a few of them are in memory at once."""
 
 import threading
 from contextlib import closing
@@ -38,7 +38,7 @@ def federation(folder, stream):
 
 
 def epoch(x, size, shuffle, augment=None, y=None, rows=None):
-    """The batches (x, y) of one pass, in the order and with the augmentation of these seeds."""
+    """Return the batches (x, y) of one epoch, in the order and with the augmentation of these seeds."""
     y = torch.arange(len(x)) if y is None else y
     shard = Shard(x, y, torch.arange(len(x)) if rows is None else rows)
     seeds = (None if seed is None else torch.Generator().manual_seed(seed) for seed in (shuffle, augment))
@@ -46,16 +46,16 @@ def epoch(x, size, shuffle, augment=None, y=None, rows=None):
 
 
 @pytest.mark.parametrize(("shape", "parts"), [((10, 9), ("",)), ((3, 10, 9), ("", "val_", "test_"))])
-def test_arrays_read_from_disk_are_those_in_memory(tmp_path, shape, parts):
+def test_arrays_read_from_disk_equal_those_in_memory(tmp_path, shape, parts):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         for name, n in zip(parts, (N, 7, 7), strict=False):
             file[f"{name}x"] = RNG.integers(0, 256, (n, *shape), dtype=np.uint8)
             file[f"{name}y"] = np.arange(n) % 3
-    held, read = (federation(tmp_path, stream) for stream in (False, True))
-    assert isinstance(read.train[0].x.stored, Stream)
-    assert isinstance(held.train[0].x.stored, torch.Tensor)
-    for blocks in (False, True):
-        a, b = held.to("cpu", blocks), read.to("cpu", blocks)
+    in_memory, on_disk = (federation(tmp_path, stream) for stream in (False, True))
+    assert isinstance(on_disk.train[0].x.stored, Stream)
+    assert isinstance(in_memory.train[0].x.stored, torch.Tensor)
+    for channels_last in (False, True):
+        a, b = in_memory.to("cpu", channels_last), on_disk.to("cpu", channels_last)
         for k in (0, 1):
             epochs = [epoch(one.x, 7, 1, 2, one.y, one.index) for one in (a.train[k], b.train[k])]
             for (x, y), (other, same) in zip(*epochs, strict=True):
@@ -63,10 +63,10 @@ def test_arrays_read_from_disk_are_those_in_memory(tmp_path, shape, parts):
                 assert torch.equal(y, same)
                 assert x.stride() == other.stride()
         assert torch.equal(a.global_test.x, b.global_test.x)
-        assert isinstance(b.global_test.x, torch.Tensor), "few test pictures are floats in memory"
+        assert isinstance(b.global_test.x, torch.Tensor), "a small test part is stored as floats in memory"
 
 
-def test_samples_that_cannot_stay_on_disk_are_refused(tmp_path):
+def test_stream_true_is_an_error_for_sources_that_read_into_memory(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.zeros((N, 8, 8), np.uint8), y=np.arange(N) % 3)
     data = {"source": "npz", "path": "a.npz", "root": tmp_path, "stream": True}
     data["partition"] = {"scheme": "iid", "clients": 2}
@@ -76,10 +76,10 @@ def test_samples_that_cannot_stay_on_disk_are_refused(tmp_path):
         build_data.build_partitioned_data(config)
 
 
-# ---- picture files ----
+# ---- image files ----
 @pytest.fixture
 def folder(tmp_path):
-    """Files, and their pixels (n, 3, 6, 5)."""
+    """Return image files, a stream of them, and their pixels (n, 3, 6, 5)."""
     pixels = RNG.integers(0, 256, (N, 6, 5, 3), dtype=np.uint8)
     files = [tmp_path / f"{k}.png" for k in range(N)]
     for file, each in zip(files, pixels, strict=True):
@@ -101,41 +101,43 @@ def folder(tmp_path):
 
 def test_files_are_decoded_in_order(folder):
     _, stream, pixels = folder
-    read, held = (make_lazy_images(each, (0.1,), (0.3,), 3) for each in (stream, pixels))
-    assert torch.equal(read.all_inputs(), held.all_inputs())
+    on_disk, in_memory = (make_lazy_images(each, (0.1,), (0.3,), 3) for each in (stream, pixels))
+    assert torch.equal(on_disk.all_inputs(), in_memory.all_inputs())
     mask = torch.arange(N) % 7 == 3
     for rows in (torch.tensor([5, 2, 9]), mask):
-        assert torch.equal(read[rows].all_inputs(), held[rows].all_inputs())
-    both = concatenate_samples([read[mask], read[:4], read])
-    assert isinstance(both.stored, Stream)
-    assert torch.equal(both.all_inputs(), concatenate_samples([held[mask], held[:4], held]).all_inputs())
-    mixed = concatenate_samples([read[:4], held])
-    assert torch.equal(mixed.all_inputs(), torch.cat([held.all_inputs()[:4], held.all_inputs()]))
-    for (x, _), (other, _) in zip(epoch(read, 7, 3), epoch(held, 7, 3), strict=True):
+        assert torch.equal(on_disk[rows].all_inputs(), in_memory[rows].all_inputs())
+    joined = concatenate_samples([on_disk[mask], on_disk[:4], on_disk])
+    assert isinstance(joined.stored, Stream)
+    assert torch.equal(
+        joined.all_inputs(), concatenate_samples([in_memory[mask], in_memory[:4], in_memory]).all_inputs()
+    )
+    mixed = concatenate_samples([on_disk[:4], in_memory])
+    assert torch.equal(mixed.all_inputs(), torch.cat([in_memory.all_inputs()[:4], in_memory.all_inputs()]))
+    for (x, _), (other, _) in zip(epoch(on_disk, 7, 3), epoch(in_memory, 7, 3), strict=True):
         assert torch.equal(x, other)
 
 
-def test_reading_ahead_is_bounded_and_ends_with_the_reader():
-    asked, before = [], set(threading.enumerate())
+def test_prefetching_is_bounded_and_ends_with_the_generator():
+    requested, before = [], set(threading.enumerate())
 
     def parts():
         for k in range(1000):
-            asked.append(k)
+            requested.append(k)
             yield k
 
-    with closing(prefetch(lambda k: -k, parts())) as found:
-        assert [next(found) for _ in range(5)] == [0, -1, -2, -3, -4]
-        assert len(asked) == 5 + PREFETCHED_BATCHES
+    with closing(prefetch(lambda k: -k, parts())) as results:
+        assert [next(results) for _ in range(5)] == [0, -1, -2, -3, -4]
+        assert len(requested) == 5 + PREFETCHED_BATCHES
     assert set(threading.enumerate()) <= before
-    assert len(asked) == 5 + PREFETCHED_BATCHES
+    assert len(requested) == 5 + PREFETCHED_BATCHES
     assert list(prefetch(lambda k: -k, range(7))) == [-k for k in range(7)]
     assert list(prefetch(lambda k: k, [])) == []
 
 
-# ---- sources of picture files ----
+# ---- data sources of image files ----
 @pytest.fixture
 def sites(tmp_path):
-    """SITE/CLASS/*.png of several sizes."""
+    """Return a folder SITE/CLASS/*.png with images of several sizes."""
     for k in range(24):
         home = tmp_path / ("north", "south")[k % 2] / ("cat", "dog", "owl")[k % 3]
         home.mkdir(parents=True, exist_ok=True)
@@ -144,16 +146,16 @@ def sites(tmp_path):
 
 
 def test_folders_of_sites_are_streamed(sites):
-    found = []
+    results = []
     for stream in (False, True):
         with streaming.streaming_mode(stream):
             data = image_folder(sites, sites=True, size=6)
         assert isinstance(data.train_x.stored, Stream) == stream
-        found.append((data, rank_agreement.data_digests(split(data, "site", None, 0))))
-    (held, _), (read, digest) = found
-    assert torch.equal(held.train_x.all_inputs(), read.train_x.all_inputs())
-    assert torch.equal(held.test_x.all_inputs(), read.test_x.all_inputs())
-    assert torch.equal(held.train_y, read.train_y)
+        results.append((data, rank_agreement.data_digests(split(data, "site", None, 0))))
+    (in_memory, _), (on_disk, digest) = results
+    assert torch.equal(in_memory.train_x.all_inputs(), on_disk.train_x.all_inputs())
+    assert torch.equal(in_memory.test_x.all_inputs(), on_disk.test_x.all_inputs())
+    assert torch.equal(in_memory.train_y, on_disk.train_y)
     (sites / "north/cat/0.png").write_bytes((sites / "north/cat/6.png").read_bytes() + b"x")
     with streaming.streaming_mode(True):
         other = image_folder(sites, sites=True, size=6)

@@ -1,4 +1,4 @@
-"""data.augment: each operation equals a loop over single pictures, and its random numbers have the stated law."""
+"""data.augment: each transform equals a loop over single images, in the pipeline and in batches."""
 
 import math
 from dataclasses import replace
@@ -27,29 +27,29 @@ def make(name, given=None):
     return make_transform(name, given, "data.augment.0", {})
 
 
-def pictures(c=3, h=12, w=9, dtype=torch.float32, n=N):
+def make_pixels(c=3, h=12, w=9, dtype=torch.float32, n=N):
     x = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (n, c, h, w), dtype=np.uint8))
     return x if dtype == torch.uint8 else x / 255
 
 
-def drawn(what, n=N, seed=0):
-    return torch.rand(n, what.random_numbers, generator=torch.Generator().manual_seed(seed))
+def draw_numbers(transform, n=N, seed=0):
+    return torch.rand(n, transform.random_numbers, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.fixture(params=[False, True], ids=["planes", "blocks"])
-def blocks(request):
-    """Whether pictures are stored channels-last."""
+@pytest.fixture(params=[False, True], ids=["planes", "channels_last"])
+def channels_last(request):
+    """Whether images are stored channels-last."""
     return request.param
 
 
-every_storage = pytest.mark.parametrize(  # each pair of: channels-last or not, channels, type
-    ("blocks", "channels", "dtype"),
+every_storage = pytest.mark.parametrize(  # each pair of memory format, number of channels and type occurs
+    ("channels_last", "channels", "dtype"),
     [(False, 1, torch.float32), (False, 3, torch.uint8), (True, 1, torch.uint8), (True, 3, torch.float32)],
     ids=["planes of floats", "planes of bytes", "grey blocks of bytes", "blocks of floats"],
 )
 
 
-# ---- one picture after the other ----
+# ---- equality with loops over single images ----
 def naive_crop(x, u, p, mode, size):
     c, h, w = x.shape
     out_h, out_w = size or h, size or w
@@ -69,43 +69,43 @@ def naive_crop(x, u, p, mode, size):
 @pytest.mark.parametrize(
     "given", [4, {"padding": 2, "size": 7}, {"padding_mode": "reflect"}, {"padding": 0, "size": 9}]
 )
-def test_crop(given, blocks, channels, dtype):
-    crop, x = make("random_crop", given), pictures(channels, dtype=dtype)
-    u = drawn(crop)
-    u[0], u[1] = 0, 1 - 2**-24  # the corners
-    found = crop(to_memory_format(x, blocks), u)
-    wanted = [naive_crop(each, v, crop.padding, crop.padding_mode, crop.size) for each, v in zip(x, u, strict=True)]
-    assert torch.equal(found, torch.stack(wanted))
-    assert found.shape[1:] == crop.output_shape(x.shape[1:])
-    assert channels == 1 or stored_channels_last(found) == blocks
+def test_random_crop_equals_a_loop(given, channels_last, channels, dtype):
+    crop, x = make("random_crop", given), make_pixels(channels, dtype=dtype)
+    u = draw_numbers(crop)
+    u[0], u[1] = 0, 1 - 2**-24  # the first and the last window
+    result = crop(to_memory_format(x, channels_last), u)
+    expected = [naive_crop(each, v, crop.padding, crop.padding_mode, crop.size) for each, v in zip(x, u, strict=True)]
+    assert torch.equal(result, torch.stack(expected))
+    assert result.shape[1:] == crop.output_shape(x.shape[1:])
+    assert channels == 1 or stored_channels_last(result) == channels_last
 
 
 @every_storage
-def test_flip(blocks, channels, dtype):
-    flip, x = make("horizontal_flip", 0.3), pictures(channels, dtype=dtype)
-    u = drawn(flip)
-    wanted = [functional.hflip(each) if v < 0.3 else each for each, v in zip(x, u[:, 0], strict=True)]
-    assert torch.equal(flip(to_memory_format(x, blocks), u), torch.stack(wanted))
+def test_horizontal_flip_equals_a_loop(channels_last, channels, dtype):
+    flip, x = make("horizontal_flip", 0.3), make_pixels(channels, dtype=dtype)
+    u = draw_numbers(flip)
+    expected = [functional.hflip(each) if v < 0.3 else each for each, v in zip(x, u[:, 0], strict=True)]
+    assert torch.equal(flip(to_memory_format(x, channels_last), u), torch.stack(expected))
     assert 0 < sum(u[:, 0] < 0.3) < N
 
 
 @pytest.mark.parametrize(("size", "channels"), [(1, 1), (4, 3), (5, 3), (40, 1)])
-def test_cutout(size, blocks, channels):
-    cutout, x = make("cutout", size), pictures(channels) + 1
-    u, wanted = drawn(cutout), x.clone()
-    for each, (v, w) in zip(wanted, u, strict=True):
+def test_cutout_equals_a_loop(size, channels_last, channels):
+    cutout, x = make("cutout", size), make_pixels(channels) + 1
+    u, expected = draw_numbers(cutout), x.clone()
+    for each, (v, w) in zip(expected, u, strict=True):
         y, z = int(v * 12), int(w * 9)
         top, left = max(y - size // 2, 0), max(z - size // 2, 0)
         each[:, top : y - size // 2 + size, left : z - size // 2 + size] = 0
-    assert torch.equal(cutout(to_memory_format(x.clone(), blocks), u), wanted)
+    assert torch.equal(cutout(to_memory_format(x.clone(), channels_last), u), expected)
 
 
-def test_rotation(blocks):
-    """As torchvision rotates, but where a place lies between two pixels as far as float32 can tell."""
-    rotate, x = make("random_rotation", 30), pictures(3, 15, 20)
-    u = drawn(rotate)
-    wanted = [functional.rotate(each, float((2 * v - 1) * 30)) for each, v in zip(x, u[:, 0], strict=True)]
-    off = (rotate(to_memory_format(x, blocks), u) - torch.stack(wanted)).abs() > 1e-4
+def test_rotation_equals_torchvision(channels_last):
+    """It equals torchvision's rotation, except where rounding in float32 decides between two pixels."""
+    rotate, x = make("random_rotation", 30), make_pixels(3, 15, 20)
+    u = draw_numbers(rotate)
+    expected = [functional.rotate(each, float((2 * v - 1) * 30)) for each, v in zip(x, u[:, 0], strict=True)]
+    off = (rotate(to_memory_format(x, channels_last), u) - torch.stack(expected)).abs() > 1e-4
     assert off.float().mean() < 1e-3
 
 
@@ -113,23 +113,23 @@ def test_rotation(blocks):
     ("shape", "channels", "given"),
     [
         ((20, 16), 3, {"size": 12, "scale": [0.6, 1.0]}),
-        ((8, 8), 1, {"size": 24, "scale": [0.8, 1.2]}),  # an area beyond the picture's own is drawn anew
-        ((40, 10), 3, {"ratio": [0.9, 1.1], "scale": [0.9, 1.0]}),  # never fits: the middle
+        ((8, 8), 1, {"size": 24, "scale": [0.8, 1.2]}),  # areas larger than the image are rejected
+        ((40, 10), 3, {"ratio": [0.9, 1.1], "scale": [0.9, 1.0]}),  # no part fits: the central one is used
         ((10, 40), 1, {"ratio": [0.9, 1.1], "scale": [0.9, 1.0]}),
     ],
 )
-def test_random_resized_crop(shape, given, blocks, channels):
-    crop, x = make("random_resized_crop", given), pictures(channels, *shape)
-    u = drawn(crop)
-    found, boxes = crop(to_memory_format(x, blocks), u), torch.stack(crop.draw_boxes(u, *shape), 1)
-    for each, v, box, got in zip(x, u, boxes.tolist(), found, strict=True):
+def test_random_resized_crop_equals_torchvision(shape, given, channels_last, channels):
+    crop, x = make("random_resized_crop", given), make_pixels(channels, *shape)
+    u = draw_numbers(crop)
+    result, boxes = crop(to_memory_format(x, channels_last), u), torch.stack(crop.draw_boxes(u, *shape), 1)
+    for each, v, box, got in zip(x, u, boxes.tolist(), result, strict=True):
         assert box == naive_box(crop, v, *shape)
-        wanted = functional.resized_crop(each, *box, list(crop.output_shape(x.shape[1:])[1:]), antialias=True)
-        torch.testing.assert_close(got, wanted, atol=2e-6, rtol=0)
+        expected = functional.resized_crop(each, *box, list(crop.output_shape(x.shape[1:])[1:]), antialias=True)
+        torch.testing.assert_close(got, expected, atol=2e-6, rtol=0)
 
 
 def naive_box(crop, u, h, w):
-    """torchvision's RandomResizedCrop.get_params, from given uniform numbers."""
+    """Return the box of torchvision's RandomResizedCrop.get_params for given uniform numbers."""
     u = u.double()
     for i in range(10):
         area = h * w * (crop.scale[0] + (crop.scale[1] - crop.scale[0]) * float(u[i]))
@@ -149,35 +149,41 @@ def naive_box(crop, u, h, w):
 @pytest.mark.parametrize(
     ("name", "size", "channels"), [("resize", 7, 3), ("resize", 18, 1), ("center_crop", 5, 1), ("center_crop", 8, 3)]
 )
-def test_resize_and_center_crop(name, size, blocks, channels):
-    """They draw nothing: test pictures go through them too."""
-    what, x = make(name, size), pictures(channels)
-    wanted = functional.resize(x, size, antialias=True) if name == "resize" else functional.center_crop(x, size)
-    assert what.random_numbers == 0
-    assert what.output_shape(x.shape[1:]) == wanted.shape[1:]
-    torch.testing.assert_close(what(to_memory_format(x, blocks), drawn(what)), wanted, atol=1e-6, rtol=0)
+def test_resize_and_center_crop_equal_torchvision(name, size, channels_last, channels):
+    """They use no random numbers, so that they are applied to test images, too."""
+    transform, x = make(name, size), make_pixels(channels)
+    expected = functional.resize(x, size, antialias=True) if name == "resize" else functional.center_crop(x, size)
+    assert transform.random_numbers == 0
+    assert transform.output_shape(x.shape[1:]) == expected.shape[1:]
+    torch.testing.assert_close(
+        transform(to_memory_format(x, channels_last), draw_numbers(transform)), expected, atol=1e-6, rtol=0
+    )
 
 
-COLOURS = {
+COLOR_FUNCTIONS = {
     "brightness": functional.adjust_brightness,
     "contrast": functional.adjust_contrast,
     "saturation": functional.adjust_saturation,
 }
 
 
-@pytest.mark.parametrize("given", [{"saturation": 0.4}, dict.fromkeys(COLOURS, 0.2)], ids=["saturation", "all in turn"])
-def test_colour(given, blocks):
-    colour, x = make("color_jitter", given), pictures()
-    u, wanted = drawn(colour), x.clone()
-    for i, (name, theirs) in enumerate(COLOURS.items()):
+@pytest.mark.parametrize(
+    "given", [{"saturation": 0.4}, dict.fromkeys(COLOR_FUNCTIONS, 0.2)], ids=["saturation", "all in turn"]
+)
+def test_color_jitter_equals_torchvision(given, channels_last):
+    colour, x = make("color_jitter", given), make_pixels()
+    u, expected = draw_numbers(colour), x.clone()
+    for i, (name, theirs) in enumerate(COLOR_FUNCTIONS.items()):
         a = given.get(name, 0)
         if a:
             factors = (2 * u[:, i] - 1) * a + 1
-            wanted = torch.stack([theirs(each, float(factor)) for each, factor in zip(wanted, factors, strict=True)])
-    torch.testing.assert_close(colour(to_memory_format(x.clone(), blocks), u), wanted, atol=1e-5, rtol=0)
+            expected = torch.stack(
+                [theirs(each, float(factor)) for each, factor in zip(expected, factors, strict=True)]
+            )
+    torch.testing.assert_close(colour(to_memory_format(x.clone(), channels_last), u), expected, atol=1e-5, rtol=0)
 
 
-# ---- all of them together ----
+# ---- pipelines ----
 def image_pipeline(*items, **more):
     transforms = [make(*item) if isinstance(item, tuple) else make(item) for item in items]
     return ImagePipeline(bytes=True, normal=Normalize(mean=MEAN, std=STD), transforms=tuple(transforms), **more)
@@ -187,32 +193,32 @@ def normalised(x):
     return (x.float().div(255) - torch.tensor(MEAN).view(-1, 1, 1)) / torch.tensor(STD).view(-1, 1, 1)
 
 
-def test_bytes_are_read_as_normalised_floats(blocks):
-    x = pictures(dtype=torch.uint8)
-    kept = make_lazy_images(x, MEAN, STD, 3).to("cpu", blocks)
-    wanted = normalised(x)
-    assert kept.shape == wanted.shape
-    assert torch.equal(kept.all_inputs(), wanted)
+def test_bytes_are_read_as_normalised_floats(channels_last):
+    x = make_pixels(dtype=torch.uint8)
+    images = make_lazy_images(x, MEAN, STD, 3).to("cpu", channels_last)
+    expected = normalised(x)
+    assert images.shape == expected.shape
+    assert torch.equal(images.all_inputs(), expected)
     rows = torch.tensor([5, 0, 5, 39])
-    assert torch.equal(kept.read(rows), wanted[rows])
-    assert stored_channels_last(kept.read(rows)) == stored_channels_last(kept.all_inputs()) == blocks
-    grey = make_lazy_images(x[:, :1], (0.1,), (0.3,), 3).to("cpu", blocks)
+    assert torch.equal(images.read(rows), expected[rows])
+    assert stored_channels_last(images.read(rows)) == stored_channels_last(images.all_inputs()) == channels_last
+    grey = make_lazy_images(x[:, :1], (0.1,), (0.3,), 3).to("cpu", channels_last)
     assert torch.equal(grey.all_inputs(), ((x[:, :1].float() / 255 - 0.1) / 0.3).repeat(1, 3, 1, 1))
-    assert stored_channels_last(grey.read(rows)) == blocks
+    assert stored_channels_last(grey.read(rows)) == channels_last
 
 
-def test_normalise_replaces_that_of_the_source():
-    x = pictures(dtype=torch.uint8)
-    wanted = (x.float().div(255) - 0.5) / 0.5
+def test_normalize_replaces_the_normalisation_of_the_source():
+    x = make_pixels(dtype=torch.uint8)
+    expected = (x.float().div(255) - 0.5) / 0.5
     for given in ("half", {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}):
         assert torch.equal(
             LazyImages(x, image_pipeline("horizontal_flip", ("normalize", given), ("cutout", 4))).all_inputs(),
-            wanted,
+            expected,
         )
 
 
 @pytest.mark.parametrize(
-    ("items", "says"),
+    ("items", "message"),
     [
         (
             [("cutout", 4), ("color_jitter", {"contrast": 0.1})],
@@ -236,15 +242,15 @@ def test_normalise_replaces_that_of_the_source():
         ([("random_resized_crop", 8)], r"have 8 x 8 pixels in training, but 12 x 9 .*end with center_crop: 8"),
     ],
 )
-def test_what_does_not_fit_the_pictures_is_refused_before_training(items, says):
-    x, y = pictures(dtype=torch.uint8), torch.arange(N) % 2
+def test_unsuitable_transforms_are_errors_before_training(items, message):
+    x, y = make_pixels(dtype=torch.uint8), torch.arange(N) % 2
     data = split(Dataset(make_lazy_images(x, MEAN, STD, 3), y, make_lazy_images(x, MEAN, STD, 3), y, 2), "iid", 2, 0)
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         add_augmentation(data, image_pipeline(*items).transforms)
 
 
 @pytest.mark.parametrize(
-    ("x", "item", "says"),
+    ("x", "item", "message"),
     [
         (
             torch.rand(N, 5),
@@ -252,22 +258,22 @@ def test_what_does_not_fit_the_pictures_is_refused_before_training(items, says):
             r"data\.augment\.0: horizontal_flip needs images \(C, H, W\), .* has the shape \(5,\)",
         ),
         (
-            pictures(),
+            make_pixels(),
             ("color_jitter", {"contrast": 0.1}),
             r"color_jitter needs pixels in 0\.\.1, but the data source",
         ),
     ],
 )
-def test_augmentation_needs_pictures(x, item, says):
+def test_augmentation_needs_images(x, item, message):
     y = torch.arange(N) % 2
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         add_augmentation(split(Dataset(x, y, x, y, 2), "iid", 2, 0), image_pipeline(item).transforms)
 
 
 @pytest.mark.parametrize("item", ["horizontal_flip", ("center_crop", 8)])
-def test_what_moves_pixels_is_refused_where_targets_are_masks(item):
-    """A picture turned without its mask would be trained on wrong targets without a message."""
-    x, masks = pictures(dtype=torch.uint8), torch.zeros(N, 12, 9, dtype=torch.int64)
+def test_transforms_that_move_pixels_are_errors_if_targets_are_masks(item):
+    """Otherwise a model would be trained on wrong targets without any message."""
+    x, masks = make_pixels(dtype=torch.uint8), torch.zeros(N, 12, 9, dtype=torch.int64)
     data = split(
         Dataset(make_lazy_images(x, MEAN, STD, 3), masks, make_lazy_images(x, MEAN, STD, 3), masks, 2), "iid", 2, 0
     )
@@ -283,7 +289,7 @@ def test_what_moves_pixels_is_refused_where_targets_are_masks(item):
 
 def test_a_crop_with_a_size_sets_the_input_shape():
     y = torch.arange(N) % 2
-    for x in (make_lazy_images(pictures(dtype=torch.uint8), MEAN, STD, 3), pictures()):
+    for x in (make_lazy_images(make_pixels(dtype=torch.uint8), MEAN, STD, 3), make_pixels()):
         data = add_augmentation(
             split(Dataset(x, y, x, y, 2), "iid", 2, 0), [make("random_crop", {"size": 7}), make("center_crop", 7)]
         )
@@ -298,36 +304,36 @@ def test_a_crop_with_a_size_sets_the_input_shape():
 # ---- batches ----
 @pytest.mark.parametrize("size", [1, 7, None])
 def test_augmentation_does_not_depend_on_the_batch_size(size):
-    kept = LazyImages(
-        pictures(dtype=torch.uint8),
+    images = LazyImages(
+        make_pixels(dtype=torch.uint8),
         image_pipeline(("random_crop", 2), "horizontal_flip", ("random_rotation", 20), ("cutout", 3)),
     )
-    shard = Shard(kept, torch.arange(N), torch.arange(3, 30))
+    shard = Shard(images, torch.arange(N), torch.arange(3, 30))
 
     def epoch(size, *seeds):
         one, two = (torch.Generator().manual_seed(seed) for seed in seeds)
-        found = list(batches(shard, size, one, augment=two))
-        return torch.cat([x for x, _ in found]), torch.cat([y for _, y in found])
+        result = list(batches(shard, size, one, augment=two))
+        return torch.cat([x for x, _ in result]), torch.cat([y for _, y in result])
 
     x, rows = epoch(size, 1, 2)
     again, same = epoch(9 if size else None, 1, 2)
     assert torch.equal(rows, same)
     torch.testing.assert_close(x, again, atol=1e-6, rtol=0)
     other, same = epoch(size, 1, 3)
-    assert torch.equal(rows, same), "the order of samples does not depend on what augmentation draws"
+    assert torch.equal(rows, same), "augmentation must not change the order of samples"
     assert not torch.equal(x, other)
     plain = torch.cat([x for x, _ in batches(shard, size, None)])
-    assert torch.equal(plain, normalised(kept.stored[3:30])), "evaluation changes nothing"
+    assert torch.equal(plain, normalised(images.stored[3:30])), "no random transform is applied in evaluations"
 
 
-def test_test_pictures_become_floats_and_training_pictures_stay_bytes(blocks):
-    x, y = make_lazy_images(pictures(dtype=torch.uint8), MEAN, STD, 3), torch.arange(N) % 2
-    tests = make_lazy_images(pictures(dtype=torch.uint8, n=10), MEAN, STD, 3)
-    moved = split(Dataset(x, y, tests, y[:10], 2), "iid", 2, 0).to("cpu", blocks)
+def test_test_images_become_floats_and_training_images_remain_bytes(channels_last):
+    x, y = make_lazy_images(make_pixels(dtype=torch.uint8), MEAN, STD, 3), torch.arange(N) % 2
+    tests = make_lazy_images(make_pixels(dtype=torch.uint8, n=10), MEAN, STD, 3)
+    moved = split(Dataset(x, y, tests, y[:10], 2), "iid", 2, 0).to("cpu", channels_last)
     assert isinstance(moved.train[0].x, LazyImages)
     assert moved.train[0].x is moved.train[1].x
     assert isinstance(moved.global_test.x, Tensor)
     assert moved.global_test.x is moved.test[1].x
     assert torch.equal(moved.global_test.x, normalised(tests.stored))
-    assert stored_channels_last(moved.global_test.x) == stored_channels_last(moved.train[0].x.stored) == blocks
+    assert stored_channels_last(moved.global_test.x) == stored_channels_last(moved.train[0].x.stored) == channels_last
     assert replace(moved).x_dtype == torch.float32
