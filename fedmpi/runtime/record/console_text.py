@@ -41,7 +41,7 @@ def describe_run(experiment: Experiment, job: Job, backend: str, ranks: Sequence
     return [
         f"{s.name}: {describe_experiment(experiment)}",
         f"{pluralize(data.clients, 'client')} with {sizes.min()} to {sizes.max()} samples{classes}; {where}, "
-        f"{describe_devices(ranks)}, {pluralize(s.compute.threads, 'thread')} a rank",
+        f"{describe_devices(ranks)}, {pluralize(s.compute.threads, 'thread')} per rank",
         *sites,
         f"{pluralize(s.rounds, 'round')} with "
         f"{describe_training(s, data.clients, messages.method.sets_training_length)}",
@@ -73,7 +73,7 @@ def describe_training(s: Settings, clients: int, sets_training_length: bool = Fa
     amount = "" if sets_training_length else f"{work} "
     batches = "full batches" if train.batch_size == "full" else f"batches of {train.batch_size}"
     last = learning_rate(train.lr, train.schedule, max(s.rounds - 1, 0), max(s.rounds, 1), train.decay)
-    end = "" if train.schedule == "constant" else f" to {last:.3g}"
+    end = "" if train.schedule == "constant" else f", {last:.3g} in the last round"
     warm_up = f", after a warm-up of {pluralize(train.warmup_rounds, 'round')}" if train.warmup_rounds else ""
     momentum = f", {'nesterov ' if train.nesterov else ''}momentum {train.momentum:g}" if train.momentum else ""
     who = f"{members} of {pluralize(clients, 'client')}"

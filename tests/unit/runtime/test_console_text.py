@@ -43,7 +43,7 @@ def test_formats_and_what_they_cost():
 
     text = format_bytes
     traffic, d = lines("fedavg")
-    assert traffic == f"a client sends {text(4 * (d + 15))} and receives {text(4 * (d + 13))} a round"
+    assert traffic == f"a client sends {text(4 * (d + 15))} and receives {text(4 * (d + 13))} per round"
     traffic, _ = lines("fedavg", "bf16")
     assert traffic.startswith(f"a client sends {text(64 + -(-2 * d // 8) * 8)} and receives")
     assert traffic.endswith("; uploads in bf16")
@@ -54,9 +54,10 @@ def test_how_a_run_trains(tmp_path):
     words = ["train.schedule=step", "train.lr=0.01", "train.batch_size=10", "train.warmup_rounds=2"]
     config = load(ROOT / "configs" / "quickstart.yaml", [*words, "rounds=0"])
     text = (
-        "4 of 4 clients, 2 epochs in batches of 10; sgd, momentum 0.9, lr 0.01, step, 0.01 at last, after a warm-up of "
+        "4 of 4 clients, 2 epochs in batches of 10; sgd, momentum 0.9, lr 0.01, step, 0.01 in the last round, after a "
+        "warm-up of 2 rounds"
     )
-    assert console_text.describe_training(config, 4) == f"{text}2 rounds"
+    assert console_text.describe_training(config, 4) == text
 
 
 def facts(*gpus):
@@ -81,7 +82,7 @@ def test_the_devices_of_all_ranks_are_named(gpus, said):
     made = prepare(settings()).made  # of rank 0, on its CPU
     job = Job("torchrun" if gpus[1:] else "single", 0, len(gpus), 0, len(gpus), "node0")
     where = "one process" if len(gpus) == 1 else f"{len(gpus)} ranks (torchrun, gloo)"
-    assert console_text.describe_run(made, job, "gloo", facts(*gpus))[1].endswith(f"; {where}, {said}, 1 thread a rank")
+    assert console_text.describe_run(made, job, "gloo", facts(*gpus))[1].endswith(f"; {where}, {said}, 1 thread per rank")
 
 
 # ---- ranks without a GPU ----
