@@ -1,4 +1,6 @@
-"""Compare an epoch of augmented CIFAR-10 batches in fedmpi and in torchvision.   python benchmarks/augment.py
+"""Compare an epoch of augmented CIFAR-10 batches in fedmpi and in torchvision.
+
+    python benchmarks/augment.py
 
 50,000 random images of 3 x 32 x 32 bytes (--pictures), batches of 50: crop with padding 4, flip, normalisation with
 CIFAR-10's mean and deviation, Cutout 16. torchvision: a map-style data set of PIL images as in
@@ -16,7 +18,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from measure import line, turns
+from measure import print_result, run_in_turn
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
@@ -29,7 +31,7 @@ from fedmpi.runtime.device import keep_freed_memory
 MEAN, STD, BATCH, SIZE = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), 50, 16
 
 
-class Square:
+class TensorCutout:
     """Cutout on a tensor, as implemented by its authors (github.com/uoguelph-mlrg/Cutout)."""
 
     def __call__(self, x):
@@ -39,7 +41,7 @@ class Square:
         return x
 
 
-class Pictures(Dataset):
+class ImageDataset(Dataset):
     """A data set like torchvision.datasets.CIFAR10 without its files; `tensors`: byte tensors instead of PIL images."""
 
     def __init__(self, data, targets, transform, tensors=False):
@@ -54,7 +56,7 @@ class Pictures(Dataset):
         return self.transform(picture), self.targets[index]
 
 
-def theirs(data, targets, workers):
+def make_torchvision_epochs(data, targets, workers):
     """Return {name: function that iterates over one epoch with torchvision}."""
     from torchvision.transforms import v2
 
@@ -72,13 +74,13 @@ def theirs(data, targets, workers):
     }
     sides = {}
     for name, chain in chains.items():
-        data_set = Pictures(data, targets, v1.Compose([*chain, Square()]), tensors="tensors" in name)
+        data_set = ImageDataset(data, targets, v1.Compose([*chain, TensorCutout()]), tensors="tensors" in name)
         loader = DataLoader(data_set, batch_size=BATCH, shuffle=True, num_workers=workers)
         sides[name] = lambda loader=loader: sum(len(y) for _, y in loader)
     return sides
 
 
-def ours(data, targets, blocks):
+def make_fedmpi_epoch(data, targets, blocks):
     """Return a function that iterates over one epoch with fedmpi.
 
     blocks: store images as (n, H, W, C) for channels-last CNNs, which is fedmpi's default.
@@ -96,13 +98,14 @@ def ours(data, targets, blocks):
     return epoch
 
 
-def processor_s():
+def processor_seconds():
     """Return the processor seconds of this process and of its worker processes that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def main():
+    """Run the benchmark with the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pictures", type=int, default=50_000)
     parser.add_argument("--workers", type=int, default=2, help="their worker processes; cores for both")
@@ -117,33 +120,33 @@ def main():
     rng = np.random.default_rng(0)
     data = rng.integers(0, 256, (given.pictures, 32, 32, 3), dtype=np.uint8)
     targets = rng.integers(0, 10, given.pictures).tolist()
-    sides = {"ours": ours(data, targets, True), "ours, planes": ours(data, targets, False)}
-    sides |= theirs(data, targets, given.workers)
+    sides = {"ours": make_fedmpi_epoch(data, targets, True), "ours, planes": make_fedmpi_epoch(data, targets, False)}
+    sides |= make_torchvision_epochs(data, targets, given.workers)
     wall, used = {}, {}
 
     def counted(name, side):
         def one():
-            began, before = time.perf_counter(), processor_s()
+            began, before = time.perf_counter(), processor_seconds()
             assert side() == given.pictures
             wall.setdefault(name, []).append(time.perf_counter() - began)
-            used.setdefault(name, []).append(processor_s() - before)
+            used.setdefault(name, []).append(processor_seconds() - before)
 
         return one
 
-    turns({name: counted(name, side) for name, side in sides.items()}, given.repeats)
+    run_in_turn({name: counted(name, side) for name, side in sides.items()}, given.repeats)
     os.sched_setaffinity(0, allowed)
     for what, found in (("wall", wall), ("processor", used)):
         best = {name: sorted(each[1:] or each)[len(each[1:] or each) // 2] for name, each in found.items()}
         for name in sides:
             if not name.startswith("ours"):
                 note = f"{best[name] / best['ours']:.1f} times as fast, {given.pictures} pictures, {len(cores)} cores"
-                line(
+                print_result(
                     f"augmented epoch, {what}, torchvision {name}",
                     ("fedmpi", best["ours"]),
                     ("torchvision", best[name]),
                     note=note,
                 )
-        line(
+        print_result(
             f"augmented epoch, {what}, planes beside blocks", ("planes", best["ours, planes"]), ("blocks", best["ours"])
         )
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 
-def balanced(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def balance_classes(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the first n samples of each class in their order, for the number n of samples of the rarest class."""
     rows = [np.flatnonzero(y == label) for label in np.unique(y)]
     kept = np.sort(np.concatenate([each[: min(map(len, rows))] for each in rows]))
@@ -22,10 +22,11 @@ def balanced(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def main() -> None:
+    """Run the benchmark with the arguments of the command line."""
     source, to = map(Path, sys.argv[1:])
     with np.load(source) as z:
         x, y = (np.concatenate([z[f"train_{part}"], z[f"val_{part}"]]) for part in ("images", "labels"))
-        x, y = balanced(x, y.ravel())
+        x, y = balance_classes(x, y.ravel())
         np.savez(to, x_train=x, y_train=y, x_test=z["test_images"], y_test=z["test_labels"].ravel())
     print(f"{to}: {len(y)} for training, {' + '.join(map(str, np.bincount(y)))}")
 

@@ -1,4 +1,6 @@
-"""Measure the cost of a checkpoint per round.   python benchmarks/checkpoint.py [METHOD]
+"""Measure the cost of a checkpoint per round.
+
+    python benchmarks/checkpoint.py [METHOD]
 
 100 clients, 10 per round, the 1.66 M-parameter CNN on 28x28 images, batch 50, 600 samples per client, one local epoch;
 then the global model is evaluated on 10,000 test images. One run in one process: every other round is followed by a
@@ -23,6 +25,7 @@ from fedmpi.runtime.checkpoints import Checkpoints, ClientStateFiles
 
 
 def main():
+    """Run the benchmark with the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("method", nargs="?", default="fedavg")
     parser.add_argument("--pairs", type=int, default=20, help="rounds of either kind")

@@ -1,4 +1,6 @@
-"""Compare a round of several seconds in fedmpi with a minimal loop by hand.   python benchmarks/cnn.py [--threads 2]
+"""Compare a round of several seconds in fedmpi with a minimal loop by hand.
+
+    python benchmarks/cnn.py [--threads 2]
 
 100 clients with 600 images of 1x28x28, 10 clients per round, the CNN with 1,663,370 parameters, one epoch in batches of
 50, momentum 0.9; then the global model is evaluated on 10,000 images. The loop by hand is a process of its own, with
@@ -42,6 +44,7 @@ CLIENTS, COHORT, SAMPLES, TEST, BATCH, LR, MOMENTUM = 100, 10, 600, 10_000, 50, 
 
 
 def settings(rounds, precision):
+    """Return fedmpi's settings of the task."""
     return Settings.model_validate(
         {
             "rounds": rounds,
@@ -63,7 +66,9 @@ def images(samples, test):
     return Dataset(x[:n], y[:n], x[n:], y[n:], classes=10)
 
 
-class ByHand:
+class HandWrittenLoop:
+    """A minimal training loop for the same task."""
+
     def __init__(self, module, data, judged, precision):
         self.module, self.data, self.judged = module, data, judged
         self.cast = torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext()
@@ -135,7 +140,7 @@ def timed(work):
     return time.perf_counter() - began, time.process_time() - busy
 
 
-def alone(a):
+def run_hand_written_loop(a):
     """Run the hand-written loop in this process: for each line of stdin, train a block of rounds, print its times."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, range(os.cpu_count()))  # a launcher may have bound rank 0 to one core
@@ -144,12 +149,12 @@ def alone(a):
     torch.set_num_threads(a.hand or a.threads)
     data = split(images(a.samples, a.test), "iid", CLIENTS, 0, "global").to("cpu", channels_last=True)
     module = build.make_module(settings(1, "fp32"), data.input_shape, data.classes)
-    hand = ByHand(module, data, a.judged, a.hand_precision)
+    hand = HandWrittenLoop(module, data, a.judged, a.hand_precision)
     for _ in sys.stdin:
         print(*timed(lambda: [hand.round(a.share, a.apart) for _ in range(a.rounds)]), flush=True)
 
 
-class Hands:
+class HandWrittenProcesses:
     """Hand-written loops, each in a process of its own, that run at the same time."""
 
     def __init__(self, *options):
@@ -172,17 +177,18 @@ class Hands:
             each.wait()
 
 
-def bound(a):
+def print_upper_bound(a):
     """Compare hand-written loops of one thread each with one hand-written loop of --threads threads."""
     shares = [["--threads", "1", "--hand", "1", "--share", str(i)] for i in range(a.apart)]
-    apart, whole = Hands(*shares), Hands(["--apart", "1"])
+    apart, whole = HandWrittenProcesses(*shares), HandWrittenProcesses(["--apart", "1"])
     theirs, ours = zip(*((whole.block(), apart.block()) for _ in range(a.blocks + 1)), strict=True)
     for hands in (apart, whole):
         hands.close()
-    told(a, f"{a.apart} loops by hand", ours[1:], theirs[1:], "apart")
+    print_comparison(a, f"{a.apart} loops by hand", ours[1:], theirs[1:], "apart")
 
 
 def compare(a):
+    """Run fedmpi and the hand-written loop in turn, and print the comparison."""
     job = detect(os.environ)
     comm = connect(job, "gloo" if job.size > 1 else "auto")
     keep_freed_memory()
@@ -191,7 +197,7 @@ def compare(a):
     data = split(images(a.samples, a.test), "iid", CLIENTS, 0, "global")
     made = build.make_experiment(s, data, torch.device("cpu"))
     if comm.rank == 0:
-        hand = Hands([])
+        hand = HandWrittenProcesses([])
     ours, theirs, waits = [], [], []
     for block in range(a.blocks + 1):
         if comm.rank == 0:
@@ -200,11 +206,11 @@ def compare(a):
         fed, lines = build.make_federation(made, comm, lambda: False), []
         fed.timeline.write_row = lines.append
         ours.append(timed(fed.run))
-        waits += [waiting(line) for line in lines if block and 0 < line["round"] < a.rounds]
+        waits += [waiting_fraction(line) for line in lines if block and 0 < line["round"] < a.rounds]
     waits = [json.loads(said) for said in comm.allgather_bytes(json.dumps(waits).encode(), 600)]
     if comm.rank == 0:
         hand.close()
-        told(a, f"{comm.size} rank(s), {a.precision}", ours[1:], theirs[1:], "fedmpi")
+        print_comparison(a, f"{comm.size} rank(s), {a.precision}", ours[1:], theirs[1:], "fedmpi")
         if comm.size > 1 and waits[0]:
             least = median(map(min, zip(*waits, strict=True)))
             each = ", ".join(f"rank {rank} {100 * fmean(shares):.1f} %" for rank, shares in enumerate(waits))
@@ -213,12 +219,13 @@ def compare(a):
     comm.close()
 
 
-def waiting(line):
+def waiting_fraction(line):
     """Return the fraction of a round in which a rank waits, from its line of the timeline."""
     return round(sum(ms for what, _, ms, *_ in line["spans"] if what in WAIT_SPANS) / 1e3 / line["s"], 4)
 
 
-def told(a, what, ours, theirs, name):
+def print_comparison(a, what, ours, theirs, name):
+    """Print the seconds of a round, the cores in use, and their ratios for both sides."""
     (ours_s, ours_cpu), (hand_s, hand_cpu) = zip(*ours, strict=True), zip(*theirs, strict=True)
     pairs = [p / q for p, q in zip(ours_s, hand_s, strict=True)]
     each = [
@@ -247,4 +254,4 @@ if __name__ == "__main__":
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--share", type=int, default=0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    (alone if arguments.alone else bound if arguments.apart > 1 else compare)(arguments)
+    (run_hand_written_loop if arguments.alone else print_upper_bound if arguments.apart > 1 else compare)(arguments)

@@ -15,13 +15,15 @@ import time
 
 import torch
 import torch.distributed as dist
-from measure import line, on_ranks, turns
-from vectors import group_by_hand
+from measure import print_result, run_in_turn, run_on_ranks
+from vectors import create_process_group
 
 from fedmpi.comm import connect, detect
 
 
-def bare_gloo(comm, x, rows):
+def make_gloo_calls(comm, x, rows):
+    """Return functions that broadcast x and gather rows by direct calls of torch.distributed."""
+
     def broadcast():
         dist.broadcast(x, 0)
 
@@ -35,7 +37,8 @@ def bare_gloo(comm, x, rows):
     return broadcast, gather, dist.barrier
 
 
-def bare_mpi(comm, x, rows):
+def make_mpi_calls(comm, x, rows):
+    """Return functions that broadcast x and gather rows by direct calls of MPI."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
@@ -53,13 +56,14 @@ def bare_mpi(comm, x, rows):
 
 
 def measure(comm, backend, d, repeats):
+    """Run fedmpi's calls and direct calls in turn, and print the results for vectors of length d."""
     x, rows = torch.randn(d), torch.empty(comm.size if comm.rank == 0 else 0, d)
 
     def gather():
         incoming = [(r, rows[r]) for r in range(1, comm.size)] if comm.rank == 0 else []
         comm.exchange([] if comm.rank == 0 else [(0, x)], incoming)
 
-    bare_broadcast, bare_gather, barrier = (bare_mpi if backend == "mpi" else bare_gloo)(comm, x, rows)
+    bare_broadcast, bare_gather, barrier = (make_mpi_calls if backend == "mpi" else make_gloo_calls)(comm, x, rows)
 
     def timed(call):
         """Return the seconds of a call until the last rank is done."""
@@ -74,15 +78,16 @@ def measure(comm, backend, d, repeats):
         "gather of rows": (gather, bare_gather),
     }
     for name, (ours, bare) in calls.items():
-        seconds = turns({"fedmpi": lambda f=ours: timed(f), "bare": lambda f=bare: timed(f)}, repeats)
+        seconds = run_in_turn({"fedmpi": lambda f=ours: timed(f), "bare": lambda f=bare: timed(f)}, repeats)
         if comm.rank == 0:
             moved = 4 * d * (comm.size - 1) / seconds["fedmpi"] / 2**30
             what = f"{name}, {backend}, {comm.size} ranks, d={d:,}"
             pair = [(who, 1e3 * seconds[who]) for who in ("fedmpi", "bare")]
-            line(what, *pair, unit="ms", note=f"{moved:.2f} GiB/s in all", digits=2)
+            print_result(what, *pair, unit="ms", note=f"{moved:.2f} GiB/s in all", digits=2)
 
 
 def main():
+    """Run the benchmark with the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--d", type=int, nargs="+", default=[10_000, 1_700_000, 25_600_000], help="float32")
@@ -94,12 +99,12 @@ def main():
     if job.size == 1:
         for backend in asked.backend:
             words = ["--d", *asked.d, "--repeats", asked.repeats, "--backend", backend]
-            on_ranks(asked.ranks, __file__, *words)
+            run_on_ranks(asked.ranks, __file__, *words)
         return
     (backend,) = asked.backend
     comm = connect(job, backend)
     if backend == "gloo":
-        group_by_hand(comm)
+        create_process_group(comm)
     for d in asked.d:
         measure(comm, backend, d, asked.repeats)
     comm.close()

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 
-def directions(norms, cosines):
+def principal_directions(norms, cosines):
     """Return fractions of the eigenvalues (m,), of the mean update (m,), and signs of the projections on v_1 (m,).
 
     The arguments are the norms (m,) and the cosines (m, m) of the updates.
@@ -30,9 +30,10 @@ def directions(norms, cosines):
 
 
 def main():
+    """Run the benchmark with the arguments of the command line."""
     for run in map(Path, sys.argv[1:]):
         for row in map(json.loads, (run / "analysis.jsonl").read_text().splitlines()):
-            lam, mean, signs = directions(row["drift"]["norms"], row["drift"]["cosines"])
+            lam, mean, signs = principal_directions(row["drift"]["norms"], row["drift"]["cosines"])
             shown = (" ".join(f"{value:.2f}" for value in each[:3]) for each in (lam, mean))
             told = "lam {}  mean {}  signs ".format(*shown) + "".join("+" if s > 0 else "-" for s in signs)
             print(f"{run.name}, round {row['round']}: {told}")

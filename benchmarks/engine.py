@@ -1,4 +1,6 @@
-"""Measure the engine's overhead: a round of fedmpi and the same work by hand in PyTorch.   python benchmarks/engine.py
+"""Measure the engine's overhead: a round of fedmpi and the same work by hand in PyTorch.
+
+    python benchmarks/engine.py
 
 100 clients, 10 per round, the 1.66 M-parameter CNN on 28x28 images, batch 50, 600 samples per client, one local epoch;
 then the global model is evaluated on 10,000 test images in batches of 100. The images are random, since their content
@@ -22,6 +24,7 @@ from fedmpi.runtime import build
 
 
 def settings(rounds, channels_last, model="mcmahan_cnn", clients=100, fraction=0.1):
+    """Return fedmpi's settings of the task."""
     return Settings.model_validate(
         {
             "rounds": rounds,
@@ -36,6 +39,7 @@ def settings(rounds, channels_last, model="mcmahan_cnn", clients=100, fraction=0
 
 
 def images(clients, samples, test):
+    """Return a data set of random images, since their content does not affect speed."""
     g = torch.Generator().manual_seed(0)
     x = torch.randn(clients * samples + test, 1, 28, 28, generator=g)
     y = torch.randint(10, (len(x),), generator=g)
@@ -78,6 +82,7 @@ def bare(module, data, members, channels_last):
 
 
 def compare(rounds, channels_last, samples=600, test=10_000):
+    """Run rounds of fedmpi and of the loop by hand in turn, and print the comparison."""
     s = settings(rounds, channels_last)
     data = split(images(100, samples, test), "iid", 100, 0)
     made = build.make_experiment(s, data, torch.device("cpu"))

@@ -22,8 +22,8 @@ from statistics import median
 
 import torch
 import torch.distributed as dist
-from measure import forget_peak, line, memory, on_ranks
-from vectors import federation, group_by_hand, one_round
+from measure import print_result, read_memory_bytes, reset_peak_memory, run_on_ranks
+from vectors import create_process_group, make_vector_federation, run_one_round
 
 from fedmpi.comm import connect, detect
 
@@ -46,28 +46,29 @@ def bare(comm, w, row, world):
 
 
 def measure(asked):
+    """Run rounds on this rank, and print seconds and memory on rank 0."""
     comm = connect(detect(os.environ), asked.backend)
     d = int(asked.gib * 2**30) // 4
-    forget_peak()
-    before = memory("VmRSS")
-    fed = federation(d, asked.rounds + 2, comm, CLIENTS, epochs=0, placement=asked.placement)
-    models = {"made": (memory("VmHWM") - before) / (4 * d)}
-    forget_peak()
+    reset_peak_memory()
+    before = read_memory_bytes("VmRSS")
+    fed = make_vector_federation(d, asked.rounds + 2, comm, CLIENTS, epochs=0, placement=asked.placement)
+    models = {"made": (read_memory_bytes("VmHWM") - before) / (4 * d)}
+    reset_peak_memory()
     for t in range(2):
-        one_round(fed, t)
-    models["in rounds"] = (memory("VmHWM") - before) / (4 * d)
+        run_one_round(fed, t)
+    models["in rounds"] = (read_memory_bytes("VmHWM") - before) / (4 * d)
     feds = [fed]
     if asked.placement == "sharded":  # only now, because the memory of the sharded federation has been measured
-        feds.append(federation(d, asked.rounds + 2, comm, CLIENTS, epochs=0))
+        feds.append(make_vector_federation(d, asked.rounds + 2, comm, CLIENTS, epochs=0))
     world = None
     if asked.backend == "gloo":
-        group_by_hand(comm)
+        create_process_group(comm)
     else:
         from mpi4py import MPI
 
         world = MPI.COMM_WORLD
     w, row = torch.zeros(d), torch.full((d,), 1e-6)  # not zeros, which take no memory until written, and read fast
-    sides = [*(partial(one_round, each) for each in feds), lambda t: bare(comm, w, row, world)]
+    sides = [*(partial(run_one_round, each) for each in feds), lambda t: bare(comm, w, row, world)]
     seconds = [[] for _ in sides]
     for t in range(asked.rounds):
         for side, taken in zip(sides, seconds, strict=True):
@@ -81,17 +82,20 @@ def measure(asked):
         what = (
             f"exchange of {asked.gib:g} GiB, {CLIENTS} clients, {comm.size} ranks, {asked.backend}, {asked.placement}"
         )
-        line(what, ("fedmpi", ours), ("bare transfers", theirs))
+        print_result(what, ("fedmpi", ours), ("bare transfers", theirs))
         for each in root:
-            line(what, ("sharded", ours), ("root", each))
+            print_result(what, ("sharded", ours), ("root", each))
         whose, allowed = ("the fullest rank", CLIENTS / comm.size + 3) if root else ("rank 0", ALLOWED)
         for when in models:
             most = max(each[when] for each in every) if root else models[when]
-            line(f"{what}, memory of {whose}, {when}", ("fedmpi", most), ("allowed", allowed), unit="models", digits=2)
+            print_result(
+                f"{what}, memory of {whose}, {when}", ("fedmpi", most), ("allowed", allowed), unit="models", digits=2
+            )
     comm.close()
 
 
 def main():
+    """Run the benchmark with the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gib", type=float, default=0.25, help="of the model")
     parser.add_argument("--ranks", type=int, default=CLIENTS + 1)
@@ -108,7 +112,7 @@ def main():
     for backend in asked.backend:
         for placement in asked.placement:
             words = ["--gib", asked.gib, "--rounds", asked.rounds, "--backend", backend, "--placement", placement]
-            on_ranks(asked.ranks, __file__, "--inner", *words)
+            run_on_ranks(asked.ranks, __file__, "--inner", *words)
 
 
 if __name__ == "__main__":

@@ -69,6 +69,7 @@ def run(name, alpha, clients, weighting, seed, reading, root):
 
 
 def main():
+    """Run the benchmark with the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", choices=SETS)
     parser.add_argument("--root")

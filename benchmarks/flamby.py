@@ -105,6 +105,7 @@ def outside(name, found):
 
 
 def main():
+    """Run the benchmark with the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sets", nargs="*", help="heart, brca (default: both)")
     parser.add_argument("--root")

@@ -1,4 +1,6 @@
-"""Measure the cost of a rank failure: python benchmarks/lost_ranks.py [--ranks 8] [--kills 5] [--every 20]
+"""Measure the cost of a rank failure.
+
+    python benchmarks/lost_ranks.py [--ranks 8] [--kills 5] [--every 20]
 
 Runs a small experiment under `mpirun --with-ft ulfm` (Open MPI 5) twice: undisturbed, and with a random rank killed
 every --every seconds. Prints for each kill the seconds until the other ranks continue the round (a new line in
@@ -29,6 +31,8 @@ SETTINGS = {
 
 
 class Job:
+    """A run under mpirun whose ranks can be killed."""
+
     def __init__(self, folder, name, backend, policy, ranks):
         self.run = folder / name
         settings = {**SETTINGS, "output": str(folder), "name": name, "comm": {"backend": backend}}
@@ -68,12 +72,13 @@ class Job:
         self.process.wait(60)
 
 
-def losses(job):
+def count_rank_failures(job):
+    """Return the number of rank failures that the run has recorded."""
     file = job.run / "faults.jsonl"
     return len(file.read_bytes().splitlines()) if file.exists() else 0
 
 
-def time_lost(job):
+def lost_time_fraction(job):
     """Return the additional time of rounds with a rank failure, as a fraction of the time of all rounds.
 
     It is the time beyond the median of the ten rounds before and the ten rounds after each of them.
@@ -89,6 +94,7 @@ def time_lost(job):
 
 
 def measure(folder, backend, policy, ranks, kills, every_s, seed, quiet_s):
+    """Run a job undisturbed and a job whose ranks are killed, and print the comparison."""
     rng, alive = random.Random(seed), list(range(1, ranks))
     seconds = kills * every_s
     quiet = Job(folder, f"quiet-{backend}-{policy}", backend, policy, ranks)
@@ -107,7 +113,7 @@ def measure(folder, backend, policy, ranks, kills, every_s, seed, quiet_s):
         pid = job.rank(rank)
         death = time.time()
         os.kill(pid, signal.SIGKILL)
-        waits.append(job.until(lambda due=number + 1: losses(job) >= due) - death)
+        waits.append(job.until(lambda due=number + 1: count_rank_failures(job) >= due) - death)
         done = job.rounds()
         closed.append(job.until(lambda done=done: job.rounds() > done) - death)
     time.sleep(max(0.0, began + seconds - time.time()))
@@ -118,12 +124,13 @@ def measure(folder, backend, policy, ranks, kills, every_s, seed, quiet_s):
         "backend": backend, "policy": policy, "ranks": ranks, "kills": kills, "every_s": every_s,
         "going_on_s": [round(x, 2) for x in waits], "next_line_s": [round(x, 2) for x in closed],
         "median_s": round(statistics.median(waits), 2), "rounds_a_second": [round(undisturbed, 2), round(lossy, 2)],
-        "kept": round(lossy / undisturbed, 3), "time_kept": round(1 - time_lost(job), 4),
+        "kept": round(lossy / undisturbed, 3), "time_kept": round(1 - lost_time_fraction(job), 4),
         "replay": replay.stdout.strip().splitlines()[-1:],
     }  # fmt: skip
 
 
 def main():
+    """Run the benchmark with the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--kills", type=int, default=5)

@@ -21,8 +21,8 @@ import time
 from pathlib import Path
 from statistics import median
 
-from measure import HERE, line, mpirun
-from peers import PEERS, version
+from measure import HERE, mpirun_command, print_result
+from peers import PEERS, find_installed_version
 
 sys.path.insert(0, str(HERE / "adapters"))
 from task import BATCH, COHORT, LR, numbers, report_peak
@@ -31,7 +31,7 @@ FEW = 100
 PFL = HERE / "adapters" / "pfl_many_clients.py"
 
 
-def rows(root: Path, *, n: int, tests: int = 1000):
+def make_rows(root: Path, *, n: int, tests: int = 1000):
     """Return a data set of random numbers; a data source of the config."""
     from fedmpi.data.dataset import Dataset
 
@@ -39,7 +39,7 @@ def rows(root: Path, *, n: int, tests: int = 1000):
     return Dataset(x[:n], y[:n], x[n:], y[n:], classes=int(y.max()) + 1)
 
 
-def inner(asked):
+def run_rank(asked):
     """Run one rank of a fedmpi run, and print its peak memory."""
     import fedmpi
     from fedmpi.config import Settings
@@ -66,33 +66,35 @@ def inner(asked):
     report_peak()
 
 
-def measured(words):
+def measure_command(words):
     """Run a command; return its seconds, its processor seconds, and the peak memory of its largest process in MiB."""
-    began, before = time.perf_counter(), processor()
+    began, before = time.perf_counter(), child_processor_seconds()
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, capture_output=True, text=True, env=env)
-    seconds, processor_s = time.perf_counter() - began, processor() - before
+    seconds, processor_s = time.perf_counter() - began, child_processor_seconds() - before
     if done.returncode:
         raise SystemExit(f"{' '.join(map(str, words))}: exit code {done.returncode}\n{done.stderr}")
     peaks = [json.loads(text)["peak"] for text in done.stdout.splitlines() if text.startswith('{"peak"')]
     return seconds, processor_s, max(peaks) / 2**20
 
 
-def processor():
+def child_processor_seconds():
     """Return the processor seconds of all child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
-def fedmpi_run(asked, method, clients, ranks):
+def measure_fedmpi(asked, method, clients, ranks):
+    """Run fedmpi in processes of its own; return seconds, processor seconds and peak memory."""
     with tempfile.TemporaryDirectory() as folder:
         words = [__file__, "--inner", method, "--folder", folder, "--clients", clients, "--ranks", ranks]
         words = [str(word) for word in [*words, "--rows", asked.rows, "--rounds", asked.rounds]]
-        return measured(mpirun(ranks, *words) if ranks > 1 else [sys.executable, "-W", "ignore", *words])
+        return measure_command(mpirun_command(ranks, *words) if ranks > 1 else [sys.executable, "-W", "ignore", *words])
 
 
-def pfl_run(asked, clients):
-    return measured([asked.python, "-W", "ignore", str(PFL), *map(str, (clients, asked.rows, asked.rounds))])
+def measure_pfl(asked, clients):
+    """Run pfl-research in a process of its own; return seconds, processor seconds and peak memory."""
+    return measure_command([asked.python, "-W", "ignore", str(PFL), *map(str, (clients, asked.rows, asked.rounds))])
 
 
 def compare(what, turns, ours, theirs):
@@ -106,10 +108,11 @@ def compare(what, turns, ours, theirs):
             found[name].append(run())
     for i, (unit, digits, kind) in enumerate((("s", 2, ""), ("s", 2, ", processor"), ("MiB", 0, ", memory"))):
         sides = [(name, median(each[i] for each in found[name])) for name, _ in (ours, theirs)]
-        line(f"{what}{kind}", *sides, unit=unit, digits=digits)
+        print_result(f"{what}{kind}", *sides, unit=unit, digits=digits)
 
 
 def main():
+    """Run the benchmark with the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=1_000_000)
     parser.add_argument("--rows", type=int, default=2_000_000)
@@ -121,23 +124,23 @@ def main():
     parser.add_argument("--ranks", type=int, default=1, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.inner:
-        inner(asked)
+        run_rank(asked)
         return
     for ranks, where in ((1, "one process"), (3, "three ranks")):
         for method in ("fedavg", "scaffold"):
             sides = [
-                (f"{clients:,} clients", lambda n=clients, m=method, r=ranks: fedmpi_run(asked, m, n, r))
+                (f"{clients:,} clients", lambda n=clients, m=method, r=ranks: measure_fedmpi(asked, m, n, r))
                 for clients in (asked.clients, FEW)
             ]
             compare(f"{method}, {where}", asked.turns, *sides)
     package, module = PEERS["pfl_research"]
-    there = version(asked.python, package, module)
+    there = find_installed_version(asked.python, package, module)
     if there is None:
         print(f"{package}: not installed", flush=True)
         return
     for clients in (asked.clients, FEW):
-        ours = "fedmpi", lambda n=clients: fedmpi_run(asked, "fedavg", n, 1)
-        theirs = f"{package} {there}", lambda n=clients: pfl_run(asked, n)
+        ours = "fedmpi", lambda n=clients: measure_fedmpi(asked, "fedavg", n, 1)
+        theirs = f"{package} {there}", lambda n=clients: measure_pfl(asked, n)
         compare(f"fedavg, one process, {clients:,} clients", asked.turns, ours, theirs)
 
 

@@ -26,7 +26,7 @@ SMALL = re.compile(
 RATIO = re.compile(r"ratio (?P<ratio>[\d.e+-]+)(?P<note>.*)")
 
 
-def turns(sides, repeats, limit_s=float("inf"), now=time.perf_counter):
+def run_in_turn(sides, repeats, limit_s=float("inf"), now=time.perf_counter):
     """Run functions in turn and return {name: median seconds}; the first turn does not count if there are several.
 
     Args:
@@ -46,14 +46,14 @@ def turns(sides, repeats, limit_s=float("inf"), now=time.perf_counter):
     return {name: median(each[1:] or each) for name, each in seconds.items()}
 
 
-def line(what, ours, theirs, unit="s", note="", digits=3):
+def print_result(what, ours, theirs, unit="s", note="", digits=3):
     """Print a result line; ours, theirs: (name, value)."""
     sides = "  ".join(f"{name} {value:.{digits}f} {unit}" for name, value in (ours, theirs))
     ratio = ours[1] / theirs[1] if theirs[1] else float("nan")
     print(f"{what}: {sides}  ratio {ratio:.2f}" + (f"  ({note})" if note else ""), flush=True)
 
 
-def read(text):
+def parse_result(text):
     """Parse a result line as {what, ours, theirs, unit, ratio, note}; return None for other lines.
 
     `ours` and `theirs` are (name, value).
@@ -74,31 +74,32 @@ def read(text):
     }  # fmt: skip
 
 
-def rows(text):
+def parse_results(text):
     """Parse a line of any benchmark as a list of results as in `read`; cnn.py and small.py have their own formats."""
-    row = read(text)
+    row = parse_result(text)
     if row:
         return [row]
     told = CNN.match(text)
     if told:
         what, who, x, y, ratio, note = told.groups()
-        return [made(what, (who, x), ("by hand", y), "s", ratio, note)]
+        return [make_result(what, (who, x), ("by hand", y), "s", ratio, note)]
     told = SMALL.match(text)
     if not told:
         return []
     name, hand, one, ratio, packed, faster = told.groups()
     return [
-        made(f"{name}, a client", ("fedmpi", one), ("by hand", hand), "ms", ratio),
-        made(f"{name}, packed", ("fedmpi packed", packed), ("one by one", one), "ms", 1 / float(faster)),
+        make_result(f"{name}, a client", ("fedmpi", one), ("by hand", hand), "ms", ratio),
+        make_result(f"{name}, packed", ("fedmpi packed", packed), ("one by one", one), "ms", 1 / float(faster)),
     ]
 
 
-def made(what, ours, theirs, unit, ratio, note=""):
+def make_result(what, ours, theirs, unit, ratio, note=""):
+    """Return a result as a dict, as `parse_result` does."""
     ours, theirs = ((name, float(value)) for name, value in (ours, theirs))
     return {"what": what, "ours": ours, "theirs": theirs, "unit": unit, "ratio": float(ratio), "note": note}
 
 
-def mpirun(ranks, *words, options=()):
+def mpirun_command(ranks, *words, options=()):
     """Return the command that starts a Python program on `ranks` ranks of this host."""
     command = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if command is None:
@@ -109,13 +110,13 @@ def mpirun(ranks, *words, options=()):
     return [command, *here, *options, "-n", str(ranks), sys.executable, "-W", "ignore", *map(str, words)]
 
 
-def on_ranks(ranks, *words, options=(), quiet=False):
+def run_on_ranks(ranks, *words, options=(), quiet=False):
     """Run a Python program on ranks of this host, print its output, and return it.
 
     quiet: print the output only if the program fails.
     """
     env = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    done = subprocess.run(mpirun(ranks, *words, options=options), env=env, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(mpirun_command(ranks, *words, options=options), env=env, stdout=subprocess.PIPE, text=True)
     if not quiet or done.returncode:
         print(done.stdout, end="", flush=True)
     if done.returncode:
@@ -123,18 +124,18 @@ def on_ranks(ranks, *words, options=(), quiet=False):
     return done.stdout
 
 
-def memory(key, pid="self"):
+def read_memory_bytes(key, pid="self"):
     """Return the memory of a process in bytes; key: VmHWM for the peak, VmRSS for the present value."""
     found = re.search(rf"^{key}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     return int(found[1]) * 1024
 
 
-def forget_peak():
+def reset_peak_memory():
     """Reset this process's peak memory (VmHWM) to its present memory."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def machine():
+def describe_machine():
     """Return a description of the machine, its software and the code, on which the results depend."""
     file = Path("/proc/cpuinfo")
     name = re.search(r"^model name\s*: (.*)$", file.read_text(), re.MULTILINE) if file.exists() else None
@@ -144,20 +145,22 @@ def machine():
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
         "load_before": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
-        **{package: installed(package) for package in PACKAGES},
-        "commit": commit(),
+        **{package: find_version(package) for package in PACKAGES},
+        "commit": find_commit(),
         "date": datetime.date.today().isoformat(),
     }
 
 
-def installed(package):
+def find_version(package):
+    """Return the version of a package; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
         return None
 
 
-def commit():
+def find_commit():
+    """Return the description of the git commit; None without git."""
     try:
         said = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True)
     except OSError:  # there is no git

@@ -1,4 +1,6 @@
-"""Compare all methods on one small task in a table.   python benchmarks/methods.py [NAME ...] [--rounds 20 | --passes]
+"""Compare all methods on one small task in a table.
+
+    python benchmarks/methods.py [NAME ...] [--rounds 20 | --passes]
 
 Handwritten digits over ten clients, Dirichlet(0.1), every client in every round, the same training for all. `accuracy`
 is the global model's on the global test set, omitted if clients train parameters that are never uploaded; `personal` is
@@ -81,7 +83,7 @@ def run(name, rounds):
     return lines[-1], up, down, seconds
 
 
-def pictures(root, samples):
+def make_images(root, samples):
     """Return random images of the right shape, since their content does not affect speed; a data source."""
     g, n = torch.Generator().manual_seed(0), 4 * samples
     x, y = torch.rand(n + 20, 1, 28, 28, generator=g), torch.randint(10, (n + 20,), generator=g)
@@ -117,7 +119,8 @@ def processor_seconds(name, samples):
     return [marks[2] - marks[1], marks[3] - marks[2]]
 
 
-def passes(names, samples):
+def print_pass_costs(names, samples):
+    """Measure the cost of a round of each method relative to FedAvg's, and print it with the expected cost."""
     keep_freed_memory()
     print(f"{'method':10}  {'passes':>6}  {'measured':>8}  {'of passes':>9}", flush=True)
     for name in names:
@@ -129,6 +132,7 @@ def passes(names, samples):
 
 
 def main():
+    """Run the benchmark with the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="methods; all where none is given")
     parser.add_argument("--rounds", type=int, default=20)
@@ -137,7 +141,7 @@ def main():
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.passes:
-        return passes(arguments.names or methods.registry, arguments.samples)
+        return print_pass_costs(arguments.names or methods.registry, arguments.samples)
     print(
         f"{'method':10}  {'accuracy':>8}  {'personal':>8}  {'std':>5}  {'up':>10}  {'down':>10}  {'seconds':>7}",
         flush=True,

@@ -1,7 +1,7 @@
-"""Check one cell of NIID-Bench as Flower runs it: write Flower's partition, and train with a minimal program.
+r"""Check one cell of NIID-Bench as Flower runs it: write Flower's partition, and train with a minimal program.
 
     python benchmarks/niid.py partition --root DIR > flower.csv
-    fedmpi sweep configs/benchmarks/niid_bench.yaml 'include={set: FashionMNIST, partition: flower, method: FedAvg}' \\
+    fedmpi sweep configs/benchmarks/niid_bench.yaml 'include={set: FashionMNIST, partition: flower, method: FedAvg}' \
         'grid.partition={flower: {data: {partition: {scheme: file, path: flower.csv}}}}' data.root=DIR
     python benchmarks/niid.py plain --root DIR [--seed 0] [--rounds 50]
 
@@ -27,7 +27,7 @@ from fedmpi.data.sources.images.public_arrays import fashion_mnist
 CLIENTS, ALPHA, SEED = 10, 0.5, 42
 
 
-def owners(labels):
+def partition_clients(labels):
     """Return the client of each sample, (n,)."""
     rng, n = np.random.default_rng(SEED), len(labels)
     while True:
@@ -44,16 +44,16 @@ def owners(labels):
             return owner
 
 
-def net():
+def make_net():
     """Return Flower's model CNNMnist."""
     convolutions = [nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)]
     layers = [nn.Linear(256, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)]
     return nn.Sequential(*convolutions, nn.Flatten(), *layers)
 
 
-def plain(x, y, tests, labels, owner, rounds):
+def train_plain_fedavg(x, y, tests, labels, owner, rounds):
     """Train FedAvg with ten epochs of SGD per client in batches of 64, and yield the accuracy after each round."""
-    model = net()
+    model = make_net()
     w = {name: value.clone() for name, value in model.state_dict().items()}
     for _ in range(rounds):
         new = {name: torch.zeros_like(value) for name, value in w.items()}
@@ -75,6 +75,7 @@ def plain(x, y, tests, labels, owner, rounds):
 
 
 def main():
+    """Run the benchmark with the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("partition", "plain"))
     parser.add_argument("--root", type=Path, default=Path("data"))
@@ -82,14 +83,14 @@ def main():
     parser.add_argument("--rounds", type=int, default=50)
     asked = parser.parse_args()
     data = fashion_mnist(asked.root)
-    owner = owners(data.train_y.numpy())
+    owner = partition_clients(data.train_y.numpy())
     if asked.what == "partition":
         print("client", *owner, sep="\n")
         return
     torch.set_num_threads(1)
     torch.manual_seed(asked.seed)
     x, tests = (part.stored.float() / 255 for part in (data.train_x, data.test_x))
-    for t, accuracy in enumerate(plain(x, data.train_y, tests, data.test_y, owner, asked.rounds)):
+    for t, accuracy in enumerate(train_plain_fedavg(x, data.train_y, tests, data.test_y, owner, asked.rounds)):
         print(f"{t},{accuracy:.2f}", flush=True)
 
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from statistics import median
 
-from measure import HERE, line
+from measure import HERE, print_result
 
 ADAPTERS = HERE / "adapters"
 PEERS = {  # adapter: (package, module that must be importable)
@@ -31,7 +31,7 @@ QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}  # no us
 FOUND = "import importlib.metadata as m; import {module}; print(m.version('{package}'))"
 
 
-def version(python, package, module):
+def find_installed_version(python, package, module):
     """Return the version of an installed program; None if it cannot be imported."""
     words = [python, "-W", "ignore", "-c", FOUND.format(package=package, module=module)]
     done = subprocess.run(words, capture_output=True, text=True)
@@ -48,6 +48,7 @@ def run(python, adapter, task, rounds):
 
 
 def main():
+    """Run the benchmark with the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="*", default=["softmax", "cnn"])
     parser.add_argument("--rounds", type=int, default=10, help="of a process")
@@ -61,7 +62,7 @@ def main():
     sides = {"fedmpi": (sys.executable, "fedmpi_itself"), "by hand": (sys.executable, "by_hand")}
     for peer, (package, module) in PEERS.items():
         python = given.get(peer, sys.executable)
-        there = version(python, package, module)
+        there = find_installed_version(python, package, module)
         if there is None:
             print(f"{package}: not installed", flush=True)
         else:
@@ -73,7 +74,7 @@ def main():
                 seconds[name] += run(python, adapter, task, asked.rounds)
         mine = 1e3 * median(seconds["fedmpi"])
         for name in list(sides)[1:]:
-            line(f"{task}, a round", ("fedmpi", mine), (name, 1e3 * median(seconds[name])), unit="ms", digits=1)
+            print_result(f"{task}, a round", ("fedmpi", mine), (name, 1e3 * median(seconds[name])), unit="ms", digits=1)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ RUNS = {
 
 
 def run(name: str, data: Path, output: Path, extra: list[str]) -> None:
+    """Run one line of RUNS, unless its run has finished already."""
     if (output / name).exists():
         summary = output / name / "summary.json"
         if summary.exists() and json.loads(summary.read_text())["exit_reason"] == "finished":
@@ -46,7 +47,8 @@ def run(name: str, data: Path, output: Path, extra: list[str]) -> None:
     subprocess.run([*command, *extra], check=True, stdout=subprocess.DEVNULL)
 
 
-def line(directory: Path) -> str:
+def format_line(directory: Path) -> str:
+    """Return the line of the table for a run directory."""
     rows = [json.loads(text) for text in (directory / "metrics.jsonl").read_text().splitlines()]
     last = rows[-1]
     tuned = next((name for name in last if name.startswith("ft(") and name.endswith("_accuracy")), "personal_accuracy")
@@ -60,6 +62,7 @@ def line(directory: Path) -> str:
 
 
 def main() -> None:
+    """Run the benchmark with the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, help="the .npz file")
     parser.add_argument("settings", nargs="*", help="KEY=VALUE for every run")
@@ -71,7 +74,7 @@ def main() -> None:
         list(pool.map(lambda name: run(name, given.data.resolve(), given.output, given.settings), given.only))
     print(f"{'':13}  personal    std    global      up/visit   down/visit        all  seconds")
     for name in given.only:
-        print(line(given.output / name))
+        print(format_line(given.output / name))
 
 
 if __name__ == "__main__":

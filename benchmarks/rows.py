@@ -16,7 +16,7 @@ from pathlib import Path
 from fedmpi.sweeps import expand, progress
 
 
-def row(labels, settings, figures, of):
+def make_row(labels, settings, figures, of):
     """Return [label, ..., metric, ..., hash] of a run; None if the run is not finished."""
     state = progress.read_state(settings)
     if state.status != progress.DONE:
@@ -35,6 +35,7 @@ def row(labels, settings, figures, of):
 
 
 def main():
+    """Run the benchmark with the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sweep", type=Path)
     parser.add_argument("settings", nargs="*", help="KEY=VALUE for every run")
@@ -44,7 +45,7 @@ def main():
     asked = expand.load_sweep(given.sweep, given.settings)
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow([*(axis.name for axis in asked.axes), *given.figures, "sha256"])
-    writer.writerows(filter(None, (row(*each, given.figures, given.round) for each in asked.first_stage_runs())))
+    writer.writerows(filter(None, (make_row(*each, given.figures, given.round) for each in asked.first_stage_runs())))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import torch
-from measure import line, turns
+from measure import print_result, run_in_turn
 
 from fedmpi.aggregation import rules
 from fedmpi.common.registry import load_object
@@ -51,6 +51,7 @@ def sides(names, m, d):
 
 
 def main():
+    """Run the benchmark with the arguments of the command line."""
     every = [name for name in rules.registry if name != "mean"] + ["principal, tensor by tensor"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=every, help="rules; all where none is given")
@@ -69,12 +70,12 @@ def main():
                 print(f"m={m}, d={d:,} left out: {4 * m * d / 2**30:.1f} GiB of rows; --gib {asked.gib:g}", flush=True)
                 continue
             names = [name for name in asked.names if name not in SLOW or m * d <= SORTED]
-            seconds = turns(sides(names, m, d), asked.repeats, asked.seconds)
+            seconds = run_in_turn(sides(names, m, d), asked.repeats, asked.seconds)
             for name in ("mean", *(name for name in seconds if name not in ("mean", "product"))):
                 beside = "product" if name == "mean" else "mean"
                 note = "" if name == "mean" else f"{seconds[name] / seconds['product']:.1f} of a bare product"
                 pair = [(who, 1e3 * seconds[key]) for who, key in (("rule", name), (beside, beside))]
-                line(f"{name}, m={m}, d={d:,}", *pair, unit="ms", note=note, digits=2)
+                print_result(f"{name}, m={m}, d={d:,}", *pair, unit="ms", note=note, digits=2)
             for name in set(asked.names) - set(names):
                 print(f"{name}, m={m}, d={d:,} left out: it sorts {m * d:,} numbers", flush=True)
 

@@ -26,7 +26,7 @@ from statistics import median
 
 import numpy as np
 import torch
-from measure import line, on_ranks
+from measure import print_result, run_on_ranks
 from scipy.optimize import nnls
 
 from fedmpi.comm import connect, detect
@@ -43,45 +43,47 @@ TERMS = (
 )
 
 
-def busiest(m, ranks):
+def max_clients_per_rank(m, ranks):
     """Return the number of clients of the rank that trains most."""
     return math.ceil(m / max(ranks - 1, 1))
 
 
-def terms(point):
+def cost_terms(point):
     """Return the six terms of a point, by which the costs of the fit are multiplied."""
     down, up = 4 * point["d"] * math.ceil(math.log2(point["ranks"])), 4 * point["d"] * point["clients"]
     gb = (4 * point["d"] + up) / 1e9
-    return [1, gb, point["clients"], point["ranks"], down / 1e9, busiest(point["clients"], point["ranks"])]
+    return [1, gb, point["clients"], point["ranks"], down / 1e9, max_clients_per_rank(point["clients"], point["ranks"])]
 
 
-def beside(point):
+def overhead_seconds(point):
+    """Return the seconds of a round in addition to training."""
     return point["seconds"] - point["training"]
 
 
-def fit(points):
+def fit_costs(points):
     """Return the non-negative costs (6,) with the least sum of squared relative errors."""
-    A = np.array([terms(p) for p in points])
-    y = np.array([beside(p) for p in points])
+    A = np.array([cost_terms(p) for p in points])
+    y = np.array([overhead_seconds(p) for p in points])
     return nnls(A / y[:, None], np.ones(len(y)))[0]
 
 
-def said(costs, point):
-    return float(np.dot(costs, terms(point)))
+def predict_seconds(costs, point):
+    """Return the seconds of a round that the fitted cost model predicts."""
+    return float(np.dot(costs, cost_terms(point)))
 
 
-def errors(points):
+def cross_validation_errors(points):
     """Return |predicted / measured - 1| of each point, predicted by a fit to the other points."""
     found = []
     for i, point in enumerate(points):
-        costs = fit(points[:i] + points[i + 1 :])
-        found.append(abs(said(costs, point) / beside(point) - 1))
+        costs = fit_costs(points[:i] + points[i + 1 :])
+        found.append(abs(predict_seconds(costs, point) / overhead_seconds(point) - 1))
     return found
 
 
 def measure(rounds, seconds):
     """Run the rounds on this rank, and return the measured points on rank 0. Called once per rank."""
-    from vectors import federation, one_round
+    from vectors import make_vector_federation, run_one_round
 
     job = detect(os.environ)
     comm = (
@@ -91,46 +93,52 @@ def measure(rounds, seconds):
     for d in D:
         for kind, clients in (("strong", STRONG), ("weak", WEAK * max(ranks - 1, 1))):
             took = {"root": [], "local": []}
-            feds = {way: federation(d, rounds + 1, comm, clients, seconds=seconds, reduce=way) for way in took}
+            feds = {
+                way: make_vector_federation(d, rounds + 1, comm, clients, seconds=seconds, reduce=way) for way in took
+            }
             for t in range(rounds + 1):
                 for way, fed in feds.items():
                     began = time.perf_counter()
-                    one_round(fed, t)
+                    run_one_round(fed, t)
                     took[way].append(time.perf_counter() - began)
-            training, (root, local) = seconds * busiest(clients, ranks), (median(each[1:]) for each in took.values())
+            training, (root, local) = (
+                seconds * max_clients_per_rank(clients, ranks),
+                (median(each[1:]) for each in took.values()),
+            )
             point = {"kind": kind, "ranks": ranks, "clients": clients, "d": d, "training": training}
             points.append(point | {"seconds": root, "local": local})
     comm.close()
     return points if comm.rank == 0 else []
 
 
-def show(points):
+def print_fit(points):
     """Fit the costs, and print them with their errors and the extrapolation."""
     several = [p for p in points if p["ranks"] > 1]
     if len(several) <= len(TERMS):
         print(f"no fit: {len(several)} points for {len(TERMS)} costs; measure more numbers of ranks")
         return
-    costs = fit(several)
+    costs = fit_costs(several)
     print("costs in ms: " + ", ".join(f"{1e3 * c:.3g} {term}" for c, term in zip(costs, TERMS, strict=True)))
-    wrong, largest = errors(several), max(p["ranks"] for p in several)
+    wrong, largest = cross_validation_errors(several), max(p["ranks"] for p in several)
     print(f"each point by a fit without it: median error {median(wrong):.0%}, the worst {max(wrong):.0%}")
     small = [p for p in several if p["ranks"] < largest]
     if len(small) > len(TERMS):
-        fewer = fit(small)
+        fewer = fit_costs(small)
         for p in several:
             if p["ranks"] == largest:
                 what = f"{p['kind']} beside training, {largest} ranks, d={p['d']:,}, by a fit to fewer ranks"
-                line(what, ("predicted", said(fewer, p)), ("measured", beside(p)))
+                print_result(what, ("predicted", predict_seconds(fewer, p)), ("measured", overhead_seconds(p)))
     for d in D:
         for ranks in (64, 256, 1024):
             point = {"ranks": ranks, "clients": WEAK * (ranks - 1), "d": d}
-            seconds, training = said(costs, point), WEAK * points[0]["pause"]
+            seconds, training = predict_seconds(costs, point), WEAK * points[0]["pause"]
             note = f"extrapolated; {median(wrong):.0%} to {max(wrong):.0%} off where it could be checked"
             what = f"weak, {ranks} ranks, {point['clients']} clients, d={d:,}"
-            line(what, ("fit", seconds + training), ("training alone", training), note=note)
+            print_result(what, ("fit", seconds + training), ("training alone", training), note=note)
 
 
 def main():
+    """Run the benchmark with the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--rounds", type=int, default=5)
@@ -148,14 +156,14 @@ def main():
     points = []
     for ranks in asked.ranks:
         words = ["--inner", "--rounds", asked.rounds, "--train", asked.train]
-        found = json.loads(on_ranks(ranks, __file__, *words, quiet=True).splitlines()[-1])
+        found = json.loads(run_on_ranks(ranks, __file__, *words, quiet=True).splitlines()[-1])
         for p in found:
             what = f"{p['kind']}, {p['ranks']} ranks, {p['clients']} clients, d={p['d']:,}"
-            line(what, ("fedmpi", p["seconds"]), ("training alone", p["training"]))
+            print_result(what, ("fedmpi", p["seconds"]), ("training alone", p["training"]))
             if ranks > 1 and p["d"] == max(D):  # shorter rows are not summed by the ranks
-                line(f"{what}, server.reduce", ("local", p["local"]), ("root", p["seconds"]))
+                print_result(f"{what}, server.reduce", ("local", p["local"]), ("root", p["seconds"]))
         points += [p | {"pause": asked.train} for p in found]
-    show(points)
+    print_fit(points)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Measure the cost of a client in runs with many clients and small models.   python benchmarks/small.py
+"""Measure the cost of a client in runs with many clients and small models.
+
+    python benchmarks/small.py
 
 fedmpi trains clients one by one, and with compute.clients_per_pass: auto.
 
@@ -28,6 +30,7 @@ CLIENTS, COHORT, SAMPLES, BATCH, LR = 1000, 100, 30, 10, 0.05
 
 
 def settings(model, rounds):
+    """Return fedmpi's settings of the task."""
     return Settings.model_validate(
         {
             "rounds": rounds,
@@ -42,7 +45,7 @@ def settings(model, rounds):
     )
 
 
-class ByHand:
+class HandWrittenLoop:
     """A minimal loop that does the same work; the parameters are views of one vector."""
 
     def __init__(self, module, data):
@@ -78,6 +81,7 @@ class ByHand:
 
 
 def compare(model, rounds):
+    """Run rounds of fedmpi and of the loop by hand in turn, and print the comparison."""
     s = settings(model, 2 * rounds + 2)
     g = torch.Generator().manual_seed(0)
     x = torch.randn(CLIENTS * SAMPLES + 100, 1, 28, 28, generator=g)
@@ -85,7 +89,7 @@ def compare(model, rounds):
     n = CLIENTS * SAMPLES
     data = split(Dataset(x[:n], y[:n], x[n:], y[n:], classes=10), "iid", CLIENTS, 0, "global")
     made = build.make_experiment(s, data, torch.device("cpu"))
-    hand = ByHand(build.make_module(s, data.input_shape, data.classes), made.data)
+    hand = HandWrittenLoop(build.make_module(s, data.input_shape, data.classes), made.data)
     fed = build.make_federation(made, SingleProcess(torch.device("cpu")), lambda: False)
     times, mark = {"one": [], "packed": [], "hand": []}, [time.process_time()]
 

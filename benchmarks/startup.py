@@ -1,4 +1,6 @@
-"""Measure the time of a run until its first local step, and until its end.   python benchmarks/startup.py [--ranks 5]
+"""Measure the time of a run until its first local step, and until its end.
+
+    python benchmarks/startup.py [--ranks 5]
 
 `fedmpi run configs/quickstart.yaml rounds=1`, in one process and under mpirun, is compared with a process that imports
 torch and reads the same file of digits. They run in turn, each in new processes, with compiled bytecode. Results are
@@ -32,14 +34,15 @@ runpy.run_path(sys.argv[2])["report"]("step")
 RUN = ["run", "configs/quickstart.yaml", "rounds=1", f"model={{name: {__file__}:net}}"]
 
 
-def report(what):
+def record_time(what):
+    """Append the processor seconds and the current time of this process to the file of results."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     line = json.dumps({"what": what, "cpu": used.ru_utime + used.ru_stime, "wall": time.time()})
     with open(os.environ[REPORT], "a") as file:
         file.write(f"{line}\n")
 
 
-def net(input_shape, classes):
+def make_net(input_shape, classes):
     """Return quickstart's model, with a hook that reports the time of its first forward pass in training."""
     import torch
 
@@ -50,7 +53,7 @@ def net(input_shape, classes):
     def first(module, inputs):
         if module.training and torch.is_grad_enabled():
             handle.remove()
-            report("step")
+            record_time("step")
 
     handle = module.register_forward_pre_hook(first)
     return module
@@ -78,6 +81,7 @@ def measure(command, folder):
 
 
 def main():
+    """Run the benchmark with the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--ranks", type=int, default=5, help="under mpirun; 1: leave it out")

@@ -22,7 +22,7 @@ from statistics import median
 
 import numpy as np
 import torch
-from measure import forget_peak, line, memory
+from measure import print_result, read_memory_bytes, reset_peak_memory
 from torch.nn.functional import cross_entropy
 
 from fedmpi.data.dataset import Dataset
@@ -39,7 +39,7 @@ def samples(root: Path, *, clients: int) -> Dataset:
     return Dataset(x[:n], y[:n], x[n:], y[n:], classes=CLASSES)
 
 
-def by_fedmpi(asked, folder, cap):
+def run_fedmpi(asked, folder, cap):
     """Run fedmpi with a memory limit of `cap` GiB, and return the seconds of each round."""
     import fedmpi
     from fedmpi.config import Settings
@@ -66,7 +66,7 @@ def by_fedmpi(asked, folder, cap):
     return [json.loads(row)["wall_s"] for row in rows]
 
 
-def by_hand(asked, folder):
+def run_scaffold_by_hand(asked, folder):
     """Run SCAFFOLD with option II, c_i+ = c_i - c + (w - w_i) / (K lr), by hand; return the seconds of each round."""
     data = samples(folder, clients=asked.clients)
     x, y = data.train_x.flatten(1), data.train_y
@@ -95,7 +95,7 @@ def by_hand(asked, folder):
     return took
 
 
-def inner(asked):
+def run_side_in_process(asked):
     """Run one side in this process, and print {seconds, bytes}."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=asked.folder) as name:
@@ -103,15 +103,20 @@ def inner(asked):
         if asked.inner != "hand":
             import_module("fedmpi.runtime.execute")  # imported before the measurement, since code does not count
         torch.ones(1, requires_grad=True).sum().backward()  # start autograd's threads, whose memory does not count
-        before = memory("VmRSS")
-        forget_peak()
+        before = read_memory_bytes("VmRSS")
+        reset_peak_memory()
         sys.stdout, out = sys.stderr, sys.stdout
-        took = by_hand(asked, folder) if asked.inner == "hand" else by_fedmpi(asked, folder, json.loads(asked.inner))
-        peak = memory("VmHWM") - before
+        took = (
+            run_scaffold_by_hand(asked, folder)
+            if asked.inner == "hand"
+            else run_fedmpi(asked, folder, json.loads(asked.inner))
+        )
+        peak = read_memory_bytes("VmHWM") - before
         print(json.dumps({"seconds": took, "bytes": peak}), file=out)
 
 
-def side(asked, which):
+def run_side(asked, which):
+    """Run one side in a process of its own, and return its results."""
     words = [sys.executable, "-W", "ignore", __file__, "--inner", which]
     for key in ("clients", "cohort", "rounds"):
         words += [f"--{key}", str(getattr(asked, key))]
@@ -123,6 +128,7 @@ def side(asked, which):
 
 
 def main():
+    """Run the benchmark with the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=10_000)
     parser.add_argument("--cohort", type=int, default=500, help="clients a round")
@@ -132,19 +138,19 @@ def main():
     parser.add_argument("--inner", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.inner:
-        inner(asked)
+        run_side_in_process(asked)
         return
     found = {
-        name: side(asked, which) for name, which in (("capped", str(asked.cap)), ("free", "null"), ("hand", "hand"))
+        name: run_side(asked, which) for name, which in (("capped", str(asked.cap)), ("free", "null"), ("hand", "hand"))
     }
     what = f"{asked.clients:,} stateful clients, {asked.cohort} a round"
     seconds = {name: median(each["seconds"][1:] or each["seconds"]) for name, each in found.items()}
     cap = f"capped at {asked.cap:g} GiB"
-    line(what, (cap, seconds["capped"]), ("by hand", seconds["hand"]))
-    line(what, (cap, seconds["capped"]), ("without a cap", seconds["free"]))
+    print_result(what, (cap, seconds["capped"]), ("by hand", seconds["hand"]))
+    print_result(what, (cap, seconds["capped"]), ("without a cap", seconds["free"]))
     mib = {name: each["bytes"] / 2**20 for name, each in found.items()}
-    line(f"{what}, memory", (cap, mib["capped"]), ("without a cap", mib["free"]), unit="MiB", digits=0)
-    line(f"{what}, memory", (cap, mib["capped"]), ("by hand", mib["hand"]), unit="MiB", digits=0)
+    print_result(f"{what}, memory", (cap, mib["capped"]), ("without a cap", mib["free"]), unit="MiB", digits=0)
+    print_result(f"{what}, memory", (cap, mib["capped"]), ("by hand", mib["hand"]), unit="MiB", digits=0)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Run all benchmarks or some of them:   python benchmarks/suite.py [PART ...] [--results benchmarks/results]
+"""Run all benchmarks or some of them.
+
+    python benchmarks/suite.py [PART ...] [--results benchmarks/results]
 
 Runs the programs of this folder with quick defaults, one after another; the machine should do nothing else. The output
 of each part is written to results/PART.json with command, machine, versions and date. If a part fails, its previous
@@ -14,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from measure import HERE, machine, mpirun
+from measure import HERE, describe_machine, mpirun_command
 
 RESULTS = HERE / "results"
 
@@ -59,12 +61,13 @@ def split(command):
     return ranks, HERE / name, words
 
 
-def words_of(command):
+def command_words(command):
+    """Return the words of a command, with mpirun if it needs several ranks."""
     ranks, file, words = split(command)
-    return mpirun(ranks, file, *words) if ranks > 1 else [sys.executable, "-W", "ignore", str(file), *words]
+    return mpirun_command(ranks, file, *words) if ranks > 1 else [sys.executable, "-W", "ignore", str(file), *words]
 
 
-def said_of(command):
+def command_text(command):
     """Return a command as a user would type it."""
     ranks, file, words = split(command)
     start = f"mpirun -n {ranks} " if ranks > 1 else ""
@@ -74,7 +77,7 @@ def said_of(command):
 def run(command):
     """Run a command and show its output; return the exit code, the printed lines and the seconds."""
     began, lines = time.perf_counter(), []
-    with subprocess.Popen(words_of(command), stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command_words(command), stdout=subprocess.PIPE, text=True) as process:
         for text in process.stdout:
             print(text, end="", flush=True)
             lines.append(text.rstrip())
@@ -83,21 +86,22 @@ def run(command):
 
 def measure(name, results):
     """Run a part and write its results; return whether all its commands succeeded."""
-    found = {"part": name, "machine": machine(), "commands": []}
+    found = {"part": name, "machine": describe_machine(), "commands": []}
     for command in PARTS[name].commands:
-        print(f"== {name}: {said_of(command)}", flush=True)
+        print(f"== {name}: {command_text(command)}", flush=True)
         code, lines, seconds = run(command)
         print(f"   {seconds} s", flush=True)
         if code:
-            print(f"{said_of(command)} ended with exit code {code}", file=sys.stderr)
+            print(f"{command_text(command)} ended with exit code {code}", file=sys.stderr)
             return False
-        found["commands"].append({"command": said_of(command), "seconds": seconds, "lines": lines})
+        found["commands"].append({"command": command_text(command), "seconds": seconds, "lines": lines})
     results.mkdir(parents=True, exist_ok=True)
     (results / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
     return True
 
 
 def main():
+    """Run the benchmark with the arguments of the command line."""
     there = {name: part for name, part in PARTS.items() if split(part.commands[0])[1].exists()}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(there)}; all where none is given")

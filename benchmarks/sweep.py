@@ -1,4 +1,6 @@
-"""Compare `fedmpi sweep` with a loop over `fedmpi run`, for the quickstart.   python benchmarks/sweep.py [--runs 30]
+"""Compare `fedmpi sweep` with a loop over `fedmpi run`, for the quickstart.
+
+    python benchmarks/sweep.py [--runs 30]
 
 Each run has its own seed. Both sides run in turn, a part of the runs at a time; results are wall and processor seconds,
 and whether the hashes agree.
@@ -20,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 FILE = "base: [{base}]\nname: {name}\noutput: {output}\nreport: false\ngrid: {{seed: {seeds}}}\n"
 
 
-def timed(commands, folder):
+def measure_commands(commands, folder):
     """Run commands one after another; return their wall seconds and processor seconds."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     for command in commands:
@@ -32,11 +34,13 @@ def timed(commands, folder):
     return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def hashes(run):
+def read_hashes(run):
+    """Return the hashes of the global model after each round of a run."""
     return [json.loads(line)["sha256"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def main():
+    """Run the benchmark with the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=30)
     parser.add_argument("--parts", type=int, default=3, help="each side takes so many turns")
@@ -57,16 +61,16 @@ def main():
             sides = {"sweep": [[fedmpi, "sweep", file]], "loop": loop}
             for name in ("sweep", "loop") if part % 2 else ("loop", "sweep"):
                 commands = [[*command, f"rounds={asked.rounds}"] for command in sides[name]]
-                found[name].append(timed(commands, folder))
+                found[name].append(measure_commands(commands, folder))
         for seed in range(asked.runs):
-            ours = hashes(folder / f"part{seed % asked.parts}" / f"seed-{seed}")
-            if ours != hashes(folder / f"loop{seed}"):
+            ours = read_hashes(folder / f"part{seed % asked.parts}" / f"seed-{seed}")
+            if ours != read_hashes(folder / f"loop{seed}"):
                 raise SystemExit(f"seed {seed}: the hashes differ")
     cores = len(os.sched_getaffinity(0))
     for at, what in enumerate(("wall", "processor")):
         ours, theirs = (sum(pair[at] for pair in found[name]) for name in ("sweep", "loop"))
         note = f"{asked.runs} runs, {cores} cores, same hashes"
-        measure.line(f"runs of the quickstart, {what}", ("sweep", ours), ("loop", theirs), note=note, digits=1)
+        measure.print_result(f"runs of the quickstart, {what}", ("sweep", ours), ("loop", theirs), note=note, digits=1)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from statistics import median
 
 import torch
 import torch.distributed as dist
-from measure import line, turns
+from measure import print_result, run_in_turn
 from torch import nn
 
 from fedmpi.aggregation import rules
@@ -45,6 +45,7 @@ class Vector(nn.Module):
 
 
 def vector(input_shape: tuple[int, ...], classes: int, *, d: int) -> Vector:
+    """Return the model of d parameters."""
     return Vector(d)
 
 
@@ -64,7 +65,7 @@ class Task:
         return {"zero": 0.0}
 
 
-def federation(d, rounds, comm, clients=CLIENTS, device="cpu", seconds=0.0, epochs=1, **server):
+def make_vector_federation(d, rounds, comm, clients=CLIENTS, device="cpu", seconds=0.0, epochs=1, **server):
     """Build a federation of fedmpi for a model of d parameters, with one step per client and epoch."""
     here = str(Path(__file__).resolve())
     s = Settings.model_validate(
@@ -84,14 +85,14 @@ def federation(d, rounds, comm, clients=CLIENTS, device="cpu", seconds=0.0, epoc
     return build.make_federation(build.make_experiment(s, data, torch.device(device)), comm, lambda: False)
 
 
-def one_round(fed, t):
+def run_one_round(fed, t):
     """Run round t on this rank, from the broadcast to the server's step."""
     fed.control.first_round = fed.reporter.reported_in = t  # the previous round is neither hashed nor evaluated
     fed.reporter.metrics_row = None
     fed.run_round(t)
 
 
-def by_hand(model, rows, rank, size, comm_w):
+def run_round_by_hand(model, rows, rank, size, comm_w):
     """Run one round by hand; `rows` is (clients, d) on rank 0, and (own clients, d) on other ranks."""
     if size > 1:
         dist.broadcast(comm_w, 0)
@@ -119,7 +120,7 @@ def by_hand(model, rows, rank, size, comm_w):
             comm_w.add_(row, alpha=1 / CLIENTS)
 
 
-def group_by_hand(comm):
+def create_process_group(comm):
     """Create torch's default process group for the loop by hand; fedmpi has a group of its own."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
@@ -127,53 +128,55 @@ def group_by_hand(comm):
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=comm.rank, world_size=comm.size)
 
 
-def finished(device):
+def wait_for_device(device):
     """Wait until the device has finished all its work."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
-def rounds_of(d, repeats, device):
+def compare_rounds(d, repeats, device):
+    """Run rounds of fedmpi and of the loop by hand in turn, print the results, and return the number of this rank."""
     job = detect(os.environ)
     if job.size > 1 and device != "cpu":
         raise SystemExit("--device goes with one process")
     comm = connect(job, "gloo" if job.size > 1 else "auto", torch.device(device))
     if job.size > 1:
-        group_by_hand(comm)
-    fed = federation(d, repeats, comm, device=device)
+        create_process_group(comm)
+    fed = make_vector_federation(d, repeats, comm, device=device)
     model, w = Vector(d).to(device), torch.zeros(d, device=device)
     held = CLIENTS if comm.rank == 0 else len(range(comm.rank - 1, CLIENTS, comm.size - 1))
     rows = torch.empty(held, d, device=device)
     fedmpi_s, hand_s = [], []
     for t in range(repeats):
         began = time.perf_counter()
-        one_round(fed, t)
-        finished(device)
+        run_one_round(fed, t)
+        wait_for_device(device)
         fedmpi_s.append(time.perf_counter() - began)
         began = time.perf_counter()
-        by_hand(model, rows, comm.rank, comm.size, w)
-        finished(device)
+        run_round_by_hand(model, rows, comm.rank, comm.size, w)
+        wait_for_device(device)
         hand_s.append(time.perf_counter() - began)
     if comm.rank == 0:
         peak = f"peak {torch.cuda.max_memory_allocated() / 2**20:.0f} MiB on the GPU" if device == "cuda" else ""
         what = f"{comm.size} rank(s), {d:,} parameters, {CLIENTS} clients"
-        line(what, ("fedmpi", median(fedmpi_s[1:])), ("by hand", median(hand_s[1:])), note=peak)
+        print_result(what, ("fedmpi", median(fedmpi_s[1:])), ("by hand", median(hand_s[1:])), note=peak)
     comm.close()
     return comm.rank
 
 
-def server(d, device, m=12, repeats=5):
+def compare_server_rules(d, device, m=12, repeats=5):
+    """Compare FedLD's rule with the weighted mean of the same rows."""
     rows, p = torch.randn(m, d, device=device), torch.full((m,), 1 / m, dtype=torch.float64)
     sides = {
-        "mean": lambda: (linear.combine(rows, p), finished(device))[1],
+        "mean": lambda: (linear.combine(rows, p), wait_for_device(device))[1],
         "principal": lambda: (
             linear.combine(rows, rules.principal_coefficients(linear.gram(rows), p)),
-            finished(device),
+            wait_for_device(device),
         )[1],
     }
-    seconds = turns(sides, repeats)
+    seconds = run_in_turn(sides, repeats)
     what = f"server, m={m}, d={d:,}"
-    line(what, ("FedLD's rule", seconds["principal"]), ("weighted mean", seconds["mean"]))
+    print_result(what, ("FedLD's rule", seconds["principal"]), ("weighted mean", seconds["mean"]))
 
 
 if __name__ == "__main__":
@@ -183,5 +186,5 @@ if __name__ == "__main__":
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    if rounds_of(arguments.d, arguments.repeats, arguments.device) == 0:
-        server(arguments.d, arguments.device)
+    if compare_rounds(arguments.d, arguments.repeats, arguments.device) == 0:
+        compare_server_rules(arguments.d, arguments.device)

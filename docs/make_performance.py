@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from measure import read, rows  # noqa: E402
+from measure import parse_result, parse_results  # noqa: E402
 from suite import PARTS, RESULTS  # noqa: E402
 
 FIGURES = ROOT / "docs" / "figures"
@@ -67,7 +67,7 @@ def measured(found):
         "",
     ]
     for command in found["commands"]:
-        parsed = [(text, rows(text)) for text in command["lines"] if text.strip()]
+        parsed = [(text, parse_results(text)) for text in command["lines"] if text.strip()]
         lines += [f"`{command['command']}`, {command['seconds']} s", ""]
         tabled = [row for _, several in parsed for row in several]
         if tabled:
@@ -85,7 +85,7 @@ def measured(found):
 def points(found):
     """Yield (kind, d, ranks, seconds, training, extrapolated) for each line about scaling."""
     for text in found["commands"][0]["lines"] if found else ():
-        row = read(text)
+        row = parse_result(text)
         match = row and re.match(r"(strong|weak), (\d+) ranks, \d+ clients, d=([\d,]+)$", row["what"])
         if match:
             kind, ranks, d = match.groups()
@@ -130,7 +130,7 @@ def draw_ratios(found, path):
     bars = []
     for i, name in enumerate(each for each in found if each not in ("scaling", "peers", "rules")):
         lines = [text for command in found[name]["commands"] for text in command["lines"]]
-        mine = [row for text in lines for row in rows(text)]
+        mine = [row for text in lines for row in parse_results(text)]
         bars += [(f"{row['what']}: {row['theirs'][0]}", row["ratio"], COLOURS[i % len(COLOURS)]) for row in mine]
     figure = Figure(figsize=(9, 0.8 + 0.24 * len(bars)), layout="constrained")
     axes = figure.subplots()

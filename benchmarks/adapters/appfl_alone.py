@@ -17,6 +17,8 @@ LEAN = {"optimize_memory": False}  # otherwise it collects garbage several times
 
 
 class Driver(SyncSimDriver):
+    """APPFL's simulation, which also records the time after each round."""
+
     stamps = []
 
     def run(self):
@@ -30,10 +32,12 @@ class Driver(SyncSimDriver):
 
 
 def accuracy(wanted, found):
+    """Return the fraction of samples whose class is predicted correctly."""
     return float((found.argmax(1) == wanted).mean())
 
 
 def configs(task, rounds, logs):
+    """Return APPFL's configurations of the server and the clients."""
     train = {
         "mode": "epoch",
         "num_local_epochs": 1,
@@ -65,6 +69,7 @@ def configs(task, rounds, logs):
 
 
 def main():
+    """Train the task of the command line, and report the seconds of each round."""
     task, rounds = asked()
     sys.stdout, out = sys.stderr, sys.stdout
     with tempfile.TemporaryDirectory() as logs:

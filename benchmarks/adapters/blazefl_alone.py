@@ -9,6 +9,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 class Data:
+    """The clients' data, in the form that BlazeFL expects."""
+
     def __init__(self, x, y):
         self.clients = [TensorDataset(*each) for each in zip(x, y, strict=True)]
 
@@ -17,11 +19,14 @@ class Data:
 
 
 class Models:
+    """The model of the task, in the form that BlazeFL expects."""
+
     def select_model(self, name):
         return model(name)
 
 
 def main():
+    """Train the task of the command line, and report the seconds of each round."""
     task, rounds = asked()
     data, name, n, batch, seed = Data(*images(task)), sys.argv[1], task["clients"], task["batch"], 0
     server = FedAvgBaseServerHandler(Models(), name, data, rounds, n, task["cohort"] / n, "cpu", batch, seed)

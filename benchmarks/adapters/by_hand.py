@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 
 
 def main():
+    """Train the task of the command line, and report the seconds of each round."""
     task, rounds = asked()
     (x, y), rng, seconds = images(task), np.random.default_rng(0), []
     module = model(sys.argv[1]).to(memory_format=torch.channels_last)

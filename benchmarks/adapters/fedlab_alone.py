@@ -12,6 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 class Data:
+    """The clients' data, in the form that FedLab expects."""
+
     def __init__(self, x, y):
         self.clients = [TensorDataset(*each) for each in zip(x, y, strict=True)]
 
@@ -20,6 +22,8 @@ class Data:
 
 
 class Pipeline(StandalonePipeline):
+    """FedLab's pipeline, which records the time after each round instead of evaluating."""
+
     def __init__(self, handler, trainer):
         super().__init__(handler, trainer)
         self.stamps = [time.perf_counter()]
@@ -29,6 +33,7 @@ class Pipeline(StandalonePipeline):
 
 
 def main():
+    """Train the task of the command line, and report the seconds of each round."""
     task, rounds = asked()
     net = model(sys.argv[1])
     handler = SyncServerHandler(net, rounds, task["cohort"] / task["clients"])

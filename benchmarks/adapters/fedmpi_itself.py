@@ -17,6 +17,7 @@ MODELS = {"softmax": "logistic", "cnn": "mcmahan_cnn"}
 
 
 def main():
+    """Train the task of the command line, and report the seconds of each round."""
     task, rounds = asked()
     x, y = (each.flatten(0, 1) for each in images(task))
     assert TASKS.keys() == MODELS.keys()

@@ -23,6 +23,7 @@ client, server, stamps = ClientApp(), ServerApp(), []
 
 @client.train()
 def train(message, context):
+    """Train one client and return its reply."""
     torch.set_num_threads(1)
     name, k = message.content["config"]["task"], int(context.node_config["partition-id"])
     task, net, (x, y) = TASKS[name], model(name), images_of(name)
@@ -39,6 +40,7 @@ def train(message, context):
 
 @server.main()
 def main(grid, context):
+    """Train the task of the command line, and report the seconds of each round."""
     task, rounds = asked()
     strategy = FedAvg(task["cohort"] / task["clients"], 0.0)
     start, told = ArrayRecord(model(sys.argv[1]).state_dict()), ConfigRecord({"task": sys.argv[1]})

@@ -12,6 +12,8 @@ from task import asked, images, model, report
 
 
 class Watch(FederationObserver):
+    """An observer that records the seconds of each round."""
+
     def __init__(self):
         self.began, self.seconds = 0.0, []
 
@@ -23,6 +25,7 @@ class Watch(FederationObserver):
 
 
 def main():
+    """Train the task of the command line, and report the seconds of each round."""
     task, rounds = asked()
     x, y = (each.flatten(0, 1) for each in images(task))
     data = DataContainer(x, y, x[:10], y[:10], 10)

@@ -1,4 +1,6 @@
-"""Run pfl-research (`pfl`, tested with 0.6.0) on the task of many_clients.py:   python FILE CLIENTS ROWS ROUNDS
+"""Run pfl-research (`pfl`, tested with 0.6.0) on the task of many_clients.py.
+
+    python FILE CLIENTS ROWS ROUNDS
 
 Two arrays describe which rows a client has; a client's rows are selected when the client is drawn.
 """
@@ -22,6 +24,8 @@ from torch.nn.functional import cross_entropy
 
 
 class Model(nn.Module):
+    """A logistic model with the functions that pfl-research calls."""
+
     def __init__(self):
         super().__init__()
         self.net = nn.Linear(FEATURES, CLASSES)
@@ -34,6 +38,7 @@ class Model(nn.Module):
 
 
 def main():
+    """Train the task of the command line, and report the seconds of each round."""
     torch.set_num_threads(1)
     clients, rows, rounds = map(int, sys.argv[1:])
     x, y = numbers(rows)

@@ -22,6 +22,8 @@ from torch.nn.functional import cross_entropy
 
 
 class Model(nn.Module):
+    """The model of the task with the functions that pfl-research calls."""
+
     def __init__(self, net):
         super().__init__()
         self.net = net
@@ -34,6 +36,8 @@ class Model(nn.Module):
 
 
 class Watch(TrainingProcessCallback):
+    """A callback that records the time after each round."""
+
     def __init__(self):
         self.stamps = [time.perf_counter()]
 
@@ -43,6 +47,7 @@ class Watch(TrainingProcessCallback):
 
 
 def main():
+    """Train the task of the command line, and report the seconds of each round."""
     task, rounds = asked()
     x, y = images(task)
     users = list(range(task["clients"]))

@@ -1,4 +1,6 @@
-"""Check and measure a machine with one GPU, without a network.   python3 benchmarks/gpu/kit.py [PART ...] [--quick]
+"""Check and measure a machine with one GPU, without a network.
+
+    python3 benchmarks/gpu/kit.py [PART ...] [--quick]
 
 Measures memory and the seconds of a round, compared with loops by hand; then runs the tests of tests/jobs/gpu (tests of
 communication over NCCL and gloo, every method alone and over ranks that share the GPU, the same bits in two runs and
@@ -34,7 +36,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from measure import machine, read  # noqa: E402
+from measure import describe_machine, parse_result  # noqa: E402
 
 SIMULATION = "tests/simulated_cuda.py"
 PAGE, RESULTS = ROOT / "docs" / "gpu.md", ROOT / "build" / "gpu"
@@ -56,12 +58,15 @@ print(json.dumps(found))
 
 
 class Part(NamedTuple):
+    """A part of the checks: a command with a time limit."""
+
     name: str
     words: list[str]  # arguments of its command, after the interpreter
     limit_s: float
 
 
 def measures_and_tests(device: str, folder: Path) -> Iterator[Part]:
+    """Yield the benchmarks and the tests."""
     small, device, simulated = device != "cuda", device.replace("simulated", "cuda"), device == "simulated"
     share = ["--share", "20", "--rounds", "2"] if small else []
     for name in ("cnn", "cifar10", "packed"):
@@ -77,7 +82,8 @@ def measures_and_tests(device: str, folder: Path) -> Iterator[Part]:
         yield Part(f"test_{name}", [*tests, f"tests/jobs/gpu/test_{name}.py"], limit_s)
 
 
-def what_users_start(device: str, folder: Path) -> Iterator[Part]:
+def typical_runs(device: str, folder: Path) -> Iterator[Part]:
+    """Yield runs with typical settings."""
     compiles, device = device != "simulated", device.replace("simulated", "cuda")
 
     def run(name: str, *words: str, launcher: tuple[str, ...] = ("-m", "fedmpi"), limit_s: float = 60) -> Part:
@@ -131,7 +137,7 @@ def write_pictures(folder: Path) -> list[str]:
 
 
 # ---- required packages ----
-def requirements(with_tests: bool) -> list[str]:
+def list_requirements(with_tests: bool) -> list[str]:
     """Return the packages that fedmpi, and the tests if wanted, depend on, as named in pyproject.toml."""
     text = (ROOT / "pyproject.toml").read_text()  # Python 3.10 has no reader of TOML
     wanted = re.findall(r'"(.*?)"', re.search(r"^dependencies = \[(.*?)^\]", text, re.DOTALL | re.MULTILINE)[1])
@@ -139,11 +145,13 @@ def requirements(with_tests: bool) -> list[str]:
     return wanted + [each for each in dev if with_tests and each.startswith("pytest")]
 
 
-def name_of(requirement: str) -> str:
+def package_name(requirement: str) -> str:
+    """Return the name of the package in a requirement."""
     return re.match(r"[\w-]+", requirement)[0]
 
 
-def version_of(package: str) -> str:
+def find_version(package: str) -> str:
+    """Return the version of an installed package; "" if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -154,34 +162,35 @@ def find_missing(wanted: list[str]) -> dict[str, str]:
     """Return {requirement: why it is not met}."""
     missing = {}
     for requirement in wanted:
-        name = name_of(requirement)
-        at_least, version = re.search(r">=([\d.]+)", requirement), version_of(name)
+        name = package_name(requirement)
+        at_least, version = re.search(r">=([\d.]+)", requirement), find_version(name)
         if importlib.util.find_spec(MODULES.get(name, name)) is None:
             missing[requirement] = "is not installed"
-        elif at_least and version and numbers(version) < numbers(at_least[1]):
+        elif at_least and version and parse_version(version) < parse_version(at_least[1]):
             missing[requirement] = f"{version} is installed"
     return missing
 
 
-def numbers(version: str) -> list[int]:
+def parse_version(version: str) -> list[int]:
+    """Return the numbers of a version."""
     return [int(each) for each in re.match(r"[\d.]*\d", version)[0].split(".")]
 
 
-def explain(missing: dict[str, str]) -> str:
+def describe_missing(missing: dict[str, str]) -> str:
     """Return a message about missing packages, with commands that download them for this Python on another machine."""
-    torch, numpy = version_of("torch"), version_of("numpy")
+    torch, numpy = find_version("torch"), find_version("numpy")
     system = [f"--platform {tag}_{platform.machine()}" for tag in ("manylinux_2_28", "manylinux_2_17", "manylinux2014")]
     python = f"--python-version {sys.version_info.major}.{sys.version_info.minor} --implementation cp"
     download = f"python3 -m pip download --dest wheels --only-binary=:all: {python} {' '.join(system)}"
     # torchvision depends on torch: pip would install a second torch, which would hide the existing one.
-    stays = torch and "torch" not in map(name_of, missing)
-    vision = [each for each in missing if name_of(each) == "torchvision" and stays]
+    stays = torch and "torch" not in map(package_name, missing)
+    vision = [each for each in missing if package_name(each) == "torchvision" and stays]
     others = [each for each in missing if each not in vision] + ["pillow"] * bool(vision)
-    if others and numpy and "numpy" not in map(name_of, others):
+    if others and numpy and "numpy" not in map(package_name, others):
         others.append(f"numpy=={numpy}")  # keep the installed version, with which this torch works
     lines = [f"{download} {shlex.join(others)}"] * bool(others)
     if vision:
-        minor = numbers(torch)[1] + 15  # torch 2.6 and torchvision 0.21 belong together, and so on
+        minor = parse_version(torch)[1] + 15  # torch 2.6 and torchvision 0.21 belong together, and so on
         build = re.fullmatch(r"cpu|cu\d+|rocm[\d.]+", torch.partition("+")[2])
         index = f" --index-url https://download.pytorch.org/whl/{build[0]}" if build else ""
         lines.append(f"{download} --no-deps{index} 'torchvision==0.{minor}.*'")
@@ -204,7 +213,7 @@ def explain(missing: dict[str, str]) -> str:
 
 
 # ---- processes ----
-def environment() -> dict[str, str]:
+def part_environment() -> dict[str, str]:
     """Return the environment of a part: the caller's, with this fedmpi first on PYTHONPATH."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     defaults = {"OMP_NUM_THREADS": "1", "FEDMPI_SECRET": secrets.token_hex(32)}  # write no file to the home directory
@@ -218,7 +227,7 @@ def run(words: list[str], limit_s: float) -> tuple[int, str, float]:
         process = subprocess.Popen(
             [sys.executable, *words],
             cwd=ROOT,
-            env=environment() | {MARK: mark},
+            env=part_environment() | {MARK: mark},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -229,26 +238,26 @@ def run(words: list[str], limit_s: float) -> tuple[int, str, float]:
         except subprocess.TimeoutExpired:
             code, note = 124, f"\nnot done after {limit_s:g} s: ended\n"
         finally:
-            end(process, mark)
+            kill_part(process, mark)
         output.seek(0)
         return code, output.read() + note, time.perf_counter() - began
 
 
-def end(process: subprocess.Popen, mark: str) -> None:
+def kill_part(process: subprocess.Popen, mark: str) -> None:
     """End all processes of a part: its process group, and the ranks, to which torchrun gives groups of their own."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        left = marked(mark)
+        left = find_marked_processes(mark)
         if process.poll() is None:
             os.killpg(process.pid, number)
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
         deadline = time.monotonic() + GRACE_S
-        while (process.poll() is None or marked(mark)) and time.monotonic() < deadline:
+        while (process.poll() is None or find_marked_processes(mark)) and time.monotonic() < deadline:
             time.sleep(0.05)
 
 
-def marked(mark: str) -> list[int]:
+def find_marked_processes(mark: str) -> list[int]:
     """Return the ids of the processes that have inherited the mark, an environment variable, in any process group."""
     found = []
     for file in Path("/proc").glob("[0-9]*/environ"):
@@ -258,7 +267,7 @@ def marked(mark: str) -> list[int]:
     return found
 
 
-def probe() -> dict[str, object]:
+def describe_gpu() -> dict[str, object]:
     """Return what torch reports about the GPU.
 
     It is asked in a child process, since it allocates memory on the GPU, and a broken driver may hang.
@@ -278,21 +287,21 @@ def probe() -> dict[str, object]:
 
 
 # ---- results ----
-def save(found: dict, path: Path) -> None:
+def save_results(found: dict, path: Path) -> None:
     """Replace the file of results atomically, so that readers never see a part of it."""
     new = path.with_suffix(".new")
     new.write_text(json.dumps(found, indent=1) + "\n")
     new.replace(path)
 
 
-def table(found: dict) -> str:
+def format_results(found: dict) -> str:
     """Return the table of results that is inserted between the markers of docs/gpu.md."""
     head = "; ".join(f"{key} {value}" for key, value in found["machine"].items() if value is not None)
     state = f", {found['seconds']} s" if found["running"] is None else f", broken off in {found['running']}"
     lines = [f"`{found['command']}` on {found['device']}{state}: {head}.", ""]
     lines += ["| part | what | fedmpi | by hand | ratio | |", "| --- | --- | --- | --- | --- | --- |"]
     for part in found["parts"]:
-        rows = [row for text in part["lines"] if (row := read(text))]
+        rows = [row for text in part["lines"] if (row := parse_result(text))]
         last = part["lines"][-1].strip().replace("|", "/") if part["lines"] else "nothing was printed"
         if part["code"]:
             lines.append(f"| {part['part']} | FAILED, exit code {part['code']}: {last} | | | | {part['seconds']} s |")
@@ -308,13 +317,14 @@ def table(found: dict) -> str:
     return "\n".join([*lines, ""])
 
 
-def fill(page: str, text: str) -> str:
+def replace_between_markers(page: str, text: str) -> str:
     """Return the page with `text` between its markers."""
     head, rest = page.split(BEGIN)
     return f"{head}{BEGIN}{text}{END}{rest.split(END)[1]}"
 
 
 def main() -> None:
+    """Run the benchmark with the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help="only these parts; an unknown one lists all")
     parser.add_argument("--quick", action="store_true", help="the list of one minute")
@@ -323,26 +333,26 @@ def main() -> None:
     parser.add_argument("--page", type=Path, metavar="FILE", help="write this JSON file into docs/gpu.md, and end")
     asked = parser.parse_args()
     if asked.page:
-        PAGE.write_text(fill(PAGE.read_text(), table(json.loads(asked.page.read_text()))))
+        PAGE.write_text(replace_between_markers(PAGE.read_text(), format_results(json.loads(asked.page.read_text()))))
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as for Ctrl-C, so that the running part is ended, too
     with tempfile.TemporaryDirectory(prefix="fedmpi-gpu-") as folder:
-        sys.exit(check(asked, parser, Path(folder)))
+        sys.exit(run_parts(asked, parser, Path(folder)))
 
 
-def check(asked: argparse.Namespace, parser: argparse.ArgumentParser, folder: Path) -> int:
+def run_parts(asked: argparse.Namespace, parser: argparse.ArgumentParser, folder: Path) -> int:
     """Run the selected parts; return the exit code."""
-    wanted = requirements(with_tests=not asked.quick and (not asked.parts or "test_" in "".join(asked.parts)))
+    wanted = list_requirements(with_tests=not asked.quick and (not asked.parts or "test_" in "".join(asked.parts)))
     missing = find_missing(wanted)
     if missing:
-        print(explain(missing), file=sys.stderr)
+        print(describe_missing(missing), file=sys.stderr)
         return 2
-    known = probe()
+    known = describe_gpu()
     device = asked.device or ("cuda" if known["usable"] else "cpu")
     if device == "cuda" and not known["usable"]:
         said = known.get("gpu", "torch finds no usable GPU here")
         parser.error(f"--device cuda: {said}; --device cpu shows that the kit works")
-    parts = list((what_users_start if asked.quick else measures_and_tests)(device, folder))
+    parts = list((typical_runs if asked.quick else measures_and_tests)(device, folder))
     parts = [simulate(part) for part in parts] if device == "simulated" else parts
     unknown = [name for name in asked.parts if name not in [part.name for part in parts]]
     if unknown:
@@ -353,21 +363,21 @@ def check(asked: argparse.Namespace, parser: argparse.ArgumentParser, folder: Pa
         asked.to / f"{time.strftime('%Y%m%d-%H%M%S')}-{device}{'-quick' * asked.quick}.json",
         time.perf_counter(),
     )
-    about = machine() | {"os": platform.platform()} | {key: known[key] for key in known if key != "usable"}
+    about = describe_machine() | {"os": platform.platform()} | {key: known[key] for key in known if key != "usable"}
     command = shlex.join(["python3", "benchmarks/gpu/kit.py", *sys.argv[1:]])
     found = {"command": command, "device": device, "machine": about, "running": None, "seconds": 0, "parts": []}
     print(f"on {device}; results: {path}", flush=True)
     for part in parts:
         found["running"] = part.name
-        save(found, path)
+        save_results(found, path)
         print(f"== {part.name}: {shlex.join(part.words)}", flush=True)
         code, text, seconds = run(part.words, part.limit_s)
         print(f"{text}\n{part.name}: {seconds:.0f} s, exit code {code}", flush=True)
         lines = [each for each in text.splitlines() if each.strip()]
         found["parts"].append({"part": part.name, "code": code, "seconds": round(seconds), "lines": lines[-200:]})
         found |= {"running": None, "seconds": round(time.perf_counter() - began)}
-        save(found, path)
-    print(table(found))
+        save_results(found, path)
+    print(format_results(found))
     return int(any(each["code"] for each in found["parts"]))
 
 

@@ -1,4 +1,6 @@
-"""Compare a round on a device with a loop by hand.   python benchmarks/gpu/rounds.py [cnn cifar10 packed profile]
+"""Compare a round on a device with a loop by hand.
+
+    python benchmarks/gpu/rounds.py [cnn cifar10 packed profile]
 
 cnn       100 clients of 600 grey 28x28 images, 10 per round, the 1.66 M-parameter CNN, batch 50, one local epoch,
           momentum 0.9; the global model is evaluated on 10,000 images
@@ -30,8 +32,8 @@ from torch.nn.functional import cross_entropy
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from engine import images, settings
-from measure import line, turns
-from vectors import one_round
+from measure import print_result, run_in_turn
+from vectors import run_one_round
 
 from fedmpi.comm.base import SingleProcess
 from fedmpi.config import Settings
@@ -63,6 +65,7 @@ def cnn(rounds, share):
 
 
 def cifar10(rounds, share):
+    """Return the settings and data of the task cifar10, with 1/share of its clients."""
     clients = 1000 // share
     g = torch.Generator().manual_seed(0)
     x, y = (
@@ -82,7 +85,7 @@ def cifar10(rounds, share):
     return Settings.model_validate(tree), split(data, "iid", clients, 0, "global")
 
 
-class ByHand:
+class HandWrittenLoop:
     """A minimal loop that does the same work on the model's own parameters and gradients."""
 
     def __init__(self, s, module, data, evaluates):
@@ -126,28 +129,29 @@ class ByHand:
         return int(correct)
 
 
-def wait(device):
+def wait_for_device(device):
     """Wait until the device has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def compare(name, device, rounds, share):
+    """Run rounds of fedmpi and of the loop by hand in turn, and print the comparison."""
     s, data = {"cnn": cnn, "cifar10": cifar10}[name](rounds + 1, share)
     made = build.make_experiment(s, data, device)
     module = build.make_module(s, data.input_shape, data.classes).to(device, memory_format=torch.channels_last)
-    hand = ByHand(s, module, made.data, evaluates=s.evaluate.every == 1)
+    hand = HandWrittenLoop(s, module, made.data, evaluates=s.evaluate.every == 1)
     fed = build.make_federation(made, SingleProcess(device), lambda: False)
     ours, theirs, peaks, mark = [], [], [], [time.perf_counter()]
 
     def between(row):
-        wait(device)
+        wait_for_device(device)
         ours.append(time.perf_counter() - mark[0])
         if device.type == "cuda":
             peaks.append(torch.cuda.max_memory_allocated(device))
         began = time.perf_counter()
         hand.round(row["cohort"])
-        wait(device)
+        wait_for_device(device)
         mark[0] = time.perf_counter()
         theirs.append(mark[0] - began)
         if device.type == "cuda":
@@ -159,7 +163,7 @@ def compare(name, device, rounds, share):
         f"peak {max(peaks[1:] or peaks) / 2**20:.0f} MiB on the GPU" if peaks else f"on the CPU, 1/{share} of the task"
     )
     what = f"{name}, {len(made.data.train)} clients, {len(fed.scheduler.cohort(0))} a round"
-    line(what, ("fedmpi", median(ours[1:])), ("by hand", median(theirs[1:])), note=note)
+    print_result(what, ("fedmpi", median(ours[1:])), ("by hand", median(theirs[1:])), note=note)
 
 
 def packed(device, rounds, share):
@@ -173,21 +177,24 @@ def packed(device, rounds, share):
         tree["compute"]["clients_per_pass"], tree["train"]["batch_size"], tree["train"]["momentum"] = pack, 10, 0.0
         made = build.make_experiment(Settings.model_validate(tree), data, device)
         fed, t = build.make_federation(made, SingleProcess(device), lambda: False), count()
-        sides[pack] = partial(lambda fed, t: (one_round(fed, next(t)), wait(device))[1], fed, t)
-    seconds = turns(sides, rounds + 1)
-    line(f"packed, {clients} clients, {clients // 10} a round", ("32 at once", seconds[32]), ("one by one", seconds[1]))
+        sides[pack] = partial(lambda fed, t: (run_one_round(fed, next(t)), wait_for_device(device))[1], fed, t)
+    seconds = run_in_turn(sides, rounds + 1)
+    print_result(
+        f"packed, {clients} clients, {clients // 10} a round", ("32 at once", seconds[32]), ("one by one", seconds[1])
+    )
 
 
 def profile(device):
+    """Profile ten training steps, and print the time by operation and the waits of the host."""
     made = build.make_experiment(
         settings(2, True, clients=1, fraction=1.0), split(images(1, 500, 100), "iid", 1, 0), device
     )
     fed = build.make_federation(made, SingleProcess(device), lambda: False)
-    one_round(fed, 0)
-    wait(device)
+    run_one_round(fed, 0)
+    wait_for_device(device)
     with torch.profiler.profile() as found:
-        one_round(fed, 1)
-        wait(device)
+        run_one_round(fed, 1)
+        wait_for_device(device)
     events = found.key_averages()
     by = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
     print(events.table(sort_by=by, row_limit=20, max_name_column_width=48))
@@ -196,6 +203,7 @@ def profile(device):
 
 
 def main():
+    """Run the benchmark with the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=["cnn", "cifar10", "packed"])
     parser.add_argument("--rounds", type=int, default=10)

@@ -1,4 +1,7 @@
-"""Run `fedmpi` on several ranks, with the GPU hidden from rank 0.   torchrun ... server_without_gpu.py run CONFIG"""
+"""Run `fedmpi` on several ranks, with the GPU hidden from rank 0.
+
+torchrun ... server_without_gpu.py run CONFIG
+"""
 
 import os
 

@@ -1,4 +1,6 @@
-"""Measure the effect of each setting of `compute` on the time of a round on a GPU.   python benchmarks/gpu/settings.py
+"""Measure the effect of each setting of `compute` on the time of a round on a GPU.
+
+    python benchmarks/gpu/settings.py
 
 fedmpi runs with and without the setting, on the same data and device, in turn in one process; results are medians of
 the seconds and their ratio. The images are random, since their content does not affect speed. Names on the command line
@@ -16,9 +18,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from measure import line, turns
-from rounds import wait
-from vectors import one_round
+from measure import print_result, run_in_turn
+from rounds import wait_for_device
+from vectors import run_one_round
 
 from fedmpi.comm.base import SingleProcess
 from fedmpi.config import Settings
@@ -29,6 +31,8 @@ from fedmpi.runtime.device import configure_numerics
 
 
 class Setting(NamedTuple):
+    """A setting of `compute`, with the task on which its effect is measured."""
+
     model: str
     shape: tuple[int, ...]  # shape of an image
     samples: int  # samples per client
@@ -74,13 +78,14 @@ def make_round(setting, change, device, rounds, share):
 
     def make_next(fed, numbers):
         configure_numerics(s)
-        one_round(fed, next(numbers))
-        wait(device)
+        run_one_round(fed, next(numbers))
+        wait_for_device(device)
 
     return partial(make_next, fed, count())
 
 
 def main():
+    """Run the benchmark with the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=list(SETTINGS), help="default: all")
     parser.add_argument("--rounds", type=int, default=6)
@@ -94,8 +99,8 @@ def main():
             side: make_round(setting, change, torch.device(asked.device), asked.rounds, asked.share)
             for side, change in (("with it", setting.change), ("without", setting.without))
         }
-        seconds = turns(sides, asked.rounds)
-        line(name, ("with it", seconds["with it"]), ("without", seconds["without"]))
+        seconds = run_in_turn(sides, asked.rounds)
+        print_result(name, ("with it", seconds["with it"]), ("without", seconds["without"]))
 
 
 if __name__ == "__main__":

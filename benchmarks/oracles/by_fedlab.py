@@ -1,4 +1,6 @@
-"""Run FedLab (`fedlab`, tested with 1.3.0) on tasks from fedmpi:  python by_fedlab.py FOLDER ...
+"""Run FedLab (`fedlab`, tested with 1.3.0) on tasks from fedmpi.
+
+    python by_fedlab.py FOLDER ...
 
 options: {"algorithm": "fedprox", "handler": "FedProxServerHandler", "trainer": "FedProxSerialClientTrainer",
 "setup": arguments of the trainer's setup_optim, "server": arguments of the handler's setup_optim}.
@@ -13,6 +15,8 @@ from torch import nn
 
 
 class Losses(nn.CrossEntropyLoss):
+    """A loss function that records its values."""
+
     def __init__(self):
         super().__init__()
         self.seen = []
@@ -24,6 +28,8 @@ class Losses(nn.CrossEntropyLoss):
 
 
 class Data:
+    """The clients' data in fedmpi's order, in the form that FedLab expects."""
+
     def __init__(self, task):
         self.task = task
 
@@ -32,6 +38,8 @@ class Data:
 
 
 class Pipeline(StandalonePipeline):
+    """FedLab's pipeline, which records the global model after each round."""
+
     def __init__(self, handler, trainer, task, loss):
         super().__init__(handler, trainer)
         self.task, self.means, self.w, self.loss = task, loss, [], []
@@ -46,6 +54,7 @@ class Pipeline(StandalonePipeline):
 
 
 def run(task):
+    """Train the task with the other program, and record the results."""
     asked = task.options
     module = importlib.import_module(f"fedlab.contrib.algorithm.{asked['algorithm']}")
     net = nn.Sequential(*task.network())

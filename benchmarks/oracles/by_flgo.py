@@ -1,4 +1,6 @@
-"""Run flgo (`flgo`, tested with 0.4.4) on tasks from fedmpi:  python by_flgo.py FOLDER ...
+"""Run flgo (`flgo`, tested with 0.4.4) on tasks from fedmpi.
+
+    python by_flgo.py FOLDER ...
 
 options: {"algorithm": "feddyn", "args": arguments of the algorithm}. The clients' `train` and the server's `aggregate`
 are flgo's; this file calls them, because flgo's own rounds read tasks from disk.
@@ -15,6 +17,8 @@ from torch.nn.functional import cross_entropy
 
 
 class Net(FModule):
+    """The model of the task, in the form that flgo expects."""
+
     task = None  # a class attribute, since flgo creates instances without arguments
 
     def __init__(self):
@@ -41,6 +45,7 @@ class Calculator:
 
 
 def run(task):
+    """Train the task with the other program, and record the results."""
     asked, Net.task = task.options, task
     module = importlib.import_module(f"flgo.algorithm.{asked['algorithm']}")
     calculator, server = Calculator(), module.Server.__new__(module.Server)

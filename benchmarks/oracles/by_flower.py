@@ -1,4 +1,4 @@
-"""Run Flower's aggregation rules (`flwr`, tested with 1.42.0) on models that clients of fedmpi have trained:
+"""Run Flower's aggregation rules (`flwr`, tested with 1.42.0) on models that clients of fedmpi have trained.
 
     python by_flower.py FOLDER ...
 
@@ -27,6 +27,7 @@ class Grid:
 
 
 def run(task):
+    """Train the task with the other program, and record the results."""
     asked = task.options
     strategy = getattr(strategies, asked["strategy"])(**asked.get("options", {}))
     w, out = ArrayRecord({"w": Array(task.w0.numpy())}), []

@@ -1,4 +1,6 @@
-"""Run fluke (`fluke-fl`, tested with 0.8.1) on tasks from fedmpi:  python by_fluke.py FOLDER ...
+"""Run fluke (`fluke-fl`, tested with 0.8.1) on tasks from fedmpi.
+
+    python by_fluke.py FOLDER ...
 
 options: {"algorithm": "fedprox.FedProx", "client": {...}, "server": {...}, "kept": the part of a client to compare}.
 The algorithm is fluke's; it gets loaders with fedmpi's passes, the initial model and the cohorts.
@@ -35,6 +37,8 @@ class Loader(FastDataLoader):
 
 
 class Splitter:
+    """The clients' data, in the form that fluke expects."""
+
     def __init__(self, task):
         self.task = task
 
@@ -43,6 +47,8 @@ class Splitter:
 
 
 class Watch(FederationObserver, ClientObserver):
+    """An observer that records mean loss and global model after each round."""
+
     def __init__(self, task):
         self.task, self.w, self.loss, self.seen, self.algorithm = task, [], [], {}, None
 
@@ -67,6 +73,7 @@ def kept(client, what):
 
 
 def run(task):
+    """Train the task with the other program, and record the results."""
     asked, model = task.options, EncoderHeadNet(*task.network())
     FlukeENV().set_eval_cfg(pre_fit=False, post_fit=False, locals=False, server=False)
     module, name = asked["algorithm"].split(".")

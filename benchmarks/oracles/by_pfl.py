@@ -1,4 +1,6 @@
-"""Run pfl-research (`pfl`, tested with 0.6.0) on tasks from fedmpi:  python by_pfl.py FOLDER ...
+"""Run pfl-research (`pfl`, tested with 0.6.0) on tasks from fedmpi.
+
+    python by_pfl.py FOLDER ...
 
 options: {"algorithm": "fedavg" | "fedprox" | "scaffold", "weighting": "samples" | "uniform", "mu": for fedprox,
 "central": [name in torch.optim, its options]}. pfl computes updates in float32.
@@ -24,6 +26,8 @@ from torch.nn.functional import cross_entropy
 
 
 class Net(nn.Module):
+    """The model of the task with the functions that pfl-research calls."""
+
     def __init__(self, task):
         super().__init__()
         self.body, self.head = task.network()
@@ -54,6 +58,8 @@ class User(Dataset):
 
 
 class Watch(TrainingProcessCallback):
+    """A callback that records mean loss and global model after each round."""
+
     def __init__(self, task, net):
         self.task, self.net, self.w, self.loss = task, net, [], []
 
@@ -68,6 +74,7 @@ class Watch(TrainingProcessCallback):
 
 
 def run(task):
+    """Train the task with the other program, and record the results."""
     asked, net = task.options, Net(task)
     turn = iter(task.cohorts.flatten().tolist())
     data = FederatedDataset(lambda k: User(task, k), lambda: next(turn))

@@ -1,4 +1,6 @@
-"""Run PFLlib (github.com/TsingZ0/PFLlib, tested with d832e76) on tasks from fedmpi:  python by_pfllib.py FOLDER ...
+"""Run PFLlib (github.com/TsingZ0/PFLlib, tested with d832e76) on tasks from fedmpi.
+
+    python by_pfllib.py FOLDER ...
 
 PFLlib is not a package: its folder `system` must be on the interpreter's path. options: {"server":
 "serverprox.FedProx", "args": command-line arguments, "kept": the part of a client to compare, "whole": whether a pass
@@ -47,10 +49,12 @@ USUAL = {  # defaults of main.py
 
 
 def nothing(*_, **__):
+    """Do nothing; replaces functions of PFLlib that are not needed."""
     pass
 
 
 def run(task):
+    """Train the task with the other program, and record the results."""
     asked = task.options
     module, name = asked["server"].split(".")
     found = importlib.import_module(f"flcore.servers.{module}")

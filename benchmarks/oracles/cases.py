@@ -33,14 +33,17 @@ class Case:
 
 
 def method(name: str, **options: Any) -> dict[str, Any]:
+    """Return the settings of a method by its name."""
     return {"method": {"name": name, **options}}
 
 
 def reading(name: str, **options: Any) -> dict[str, Any]:
+    """Return the settings of a method of readings.py."""
     return method(f"readings{'_fluke' * name.startswith('Fluke')}:{name}", **options)
 
 
 def server(name: str, **more: Any) -> dict[str, Any]:
+    """Return the settings of a server optimiser."""
     return {f"server.{key}": value for key, value in {"optim": name, **more}.items()}
 
 

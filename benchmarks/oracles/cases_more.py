@@ -87,6 +87,7 @@ def flower(label: str, ours: dict[str, Any], strategy: str, *, weighted: bool = 
 
 
 def rule(name: str, **options: Any) -> dict[str, Any]:
+    """Return the settings of an aggregation rule."""
     return {"server.rule": {"name": name, **options}}
 
 

@@ -71,14 +71,14 @@ def figures(mine: ours.Ours, theirs: dict[str, torch.Tensor], case: Case) -> dic
             found[f"loss, round {t}"] = a, b, abs(a - b) / abs(a)
     if "w" in theirs and mine.w.shape == theirs["w"].shape:
         for t in (1, len(mine.w)):
-            found[f"model, round {t}"] = moved(mine.w[t - 1], theirs["w"][t - 1], mine.w0)
+            found[f"model, round {t}"] = compare_models(mine.w[t - 1], theirs["w"][t - 1], mine.w0)
     elif "w" in theirs and (part := _part(mine, theirs["w"].shape[1])):
         for t in (1, len(mine.w)):
-            found[f"model, round {t}"] = moved(mine.w[t - 1, part], theirs["w"][t - 1], mine.w0[part])
+            found[f"model, round {t}"] = compare_models(mine.w[t - 1, part], theirs["w"][t - 1], mine.w0[part])
     if case.kept:
         a, b = mine.kept[case.kept], theirs["kept"]
         start = mine.w0 if a.shape[1] == len(mine.w0) else mine.w0[_part(mine, a.shape[1])]
-        found[f"own models, round {len(mine.w)}"] = moved(a, b, start)
+        found[f"own models, round {len(mine.w)}"] = compare_models(a, b, start)
     return found
 
 
@@ -88,7 +88,8 @@ def _part(mine: ours.Ours, width: int) -> slice | None:
     return slice(d - head, d) if width == head else slice(0, d - head) if width == d - head else None
 
 
-def moved(a: torch.Tensor, b: torch.Tensor, start: torch.Tensor) -> tuple[float, float, float]:
+def compare_models(a: torch.Tensor, b: torch.Tensor, start: torch.Tensor) -> tuple[float, float, float]:
+    """Return the distances of two models from the initial weights, and the relative difference of the models."""
     far, theirs = float((a - start).norm()), float((b - start).norm())
     return far, theirs, float((a - b).norm()) / (max(far, theirs) or 1.0)
 
@@ -161,6 +162,7 @@ def _line(case: Case, what: str, said: tuple[float, float, float], read: tuple[f
 
 
 def main() -> None:
+    """Run the benchmark with the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("which", nargs="*", metavar="PEER[:METHOD]", help="default: all")
     parser.add_argument("--python", nargs="+", default=[], metavar="PEER=INTERPRETER")

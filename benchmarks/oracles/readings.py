@@ -119,7 +119,8 @@ class OtherFedProto(Method):
 class PflScaffold(Method):
     """SCAFFOLD of pfl-research, c_i' = c_i - c + (y - x) / (K lr).
 
-    The sign of (x - y) in SCAFFOLD's (2) is reversed, so that (1) adds the correction instead of subtracting it."""
+    The sign of (x - y) in SCAFFOLD's (2) is reversed, so that (1) adds the correction instead of subtracting it.
+    """
 
     client_state = Slots(c_i=FLAT)
     server_state = Slots(c=FLAT)

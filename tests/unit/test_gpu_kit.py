@@ -15,16 +15,16 @@ def kit(monkeypatch):
 
 
 def test_requirements_are_those_of_pyproject(kit):
-    names = [kit.name_of(each) for each in kit.requirements(with_tests=False)]
+    names = [kit.package_name(each) for each in kit.list_requirements(with_tests=False)]
     assert names[:3] == ["torch", "torchvision", "numpy"]
     assert {"pydantic", "typer", "rich", "scikit-learn", "matplotlib"} < set(names)
     assert not any(name.startswith("pytest") for name in names)
-    assert {"pytest", "pytest-xdist"} < {kit.name_of(each) for each in kit.requirements(with_tests=True)}
-    assert kit.find_missing(kit.requirements(with_tests=True)) == {}
+    assert {"pytest", "pytest-xdist"} < {kit.package_name(each) for each in kit.list_requirements(with_tests=True)}
+    assert kit.find_missing(kit.list_requirements(with_tests=True)) == {}
 
 
 def test_a_package_that_is_too_old_is_missing(kit, monkeypatch):
-    monkeypatch.setattr(kit, "version_of", {"torch": "2.10.0a0+abc.nv25", "pydantic": "1.10.2", "rich": ""}.get)
+    monkeypatch.setattr(kit, "find_version", {"torch": "2.10.0a0+abc.nv25", "pydantic": "1.10.2", "rich": ""}.get)
     wanted = ["torch>=2.6", "pydantic>=2.7", "rich>=13", "nosuchpackage>=1"]
     assert kit.find_missing(wanted) == {
         "pydantic>=2.7": "1.10.2 is installed",
@@ -50,7 +50,7 @@ def test_table(kit):
             part("pack", 2, "no | room"),
         ],
     }
-    head, _, *lines = kit.table(found).splitlines()
+    head, _, *lines = kit.format_results(found).splitlines()
     assert head == "`python3 benchmarks/gpu/kit.py` on cuda, 12 s: gpu H100."
     assert lines[2:] == [
         "| cnn | cnn, 100 clients | 1.5 s | 1 s | 1.5 | peak 9 MiB |",
@@ -58,13 +58,13 @@ def test_table(kit):
         "| bf16 | done | | | | 3 s |",
         "| pack | FAILED, exit code 2: no / room | | | | 3 s |",
     ]
-    assert kit.table(found | {"running": "compile"}).startswith(
+    assert kit.format_results(found | {"running": "compile"}).startswith(
         "`python3 benchmarks/gpu/kit.py` on cuda, broken off in compile: gpu H100.\n"
     )
 
 
 def test_the_page_keeps_what_is_around_the_table(kit):
     page = kit.PAGE.read_text()
-    filled = kit.fill(page, "new\n")
+    filled = kit.replace_between_markers(page, "new\n")
     assert f"{kit.BEGIN}new\n{kit.END}" in filled
-    assert kit.fill(filled, page.split(kit.BEGIN)[1].split(kit.END)[0]) == page
+    assert kit.replace_between_markers(filled, page.split(kit.BEGIN)[1].split(kit.END)[0]) == page

@@ -187,8 +187,7 @@ def _json(value: Any, indent: int | None = None) -> str:
 
 # ---- checksums ----
 def compute_checksums(run: Path) -> dict[str, Any]:
-    """Return the content of checksums.json: checksums of the run's files, with which `fedmpi verify` detects later
-    changes.
+    """Return the content of checksums.json, with which `fedmpi verify` detects later changes of the run's files.
 
     Returns:
         files    name -> SHA-256 of each file of CHECKED_FILES and of plugins/; checkpoints and states contain their own

@@ -82,7 +82,10 @@ def test_the_devices_of_all_ranks_are_named(gpus, said):
     made = prepare(settings()).made  # of rank 0, on its CPU
     job = Job("torchrun" if gpus[1:] else "single", 0, len(gpus), 0, len(gpus), "node0")
     where = "one process" if len(gpus) == 1 else f"{len(gpus)} ranks (torchrun, gloo)"
-    assert console_text.describe_run(made, job, "gloo", facts(*gpus))[1].endswith(f"; {where}, {said}, 1 thread per rank")
+    expected = f"; {where}, {said}, 1 thread per rank"
+    assert console_text.describe_run(made, job, "gloo", facts(*gpus))[1].endswith(expected)
+        f"; {where}, {said}, 1 thread per rank"
+    )
 
 
 # ---- ranks without a GPU ----
