@@ -84,8 +84,6 @@ def test_the_devices_of_all_ranks_are_named(gpus, said):
     where = "one process" if len(gpus) == 1 else f"{len(gpus)} ranks (torchrun, gloo)"
     expected = f"; {where}, {said}, 1 thread per rank"
     assert console_text.describe_run(made, job, "gloo", facts(*gpus))[1].endswith(expected)
-        f"; {where}, {said}, 1 thread per rank"
-    )
 
 
 # ---- ranks without a GPU ----
