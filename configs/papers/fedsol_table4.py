@@ -1,14 +1,16 @@
-"""FedSOL, Table 4: FedSOL along the terms with which SCAFFOLD, FedNova, FedDyn and MOON correct a client's steps.
+"""Combine FedSOL with the correction terms of SCAFFOLD, FedNova, FedDyn and MOON (FedSOL, Table 4).
 
-FedSOL perturbs along a term and does not add it to its steps. The state that these methods keep for a client is
-therefore not computed with their own formulas, which assume corrected steps, but is the mean gradient of the steps,
+FedSOL perturbs the weights along such a term instead of adding it to its steps. The state that these methods store for
+a client is therefore not computed with their own formulas, which assume corrected steps. It is the mean gradient
 
-    (w0 - w) / (a lr)        a: the number of steps, with momentum the total weight of a constant gradient
+    (w0 - w) / (a lr)        a: the number of steps; with momentum, the total weight of a constant gradient
 
-SCAFFOLD's c_i' = c_i - c + (w0 - w) / (a lr), and FedDyn's g_k' = g_k - alpha (w - w0), would grow by a drift in each
-round. The servers are those of the methods. FedNova has no such term: it has that of `ccvr`, as in the authors' code.
+since SCAFFOLD's c_i' = c_i - c + (w0 - w) / (a lr) and FedDyn's g_k' = g_k - alpha (w - w0) would drift further in each
+round. The server steps are those of the methods. FedNova has no correction term; that of `ccvr` is used, as in the
+authors' code.
 
-The first three classes are for FedSOL's option `prox`. MOON's term depends on the batch, so `AlongMOON` is a method.
+The first three classes are values of FedSOL's option `prox`. MOON's term depends on the batch, so it is combined with
+FedSOL in a method of its own, `AlongMOON`.
 """
 
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from fedmpi.methods.scaffold import Scaffold
 
 
 def mean_gradient(client: Client) -> Tensor:
+    """Return the mean gradient of a client's local steps, (d,)."""
     return (client.w0 - client.w) / (client.gradient_weight * client.lr)
 
 
@@ -48,7 +51,7 @@ class ScaffoldTerm(Method):
 @delegates_to("fednova")
 @dataclass(frozen=True)
 class FedNovaTerm(Method):
-    """FedNova's term <d - d_k, w>, for FedSOL's option `prox`. d_k is the mean gradient in FedNova itself, too."""
+    """FedNova's term <d - d_k, w>, for FedSOL's option `prox`; in FedNova, too, d_k is the mean gradient."""
 
     fednova = FedNova(ccvr=True)
     needs = frozenset({SGD_STEPS})

@@ -22,7 +22,7 @@ from fedmpi.sweeps import expand
 from fedmpi.sweeps import run_sweep as runs
 
 CONFIGS = ROOT / "configs"
-MADE = str(CONFIGS / "benchmarks/cut/made.py")
+GENERATED_PATIENTS = str(CONFIGS / "benchmarks/small_data/generated_patients.py")
 DATA = Path(os.environ.get("FEDMPI_DATA") or ROOT.parent / "shared" / "data")
 
 
@@ -143,7 +143,7 @@ def test_published_small(name):
     small = expand.load_sweep(CONFIGS / f"{name}.yaml")
     every = [settings for _, settings in small.first_stage_runs()]
     made = name.startswith("benchmarks/flamby")
-    assert {each.data.source.partition(":")[0] for each in every} == {MADE if made else "digits"}
+    assert {each.data.source.partition(":")[0] for each in every} == {GENERATED_PATIENTS if made else "digits"}
     assert max(each.rounds for each in every) <= (15 if made else 20)
     assert len(every) <= 12
     assert not small.published
