@@ -1,4 +1,4 @@
-"""`fedmpi analyse`: what it prints and writes, and mistakes in one line."""
+"""`fedmpi analyse`: its output, its files, and one-line errors."""
 
 import json
 import os
@@ -22,8 +22,8 @@ cohort: {{fraction: 0.5}}
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch):
-    """No launcher, and an environment and a search path that the test may change."""
+def isolated_environment(monkeypatch):
+    """Remove variables of launchers, and restore the environment and the search path after the test."""
     for name in list(os.environ):
         if name.startswith(("OMPI_", "PMI", "SLURM_", "TORCHELASTIC", "MPI_LOCAL")):
             monkeypatch.delenv(name)
@@ -40,8 +40,8 @@ def main(monkeypatch, *arguments):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A directory with a config and two runs of it: atoms (period 1) and fast (period 2)."""
+def directory(tmp_path_factory):
+    """Return a directory with a config and two runs of it: atoms (period 1) and fast (period 2)."""
     path = tmp_path_factory.mktemp("analyse")
     (path / "atoms.yaml").write_text(CONFIG)
     for more in ([], ["name=fast", "method.period=2"]):
@@ -50,58 +50,61 @@ def place(tmp_path_factory):
     return path
 
 
-def test_variance(monkeypatch, capsys, place):
-    assert main(monkeypatch, "analyse", "variance", place / "atoms.yaml", "--replicates", 2, "--to", place / "new") == 0
+def test_variance_measures_the_unchanged_run(monkeypatch, capsys, directory):
+    assert (
+        main(monkeypatch, "analyse", "variance", directory / "atoms.yaml", "--replicates", 2, "--to", directory / "new")
+        == 0
+    )
     out = capsys.readouterr().out.splitlines()
     assert [line.split(" averaged ")[0] for line in out[1:3]] == ["round 0: kernels", "round 1: kernels"]
-    facts = json.loads((place / "new" / "variance.json").read_text())
-    last = json.loads((place / "atoms" / "metrics.jsonl").read_text().splitlines()[-1])
-    assert facts["sha256"] == last["sha256"]  # the run that was measured is the run
+    facts = json.loads((directory / "new" / "variance.json").read_text())
+    last = json.loads((directory / "atoms" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert facts["sha256"] == last["sha256"]  # measuring does not change the run
     assert (facts["replicates"], facts["config"]["method"]["name"]) == (2, "fedatom")
-    assert (place / "new" / "variance.png").stat().st_size > 10_000
+    assert (directory / "new" / "variance.png").stat().st_size > 10_000
 
 
-def test_virtual(monkeypatch, capsys, place):
-    assert main(monkeypatch, "analyse", "virtual", place / "atoms", "--trust", "--to", place / "new") == 0
+def test_virtual_evaluates_all_pairs_of_clients(monkeypatch, capsys, directory):
+    assert main(monkeypatch, "analyse", "virtual", directory / "atoms", "--trust", "--to", directory / "new") == 0
     data, out = capsys.readouterr().out.split("\n", 1)
     assert data == "data: digits {test_fraction: 0.2}, files below data"
     assert out.startswith("round 2: 3 clients train, then 10 models are evaluated\naccuracy on the global test set of")
-    facts = json.loads((place / "new" / "virtual.json").read_text())
-    assert (facts["round"], len(facts["models"]), facts["run"]) == (2, 9, str(place / "atoms"))
+    facts = json.loads((directory / "new" / "virtual.json").read_text())
+    assert (facts["round"], len(facts["models"]), facts["run"]) == (2, 9, str(directory / "atoms"))
 
 
-def test_virtual_starts_from_the_runs_model(monkeypatch, capsys, place):
-    """Without training all models are the run's: its last accuracy."""
-    config = (place / "atoms" / "config.yaml").read_text()
-    still = place / "still"
-    still.mkdir()
-    (still / "config.yaml").write_text(config.replace("epochs: 1", "epochs: 0"))
-    (still / "model.safetensors").write_bytes((place / "atoms" / "model.safetensors").read_bytes())
-    assert main(monkeypatch, "analyse", "virtual", still, "--trust", "--to", still) == 0
-    last = json.loads((place / "atoms" / "metrics.jsonl").read_text().splitlines()[-1])
-    facts = json.loads((still / "virtual.json").read_text())
+def test_virtual_starts_from_the_runs_model(monkeypatch, capsys, directory):
+    """Without training, all models equal the model of the run and have its last accuracy."""
+    config = (directory / "atoms" / "config.yaml").read_text()
+    untrained = directory / "untrained"
+    untrained.mkdir()
+    (untrained / "config.yaml").write_text(config.replace("epochs: 1", "epochs: 0"))
+    (untrained / "model.safetensors").write_bytes((directory / "atoms" / "model.safetensors").read_bytes())
+    assert main(monkeypatch, "analyse", "virtual", untrained, "--trust", "--to", untrained) == 0
+    last = json.loads((directory / "atoms" / "metrics.jsonl").read_text().splitlines()[-1])
+    facts = json.loads((untrained / "virtual.json").read_text())
     assert facts["aggregate"]["accuracy"] == last["accuracy"]
     assert {row["accuracy"] for row in facts["models"]} == {last["accuracy"]}
 
 
-def test_communication(monkeypatch, capsys, place):
-    runs = [place / "atoms", place / "fast"]
-    assert main(monkeypatch, "analyse", "communication", *runs, "--metric", "loss", "--to", place / "new") == 0
+def test_communication_counts_transmitted_parameters(monkeypatch, capsys, directory):
+    runs = [directory / "atoms", directory / "fast"]
+    assert main(monkeypatch, "analyse", "communication", *runs, "--metric", "loss", "--to", directory / "new") == 0
     out = capsys.readouterr().out.splitlines()
-    # a 3x3 convolution of 6 on 1 with 3 atoms: 18 coefficients and 6 biases rest in the second of two rounds
+    # 3x3 convolution, 1 to 6 channels, 3 atoms: 18 coefficients and 6 biases are not sent in the second of two rounds
     up = [float(line.split()[2].replace(",", "")) for line in out[2:4]]
     assert up[0] - up[1] == 3 * 24 / 2
-    facts = json.loads((place / "new" / "communication.json").read_text())
+    facts = json.loads((directory / "new" / "communication.json").read_text())
     assert [point["settings"] for point in facts["points"]] == [str(run) for run in runs for _ in range(2)]
-    assert (place / "new" / "communication.png").stat().st_size > 10_000
+    assert (directory / "new" / "communication.png").stat().st_size > 10_000
 
 
-def test_flops(monkeypatch, capsys, place):
+def test_flops_compares_a_method_with_fedavg(monkeypatch, capsys, directory):
     options = "method={name: fedsol, layers: all}"
-    assert main(monkeypatch, "analyse", "flops", place / "atoms.yaml", options, "--to", place / "new") == 0
+    assert main(monkeypatch, "analyse", "flops", directory / "atoms.yaml", options, "--to", directory / "new") == 0
     out = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in out] == ["client", "method", "fedavg", "fedsol", "written:"]
-    facts = json.loads((place / "new" / "flops.json").read_text())
+    facts = json.loads((directory / "new" / "flops.json").read_text())
     fedavg, fedsol = facts["methods"]
     assert (fedavg["ratio"], fedavg["delta"], fedsol["options"]) == (1, 0, {"layers": "all"})
     assert fedsol["ratio"] == 2 + fedsol["delta"]  # Table 5: 2x + delta
@@ -126,11 +129,11 @@ def test_flops(monkeypatch, capsys, place):
         (["gaussian"], "No such command 'gaussian'"),
     ],
 )
-def test_a_users_mistake_is_one_line_and_code_2(monkeypatch, capsys, place, arguments, text):
-    words = [word.format(place=place) for word in arguments]
-    elsewhere = ["--to", place / "bad"] if "--to" not in words and words[1:] else []
+def test_mistakes_of_users_are_one_line_with_exit_code_2(monkeypatch, capsys, directory, arguments, text):
+    words = [word.format(place=directory) for word in arguments]
+    elsewhere = ["--to", directory / "bad"] if "--to" not in words and words[1:] else []
     assert main(monkeypatch, "analyse", *words, *elsewhere) == 2
     out, err = capsys.readouterr()
-    assert err.startswith(f"fedmpi: error: {text.format(place=place)}")
+    assert err.startswith(f"fedmpi: error: {text.format(place=directory)}")
     assert err.count("\n") == 1
     assert out == ""

@@ -1,4 +1,4 @@
-"""Operations of a local step: by formula for a perceptron, and as torch's own counter has them."""
+"""Numbers of operations of a local step, compared with formulas for a perceptron and with torch's own counter."""
 
 import pytest
 import torch
@@ -10,8 +10,8 @@ from fedmpi.analysis.local_models import train_local_models
 from fedmpi.comm.base import SingleProcess
 from fedmpi.runtime import build
 
-D, H, C = 64, 16, 4  # the test's perceptron
-F = 2 * (D * H + H * C)  # forward, a sample
+D, H, C = 64, 16, 4  # the perceptron of these tests
+F = 2 * (D * H + H * C)  # forward pass of one sample
 BACK = 2 * (D * H + 2 * H * C)  # two gradients of weights, one of an input
 HEAD = 2 * H * C
 
@@ -22,34 +22,34 @@ def data():
     return federated()
 
 
-def measured(method, data, **changes):
+def count_operations(method, data, **changes):
     client = int(data.train_sizes.argmax())
     return flops.count_operations(settings(method, **changes), data, CPU, client), client
 
 
-def test_the_head_alone_takes_one_pass_through_the_body(data):
-    """Beside FedAvg's pass: the head forward twice more and once back, and in that pass back another gradient less."""
-    found, _ = measured("fedsol", data, options={"layers": "head"})
-    # g_p: the head on z, and its weights' gradient; g_u: the head on z, and all of FedAvg's pass back
-    assert (found["forward"], found["backward"], found["frozen"]) == (F + 2 * HEAD, BACK + HEAD, F)
+def test_perturbing_only_the_head_needs_one_pass_through_the_body(data):
+    """In addition to FedAvg's passes, the head has two forward passes and one backward pass."""
+    operations, _ = count_operations("fedsol", data, options={"layers": "head"})
+    # g_p: the head on z, and the gradient of its weights; g_u: the head on z, and FedAvg's complete backward pass
+    assert (operations["forward"], operations["backward"], operations["frozen"]) == (F + 2 * HEAD, BACK + HEAD, F)
 
 
 @pytest.mark.parametrize(("net", "method"), [("cnn", "fedsol"), ("norm", "moon"), ("mlp", "scaffold")])
-def test_a_round_as_torch_counts_it(net, method, data):
-    found, client = measured(method, data, net=net)
-    made = build.make_experiment(settings(method, net), data, CPU)
+def test_operations_of_a_round_equal_the_count_of_torch(net, method, data):
+    operations, client = count_operations(method, data, net=net)
+    experiment = build.make_experiment(settings(method, net), data, CPU)
     fed, trainer = (
-        build.make_federation(made, SingleProcess(CPU), lambda: False),
-        build.make_trainer(made, lambda: False),
+        build.make_federation(experiment, SingleProcess(CPU), lambda: False),
+        build.make_trainer(experiment, lambda: False),
     )
     trainer.mlp_backward = None
     train_local_models(fed, trainer, [client], 0)
     with FlopCounterMode(display=False) as counter:
         train_local_models(fed, trainer, [client], 0)
-    assert found["round"] * int(data.train_sizes[client]) == pytest.approx(counter.get_total_flops(), rel=1e-12)
+    assert operations["round"] * int(data.train_sizes[client]) == pytest.approx(counter.get_total_flops(), rel=1e-12)
 
 
-def test_no_secret_is_written_down(tmp_path):
+def test_flops_json_contains_no_secret(tmp_path):
     config = settings("fedavg").model_copy(
         update={"data": settings().data.model_copy(update={"options": {"token": "SECRET123"}})}
     )

@@ -1,4 +1,4 @@
-"""A file that asks for many runs: the runs it names, their settings, what others report of them, mistakes."""
+"""Sweep files: their runs and settings, published values, and mistakes."""
 
 import math
 
@@ -26,7 +26,7 @@ def write(tmp_path, text, name="sweep.yaml", base=BASE):
     return tmp_path / name
 
 
-def test_runs_are_every_choice_of_labels(tmp_path):
+def test_there_is_one_run_per_combination_of_labels(tmp_path):
     (tmp_path / "fedprox.yaml").write_text("method: {name: fedprox, mu: 0.5}\n")
     (tmp_path / "fedavg.yaml").write_text("method: {name: fedavg}\n")
     text = """\
@@ -36,8 +36,8 @@ grid:
   lr: {slow: {train: {lr: 0.01}}, fast: {train: {lr: 0.5, epochs: 3}}}
   seed: [0, 1, 2]
 """
-    found = expand.load_sweep(write(tmp_path, text), ["rounds=7"])  # what no axis names can be set for all
-    runs = list(found.first_stage_runs())
+    sweep = expand.load_sweep(write(tmp_path, text), ["rounds=7"])  # settings that no axis sets can be overridden
+    runs = list(sweep.first_stage_runs())
     assert len(runs) == 2 * 2 * 2 * 3
     labels, settings = runs[-1]
     assert labels == {"method": "fedprox", "data.partition.alpha": "1", "lr": "fast", "seed": "2"}
@@ -45,19 +45,19 @@ grid:
     assert settings.data.partition.options == {"alpha": 1}
     assert (settings.train.lr, settings.train.epochs, settings.seed, settings.rounds) == (0.5, 3, 2, 7)
     assert (str(settings.output), settings.name) == ("runs/sweep", "fedprox_alpha-1_fast_seed-2")
-    assert settings.data.partition.clients == 4  # what no axis names is the file's
+    assert settings.data.partition.clients == 4  # from the file, since no axis sets it
     assert len({each.name for _, each in runs}) == len(runs)
-    covering = list(found.covering_labels())
-    assert {pair for each in covering for pair in each.items()} == {p for each, _ in runs for p in each.items()}
-    assert len(covering) < len(runs) / 3
+    covering_labels = list(sweep.covering_labels())
+    assert {pair for each in covering_labels for pair in each.items()} == {p for each, _ in runs for p in each.items()}
+    assert len(covering_labels) < len(runs) / 3
 
 
-def test_the_name_of_a_run_that_it_is_based_on_is_not_a_sweeps(tmp_path):
-    """It would write into its directory. A sweep's own name holds, and that of a larger sweep that it is a part of."""
+def test_a_sweep_does_not_inherit_the_name_of_a_run(tmp_path):
+    """Otherwise it would write into the directory of that run. The name of a sweep in `base` is inherited."""
 
     def place(file, *given):
-        found = expand.load_sweep(file, given)
-        return found.run_settings(found.first_stage_labels()[0]).output.name
+        sweep = expand.load_sweep(file, given)
+        return sweep.run_settings(sweep.first_stage_labels()[0]).output.name
 
     file = write(tmp_path, "grid: {seed: [0, 1]}\n", name="seeds.yaml")
     assert (place(file), place(file, "name=other")) == ("seeds", "other")
@@ -67,7 +67,7 @@ def test_the_name_of_a_run_that_it_is_based_on_is_not_a_sweeps(tmp_path):
     assert (place(file), place(tmp_path / "part.yaml")) == ("mine", "mine")
 
 
-def test_published_figures(tmp_path):
+def test_published_values_are_read(tmp_path):
     text = """\
 grid: {method: {A: {}, B: {method: {name: fedprox}}}, data.partition.alpha: [0.1, 0.5], seed: [0, 1]}
 published:
@@ -75,10 +75,10 @@ published:
   metric: accuracy
   values: {A: {"0.1": 42.3, "0.5": [73.9, 0.4]}}
 """
-    (found,) = expand.load_sweep(write(tmp_path, text)).published
-    assert (found.source, found.axes) == ("Somebody, table 1", ("method", "data.partition.alpha"))
-    assert found.values["A", "0.5"] == (73.9, 0.4)
-    assert math.isnan(found.values["A", "0.1"][1])
+    (sweep,) = expand.load_sweep(write(tmp_path, text)).published
+    assert (sweep.source, sweep.axes) == ("Somebody, table 1", ("method", "data.partition.alpha"))
+    assert sweep.values["A", "0.5"] == (73.9, 0.4)
+    assert math.isnan(sweep.values["A", "0.1"][1])
 
 
 @pytest.mark.parametrize(
@@ -93,15 +93,15 @@ published:
         ("data: {source: digits, axes: NHW}\n", r"data.axes: unknown key; (?!.*over)"),
     ],
 )
-def test_a_run_is_told_the_keys_of_a_sweep(tmp_path, text, words):
+def test_errors_of_runs_mention_the_keys_of_sweeps(tmp_path, text, words):
     with pytest.raises(UserError, match=words):
         build_data.make_source(config.load(write(tmp_path, text)))
 
 
 @pytest.mark.parametrize(
-    ("text", "given", "words"),
+    ("text", "overrides", "message"),
     [
-        # A label is what its run is: else a table would show one number under several names, and call equal runs seeds.
+        # Overrides must not change what an axis sets, or labels of the table would be wrong.
         (
             METHODS,
             ["seed=42"],
@@ -180,24 +180,24 @@ def test_a_run_is_told_the_keys_of_a_sweep(tmp_path, text, words):
         (TUNED % "by: loss, using: {m: A}", [], r"tune\.using: includes no run to compare candidates for B"),
         (TUNED.replace("train.lr", "seed") % "by: loss", [], r"tune\.grid\.seed: is an axis of grid, or the seed"),
         (
-            *("grid: {train.lr: [0.1, -1], seed: [0]}\n", []),  # a mistake in a run says in which
+            *("grid: {train.lr: [0.1, -1], seed: [0]}\n", []),  # the message names the run
             r"sweep\.yaml:2: grid\.train\.lr: train\.lr: -1 .*\n  in the run train\.lr: -1, seed: 0",
         ),
     ],
 )
-def test_mistakes(tmp_path, text, given, words):
-    with pytest.raises(UserError, match=words):
-        list(expand.load_sweep(write(tmp_path, text), given).first_stage_runs())
+def test_mistakes_are_reported_with_their_place(tmp_path, text, overrides, message):
+    with pytest.raises(UserError, match=message):
+        list(expand.load_sweep(write(tmp_path, text), overrides).first_stage_runs())
 
 
-def test_a_plugin_lies_beside_the_sweep(tmp_path):
+def test_a_plugin_path_is_relative_to_the_sweep_file(tmp_path):
     (tmp_path / "mine.py").write_text("")
-    found = expand.load_sweep(write(tmp_path, "grid: {m: {A: {model: {name: mine.py:Net}}}}\n"))
-    assert next(iter(found.first_stage_runs()))[1].model.name == f"{tmp_path / 'mine.py'}:Net"
+    sweep = expand.load_sweep(write(tmp_path, "grid: {m: {A: {model: {name: mine.py:Net}}}}\n"))
+    assert next(iter(sweep.first_stage_runs()))[1].model.name == f"{tmp_path / 'mine.py'}:Net"
 
 
-def test_candidates(tmp_path):
-    """Of more than one key, from a smaller file's base; they need validation rows."""
+def test_tuning_runs_are_all_combinations_of_candidates(tmp_path):
+    """With two axes of candidates, in the base of a smaller sweep; tuning needs validation rows."""
     text = """\
 grid: {method: {A: {}, B: {method: {name: fedprox}}}, data.partition.alpha: [0.1, 1], seed: [0, 1]}
 tune: {grid: {train.lr: [0.1, 0.2], mu: {a: {train: {epochs: 2}}, b: {}}}, by: accuracy, per: method, using: {seed: 1}}
@@ -205,13 +205,13 @@ tune: {grid: {train.lr: [0.1, 0.2], mu: {a: {train: {epochs: 2}}, b: {}}}, by: a
     write(tmp_path, text)
     small = tmp_path / "small.yaml"
     small.write_text("base: [sweep.yaml]\ninclude: {method: B}\ndata: {validation: 0.1}\n")
-    found = expand.load_sweep(small)
-    runs = list(found.first_stage_runs())
+    sweep = expand.load_sweep(small)
+    runs = list(sweep.first_stage_runs())
     assert len(runs) == 2 * 1 * 4
     labels, first = runs[0]
     assert first.name == "b_alpha-0.1_seed-1_lr-0.1_a"
     assert (first.train.lr, first.train.epochs, first.evaluate.best.metric) == (0.1, 2, "accuracy")
-    assert found.tuning.cell_key(labels) == ("B",)
+    assert sweep.tuning.cell_key(labels) == ("B",)
     with pytest.raises(UserError, match=r"best\.metric: accuracy is measured on validation rows; there are none"):
         list(expand.load_sweep(small, ["data.validation=0"]).first_stage_runs())
     assert expand.load_sweep(small, ["evaluate.best.metric=loss"]).run_settings(labels).evaluate.best.metric == "loss"

@@ -1,4 +1,4 @@
-"""How many runs of a sweep there are at once: cores, GPUs, memory."""
+"""The number of runs of a sweep that train at the same time, by cores, GPUs and memory."""
 
 import os
 import time
@@ -14,7 +14,7 @@ from fedmpi.sweeps import pool
     ("visible", "count", "gpus"),
     [("0,3", 2, ("0", "3")), ("MIG-a, MIG-b", 2, ("MIG-a", "MIG-b")), ("", 0, ()), (None, 2, ("0", "1")), ("0", 0, ())],
 )
-def test_gpus(monkeypatch, visible, count, gpus):
+def test_gpus_are_those_of_cuda_visible_devices(monkeypatch, visible, count, gpus):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -22,13 +22,13 @@ def test_gpus(monkeypatch, visible, count, gpus):
     assert pool._list_gpus() == gpus
 
 
-def test_how_many_at_once(monkeypatch):
+def test_parallel_runs_are_limited_by_cores_gpus_and_memory(monkeypatch):
     free = [1 << 40]
     monkeypatch.setattr(pool.host_memory, "count_usable_cores", lambda: 8)
     monkeypatch.setattr(pool.host_memory, "get_available_bytes", lambda: free[0])
     monkeypatch.setattr(pool, "_list_gpus", lambda: ("4", "7"))
     here, cpu = [settings()] * 20, [settings(compute={"device": "cpu", "threads": 2})] * 20
-    assert pool.choose_parallelism("auto", here) == (2, ("4", "7"))  # a GPU each
+    assert pool.choose_parallelism("auto", here) == (2, ("4", "7"))  # one run per GPU
     assert pool.choose_parallelism("auto", cpu) == (4, ())
     assert pool.choose_parallelism("auto", cpu[:3]) == (3, ())
     assert pool.choose_parallelism("5", here) == (5, ("4", "7"))
@@ -40,15 +40,15 @@ def test_how_many_at_once(monkeypatch):
             pool.choose_parallelism(wrong, here)
 
 
-def test_each_run_at_once_has_a_gpu_of_its_own(tmp_path):
-    seen, codes = tmp_path / "seen", []
+def test_parallel_runs_get_different_gpus(tmp_path):
+    log, codes = tmp_path / "seen", []
 
-    def job(own):
-        with seen.open("a") as file:
+    def job(settings_of_run):
+        with log.open("a") as file:
             file.write(f"{os.environ.get('CUDA_VISIBLE_DEVICES', '-')} ")
         time.sleep(0.3)
         os._exit(3)
 
     todo = [settings(output=str(tmp_path)).model_copy(update={"name": name}) for name in "ab"]
-    assert pool.ProcessPool(job, 2, ("4", "7"), lambda one: codes.append(one.process.exitcode)).run(todo)
-    assert (sorted(seen.read_text().split()), codes) == (["4", "7"], [3, 3])
+    assert pool.ProcessPool(job, 2, ("4", "7"), lambda active_run: codes.append(active_run.process.exitcode)).run(todo)
+    assert (sorted(log.read_text().split()), codes) == (["4", "7"], [3, 3])
