@@ -126,7 +126,7 @@ class SimulatedStore:
     def __init__(self, rank: SimulatedRank) -> None:
         self.rank, self.values = rank, rank.job.values
 
-    def new_connection(self) -> SimulatedStore:
+    def open_connection(self) -> SimulatedStore:
         return SimulatedStore(self.rank)
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -372,7 +372,7 @@ class SimulatedRank:
         job, timeouts = Job("slurm", self.number, self.job.size, self.number, self.job.size, "node"), self.timeouts
         self.error_reporter = ErrorReporter(job, timeouts, SimulatedProcess(self), lambda: self.job.launcher_alive)
         store = SimulatedStore(self)
-        self.error_reporter.listen(store.new_connection)
+        self.error_reporter.listen(store.open_connection)
         group = self.create_group(store, "group", self.number, self.job.size, timeouts.start)
         membership = GroupMembership(store, self.number, self.job.size, self.error_reporter)
         self.comm = GlooCommunicator(job, group, store, membership, timeouts, self.create_group)

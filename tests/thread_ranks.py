@@ -91,7 +91,7 @@ class Seat(Communicator):
                 hall.wait(
                     lambda box=box, peer=peer, mine=mine: bool(box) or peer in hall.dead or hall.generation > mine,
                     self.message_timeout_s,
-                    self.timeout_error([peer]),
+                    self.make_timeout_error([peer]),
                 )
                 if not box:
                     raise ConnectionLostError(f"rank {peer} is dead" if peer in hall.dead else "the group is broken")

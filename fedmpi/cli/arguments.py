@@ -14,7 +14,7 @@ import typer
 from typer import Argument, Option
 
 from fedmpi import config as configs
-from fedmpi.comm.failures.error_reporter import ErrorReporter, message_prefix
+from fedmpi.comm.failures.error_reporter import ErrorReporter, make_message_prefix
 from fedmpi.comm.failures.process_exit import exit_now, print_message, setup_stdio
 from fedmpi.comm.launchers import Job, detect
 from fedmpi.common import formatting
@@ -142,7 +142,7 @@ def run_and_exit(command: Callable[[], int], process: CommandProcess) -> NoRetur
 
 def _handle_interrupt(number: int, frame: object) -> NoReturn:
     """Handle Ctrl-C outside of training by exiting; an exception could be turned into another one by an import."""
-    print_message(f"{message_prefix(current_job())}: interrupted")
+    print_message(f"{make_message_prefix(current_job())}: interrupted")
     os._exit(128 + number)
 
 
@@ -150,7 +150,7 @@ def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
     """Print a warning as one line: on rank 0 only, unless it is a RankWarning."""
     job = current_job()
     if job.rank == 0 or isinstance(message, RankWarning):
-        print_message(f"{message_prefix(job)}: warning: {message}")
+        print_message(f"{make_message_prefix(job)}: warning: {message}")
 
 
 def _report_error(process: CommandProcess, message: str, code: int) -> int:

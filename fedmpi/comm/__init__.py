@@ -83,7 +83,7 @@ def _connect_by_mpi(job: Job, timeouts: Timeouts, error_reporter: ErrorReporter,
     ):  # MPI does not need TCP between the hosts; without TCP, each rank reports its own errors
         by_mpi, limit_s = replace(job, launcher="mpi"), min(timeouts.start, timeouts.store)
         store = lookup.connect_to_store(by_mpi, limit_s, timeouts=timeouts, interface=address)
-        error_reporter.listen(store.new_connection)
+        error_reporter.listen(store.open_connection)
     return comm
 
 

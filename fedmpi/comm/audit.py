@@ -37,7 +37,7 @@ class AuditLog:
                 with path.open("rb+") as file:
                     file.truncate(file.read().rfind(b"\n") + 1)  # remove an incomplete line, left by a full disk
         except OSError as error:
-            raise self._cannot_write(path, error) from error
+            raise self._make_write_error(path, error) from error
         self._write(path)
 
     def record_tensor(self, message_info: tuple[int | None, tuple[str, ...]], to: int, x: Tensor) -> None:
@@ -69,10 +69,10 @@ class AuditLog:
             with open(path, "a", encoding="utf-8") as stream:
                 stream.writelines(f"{line}\n" for line in self.unwritten_lines)
         except OSError as error:
-            raise self._cannot_write(path, error) from error
+            raise self._make_write_error(path, error) from error
         self.unwritten_lines.clear()
 
-    def _cannot_write(self, path: Path, error: OSError) -> UserError:
+    def _make_write_error(self, path: Path, error: OSError) -> UserError:
         return UserError(
             f"data.audit: cannot write {path}: {error.strerror or error}; free disk space there, or make the folder "
             "writable"

@@ -54,7 +54,7 @@ class RankLostError(RuntimeError):
     """A rank is dead, unresponsive or late; the message names it. The job continues if all other ranks `regroup`."""
 
 
-def missing_ranks_error(
+def make_missing_ranks_error(
     missing: Iterable[int], size: int, timeout_s: float, hosts: Mapping[int, str] | None = None, remedy: str = ""
 ) -> RankLostError:
     """Create the error for ranks that have not called an allgather in time.
@@ -62,7 +62,7 @@ def missing_ranks_error(
     Args:
         missing: the ranks that are missing.
         size: number of ranks of the job.
-        timeout_s: the time limit.
+        timeout_s: the time limit in seconds.
         hosts: the host names of ranks, as far as they are known.
         remedy: advice at the end of the message.
     """
@@ -198,15 +198,15 @@ class Communicator:
         return json.loads(bytes(body.tolist()))
 
     @contextmanager
-    def uncounted(self) -> Iterator[None]:
-        """Exclude messages within this context from the byte counts."""
+    def exclude_from_counts(self) -> Iterator[None]:
+        """Exclude the messages within the block from the byte counts."""
         counted = self.sent_bytes, self.received_bytes
         try:
             yield
         finally:
             self.sent_bytes, self.received_bytes = counted
 
-    def timeout_error(self, peers: Iterable[int]) -> RankTimeoutError:
+    def make_timeout_error(self, peers: Iterable[int]) -> RankTimeoutError:
         """Create the error for a wait for `peers` that has taken longer than message_timeout_s."""
         setting = " (comm.round_timeout_s)" * (self.message_timeout_s == self.round_timeout_s)
         return RankTimeoutError(peers, self.message_timeout_s, setting, self.hosts)
@@ -267,7 +267,7 @@ class Communicator:
 
     def _broadcast(self, x: Tensor) -> None:
         """Broadcast at most `max_elements` elements along a binomial tree of messages, so that errors name a peer."""
-        parent, children = binomial_tree(self.alive.index(self.rank), len(self.alive))
+        parent, children = find_tree_neighbours(self.alive.index(self.rank), len(self.alive))
         if self.rank:
             self._exchange([], [(self.alive[parent], x)])
         self._exchange([(self.alive[child], x) for child in reversed(children)], [])
@@ -307,14 +307,15 @@ class SingleProcess(Communicator):
     can_regroup = "the job has a single process"
 
 
-def binomial_tree(me: int, size: int) -> tuple[int, list[int]]:
-    """Return the parent and the children of node `me` in a binomial tree of `size` nodes with root 0.
+def find_tree_neighbours(node: int, size: int) -> tuple[int, list[int]]:
+    """Return the parent and the children of node `node` in a binomial tree of `size` nodes with root 0.
 
-    The parent's number is `me` without its lowest set bit. A child has one more bit set, below the lowest one of `me`.
+    The parent's number is that of the node without its lowest set bit. A child has one more bit set, below the lowest
+    bit of the node.
 
-    >>> binomial_tree(0, 6), binomial_tree(4, 6)
+    >>> find_tree_neighbours(0, 6), find_tree_neighbours(4, 6)
     ((0, [1, 2, 4]), (0, [5]))
     """
-    lowest = me & -me if me else size
+    lowest = node & -node if node else size
     bits = [1 << i for i in range(size.bit_length()) if 1 << i < lowest]
-    return me & (me - 1) if me else 0, [me + bit for bit in bits if me + bit < size]
+    return node & (node - 1) if node else 0, [node + bit for bit in bits if node + bit < size]

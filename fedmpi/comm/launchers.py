@@ -219,7 +219,7 @@ def collects_output(job: Job, env: Mapping[str, str]) -> bool:
     return job.launcher in ("mpi", "slurm") or any(name in env for name in OUTPUT_COLLECTORS)
 
 
-def why_failure_ends_job(job: Job, env: Mapping[str, str]) -> str:
+def explain_why_failure_ends_job(job: Job, env: Mapping[str, str]) -> str:
     """Explain why the launcher ends all ranks when one of them dies; "" if it does not end them."""
     if job.launcher == "torchrun":
         return "torchrun ends all ranks of a host when one of them dies (use `mpirun --with-ft ulfm`, or srun)"

@@ -77,7 +77,7 @@ class Inputs:
 Samples: TypeAlias = Tensor | Inputs
 
 
-def named_tensors(x: Samples, name: str) -> list[tuple[str, Tensor]]:
+def list_named_tensors(x: Samples, name: str) -> list[tuple[str, Tensor]]:
     """Return (name, tensor) pairs of samples; the names are meant for messages.
 
     A single tensor is called `name`. Several named tensors are called `train_x['ids']` and so on if `name` is
@@ -157,7 +157,9 @@ def _accepts_keywords(kind: Any, names: tuple[str, ...]) -> bool:
 
 def describe_samples(x: Samples) -> str:
     """Describe samples for a message: `shape (2, 3), torch.float32`."""
-    return "; ".join(f"{name} shape {tuple(part.shape)}, {part.dtype}".strip() for name, part in named_tensors(x, ""))
+    return "; ".join(
+        f"{name} shape {tuple(part.shape)}, {part.dtype}".strip() for name, part in list_named_tensors(x, "")
+    )
 
 
 def encode_format(shape: Shape, dtype: Type) -> str:

@@ -18,8 +18,8 @@ class JsonLines:
 
     Attributes:
         rows: the objects, in order.
-        damaged: line numbers, counted from 1, of lines that are not valid rows.
-        cut: whether the last line has no line feed, because it is still being written or the writer was killed.
+        damaged_lines: line numbers, counted from 1, of lines that are not valid rows.
+        is_truncated: whether the last line has no line feed, because it is being written or the writer was killed.
             That line is in neither list.
     """
 

@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from fedmpi.common.errors import UserError
 from fedmpi.common.redaction import MARK, looks_secret
 from fedmpi.common.text import suggest_key
-from fedmpi.common.type_descriptions import not_allowed
+from fedmpi.common.type_descriptions import format_not_allowed
 
 _BOUNDS = ("ge", "gt", "le", "lt")
 _STRICT = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False, strict=True)
@@ -103,7 +103,7 @@ def check_options(
             except ValidationError:
                 shown = MARK if looks_secret(key, value) else value
                 default = ", or omitted for the default" if value is None and key not in required else ""
-                add_problem(key, not_allowed(shown, declared[key]) + default)
+                add_problem(key, format_not_allowed(shown, declared[key]) + default)
         elif open_ended:
             converted[key] = value
         elif key in moved:

@@ -23,22 +23,22 @@ def find_imports(plugin: Path) -> dict[str, Path]:
     waiting = [(plugin, "")]
     while waiting:
         file, package = waiting.pop()
-        for name in _imported_names(file, package or _get_package_name(plugin, roots[-1])):
-            at = _find_module_file(name, roots)
-            if at is not None and at != plugin and at not in files.values() and is_users_file(str(at)):
-                files[name] = at
-                waiting.append((at, name if at.name == "__init__.py" else name.rpartition(".")[0]))
+        for name in _find_imported_names(file, package or _get_package_name(plugin, roots[-1])):
+            path = _find_module_file(name, roots)
+            if path is not None and path != plugin and path not in files.values() and is_users_file(str(path)):
+                files[name] = path
+                waiting.append((path, name if path.name == "__init__.py" else name.rpartition(".")[0]))
     return dict(sorted(files.items()))
 
 
 @contextmanager
-def plugin_import_path(plugin: Path) -> Iterator[None]:
+def extend_import_path(plugin: Path) -> Iterator[None]:
     """Append the directory of a plug-in to the import path while the plug-in is loaded.
 
     Raises:
         UserError: another plug-in has imported a different module under the name of a module in that directory.
     """
-    for name in {name.partition(".")[0] for name in _imported_names(plugin, "")}:
+    for name in {name.partition(".")[0] for name in _find_imported_names(plugin, "")}:
         _check_module_name(name, plugin.parent)
     place = str(plugin.parent)
     added = [place] if place not in sys.path else []
@@ -75,7 +75,7 @@ def _get_package_name(plugin: Path, top: Path) -> str:
     return ".".join(plugin.parent.relative_to(top).parts)
 
 
-def _imported_names(file: Path, package: str) -> Iterator[str]:
+def _find_imported_names(file: Path, package: str) -> Iterator[str]:
     """Yield the modules that a file imports, parents first; `from a import b` also yields a.b, possibly a module."""
     try:
         tree = ast.parse(file.read_bytes())

@@ -80,10 +80,12 @@ def make_component(
     """Import a selected component, check its options, and bind them to it.
 
     Args:
+        kind: the kind of component.
+        choice: the name and the options of the component.
         origins: key -> where it was written (`Settings.origins`); the key "" stands for the name of the component.
 
     Returns:
-        A partial function, to be called with the arguments `kind.supplied` of the engine.
+        A partial function, to be called with the arguments `kind.engine_arguments`.
 
     Raises:
         UserError: the name is unknown, the user's file raises an error, or an option is unknown or invalid.
@@ -183,7 +185,7 @@ def _import_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[unique] = module  # dataclasses look up their module here while the file is executed
     try:
-        with plugin_imports.plugin_import_path(path.resolve()):
+        with plugin_imports.extend_import_path(path.resolve()):
             spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[unique]

@@ -73,14 +73,14 @@ def get_rng_state() -> RngState:
     return at, np.random.get_state(legacy=False), random.getstate(), on_gpus
 
 
-def set_rng_state(at: RngState) -> None:
+def set_rng_state(states: RngState) -> None:
     """Set the states of the global random number generators to those that `get_rng_state` returned."""
     with _state_lock:
-        torch.set_rng_state(at[0])
-        if at[3]:  # empty if no GPU was in use at that time
-            torch.cuda.set_rng_state_all(at[3])
-    np.random.set_state(at[1])
-    random.setstate(at[2])
+        torch.set_rng_state(states[0])
+        if states[3]:  # empty if no GPU was in use at that time
+            torch.cuda.set_rng_state_all(states[3])
+    np.random.set_state(states[1])
+    random.setstate(states[2])
 
 
 @contextmanager

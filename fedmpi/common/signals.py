@@ -1,10 +1,10 @@
-"""Handle signals as requests to stop the run.
+"""Treat signals as requests to stop the run.
 
-After the first signal a run leaves its round and writes its results; a second request ends the process at once.
-Launchers and Slurm repeat a signal and also send other ones, so a signal within REPEAT_S seconds counts as the same
-request. A second Ctrl-C counts after HAND_S seconds, the fastest that a person can type it. `fedmpi run` installs its
-handlers before it imports torch, because a rank that is killed by a signal would end the whole job. If not all ranks
-are connected, a rank exits START_S seconds after the signal.
+After the first signal a run ends its round early and writes its results; a second request ends the process immediately.
+Launchers and Slurm repeat signals and send several kinds. Therefore a signal within SAME_REQUEST_S seconds counts as
+the same request. A second Ctrl-C counts after CTRL_C_INTERVAL_S seconds, the shortest time in which a person can type
+it. `fedmpi run` installs its handlers before it imports torch, because a rank that is killed by a signal would end the
+whole job. If not all ranks are connected, a rank exits EXIT_DELAY_S seconds after the signal.
 """
 
 from __future__ import annotations
@@ -56,11 +56,13 @@ class StopRequest:
                 if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # set by nohup
                     self._previous_handlers[number] = signal.signal(number, self._handle)
 
-    def exit_if_alone(self, code: int | None) -> None:
-        """Set the exit code with which a rank exits if it is asked to stop before all ranks are connected.
+    def set_exit_code_if_alone(self, code: int | None) -> None:
+        """Set the exit code for a stop request that arrives before all ranks are connected.
 
-        It exits START_S seconds after the request unless the ranks are connected by then. None disables the exit,
-        because the ranks are connected.
+        The rank exits EXIT_DELAY_S seconds after the request, unless the ranks are connected by then.
+
+        Args:
+            code: the exit code; None, once the ranks are connected, disables the exit.
         """
         self._exit_code_if_alone = code
         if self.signal and code is not None:

@@ -20,7 +20,7 @@ class TargetScale:
 
     @classmethod
     def from_sums(cls, sums: Iterable[np.ndarray]) -> TargetScale:
-        """Compute mean and standard deviation from the `target_sums` of one or more sites.
+        """Compute mean and standard deviation from the `sum_targets` of one or more sites.
 
         A standard deviation of 0 is replaced by 1.
         """
@@ -47,7 +47,7 @@ class TargetScale:
         return outputs * outputs.new_tensor(self.deviation).view(shape) + outputs.new_tensor(self.mean).view(shape)
 
 
-def target_sums(y: Tensor, counted: Tensor) -> np.ndarray:
+def sum_targets(y: Tensor, counted: Tensor) -> np.ndarray:
     """Return count, sum and sum of squares for each component of the targets, from which a scale is computed.
 
     Args:

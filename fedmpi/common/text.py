@@ -45,10 +45,10 @@ def sort_naturally(names: Iterable[str]) -> list[str]:
     >>> sort_naturally(["10", "2", "grade 10", "grade 9", "-1", "2"])
     ['-1', '2', '10', 'grade 9', 'grade 10']
     """
-    return sorted(set(names), key=_natural_key)
+    return sorted(set(names), key=_make_sort_key)
 
 
-def _natural_key(name: str) -> tuple[Any, ...]:
+def _make_sort_key(name: str) -> tuple[Any, ...]:
     number = float(name) if _NUMBER.fullmatch(name.strip()) else math.nan
     if math.isfinite(number):
         return (0, number, name)

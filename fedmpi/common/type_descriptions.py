@@ -17,10 +17,10 @@ _PLAIN |= {Any: "any", dict: "mapping", list: "list", tuple: "list"}
 _SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
 
-def not_allowed(value: Any, hint: Any, metadata: Sequence[Any] = ()) -> str:
+def format_not_allowed(value: Any, hint: Any, metadata: Sequence[Any] = ()) -> str:
     """Format the error message for a value that does not have the declared type.
 
-    >>> not_allowed("x", int | None), not_allowed(float("inf"), float)
+    >>> format_not_allowed("x", int | None), format_not_allowed(float("inf"), float)
     ("'x' is not allowed; must be: whole number; null", 'inf is not allowed; must be: number, finite')
     """
     finite = ", finite" if isinstance(value, float) and not math.isfinite(value) else ""

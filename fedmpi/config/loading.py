@@ -26,7 +26,7 @@ from fedmpi.common import redaction
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import is_file_reference
 from fedmpi.common.text import find_control_character, shorten, shorten_repr, suggest_key
-from fedmpi.common.type_descriptions import describe_value, not_allowed
+from fedmpi.common.type_descriptions import describe_value, format_not_allowed
 from fedmpi.config import renamed
 from fedmpi.config.field_types import SECTION, OpenSection, ShortFormSection
 from fedmpi.config.schema import Settings, section_class
@@ -326,7 +326,7 @@ def _describe_error(key: KeyPath, errors: list[Any], data: dict[str, Any], root:
     for part in key:
         value = value[part]
     dotted, meant, declared = ".".join(map(str, key)), "", _find_field(first["loc"], root)
-    text = not_allowed(value, declared.annotation, declared.metadata)
+    text = format_not_allowed(value, declared.annotation, declared.metadata)
     name = next(
         (name for name in ("name", "source", "scheme") if name in _section_keys(root, *key)), None
     )  # method=fedprox

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.inputs import Inputs, Samples, Shape, get_sample_shape, named_tensors
+from fedmpi.common.inputs import Inputs, Samples, Shape, get_sample_shape, list_named_tensors
 from fedmpi.data.lazy_images import LazyImages
 from fedmpi.data.preprocessing import Preparation
 
@@ -61,7 +61,7 @@ class Dataset:
                 object.__setattr__(self, f"{part}_x", Inputs(samples))
             y = getattr(self, f"{part}_y")
             _check_tensor(f"{part}_y", y)
-            for name, x in named_tensors(getattr(self, f"{part}_x"), f"{part}_x"):
+            for name, x in list_named_tensors(getattr(self, f"{part}_x"), f"{part}_x"):
                 _check_samples(name, x, len(y), single=name == f"{part}_x")
             _check_targets(f"{part}_y", y, self.classes)
         if len(self.train_x) == 0:
@@ -96,7 +96,7 @@ def _describe(x: Samples) -> str:
     """Return the shape and type of a row of samples or targets as text."""
     return "; ".join(
         f"{name} {tuple(part.shape[1:])} {str(part.dtype).removeprefix('torch.')}".strip()
-        for name, part in named_tensors(x, "")
+        for name, part in list_named_tensors(x, "")
     )
 
 

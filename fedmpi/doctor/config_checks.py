@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from fedmpi import config as configs
 from fedmpi.comm import network
-from fedmpi.comm.launchers import Job, detect, why_failure_ends_job
+from fedmpi.comm.launchers import Job, detect, explain_why_failure_ends_job
 from fedmpi.common.errors import UserError
 from fedmpi.common.host_memory import format_bytes
 from fedmpi.common.user_code_errors import explain_known_error
@@ -63,7 +63,7 @@ def check_ranks(settings: configs.Settings, job: Job) -> ReportRow:
     wanted = settings.faults.on_lost_rank
     if wanted == "abort":
         return ReportRow("ranks", started)
-    why = why_failure_ends_job(job, os.environ)
+    why = explain_why_failure_ends_job(job, os.environ)
     if not why and settings.comm.backend in ("nccl", "mpi"):
         why = f"{settings.comm.backend} cannot continue after a rank failure (comm.backend=gloo can)"
     return ReportRow(
@@ -99,24 +99,24 @@ def check_backend(settings: configs.Settings, job: Job) -> ReportRow:
     interface = settings.comm.interface
     by = f"over {', '.join(network.choose_interface(interface))}" if interface is not None else ""
     others = f"if the other hosts are like this one ({job.host})" * (job.local_size < job.size)
-    return ReportRow("backend", join_nonempty([_chosen_backend(settings, job), by, others]))
+    return ReportRow("backend", join_nonempty([_predict_backend(settings, job), by, others]))
 
 
-def _chosen_backend(settings: configs.Settings, job: Job) -> str:
+def _predict_backend(settings: configs.Settings, job: Job) -> str:
     """Return the communication back end that the ranks of this host would choose: gloo, nccl or mpi."""
     import torch
 
     from fedmpi.comm.backends import choice
     from fedmpi.runtime.device import choose_device
 
-    cards = []
+    descriptions = []
     for rank in range(job.local_size):
         try:
             where = choose_device(settings, replace(job, rank=rank, local_rank=rank))
         except UserError:  # reported in the row about the device
             where = torch.device("cpu")
-        cards.append(choice.describe_rank(settings.comm.backend, job.host, where))
-    return choice.choose_backend(settings.comm.backend, cards)
+        descriptions.append(choice.describe_rank(settings.comm.backend, job.host, where))
+    return choice.choose_backend(settings.comm.backend, descriptions)
 
 
 def check_memory(settings: configs.Settings, job: Job) -> ReportRow:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fedmpi.comm import network
-from fedmpi.comm.launchers import detect, why_failure_ends_job
+from fedmpi.comm.launchers import detect, explain_why_failure_ends_job
 from fedmpi.common.errors import UserError
 from fedmpi.common.host_memory import count_usable_cores, format_bytes, get_available_bytes, read_memory_limits
 from fedmpi.common.text import pluralize
@@ -86,7 +86,9 @@ def check_job() -> Iterator[ReportRow]:
         yield ReportRow("started", f"one process ({job.launcher})")
         return
     text = f"{job.size} ranks by {job.launcher}, {job.local_size} on this host"
-    yield ReportRow("started", f"{text}; {why_failure_ends_job(job, env) or 'the other ranks survive a rank failure'}")
+    yield ReportRow(
+        "started", f"{text}; {explain_why_failure_ends_job(job, env) or 'the other ranks survive a rank failure'}"
+    )
     by = f"MASTER_ADDR={env.get('MASTER_ADDR', '')}, MASTER_PORT={env.get('MASTER_PORT', '')}"
     if job.launcher == "mpi":
         by = "MPI: rank 0 broadcasts its addresses"

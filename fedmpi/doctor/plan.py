@@ -57,9 +57,14 @@ def estimate_run(settings: Settings, ranks: int) -> Estimate:
     )
     experiment = build.make_experiment(settings, data, device)
     memory.check_host_memory(experiment, Job("single" if ranks == 1 else "mpi", 0, ranks, 0, min(ranks, 2), "here"))
-    facts: Estimate = {"config": settings.name, "ranks": ranks, "device": str(device.type), "rounds": settings.rounds}
-    facts["cuda"] = settings.compute.device == "cuda"
-    return {**facts, **_estimate_memory(experiment, ranks), "bytes": _estimate_traffic(experiment, ranks)}
+    estimate: Estimate = {
+        "config": settings.name,
+        "ranks": ranks,
+        "device": str(device.type),
+        "rounds": settings.rounds,
+    }
+    estimate["cuda"] = settings.compute.device == "cuda"
+    return {**estimate, **_estimate_memory(experiment, ranks), "bytes": _estimate_traffic(experiment, ranks)}
 
 
 def _estimate_memory(experiment: build.Experiment, ranks: int) -> dict[str, dict[str, Parts]]:
@@ -130,24 +135,24 @@ def _estimate_traffic(experiment: build.Experiment, ranks: int) -> Estimate:
 
 
 # ---- output ----
-def format_estimate(facts: Estimate) -> list[str]:
+def format_estimate(estimate: Estimate) -> list[str]:
     """Return the lines that `fedmpi plan` prints."""
-    rows = [("plan", f"{facts['config']} with {pluralize(facts['ranks'], 'rank')}, {facts['device']}")]
+    rows = [("plan", f"{estimate['config']} with {pluralize(estimate['ranks'], 'rank')}, {estimate['device']}")]
     for label, key, beside in (
         ("memory", "memory", ""),
         ("gpu", "gpu_memory", ", plus several hundred MiB for CUDA itself"),
     ):
-        for who, parts in facts.get(key, {}).items():
+        for who, parts in estimate.get(key, {}).items():
             sizes = [
                 f"{name} {format_bytes(size)}" for name, size in parts.items() if name != "all" and size >= 1 << 10
             ]
             rows += [(label, f"{who}: about {format_bytes(parts['all'])}{beside}"), ("", ", ".join(sizes))]
-    if facts["cuda"] and facts["device"] == "cpu":
+    if estimate["cuda"] and estimate["device"] == "cpu":
         rows += [("", "estimated on a CPU; run this on a node with a GPU to estimate GPU memory separately")]
-    largest, run = facts["bytes"]["round"], facts["bytes"]["run"]
+    largest, run = estimate["bytes"]["round"], estimate["bytes"]["run"]
     traffic = f"{_format_traffic(largest)} per round on rank 0's connection"
-    rows += [("bytes", f"{traffic} (uploads are gathered {facts['bytes']['way']})")]
-    rows += [("", f"{_format_traffic(run)} in {pluralize(facts['rounds'], 'round')}")]
+    rows += [("bytes", f"{traffic} (uploads are gathered {estimate['bytes']['way']})")]
+    rows += [("", f"{_format_traffic(run)} in {pluralize(estimate['rounds'], 'round')}")]
     return [f"{name:<8}  {text}" for name, text in rows]
 
 

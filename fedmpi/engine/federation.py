@@ -187,7 +187,7 @@ class Federation:
             callbacks.save_state(self, t - 1, self.reporter.saved_state, command is not TRAIN)
         self.timeline.span("checkpoint")
         last = command in (RoundCommand.FINISHED, RoundCommand.EARLY_STOPPED)
-        with self.comm.uncounted():
+        with self.comm.exclude_from_counts():
             self.reporter.report(t, trains=command is TRAIN, last=last, started_at=self.control.opened_at)
         self.timeline.span("evaluate")
         if command is TRAIN and self.config.replays_failures:

@@ -67,7 +67,7 @@ class RoundControl:
         self.begin_round(t)
         if number & FURTHER_MESSAGE:
             refused = self.server.refused_clients if self.server is not None else []
-            with self.comm.uncounted():  # because its length depends on measured times
+            with self.comm.exclude_from_counts():  # because its length depends on measured times
                 message = self.comm.broadcast_json({"refused": refused, "costs": [*self._rank_costs.items()]})
             undone = message["refused"] if self.states.keeps_undo else []
             self.scheduler.rank_costs = dict(map(tuple, message["costs"]))

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedmpi.comm import Communicator
 from fedmpi.common import registry, seeds
 from fedmpi.common.errors import RankWarning, UserError
-from fedmpi.common.target_scale import TargetScale, target_sums
+from fedmpi.common.target_scale import TargetScale, sum_targets
 from fedmpi.common.text import pluralize
 from fedmpi.common.user_code_errors import add_error_context, make_located_error
 from fedmpi.config.schema import Settings
@@ -136,7 +136,7 @@ def standardise_targets(
         train: The training targets of each data set that this rank has opened.
         test: The test targets of these data sets.
         names: The names of the sites; if empty, sites are named by their numbers.
-        exchange: Function that takes one row of `target_sums` for each item of `train`, and returns the rows of all
+        exchange: Function that takes one row of `sum_targets` for each item of `train`, and returns the rows of all
             ranks. It is called for `pooled` only; with `site`, no statistics of a site leave its rank.
 
     Raises:
@@ -150,7 +150,7 @@ def standardise_targets(
         )
 
     def sums(y: Tensor) -> np.ndarray:
-        return target_sums(y, is_counted(y, settings.task.options.get("ignore")))
+        return sum_targets(y, is_counted(y, settings.task.options.get("ignore")))
 
     if settings.data.standardise_target == "pooled":
         scales[""] = TargetScale.from_sums(exchange([sums(y) for y, _ in train]))

@@ -82,7 +82,9 @@ def execute_run(
         exit_stack.enter_context(recorder.collect_warnings())
         if command is not None:
             stop.install_handlers(signal.SIGINT)
-        stop.exit_if_alone(RESTART_LATER if settings.checkpoint.every else 128 + (stop.signal or signal.SIGTERM))
+        stop.set_exit_code_if_alone(
+            RESTART_LATER if settings.checkpoint.every else 128 + (stop.signal or signal.SIGTERM)
+        )
         comm, summary, code = _run(settings, job, stop, timeouts, recorder, error_reporter, exit_stack)
         if job.rank == 0:
             on_finish(settings, summary)
@@ -107,7 +109,7 @@ def execute_run(
     finally:
         exit_stack.close()
         vars(recorder).clear()  # free model and data: the thread that watches the launcher keeps the object alive
-        stop.exit_if_alone(None)
+        stop.set_exit_code_if_alone(None)
         stop.restore_handlers(command is not None)
 
 
@@ -139,7 +141,7 @@ def _run(
 
     comm = connect(job, settings.comm.backend, device, timeouts, error_reporter, settings.comm.interface)
     stop.install_handlers()
-    stop.exit_if_alone(None)
+    stop.set_exit_code_if_alone(None)
     if settings.data.silos and settings.data.audit and comm.rank:
         comm.audit = AuditLog()
     written = resolve_settings(settings)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedmpi.comm import Communicator
 from fedmpi.common.errors import UserError
-from fedmpi.common.inputs import Samples, named_tensors
+from fedmpi.common.inputs import Samples, list_named_tensors
 from fedmpi.data.batches import distinct_samples
 from fedmpi.data.federated import FederatedData
 from fedmpi.data.lazy_images import LazyImages
@@ -89,7 +89,7 @@ def _iter_chunks(x: Samples | LazyImages) -> Iterator[bytes]:
             yield from x.stored.fingerprint()
             return
         x = x.stored
-    for name, part in named_tensors(x, ""):
+    for name, part in list_named_tensors(x, ""):
         yield f"{name}{tuple(part.shape)} {part.dtype}".encode()
         for piece in part.flatten().view(torch.uint8).split(CHUNK_BYTES):
             yield piece.cpu().numpy().tobytes()

@@ -52,7 +52,7 @@ def get_pci_address(device: torch.device) -> str:
     return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}"
 
 
-def choose_backend(backend: str, cards: Sequence[RankDescription]) -> str:
+def choose_backend(backend: str, descriptions: Sequence[RankDescription]) -> str:
     """Return the back end for all ranks: the requested one; for `auto`, nccl if all ranks can use it, otherwise gloo.
 
     Args:
@@ -62,33 +62,32 @@ def choose_backend(backend: str, cards: Sequence[RankDescription]) -> str:
     Raises:
         UserError: the ranks' configs request different back ends, or NCCL is requested but cannot connect these ranks.
     """
-    requested = Counter(card["backend"] for card in cards)
+    requested = Counter(description["backend"] for description in descriptions)
     if len(requested) > 1:
         raise UserError(f"comm.backend differs between ranks: {dict(requested)}; start all ranks with the same config.")
     if backend not in ("auto", "nccl"):
         return backend
-    problem = _why_nccl_is_impossible(cards)
+    problem = _explain_why_not_nccl(descriptions)
     if problem and backend == "nccl":
         raise UserError(f"comm.backend=nccl, but {problem}")
     return "gloo" if problem else "nccl"
 
 
-def _why_nccl_is_impossible(cards: Sequence[RankDescription]) -> str:
+def _explain_why_not_nccl(descriptions: Sequence[RankDescription]) -> str:
     """Return why NCCL cannot connect these ranks, and what to do; "" if it can."""
-    first_on_card: dict[tuple[str, str], int] = {}
-    for rank, card in enumerate(cards):
-        if not card["card"] or not card["nccl"]:
-            without_gpu = not card["card"]
+    first_rank_of_gpu: dict[tuple[str, str], int] = {}
+    for rank, description in enumerate(descriptions):
+        if not description["card"] or not description["nccl"]:
+            without_gpu = not description["card"]
             lacks = "computes without a GPU" if without_gpu else "has a PyTorch that was built without NCCL"
             remedy = "give this rank a GPU" if without_gpu else "install a PyTorch with NCCL there"
-            return f"rank {rank} on {card['host']} {lacks}.\nSet comm.backend=gloo (or auto), or {remedy}."
-        first = first_on_card.setdefault((card["host"], card["card"]), rank)
+            return f"rank {rank} on {description['host']} {lacks}.\nSet comm.backend=gloo (or auto), or {remedy}."
+        first = first_rank_of_gpu.setdefault((description["host"], description["card"]), rank)
         if first != rank:
             return (
-                f"ranks {first} and {rank} share GPU {card['card']} of {card['host']} (or slices of it, MIG), which "
-                "NCCL does not support.\nStart one rank fewer and let rank 0 train (server.trains_clients=true), or "
-                "set "
-                "comm.backend=gloo."
+                f"ranks {first} and {rank} share GPU {description['card']} of {description['host']} (or slices of it, "
+                "MIG), which NCCL does not support.\nStart one rank fewer and let rank 0 train "
+                "(server.trains_clients=true), or set comm.backend=gloo."
             )
     return ""
 

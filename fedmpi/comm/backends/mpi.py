@@ -22,7 +22,7 @@ from fedmpi.comm.base import (
     Communicator,
     ConnectionLostError,
     Message,
-    missing_ranks_error,
+    make_missing_ranks_error,
 )
 from fedmpi.comm.launchers import Job
 from fedmpi.comm.timeouts import Timeouts
@@ -131,7 +131,7 @@ def kill_after_timeout(job: Job, operation: str, timeout_s: float) -> Iterator[N
     Args:
         job: this rank, which the error message names.
         operation: a description of the block, for the error message.
-        timeout_s: limit in seconds; ranks other than rank 0 get RANK_0_FIRST_S more.
+        timeout_s: limit in seconds; ranks other than rank 0 wait EXTRA_S_AFTER_RANK_0 longer.
     """
     text = f"fedmpi [rank {job.rank} on {job.host}]: error: still in {operation}, after {timeout_s:.0f} s"
     limit_s = max(1, int(timeout_s)) + (EXTRA_S_AFTER_RANK_0 if job.rank else 0)
@@ -175,13 +175,13 @@ class MpiCommunicator(Communicator):
 
     def _finish(self, posted: list[PendingMessage]) -> None:
         if late := self._wait(posted, self.message_timeout_s):
-            raise self.timeout_error(late)
+            raise self.make_timeout_error(late)
 
     def _receive(self, peer: int, x: Tensor, tag: int) -> PendingMessage:
-        return PendingMessage(peer, self.comm.Irecv(_buffer(x), peer, tag), x)
+        return PendingMessage(peer, self.comm.Irecv(_view_as_integers(x), peer, tag), x)
 
     def _send(self, peer: int, x: Tensor, tag: int) -> PendingMessage:
-        return PendingMessage(peer, self.comm.Isend(_buffer(x), peer, tag), x)
+        return PendingMessage(peer, self.comm.Isend(_view_as_integers(x), peer, tag), x)
 
     def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
         """Gather the payloads at rank 0, which alone decides which ranks are late, so that all ranks agree."""
@@ -199,7 +199,7 @@ class MpiCommunicator(Communicator):
             silent[list(self._wait(posted, deadline_s + self.timeouts.reply))] = 1
         if silent.any():
             absent, remedy = silent.nonzero().flatten().tolist(), "" if self.hosts else START_REMEDY
-            raise missing_ranks_error(absent, self.size, deadline_s, self.hosts, remedy)
+            raise make_missing_ranks_error(absent, self.size, deadline_s, self.hosts, remedy)
         self._broadcast(frames.flatten())
         return [frame[4 : 4 + int.from_bytes(frame[:4], "little")] for frame in map(bytes, frames.numpy())]
 
@@ -227,6 +227,6 @@ class MpiCommunicator(Communicator):
         return set()
 
 
-def _buffer(x: Tensor) -> np.ndarray:
+def _view_as_integers(x: Tensor) -> np.ndarray:
     """Return a view of x as an integer array with elements of the same size, since MPI has no bfloat16."""
     return x.detach().view(INTEGER_TYPES[x.element_size()]).numpy()

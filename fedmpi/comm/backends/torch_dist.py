@@ -68,14 +68,19 @@ def connect(
     """
     deadline = timeouts.clock.now() + timeouts.start
     store = lookup.connect_to_store(job, timeouts.start, timeouts=timeouts, interface=address)
-    error_reporter.listen(store.new_connection)
-    mine, rank_0 = store.get_ip_addresses()
-    card = describe_rank(backend, job.host, device) | {"network": network.get_network_id(), "address": mine}
+    error_reporter.listen(store.open_connection)
+    own_address, store_address = store.get_ip_addresses()
+    description = describe_rank(backend, job.host, device) | {
+        "network": network.get_network_id(),
+        "address": own_address,
+    }
     left_s = max(1.0, deadline - timeouts.clock.now())
-    payload, every = json.dumps(card).encode(), range(job.size)
-    cards = [json.loads(text) for text in allgather(store, "cards", 0, job.rank, every, payload, left_s, START_REMEDY)]
-    chosen = choose_backend(backend, cards)
-    network.choose_gloo_interface(job.rank, cards, rank_0)
+    payload, all_ranks = json.dumps(description).encode(), range(job.size)
+    descriptions = [
+        json.loads(text) for text in allgather(store, "cards", 0, job.rank, all_ranks, payload, left_s, START_REMEDY)
+    ]
+    chosen = choose_backend(backend, descriptions)
+    network.choose_gloo_interface(job.rank, descriptions, store_address)
     remedy = NCCL_REMEDY if chosen == "nccl" else GLOO_REMEDY
     # Gloo's time-out bounds only the creation of the group, since each wait has its own limit. NCCL's time-out also
     # bounds every message, by a watchdog: it must be longer than our own time-out, which can name the rank.
@@ -100,14 +105,14 @@ def connect(
 
 
 def create_process_group(
-    chosen: str, job: Job, device: torch.device, store: dist.Store, timeout_s: float
+    backend: str, job: Job, device: torch.device, store: dist.Store, timeout_s: float
 ) -> Group | None:
     """Create the process group that connects all ranks.
 
     NCCL's group becomes torch's default group, and None is returned. Gloo's group is returned, so that it can be
     released when the ranks regroup.
     """
-    if chosen == "gloo":
+    if backend == "gloo":
         return create_gloo_group(store, "group", job.rank, job.size, timeout_s)
     if "NCCL_ASYNC_ERROR_HANDLING" not in os.environ:  # older name of the variable
         # Torch's watchdog would end this process at an error, before the ranks find out which of them has failed.
@@ -116,21 +121,21 @@ def create_process_group(
     where = torch.empty(0, device=device).device  # "cuda" with its index
     torch.cuda.set_device(where)  # `Clock.call` runs this in a new thread, and each thread begins on the first GPU
     store = dist.PrefixStore("group", store)
-    dist.init_process_group(chosen, None, patience, job.size, job.rank, store, device_id=where)
+    dist.init_process_group(backend, None, patience, job.size, job.rank, store, device_id=where)
     return None
 
 
-def create_gloo_group(store: dist.Store, name: str, place: int, size: int, timeout_s: float) -> Group:
+def create_gloo_group(store: dist.Store, name: str, number: int, size: int, timeout_s: float) -> Group:
     """Connect `size` processes by gloo and return their process group.
 
     Args:
         store: the store through which the processes find each other.
         name: prefix of the keys in the store.
-        place: number of this process in the group.
+        number: number of this process in the group.
         size: number of processes.
         timeout_s: limit in seconds.
     """
-    return dist.ProcessGroupGloo(dist.PrefixStore(name, store), place, size, timedelta(seconds=timeout_s))
+    return dist.ProcessGroupGloo(dist.PrefixStore(name, store), number, size, timedelta(seconds=timeout_s))
 
 
 class _StoreCommunicator(Communicator):
@@ -184,7 +189,7 @@ class GlooCommunicator(_StoreCommunicator):
         self.group_numbers = {rank: rank for rank in self.alive}  # rank -> number in the group
         self.membership = membership
         membership.cancel_wait = self._cancel_allgather
-        self.can_regroup = launchers.why_failure_ends_job(job, os.environ)
+        self.can_regroup = launchers.explain_why_failure_ends_job(job, os.environ)
 
     def _shutdown(self) -> None:
         self.group = self.failed_group = None
@@ -232,7 +237,7 @@ class GlooCommunicator(_StoreCommunicator):
         error.__traceback__ = None
         self.failed_group, self.group = self.group, None
         lost = (
-            self.timeout_error([peer])
+            self.make_timeout_error([peer])
             if late
             else RankLostError(f"{format_ranks([peer], self.hosts)} is dead: its connection has ended")
         )
@@ -311,7 +316,7 @@ class NcclCommunicator(_StoreCommunicator):
             works, look = post(), clock.now() + CHECK_INTERVAL_S
             while not all(work.is_completed() for work in works):
                 if clock.now() > deadline:
-                    raise self.timeout_error(peers)
+                    raise self.make_timeout_error(peers)
                 if clock.now() > look:
                     if self.store.check([ENDED_RANK_KEY]):
                         rank = int(self.store.get(ENDED_RANK_KEY))

@@ -8,7 +8,7 @@ regrouped without are ignored. On every rank a thread reads the log:
     other ranks   wait until the launcher ends them, and exit by themselves if it does not; if the launcher does not
                   collect the output of all hosts, one rank of every other host also prints the cause
 
-If rank 0 does not confirm the cause in time, for instance because rank 0 itself has failed, the rank that added the
+If rank 0 does not confirm the cause in time, for example because rank 0 itself has failed, the rank that added the
 cause prints it. A second thread watches the launcher, since the ranks of a dead launcher would never be ended.
 
 The thread that reads the log also answers other ranks' questions: whether this rank is alive, and which ranks it waits
@@ -62,7 +62,7 @@ class EventLog:
     def __init__(self, store: Store, position: int = 0) -> None:
         self.store, self.position = store, position
 
-    def next(self) -> str:
+    def read_next(self) -> str:
         """Wait for the next line of the log and return it."""
         self.store.wait([f"events/{self.position}"], DAY)
         line = self.store.get(f"events/{self.position}").decode()
@@ -139,7 +139,7 @@ class ErrorReporter:
             is_consequence: this rank has only noticed the failure of another one. It waits until ranks that know more
                 have reported.
         """
-        cause = f"{CAUSE} {self.job.rank} {code} {message_prefix(self.job)}: {text}"
+        cause = f"{CAUSE} {self.job.rank} {code} {make_message_prefix(self.job)}: {text}"
         clock, limits = self.clock, self.timeouts
         until = clock.now() + (
             limits.probe if is_consequence else 0.0
@@ -216,7 +216,7 @@ class ErrorReporter:
         Args:
             events: the event log, in which the question is asked.
             ranks: the ranks whose answers are awaited.
-            purpose: SILENCE if this rank is about to report a time-out, otherwise "".
+            purpose: TIMEOUT if this rank is about to report a time-out, otherwise "".
 
         Returns:
             {rank: the ranks that it waits for}, for each rank that answers in time.
@@ -268,7 +268,7 @@ class ErrorReporter:
     def _read_log(self, events: EventLog) -> None:
         decisive = self._make_decisive_test(self.members)
         try:
-            while not decisive(line := events.next()) or line.startswith(MEMBERS):
+            while not decisive(line := events.read_next()) or line.startswith(MEMBERS):
                 self.position = events.position
                 if line.startswith(QUESTION):
                     if line.endswith(TIMEOUT):
@@ -347,7 +347,7 @@ def trace_waiting_ranks(rank: int, peers: Iterable[int], waiting: Mapping[int, I
     return sorted(silent or busy or peers)
 
 
-def message_prefix(job: Job) -> str:
+def make_message_prefix(job: Job) -> str:
     """Return the prefix of a message: the name of the program and, except on rank 0, the rank and its host."""
     return f"fedmpi [rank {job.rank} on {job.host}]" if job.rank else "fedmpi"
 

@@ -23,7 +23,7 @@ from typing import final
 from torch.distributed import DistError, Store
 
 from fedmpi.comm.base import ConnectionLostError, RankLostError
-from fedmpi.comm.failures.error_reporter import MEMBERS, ErrorReporter, EventLog, message_prefix
+from fedmpi.comm.failures.error_reporter import MEMBERS, ErrorReporter, EventLog, make_message_prefix
 from fedmpi.comm.rendezvous.store import STORE_IS_GONE, RankStore
 from fedmpi.comm.rendezvous.store_server import ALL_PRESENT
 from fedmpi.comm.timeouts import T
@@ -69,7 +69,7 @@ class GroupMembership:
         elif kind == MEMBERS and self.rank not in self.error_reporter.members:
             at = time.strftime("%H:%M:%S", time.localtime(int(words[1])))
             text = f"error: the other ranks continued without this rank at {at}: it was frozen, or responded too late"
-            self.process.print_message(f"{message_prefix(self.error_reporter.job)}: {text}")
+            self.process.print_message(f"{make_message_prefix(self.error_reporter.job)}: {text}")
             self.process.exit_after_eviction()
 
     def regroup(
@@ -132,7 +132,7 @@ class GroupMembership:
         """Mark frozen ranks as dead until `done` is set: rank 0 checks all others, and they check rank 0."""
         watched = self.alive[1:] if self.rank == 0 else [0]
         with suppress(DistError):
-            store = self.store.new_connection()
+            store = self.store.open_connection()
             while not self.clock.wait(done, self.timeouts.probe):
                 answers = self.error_reporter.query_waiting_ranks(
                     EventLog(store, self.error_reporter.position), watched
@@ -148,7 +148,7 @@ class GroupMembership:
         """
         results: list[T] = []
         ended, until, members = threading.Event(), self.clock.now() + self.timeouts.connect, list(self.alive)
-        store = self.store.new_connection()
+        store = self.store.open_connection()
 
         def work() -> None:
             with suppress(Exception):

@@ -99,13 +99,13 @@ def setup_stdio() -> None:
         os.set_inheritable(number, True)
     os.close(number)
     if sys.stdout is sys.__stdout__:  # a stream that a test or a notebook has installed is not replaced
-        sys.stdout = _safe_stream(sys.stdout, 1)
+        sys.stdout = _make_safe_stream(sys.stdout, 1)
     if sys.stderr is sys.__stderr__:
-        sys.stderr = _safe_stream(sys.stderr, 2)
+        sys.stderr = _make_safe_stream(sys.stderr, 2)
     enable_fault_handler()
 
 
-def _safe_stream(stream: Any, number: int) -> io.TextIOWrapper:
+def _make_safe_stream(stream: Any, number: int) -> io.TextIOWrapper:
     """Return a text stream on file descriptor `number` whose writes never fail.
 
     stream: the stream to replace, which determines encoding and buffering; None if it was closed when Python started.

@@ -16,7 +16,7 @@ from typing import Any, final
 
 from torch.distributed import DistError, DistNetworkError, DistStoreError, Store
 
-from fedmpi.comm.base import ConnectionLostError, RankLostError, missing_ranks_error
+from fedmpi.comm.base import ConnectionLostError, RankLostError, make_missing_ranks_error
 from fedmpi.comm.rendezvous import auth
 from fedmpi.comm.rendezvous.store_server import ALL_PRESENT, LENGTH_PREFIX, encode_message
 from fedmpi.comm.timeouts import Timeouts
@@ -46,14 +46,14 @@ class RankStore(Store):
             None  # on rank 0, the store's process, which ends together with this one
         )
 
-    def new_connection(self) -> RankStore:
+    def open_connection(self) -> RankStore:
         """Open another connection to the same store, for a thread or for a call that waits for a long time."""
         connection = auth.connect_authenticated(self.address, self.key, self.timeouts.reply)
         return RankStore(self.address, self.key, connection, self.timeouts)
 
     def clone(self) -> RankStore:
         """Open another connection for torch; it is stored here, because torch holds no Python reference to it."""
-        self.clones.append(self.new_connection())
+        self.clones.append(self.open_connection())
         return self.clones[-1]
 
     def get_ip_addresses(self) -> tuple[str, str]:
@@ -177,7 +177,7 @@ def allgather(
     if verdict == CANCELLED:
         raise RankLostError(REGROUPING)
     if verdict != ALL_PRESENT:
-        raise missing_ranks_error(map(int, verdict.split()), len(ranks), deadline_s, remedy=remedy)
+        raise make_missing_ranks_error(map(int, verdict.split()), len(ranks), deadline_s, remedy=remedy)
     return values
 
 

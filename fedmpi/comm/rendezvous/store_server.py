@@ -156,7 +156,7 @@ class StoreServer:
             return False
         return True
 
-    async def _gather(self, seconds: float, living: bool, name: str, call: int, ranks: list[int]) -> list[str]:
+    async def _gather(self, seconds: float, skip_dead: bool, name: str, call: int, ranks: list[int]) -> list[str]:
         """Return the verdict of an allgather, followed by the values of all ranks.
 
         The verdict is the same for all ranks: ALL_PRESENT, or the ranks whose values are missing when the time limit of
@@ -167,12 +167,12 @@ class StoreServer:
         while verdict not in self.values:
             missing = [rank for rank, key in keys.items() if key not in self.values]
             left_s = until - self.loop.time()
-            if left_s <= 0 or all(living and f"dead/{rank}" in self.values for rank in missing):
+            if left_s <= 0 or all(skip_dead and f"dead/{rank}" in self.values for rank in missing):
                 self._set(verdict, " ".join(map(str, missing)) or ALL_PRESENT)
                 for key in () if missing else ("silent", *ranks):  # all ranks have read the values of the previous call
                     self.values.pop(f"{name}/{call - 1}/{key}", None)
             else:
-                await self._wait([verdict], min(left_s, CHECK_INTERVAL_S) if living else left_s)
+                await self._wait([verdict], min(left_s, CHECK_INTERVAL_S) if skip_dead else left_s)
         return [self.values[verdict], *(self.values.get(key, "") for key in keys.values())]
 
     def _set(self, name: str, value: str) -> None:

@@ -90,7 +90,7 @@ class Probes:
         """Measure round t after its end, and append {"round": t, "clients": [...], PROBE: {...}} to analysis.jsonl."""
         if not self.is_due(t):
             return
-        with self.comm.uncounted():  # traffic of probes is not counted as traffic of the round
+        with self.comm.exclude_from_counts():  # traffic of probes is not counted as traffic of the round
             after = None if self.server is None else Model(self.server.w, self.server.b)
             before, after = self._broadcast_model(self._before), self._broadcast_model(after)
             p = self.scheduler.cohort_weights(members)[1].double().cpu()

@@ -321,7 +321,7 @@ class UploadGather(ABC):
         if not idle or comm.rank not in {0, *idle}:
             return
         note = torch.zeros(len(idle), device=comm.device)
-        with comm.uncounted():
+        with comm.exclude_from_counts():
             comm.message_info = context.t, ("heard",)
             incoming = [] if comm.rank else [(rank, note[i : i + 1]) for i, rank in enumerate(idle)]
             self._acknowledged = comm.post([(0, note[:1])] if comm.rank else [], incoming)

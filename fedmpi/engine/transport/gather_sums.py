@@ -28,7 +28,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from fedmpi.comm.base import Message, Posted, binomial_tree
+from fedmpi.comm.base import Message, Posted, find_tree_neighbours
 from fedmpi.common.errors import UserError
 from fedmpi.engine.transport.gather import (
     GatherContext,
@@ -287,7 +287,7 @@ class ReducingGather(UploadGather):
     def _reduce_over_tree(self) -> None:
         """Add the sums of this rank's children in the tree to its own, and send the result to its parent."""
         comm, me = self.comm, self.ranks.index(self.comm.rank)
-        parent, children = binomial_tree(me, len(self.ranks))
+        parent, children = find_tree_neighbours(me, len(self.ranks))
         totals = [(slot, total.total) for (slot, _), (total, _) in self.totals.means.items()]
         pieces = [total[a:b] for slot, total in totals for name, a, b in self.chunks.pieces() if name == slot]
         sent = list[Posted]()

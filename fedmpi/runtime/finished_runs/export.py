@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fedmpi.comm.base import SingleProcess
 from fedmpi.common.errors import UserError
-from fedmpi.common.inputs import Inputs, Samples, call_module, named_tensors
+from fedmpi.common.inputs import Inputs, Samples, call_module, list_named_tensors
 from fedmpi.common.target_scale import TargetScale
 from fedmpi.config.schema import Settings
 from fedmpi.data.batches import batches
@@ -111,7 +111,7 @@ def _export_onnx(module: nn.Module, settings: Settings, client: str | None, prin
     if shard is None:
         raise UserError("--format onnx: the run has no test samples on which outputs could be compared")
     samples: Samples = next(iter(batches(shard, LARGE_BATCH, None)))[0]
-    named = named_tensors(samples, "")  # a single tensor has the name ""
+    named = list_named_tensors(samples, "")  # a single tensor has the name ""
     site = "" if client is None or not data.site_names else find_client_site(data.site_names, client)
     scale = data.target_scales.get("", data.target_scales.get(site))
     if data.target_scales and scale is None:

@@ -43,7 +43,7 @@ def connect(kind):
         dist.batch_isend_irecv = lambda operations: [PolledWork(work) for work in post(operations)]
     comm, error_reporter = torch_dist.NcclCommunicator(job, device, store, Timeouts(round=20)), ErrorReporter(job)
     if job.size > 1:
-        error_reporter.listen(store.new_connection)
+        error_reporter.listen(store.open_connection)
         error_reporter.waiting_for = lambda: comm.waiting_for
     return comm, error_reporter
 

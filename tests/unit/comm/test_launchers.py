@@ -6,10 +6,10 @@ from fedmpi.comm import launchers
 from fedmpi.comm.launchers import (
     Job,
     detect,
+    explain_why_failure_ends_job,
     get_first_host,
     parse_tasks_per_node,
     resolve_slurm_node,
-    why_failure_ends_job,
 )
 from fedmpi.common.errors import UserError
 
@@ -170,7 +170,7 @@ def test_ranks_of_other_launchers_do_not_train_alone(env, remedy):
     ],
 )
 def test_which_launchers_let_a_job_outlive_a_rank(launcher, env, reason):
-    why = why_failure_ends_job(Job(launcher, 1, 3, 1, 3, "here"), env)
+    why = explain_why_failure_ends_job(Job(launcher, 1, 3, 1, 3, "here"), env)
     assert reason in why
     assert bool(reason) == bool(why)
 

@@ -95,7 +95,7 @@ class Store(dist.HashStore):
     def get_ip_addresses(self):
         return "127.0.0.1", "127.0.0.1"
 
-    def new_connection(self):
+    def open_connection(self):
         return self
 
     def gather(self, name, call, rank, ranks, value, seconds):

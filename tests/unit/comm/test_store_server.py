@@ -85,7 +85,7 @@ def test_who_waits_goes_on_when_the_last_value_comes_and_not_before(server):
         waits = pool.submit(another.multi_get, ["x", "y"])
         assert comes_true(lambda: server.arrivals)
         store.set("x", "1")
-        assert another.new_connection().get("x") == b"1"
+        assert another.open_connection().get("x") == b"1"
         assert not waits.done()
         store.set("y", "2")
         assert waits.result(60) == [b"1", b"2"]

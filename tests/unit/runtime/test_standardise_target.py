@@ -13,7 +13,7 @@ import fedmpi as package
 from fedmpi import config
 from fedmpi.comm.base import SingleProcess
 from fedmpi.common.errors import UserError
-from fedmpi.common.target_scale import TargetScale, target_sums
+from fedmpi.common.target_scale import TargetScale, sum_targets
 from fedmpi.runtime import build_data
 from fedmpi.tasks.regression import Regression, StandardisedRegression
 
@@ -60,14 +60,14 @@ def targets_of(shards):
 # ---- the scale ----
 def test_the_scale_is_mean_and_deviation_of_the_targets_that_count():
     y = torch.tensor([[1.0, 4.0], [3.0, float("nan")], [5.0, 8.0]])
-    rows = [target_sums(part, ~part.isnan()) for part in (y[:1], y[1:])]
+    rows = [sum_targets(part, ~part.isnan()) for part in (y[:1], y[1:])]
     scale = TargetScale.from_sums(rows)
     assert scale.mean == (3.0, 6.0)
     assert scale.deviation == pytest.approx((np.sqrt(8 / 3), 2.0))
     assert torch.allclose(
         scale.to_original_units((y - torch.tensor(scale.mean)) / torch.tensor(scale.deviation)), y, equal_nan=True
     )
-    assert TargetScale.from_sums([target_sums(torch.full((3,), 7.1), torch.ones(3).bool())]).deviation == (1.0,)
+    assert TargetScale.from_sums([sum_targets(torch.full((3,), 7.1), torch.ones(3).bool())]).deviation == (1.0,)
     assert TargetScale.from_dict(json.loads(json.dumps({"mean": scale.mean, "deviation": scale.deviation}))) == scale
 
 
