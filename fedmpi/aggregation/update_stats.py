@@ -54,7 +54,6 @@ def compute_update_stats(
     """Return the statistics of one round's updates, rounded to six digits.
 
     Args:
-        updates: the updates that count.
         norms: client -> ||u_i||, for all clients that sent an update.
         direction: the direction D of the server step, (s,).
         compute_gram: whether to compute the Gram matrix if the rule has not, and the cosines of updates with D.

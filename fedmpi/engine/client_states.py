@@ -173,7 +173,6 @@ class ClientStates:
         """Undo this rank's changes of client states in round t.
 
         Args:
-            t: the round that is repeated.
             keep_moves: whether moved rows stay on their new ranks.
         """
         if self._rows_before_round == t:

@@ -72,8 +72,6 @@ def evaluate(
     metrics of an empty shard are nan.
 
     Args:
-        trainer: has the model and the task.
-        shard: the samples.
         batch_size: number of samples per forward pass.
         predict: function from samples x (B, ...) to outputs that replaces the model's forward pass.
     """
@@ -121,7 +119,6 @@ def load_own_model(client: ClientContext, fine_tuned: int = 0) -> Callable[[Tens
     """Load the weights and batch statistics with which a client is evaluated, according to the hooks of the method.
 
     Args:
-        client: the client.
         fine_tuned: number of epochs of fine-tuning after loading.
 
     Returns:

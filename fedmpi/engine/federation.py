@@ -61,12 +61,9 @@ class Federation:
         """Set up the run.
 
         Args:
-            config: the settings of the round loop.
-            comm: the communicator of all ranks.
             trainer: trains the clients of this rank.
             optimizer: the server optimiser; used at rank 0.
             rule: a server rule that replaces the aggregation of the method.
-            callbacks: receive the results.
         """
         data, model, messages = trainer.data, trainer.model, trainer.messages
         tolerant, stateful = config.on_lost_rank != "abort", bool(messages.client_state.size)
@@ -230,10 +227,7 @@ class Federation:
         """Update the global model with the uploads of round t that count.
 
         Args:
-            t: the round.
-            cohort: the clients of the round.
             placement: client -> the rank that has trained it.
-            received: the uploads.
             trained: time.perf_counter() when this rank had trained its clients.
             arrived: time.perf_counter() when all uploads had arrived.
             bytes_before: bytes that this rank had sent and received before the round.

@@ -67,8 +67,6 @@ class RunCallbacks:
         """Save the state after round t.
 
         Args:
-            fed: the `Federation`.
-            t: the round.
             memory: the state of rank 0 in addition to tensors (`Federation.rank0_state`).
             last: whether the run ends with this round.
         """

@@ -98,8 +98,6 @@ class MessageLayouts:
         """Determine the layouts from the method's declarations.
 
         Args:
-            method: the method.
-            model: the model.
             classes, features, clients, rounds: sizes that declarations may refer to (c, z, N), and the number of
                 rounds.
             wire: the format of large slots in uploads; None: the model's own type.

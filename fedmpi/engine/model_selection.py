@@ -69,7 +69,6 @@ class BestModel:
         """Compare the model after round t with the best one; return whether it is the new best model.
 
         Args:
-            t: the round.
             value: its metric; a model with nan is never the best one.
             w, b: the weights and buffers of the model.
         """

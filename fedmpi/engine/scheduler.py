@@ -43,7 +43,6 @@ class RankSpeeds:
         """Record the training times of round t.
 
         Args:
-            t: the round.
             placement: client -> rank.
             samples, seconds: number of training samples and training time of each client in `placement`; clients with a
                 time of 0 are ignored.
@@ -119,7 +118,6 @@ class ClientScheduler:
         If a rank fails in round t, only its clients are assigned to other ranks.
 
         Args:
-            t: the round.
             alive: the ranks that are alive; by default those of the communicator.
         """
         alive = self.comm.alive if alive is None else alive
@@ -163,8 +161,6 @@ def draw_cohort(
     """Draw the cohort S_t of round t without replacement, in ascending order.
 
     Args:
-        seed: the seed of the run.
-        t: the round.
         clients: the number N of clients.
         fraction: the cohort has m = max(floor(fraction N), 1) clients.
         sampling: uniform: each round is drawn independently; cyclic: each cycle of rounds contains every client once,
@@ -199,9 +195,7 @@ def assign_balanced(
     (Gonzalez, Ibarra and Sahni, 1977).
 
     Args:
-        clients: the clients.
         costs: the cost of each client, for example its number of samples.
-        ranks: the ranks.
         rank_costs: rank -> time that a unit of cost takes there, in per cent; by default 100.
     """
     if len(ranks) == 1:

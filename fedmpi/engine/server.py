@@ -79,10 +79,7 @@ class FederationServer:
         """Create the server with the initial global model.
 
         Args:
-            messages: the layouts of messages and states.
             storage: memory for w and b.
-            initial: the initial values of w and b.
-            optimizer: the server optimiser.
             view: the argument `server` of the method's hooks.
             rule: a server rule that replaces the method's direction.
             criterion: selects the best model; None: no selection.
@@ -153,11 +150,8 @@ class FederationServer:
         """Update the global model and the server state with the uploads of a round.
 
         Args:
-            t: the round.
             train_lr: the learning rate of the clients in this round.
             updates: the uploads that count.
-            upload: the layout of the uploads.
-            received: all uploads of the round.
             norms: client -> ||dw||.
 
         Returns:

@@ -87,7 +87,6 @@ class DivergenceMonitor:
         """Record the row of metrics of one round, and warn if training has diverged.
 
         Args:
-            row: the row.
             last: whether this is the last evaluation of the run.
 
         Returns:

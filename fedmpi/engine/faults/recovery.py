@@ -44,9 +44,6 @@ class FailurePolicy:
         """Create the policy.
 
         Args:
-            config: the settings of the run.
-            control: opens the rounds.
-            timeline: records the spans of this rank.
             can_move_clients: whether other ranks have the data to train the clients of a failed rank.
         """
         self.config, self.control, self.timeline, self.can_move_clients = config, control, timeline, can_move_clients
@@ -59,7 +56,6 @@ class FailurePolicy:
         """Return the next round: t + 1, or after a rank failure the round that has to be repeated.
 
         Args:
-            t: the latest round.
             why: the error message of the failure that this rank has noticed; None if round t is complete.
 
         Raises:
@@ -136,7 +132,6 @@ class FailurePolicy:
         """Make all ranks agree on the effect of the failure, i.e. on the clients and states that it affects.
 
         Args:
-            t: the round that is repeated.
             why: the error messages of the ranks that have noticed the failure.
 
         Raises:

@@ -60,7 +60,6 @@ class UpdateFilter:
         """Return the uploads that do not count in round t, and warn about them.
 
         Args:
-            t: the round.
             cohort: the clients of the round, in ascending order.
             received: their uploads.
             w: the shared part of the global model, (s,).

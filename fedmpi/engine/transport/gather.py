@@ -68,7 +68,6 @@ class ChunkPlan:
         """Return the columns (a, b) of a large slot that a holder stores.
 
         Args:
-            name: the slot.
             holder: the number of the holder, from 0.
             num_holders: the number of holders.
         """
@@ -92,8 +91,6 @@ class BufferPool:
         """Return memory (count, size); a call with the same name may return the same memory.
 
         Args:
-            name: the name of the memory.
-            count, size: its shape.
             dtype: its type; by default that of messages.
             for_uploads: whether it is for rows of this rank's clients, and may be pinned, because a GPU copies faster
                 to pinned memory.
@@ -213,7 +210,6 @@ class SendBuffer:
         """Allocate the buffer.
 
         Args:
-            context: the round.
             max_bytes: limit for rows that have not been sent yet, at least one row; None: memory for all clients of
                 this rank.
             rows: existing memory for the rows of the whole cohort, which is used instead.
@@ -365,7 +361,6 @@ def receive_ahead(comm: Communicator, incoming: Iterable[tuple[Message, Callable
     """Receive messages in order, with several in progress at a time, and call a function after each one.
 
     Args:
-        comm: the communicator.
         incoming: pairs of a message and the function to call when it has arrived.
         ahead: number of further messages in progress while one is waited for.
     """

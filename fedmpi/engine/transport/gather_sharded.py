@@ -80,8 +80,6 @@ class ColumnShard:
 
         Args:
             request_kind: the kind, such as GRAM.
-            name: the large slot.
-            span: the columns of the request.
             numbers: the numbers that belong to this holder's part of the span.
         """
         a, b = self.local_span(self.number, name, span)
@@ -186,7 +184,6 @@ class GatheredShards(GatheredUploads):
 
         Args:
             request_kind: the kind, such as GRAM.
-            name: the large slot.
             numbers: returns, for a holder's part of the span, the numbers that the request to this holder contains;
                 None: no numbers.
             span: the columns; by default all of them.

@@ -76,10 +76,7 @@ class GatheredSums(GatheredUploads):
         """Add columns of one row to the sums of a large slot; rows must be added in order.
 
         Args:
-            i: the index of the row.
-            name: the large slot.
             a: the first column.
-            x: the columns.
         """
         for sum_, weights in self.sums_for_slot(name):
             sum_.add(x, weights[i], i == 0, a)

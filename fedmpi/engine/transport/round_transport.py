@@ -52,8 +52,6 @@ class RoundTransport:
         """Allocate the memory for broadcasts.
 
         Args:
-            comm: the communicator.
-            messages: the layouts of all messages.
             model: any tensor with the type and device of the clients' model.
             gather_mode: how uploads are gathered: rows or sharded; or streaming or reducing, which apply in rounds in
                 which only means are read (rows in all others).
@@ -134,7 +132,6 @@ class RoundTransport:
         """Send each client its own download of round t.
 
         Args:
-            t: the round.
             clients: the clients that receive a download.
             placement: client -> rank.
             server: the server at rank 0; None at other ranks.
@@ -163,8 +160,6 @@ class RoundTransport:
         """Begin to gather the uploads of round t; return the object that does this on this rank.
 
         Args:
-            t: the round.
-            cohort: the clients of the round.
             placement: client -> rank.
             p: (m,), the weights of the cohort.
         """
