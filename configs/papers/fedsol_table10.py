@@ -38,11 +38,11 @@ class Objective(Method):
         assert isinstance(sol, FedSOL)
         if self.objective in ("A0", "A1"):
             return client.grad(x, y) if self.objective == "A0" else sol.step(client, x, y)
-        g_p = sol.distil(client, x, y)
+        g_p = sol.distillation_gradient(client, x, y)
         if self.objective == "A4":
             eps = sol.perturbation(client, g_p + client.grad(x, y), adaptive=False)
         else:
             eps = sol.perturbation(client, torch.zeros_like(g_p) if at_minimum else g_p)
         at: dict[str, Tensor | None] = {"w": None, "e": client.w + eps}
         ce, aux = WEIGHTS[self.objective]
-        return client.grad(x, y, at=at[ce]).add_(sol.distil(client, x, y, at[aux]), alpha=self.beta)
+        return client.grad(x, y, at=at[ce]).add_(sol.distillation_gradient(client, x, y, at[aux]), alpha=self.beta)

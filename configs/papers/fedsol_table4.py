@@ -97,5 +97,7 @@ class AlongMOON(Method):
         return MOON(self.mu, self.tau)
 
     def step(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
-        g_p = client.grad(x, y, loss=lambda client, x, _: self.mu * self.moon.contrast(client, x, client.forward(x)[0]))
+        g_p = client.grad(
+            x, y, loss=lambda client, x, _: self.mu * self.moon.contrastive_term(client, x, client.forward(x)[0])
+        )
         return client.grad(x, y, at=client.w + FedSOL(self.rho, layers=self.layers).perturbation(client, g_p))

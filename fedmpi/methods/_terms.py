@@ -1,4 +1,7 @@
-"""Functions that the losses and steps of several methods share.   B batch, c classes, d parameters."""
+"""Functions that several methods use in their losses and steps.
+
+Shapes: B samples in a batch, c classes, d parameters.
+"""
 
 from __future__ import annotations
 
@@ -7,47 +10,51 @@ from torch import Tensor
 from torch.nn.functional import kl_div
 
 
-def distillation(f: Tensor, teacher: Tensor, tau: float) -> Tensor:
-    """Return KL(softmax(teacher / tau) || softmax(f / tau)), batch mean, without tau^2.   (B, c), (B, c) -> ()
+def distillation_loss(f: Tensor, teacher: Tensor, tau: float) -> Tensor:
+    """Return the mean of KL(softmax(teacher / tau) || softmax(f / tau)) over a batch, without the factor tau^2.
+
+    f and teacher are logits (B, c).
 
     >>> t, s = torch.tensor([[1.0, 1, 0], [0, 0, 2]]), torch.tensor([[2.0, 0, 0], [0, 1, 0]])
-    >>> round(distillation(s, t, 1.0).item(), 6)
+    >>> round(distillation_loss(s, t, 1.0).item(), 6)
     0.578458
     """
     return kl_div((f / tau).log_softmax(1), (teacher / tau).log_softmax(1), reduction="batchmean", log_target=True)
 
 
-def retention(f: Tensor, teacher: Tensor, tau: float) -> Tensor:
-    """Return `distillation`, with a gradient that is exactly 0 if f and teacher are equal.   (B, c), (B, c) -> ()
+def distillation_with_exact_zero(f: Tensor, teacher: Tensor, tau: float) -> Tensor:
+    """Return `distillation_loss`, with a gradient that is exactly 0 if the logits f and teacher are equal.
 
     Near w0 the gradient consists of rounding errors, with a norm of about 1e-8. Methods that use only its direction
-    (FedSOL, GradProj) would follow this noise. Logits count as equal if they differ by rounding errors only, since
-    kernels may round differently with autograd. To recognise w = w0 use `client.at_w0`: with dropout or batch
-    normalisation the logits of student and teacher differ even there, because only the student is in training mode.
+    (FedSOL, GradProj) would follow this noise. Logits count as equal if they differ by rounding errors only, because
+    kernels may round differently under autograd. To detect w = w0 use `client.at_w0`: with dropout or batch
+    normalisation the logits of student and teacher differ even then, because only the student is in training mode.
     """
-    loss = distillation(f, teacher, tau)
-    return torch.where(differ(f.detach(), teacher), loss, torch.zeros_like(loss))
+    loss = distillation_loss(f, teacher, tau)
+    return torch.where(differ_beyond_rounding(f.detach(), teacher), loss, torch.zeros_like(loss))
 
 
-def differ(x: Tensor, y: Tensor) -> Tensor:
-    """Return whether tensors differ by more than rounding, 8 units in the last place of the largest entry, as () bool.
+def differ_beyond_rounding(x: Tensor, y: Tensor) -> Tensor:
+    """Return as a bool tensor () whether tensors differ by more than 8 units in the last place of the largest entry.
 
-    Logits that differ by less give a gradient in float32 that has little to do with the true one (cosine below .9).
+    If logits differ by less, their gradient in float32 is mostly rounding error (cosine with the true one below 0.9).
     """
     return (x - y).abs().max() > 8 * torch.finfo(x.dtype).eps * y.abs().max()
 
 
-def perturbation(g: Tensor, rho: float, strength: Tensor | None = None) -> Tensor:
-    """Return the perturbation rho strength g / ||g||, or 0 if g consists of rounding errors only.   (d,) -> (d,)
+def scale_perturbation(g: Tensor, rho: float, strength: Tensor | None = None) -> Tensor:
+    """Return the perturbation rho strength g / ||g||, or 0 if g consists of rounding errors only.
 
     Args:
+        g: (d,) gradient.
+        rho: length of the perturbation.
         strength: (d,) factors; None: 1.
     """
-    length = g.norm()
-    scale = torch.where(length < 1e-10, 0.0, rho / length)
+    norm = g.norm()
+    scale = torch.where(norm < 1e-10, 0.0, rho / norm)
     return (g if strength is None else strength * g) * scale
 
 
-def share_of_norm(moved: Tensor, norm: str = "tensor") -> Tensor:
-    """Return |moved| / ||moved||, elementwise in [0, 1]; norm="dim0" takes norms along the first dimension."""
-    return moved.abs() / moved.norm(dim=0 if norm == "dim0" else None, keepdim=True).clamp(min=1e-12)
+def normalized_magnitude(change: Tensor, norm: str = "tensor") -> Tensor:
+    """Return |change| / ||change|| elementwise, in [0, 1]; norm="dim0" uses norms along the first dimension."""
+    return change.abs() / change.norm(dim=0 if norm == "dim0" else None, keepdim=True).clamp(min=1e-12)

@@ -1,17 +1,19 @@
-"""APFL. Deng, Kamani, Mahdavi. Adaptive Personalized Federated Learning. 2020. https://arxiv.org/abs/2003.13461
+"""APFL: each client mixes a personal model with the global one, with a mixing weight that it learns.
 
-Each client mixes a model v_k of its own with the global model, and learns the mixing weight alpha_k. w_k is trained
-and uploaded as in FedAvg; v_k and alpha_k are client state. The client is evaluated with
+Deng, Kamani, Mahdavi. Adaptive Personalized Federated Learning. 2020. https://arxiv.org/abs/2003.13461
+
+w_k is trained and uploaded as in FedAvg. The client's own model v_k and its mixing weight alpha_k are client state. The
+client is evaluated with
     u = alpha_k v_k + (1 - alpha_k) w                  with the aggregated w                                   (1)
-A local step; all gradients are taken on one batch and at the old values:
+A local step takes all gradients on one batch and at the old values:
     w_k     <- w_k - lr grad f(w_k)                                                                            (2)
     v_k     <- v_k - lr alpha_k grad f(u_k),      u_k = alpha_k v_k + (1 - alpha_k) w_k                         (3)
     alpha_k <- alpha_k - lr <v_k - w_k, grad f(u_k)>, clipped to [0, 1]                                         (4)
-(4) is applied in the first step of a round (adapt: round), in every step, or never. The authors' code mixes the outputs
-of the two models where (1) mixes weights, uses the new w_k in (3), adds 0.02 alpha_k to the slope in (4), and evaluates
-w_k. The metric `alpha` is the cohort's mean. train.weight_decay applies to w_k only. In networks with dropout the
-second gradient draws its own masks. Batch statistics are mixed as the weights in (1); those of v_k are updated by the
-passes at u_k.
+(4) is applied in the first step of a round (adapt: round), in every step, or never. The authors' code differs: it mixes
+the outputs of the two models where (1) mixes weights, uses the new w_k in (3), adds 0.02 alpha_k to the slope in (4),
+and evaluates w_k. The metric `alpha` is the cohort's mean. train.weight_decay applies to w_k only. In networks with
+dropout, the second gradient draws its own masks. Batch statistics are mixed like the weights in (1); those of v_k are
+updated by the passes at u_k.
 """
 
 from dataclasses import dataclass
@@ -24,8 +26,10 @@ from fedmpi.method.slots import BUFFERS, FLAT, INITIAL, INITIAL_BUFFERS, SCALAR,
 
 @dataclass(frozen=True)
 class APFL(Method):
-    alpha: float = option(0.5, "share of the client's own model, at the start", ge=0, le=1)
-    adapt: str = option("round", "how often (4) is made", choices=("round", "step", "never"))
+    """APFL: personal models, each mixed with the global model by a learned weight."""
+
+    alpha: float = option(0.5, "initial weight of the client's own model", ge=0, le=1)
+    adapt: str = option("round", "when (4) is applied", choices=("round", "step", "never"))
 
     client_state = Slots(v=INITIAL, v_b=INITIAL_BUFFERS, alpha=Slot(start="alpha"))
     sends = Slots(dw=SHARED, alpha=SCALAR)

@@ -1,5 +1,6 @@
-"""CCVR, classifier calibration with virtual representations. Luo, Chen, Hu, Zhang, Liang, Feng. No Fear of
-Heterogeneity. NeurIPS 2021. https://arxiv.org/abs/2106.05001
+"""CCVR: classifier calibration with virtual representations, in the last round of FedAvg.
+
+Luo, Chen, Hu, Zhang, Liang, Feng. No Fear of Heterogeneity. NeurIPS 2021. https://arxiv.org/abs/2106.05001
 
 Rounds 0 .. T-2 are FedAvg. In the last round no client trains. Clients send class-wise statistics of the features z of
 their samples under the received model, and the server retrains the head on features drawn from these statistics:
@@ -27,11 +28,13 @@ from fedmpi.method.slots import PER_CLASS, PROTOTYPES, SHARED, SharedParts, Slot
 
 @dataclass(frozen=True)
 class CCVR(Method):
-    samples: int = option(2000, "M_c, features drawn for each class", ge=0)
-    epochs: int = option(10, "passes over them", ge=0)
+    """CCVR: FedAvg, whose head the server retrains in the last round on features drawn from class statistics."""
+
+    samples: int = option(2000, "M_c, number of features drawn per class", ge=0)
+    epochs: int = option(10, "passes over the drawn features in (3)", ge=0)
     lr: float = option(0.001, "learning rate of (3)", ge=0)
     momentum: float = option(0.9, "momentum of (3)", ge=0, lt=1)
-    batch_size: int = option(64, "features a step", ge=1)
+    batch_size: int = option(64, "number of features per step of (3)", ge=1)
 
     sends = Slots(dw=SHARED, counts=PER_CLASS, means=PROTOTYPES, covariances=Slot(("c", "z", "z")))
     mean_only_slots = {"dw": ("p",)}
@@ -46,7 +49,9 @@ class CCVR(Method):
     def prepare_model(self, module: nn.Module, classes: int) -> nn.Module:
         head = getattr(module, "head", None)
         if isinstance(head, nn.Module) and not isinstance(head, nn.Linear):
-            raise UserError(f"it trains a head that is one linear layer; this model's is {type(head).__name__}")
+            raise UserError(
+                f"ccvr needs a head that is one linear layer, but this model's is {type(head).__name__}; choose another"
+            )
         return module
 
     def train(self, client: Client) -> State:
@@ -58,25 +63,25 @@ class CCVR(Method):
         if client.round < client.rounds - 1:
             return SlotValues(), State()
         z, y = (torch.cat(parts) for parts in zip(*((z, y) for z, _, y in client.forward_batches()), strict=True))
-        each = map(statistics, z[y.argsort(stable=True)].split(client.label_counts.tolist()))  # of each class
-        means, covariances = (torch.stack(parts) for parts in zip(*each, strict=True))
+        by_class = map(feature_statistics, z[y.argsort(stable=True)].split(client.label_counts.tolist()))
+        means, covariances = (torch.stack(parts) for parts in zip(*by_class, strict=True))
         return SlotValues(counts=client.label_counts, means=means, covariances=covariances), State()
 
     def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
         if server.round < server.rounds - 1:
             return updates.mean("dw"), State()
-        g, drawn = server.generator("virtual features"), []
+        g, features = server.generator("virtual features"), []
         for c in range(server.classes):
-            N, mu, sigma = pooled(updates.counts[:, c], updates.means[:, c], updates.covariances[:, c])
+            N, mu, sigma = pool_statistics(updates.counts[:, c], updates.means[:, c], updates.covariances[:, c])
             if N > 1 and self.samples:
-                drawn.append((draws(mu, sigma, self.samples, g), torch.full((self.samples,), c)))
-        if not drawn:
+                features.append((draw_features(mu, sigma, self.samples, g), torch.full((self.samples,), c)))
+        if not features:
             return torch.zeros_like(server.shared), State()
-        z, y = (torch.cat(parts) for parts in zip(*drawn, strict=True))
-        return self.calibrated(server, z.to(server.shared), y.to(server.shared.device), g) - server.shared, State()
+        z, y = (torch.cat(parts) for parts in zip(*features, strict=True))
+        return self._calibrate_head(server, z.to(server.shared), y.to(server.shared.device), g) - server.shared, State()
 
-    def calibrated(self, server: Server, z: Tensor, y: Tensor, g: torch.Generator) -> Tensor:
-        """Train the global head by (3) on features z (n, z) of classes y (n,), and return it (h,)."""
+    def _calibrate_head(self, server: Server, z: Tensor, y: Tensor, g: torch.Generator) -> Tensor:
+        """Return the global head (h,) after training it by (3) on features z (n, z) of classes y (n,)."""
         out = server.shared.clone()
         head = [s.view(out).requires_grad_() for s in server.segments]  # weight (c, z), and bias (c,) if there is one
         sgd = torch.optim.SGD(head, self.lr, self.momentum)
@@ -89,17 +94,23 @@ class CCVR(Method):
         return out.detach()
 
 
-def statistics(z: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and covariance (1) of features z (n, z) -> (z,), (z, z); zeros if there are too few."""
+def feature_statistics(z: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean (k,) and covariance (k, k) of (1) of n feature vectors z (n, k); zeros if there are too few."""
     mu = z.double().sum(0) / max(len(z), 1)
     centred = z.double() - mu
     return mu.to(z.dtype), (centred.T @ centred / max(len(z) - 1, 1)).to(z.dtype)
 
 
-def pooled(n: Tensor, mu: Tensor, sigma: Tensor) -> tuple[float, Tensor, Tensor]:
-    """Combine the clients' statistics of a class into N_c, mu_c and Sigma_c over all clients, (1), (2), in float64.
+def pool_statistics(n: Tensor, mu: Tensor, sigma: Tensor) -> tuple[float, Tensor, Tensor]:
+    """Combine the clients' statistics of one class into N_c, mu_c and Sigma_c of (1) and (2), in float64.
 
-    (m,), (m, z), (m, z, z) -> (), (z,), (z, z)
+    Args:
+        n: (m,) number of samples of each client.
+        mu: (m, z) means.
+        sigma: (m, z, z) covariances.
+
+    Returns:
+        N_c (), mu_c (z,), Sigma_c (z, z).
     """
     n, mu, sigma = n.double().cpu(), mu.double().cpu(), sigma.double().cpu()
     N = float(n.sum())
@@ -109,10 +120,10 @@ def pooled(n: Tensor, mu: Tensor, sigma: Tensor) -> tuple[float, Tensor, Tensor]
     return N, mean, (within + (n[:, None] * offsets).T @ offsets) / max(N - 1, 1)  # (2)
 
 
-def draws(mu: Tensor, sigma: Tensor, n: int, g: torch.Generator) -> Tensor:
-    """Draw n vectors from N(mu, Sigma), whose Sigma may be singular.   (z,), (z, z) -> (n, z) float64
+def draw_features(mu: Tensor, sigma: Tensor, n: int, g: torch.Generator) -> Tensor:
+    """Draw n vectors (n, z) float64 from N(mu, Sigma), with mu (z,) and a possibly singular Sigma (z, z).
 
-    Sigma's symmetric square root is used because it is unique: eigenvectors alone have signs that differ between
+    The symmetric square root of Sigma is used, because it is unique; the signs of eigenvectors differ between
     processors.
     """
     lam, E = torch.linalg.eigh(sigma)

@@ -1,11 +1,13 @@
-"""Ditto. Li, Hu, Beirami, Smith. ICML 2021. https://arxiv.org/abs/2012.04221
+"""Ditto: each client trains a personal model in addition to the global one, and a proximal term keeps them close.
 
-Each client trains a personal model v_k beside the global one, and a proximal term pulls v_k towards the global model.
+Li, Hu, Beirami, Smith. ICML 2021. https://arxiv.org/abs/2012.04221
+
     w_k: trained and uploaded as in FedAvg
     v_k <- v_k - lr (grad F_k(v_k) + lam (v_k - w0))      (2)
-w0 is the global model that the client received. v_k starts as the initial model, stays with its client between rounds,
-and is evaluated as the client's model. In each round a client trains first w_k, then v_k, for the same number of
-epochs. The proximal term is part of the gradient to which momentum is applied. v_k has its own batch statistics, too.
+w0 is the global model that the client received. The personal model v_k starts as the initial model, stays with its
+client between rounds, and is evaluated as the client's model. In each round a client trains first w_k, then v_k, for
+the same number of epochs. The proximal term is part of the gradient to which momentum is applied. v_k has its own batch
+statistics, too.
 """
 
 from dataclasses import dataclass
@@ -17,17 +19,19 @@ from fedmpi.method import INITIAL, INITIAL_BUFFERS, Client, Method, Quadratic, S
 
 @dataclass(frozen=True)
 class Ditto(Method):
-    lam: float = option(0.75, "pull of the personal model towards the global one", ge=0)
+    """Ditto: FedAvg, plus a personal model of each client with a proximal term."""
+
+    lam: float = option(0.75, "weight of the proximal term", ge=0)
 
     client_state = Slots(v=INITIAL, v_b=INITIAL_BUFFERS)
     equals_fedavg_at = {}  # its global model is FedAvg's for every lam
 
     def train(self, client: Client) -> State:
         client.fit()
-        own = client.fit(start=client.state.v, buffers=client.state.v_b, regularizer=self.pull)
+        own = client.fit(start=client.state.v, buffers=client.state.v_b, regularizer=self._proximal_term)
         return State(v=own.w, v_b=own.b)
 
-    def pull(self, client: Client) -> Quadratic:
+    def _proximal_term(self, client: Client) -> Quadratic:
         return Quadratic(self.lam, client.w0)  # of (2)
 
     def personal_weights(self, client: Client) -> Tensor:

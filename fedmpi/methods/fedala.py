@@ -1,18 +1,20 @@
-"""FedALA. Zhang, Hua, Wang, Song, Xue, Ma, Guan. Adaptive Local Aggregation for Personalized Federated Learning.
-AAAI 2023. https://arxiv.org/abs/2212.01197
+"""FedALA: before local training, each client mixes the received model elementwise with its own last model.
 
-Before local training, client i mixes the received model w elementwise into the model w_i of its last training:
+Zhang, Hua, Wang, Song, Xue, Ma, Guan. Adaptive Local Aggregation for Personalized Federated Learning. AAAI 2023.
+https://arxiv.org/abs/2212.01197
+
+Client i mixes the received model w into the model w_i of its last training:
     u = w_i + (w - w_i) . W        W is learned in the head and is 1 elsewhere (layers: all learns it everywhere)   (1)
     W <- clip(W - rate grad L(u) . (w - w_i), 0, 1)      over batches of a `share` of its training rows            (2)
-E epochs of SGD from u follow, and the server averages the trained models, w <- sum_i p_i w_i. The client is evaluated
-with (1), of the newest w and its W.
+It then trains by SGD for E epochs from u, and the server averages the trained models, w <- sum_i p_i w_i. The client is
+evaluated with (1), computed from the newest w and its W.
 
-W belongs to the client and starts at 1. When a client first learns W, it repeats passes of (2) over the rows until the
-losses of the last ten passes (of the last batch of each) have a standard deviation below `threshold`, with at least 11
-and at most 100 passes. (The authors' code has no upper bound; the paper's threshold is 0.01.) Later it makes one pass
-in each round. The rows are drawn anew in each round. They are at least two, and no batch consists of one row, with
-which batch normalisation could not be trained. If w = w_i, as in round 0, nothing is mixed. A client that is not
-sampled does not learn W in that round; in the authors' code all clients mix in every round.
+W belongs to the client and starts at 1. When a client learns W for the first time, it repeats passes of (2) over the
+rows until the losses of the last ten passes (the loss of a pass is that of its last batch) have a standard deviation
+below `threshold`, with at least 11 and at most 100 passes. (The authors' code has no upper limit; the paper's threshold
+is 0.01.) Later it makes one pass in each round. The rows are drawn anew in each round. There are at least two rows, and
+no batch consists of one row, with which batch normalisation could not be trained. If w = w_i, as in round 0, nothing is
+mixed. A client that is not sampled does not learn W in that round; in the authors' code all clients mix in every round.
 """
 
 from dataclasses import dataclass
@@ -35,18 +37,22 @@ from fedmpi.method import (
     declared_property,
     option,
 )
-from fedmpi.methods._terms import differ
+from fedmpi.methods._terms import differ_beyond_rounding
 
-FEWEST, MOST = 11, 100  # number of passes over the rows the first time
-WINDOW = 10  # number of losses whose deviation is compared with `threshold`
+MIN_PASSES, MAX_PASSES = 11, 100  # over the rows, when W is learned for the first time
+WINDOW = 10  # number of losses whose standard deviation is compared with `threshold`
 
 
 @dataclass(frozen=True)
 class FedALA(Method):
+    """FedALA: FedAvg whose clients start from a learned elementwise mixture of the global and their own model."""
+
     rate: float = option(1.0, "learning rate of W", ge=0)
-    share: float = option(0.8, "of the client's training rows, drawn anew each round", gt=0, le=1)
-    layers: str = option("head", "where W is learned", choices=("head", "all"))
-    threshold: float = option(0.1, "deviation of the loss at which the first learning of W ends", ge=0)
+    share: float = option(
+        0.8, "fraction of the client's training rows that (2) uses, drawn anew in each round", gt=0, le=1
+    )
+    layers: str = option("head", "layers in which W is learned", choices=("head", "all"))
+    threshold: float = option(0.1, "standard deviation of the losses below which the first learning of W ends", ge=0)
 
     needs = frozenset({LAST_LAYER})
     equals_fedavg_at = {"rate": 0.0}
@@ -62,24 +68,26 @@ class FedALA(Method):
     def initial_weights(self, client: Client) -> Tensor:
         W = client.accumulators.W.copy_(client.state.W)
         client.accumulators.learned.copy_(client.state.learned)
-        learned, moved = torch.stack([client.state.learned > 0, differ(client.received, client.state.last)]).tolist()
-        if not self.rate or not moved:
+        learned, differs = torch.stack(
+            [client.state.learned > 0, differ_beyond_rounding(client.received, client.state.last)]
+        ).tolist()
+        if not self.rate or not differs:
             return client.received
         losses: list[Tensor] = []
-        while len(losses) < (1 if learned else MOST):
-            losses.append(self.learn(client, W))
-            # Reading losses waits for the device, so it is done only when the loop may end.
-            if len(losses) >= FEWEST and pstdev(torch.stack(losses[-WINDOW:]).tolist()) < self.threshold:
+        while len(losses) < (1 if learned else MAX_PASSES):
+            losses.append(self._update_mixing_weights(client, W))
+            # Reading losses waits for the device, so they are read only if the loop may end.
+            if len(losses) >= MIN_PASSES and pstdev(torch.stack(losses[-WINDOW:]).tolist()) < self.threshold:
                 break
         client.accumulators.learned.fill_(1)
-        return self.mixed(client, W)
+        return self._mixture(client, W)
 
-    def learn(self, client: Client, W: Tensor) -> Tensor:
-        """Update W in place by one pass of (2) over a random share of the rows; return the loss of the last batch."""
+    def _update_mixing_weights(self, client: Client, W: Tensor) -> Tensor:
+        """Update W in place by one pass of (2) over a random part of the rows; return the loss of the last batch."""
         losses = [client.w.new_zeros(())]
-        left, size = max(int(self.share * client.n + 1e-9), min(2, client.n)), client.batch_size or client.n
-        if left > 1 and left % size == 1:
-            left -= 1
+        rows_left, size = max(int(self.share * client.n + 1e-9), min(2, client.n)), client.batch_size or client.n
+        if rows_left > 1 and rows_left % size == 1:
+            rows_left -= 1
 
         def loss(client: Client, x: Tensor, y: Tensor) -> Tensor:
             value = self.loss(client, x, y)
@@ -87,22 +95,26 @@ class FedALA(Method):
             return value
 
         for x, y in client.batches(generator=client.generator("share", client.round)):
-            g = client.grad(x[:left], y[:left], at=self.mixed(client, W), loss=loss)
-            move = client.received - client.state.last
-            W.sub_(self.part(client, g) * self.part(client, move), alpha=self.rate).clamp_(0, 1)  # (2)
-            left -= len(y)
-            if left <= 0:
+            g = client.grad(x[:rows_left], y[:rows_left], at=self._mixture(client, W), loss=loss)
+            difference = client.received - client.state.last
+            W.sub_(
+                self._learned_entries(client, g) * self._learned_entries(client, difference), alpha=self.rate
+            ).clamp_(0, 1)  # (2)
+            rows_left -= len(y)
+            if rows_left <= 0:
                 break
         return losses[-1]
 
-    def part(self, client: Client, flat: Tensor) -> Tensor:
+    def _learned_entries(self, client: Client, flat: Tensor) -> Tensor:
         """Return the entries of a (d,) vector for which W is learned."""
         return client.extract_group(HEAD, flat) if self.layers == "head" else flat
 
-    def mixed(self, client: Client, W: Tensor) -> Tensor:
-        """Return the mixture u (1) of the received model and the client's last one, with weights W.   -> (d,)"""
-        here = self.part(client, client.state.last) + W * self.part(client, client.received - client.state.last)
-        return client.replace_group(HEAD, here, into=client.received) if self.layers == "head" else here
+    def _mixture(self, client: Client, W: Tensor) -> Tensor:
+        """Return the mixture u (d,) of (1) of the received model and the client's last one, with weights W."""
+        mixed = self._learned_entries(client, client.state.last) + W * self._learned_entries(
+            client, client.received - client.state.last
+        )
+        return client.replace_group(HEAD, mixed, into=client.received) if self.layers == "head" else mixed
 
     def upload(self, client: Client) -> tuple[SlotValues, State]:
         # The server averages trained models, so dw is relative to the received model, not to u.
@@ -110,4 +122,4 @@ class FedALA(Method):
         return SlotValues(dw=client.w - client.received), State(last=client.w, **learned)
 
     def personal_weights(self, client: Client) -> Tensor:
-        return self.mixed(client, client.state.W) if self.rate else client.received
+        return self._mixture(client, client.state.W) if self.rate else client.received

@@ -1,8 +1,9 @@
-"""FedASAM. Caldarola, Caputo, Ciccone. Improving Generalization in Federated Learning by Seeking Flat Minima.
-ECCV 2022. https://arxiv.org/abs/2203.11834
+"""FedASAM: each local step takes its gradient at perturbed weights with a higher loss (adaptive sharpness-aware steps).
 
-Each local step takes its gradient at weights perturbed towards a higher loss, with a perturbation that scales with the
-weights.
+Caldarola, Caputo, Ciccone. Improving Generalization in Federated Learning by Seeking Flat Minima. ECCV 2022.
+https://arxiv.org/abs/2203.11834
+
+The perturbation scales with the weights:
 eps = rho T^2 g / ||T g||,   g = grad F_k(w)         elementwise; one norm over all parameters                 (1)
 T   = |w| + eta on tensors with "weight" in their name, 1 on the others                                        (2)
 w  <- w - lr grad F_k(w + eps)                       a step from w                                             (3)
@@ -19,6 +20,8 @@ from fedmpi.method import SGD_STEPS, Client, Method, option
 
 @dataclass(frozen=True)
 class FedASAM(Method):
+    """FedASAM: adaptive sharpness-aware local steps."""
+
     rho: float = option(0.7, "length of the perturbation; 0: FedAvg", ge=0)
     eta: float = option(0.2, "added to |w| in (2)", ge=0)
     scaled: str = option("weights", "tensors whose perturbation scales with |w|", choices=("weights", "all"))

@@ -1,19 +1,22 @@
-"""Filter decomposition. Chen, Qiu. Extra Clients at No Extra Cost: Overcome Data Heterogeneity in Federated Learning
-with Filter Decomposition. 2025. https://arxiv.org/abs/2503.08652
+"""FedAtom: filter decomposition, in which clients train coefficients and atoms that the server averages separately.
+
+Chen, Qiu. Extra Clients at No Extra Cost: Overcome Data Heterogeneity in Federated Learning with Filter Decomposition.
+2025. https://arxiv.org/abs/2503.08652
 
 Convolution kernels are products W = alpha D of coefficients and atoms (models/filter_atoms.py); theta_h denotes the
-linear layers. Clients train the factors and the server averages them separately. Client k:
+linear layers. Client k:
     (alpha, D, theta_h)_k <- SGD on F_k, jointly, by the steps of `client`                                      (1)
     alpha <- sum_k p_k alpha_k,   D <- sum_k p_k D_k,   theta_h <- sum_k p_k theta_h,k;   W is never averaged   (2)
-Rounds that `period` = 1 / beta divides are slow. In the others, the fast rounds, only D and theta_h are sent, and the
-server's alpha does not change. alpha_fast decides about the clients' own alpha_k in fast rounds:               (3)
+Rounds whose number is a multiple of `period` = 1 / beta are slow rounds. In the other, fast rounds, only D and theta_h
+are sent, and the server's alpha does not change. alpha_fast determines what happens to the clients' own alpha_k in fast
+rounds:                                                                                                         (3)
     discard: clients train alpha_k, but the result is not used (Algorithm 2)
     freeze: clients do not train alpha_k
-    keep: clients continue from their alpha_k, in the next slow round, too, in which they upload it (the drift of the
-        proof, A.4.2)
+    keep: clients continue from their alpha_k until they upload it in the next slow round (the drift of the proof in
+        A.4.2)
 Batch normalisation is sent in every round.
 
-In method fedatom_personal each client also has atoms D_l,k of its own, which are never sent. After (1), with alpha and
+In method fedatom_personal each client also has its own atoms D_l,k, which are never sent. After (1), with alpha and
 theta_h as received:
     D_l,k <- SGD on F_k by FedAvg's steps; starts from the atoms D that the client received first               (4)
 Client k is evaluated with (alpha, D_l,k, theta_h). With personal_head: local it also has its own theta_h, which is
@@ -36,18 +39,24 @@ from fedmpi.models.filter_atoms import decompose_convolutions
 @delegates_to("client", step=True)
 @dataclass(frozen=True)
 class FedAtom(Method):
-    atoms: int = option(9, "m_a, atoms of a layer", ge=1)
+    """FedAtom: any method that shares the whole model, on convolutions that are decomposed into atoms."""
+
+    atoms: int = option(9, "m_a, number of atoms per layer", ge=1)
     init: str = option(
         "he",
-        "start of alpha and D (models/filter_atoms.py); from_conv keeps the weights there are",
+        "initialisation of alpha and D (models/filter_atoms.py); from_conv: keep the model's kernels",
         choices=("he", "dcf", "from_conv"),
     )
-    period: int = option(1, "1 / beta, rounds from one slow round to the next", ge=1)
-    alpha_fast: str = option("discard", "alpha_k in fast rounds (3)", choices=("discard", "freeze", "keep"))
-    client: Method | None = field(default=None, metadata={"doc": "method behind (1), null: FedAvg", "method": True})
+    period: int = option(1, "1 / beta, number of rounds from one slow round to the next", ge=1)
+    alpha_fast: str = option(
+        "discard", "what happens to alpha_k in fast rounds (3)", choices=("discard", "freeze", "keep")
+    )
+    client: Method | None = field(
+        default=None, metadata={"doc": "method whose local steps (1) uses; null: FedAvg", "method": True}
+    )
 
     REPLACED_OPTIONS = {
-        "personal": "personal atoms are method fedatom_personal, this is the method without them",
+        "personal": "was replaced by method fedatom_personal; fedatom has no personal atoms",
         "personal_head": "is an option of method fedatom_personal",
     }
 
@@ -55,15 +64,16 @@ class FedAtom(Method):
         inner, phases = self.inner, ("train", "initial_weights", "upload")
         shares_all = inner.shared_parts(0, 1) == SharedParts() and ALL_GROUPS in inner.trains
         only_dw = set(inner.sends) == {"dw"} and not inner.server_state
-        for needed, met in {
+        standard_phases = self.alpha_fast == "discard" or not any(overrides(inner, hook) for hook in phases)
+        for requirement, is_met in {
             "a method that shares and trains the whole model": shares_all,
-            "a method that leaves the architecture alone": not overrides(inner, "prepare_model"),
-            "period: 1 with a method that sends or keeps more on the server than dw": self.period == 1 or only_dw,
-            "alpha_fast: discard with a method that has phases itself": self.alpha_fast == "discard"
-            or not any(overrides(inner, hook) for hook in phases),
+            "a method that does not change the architecture": not overrides(inner, "prepare_model"),
+            "period: 1 with a method that sends more than dw or has server state": self.period == 1 or only_dw,
+            "alpha_fast: discard with a method that overrides train, initial_weights or upload": standard_phases,
         }.items():
-            if not met:
-                raise UserError(f"method.client: fedatom takes {needed}; {type(inner).__name__} does not fit")
+            if not is_met:
+                name = type(inner).__name__
+                raise UserError(f"method.client: {name} is not allowed; fedatom needs {requirement}")
 
     @property
     def inner(self) -> Method:
@@ -107,19 +117,23 @@ class FedAtom(Method):
 class FedAtomPersonal(Method):
     """FedAtom with personal atoms, which each client trains by (4) after its part of the global round."""
 
-    atoms: int = option(9, "m_a, atoms of a layer", ge=1)
-    init: str = option("he", "start of alpha and D, as of fedatom", choices=("he", "dcf", "from_conv"))
-    period: int = option(1, "1 / beta, rounds from one slow round to the next", ge=1)
-    alpha_fast: str = option("discard", "alpha_k in fast rounds (3)", choices=("discard", "freeze", "keep"))
-    personal_head: str = option("global", "theta_h of the personal model (4)", choices=("global", "local"))
-    client: Method | None = field(default=None, metadata={"doc": "method behind (1), null: FedAvg", "method": True})
+    atoms: int = option(9, "m_a, number of atoms per layer", ge=1)
+    init: str = option("he", "initialisation of alpha and D, as in fedatom", choices=("he", "dcf", "from_conv"))
+    period: int = option(1, "1 / beta, number of rounds from one slow round to the next", ge=1)
+    alpha_fast: str = option(
+        "discard", "what happens to alpha_k in fast rounds (3)", choices=("discard", "freeze", "keep")
+    )
+    personal_head: str = option("global", "which theta_h the personal model uses (4)", choices=("global", "local"))
+    client: Method | None = field(
+        default=None, metadata={"doc": "method whose local steps (1) uses; null: FedAvg", "method": True}
+    )
 
     def __post_init__(self) -> None:
         inner = self.fedatom.inner
         if overrides(inner, "personal_weights") or overrides(inner, "predict"):
             raise UserError(
-                f"method.client: fedatom_personal says what its clients use, and so does {type(inner).__name__}; "
-                "method fedatom takes it"
+                f"method.client: {type(inner).__name__} has its own personal models, and so has fedatom_personal; "
+                "use method fedatom instead"
             )
 
     @cached_property
@@ -127,25 +141,25 @@ class FedAtomPersonal(Method):
         return FedAtom(self.atoms, self.init, self.period, self.alpha_fast, self.client)
 
     @property
-    def own(self) -> tuple[str, ...]:
-        """Return the groups of parameters that each client keeps for its personal model."""
+    def personal_groups(self) -> tuple[str, ...]:
+        """The layout groups of which each client has its own values."""
         return (ATOM,) if self.personal_head == "global" else (ATOM, BODY, HEAD)
 
     @declared_property
     def client_state(self) -> Slots:
         own = Slots(own_atom=Slot((ATOM,)), own_b=BUFFERS, began=SCALAR)
-        head = Slots(own_body=Slot((BODY,)), own_head=Slot((HEAD,))) if HEAD in self.own else Slots()
+        head = Slots(own_body=Slot((BODY,)), own_head=Slot((HEAD,))) if HEAD in self.personal_groups else Slots()
         return Slots(**self.fedatom.client_state, **own, **head)
 
     def train(self, client: Client) -> State:
         state = self.fedatom.train(client)
-        own = client.fit(start=self.personal_weights(client), groups=self.own, fedavg_steps=True)  # (4)
-        parts = {f"own_{group}": client.extract_group(group, own.w) for group in self.own}
+        own = client.fit(start=self.personal_weights(client), groups=self.personal_groups, fedavg_steps=True)  # (4)
+        parts = {f"own_{group}": client.extract_group(group, own.w) for group in self.personal_groups}
         return State(**state, began=client.w.new_ones(()), own_b=own.b, **parts)
 
     def personal_weights(self, client: Client) -> Tensor:
         w = client.received
-        for group in self.own:
+        for group in self.personal_groups:
             own = torch.where(
                 client.state.began > 0, getattr(client.state, f"own_{group}"), client.extract_group(group, w)
             )

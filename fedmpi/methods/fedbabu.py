@@ -1,9 +1,10 @@
-"""FedBABU. Oh, Kim, Yun. Federated Averaging with Body Aggregation and Body Update. ICLR 2022.
-https://arxiv.org/abs/2106.06042
+"""FedBABU: FedAvg trains the body with a fixed random head, and clients fine-tune before the evaluation.
 
-The head keeps its random initial weights while FedAvg trains the body; each client fine-tunes before evaluation.
+Oh, Kim, Yun. Federated Averaging with Body Aggregation and Body Update. ICLR 2022. https://arxiv.org/abs/2106.06042
+
 Rounds:        theta_h = theta_h^0 on all clients and the server;   theta_b <- sum_k p_k theta_b,k             (1)
-Evaluation:    e epochs of fine-tuning at each client with ft(e), of the full network, the head or the body    (2)
+Evaluation:    with the protocol ft(e), each client first fine-tunes the full network, the head or the body for e
+               epochs                                                                                          (2)
 """
 
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ TUNED = {"full": (ALL_GROUPS,), "head": (HEAD,), "body": (BODY, NORM)}
 
 @dataclass(frozen=True)
 class FedBABU(Method):
+    """FedBABU: FedAvg on the body with a fixed random head, and fine-tuning before evaluation."""
+
     tuned: str = option("full", "what ft(e) changes", choices=tuple(TUNED))
 
     trains = (BODY, NORM)

@@ -1,6 +1,7 @@
-"""FedBN. Li, Jiang, Zhang, Kamp, Dou. ICLR 2021. https://arxiv.org/abs/2102.07623
+"""FedBN: each client keeps its own batch normalisation, and the server averages all other layers as in FedAvg.
 
-Each client keeps its own batch normalisation; the server averages all other layers, as in FedAvg.
+Li, Jiang, Zhang, Kamp, Dou. ICLR 2021. https://arxiv.org/abs/2102.07623
+
 w_k = (received weights outside batch normalisation, client k's own inside it)                 (1)
 The weight, bias and running statistics of a normalisation layer stay with the client between rounds. Layers are
 recognised by their type. The authors' code looks for "bn" in names instead (bn_match: name), which misses the
@@ -18,9 +19,11 @@ from fedmpi.method import Method, SharedParts, option
 
 @dataclass(frozen=True)
 class FedBN(Method):
+    """FedBN: FedAvg with personal normalisation layers."""
+
     bn_match: str = option(
         "type",
-        "what stays: batch normalisation, every normalisation layer, or what has bn in its name",
+        "what stays with the client: batch normalisation, all normalisation layers, or tensors with bn in their name",
         choices=("type", "any", "name"),
     )
 
@@ -28,7 +31,7 @@ class FedBN(Method):
         return SharedParts(exclude=(NORM,))  # (1)
 
     def prepare_model(self, module: nn.Module, classes: int) -> nn.Module:
-        """Put the tensors that stay with the client into layout group norm, other normalisation tensors into body."""
+        """Assign the tensors that stay with the client to layout group norm, other normalisation tensors to body."""
         groups: dict[str, str] = getattr(module, "parameter_groups", dict)()
         local = NORM_LAYERS[:1] if self.bn_match == "type" else NORM_LAYERS
         for path, layer in module.named_modules():

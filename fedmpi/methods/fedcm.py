@@ -1,6 +1,7 @@
-"""FedCM. Xu, Wang, Wang, Yao. Federated Learning with Client-level Momentum. 2021. https://arxiv.org/abs/2106.10874
+"""FedCM: clients mix each gradient with the mean direction of the cohort's steps in the previous round.
 
-Clients mix each gradient with the mean direction of the cohort's steps in the previous round.
+Xu, Wang, Wang, Yao. Federated Learning with Client-level Momentum. 2021. https://arxiv.org/abs/2106.10874
+
 v      = alpha g + (1 - alpha) Delta,   w_k <- w_k - lr v          local step                            (1)
 Delta <- sum_k p_k (w - w_k) / (lr a_k)                            the mean direction of the round's steps (2)
 w     <- sum_k p_k w_k                                                                                   (3)
@@ -31,7 +32,9 @@ from fedmpi.method import (
 
 @dataclass(frozen=True)
 class FedCM(Method):
-    alpha: float = option(0.1, "share of the batch's gradient in (1); 1: FedAvg", gt=0, le=1)
+    """FedCM: client-level momentum along the cohort's previous direction."""
+
+    alpha: float = option(0.1, "weight of the batch's gradient in (1); 1: FedAvg", gt=0, le=1)
 
     needs = frozenset({SGD_STEPS})
     server_state = Slots(delta=FLAT)

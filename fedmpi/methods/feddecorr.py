@@ -1,14 +1,15 @@
-"""FedDecorr. Shi, Liang, Zhang, Tan, Bai. Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous
-Federated Learning. ICLR 2023. https://arxiv.org/abs/2210.00226
+"""FedDecorr: the loss penalises correlations between features, so that they do not collapse to a few dimensions.
 
-The loss penalises correlations between the d features z of a batch, so that they do not collapse to few dimensions.
-K = correlation matrix of the features z over the batch, (d, d)                                                  (1)
+Shi, Liang, Zhang, Tan, Bai. Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated
+Learning. ICLR 2023. https://arxiv.org/abs/2210.00226
+
+K = correlation matrix of the d features z over the batch, (d, d)                                                (1)
 L = CE + beta ||K||_F^2 / d^2                                                                                    (2)
-scale: code is the term of the authors' code, to which their beta = 0.1 belongs: the mean over i != j of
-((B - 1) K_ij)^2, divided by B. Its gradient is ((B - 1)^2 / B) (d / (d - 1)) times that of (2), which is 62 times for
-B = 64 and large d.                                                                                              (3)
-z is the input of the head. Variances are unbiased, and 1e-8 is added to them. A batch of one sample, or a single
-feature, has no such term.
+With scale: code the penalty is that of the authors' code, for which their beta = 0.1 was chosen: the mean over i != j
+of ((B - 1) K_ij)^2, divided by B. Its gradient is ((B - 1)^2 / B) (d / (d - 1)) times that of (2), which is 62 times
+for B = 64 and large d.                                                                                          (3)
+z is the input of the head. Variances are unbiased, and 1e-8 is added to them. The penalty is omitted for a batch of one
+sample and for a single feature.
 """
 
 from dataclasses import dataclass
@@ -20,8 +21,10 @@ from fedmpi.method import FEATURES, Client, Method, option
 
 @dataclass(frozen=True)
 class FedDecorr(Method):
-    beta: float = option(0.1, "weight of the correlations; 0: FedAvg", ge=0)
-    scale: str = option("code", "scale of the term: (3) or (2)", choices=("code", "paper"))
+    """FedDecorr: FedAvg with a penalty on correlated features."""
+
+    beta: float = option(0.1, "weight of the penalty; 0: FedAvg", ge=0)
+    scale: str = option("code", "form of the penalty: code is (3), paper is (2)", choices=("code", "paper"))
 
     needs = frozenset({FEATURES})
     equals_fedavg_at = {"beta": 0.0}
@@ -30,11 +33,11 @@ class FedDecorr(Method):
         z, f = client.forward(x)
         if not self.beta:
             return client.task_loss(f, x, y)
-        return client.task_loss(f, x, y) + self.beta * correlations(z, self.scale)
+        return client.task_loss(f, x, y) + self.beta * correlation_penalty(z, self.scale)
 
 
-def correlations(z: Tensor, scale: str = "code") -> Tensor:
-    """Return the correlation penalty of features (B, d) -> (): ||K||_F^2 / d^2 of (2), or (3) with scale="code"."""
+def correlation_penalty(z: Tensor, scale: str = "code") -> Tensor:
+    """Return the correlation penalty () of features z (B, d): ||K||_F^2 / d^2 of (2), or (3) with scale="code"."""
     B, d = z.shape
     if B < 2 or d < 2:
         return z.new_zeros(())

@@ -1,13 +1,14 @@
-"""FedDisco. Ye, Xu, Wang, Xu, Chen, Wang. Federated Learning with Discrepancy-Aware Collaboration. ICML 2023.
+"""FedDisco: the server gives less weight to clients whose label distribution is far from uniform.
+
+Ye, Xu, Wang, Xu, Chen, Wang. Federated Learning with Discrepancy-Aware Collaboration. ICML 2023.
 https://arxiv.org/abs/2305.19229
 
-The server gives less weight to clients whose label distribution is far from uniform.
 D_k[c] = n_kc / n_k,   d_k = sum_c D_k[c] log(C D_k[c])   discrepancy of client k's labels from uniform         (1)
 p_k'   = relu(p_k - a d_k + b) / sum_j relu(p_j - a d_j + b),    w <- sum_k p_k' w_k                             (2)
 p_k are the weights of the cohort, proportional to samples in the paper. normalise first divides the d_k by their sum
-over the cohort, as the authors' code does, to which a = 0.5 and b = 0.1 belong. metric: l2 uses ||D_k - 1/C|| as d_k.
-The update of a client with score 0 is not used; if all scores are 0, p_k' = p_k. With b > 0 the method differs from
-FedAvg even if a = 0. Batch statistics are averaged with p_k.
+over the cohort, as the authors' code does, for which a = 0.5 and b = 0.1 were chosen. With metric: l2, d_k is
+||D_k - 1/C||. The update of a client with score 0 is not used; if all scores are 0, p_k' = p_k. With b > 0 the method
+differs from FedAvg even if a = 0. Batch statistics are averaged with p_k.
 """
 
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from fedmpi.method import CLASSES, LABEL_COUNTS, Method, Server, State, Uploads,
 
 @dataclass(frozen=True)
 class FedDisco(Method):
+    """FedDisco: aggregation weights that depend on the clients' label distributions."""
+
     a: float = option(0.5, "weight of the discrepancy", ge=0)
     b: float = option(0.1, "added to every client's score")
     metric: str = option("kl", "d_k: Kullback-Leibler divergence (1), or Euclidean distance", choices=("kl", "l2"))
@@ -31,11 +34,11 @@ class FedDisco(Method):
         d = discrepancy(server.label_counts[list(updates.clients)], self.metric)
         if self.normalise and d.any():
             d = d / d.sum()
-        return updates.combine(weights(updates.p, d, self.a, self.b)), State()
+        return updates.combine(aggregation_weights(updates.p, d, self.a, self.b)), State()
 
 
 def discrepancy(counts: Tensor, metric: str = "kl") -> Tensor:
-    """Return the discrepancies d_k of (1) from the clients' label counts.   (m, c) -> (m,) float64
+    """Return the discrepancies d_k (m,) float64 of (1) from the clients' label counts (m, c).
 
     >>> discrepancy(torch.tensor([[50, 50], [90, 10], [50, 0]]))
     tensor([0.0000, 0.3681, 0.6931], dtype=torch.float64)
@@ -47,7 +50,7 @@ def discrepancy(counts: Tensor, metric: str = "kl") -> Tensor:
     return (relative / classes * relative.clamp(min=1e-300).log()).sum(1)  # 0 log 0 = 0
 
 
-def weights(p: Tensor, d: Tensor, a: float, b: float) -> Tensor:
-    """Return the aggregation weights p' of (2) from the cohort's weights p and discrepancies d.   (m,), (m,) -> (m,)"""
+def aggregation_weights(p: Tensor, d: Tensor, a: float, b: float) -> Tensor:
+    """Return the aggregation weights p' (m,) of (2) from the cohort's weights p (m,) and discrepancies d (m,)."""
     score = (p - a * d + b).clamp(min=0)
     return score / score.sum() if (a or b) and score.any() else p

@@ -1,6 +1,8 @@
-"""FedDyn. Acar, Zhao, Navarro, Mattina, Whatmough, Saligrama. ICLR 2021. https://arxiv.org/abs/2111.04263
+"""FedDyn: dynamic regularisation, by which the minima of the clients' objectives agree with that of the global one.
 
-A linear and a quadratic term in each client's objective make its minimum agree with that of the global objective.
+Acar, Zhao, Navarro, Mattina, Whatmough, Saligrama. ICLR 2021. https://arxiv.org/abs/2111.04263
+
+A linear and a quadratic term are added to each client's objective:
 w_k  = argmin F_k(v) - <g_k, v> + (alpha/2) ||v - w||^2                                               (1)
 g_k <- g_k - alpha (w_k - w)                                                                          (2)
 h   <- h - (alpha/N) sum_{k in cohort} (w_k - w)       N all clients; with (2) the mean of all g_k    (3)
@@ -21,8 +23,12 @@ from fedmpi.method.slots import FLAT, Slots
 
 @dataclass(frozen=True)
 class FedDyn(Method):
+    """FedDyn: dynamic regularisation of the clients' objectives."""
+
     alpha: float = option(0.1, "weight of the quadratic term", gt=0)
-    report: str = option("w", "the global model: w of (4), or the mean of the clients'", choices=("w", "avg"))
+    report: str = option(
+        "w", "what the global model is: w of (4), or the mean of the clients' models", choices=("w", "avg")
+    )
 
     client_state = Slots(g_k=FLAT)
     server_state = Slots(h=FLAT)
@@ -30,8 +36,8 @@ class FedDyn(Method):
 
     @declared_property
     def needs(self) -> frozenset[str]:
-        one = frozenset({PLAIN_SERVER}) if self.report == "avg" else frozenset[str]()  # otherwise w != m - h / alpha
-        return one | {SGD_STEPS}
+        server = frozenset({PLAIN_SERVER}) if self.report == "avg" else frozenset[str]()  # otherwise w != m - h / alpha
+        return server | {SGD_STEPS}
 
     @declared_property
     def receives(self) -> tuple[str, ...]:
@@ -49,5 +55,5 @@ class FedDyn(Method):
     def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
         h = server.state.h - self.alpha * len(updates) / server.clients * updates.mean("dw", updates.uniform)  # (3)
         # With report: avg, dw is relative to w = m - h / alpha, so the old h is subtracted from m.
-        off = server.state.h if self.report == "avg" else h
-        return updates.mean("dw") - off / self.alpha, State(h=h)  # (4)
+        correction = server.state.h if self.report == "avg" else h
+        return updates.mean("dw") - correction / self.alpha, State(h=h)  # (4)

@@ -1,7 +1,8 @@
-"""FedExP. Jhunjhunwala, Wang, Joshi. Speeding Up Federated Averaging via Extrapolation. ICLR 2023.
+"""FedExP: the server extrapolates the mean update by a factor that grows if the clients' updates disagree.
+
+Jhunjhunwala, Wang, Joshi. Speeding Up Federated Averaging via Extrapolation. ICLR 2023.
 https://arxiv.org/abs/2301.09604
 
-The server's step is the mean update D times a factor eta_g >= 1, which grows if the clients' updates D_i disagree.
 eta_g = max(1, sum_i p_i ||D_i||^2 / (2 (||D||^2 + eps))),   D_i = w_i - w,  D = sum_i p_i D_i                   (1)
 w    <- w + eta_g D                                                                                            (2)
 The paper's p_i are equal (cohort.weighting: uniform). The authors' code has m eps in place of eps in (1), and
@@ -20,8 +21,12 @@ from fedmpi.method import FLAT, PLAIN_SERVER, Client, Method, Server, Slots, Sta
 
 @dataclass(frozen=True)
 class FedExP(Method):
+    """FedExP: FedAvg with an extrapolated server step."""
+
     eps: float = option(1e-3, "eps of (1), in squared units of the weights", gt=0)
-    report: str = option("last", "the global model: the last w, or the mean of two", choices=("last", "average"))
+    report: str = option(
+        "last", "what the global model is: the last w, or the mean of the last two", choices=("last", "average")
+    )
 
     @declared_property
     def needs(self) -> frozenset[str]:

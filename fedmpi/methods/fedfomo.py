@@ -1,18 +1,19 @@
-"""FedFomo. Zhang, Sapra, Fidler, Yeung, Alvarez. Personalized Federated Learning with First Order Model Optimization.
-ICLR 2021. https://arxiv.org/abs/2012.08565
+"""FedFomo: each client mixes its model with those of other clients that reduce the loss on its own validation rows.
 
-Each client mixes its model with those of other clients that reduce the loss on its own validation rows. Before local
-training, client i has up to `models` other clients' models theta_n, its own theta_i, the loss L_i over its validation
-rows (data.validation), and a base model b_i:
+Zhang, Sapra, Fidler, Yeung, Alvarez. Personalized Federated Learning with First Order Model Optimization. ICLR 2021.
+https://arxiv.org/abs/2012.08565
+
+Before local training, client i has up to `models` other clients' models theta_n, its own theta_i, the loss L_i over its
+validation rows (data.validation), and a base model b_i:
     u_n  = (L_i(b_i) - L_i(theta_n)) / ||theta_n - b_i||                        0 if theta_n = b_i                (1)
     w <- b_i + sum_n max(u_n, 0) / sum_j max(u_j, 0) (theta_n - b_i)            b_i if no u_n > 0                  (2)
 E epochs of SGD from w then give the new theta_i, with which the client is evaluated. With base: trained, b_i is
 theta_i. With base: mixed, as in the authors' code, b_i is the model of (2) from the client's previous round, before
-training. theta_i is then a candidate like the others, and if no candidate helps, its last training is discarded. A
+training; theta_i is then a candidate like the others, and if no candidate helps, its last training is discarded. A
 client without validation rows does not mix. Buffers are not mixed.
 The server averages nothing. It adds P[i, n] <- P[i, n] + u_n, and sends client i the models with the largest P[i, .]
-(lowest n first among equals). Each of them is replaced by a random model with probability max(explore - decay t, 0). A
-client that never took part is represented by the initial model.                                                  (3)
+(in a tie, the lowest n first). Each of them is replaced by a random model with probability max(explore - decay t, 0). A
+client that has never taken part is represented by the initial model.                                             (3)
 """
 
 from dataclasses import dataclass
@@ -26,10 +27,14 @@ from fedmpi.method.slots import FLAT, INITIAL, SharedParts, Slot, Slots
 
 @dataclass(frozen=True)
 class FedFomo(Method):
-    models: int = option(5, "M, other clients' models that a client gets at most", ge=1)
-    base: str = option("trained", "b_i: own model after or before its last training", choices=("trained", "mixed"))
-    explore: float = option(0.3, "chance of a random model in place of one with large P, in round 0", ge=0, le=1)
-    decay: float = option(0.05, "by which that chance falls each round", ge=0)
+    """FedFomo: personal models, mixed from those of other clients by their usefulness."""
+
+    models: int = option(5, "M, maximum number of other clients' models that a client receives", ge=1)
+    base: str = option(
+        "trained", "b_i: the client's model after its last training, or before it", choices=("trained", "mixed")
+    )
+    explore: float = option(0.3, "probability, in round 0, of a random model in place of one with large P", ge=0, le=1)
+    decay: float = option(0.05, "decrease of that probability per round", ge=0)
 
     client_state = Slots(base=INITIAL)
     server_state = Slots(last=INITIAL.with_leading_dim("N"), P=Slot(("N", "N")))
@@ -46,8 +51,8 @@ class FedFomo(Method):
         others = sorted((n for n in range(server.clients) if n != client), key=lambda n: -gains[n])
         chosen, g = [-1] * self.models, server.generator("pick", server.round, client)
         for i in range(min(self.models, len(others))):  # (3)
-            by_chance = torch.rand((), generator=g) < self.explore - self.decay * server.round
-            chosen[i] = others.pop(int(torch.randint(len(others), (), generator=g)) if by_chance else 0)
+            is_random = torch.rand((), generator=g) < self.explore - self.decay * server.round
+            chosen[i] = others.pop(int(torch.randint(len(others), (), generator=g)) if is_random else 0)
         return SlotValues(
             thetas=server.state.last[chosen], who=torch.tensor(chosen)
         )  # -1: an unused place, as N - 1 < models
@@ -60,8 +65,8 @@ class FedFomo(Method):
         u = usefulness(client.mean_loss(b), torch.stack([client.mean_loss(theta) for theta in thetas]), moves)
         known = ~u.isnan().any()  # nan means that there are no validation rows
         client.accumulators.u[:others] = torch.where(known, u[1:], 0.0)
-        share = u.clamp(min=0) / u.clamp(min=0).sum().clamp(min=1e-300)
-        return torch.where(known, b + share.to(b.dtype) @ moves, client.received)  # (2)
+        weights = u.clamp(min=0) / u.clamp(min=0).sum().clamp(min=1e-300)
+        return torch.where(known, b + weights.to(b.dtype) @ moves, client.received)  # (2)
 
     def upload(self, client: Client) -> tuple[SlotValues, State]:
         return SlotValues(theta=client.w, who=client.downloads.who, u=client.accumulators.u), State(base=client.w0)
@@ -76,6 +81,12 @@ class FedFomo(Method):
 
 
 def usefulness(at_base: Tensor, losses: Tensor, moves: Tensor) -> Tensor:
-    """Return the usefulness u_n (1) of models from L_i(b_i) (), L_i(theta_n) (n,), theta_n - b_i (n, d).   -> (n,)"""
+    """Return the usefulness u_n (n,) of models by (1).
+
+    Args:
+        at_base: () the loss L_i(b_i).
+        losses: (n,) the losses L_i(theta_n).
+        moves: (n, d) the differences theta_n - b_i.
+    """
     length = moves.double().norm(dim=1)
     return torch.where(length > 0, (at_base - losses) / length.clamp(min=1e-300), 0.0)

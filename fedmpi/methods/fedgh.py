@@ -1,12 +1,13 @@
-"""FedGH, gradient harmonisation. Zhang, Sun, Chen. 2023. https://arxiv.org/abs/2309.06692
+"""FedGH: gradient harmonisation, which removes conflicting components of the clients' updates before they are averaged.
 
-The server removes the conflicting components of the clients' updates before it averages them. For each pair of clients
-i < j whose updates conflict, <g_i, g_j> < 0:
+Zhang, Sun, Chen. 2023. https://arxiv.org/abs/2309.06692
+
+For each pair of clients i < j whose updates conflict, <g_i, g_j> < 0:
     g_i <- g_i - (<g_i, g_j> / ||g_j||^2) g_j,    g_j <- g_j - (<g_i, g_j> / ||g_i||^2) g_i    both of the old g    (1)
 and then  w <- w + sum_i p_i g_i.  Later pairs use the updates that earlier pairs have changed.                     (2)
-variant: hierarchical is the program that FedLD's authors compare with under this name. Tensor by tensor, clients are
+variant: hierarchical is the code with which FedLD's authors compare under this name. For each tensor, clients are
 paired by the product of their updates with a running mean of past directions, conflicts within a pair are removed, the
-pair is summed, and the sums are paired again (conflicts.hierarchical);                                              (3)
+pair is summed, and the sums are paired again (aggregation/gradient_harmonization.py);                               (3)
     history <- 0.99 history + 0.01 direction; in round 0 both are the plain mean                                     (4)
 (Another method named FedGH shares prototypes.)
 """
@@ -20,12 +21,16 @@ from fedmpi.aggregation import rules
 from fedmpi.aggregation.gradient_harmonization import harmonize_hierarchically
 from fedmpi.method import SHARED, Method, Server, Slots, State, Uploads, declared_property, option
 
-KEPT = 0.99  # share of the history that a round keeps
+HISTORY_DECAY = 0.99  # weight of the history in (4)
 
 
 @dataclass(frozen=True)
 class FedGH(Method):
-    variant: str = option("pairwise", "how conflicts are found", choices=("pairwise", "hierarchical"))
+    """FedGH: FedAvg with harmonised updates."""
+
+    variant: str = option(
+        "pairwise", "how clients are paired to remove conflicts", choices=("pairwise", "hierarchical")
+    )
 
     @declared_property
     def server_state(self) -> Slots:
@@ -43,4 +48,4 @@ class FedGH(Method):
             along = updates.inner_products(server.state.history[slice(*span)], "dw", span)
             parts.append(updates.combine(harmonize_hierarchically(updates.gram("dw", span), along), "dw", span))  # (3)
         direction = torch.cat(parts)
-        return direction, State(history=KEPT * server.state.history + (1 - KEPT) * direction)  # (4)
+        return direction, State(history=HISTORY_DECAY * server.state.history + (1 - HISTORY_DECAY) * direction)  # (4)

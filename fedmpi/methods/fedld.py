@@ -1,4 +1,6 @@
-"""FedLD. Zeng, Guo, et al. Tackling Data Heterogeneity in Federated Learning via Loss Decomposition. MICCAI 2024.
+"""FedLD: loss decomposition, with a margin term at the clients and principal directions at the server.
+
+Zeng, Guo, et al. Tackling Data Heterogeneity in Federated Learning via Loss Decomposition. MICCAI 2024.
 https://arxiv.org/abs/2408.12300
 
 Client, margin control:         L = CE(f(x), y) + lambda mean_b log(1 + ||f(x_b)||^2)                    (3)
@@ -9,13 +11,14 @@ then the task need not be a classification; principal: false turns (4) and (5) o
 readings of (5):
     text     the sentence before (5) in the paper, as above: the weighted sum of the projections is scaled to the
              length of the update
-    printed  g_i' = ||g_i|| sum_l omega_l sgn<g_i, v_l> v_l with omega_l = lam_l / ||(lam_1 .. lam_L)||, which has the
-             length of the update, too
-    code     the authors' program, which produced their tables: as printed, but with omega_l = lam_l / sum of all lam,
+    printed  g_i' = ||g_i|| sum_l omega_l sgn<g_i, v_l> v_l with omega_l = lam_l / ||(lam_1 .. lam_L)||, which also has
+             the length of the update
+    code     the authors' code, which produced their tables: as printed, but with omega_l = lam_l / sum of all lam,
              which shortens updates (to sqrt(L)/m of their length if they are nearly orthogonal); directions of each
              tensor; a margin term of probabilities, with one norm over the batch; the plain mean in round 0
-The program also used cohort.weighting: uniform and train.warmup_rounds: 5. It determines the sign of v_l by a vote,
-which changes nothing, because the sign enters twice. The rule server.rule: {name: principal, ...} has more options.
+The authors' code also used cohort.weighting: uniform and train.warmup_rounds: 5. It determines the sign of v_l by a
+vote, which changes nothing, because the sign enters twice. The rule server.rule: {name: principal, ...} has more
+options.
 """
 
 from dataclasses import dataclass
@@ -27,18 +30,18 @@ from fedmpi.aggregation import rules
 from fedmpi.method import CLASSES, Client, Method, Server, State, Uploads, declared_property, option
 
 # Options of the rule `principal` for each reading of (5).
-READINGS: dict[str, dict[str, Any]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "text": {"correction": "text"},
     "printed": {"correction": "axis", "share": "l2"},
     "code": {"correction": "axis", "share": "sum", "scope": "tensor"},
 }
-NOW = "is part of `variant` now: text, printed (correction: axis) or code (published: true)"
+REPLACED = "was replaced by `variant`: text, printed (correction: axis) or code (published: true)"
 
 
-def margin(f: Tensor, norm: str = "sample") -> Tensor:
-    """Return the penalty mean_b log(1 + ||f_b||^2) on large logits f.   (B, c) -> ()
+def margin_penalty(f: Tensor, norm: str = "sample") -> Tensor:
+    """Return the penalty mean_b log(1 + ||f_b||^2) on large logits f (B, c).
 
-    norm="batch" returns log(1 + ||f||^2) with one norm over the batch.
+    With norm="batch" it is log(1 + ||f||^2), with one norm over the batch.
     """
     if norm == "batch":
         return f.square().sum().log1p()
@@ -47,14 +50,16 @@ def margin(f: Tensor, norm: str = "sample") -> Tensor:
 
 @dataclass(frozen=True)
 class FedLD(Method):
+    """FedLD: a margin term in the loss, and aggregation along principal directions."""
+
     margin: float = option(0.03, "lambda, weight of the margin term; 0: off", ge=0)
     principal: bool = option(True, "aggregate along principal directions; false: FedAvg's server")
-    keep: float = option(0.8, "kept share of the m principal directions", gt=0, le=1)
-    variant: str = option("text", "reading of (5): its text, as printed, or the authors' code", choices=READINGS)
+    keep: float = option(0.8, "fraction of the m principal directions that is kept", gt=0, le=1)
+    variant: str = option("text", "reading of (5): its text, as printed, or the authors' code", choices=VARIANTS)
 
     equals_fedavg_at = {"margin": 0.0, "principal": False}
     REPLACED_OPTIONS = dict.fromkeys(
-        ("correction", "share", "scope", "margin_on", "margin_norm", "plain_first_round", "published"), NOW
+        ("correction", "share", "scope", "margin_on", "margin_norm", "plain_first_round", "published"), REPLACED
     )
 
     @declared_property
@@ -65,10 +70,10 @@ class FedLD(Method):
         f = client.logits(x)
         if not self.margin:
             return client.task_loss(f, x, y)
-        term = margin(f.softmax(1), "batch") if self.variant == "code" else margin(f)
+        term = margin_penalty(f.softmax(1), "batch") if self.variant == "code" else margin_penalty(f)
         return client.task_loss(f, x, y) + self.margin * term  # (3)
 
     def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
         if not self.principal or (self.variant == "code" and server.round == 0):
             return updates.mean("dw"), State()
-        return rules.principal(updates, server, self.keep, **READINGS[self.variant]), State()  # (4), (5)
+        return rules.principal(updates, server, self.keep, **VARIANTS[self.variant]), State()  # (4), (5)

@@ -1,7 +1,7 @@
-"""FedNova. Wang, Liu, Liang, Joshi, Poor. NeurIPS 2020. https://arxiv.org/abs/2007.07481
+"""FedNova: the server divides each client's update by its number of steps, so that more steps give no more weight.
 
-The server divides each client's update by the number of steps behind it, so that clients that make more steps do not
-get more weight:
+Wang, Liu, Liang, Joshi, Poor. NeurIPS 2020. https://arxiv.org/abs/2007.07481
+
     d_k = (w - w_k) / a_k       a_k: weight with which a constant gradient enters w_k; the steps, without momentum  (1)
     w  <- w - tau sum_k p_k d_k     tau = sum_k p_k a_k                                                             (2)
 With ccvr, local gradients are corrected as in the code of FedSOL's authors: g - d_k + d with d = sum_k p_k d_k.    (3)
@@ -19,7 +19,9 @@ from fedmpi.method.slots import FLAT, SCALAR, SHARED, Slots
 
 @dataclass(frozen=True)
 class FedNova(Method):
-    ccvr: bool = option(False, "correct local gradients by the difference of the cohort's direction and one's own")
+    """FedNova: FedAvg with normalised updates."""
+
+    ccvr: bool = option(False, "correct local gradients by the cohort's direction minus the client's own (3)")
 
     sends = Slots(dw=SHARED, a=SCALAR)
     needs = frozenset({SGD_STEPS})

@@ -1,7 +1,8 @@
-"""FedNTD. Lee, Jeong, Shin, Bae, Yun. Preservation of the Global Knowledge by Not-True Distillation. NeurIPS 2022.
+"""FedNTD: not-true distillation, which preserves the received model's predictions for all classes but the true one.
+
+Lee, Jeong, Shin, Bae, Yun. Preservation of the Global Knowledge by Not-True Distillation. NeurIPS 2022.
 https://arxiv.org/abs/2106.03097
 
-Distillation preserves the received model's predictions about all classes but the true one.
 L = CE(f, y) + beta tau^2 KL(softmax(f0~ / tau) || softmax(f~ / tau))                       (1)
 f are the logits of the current model, f0 those of the received model. ~ removes the logit of the true class, which
 leaves C - 1 logits.                                                                        (2)
@@ -13,11 +14,13 @@ import torch
 from torch import Tensor
 
 from fedmpi.method import CLASSES, Client, Method, option
-from fedmpi.methods._terms import distillation
+from fedmpi.methods._terms import distillation_loss
 
 
 @dataclass(frozen=True)
 class FedNTD(Method):
+    """FedNTD: FedAvg with not-true distillation from the received model."""
+
     beta: float = option(1.0, "weight of the distillation", ge=0)
     tau: float = option(1.0, "temperature of teacher and student", gt=0)
 
@@ -29,14 +32,14 @@ class FedNTD(Method):
         if not self.beta:
             return client.task_loss(f, x, y)
         _, f0 = client.reference_forward(x)
-        distilled = distillation(not_true(f, y), not_true(f0, y), self.tau)
+        distilled = distillation_loss(not_true_logits(f, y), not_true_logits(f0, y), self.tau)
         return client.task_loss(f, x, y) + self.beta * self.tau**2 * distilled  # (1)
 
 
-def not_true(f: Tensor, y: Tensor) -> Tensor:
-    """Return the logits f without that of the true class y, in the same order.   (B, c), (B,) -> (B, c - 1)
+def not_true_logits(f: Tensor, y: Tensor) -> Tensor:
+    """Return the logits f (B, c) without those of the true classes y (B,), in the same order, (B, c - 1).
 
-    >>> not_true(torch.tensor([[2.0, 0, 1], [0, 1, 3]]), torch.tensor([0, 1]))
+    >>> not_true_logits(torch.tensor([[2.0, 0, 1], [0, 1, 3]]), torch.tensor([0, 1]))
     tensor([[0., 1.],
             [0., 3.]])
     """

@@ -1,14 +1,15 @@
-"""FedPAC. Xu, Tong, Huang. ICLR 2023. https://arxiv.org/abs/2306.11867
+"""FedPAC: clients share the body; each gets its own mixture of the cohort's heads, and prototypes align the features.
 
-Clients share the body theta. Each gets a mixture phi_k of the cohort's heads, chosen by the server, and its features
-are pulled towards global class prototypes. With class shares pi_c = n_kc / n_k, client k computes and trains:
+Xu, Tong, Huang. ICLR 2023. https://arxiv.org/abs/2306.11867
+
+With the body theta, client k's mixture phi_k, and class shares pi_c = n_kc / n_k, client k computes and trains:
     mu_c = mean z(x) over class c,  h_k[c] = pi_c mu_c,  V_k = sum_c (pi_c E_c ||z||^2 - pi_c^2 ||mu_c||^2) / n_k    (1)
     head phase: theta fixed;   body phase: phi fixed,  L = CE + lam MSE(z, P_y)                                      (2)
 Server: theta by weighted mean;  P[c] = sum_k n_kc proto_k[c] / sum_k n_kc;                                          (3)
     phi_i = sum_j a_ij phi_j,   a_i = argmin_{a >= 0, sum a = 1}  a' (diag V + Delta^i) a,                           (4)
     Delta^i_jl = sum_c <h_i[c] - h_j[c], h_i[c] - h_l[c]>
-(1) uses the received body; proto_k is computed anew after training. For a class without a global prototype, (2) uses
-the client's own mean of (1). In round 0 there are no prototypes and no mixtures yet.
+(1) uses the received body; proto_k is computed again after training. For a class without a global prototype P[c], (2)
+uses the client's own mean of (1). In round 0 there are no prototypes and no mixtures yet.
 """
 
 from dataclasses import dataclass
@@ -18,11 +19,13 @@ from torch import Tensor
 from fedmpi.flat.layout import BODY, HEAD, NORM
 from fedmpi.method import CLASSES, FEATURES, LABEL_COUNTS, Client, Method, Server, SlotValues, State, Uploads, option
 from fedmpi.method.slots import HEAD_FLAT, PER_CLASS, PROTOTYPES, SCALAR, SHARED, SharedParts, Slot, Slots
-from fedmpi.methods._prototypes import class_means, class_sums, head_mixture, prototype_loss
+from fedmpi.methods._prototypes import class_means, class_sums, head_mixing_weights, prototype_loss
 
 
 @dataclass(frozen=True)
 class FedPAC(Method):
+    """FedPAC: a shared body, personal mixtures of heads, and features aligned by class prototypes."""
+
     lam: float = option(1.0, "weight of the prototype term", ge=0)
     head_epochs: int = option(1, "epochs of the head phase", ge=0)
     head_lr: float = option(0.1, "learning rate of the head phase, the same in every round", ge=0)
@@ -79,5 +82,5 @@ class FedPAC(Method):
         protos += (1 - present)[:, None] * server.state.protos  # classes without samples in the cohort do not change
         heads = server.state.heads.clone()
         for i, client in enumerate(updates.clients):
-            heads[client] = updates.combine(head_mixture(updates.h, updates.V, i), "head")  # (4)
+            heads[client] = updates.combine(head_mixing_weights(updates.h, updates.V, i), "head")  # (4)
         return updates.mean("dw"), State(heads=heads, protos=protos, known=present.maximum(server.state.known))

@@ -1,14 +1,15 @@
-"""FedPara. Hyeon-Woo, Ye-Bin, Oh. Low-Rank Hadamard Product for Communication-Efficient Federated Learning. ICLR 2022.
+"""FedPara: layers are factorised, so that clients send fewer numbers.
+
+Hyeon-Woo, Ye-Bin, Oh. Low-Rank Hadamard Product for Communication-Efficient Federated Learning. ICLR 2022.
 https://arxiv.org/abs/2108.06098
 
-Layers are factorised, so that clients send less:
 W = (X_1 Y_1^T) . (X_2 Y_2^T), for convolutions a corresponding form with a core (models/fedpara.py)               (1)
 FedAvg trains, sends and averages the factors in place of W.                                                       (2)
 A layer's factors have at least `ratio` times the entries of W, and at least as many as W needs to have full rank; the
-rank r is rounded up, as in the authors' code. The paper's gamma is another parameter, r = (1 - gamma) r_min + gamma
-r_max. Layers that factors would not make smaller stay dense, and so does the head.
+rank r is rounded up, as in the authors' code. The paper's gamma is a different parameter, r = (1 - gamma) r_min + gamma
+r_max. Layers that would not become smaller stay dense, and so does the head.
 
-In method pfedpara each client has factors of its own, W_2,k, which stay with it; W_1 and dense layers are averaged:
+In method pfedpara each client has its own factors W_2,k, which stay with it; W_1 and dense layers are averaged:
 W_k = W_1 . (W_2,k + 1) = W_1 + W_1 . W_2,k                                                                        (3)
 """
 
@@ -23,8 +24,10 @@ from fedmpi.models.fedpara import factorise_layers
 
 @dataclass(frozen=True)
 class FedPara(Method):
-    ratio: float = option(0.5, "factors' entries over the dense weight's, per layer", gt=0, lt=1)
-    init: str = option("factors", "what starts with variance 2 / fan_in", choices=("factors", "product"))
+    """FedPara: FedAvg on factorised layers."""
+
+    ratio: float = option(0.5, "number of entries of a layer's factors, relative to its dense weight", gt=0, lt=1)
+    init: str = option("factors", "what is initialised with variance 2 / fan_in", choices=("factors", "product"))
 
     def prepare_model(self, module: nn.Module, classes: int) -> nn.Module:
         return factorise_layers(module, self.ratio, personal=False, init=self.init)  # (1)
@@ -32,8 +35,10 @@ class FedPara(Method):
 
 @dataclass(frozen=True)
 class PFedPara(Method):
-    ratio: float = option(0.5, "factors' entries over the dense weight's, per layer", gt=0, lt=1)
-    init: str = option("product", "what starts with variance 2 / fan_in", choices=("factors", "product"))
+    """pFedPara: factorised layers, half of whose factors are personal."""
+
+    ratio: float = option(0.5, "number of entries of a layer's factors, relative to its dense weight", gt=0, lt=1)
+    init: str = option("product", "what is initialised with variance 2 / fan_in", choices=("factors", "product"))
 
     def shared_parts(self, t: int, rounds: int) -> SharedParts:
         return SharedParts(groups=(BODY, NORM, HEAD))

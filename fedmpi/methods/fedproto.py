@@ -1,10 +1,11 @@
-"""FedProto. Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. AAAI 2022. https://arxiv.org/abs/2105.00243
+"""FedProto: clients keep their own models and exchange only class prototypes, which are means of features.
 
-Each client keeps its own model; clients and server exchange class prototypes only, which are means of features.
+Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. AAAI 2022. https://arxiv.org/abs/2105.00243
+
     proto_k[c] = mean of z(x) over the client's samples of class c, during the last local epoch                   (1)
     P[c]       = mean over the clients that have samples of class c, unweighted as in the authors' code           (2)
     L          = CE + lam MSE(z, P_y)       MSE: mean over B d; a sample without a prototype adds 0               (3)
-The weights still change while (1) is accumulated. share_weights: true averages the models, too, as FedUV's comparison
+The weights still change while (1) is accumulated. share_weights: true also averages the models, as FedUV's comparison
 does.
 """
 
@@ -19,8 +20,10 @@ from fedmpi.methods._prototypes import class_means, prototype_loss
 
 @dataclass(frozen=True)
 class FedProto(Method):
+    """FedProto: personal models whose features are aligned by shared class prototypes."""
+
     lam: float = option(1.0, "weight of the prototype term", ge=0)
-    share_weights: bool = option(False, "average the models too")
+    share_weights: bool = option(False, "also average the models")
 
     server_state = Slots(protos=PROTOTYPES, known=PER_CLASS)
     receives = ("protos", "known")

@@ -1,10 +1,12 @@
-"""FedRep. Collins, Hassani, Mokhtari, Shakkottai. ICML 2021. https://arxiv.org/abs/2102.07078
+"""FedRep: clients share a body and keep personal heads; each round trains first the head, then the body.
 
-Clients share a body phi, which the server averages; each keeps a head h_k of its own. In each round a client starts
-from the received phi and its h_k, and trains them in turn:
+Collins, Hassani, Mokhtari, Shakkottai. ICML 2021. https://arxiv.org/abs/2102.07078
+
+The server averages the body phi; each client keeps its own head h_k. In each round a client starts from the received
+phi and its h_k, and trains them in two phases:
     (1) head_epochs of SGD on h_k with phi fixed;      (2) body_epochs of SGD on phi with h_k fixed.
-Each phase has its own optimiser, so that momentum of one phase does not move what the other holds fixed. train.epochs
-and train.steps are not used.
+Each phase has its own optimiser, so that the momentum of one phase does not change what the other keeps fixed.
+train.epochs and train.steps are not used.
 """
 
 from dataclasses import dataclass
@@ -15,6 +17,8 @@ from fedmpi.method import LAST_LAYER, Client, Method, SharedParts, State, option
 
 @dataclass(frozen=True)
 class FedRep(Method):
+    """FedRep: a shared body and personal heads, trained in two phases."""
+
     head_epochs: int = option(10, "epochs of the head phase", ge=0)
     body_epochs: int = option(1, "epochs of the body phase", ge=0)
 

@@ -1,7 +1,8 @@
-"""FedSOL. Lee, Jeong, Kim, Oh, Yun. Stabilized Orthogonal Learning. CVPR 2024. https://arxiv.org/abs/2308.12532
+"""FedSOL: each local step takes its gradient at weights that are perturbed along the gradient of a proximal loss.
 
-Each local step takes its gradient at weights that are perturbed along the gradient of a proximal loss L_p. The received
-model w0 is the frozen teacher of L_p. At the weights w of a step:
+Lee, Jeong, Kim, Oh, Yun. Stabilized Orthogonal Learning. CVPR 2024. https://arxiv.org/abs/2308.12532
+
+The received model w0 is the fixed teacher of the proximal loss L_p. At the weights w of a step:
     L_p = (1/B) sum_b sum_c q log(q / s),   q = softmax(f_w0 / tau),  s = softmax(f_w / tau)                 (5)
     g_p = grad L_p on the perturbed tensors, 0 elsewhere
     Lambda^(l) = |w^(l) - w0^(l)| / ||w^(l) - w0^(l)||      for each perturbed layer l, elementwise          (7)
@@ -13,8 +14,8 @@ come from one pass through the body. The norm in (7) is over a layer, weight and
 each tensor separately; norm: dim0 is the authors' code. Table 5 of the paper compares values of layers and adaptive.
 
 With prox, g_p is the gradient of another method's regularizer, and that method's server and client state are kept. Its
-client state must not assume that steps follow the regularizer, because (4) contains no such step. Table 4 of the paper,
-with SCAFFOLD, FedNova, FedDyn and MOON, is configs/papers/fedsol_table4.py; the ablations of Table 10 are
+client state must not rely on steps along the regularizer, because (4) makes no such steps. Table 4 of the paper, with
+SCAFFOLD, FedNova, FedDyn and MOON, is configs/papers/fedsol_table4.py; the ablations of Table 10 are
 configs/papers/fedsol_table10.py.
 """
 
@@ -37,22 +38,26 @@ from fedmpi.method import (
     option,
     overrides,
 )
-from fedmpi.methods._terms import perturbation, retention, share_of_norm
+from fedmpi.methods._terms import distillation_with_exact_zero, normalized_magnitude, scale_perturbation
 
-IN_TABLE_10 = "is an option of configs/papers/fedsol_table10.py:Objective now, which has FedSOL as its option `fedsol`"
+IN_TABLE_10 = "was moved to configs/papers/fedsol_table10.py:Objective, which has FedSOL as its option `fedsol`"
 
 
 @delegates_to("prox")
 @dataclass(frozen=True)
 class FedSOL(Method):
+    """FedSOL: local steps at weights that are perturbed along the gradient of a proximal loss."""
+
     rho: float = option(2.0, "length of the perturbation; 0: FedAvg", ge=0)
     tau: float = option(3.0, "temperature of teacher and student", gt=0)
-    layers: str = option("head", "what is perturbed", choices=("head", "body", "all"))
+    layers: str = option("head", "layers that are perturbed", choices=("head", "body", "all"))
     adaptive: bool = option(True, "scale the perturbation by how far each weight has moved (7); false: Lambda = 1")
     norm: str = option(
         "layer", "norm in (7): of the layer, the tensor, or its columns", choices=("layer", "tensor", "dim0")
     )
-    prox: Method | None = field(default=None, metadata={"doc": "method to perturb along, null: (5)", "method": True})
+    prox: Method | None = field(
+        default=None, metadata={"doc": "method whose regularizer replaces L_p; null: (5)", "method": True}
+    )
 
     equals_fedavg_at = {"rho": 0.0}
     REPLACED_OPTIONS = {"objective": IN_TABLE_10, "beta": IN_TABLE_10}
@@ -62,8 +67,8 @@ class FedSOL(Method):
         # imports no other method.
         if self.prox and (type(self.prox).__name__ == "FedDyn" or not overrides(self.prox, "regularizer")):
             raise UserError(
-                f"method.prox: not {self.prox}; it takes a method with a regularizer and without state that presumes "
-                "steps along it: fedprox, or one of configs/papers/fedsol_table4.py (SCAFFOLD, FedNova, FedDyn, MOON)"
+                f"method.prox: {self.prox} is not allowed; must be a method with a regularizer, and without state that "
+                "relies on steps along it: fedprox, or a class of configs/papers/fedsol_table4.py"
             )
 
     @declared_property
@@ -76,29 +81,31 @@ class FedSOL(Method):
             return client.grad(x, y)
         if self.layers == "head" and not self.prox:
             (_, teacher), (z, _) = client.reference_forward(x), client.forward(x)
-            g_p = client.head_grad(z.detach(), lambda f: retention(f, teacher, self.tau))  # (5)
+            g_p = client.head_grad(z.detach(), lambda f: distillation_with_exact_zero(f, teacher, self.tau))  # (5)
             perturbed = client.w + self.perturbation(client, g_p)
             return client.head_grad(z, lambda f: client.task_loss(f, x, y), at=perturbed)  # (4)
-        g_p = client.regularizer_grad(self.prox.regularizer) if self.prox else self.distil(client, x, y)
+        g_p = client.regularizer_grad(self.prox.regularizer) if self.prox else self.distillation_gradient(client, x, y)
         return client.grad(x, y, at=client.w + self.perturbation(client, g_p))  # (4)
 
-    def distil(self, client: Client, x: Tensor, y: Tensor, at: Tensor | None = None) -> Tensor:
+    def distillation_gradient(self, client: Client, x: Tensor, y: Tensor, at: Tensor | None = None) -> Tensor:
         _, teacher = client.reference_forward(x)
-        return client.grad(x, y, at=at, loss=lambda client, x, _: retention(client.logits(x), teacher, self.tau))  # (5)
+        return client.grad(
+            x, y, at=at, loss=lambda client, x, _: distillation_with_exact_zero(client.logits(x), teacher, self.tau)
+        )  # (5)
 
     def perturbation(self, client: Client, g_p: Tensor, adaptive: bool = True) -> Tensor:
-        """Return the perturbation eps (6) for the gradient g_p, zero outside the perturbed tensors.   (d,) -> (d,)"""
+        """Return the perturbation eps (d,) of (6) for the gradient g_p (d,); it is 0 outside the perturbed tensors."""
         g, strength = torch.zeros_like(g_p), torch.zeros_like(g_p)
-        for tensors in self.perturbed(client):
-            moved = [s.view(client.w) - s.view(client.w0) for s in tensors]
-            length = torch.stack([m.norm() for m in moved]).norm().clamp(min=1e-12)  # norm over the layer
-            for s, m in zip(tensors, moved, strict=True):
+        for tensors in self._perturbed_layers(client):
+            changes = [s.view(client.w) - s.view(client.w0) for s in tensors]
+            layer_norm = torch.stack([m.norm() for m in changes]).norm().clamp(min=1e-12)
+            for s, m in zip(tensors, changes, strict=True):
                 s.view(g).copy_(s.view(g_p))
-                share = m.abs() / length if self.norm == "layer" else share_of_norm(m, self.norm)
+                share = m.abs() / layer_norm if self.norm == "layer" else normalized_magnitude(m, self.norm)
                 s.view(strength).copy_(share if self.adaptive and adaptive else torch.ones_like(m))  # (7)
-        return perturbation(g, self.rho, strength)  # (6)
+        return scale_perturbation(g, self.rho, strength)  # (6)
 
-    def perturbed(self, client: Client) -> list[list[Segment]]:
-        """Return the perturbed tensors, grouped into layers: tensors whose names differ only in the last part."""
+    def _perturbed_layers(self, client: Client) -> list[list[Segment]]:
+        """Return the perturbed tensors by layer; the names of a layer's tensors differ only in their last part."""
         chosen = [s for s in client.segments() if self.layers == "all" or (s.group == HEAD) == (self.layers == "head")]
         return [list(tensors) for _, tensors in groupby(chosen, key=lambda s: s.name.rpartition(".")[0])]

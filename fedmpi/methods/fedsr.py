@@ -1,8 +1,10 @@
-"""FedSR. Nguyen, Torr, Lim. A Simple and Effective Domain Generalization Method for Federated Learning. NeurIPS 2022.
+"""FedSR: simple representations, i.e. Gaussian features that are kept small and close to class references.
+
+Nguyen, Torr, Lim. A Simple and Effective Domain Generalization Method for Federated Learning. NeurIPS 2022.
 https://openreview.net/forum?id=mrt90D00aQX
 
 An additional linear layer before the head, with twice as many outputs as the head has inputs, makes the features
-Gaussian, z ~ N(mu(x), sigma(x)^2). The loss keeps them small and close to a learned reference distribution r(z|y) of
+Gaussian, z ~ N(mu(x), sigma(x)^2). The loss keeps them small, and close to a learned reference distribution r(z|y) of
 each class (models/probabilistic_features.py):
     L = CE + l2r mean_b ||z_b|| + cmi mean_b KL( N(C mu_b, (C sigma_b)^2) || r(.|y_b) )          norm not squared    (1)
 As in the authors' code, r and C stay with the client. A model is evaluated at z = mu; the authors' code averages 20
@@ -20,15 +22,19 @@ from fedmpi.models.probabilistic_features import REFERENCE_GROUP, GaussianFeatur
 
 @dataclass(frozen=True)
 class FedSR(Method):
+    """FedSR: FedAvg with probabilistic features and two regularisers."""
+
     l2r: float = option(0.01, "weight of the features' norm", ge=0)
     cmi: float = option(0.001, "weight of the divergence from the class's reference", ge=0)
-    probabilistic: bool = option(True, "Gaussian features; false: those of the model")
+    probabilistic: bool = option(True, "use Gaussian features; false: use those of the model")
 
     equals_fedavg_at = {"l2r": 0.0, "cmi": 0.0, "probabilistic": False}
 
     def __post_init__(self) -> None:
         if self.cmi and not self.probabilistic:
-            raise UserError(f"method.cmi: {self.cmi} needs Gaussian features; set cmi: 0 or probabilistic: true")
+            raise UserError(
+                f"method.cmi: {self.cmi} needs Gaussian features; set method.probabilistic: true, or method.cmi: 0"
+            )
 
     @declared_property
     def needs(self) -> frozenset[str]:
@@ -41,7 +47,9 @@ class FedSR(Method):
         if not self.probabilistic:
             return module
         if not any(isinstance(layer, nn.Linear) for layer in module.modules()):
-            raise UserError("method fedsr needs a model with a last linear layer")
+            raise UserError(
+                "method fedsr needs a model with a linear layer, but this model has none; choose another model"
+            )
         return GaussianFeatures(module, classes)
 
     def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:

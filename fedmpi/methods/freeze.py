@@ -1,7 +1,7 @@
-"""Freeze. The fixed classifier that FedUV is compared with. Son, Kim, Chung, Huang, Liu. CVPR 2024.
-https://arxiv.org/abs/2402.18372
+"""Freeze: the head keeps its random initial weights, and FedAvg trains the body; a baseline of FedUV.
 
-The head keeps its random initial weights, and FedAvg trains the body.
+Son, Kim, Chung, Huang, Liu. CVPR 2024. https://arxiv.org/abs/2402.18372
+
 theta_h = theta_h^0 on all clients and the server;   theta_b <- sum_k p_k theta_b,k            (1)
 The head gets no gradient and no weight decay, and is not sent. (The authors' code trains the head in every round and
 discards the result, because it compares "Freeze" with "freeze".)
@@ -15,6 +15,8 @@ from fedmpi.method import LAST_LAYER, Method, SharedParts
 
 @dataclass(frozen=True)
 class Freeze(Method):
+    """Freeze: FedAvg on the body with a fixed random head."""
+
     trains = (BODY, NORM)
     needs = frozenset({LAST_LAYER})
 

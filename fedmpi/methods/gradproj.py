@@ -1,8 +1,8 @@
-"""GradProj, the orthogonal projection that FedSOL is compared with. Lee et al. CVPR 2024, Table 1.
-https://arxiv.org/abs/2308.12532
+"""GradProj: each local step removes the component of the gradient that conflicts with staying near the received model.
 
-Each local step removes from the gradient g_l of the loss its component against the gradient g_p of a distance to the
-received model w0. All parameters form one vector.
+The orthogonal projection that FedSOL is compared with. Lee et al. CVPR 2024, Table 1. https://arxiv.org/abs/2308.12532
+
+g_p is the gradient of a distance to the received model w0, and g_l that of the loss. All parameters form one vector.
 g_l = grad CE(f_w(x), y),   g_p = grad KL(softmax(f_w0 / tau) || softmax(f_w / tau))
 g   = g_l - (<g_l, g_p> / ||g_p||^2) g_p   if <g_l, g_p> < 0,   else g_l                                         (1)
 distance: l2 uses g_p = w - w0, the gradient of ||w - w0||^2 / 2. At w = w0 both distances have their minimum and g_p is
@@ -16,13 +16,17 @@ import torch
 from torch import Tensor
 
 from fedmpi.method import CLASSES, Client, Method, declared_property, option
-from fedmpi.methods._terms import retention
+from fedmpi.methods._terms import distillation_with_exact_zero
 
 
 @dataclass(frozen=True)
 class GradProj(Method):
+    """GradProj: local gradients, projected to be orthogonal to a proximal gradient if they conflict."""
+
     tau: float = option(3.0, "temperature of teacher and student", gt=0)
-    distance: str = option("kl", "of what g_p is the gradient: of outputs, or of weights", choices=("kl", "l2"))
+    distance: str = option(
+        "kl", "distance whose gradient is g_p: between outputs (kl), or between weights (l2)", choices=("kl", "l2")
+    )
 
     @declared_property
     def needs(self) -> frozenset[str]:
@@ -33,13 +37,15 @@ class GradProj(Method):
         if client.at_w0:
             return g_l
         if self.distance == "l2":
-            return without_conflict(g_l, client.w - client.w0)
+            return project_out_conflict(g_l, client.w - client.w0)
         _, teacher = client.reference_forward(x)
-        g_p = client.grad(x, y, loss=lambda client, x, _: retention(client.logits(x), teacher, self.tau))
-        return without_conflict(g_l, g_p)
+        g_p = client.grad(
+            x, y, loss=lambda client, x, _: distillation_with_exact_zero(client.logits(x), teacher, self.tau)
+        )
+        return project_out_conflict(g_l, g_p)
 
 
-def without_conflict(g_l: Tensor, g_p: Tensor) -> Tensor:
-    """Return g_l without its component against g_p (1); g_l if g_p is only rounding noise.   (d,), (d,) -> (d,)"""
+def project_out_conflict(g_l: Tensor, g_p: Tensor) -> Tensor:
+    """Return g_l (d,) without its component against g_p (d,), as in (1); g_l itself if g_p is only rounding noise."""
     along, square = g_l @ g_p, g_p @ g_p
     return torch.where((along < 0) & (square >= 1e-24), g_l - along / square * g_p, g_l)  # (1)

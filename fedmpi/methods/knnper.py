@@ -1,15 +1,17 @@
-"""kNN-Per. Marfoq, Neglia, Vidal, Kameni. Personalized Federated Learning through Local Memorization. ICML 2022.
+"""kNN-Per: FedAvg, whose predictions each client mixes with a vote of its nearest training samples in feature space.
+
+Marfoq, Neglia, Vidal, Kameni. Personalized Federated Learning through Local Memorization. ICML 2022.
 https://arxiv.org/abs/2111.09360
 
-Training is FedAvg's. In the evaluation of client i, the model's prediction is mixed with a vote of the k training
-samples (z_j, y_j) of the client that are nearest in feature space; the features z come from the evaluated model:
+In the evaluation of client i, the k training samples (z_j, y_j) of the client that are nearest to a test sample vote;
+the features z come from the evaluated model:
     d_j = ||z(x) - z_j||,   s_j = exp(-d_j^2 / (dim z scale))         over the k nearest j                        (1)
     p_knn[c] = sum_{j: y_j = c} s_j / sum_j s_j                                                                   (2)
     p = lam p_knn + (1 - lam) softmax f(x)                                                                        (3)
 With evaluate.protocol ft(e) the evaluated model is the fine-tuned one. mix: logits replaces softmax f in (3) by f, as
 the code of FedSOL's authors does. (1) is the code of kNN-Per's authors, similarity: code. Their paper prints exp(-d_j),
-which is similarity: paper with scale 1; in general exp(-d_j / scale). All clients use the same lam, whereas the paper's
-clients each choose their own.
+which is similarity: paper with scale 1; in general exp(-d_j / scale). All clients use the same lam, whereas in the
+paper each client chooses its own.
 """
 
 from collections.abc import Callable
@@ -24,12 +26,20 @@ from fedmpi.method import CLASSES, FEATURES, Client, Method, option
 
 @dataclass(frozen=True)
 class KNNPer(Method):
+    """kNN-Per: FedAvg with local memorisation: predictions are mixed with those of nearest neighbours."""
+
     k: int = option(5, "number of neighbours", ge=1)
-    lam: float = option(0.5, "share of the neighbours in the prediction; 0: the model alone", ge=0, le=1)
-    scale: float = option(1.0, "over which similarity falls to 1/e: d^2 / dim z with code, d with paper", gt=0)
-    capacity: int = option(500, "samples that a client remembers at most, a uniform subset of its own", ge=1)
-    similarity: str = option("code", "s_j: exp of minus squared distances, or of distances", choices=("code", "paper"))
-    mix: str = option("softmax", "what the neighbours are mixed with", choices=("softmax", "logits"))
+    lam: float = option(0.5, "weight of the neighbours in the prediction; 0: use the model only", ge=0, le=1)
+    scale: float = option(1.0, "value of d^2 / dim z (code) or of d (paper) at which the similarity is 1/e", gt=0)
+    capacity: int = option(500, "maximum number of samples that a client remembers, a uniform subset of its own", ge=1)
+    similarity: str = option(
+        "code",
+        "s_j: exponential of the negative squared distance, or of the negative distance",
+        choices=("code", "paper"),
+    )
+    mix: str = option(
+        "softmax", "outputs of the model that are mixed with the vote of the neighbours", choices=("softmax", "logits")
+    )
 
     needs = frozenset({FEATURES, CLASSES})
     equals_fedavg_at = {"lam": 0.0}
@@ -45,10 +55,10 @@ class KNNPer(Method):
         def outputs(x: Tensor) -> Tensor:
             z, f = client.forward(x)
             d2 = torch.cdist(z, z_k, compute_mode="donot_use_mm_for_euclid_dist").square()  # (B, n)
-            far, width = d2, z.shape[1] * self.scale
+            distances, width = d2, z.shape[1] * self.scale
             if self.similarity == "paper":
-                far, width = d2.sqrt(), self.scale
-            p_knn = neighbours(far, y_k, self.k, f.shape[1], width)
+                distances, width = d2.sqrt(), self.scale
+            p_knn = neighbour_probabilities(distances, y_k, self.k, f.shape[1], width)
             if self.mix == "logits":
                 return self.lam * p_knn + (1 - self.lam) * f
             p = self.lam * p_knn + (1 - self.lam) * f.softmax(1)  # (3)
@@ -57,13 +67,19 @@ class KNNPer(Method):
         return outputs
 
 
-def neighbours(far: Tensor, y: Tensor, k: int, classes: int, width: float) -> Tensor:
-    """Return class probabilities p_knn (2) by the k nearest samples, with similarities s_j = exp(-far_j / width).
+def neighbour_probabilities(distances: Tensor, y: Tensor, k: int, classes: int, width: float) -> Tensor:
+    """Return the class probabilities p_knn (B, classes) of (2) by the k nearest samples.
 
-    Distances far (B, n) >= 0, labels (n,) -> (B, classes)
+    The similarities are s_j = exp(-distance_j / width). The smallest distance is subtracted first, so that not all
+    similarities underflow to 0; the factor cancels in (2).
 
-    The smallest distance is subtracted first, so that not all similarities underflow to 0; the factor cancels in (2).
+    Args:
+        distances: (B, n) non-negative distances to the n samples.
+        y: (n,) labels of the samples.
+        k: number of neighbours.
+        classes: number of classes.
+        width: the distance at which the similarity is 1/e.
     """
-    nearest, j = far.topk(min(k, len(y)), largest=False)  # (B, k), ascending
+    nearest, j = distances.topk(min(k, len(y)), largest=False)  # (B, k), ascending
     s = (-(nearest - nearest[:, :1]) / width).exp()  # (1)
     return (s[:, :, None] * one_hot(y[j], classes)).sum(1) / s.sum(1, keepdim=True)

@@ -1,7 +1,9 @@
-"""LG-FedAvg. Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency. Think Locally, Act Globally. 2020.
+"""LG-FedAvg: clients share the last layers of the model, and each keeps its own layers below.
+
+Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency. Think Locally, Act Globally. 2020.
 https://arxiv.org/abs/2001.01523
 
-Clients share the last layers theta_g of the model; each keeps the layers below, theta_l,k, which are never sent.
+theta_g are the shared last layers; the layers below, theta_l,k, are never sent.
 (theta_l,k, theta_g) <- SGD on F_k, jointly;     theta_g <- sum_k p_k theta_g,k                        (1)
 theta_g are the last n_shared linear layers; the authors use n_shared: 2. They average uniformly (cohort.weighting:
 uniform) and start from a model that FedAvg has trained. Here all clients start from the same initial model.
@@ -20,7 +22,9 @@ GLOBAL = "global"  # layout group of the shared layers below the head
 
 @dataclass(frozen=True)
 class LGFedAvg(Method):
-    n_shared: int = option(1, "number of linear layers that are shared, the last ones", ge=1)
+    """LG-FedAvg: FedAvg on the last linear layers, with personal layers below them."""
+
+    n_shared: int = option(1, "number of linear layers that are shared, counted from the end", ge=1)
 
     needs = frozenset({LAST_LAYER})
 
@@ -28,10 +32,12 @@ class LGFedAvg(Method):
         return SharedParts(groups=(HEAD, GLOBAL) if self.n_shared > 1 else (HEAD,))  # (1)
 
     def prepare_model(self, module: nn.Module, classes: int) -> nn.Module:
-        """Put the n_shared - 1 linear layers below the head into the layout group that is shared."""
+        """Assign the n_shared - 1 linear layers below the head to the layout group that is shared."""
         linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
         if len(linear) < self.n_shared:
-            raise UserError(f"method.n_shared is {self.n_shared}, but the model has {len(linear)} linear layer(s)")
+            raise UserError(
+                f"method.n_shared: {self.n_shared} is not allowed; the model has only {len(linear)} linear layer(s)"
+            )
         groups: dict[str, str] = getattr(module, "parameter_groups", dict)()
         for layer in linear[-self.n_shared : -1]:
             groups |= {f"{layer}.{leaf}": GLOBAL for leaf, _ in module.get_submodule(layer).named_parameters()}

@@ -1,8 +1,9 @@
-"""MOON. Li, He, Song. Model-Contrastive Federated Learning. CVPR 2021. https://arxiv.org/abs/2103.16257
+"""MOON: a contrastive term pulls features towards those of the global model, away from those of the last local model.
 
-A contrastive term makes the features of local training similar to those of the global model, and dissimilar to those of
-the client's previous model. z, z0 and z' are features of the current model, the received model, and the model that the
-client uploaded last (before that, the initial model); the latter two are frozen. s(a, b) = <a, b> / (||a|| ||b||).
+Li, He, Song. Model-Contrastive Federated Learning. CVPR 2021. https://arxiv.org/abs/2103.16257
+
+z, z0 and z' are features of the current model, the received model, and the model that the client uploaded last (before
+that, the initial model); the latter two are fixed. s(a, b) = <a, b> / (||a|| ||b||).
     l_con = -log( exp(s(z, z0)/tau) / (exp(s(z, z0)/tau) + exp(s(z, z')/tau)) )          batch mean           (1)
           = log(1 + exp((s(z, z') - s(z, z0)) / tau))
     L     = CE + mu l_con                                                                                     (2)
@@ -19,6 +20,8 @@ from fedmpi.method import FEATURES, INITIAL, INITIAL_BUFFERS, Client, Method, Sl
 
 @dataclass(frozen=True)
 class MOON(Method):
+    """MOON: FedAvg with a contrastive term between models."""
+
     mu: float = option(1.0, "weight of the contrastive term; 0: FedAvg", ge=0)
     tau: float = option(0.5, "temperature", gt=0)
 
@@ -29,21 +32,22 @@ class MOON(Method):
     def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
         z, f = client.forward(x)
         loss = client.task_loss(f, x, y)
-        return loss + self.mu * self.contrast(client, x, z) if self.mu else loss  # (2)
+        return loss + self.mu * self.contrastive_term(client, x, z) if self.mu else loss  # (2)
 
-    def contrast(self, client: Client, x: Tensor, z: Tensor) -> Tensor:
+    def contrastive_term(self, client: Client, x: Tensor, z: Tensor) -> Tensor:
         z0, _ = client.reference_forward(x)
         last, _ = client.reference_forward(x, at=client.state.last, buffers=client.state.last_b)
-        return contrastive(z, z0, last, self.tau)
+        return contrastive_loss(z, z0, last, self.tau)
 
     def upload(self, client: Client) -> tuple[SlotValues, State]:
         return SlotValues(), State(last=client.w, last_b=client.b)
 
 
-def contrastive(z: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:
-    """Return the contrastive loss (1), small if z is similar to `near` and dissimilar to `far`.   3 times (B, z) -> ()
+def contrastive_loss(z: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:
+    """Return the contrastive loss () of (1), which is small if z is similar to `near` and dissimilar to `far`.
 
-    The difference of the unit vectors is formed first. If near equals far, it is exactly 0, and so is the gradient.
+    All arguments are features (B, z). The difference of the unit vectors is computed first: if near equals far, it is
+    exactly 0, and so is the gradient.
     """
     difference = normalize(far, eps=1e-8) - normalize(near, eps=1e-8)
     return softplus((normalize(z, eps=1e-8) * difference).sum(1) / tau).mean()  # (1)

@@ -1,15 +1,17 @@
-"""pFedMe. Dinh, Tran, Nguyen. Personalized Federated Learning with Moreau Envelopes. NeurIPS 2020.
+"""pFedMe: each client trains a personal model, which a quadratic term keeps close to its copy of the global model.
+
+Dinh, Tran, Nguyen. Personalized Federated Learning with Moreau Envelopes. NeurIPS 2020.
 https://arxiv.org/abs/2006.08848
 
-Each client has a personal model theta, which a quadratic term pulls towards the client's copy w of the global model.
+theta is the personal model, w the client's copy of the global model.
 F_k(w) = min_theta f_k(theta) + (lam/2) ||theta - w||^2,      grad F_k(w) = lam (w - theta(w))                    (1)
 A local step, on one batch:   `steps` times  theta <- theta - personal_lr (grad f(theta) + lam (theta - w))       (2)
                               w <- w - lr lam (w - theta)                                                         (3)
 Server:                       w <- (1 - beta) w + beta sum_k p_k w_k;   beta is server.lr, lr is train.lr          (4)
-theta is the model with which the client is evaluated. In the first step of a round it starts from w. In later steps it
-continues from the previous step, as in the authors' code, or starts from w again (start: w). The paper's p_k are equal.
-`decay` adds decay theta to grad f, 0.001 theta in the authors' code. train.weight_decay acts on w in (3). A client that
-is not sampled uses theta from its last round. Batch statistics are those of the passes at theta.
+The client is evaluated with theta. In the first step of a round theta starts from w. In later steps it continues from
+the previous step, as in the authors' code, or starts from w again (start: w). The paper's p_k are equal. `decay` adds
+decay theta to grad f, 0.001 theta in the authors' code. train.weight_decay acts on w in (3). A client that is not
+sampled uses theta from its last round. Batch statistics are those of the passes at theta.
 """
 
 from dataclasses import dataclass
@@ -22,10 +24,12 @@ from fedmpi.method.slots import FLAT, INITIAL, INITIAL_BUFFERS, Slots
 
 @dataclass(frozen=True)
 class PFedMe(Method):
-    lam: float = option(15.0, "pull between the personal model and the local copy of the global one", gt=0)
+    """pFedMe: personal models, regularised by Moreau envelopes."""
+
+    lam: float = option(15.0, "weight of the quadratic term", gt=0)
     personal_lr: float = option(0.09, "learning rate of (2)", gt=0)
-    steps: int = option(5, "K, steps of (2) on each batch", ge=1)
-    start: str = option("theta", "where (2) starts: the theta of the step before, or w", choices=("theta", "w"))
+    steps: int = option(5, "K, number of steps of (2) on each batch", ge=1)
+    start: str = option("theta", "starting point of (2): the theta of the previous step, or w", choices=("theta", "w"))
     decay: float = option(0.0, "weight decay of (2)", ge=0)
 
     client_state = Slots(theta=INITIAL, theta_b=INITIAL_BUFFERS)

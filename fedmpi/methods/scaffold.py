@@ -1,11 +1,13 @@
-"""SCAFFOLD. Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. ICML 2020. https://arxiv.org/abs/1910.06378
+"""SCAFFOLD: control variates of the clients and of the server correct the drift of local steps.
 
-Control variates, c_i of each client and c of the server, correct the drift of local steps.
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. ICML 2020. https://arxiv.org/abs/1910.06378
+
+c_i is the control variate of client i, c that of the server.
     y   <- y - lr (g - c_i + c)                              local step                (1)
     c_i' = c_i - c + (x - y) / (a lr)                        option II                 (2)
     x'   = x + sum_i p_i (y_i - x)                                                     (3)
     c'   = c + (m/N) mean_i (c_i' - c_i)                     N all clients, m cohort   (4)
-x is client.w0 and y is client.w. `mean_c: weighted` uses p_i in (4), too, as FLamby's program does; if all clients take
+x is client.w0 and y is client.w. `mean_c: weighted` also uses p_i in (4), as FLamby's code does; if all clients take
 part, the corrections then cancel in (3). In the paper's plain SGD a = K, the number of steps. With momentum, a is the
 total weight of a constant gradient; K would over-estimate c by a factor of about 1/(1 - momentum). The paper's (3) is
 uniform: cohort.weighting: uniform. Weight decay is part of the steps, and so of (x - y).
@@ -21,7 +23,11 @@ from fedmpi.method.slots import FLAT, SHARED, UPDATE, Slots
 
 @dataclass(frozen=True)
 class Scaffold(Method):
-    mean_c: str = option("uniform", "mean over clients in (4); weighted: by p", choices=("uniform", "weighted"))
+    """SCAFFOLD: local steps that are corrected by control variates."""
+
+    mean_c: str = option(
+        "uniform", "mean over clients in (4): uniform, or weighted by p", choices=("uniform", "weighted")
+    )
 
     needs = frozenset({SGD_STEPS})
     client_state = Slots(c_i=FLAT)

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from fedmpi.common import seeds
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
-from fedmpi.methods.ccvr import draws
+from fedmpi.methods.ccvr import draw_features
 
 
 def tensor(*values):
@@ -28,11 +28,11 @@ def near(found, expected, atol=1e-12):
 def test_draws_do_not_depend_on_which_eigenvectors_a_processor_takes(monkeypatch):
     """Signs are chance, and where eigenvalues are equal every basis of their space will do."""
     sigma = torch.diag(tensor(2.0, 2.0, 0.5))
-    plain = draws(torch.zeros(3), sigma, 5, torch.Generator().manual_seed(0))
+    plain = draw_features(torch.zeros(3), sigma, 5, torch.Generator().manual_seed(0))
     C, S = math.cos(0.7), math.sin(0.7)
     rotated = tensor((0, C, S), (0, -S, C), (-1, 0, 0))
     monkeypatch.setattr(torch.linalg, "eigh", lambda _: (tensor(0.5, 2, 2), rotated))
-    near(draws(torch.zeros(3), sigma, 5, torch.Generator().manual_seed(0)), plain)
+    near(draw_features(torch.zeros(3), sigma, 5, torch.Generator().manual_seed(0)), plain)
 
 
 # ---- whole runs ----

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, nll_loss
 from torch.nn.utils import parameters_to_vector
 
 from fedmpi.engine.evaluate import evaluate
-from fedmpi.methods._prototypes import head_mixture
+from fedmpi.methods._prototypes import head_mixing_weights
 
 # ---- FedProto ----
 ONE_BATCH = {"batch_size": "full", "epochs": 1, "momentum": 0.0}
@@ -131,7 +131,7 @@ def test_statistics_are_taken_with_the_received_body(trained):
 )
 def test_mixtures_by_hand(h, V, client, mixture):
     h, V = (torch.tensor(values, dtype=torch.float64) for values in (h, V))
-    assert head_mixture(h[:, None, None], V, client).tolist() == pytest.approx(mixture)
+    assert head_mixing_weights(h[:, None, None], V, client).tolist() == pytest.approx(mixture)
 
 
 def test_a_round_of_the_server():
@@ -144,7 +144,7 @@ def test_a_round_of_the_server():
     for k in range(7):
         if k in cohort:
             i = cohort.index(k)
-            expected = head_mixture(sent.h, sent.V, i).double() @ sent.head.double()
+            expected = head_mixing_weights(sent.h, sent.V, i).double() @ sent.head.double()
             torch.testing.assert_close(state.heads[k].double(), expected, rtol=0, atol=1e-6)
             assert (state.heads[k] - sent.head[i]).abs().max() > 1e-4
         else:

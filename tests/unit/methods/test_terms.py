@@ -1,4 +1,4 @@
-"""Terms of the losses and steps by hand: distillation, contrast, uniformity, correlations, margins, perturbations."""
+"""Terms of losses and steps equal values computed by hand."""
 
 import math
 from types import SimpleNamespace
@@ -8,12 +8,12 @@ import torch
 
 from fedmpi.flat.layout import Segment
 from fedmpi.methods import _prototypes
-from fedmpi.methods._terms import distillation, perturbation, retention
+from fedmpi.methods._terms import distillation_loss, distillation_with_exact_zero, scale_perturbation
 from fedmpi.methods.fedasam import FedASAM
-from fedmpi.methods.fedld import margin
-from fedmpi.methods.fedntd import not_true
-from fedmpi.methods.feduv import uniformity, variance
-from fedmpi.methods.moon import contrastive
+from fedmpi.methods.fedld import margin_penalty
+from fedmpi.methods.fedntd import not_true_logits
+from fedmpi.methods.feduv import uniformity, variance_term
+from fedmpi.methods.moon import contrastive_loss
 
 
 def tensor(*values):
@@ -33,35 +33,35 @@ W, G = tensor(1, -2, 0.5), tensor(0.3, 0.4, 0)
 
 def not_true_term(f, tau):
     """FedNTD's (1)."""
-    return tau**2 * distillation(not_true(f, Y), not_true(TEACHER, Y), tau)
+    return tau**2 * distillation_loss(not_true_logits(f, Y), not_true_logits(TEACHER, Y), tau)
 
 
 @pytest.mark.parametrize(
     ("value", "expected", "tolerance"),
     [
         # FedLD: the mean of log 10 and log 1; over the whole batch log(1 + 9)
-        (margin(LOGITS), 1.151293, 5e-7),
-        (margin(LOGITS, "batch"), 2.302585, 5e-7),
-        (margin(LOGITS.softmax(1), "batch"), 0.538933, 5e-7),
+        (margin_penalty(LOGITS), 1.151293, 5e-7),
+        (margin_penalty(LOGITS, "batch"), 2.302585, 5e-7),
+        (margin_penalty(LOGITS.softmax(1), "batch"), 0.538933, 5e-7),
         # FedNTD and MOON: computed in numpy
         (not_true_term(STUDENT, 1.0), 0.2193787, 5e-8),
         (not_true_term(STUDENT, 3.0), 0.2984086, 5e-8),
-        (contrastive(*MOON, 0.5), 0.6229779, 5e-8),
-        (contrastive(*MOON, 1.0), 0.6255563, 5e-8),
+        (contrastive_loss(*MOON, 0.5), 0.6229779, 5e-8),
+        (contrastive_loss(*MOON, 1.0), 0.6255563, 5e-8),
         # FedUV's U: (e^-1/4 + e^-1 + e^-5/4) / 3; distances of 0 count 1 each and do not enter sigma, 4 as before
         (uniformity(Z), 0.4777283, 5e-8),
         (uniformity(TWICE), (2 * math.exp(-1 / 4) + 2 * math.exp(-1) + math.exp(-5 / 4) + 1) / 6, 1e-12),
         (uniformity(Z[:1].expand(4, 2)), 1, 0),
         (uniformity(Z[:1]), 0, 0),
         # FedUV's V, and the variants of Table 6: the hinge stops at 0, the others count what is beyond c0
-        (variance(F.softmax(1)), 0.2053841, 5e-8),
-        (variance(F[:1].softmax(1)), 0, 0),
-        (variance(ONE_HOT), 0, 1e-12),
-        (variance(ONE_HOT.repeat(2, 1), "none"), 0.5 - (1.5 / 7) ** 0.5, 1e-12),
-        (variance(P), (0 + C0) / 2, 1e-12),
-        (variance(P, "none"), (C0 - 2**0.5 + C0) / 2, 1e-12),
-        (variance(P, "squared"), ((C0 - 2**0.5) ** 2 + C0**2) / 2, 1e-12),
-        (distillation(TEACHER, TEACHER, 3.0), 0, 1e-15),
+        (variance_term(F.softmax(1)), 0.2053841, 5e-8),
+        (variance_term(F[:1].softmax(1)), 0, 0),
+        (variance_term(ONE_HOT), 0, 1e-12),
+        (variance_term(ONE_HOT.repeat(2, 1), "none"), 0.5 - (1.5 / 7) ** 0.5, 1e-12),
+        (variance_term(P), (0 + C0) / 2, 1e-12),
+        (variance_term(P, "none"), (C0 - 2**0.5 + C0) / 2, 1e-12),
+        (variance_term(P, "squared"), ((C0 - 2**0.5) ** 2 + C0**2) / 2, 1e-12),
+        (distillation_loss(TEACHER, TEACHER, 3.0), 0, 1e-15),
     ],
 )
 def test_values_by_hand(value, expected, tolerance):
@@ -76,7 +76,7 @@ def gradient(term, at):
 
 def test_gradient_of_distillation():
     """d/df = (softmax(f / tau) - softmax(t / tau)) / (tau B)."""
-    g = gradient(lambda f: distillation(f, TEACHER, 3.0), STUDENT)
+    g = gradient(lambda f: distillation_loss(f, TEACHER, 3.0), STUDENT)
     torch.testing.assert_close(g, (torch.softmax(STUDENT / 3, 1) - torch.softmax(TEACHER / 3, 1)) / 6)
 
 
@@ -85,12 +85,14 @@ def test_the_true_logit_has_no_gradient():
     assert g[[0, 1], Y].tolist() == [0, 0]
     assert g.abs().sum() > 0.01
     f = torch.tensor([[5.0, 6, 7, 8]]).repeat(4, 1)
-    assert not_true(f, torch.arange(4)).tolist() == [[6, 7, 8], [5, 7, 8], [5, 6, 8], [5, 6, 7]]
+    assert not_true_logits(f, torch.arange(4)).tolist() == [[6, 7, 8], [5, 7, 8], [5, 6, 8], [5, 6, 7]]
 
 
 def test_gradient_of_the_margin():
     """(lambda / B) 2 f / (1 + ||f||^2): one row (1, 2, 2), lambda = .1, gives (.02, .04, .04)."""
-    assert gradient(lambda f: 0.1 * margin(f), LOGITS[:1])[0].tolist() == pytest.approx([0.02, 0.04, 0.04], abs=1e-15)
+    assert gradient(lambda f: 0.1 * margin_penalty(f), LOGITS[:1])[0].tolist() == pytest.approx(
+        [0.02, 0.04, 0.04], abs=1e-15
+    )
 
 
 def test_the_gradient_goes_through_sigma():
@@ -108,12 +110,12 @@ def test_retention_is_exactly_zero_up_to_rounding_and_not_beyond(dtype, scale):
     ulp = torch.finfo(dtype).eps * teacher.abs().max()
     for ulps, moves in ((0, False), (2, False), (100, True)):
         f = teacher + ulps * ulp * torch.eye(20, 10, dtype=dtype)
-        assert bool(gradient(lambda f: retention(f, teacher, 3.0), f).any()) == moves, ulps
+        assert bool(gradient(lambda f: distillation_with_exact_zero(f, teacher, 3.0), f).any()) == moves, ulps
 
 
 # ---- perturbations ----
 def test_perturbation_of_fedsam():
-    assert perturbation(G, 0.1).tolist() == pytest.approx([0.06, 0.08, 0], abs=1e-12)
+    assert scale_perturbation(G, 0.1).tolist() == pytest.approx([0.06, 0.08, 0], abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +146,7 @@ def test_simplex_minimum_is_optimal(m, rank):
     """Convex, so these suffice: on the simplex, and the slope 2 P a is least, and equal, where a > 0."""
     R = torch.randn(rank, m, generator=torch.Generator().manual_seed(m), dtype=torch.float64)
     P = R.T @ R + (0 if rank > m else 1e-3) * torch.eye(m, dtype=torch.float64)
-    a = _prototypes.simplex_minimum(P)
+    a = _prototypes.minimize_on_simplex(P)
     assert a.sum().item() == pytest.approx(1, abs=1e-12)
     assert a.min() >= 0
     slope = P @ a
@@ -156,8 +158,8 @@ def test_simplex_minimum_is_optimal(m, rank):
 def test_simplex_minimum_by_hand():
     """a' P a with a = (t, 1 - t) is 2 t^2 + t (1 - t) + (1 - t)^2, least where 4 t - 1 = 0. Without a preference it is
     uniform; what is not finite gives nan, which the engine reports with the client's name."""
-    found = _prototypes.simplex_minimum(torch.tensor([[2.0, 0.5], [0.5, 1.0]]))
+    found = _prototypes.minimize_on_simplex(torch.tensor([[2.0, 0.5], [0.5, 1.0]]))
     assert found.tolist() == pytest.approx([0.25, 0.75], abs=1e-9)
     for P in (torch.eye(4), torch.zeros(4, 4), 1e-20 * torch.eye(4)):
-        assert _prototypes.simplex_minimum(P).tolist() == pytest.approx([0.25] * 4)
-    assert _prototypes.simplex_minimum(torch.full((2, 2), torch.inf)).isnan().any()
+        assert _prototypes.minimize_on_simplex(P).tolist() == pytest.approx([0.25] * 4)
+    assert _prototypes.minimize_on_simplex(torch.full((2, 2), torch.inf)).isnan().any()
