@@ -57,7 +57,7 @@ def test_number_of_kept_directions(m, keep, num_kept):
     actual = principal_mean(G, torch.full((m,), 1 / m, dtype=torch.float64), keep, **OF_CODE)
     lam = torch.arange(1.0, m + 1, dtype=torch.float64).square()
     expected = torch.arange(1.0, m + 1, dtype=torch.float64) * lam / lam.sum() / m
-    expected[: m - num_kept] = 0  # the shortest are dropped
+    expected[: m - num_kept] = 0  # the directions of the shortest updates are dropped
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
@@ -144,7 +144,7 @@ def test_lengths_of_the_corrected_updates(keep):
             torch.testing.assert_close(actual.norm(), factor * G[i].norm(), rtol=1e-12, atol=0)
 
 
-# ---- what `text` has and `axis` has not ----
+# ---- properties of `text` that `axis` lacks ----
 def test_text_is_continuous_where_axis_jumps():
     """The third update moves through the plane orthogonal to the first direction, where its sign changes.
 
@@ -156,7 +156,7 @@ def test_text_is_continuous_where_axis_jumps():
         G = torch.tensor([[3.0, 0, 0], [3, 0.1, 0], [tilt, 1, 0.2]], dtype=torch.float64)
         return principal_mean(G, p, 1.0, *reading)
 
-    tilts = np.arange(-500, 500) * step  # in between <g_3, v_1> = 0
+    tilts = np.arange(-500, 500) * step  # <g_3, v_1> becomes 0 between two of them
     jumps = {}
     for reading in READINGS:
         actual = [aggregate(tilt, reading) for tilt in tilts]

@@ -29,7 +29,7 @@ def stats_by_loops(rows, direction):
         "cosine_mean": sum(cosines) / len(cosines),
         "cosine_min": min(cosines),
         "negative_pairs": sum(c < 0 for c in cosines) / len(cosines),
-        # Those of K are the squares of the rows' singular values.
+        # The eigenvalues of K are the squares of the singular values of the rows.
         "eigenvalues": (torch.linalg.svdvals(torch.tensor(rows, dtype=torch.float64)) ** 2).tolist(),
         "to_direction": [dot(x, direction) / n / length for x, n in zip(rows, lengths, strict=True)],
     }
@@ -56,7 +56,7 @@ def test_statistics_of_a_rule_that_computes_the_gram_matrix(compute_gram):
     up = RecordingUploads(gathered(ROWS))
     up.gram()
     direction = torch.tensor([1.0, 0, 0, 3])
-    norms = dict(zip(range(3, 6), ROWS.norm(dim=1).tolist(), strict=True)) | {9: 1e9}  # refused
+    norms = dict(zip(range(3, 6), ROWS.norm(dim=1).tolist(), strict=True)) | {9: 1e9}  # client 9 was refused
     actual, expected = compute_update_stats(up, norms, direction, compute_gram), stats_by_loops(ROWS, direction)
     assert actual.pop("clients") == [3, 4, 5]
     if not compute_gram:

@@ -36,14 +36,14 @@ def refused_clients(guard, norms, t=0, w=0.0):
         ([1, 2, 3, 1e30], [3]),
         ([1, 1, 1000, 1], []),
         ([1, 1, 1001, 1], [2]),
-        ([1e4, 1e4, 1, 1], [0, 1]),  # of an even number the lower of the two in the middle
-        ([0, 0, 0, 5], []),  # clients that made no step say nothing about the one that did
+        ([1e4, 1e4, 1, 1], [0, 1]),  # for an even number of norms, the lower of the two middle ones is the median
+        ([0, 0, 0, 5], []),  # zero norms do not count
         ([0, 0, 1, 1, 5e6], [4]),
-        ([1, 1e9], []),  # which of two is the wrong one?
+        ([1, 1e9], []),  # of two norms it is unclear which one is wrong
         ([1e9], []),
         ([1, math.nan, 1], [1]),
         ([math.inf, 1, 1, 1], [0]),
-        ([1e-30, 1e-30, 1e-30, 1], []),  # as zero: their squares are
+        ([1e-30, 1e-30, 1e-30, 1], []),  # like zeros, because their squares underflow
     ],
 )
 def test_updates_longer_than_a_thousand_medians_are_refused(norms, bad):
@@ -77,8 +77,8 @@ def test_norms_equal_those_in_float64(kind):
     assert linear.row_norms(linear.block_norms(x[:, :0])).tolist() == [0.0] * 4
 
 
-# ---- in a run ----
-BAD = 2  # the client
+# ---- runs ----
+BAD = 2  # the client whose uploads are bad
 
 
 def scale_upload(monkeypatch, factor, rounds=(1,), slot="dw"):
@@ -143,7 +143,7 @@ def test_a_dropped_upload_equals_an_absent_client(monkeypatch, method, slot):
     assert [len(each) for each in refused] == [0, 1, 0, 0]
     assert refused[1][0]["client"] == BAD
     assert math.isnan(refused[1][0]["norm"]) == (slot != "dw")
-    assert all(row["cohort"] == list(range(7)) for row in spoiled.rows)  # they did take part, and sent
+    assert all(row["cohort"] == list(range(7)) for row in spoiled.rows)  # they took part and sent uploads
 
 
 def test_a_round_without_accepted_uploads_changes_nothing():
@@ -169,7 +169,7 @@ def test_values_of_the_server_that_are_not_finite_end_the_run(monkeypatch):
         it.fed.run()
 
 
-# ---- a client that comes to an error ----
+# ---- clients whose code raises an error ----
 def raise_error_in_training(monkeypatch, error, rounds=(1,), after=2):
     """Make the training of client BAD raise an error after some batches in these rounds."""
     honest, steps = training_loop.iterate_batches, []

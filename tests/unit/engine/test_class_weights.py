@@ -20,7 +20,7 @@ def test_balanced_weights_equal_those_of_scikit_learn():
     assert balanced_class_weights(torch.tensor([4, 0])).tolist() == [
         0.5,
         1.0,
-    ]  # nobody has the other class: nothing is divided by 0
+    ]  # no sample has the second class; this must not divide by 0
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -25,15 +25,15 @@ GUESS = math.log(10)
     ("losses", "classes", "bad"),
     [
         ([2.0, 1.0, 9.0, 8.0], True, []),  # not ten times the best
-        ([2.0, 0.1, 1.5, 1.6, 2.0], True, []),  # ten times the best, but better than a guess
+        ([2.0, 0.1, 1.5, 1.6, 2.0], True, []),  # ten times the best, but better than guessing
         ([2.0, 0.1, 2.5, 2.6], True, [2, 3]),
-        ([346.0], True, [0]),  # an evaluation is measured against a guess from the start
+        ([346.0], True, [0]),  # evaluations are compared with guessing from the first round on
         ([20.0, 21.0], True, []),
-        ([2.0, 0.1, 30.0, 1.0, 30.0], True, [4]),  # in a row
+        ([2.0, 0.1, 30.0, 1.0, 30.0], True, [4]),  # only the latest consecutive rounds
         ([2.0, math.nan, math.inf], True, [1, 2]),
         ([5.0, 1.0, 11.0, 12.0], False, [2, 3]),
-        ([50.0, 1.0, 11.0], False, []),  # less than at first
-        ([-1.0, -5.0, -0.1, 7.0], False, []),  # a loss below zero has no multiple
+        ([50.0, 1.0, 11.0], False, []),  # less than the first value
+        ([-1.0, -5.0, -0.1, 7.0], False, []),  # a negative loss is never ten times the best
     ],
 )
 def test_losses_far_above_their_best_are_bad(losses, classes, bad):

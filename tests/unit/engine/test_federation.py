@@ -14,7 +14,7 @@ from fedmpi.engine import scheduler
 from fedmpi.runtime import build
 
 
-# ---- against a naive loop ----
+# ---- comparison with a naive loop ----
 def naive_fedavg(config, data):
     """Run FedAvg with state dicts; return the global state after each round, and the mean training losses."""
     experiment = build.make_experiment(config, data, CPU)
@@ -45,7 +45,7 @@ def naive_fedavg(config, data):
         for name, old in state.items():
             if old.is_floating_point():
                 mean = sum(pk * end[name].double() for pk, end in zip(p, ends, strict=True))
-                lr = 1.0 if "running" in name else config.server.lr  # statistics are averaged, not stepped
+                lr = 1.0 if "running" in name else config.server.lr  # batch statistics are averaged
                 state[name] = (old.double() + lr * (mean - old.double())).float()
         states.append(dict(state))
         losses.append(float(p @ np.array(means)))
@@ -72,7 +72,8 @@ def test_rounds_equal_those_of_a_naive_loop(net, weighting):
         logits = module(data.global_test.x)
         assert row["loss"] == pytest.approx(cross_entropy(logits, data.global_test.y).item(), rel=1e-4)
         share = (logits.argmax(1) == data.global_test.y).double().mean().item()
-        assert row["accuracy"] == pytest.approx(100 * share, abs=100 / 60 + 1e-9)  # one of the 60 samples may tip
+        # one of the 60 samples may change its class
+        assert row["accuracy"] == pytest.approx(100 * share, abs=100 / 60 + 1e-9)
 
 
 def test_metrics_of_clients_are_those_of_their_own_models():
@@ -97,7 +98,8 @@ def test_metrics_of_clients_are_those_of_their_own_models():
     row = it.rows[1]
     assert row["personal_loss"] == pytest.approx(values.mean(), rel=1e-4)
     assert row["personal_loss_std"] == pytest.approx(values.std(), rel=1e-3)
-    assert row["personal_loss_worst_decile"] == pytest.approx(values.max(), rel=1e-4)  # of seven the worst one
+    # the worst tenth of seven clients is one client
+    assert row["personal_loss_worst_decile"] == pytest.approx(values.max(), rel=1e-4)
 
 
 def test_recorded_sha256_is_that_of_the_parameters_in_state_dict_order():
@@ -107,7 +109,7 @@ def test_recorded_sha256_is_that_of_the_parameters_in_state_dict_order():
     assert it.hashes == [hashlib.sha256(content).hexdigest()]
 
 
-# ---- how it ends ----
+# ---- the end of a run ----
 def test_a_run_without_rounds_evaluates_the_initial_model():
     it = play(settings("fedavg", rounds=0))
     assert (it.reason, [row["round"] for row in it.rows]) == ("finished", [-1])

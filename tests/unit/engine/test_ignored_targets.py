@@ -23,7 +23,7 @@ MASKS = torch.tensor([[[0, 255], [2, 1]], [[255, 255], [1, 0]], [[255, 255], [25
 LABELS = torch.tensor([[0.0, -1], [1, 1], [-1, -1]])
 AMOUNTS = torch.tensor([[0.5, NAN], [1.0, -2.0], [NAN, NAN]])
 WORDS = torch.tensor([[3, 1, 0], [2, 0, 0], [0, 0, 0]])
-CASES = {  # task, targets, shape of a sample's outputs; the last sample has no target that counts
+CASES = {  # task, targets, shape of a sample's outputs; the last sample has no counted targets
     "masks": (Segmentation(3, ignore=255), MASKS, (3, 2, 2)),
     "volumes": (Segmentation(3, ignore=255), MASKS[:, None], (3, 1, 2, 2)),
     "labels": (MultiLabel(2, ignore=-1), LABELS, (2,)),
@@ -73,7 +73,7 @@ def test_a_batch_without_counted_targets_has_no_loss_and_no_gradient(task, y, sh
     loss = task.loss(lambda _: f, None, y[2:])
     loss.backward()
     assert loss.item() == 0
-    assert not f.grad.any()  # NaN would be true
+    assert not f.grad.any()  # NaN would count as true
     assert float(task.batch_weight(y[2:])) == 0
 
 

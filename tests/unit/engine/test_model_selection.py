@@ -30,7 +30,7 @@ def best_rounds(values, **how):
         if selection.update(t, value, w + t, w[:0]):
             rounds.append(t)
             assert (selection.round, selection.value, float(selection.w)) == (t, value, t)
-        assert not selection.update(t, 1e9, w, w[:0])  # told again
+        assert not selection.update(t, 1e9, w, w[:0])  # a round that was evaluated before
         if selection.should_stop():
             return rounds, t
     return rounds, None
@@ -79,7 +79,7 @@ def test_the_best_model_is_that_of_the_best_round_and_selection_changes_no_bits(
 
 def test_a_run_stops_early_when_patience_is_exhausted():
     """The round that is in progress at the last evaluation becomes the last one, and is evaluated as such."""
-    # accuracy rises: the first model stays the best one
+    # accuracy rises, so the first model remains the best one
     plain = play(config_with_best({"metric": "accuracy", "goal": "lowest"}))
     it = play(config_with_best({"metric": "accuracy", "goal": "lowest", "patience": 3}))
     assert (plain.reason, it.reason) == ("finished", "early_stopped")
@@ -96,7 +96,7 @@ def test_a_run_stops_early_when_patience_is_exhausted():
             evaluate={"every": 2, "best": {"metric": "accuracy", "goal": "lowest", "patience": 3}},
         )
     )
-    assert len(every.rows) > len(it.rows)  # evaluations count, not rounds
+    assert len(every.rows) > len(it.rows)  # patience counts evaluations, not rounds
 
 
 # ---- a run directory ----

@@ -95,7 +95,7 @@ def assert_same_results(it, again):
     assert it.hashes == again.hashes, it.recorded_failures
     assert digest(it.b) == digest(again.b)
     mine, theirs = ([metrics_of(row) for row in each.rows] for each in (it, again))
-    assert str(mine) == str(theirs), it.recorded_failures  # nan too
+    assert str(mine) == str(theirs), it.recorded_failures  # as text, because nan != nan
     assert str(it.lines) == str(again.lines)
 
 
@@ -162,10 +162,11 @@ def norm_model(input_shape, classes):
 @pytest.mark.parametrize(
     ("net", "policy", "changes"),
     [
-        ("norm", "drop", {"model": {"name": f"{__name__}:norm_model"}}),  # buffers that are asked for, too
+        ("norm", "drop", {"model": {"name": f"{__name__}:norm_model"}}),  # float buffers are queried, too
         ("mlp", "redo", {"faults": {"on_bad_update": "drop", "max_norm": 0.3}}),
-        ("mlp", "drop", {"cohort": {"fraction": 0.3}, "faults": {"on_bad_update": "drop"}}),  # two at a time: earlier
-    ],  # rounds' norms are asked
+        # two clients per round; norms of earlier rounds are queried
+        ("mlp", "drop", {"cohort": {"fraction": 0.3}, "faults": {"on_bad_update": "drop"}}),
+    ],
     ids=str,
 )
 def test_a_rank_fails_at_any_message_of_a_sharded_gather(monkeypatch, net, policy, changes):
@@ -184,7 +185,7 @@ def test_a_rank_fails_at_any_message_of_a_sharded_gather(monkeypatch, net, polic
         assert [row["down_parameters"] for row in it.rows] == [row["down_parameters"] for row in again.rows]
 
 
-DRAWS = {"fedsr"}  # from torch's own generator, which the ranks of one process share
+DRAWS = {"fedsr"}  # methods that draw from torch's global generator, which thread ranks share
 
 
 @pytest.mark.soak
@@ -273,4 +274,4 @@ def test_effects_of_recorded_rank_failures():
         late_failures.for_resume(2).before_evaluation(2).unavailable_clients(2),
         late_failures.for_resume(3).rows,
     ) == ({1, 4}, late_failures.rows)
-    assert not lost_ranks.was_reported({"round": 2})  # of an earlier version
+    assert not lost_ranks.was_reported({"round": 2})  # a row of an earlier version

@@ -74,8 +74,8 @@ def test_a_rank_without_clients_does_not_miss_a_round(monkeypatch):
         faults={"on_lost_rank": "redo"},
         cohort={"placement": "pinned", "fraction": 0.15},
         model={"name": "helpers:conv_net"},
-        options={"period": 2},  # which groups travel depends on the round
-        evaluate={"protocol": ["global"]},  # of others all ranks hear
+        options={"period": 2},  # the groups that are sent depend on the round
+        evaluate={"protocol": ["global"]},  # with other protocols, all ranks exchange messages
     ).model_copy(update={"seed": seed})
     feds, plain = {}, Seat._broadcast
 
@@ -87,7 +87,7 @@ def test_a_rank_without_clients_does_not_miss_a_round(monkeypatch):
             raise ConnectionLostError("its parent in the tree is dead")
         if self.generation == 0 and (self.rank, at) == (dead, t0):
             end = time.monotonic() + 2
-            while feds[0].states.round < t0 + 2 and time.monotonic() < end:  # as far as rank 0 gets
+            while feds[0].states.round < t0 + 2 and time.monotonic() < end:  # until rank 0 has reached this round
                 time.sleep(0.01)
             with hall.changed:
                 hall.dead.add(dead)

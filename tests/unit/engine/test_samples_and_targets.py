@@ -18,7 +18,7 @@ from fedmpi.models import KIND
 HERE = __file__
 
 
-# ---- tasks of a user's own ----
+# ---- user-defined tasks ----
 class UserClassification:
     """A user-defined classification, which declares only that it is one."""
 
@@ -98,7 +98,7 @@ def test_samples_of_several_tensors_are_not_trained_at_once():
         prepare(settings(model=run_model("fedavg"), compute={"clients_per_pass": 2}), make_split_federation())
 
 
-# ---- symbols, and a class at each place ----
+# ---- sequences with a class at each position ----
 class SequenceModel(nn.Module):
     """Maps symbols (B, L) to logits (B, L, V), each from the two preceding symbols."""
 
@@ -135,7 +135,7 @@ def test_a_sequence_model_learns_texts():
     assert last["accuracy"] > first["accuracy"] + 10, (first, last)
     assert last["perplexity"] == pytest.approx(torch.tensor(last["loss"]).exp().item(), rel=1e-5)
     spread = [last[f"personal_perplexity{end}"] for end in ("", "_worst_decile")]
-    assert spread[1] >= spread[0]  # less is better: the worst has more
+    assert spread[1] >= spread[0]  # lower is better, so the worst tenth has higher values
 
 
 # ---- losses of a whole split ----
@@ -156,7 +156,7 @@ def test_survival_loss_is_computed_on_the_whole_split():
     data = make_survival_data()
     f = it.made.net.module(data.test_x)
     expected = it.made.task.loss(lambda x: f, None, data.test_y).item()
-    for size in (1, 7, 20):  # however it is cut into batches
+    for size in (1, 7, 20):  # for any batch size
         actual = evaluate(it.fed.trainer, it.fed.trainer.data.global_test, size).metrics
         assert actual["loss"] == pytest.approx(expected, abs=1e-6)
         assert actual["c_index"] == it.rows[-1]["c_index"]

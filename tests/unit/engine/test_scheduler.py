@@ -144,11 +144,11 @@ def measure_speeds(rounds, seconds, ranks=(1, 2)):
 @pytest.mark.parametrize(
     ("rounds", "seconds", "costs"),
     [
-        (2, lambda t, r: 1e-3 * r, {}),  # of at least three rounds
+        (2, lambda t, r: 1e-3 * r, {}),  # at least three rounds are needed
         (3, lambda t, r: 1e-3 * r, {2: 200}),
-        (3, lambda t, r: 1e-3 * (1 + 0.1 * r), {}),  # a tenth more
-        (9, lambda t, r: 1e-3 * (50 if t == 7 else 1), {}),  # one hiccup
-        (23, lambda t, r: 1e-3 * (2 if t >= 20 and r == 2 else 1), {2: 200}),  # a median
+        (3, lambda t, r: 1e-3 * (1 + 0.1 * r), {}),  # a difference of a tenth is ignored
+        (9, lambda t, r: 1e-3 * (50 if t == 7 else 1), {}),  # a single slow round is ignored
+        (23, lambda t, r: 1e-3 * (2 if t >= 20 and r == 2 else 1), {2: 200}),  # three of five rounds decide
         (3, lambda t, r: 10.0 ** (6 * r), {2: MAX_COST}),
     ],
 )
@@ -179,7 +179,7 @@ def test_relative_costs_decide_which_rank_would_finish_first():
     assert assign_balanced([1, 2, 3, 4], [6.0, 5.0, 4.0, 3.0], [0, 1], {0: 100, 1: 200}) == {1: 0, 2: 1, 3: 0, 4: 0}
 
 
-# ---- what is decided ----
+# ---- decisions of rank 0 ----
 def make_scheduler(rank=0, ranks=(1, 2), placement="balanced"):
     data = SimpleNamespace(clients=12, train_sizes=SIZES, global_test=[0])
     comm = SimpleNamespace(rank=rank, alive=sorted({0, *ranks}))

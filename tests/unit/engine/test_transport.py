@@ -71,7 +71,7 @@ def reducing_config(config, **server):
     return with_server_keys(config, reduce="local", **server)
 
 
-# fedsr draws from torch's generator, which ranks as threads share
+# fedsr draws from torch's global generator, which thread ranks share
 THREADED = sorted(set(registry) - {"fedsr"})
 
 
@@ -121,7 +121,7 @@ def test_rows_are_stored_if_uploads_may_be_dropped(size, gather_classes):
     assert "StreamingGather" not in gather_classes
 
 
-# ---- a user's own ----
+# ---- user-defined methods ----
 @dataclass(frozen=True)
 class RowReader(fedmpi.Method):
     """A method that reads the rows themselves."""
@@ -164,7 +164,7 @@ def test_undeclared_use_of_a_slot_is_an_error(cls, text):
         play(config_of_class(cls))
 
 
-# ---- sums that ranks form alone ----
+# ---- the gather mode reducing ----
 @pytest.mark.parametrize("method", THREADED)
 def test_reducing_has_the_same_bits_on_any_number_of_ranks(method):
     config = small_settings(method, "mlp", rounds=3)
@@ -183,7 +183,8 @@ def test_reducing_has_the_same_bits_on_any_number_of_ranks(method):
         sent, received = (sum(getattr(it.fed.comm, way) for it in runs.values()) for way in BYTES)
         assert sent == received
     assert record(run_on_ranks(reducing_config(config, trains_clients=True), 3)[0]) == expected
-    # Each term is rounded to 2^-50, the mean to its own type: after three rounds nothing else has moved.
+    # Each term is rounded to a multiple of 2^-50, and the mean to its own type; nothing else differs after three
+    # rounds.
     w, w0 = root.fed.server.w, prepare(config).fed.server.w
     assert float((alone.fed.server.w - w).norm()) <= 1e-5 * float((w - w0).norm())
 
@@ -251,7 +252,7 @@ def test_options_that_need_single_uploads_are_refused(changes, text):
         prepare(reducing_config(config))
 
 
-# ---- cuts ----
+# ---- chunk plans ----
 def test_chunk_plan_sends_every_column_once(monkeypatch):
     monkeypatch.setattr(linear, "CHUNK", 16)
     monkeypatch.setattr(linear, "BLOCK", 32)

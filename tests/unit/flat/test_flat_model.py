@@ -58,7 +58,7 @@ def make_ordinary(channels_last, seed=0):
 def test_every_parameter_is_a_view_of_w_and_every_float_buffer_of_b(channels_last):
     model, plain = make_flat(channels_last), make_module()
     assert model.w.numel() == sum(p.numel() for p in plain.parameters() if p.requires_grad)
-    assert model.b.numel() == 8 + 8 + 1  # running mean and variance, shift; neither the counter nor the table
+    assert model.b.numel() == 8 + 8 + 1  # running mean, running variance, shift; not the counter, and not the table
     for name, p in plain.named_parameters():
         assert torch.equal(model.module.get_parameter(name), p)
     model.w.mul_(2)
@@ -125,7 +125,7 @@ def test_load_and_state_dict_are_inverse(channels_last):
     assert list(stated) == list(make_module().state_dict())
     model.load(w)
     assert torch.equal(model.w, w)
-    assert torch.equal(model.b, make_flat(channels_last).b)  # buffers were not given
+    assert torch.equal(model.b, make_flat(channels_last).b)  # load() without buffers keeps them
     model.load(w, b)
     fresh = make_module(8)
     fresh.load_state_dict(stated)
@@ -144,7 +144,7 @@ def test_counters_are_reset_for_each_client_and_in_files():
     stated = model.state_dict(model.w, model.b)
     assert [int(stated[f"{name}.num_batches_tracked"]) for name in ("body.1", "again")] == [0, 0]
     assert stated.keys() == net.state_dict().keys()
-    model.load(model.w.clone())  # weights alone: in the middle of a client's round
+    model.load(model.w.clone())  # only weights, as in the middle of a client's round
     assert counter == 1
     model.load(model.w.clone(), model.b.clone())
     assert counter == 0
@@ -161,10 +161,10 @@ def test_train_only_trains_these_groups():
     assert [p.requires_grad for p in model.parameters] == wanted
     with model.train_only({"body", "norm", "head"}) as parameters:
         assert len(parameters) == 10
-        assert not model.module.still.requires_grad  # the module's own choice holds
+        assert not model.module.still.requires_grad  # requires_grad of the given module is preserved
 
 
-# ---- the same SGD ----
+# ---- training ----
 @pytest.mark.parametrize(
     ("channels_last", "attached", "fused"),
     [(False, False, False), (False, True, True), (True, False, True), (True, True, False)],
@@ -213,12 +213,13 @@ def test_the_flat_gradient_equals_that_of_autograd(channels_last):
     assert not g.any()
 
 
-# ---- parts ----
+# ---- selections ----
 def test_selections_of_groups_contain_their_tensors():
     model = make_flat(True)
     layout = model.layout
     one = 1 + 8 * 27 + 8  # scale, first convolution
-    assert layout.select({"body"}).ranges == ((0, one), (one + 16, one + 16 + 32))  # a norm's 16 lie between
+    # the 16 entries of the normalisation are in between
+    assert layout.select({"body"}).ranges == ((0, one), (one + 16, one + 16 + 32))
     assert layout.select({"body", "norm", "head"}).ranges == ((0, layout.size),)
     assert layout.select({"head"}).ranges == ((layout.size - 15, layout.size),)
     assert layout.select(set()).ranges == ()
@@ -237,7 +238,7 @@ def test_selection_put_is_the_inverse_of_take(ranges):
     assert target.tolist() == [float(i) if i in inside else -1.0 for i in range(10)]
 
 
-# ---- what is frozen ----
+# ---- frozen parameters ----
 @both
 def test_frozen_parameters_are_shared_and_not_in_the_vector(channels_last):
     net = make_module()

@@ -40,12 +40,12 @@ def test_encoding_errors_are_bounded(n):
 
 def test_int8_has_the_values_computed_by_hand():
     x = torch.tensor([127.0, -63.5, 0.4, 0.5, 1.5, -127.0])
-    assert encode_and_decode(Int8(), x).tolist() == [127, -64, 0, 0, 2, -127]  # to the nearest, of two to the even one
+    assert encode_and_decode(Int8(), x).tolist() == [127, -64, 0, 0, 2, -127]  # rounded to nearest, ties to even
     assert encode_and_decode(HalfPrecision("bf16"), torch.tensor([1 + 2.0**-8, 1 + 3 * 2.0**-8])).tolist() == [
         1,
         1 + 2.0**-6,
     ]
-    out = encode_and_decode(HalfPrecision("fp16"), torch.tensor([65504.0, 65520.0, -1e6]))  # where its range ends
+    out = encode_and_decode(HalfPrecision("fp16"), torch.tensor([65504.0, 65520.0, -1e6]))  # at the end of its range
     assert out.tolist() == [65504, torch.inf, -torch.inf]
     x = torch.ones(2 * BLOCK)
     x[3] = torch.nan
@@ -76,4 +76,4 @@ def test_row_codec_encodes_only_the_selected_slots(fmt, dtype):
     assert bool(actual._loss.isnan())
     codec.round_trip(row)
     assert torch.equal(row[1:], out[1:])
-    assert torch.equal(codec.encode(row, packed.clone()), packed)  # once more without change
+    assert torch.equal(codec.encode(row, packed.clone()), packed)  # encoding again changes nothing

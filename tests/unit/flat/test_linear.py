@@ -20,7 +20,7 @@ def weights(m, seed=0):
 def test_combine_is_a_float64_sum_rounded_once(n):
     x, c = rows(5, n), weights(5)
     exact = c.numpy() @ x.numpy().astype(np.float64)
-    # summed in another order, a float64 may differ in its last bit and so round to the next float32
+    # in another order, a float64 sum may differ in its last bit, and may therefore round to the next float32
     np.testing.assert_allclose(linear.combine(x, c).numpy(), exact.astype(np.float32), rtol=2**-23, atol=1e-12)
 
 
