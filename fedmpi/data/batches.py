@@ -188,8 +188,8 @@ def _rows_per_read(x: Any, step: int, on_disk: bool) -> int:
         return step
     size = step * prod(x.shape[1:]) * x.dtype.itemsize
     # Samples on disk are read while the previous ones are trained on, so that small reads let training begin sooner.
-    most = READ_BYTES_ON_GPU if x.device.type == "cuda" and not on_disk else READ_BYTES
-    return step * max(most // size, 1) if size and size % ALIGNMENT == 0 else step
+    max_bytes = READ_BYTES_ON_GPU if x.device.type == "cuda" and not on_disk else READ_BYTES
+    return step * max(max_bytes // size, 1) if size and size % ALIGNMENT == 0 else step
 
 
 def gather_samples(x: Any, rows: Tensor, u: Tensor | None = None) -> Tensor:

@@ -64,8 +64,8 @@ def select_client_tests(
         raise UserError(f"data.client_test: {client_test!r} is not allowed; must be one of {allowed}")
     has_labels = is_labels(dataset.train_y, dataset.classes)
     if client_test == "auto":
-        known = site_of_client is not None and dataset.test_site is not None
-        client_test = "site" if known else "aligned" if has_labels else "global"
+        has_sites = site_of_client is not None and dataset.test_site is not None
+        client_test = "site" if has_sites else "aligned" if has_labels else "global"
     if client_test == "global":
         all_rows = torch.arange(len(dataset.test_y))
         return np.full(len(counts), len(all_rows)), LazyClientMapping(len(counts), lambda k: all_rows)

@@ -118,7 +118,7 @@ def _check_samples(name: str, x: Any, targets: int, single: bool) -> None:
             how = f"use {name}.float(), or {name}.long() for symbols"
             raise UserError(f"data set: {name} is {x.dtype}; must be float32, or int64 for symbols; {how}")
         # Blocks of rows limit the memory of temporary tensors.
-        if x.is_floating_point() and not all(bool(torch.isfinite(some).all()) for some in x.split(1 << 14)):
+        if x.is_floating_point() and not all(bool(torch.isfinite(block).all()) for block in x.split(1 << 14)):
             row = int((~torch.isfinite(x)).nonzero()[0, 0])
             raise UserError(
                 f"data set: {name} contains values that are not finite (nan or inf), first in row {row}; fill them in, "

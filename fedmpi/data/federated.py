@@ -189,10 +189,10 @@ def _find_site_numbers(only: Sequence[Any], names: Sequence[str]) -> tuple[int, 
         only: the sites, each as a name or, if it has no name, as a number.
         names: the names of all sites.
     """
-    for place, name in enumerate(only):
+    for position, name in enumerate(only):
         if str(name) not in names:
             raise UserError(f"data.partition.only: the data set has no site {name!r}; {suggest_name(str(name), names)}")
-        if name in only[:place]:
+        if name in only[:position]:
             raise UserError(f"data.partition.only: site {name!r} is listed twice; list each site once")
     return tuple(sorted(names.index(str(name)) for name in only))
 
@@ -330,15 +330,15 @@ def _draw_validation_rows(group: Tensor | None, n: int, share: float, generator:
         return is_held_out
     _, number, sizes = group.unique(return_inverse=True, return_counts=True)
     order, size = torch.randperm(len(sizes), generator=generator).tolist(), sizes.tolist()
-    chosen: list[int] = []
+    held_out_groups: list[int] = []
     total = 0
     for g in order:
-        if abs(total + size[g] - target_size) < abs(total - target_size) and len(chosen) < len(order) - 1:
-            chosen.append(g)
+        if abs(total + size[g] - target_size) < abs(total - target_size) and len(held_out_groups) < len(order) - 1:
+            held_out_groups.append(g)
             total += size[g]
-    if not chosen and len(order) > 1:  # all groups are large
-        chosen = [min(order, key=size.__getitem__)]
-    return torch.isin(number, torch.tensor(chosen, dtype=torch.int64))
+    if not held_out_groups and len(order) > 1:  # all groups are large
+        held_out_groups = [min(order, key=size.__getitem__)]
+    return torch.isin(number, torch.tensor(held_out_groups, dtype=torch.int64))
 
 
 def add_augmentation(data: FederatedData, transforms: Sequence[Transform]) -> FederatedData:
@@ -375,7 +375,7 @@ def _add_transforms(x: Tensor | LazyImages, transforms: Sequence[Transform]) -> 
     pipeline = replace(x.pipeline if isinstance(x, LazyImages) else ImagePipeline(), transforms=tuple(transforms))
     pipeline.steps  # noqa: B018  raises UserError if the order of transforms is not possible
     stored = x.stored if isinstance(x, LazyImages) else x
-    trained, tested = (pipeline.output_shape(tuple(stored.shape[1:]), drawn) for drawn in (True, False))
+    trained, tested = (pipeline.output_shape(tuple(stored.shape[1:]), training) for training in (True, False))
     if trained != tested:
         sizes = [" x ".join(map(str, shape[1:])) for shape in (trained, tested)]
         raise UserError(

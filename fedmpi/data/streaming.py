@@ -70,8 +70,8 @@ def _split_rows(parts: Sequence[Any], rows: np.ndarray) -> Iterator[tuple[Any, n
     ends = np.cumsum(sizes)
     owner = np.searchsorted(ends, rows, side="right")
     for k in np.unique(owner).tolist():
-        places = np.flatnonzero(owner == k)
-        yield parts[k], rows[places] - (ends[k] - sizes[k]), places
+        positions = np.flatnonzero(owner == k)
+        yield parts[k], rows[positions] - (ends[k] - sizes[k]), positions
 
 
 @final
@@ -84,13 +84,13 @@ class ConcatSource(DiskSource):
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         out = np.empty((len(rows), *self.shape[1:]), self.dtype)
-        for part, own, places in _split_rows(self.parts, rows):
-            out[places] = part.read(own)
+        for part, own_rows, positions in _split_rows(self.parts, rows):
+            out[positions] = part.read(own_rows)
         return out
 
     def fingerprint(self, rows: np.ndarray) -> Iterator[bytes]:
-        for part, own, _ in _split_rows(self.parts, rows):
-            yield from part.fingerprint(own)
+        for part, own_rows, _ in _split_rows(self.parts, rows):
+            yield from part.fingerprint(own_rows)
 
 
 @final
@@ -110,10 +110,10 @@ class StoredArrays:
 
     def __getitem__(self, rows: np.ndarray) -> np.ndarray:
         out = np.empty((len(rows), *self.shape[1:]), np.uint8)
-        for part, own, places in _split_rows(self.parts, rows):
-            some, inverse = np.unique(own, return_inverse=True)
-            block = slice(int(some[0]), int(some[-1]) + 1)  # faster than a list of rows
-            out[places] = part[block if block.stop - block.start == len(some) else some][inverse]
+        for part, own_rows, positions in _split_rows(self.parts, rows):
+            unique_rows, inverse = np.unique(own_rows, return_inverse=True)
+            block = slice(int(unique_rows[0]), int(unique_rows[-1]) + 1)  # faster than a list of rows
+            out[positions] = part[block if block.stop - block.start == len(unique_rows) else unique_rows][inverse]
         return out
 
 

@@ -59,7 +59,7 @@ class FactorisedLayer(nn.Module):
 
     def __init__(self, dense: nn.Linear | nn.Conv2d, rank: int, personal: bool, init: str) -> None:
         super().__init__()
-        he = 2 / dense.weight[0].numel()  # variance of the dense weight; W has variance v v, or v (v + 1)
+        he = 2 / dense.weight[0].numel()  # variance of a dense weight (He), which W has for v v, or v (v + 1)
         v = None if init == "factors" else (math.sqrt(1 + 4 * he) - 1) / 2 if personal else math.sqrt(he)
         self.one, self.two = (LowRankWeight(dense.weight.shape, rank, v) for _ in range(2))
         self.bias, self.personal = dense.bias, personal
@@ -90,8 +90,8 @@ def factor_rank(shape: torch.Size | tuple[int, ...], ratio: float) -> int:
         r = math.sqrt(half**2 + target / (2 * area)) - half
     else:
         r = target / (2 * (out + into))
-    least = max(out, into) if kernel else min(out, into)
-    return max(math.ceil(r), math.isqrt(least - 1) + 1)
+    min_rank_squared = max(out, into) if kernel else min(out, into)
+    return max(math.ceil(r), math.isqrt(min_rank_squared - 1) + 1)
 
 
 def factorise_layers(module: nn.Module, ratio: float, personal: bool, init: str) -> nn.Module:

@@ -40,8 +40,8 @@ class FeaturesAndHead:
 
     def __init__(self, module: nn.Module, input_shape: Shape, dtype: Type | None = None) -> None:
         self.module = module
-        like = next(module.parameters(), torch.empty(0))
-        self._samples = zero_samples(2, input_shape, dtype or like.dtype, like.device)
+        parameter = next(module.parameters(), torch.empty(0))
+        self._samples = zero_samples(2, input_shape, dtype or parameter.dtype, parameter.device)
         with _evaluation_mode(module):
             logits, self.head, z = _run_and_find_head(module, self._samples)
         self.output_shape = tuple(logits.shape[1:])
@@ -94,18 +94,18 @@ def _run_and_find_head(module: nn.Module, x: Samples) -> tuple[Tensor, nn.Module
             calls[:] = [(part, inputs[0], output)]
 
     candidates: list[nn.Module] = [part for part in module.modules() if isinstance(part, nn.Linear)]
-    named = getattr(module, "head", None)
-    if isinstance(named, nn.Module) and not isinstance(named, nn.Linear):
-        candidates.append(named)  # if it ends in a linear layer, its hook is the last and replaces the layer's
+    declared_head = getattr(module, "head", None)
+    if isinstance(declared_head, nn.Module) and not isinstance(declared_head, nn.Linear):
+        candidates.append(declared_head)  # if it ends in a linear layer, its hook is the last and replaces the layer's
     hooks = [part.register_forward_hook(record_call) for part in candidates]
     name, before = f"model {type(module).__name__}", x._version
     try:
         logits = call_module(module, x)
     except Exception as error:
-        place = find_user_line(error) or describe_source_location(module)
+        location = find_user_line(error) or describe_source_location(module)
         raise UserError(
             f"{name} fails on a batch of two samples, {describe_samples(x)}: {error}; choose a model that accepts "
-            f"samples of this shape{f' ({place})' if place else ''}"
+            f"samples of this shape{f' ({location})' if location else ''}"
         ) from error
     finally:
         for hook in hooks:

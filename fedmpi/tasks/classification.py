@@ -101,25 +101,25 @@ class Classification(Task):
 
     def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
         guess = outputs.argmax(1)  # the lowest class if logits are equal
-        known: dict[str, Callable[[], float]] = {
+        compute: dict[str, Callable[[], float]] = {
             "accuracy": lambda: metrics.percent_true(guess == y),
             "balanced_accuracy": lambda: metrics.balanced_accuracy(guess, y, self.classes),
             "auroc": lambda: metrics.multiclass_auroc(outputs, y),
             "f1": lambda: metrics.f1_and_iou(guess, y, self.classes)[0],
             "ece": lambda: metrics.calibration_error(outputs, y),
         }
-        known |= {
-            name: partial(metrics.top_k_accuracy, outputs, y, int(name[3:])) for name in self.names if name not in known
-        }
-        return {name: known[name]() for name in self.names}
+        for name in self.names:
+            if name not in compute:
+                compute[name] = partial(metrics.top_k_accuracy, outputs, y, int(name.removeprefix("top")))
+        return {name: compute[name]() for name in self.names}
 
     def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
         if y.dtype == torch.int64 and y.ndim == 1:
             return ""
-        others = "next_symbol, segmentation" if y.dtype == torch.int64 else "multi_label, regression, survival"
+        other_tasks = "next_symbol, segmentation" if y.dtype == torch.int64 else "multi_label, regression, survival"
         return (
             f"the targets are {describe_targets(y)}, but must be class numbers, int64 (n,); for other targets, choose "
-            f"another task ({others})"
+            f"another task ({other_tasks})"
         )
 
     def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
@@ -160,7 +160,7 @@ class MultiLabel(Task):
         counted = is_counted(y, self.ignore)
         y, predicted = (y > 0) & counted, (outputs > 0) & counted
         right, occurrences = (y & predicted).sum(0).double(), y.sum(0) + predicted.sum(0)
-        known: dict[str, Callable[[], float]] = {
+        compute: dict[str, Callable[[], float]] = {
             "accuracy": lambda: metrics.percent_true((y == predicted)[counted]),
             "exact": lambda: metrics.percent_true((y == predicted).all(1)[counted.any(1)]),
             "f1": lambda: metrics.nan_mean(
@@ -168,7 +168,7 @@ class MultiLabel(Task):
             ),  # nan for labels that neither occur nor are predicted
             "auroc": lambda: metrics.multilabel_auroc(outputs, y, counted),
         }
-        return {name: known[name]() for name in self.names}
+        return {name: compute[name]() for name in self.names}
 
     def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
         if y.ndim != 2 or tuple(y.shape[1:]) != outputs:

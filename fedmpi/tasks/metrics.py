@@ -73,11 +73,11 @@ def calibration_error(f: Tensor, y: Tensor) -> float:
     The confidence of a sample is its largest softmax probability. Bin b of the BINS bins contains the samples whose
     confidence is in ((b - 1) / BINS, b / BINS].
     """
-    sure, guess = f.double().softmax(1).max(1)
-    if not len(y) or not bool(sure.isfinite().all()):
+    confidence, guess = f.double().softmax(1).max(1)
+    if not len(y) or not bool(confidence.isfinite().all()):
         return NAN
-    place = (sure * BINS).ceil().long().clamp(1, BINS) - 1
-    gap = sure.new_zeros(BINS).index_add_(0, place, (guess == y).double() - sure)
+    bin_index = (confidence * BINS).ceil().long().clamp(1, BINS) - 1
+    gap = confidence.new_zeros(BINS).index_add_(0, bin_index, (guess == y).double() - confidence)
     return (gap.abs().sum() / len(y)).item()
 
 
@@ -91,9 +91,9 @@ def auroc(score: Tensor, positive: Tensor) -> float:
     p, n = int(positive.sum()), int((~positive).sum())
     if not p or not n or not bool(score.isfinite().all()):
         return NAN
-    _, place, times = score.unique(return_inverse=True, return_counts=True)
+    _, value_index, times = score.unique(return_inverse=True, return_counts=True)
     rank = times.cumsum(0).double() - (times - 1) / 2  # equal scores share their mean rank
-    return (rank[place[positive]].sum().item() - p * (p + 1) / 2) / (p * n)
+    return (rank[value_index[positive]].sum().item() - p * (p + 1) / 2) / (p * n)
 
 
 def multiclass_auroc(f: Tensor, y: Tensor) -> float:

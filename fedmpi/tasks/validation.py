@@ -15,6 +15,14 @@ from fedmpi.common.text import shorten
 from fedmpi.common.user_code_errors import add_error_context, make_located_error
 from fedmpi.tasks.base import Task
 
+RENAMED_MEMBERS = {
+    "falling": "lower_is_better",
+    "hold": "reduce_outputs",
+    "judged": "eval_loss",
+    "weigh": "set_class_counts",
+    "whole_loss": "split_loss",
+}
+
 
 def check_task(task: Any) -> None:
     """Check that a task has the functions `loss` and `metrics`, and add defaults for all other members of `Task`.
@@ -25,8 +33,9 @@ def check_task(task: Any) -> None:
         if not callable(getattr(task, needed, None)):
             problem = f"task.name: {type(task).__name__} has no function `{needed}`"
             raise make_located_error(f"{problem}; a task needs `loss` and `metrics` (see fedmpi.Task)", task)
-    if hasattr(task, "falling"):  # without this error, its metrics would be ranked in the wrong direction
-        raise make_located_error(f"task.name: {type(task).__name__}: falling was renamed to lower_is_better", task)
+    for old, new in RENAMED_MEMBERS.items():  # without this error they would be ignored silently
+        if hasattr(task, old):
+            raise make_located_error(f"task.name: {type(task).__name__}: {old} was renamed to {new}", task)
     for name, default in vars(Task).items():
         if not name.startswith("_") and not hasattr(task, name):
             setattr(task, name, partial(default, task) if callable(default) else default)

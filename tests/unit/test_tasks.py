@@ -14,7 +14,7 @@ from fedmpi.tasks.classification import Classification, MultiLabel
 from fedmpi.tasks.per_position import NextSymbol, Segmentation, cross_entropy_per_position
 from fedmpi.tasks.regression import Regression
 from fedmpi.tasks.survival import Survival, cox_loss
-from fedmpi.tasks.validation import check_targets, check_task
+from fedmpi.tasks.validation import RENAMED_MEMBERS, check_targets, check_task
 
 
 @pytest.mark.parametrize(
@@ -289,9 +289,8 @@ def test_cox_gradient_equals_finite_differences():
     assert math.isnan(Survival(1).metrics(f.detach()[:, None], no_event)["c_index"])
 
 
-def test_a_task_with_the_old_attribute_falling_is_refused():
-    class OldTask(Classification):
-        falling = ("accuracy",)
-
-    with pytest.raises(UserError, match="falling was renamed to lower_is_better"):
-        check_task(OldTask(2))
+@pytest.mark.parametrize(("old", "new"), RENAMED_MEMBERS.items())
+def test_a_task_with_a_renamed_member_is_an_error_that_gives_the_new_name(old, new):
+    task = type("OldTask", (Classification,), {old: ("accuracy",)})(2)
+    with pytest.raises(UserError, match=f"OldTask: {old} was renamed to {new}"):
+        check_task(task)

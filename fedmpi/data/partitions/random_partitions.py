@@ -129,14 +129,14 @@ def _draw_until_accepted(
             before = rng.bit_generator.state
             q = rng.dirichlet(concentration, size=(draws, len(totals)))  # (draws, C, N)
             counts, empty = _counts_from_shares(q, totals, balance)
-            least = counts.sum(1).min(1)  # (draws,)
-            accepted = np.flatnonzero((least >= min_size) & ~empty)
+            smallest_sizes = counts.sum(1).min(1)  # (draws,)
+            accepted = np.flatnonzero((smallest_sizes >= min_size) & ~empty)
             stop = int(empty.argmax()) if empty.any() else draws  # the first draw that cannot be used
             if len(accepted) and accepted[0] < stop:
                 rng.bit_generator.state = before
                 rng.dirichlet(concentration, size=(int(accepted[0]) + 1, len(totals)))
                 return counts[accepted[0]]
-            smallest = max([smallest, *least[:stop].tolist()])
+            smallest = max([smallest, *smallest_sizes[:stop].tolist()])
             tried += stop
             draws *= 2
             if stop == len(counts):
@@ -148,12 +148,12 @@ def _draw_until_accepted(
         if size >= min_size:
             return counts
         smallest, tried, single_draws, draws = max(smallest, size), tried + 1, single_draws + 1, 1
-    other = ", or set convention=client, which gives equal sizes" if scheme == "dirichlet" else ""
+    remedy = ", or set convention=client, which gives equal sizes" if scheme == "dirichlet" else ""
     raise UserError(
         f"data.partition: none of {tried} draws of {scheme} (alpha={alpha}, clients={clients}) gave every client at "
         "least "
         f"min_size={min_size} of the {totals.sum()} samples (the best gave {smallest}); raise alpha, lower `clients`, "
-        f"lower min_size{other}"
+        f"lower min_size{remedy}"
     )
 
 

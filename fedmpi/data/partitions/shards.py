@@ -134,14 +134,14 @@ def classes(
             f"data.partition.classes_per_client: {classes_per_client} is not possible with {len(present)} classes; "
             "lower it"
         )
-    holds = np.zeros((clients, len(present)), dtype=bool)
-    for i, row in enumerate(holds):
+    has_class = np.zeros((clients, len(present)), dtype=bool)
+    for i, row in enumerate(has_class):
         own = i % len(present)
         row[own] = True
         row[rng.permutation(np.delete(np.arange(len(present)), own))[: classes_per_client - 1]] = True
     owner = np.full(len(labels), -1)
     for c, label in enumerate(present):
-        owners, rows = np.flatnonzero(holds[:, c]), rng.permutation(np.flatnonzero(labels == label))
+        owners, rows = np.flatnonzero(has_class[:, c]), rng.permutation(np.flatnonzero(labels == label))
         if len(rows) < len(owners):
             problem = f"class {label} has only {len(rows)} samples for {len(owners)} clients"
             raise UserError(f"data.partition: {problem}; lower `clients` or `classes_per_client`")

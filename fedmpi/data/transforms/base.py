@@ -53,13 +53,13 @@ def stored_channels_last(x: Any) -> bool:
 
     Strides are compared, as convolutions do, because a tensor of one channel is contiguous in both formats.
     """
-    known = isinstance(x, Tensor) and x.ndim == 4 and x.stride(1) == 1
-    return known and x.is_contiguous(memory_format=torch.channels_last)
+    is_batch = isinstance(x, Tensor) and x.ndim == 4 and x.stride(1) == 1
+    return is_batch and x.is_contiguous(memory_format=torch.channels_last)
 
 
 @lru_cache(maxsize=64)
 def channel_constants(
-    numbers: tuple[float, ...], like: torch.Size, channels_last: bool, device: torch.device
+    numbers: tuple[float, ...], image_shape: torch.Size, channels_last: bool, device: torch.device
 ) -> Tensor:
     """Return one number per channel as a tensor that broadcasts over images, (1, C, 1, ...).
 
@@ -68,14 +68,14 @@ def channel_constants(
 
     Args:
         numbers: one number per channel, or one for all channels.
-        like: the shape of the images.
+        image_shape: the shape of the images.
         channels_last: whether the images are in this memory format.
         device: the device of the images.
     """
-    by_channel = torch.tensor(numbers, device=device).view(1, -1, *[1] * (len(like) - 2))
+    by_channel = torch.tensor(numbers, device=device).view(1, -1, *[1] * (len(image_shape) - 2))
     if not channels_last or len(numbers) == 1:
         return by_channel
-    return by_channel.expand(1, like[1], 1, like[3]).clone(memory_format=torch.channels_last)
+    return by_channel.expand(1, image_shape[1], 1, image_shape[3]).clone(memory_format=torch.channels_last)
 
 
 def to_uniform_integers(u: Tensor, n: int | Tensor) -> Tensor:

@@ -55,8 +55,8 @@ class Normalize(Transform):
         return shape
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
-        like = x.shape, stored_channels_last(x), x.device
-        mean, std = (channel_constants(tuple(numbers), *like) for numbers in self.mean_and_std)
+        layout = x.shape, stored_channels_last(x), x.device
+        mean, std = (channel_constants(tuple(numbers), *layout) for numbers in self.mean_and_std)
         return x.sub_(mean).div_(std)
 
 

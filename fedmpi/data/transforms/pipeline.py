@@ -19,26 +19,26 @@ from fedmpi.data.transforms.color import Normalize
 Step = Callable[[Tensor, Tensor], Tensor]
 
 
-def make_transform(name: str, given: Any, where: str, origins: Mapping[str, str]) -> Transform:
+def make_transform(name: str, value: Any, where: str, origins: Mapping[str, str]) -> Transform:
     """Return a transform by its name in the config; raise UserError if the name or an option is not valid.
 
     Args:
         name: the name.
-        given: its options as a dictionary, or the value of its main option, or None.
+        value: its options as a dictionary, or the value of its main option, or None.
         where: the key in the config, for messages.
         origins: where each option was set, for messages; "" for the transform itself.
     """
-    at = f"{origins['']}: " if origins.get("") else ""
+    origin = f"{origins['']}: " if origins.get("") else ""
     if name not in transforms.registry:
-        raise UserError(f"{at}{where}: unknown augmentation '{name}'; {suggest_name(name, transforms.registry)}")
-    kind, options = registry.load_object(name, transforms.registry, "augmentation"), given or {}
-    if given is not None and not isinstance(given, dict):
+        raise UserError(f"{origin}{where}: unknown augmentation '{name}'; {suggest_name(name, transforms.registry)}")
+    kind, options = registry.load_object(name, transforms.registry, "augmentation"), value or {}
+    if value is not None and not isinstance(value, dict):
         if not kind.main_option:
             raise UserError(
-                f"{at}{where}.{name}: {given!r} is not allowed; give its options by name, as in {name}: "
+                f"{origin}{where}.{name}: {value!r} is not allowed; give its options by name, as in {name}: "
                 f"{{OPTION: VALUE}}"
             )
-        options, origins = {kind.main_option: given}, {**origins, kind.main_option: origins.get("", "")}
+        options, origins = {kind.main_option: value}, {**origins, kind.main_option: origins.get("", "")}
     plugin = registry.PluginKind("augmentation", transforms.registry, f"{where}.{name}")
     transform: Transform = registry.make_component(plugin, registry.Selection(name, options), origins)()
     return transform
@@ -47,7 +47,7 @@ def make_transform(name: str, given: Any, where: str, origins: Mapping[str, str]
 def config_name(transform: Transform) -> str:
     """Return the name of a transform in configs, such as `random_crop`."""
     kind = type(transform)
-    names = (name for name, place in transforms.registry.items() if place == f"{kind.__module__}:{kind.__name__}")
+    names = (name for name, path in transforms.registry.items() if path == f"{kind.__module__}:{kind.__name__}")
     return next(names, kind.__name__)
 
 
