@@ -213,6 +213,7 @@ def _create_axes(
 
 
 def _shorten_text(text: str, length: int) -> str:
+    """Return a printable text of at most `length` characters."""
     return shorten(escape_unprintable(text), length)
 
 
@@ -223,6 +224,7 @@ def _set_number_ticks(axis: Any, most: int, *, integer: bool = False) -> None:
 
 
 def _draw_lines(chart: LineChart) -> Axes:
+    """Draw a line chart in a new figure."""
     looks: list[dict[str, Any]] = [
         {"color": COLOURS[i % 7], "linestyle": LINE_STYLES[i % 4], "marker": MARKERS[i % 5], "markersize": 5, "lw": 1.7}
         for i in range(len(chart.series))
@@ -275,6 +277,7 @@ def _create_row_axes(
 
 
 def _draw_bars(chart: BarChart) -> Axes:
+    """Draw a bar chart in a new figure."""
     legend = [(Patch(color=BAR_COLOURS[i % len(BAR_COLOURS)]), name) for i, name in enumerate(chart.spans)]
     axes = _create_row_axes(chart.rows, 0.5, legend if len(legend) > 1 else ())
     for i, spans in enumerate(chart.spans.values()):
@@ -290,6 +293,7 @@ def _draw_bars(chart: BarChart) -> Axes:
 
 
 def _draw_heat_map(chart: HeatMap) -> Axes:
+    """Draw a heat map with its colour scale in a new figure."""
     values = np.array(chart.values, object).astype(float).reshape(len(chart.rows), -1)  # None is nan
     most = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 0.0
     columns = [_shorten_text(name, 16) for name in chart.columns]

@@ -85,7 +85,9 @@ def measure_curvature(
     description = f"{len(experiment.data.train)} clients, {w.numel()} weights"
     print_line(f"loss over {len(loss.shard)} training samples of {description}")
     generator = seeds.torch_generator(experiment.settings.seed, "lanczos")
-    eigenvalues, vectors = largest_eigenpairs(lambda v: loss.hessian_product(w, v), w, options.top, generator)
+    eigenvalues, vectors = compute_largest_eigenpairs(
+        lambda v: loss.hessian_vector_product(w, v), w, options.top, generator
+    )
     axis = torch.linspace(-options.span, options.span, options.grid)
     first, second = vectors[0], vectors[min(1, len(vectors) - 1)]
     height = [[loss(w + float(x) * first + float(y) * second) for x in axis] for y in axis]
@@ -95,7 +97,7 @@ def measure_curvature(
     return {"samples": len(loss.shard), "eigenvalues": values, "ratio": ratio, "axis": axis, "loss": height}
 
 
-def largest_eigenpairs(
+def compute_largest_eigenpairs(
     product: Callable[[Tensor], Tensor], like: Tensor, k: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Return the k algebraically largest eigenvalues of a symmetric A (d, d), with eigenvectors, by Lanczos (ARPACK).
@@ -112,7 +114,7 @@ def largest_eigenpairs(
 
     >>> A = torch.diag(torch.tensor([3.0, -5.0, 1.0, 2.0]))
     >>> g = torch.Generator().manual_seed(0)
-    >>> largest_eigenpairs(lambda v: A @ v, torch.zeros(4), 2, g)[0].round(decimals=4).tolist()
+    >>> compute_largest_eigenpairs(lambda v: A @ v, torch.zeros(4), 2, g)[0].round(decimals=4).tolist()
     [3.0, 2.0]
     """
     from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
@@ -158,7 +160,7 @@ class SubsetLoss:
         with torch.no_grad():
             return sum(self._batch_loss(x, y).item() for x, y in self._iterate_batches())
 
-    def hessian_product(self, w: Tensor, v: Tensor) -> Tensor:
+    def hessian_vector_product(self, w: Tensor, v: Tensor) -> Tensor:
         """Return the product of the Hessian at w (d,) and v (d,), computed by two backward passes."""
         model = self.experiment.model
         model.load(w)

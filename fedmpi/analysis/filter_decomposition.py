@@ -169,7 +169,7 @@ def measure_variance(
     extract_factors(experiment, experiment.model.w[None])  # raises an error for a model without atoms
     s, rows, final_hash = experiment.settings, list[Row](), ""
     if s.rounds == 0:
-        raise UserError("rounds: 0 is not allowed here, because a round is measured; must be >= 1")
+        raise UserError("rounds: 0 is not allowed for this analysis, which measures rounds; must be >= 1")
 
     def measure_before_round(t: int) -> None:
         if t % s.evaluate.every == 0 and t < s.rounds:
@@ -241,7 +241,7 @@ def evaluate_virtual_clients(
     extract_factors(experiment, experiment.model.w[None])  # raises an error for a model without atoms
     test, s, trainer = experiment.data.global_test, experiment.settings, build.make_trainer(experiment, lambda: False)
     if test is None:
-        raise UserError("data.silos: `virtual` needs a global test set, and the data have none")
+        raise UserError("virtual: not available with data.silos, because it needs a global test set")
     fed = build.make_federation(experiment, SingleProcess(experiment.model.w.device), lambda: False)
     t = next((t for t in range(s.rounds, 2 * s.rounds + 1) if COEF in experiment.messages.groups_in_round(t)), s.rounds)
     members = scheduler.draw_cohort(

@@ -59,7 +59,7 @@ def train_local_models(
     trainer: ClientTrainer,
     members: Sequence[int],
     t: int,
-    watch: Callable[[ClientContext], StepCallback] | None = None,
+    make_step_callback: Callable[[ClientContext], StepCallback] | None = None,
 ) -> LocalModels:
     """Train clients locally as in round t, without changing the global model of `fed` or the state of the clients.
 
@@ -71,8 +71,8 @@ def train_local_models(
         trainer: the trainer of the clients.
         members: the numbers of the clients.
         t: the round, which selects the learning rate and the random numbers.
-        watch: called with each client before it trains; returns a function that is called with the batch (x, y) of each
-            step when its gradient has been computed.
+        make_step_callback: called with each client before it trains; returns a function that is called with the batch
+            (x, y) of each step when its gradient has been computed.
     """
     messages, server, model, states = trainer.messages, fed.server, trainer.model, fed.states
     assert server is not None  # one process
@@ -91,7 +91,7 @@ def train_local_models(
         state = states.rows.get(client, messages.initial_state("client_state", states.w0, states.b0)).clone()
         with seeds.preserve_rng_state():
             k = ClientContext(trainer, client, t, lr, inbox, download, state)
-            k.on_step, k.stops_on_request = watch and watch(k), False
+            k.on_step, k.stops_on_request = make_step_callback and make_step_callback(k), False
             k.run_round(row)
         w.append(model.w.clone())
         b.append(model.b.clone())

@@ -78,7 +78,7 @@ def _train_one_run(sweep: "Sweep", name: str, process: CommandProcess) -> int:
     """Train one run of a sweep on this rank, under any launcher, unless the run is finished; return the exit code."""
     from fedmpi.sweeps import progress, slurm
 
-    settings = progress.with_auto_resume(slurm.find_run(sweep, name))
+    settings = progress.enable_auto_resume(slurm.find_run(sweep, name))
     if progress.read_state(settings).status == progress.DONE:
         return 0
     apply_machine_settings(settings)

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from fedmpi.analysis.charts import HeatMap, stack_bars
-from fedmpi.reports.page import Figure, Part, Text, Value
+from fedmpi.reports.page import Figure, Paragraph, Part, Value
 from fedmpi.reports.run_groups import (
     Curve,
     Row,
@@ -128,7 +128,7 @@ def build_updates_section(runs: RunCollection) -> list[Part | None]:
         text = (
             "Cosines and the spectrum are recorded if the server's rule computes the Gram matrix of the updates; with "
         )
-        parts.append(Text(f"{text}record.updates: gram, they are recorded for every rule."))
+        parts.append(Paragraph(f"{text}record.updates: gram, they are recorded for every rule."))
     return parts
 
 
@@ -137,7 +137,7 @@ def build_analysis_section(runs: RunCollection) -> list[Part | None]:
 
     For a single run, the contribution of each client to the global model is plotted, too.
     """
-    parts = _plot_over_rounds(runs, "analysis", ANALYSIS_FIGURES, _analysis_rows(runs))
+    parts = _plot_over_rounds(runs, "analysis", ANALYSIS_FIGURES, _get_analysis_rows(runs))
     if runs.single is not None:
         gains = _curves_by_client(runs.single, runs.single.analysis, "contribution", "gain")
         note = (
@@ -149,16 +149,16 @@ def build_analysis_section(runs: RunCollection) -> list[Part | None]:
 
 def build_features_section(runs: RunCollection) -> list[Part | None]:
     """Plot statistics of the features, classifier heads and outputs of global and local models over rounds."""
-    return _plot_over_rounds(runs, "features", FEATURE_FIGURES, _analysis_rows(runs))
+    return _plot_over_rounds(runs, "features", FEATURE_FIGURES, _get_analysis_rows(runs))
 
 
 def build_local_steps_section(runs: RunCollection) -> list[Part | None]:
     """Plot how local steps change the proximal loss, and which layers they change (FedSOL, Figs. 3 and 5b)."""
-    parts = _plot_over_rounds(runs, "steps", LOCAL_STEP_FIGURES, _analysis_rows(runs))
+    parts = _plot_over_rounds(runs, "steps", LOCAL_STEP_FIGURES, _get_analysis_rows(runs))
     return parts if runs.single is None else [*parts, _plot_layers(runs.single)]
 
 
-def _analysis_rows(runs: RunCollection) -> dict[Path, list[Row]]:
+def _get_analysis_rows(runs: RunCollection) -> dict[Path, list[Row]]:
     return {run.path: run.analysis for run in runs.all}
 
 
@@ -218,6 +218,7 @@ def _plot_client_heat_map(
 
 
 def _plot_layers(run: Run) -> Figure | None:
+    """Plot Lambda, how strongly local steps change each layer, in the last measured round (FedSOL, Fig. 5b)."""
     keys = ("strength", "evenness", "columns", "norm", "entries")
     data: list[list[Value]] = []
     for row in run.analysis:

@@ -58,14 +58,14 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Text:
+class Paragraph:
     """A paragraph of text, such as a remark or a warning."""
 
     text: str
     warning: bool = False
 
 
-Part = Figure | Table | Text
+Part = Figure | Table | Paragraph
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def render_page(template: str, title: str, lead: Sequence[str], **values: Any) -
     environment = Environment(
         loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=format_cell
     )
-    environment.filters |= {"csv": format_csv, "base64": base64.b64encode, "columns": css_classes_of_columns}
+    environment.filters |= {"csv": format_csv, "base64": base64.b64encode, "columns": choose_css_classes}
     environment.globals |= {"draw": lambda each: Markup(charts.render_svg(each.chart, each.name, each.title))}
     environment.globals["max_csv_rows"] = MAX_CSV_ROWS
     script, style = (loader.get_source(environment, name)[0] for name in ("page.js", "page.css"))
@@ -124,7 +124,7 @@ def format_csv(figure: Figure) -> str:
     return out.getvalue()
 
 
-def css_classes_of_columns(table: Table) -> list[str]:
+def choose_css_classes(table: Table) -> list[str]:
     """Return the CSS class of each column of a table: "n" for numbers, which are right-aligned, otherwise ""."""
     classes = []
     for column in zip(*table.rows, strict=True):

@@ -12,8 +12,8 @@ from fedmpi.analysis import charts
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import pluralize
 from fedmpi.reports import diagnostics, results, run_facts
-from fedmpi.reports.page import Figure, Part, Section, Text, format_csv, render_page
-from fedmpi.reports.run_groups import RunCollection, base_name, read_runs
+from fedmpi.reports.page import Figure, Paragraph, Part, Section, format_csv, render_page
+from fedmpi.reports.run_groups import RunCollection, read_runs, strip_folders
 from fedmpi.runtime.record import atomic_files
 from fedmpi.runtime.record.run_dir import REPORT
 
@@ -56,7 +56,7 @@ def build_sections(runs: RunCollection) -> list[Section]:
             parts = [part for part in make(runs) if part] if any(getattr(run, needs) for run in runs.all) else []
         except DAMAGED_FILE_ERRORS as error:
             reason = "This section cannot be shown, because a file in the run directory is damaged"
-            parts = [Text(f"{reason} ({error!r}).", warning=True)]
+            parts = [Paragraph(f"{reason} ({error!r}).", warning=True)]
         for i, part in enumerate(parts):
             if isinstance(part, Figure):
                 plain = re.sub(r"[^A-Za-z0-9_-]+", "-", part.name).strip("-")[:80]
@@ -76,9 +76,9 @@ def render_report(runs: RunCollection) -> str:
     title = runs.single.name if runs.single else f"{pluralize(len(runs.all), 'run')} in {where}"
     config = runs.all[0].config
     shared = [
-        base_name(config[k]) for k in ("data.source", "model.name") if k in config and k not in runs.differing_keys
+        strip_folders(config[k]) for k in ("data.source", "model.name") if k in config and k not in runs.differing_keys
     ]
-    methods = ", ".join(dict.fromkeys(base_name(run.config.get("method.name", "?")) for run in runs.all))
+    methods = ", ".join(dict.fromkeys(strip_folders(run.config.get("method.name", "?")) for run in runs.all))
     lead = f"{methods} on {', '.join(shared) or 'several data sets or models'}"
     parts = build_sections(runs)
     return render_page("page", title, [lead], titles={each.name: each.title for each in parts}, sections=parts)

@@ -11,18 +11,18 @@ import numpy as np
 from fedmpi.analysis.charts import BarChart, HeatMap, LineChart, Series, stack_bars
 from fedmpi.common.metrics_row import CLIENTS_NAMES
 from fedmpi.common.text import format_metric, format_metric_title, pluralize
-from fedmpi.reports.page import Figure, Part, Table, Text, Value, format_cell
+from fedmpi.reports.page import Figure, Paragraph, Part, Table, Value, format_cell
 from fedmpi.reports.run_groups import (
     Row,
     Run,
     RunCollection,
     RunGroup,
     average_curves,
-    base_name,
     extract_curve,
     finite_number,
     plot_by_group,
     plot_curves,
+    strip_folders,
     subsample,
 )
 from fedmpi.runtime.inspection import compare
@@ -46,7 +46,7 @@ MAX_FAULT_ROWS = 200  # rows of the table of faults, at most
 def build_summary_section(runs: RunCollection) -> list[Part | None]:
     """Show the final metrics of each group of runs as mean ± standard deviation, or all metrics of a single run."""
     names = [name for name in runs.metrics if not name.endswith(CLIENT_STATISTIC_SUFFIXES)]
-    warnings = [Text(text, warning=True) for text in _list_warnings(runs)]
+    warnings = [Paragraph(text, warning=True) for text in _list_warnings(runs)]
     if runs.single is not None:
         return [*warnings, *_build_run_tables(runs.single, names)]
     rows: list[list[Value]] = []
@@ -59,6 +59,7 @@ def build_summary_section(runs: RunCollection) -> list[Part | None]:
 
 
 def _format_last_values(group: RunGroup, name: str) -> str:
+    """Format the last values of a metric in a group of runs as mean ± standard deviation."""
     last = [value for run in group.runs if (value := run.last.get(name)) is not None]
     if not last:
         return "-"
@@ -68,6 +69,7 @@ def _format_last_values(group: RunGroup, name: str) -> str:
 
 
 def _list_warnings(runs: RunCollection) -> list[str]:
+    """Return warnings about unfinished runs, different data within a group, and unreadable files."""
     warnings = list[str]()
     if unfinished := [run for run in runs.all if not run.complete]:
         several = f"{pluralize(len(unfinished), 'run')} of {len(runs.all)} not finished"
@@ -85,13 +87,14 @@ def _list_warnings(runs: RunCollection) -> list[str]:
 
 
 def _build_run_tables(run: Run, names: Sequence[str]) -> list[Part]:
+    """Return a table of facts about a run, and a table of its metrics `names`."""
     seconds, up, down = (
         sum(finite_number(row.get(key)) or 0.0 for row in run.rows)
         for key in ("wall_s", "received_bytes", "sent_bytes")
     )
     facts = {
-        **{key: base_name(run.config.get(f"{key}.name")) for key in ("method", "model")},
-        "data": base_name(run.config.get("data.source")),
+        **{key: strip_folders(run.config.get(f"{key}.name")) for key in ("method", "model")},
+        "data": strip_folders(run.config.get("data.source")),
         "clients": run.partition.get("clients"),
         "partition": run.partition.get("scheme"),
         "rounds": f"{len(run.rounds)} of {run.config.get('rounds', '?')}",
@@ -123,9 +126,9 @@ def build_learning_section(runs: RunCollection) -> list[Part | None]:
         title, note = f"{what.replace('_', ' ')} by site", "Global model, evaluated on the test rows of each site."
         parts.append(plot_curves(f"learning-{what}-by-site", title, format_metric_title(what), sites, note=note))
     if parts and any(len(group.runs) > 1 for group in runs.groups):
-        return [Text(BAND_NOTE), *parts]
+        return [Paragraph(BAND_NOTE), *parts]
     reason = "No round has a finite metric: nothing has been evaluated yet, or training diverged in the first round."
-    return list(parts) or [Text(reason, warning=True)]
+    return list(parts) or [Paragraph(reason, warning=True)]
 
 
 def build_method_metrics_section(runs: RunCollection) -> list[Part | None]:
@@ -260,7 +263,7 @@ def build_partition_section(runs: RunCollection) -> list[Part | None]:
     names, parts = [run.client_names.get(k, str(k)) for k in range(len(sizes))], list[Part | None]()
     if any(each.partition != run.partition for each in runs.all):
         parts.append(
-            Text(f"Runs have other partitions, by seed or setting; that of {runs.run_names[run.path]} is shown.")
+            Paragraph(f"Runs have other partitions, by seed or setting; that of {runs.run_names[run.path]} is shown.")
         )
     if counts is not None and any(map(any, counts)):
         columns = [str(c) for c in range(min(len(counts[0]), MAX_CLASSES_DRAWN))]
@@ -277,7 +280,7 @@ def build_partition_section(runs: RunCollection) -> list[Part | None]:
         parts.append(Figure("partition", "training samples by client and class", grid, head, data, note))
     else:
         reason = "sites do not share label counts, or the targets are not classes"
-        parts.append(Text(f"The number of samples by client and class was not recorded: {reason}."))
+        parts.append(Paragraph(f"The number of samples by client and class was not recorded: {reason}."))
     order = range(len(sizes)) if len(sizes) <= MAX_CLIENT_BARS else sorted(range(len(sizes)), key=lambda k: -sizes[k])
     samples = {f"{names[k]}": float(sizes[k]) for k in order}
     chart = _chart_by_client(samples, "samples", "training samples", "clients, in descending order")
@@ -295,7 +298,7 @@ def build_faults_section(runs: RunCollection) -> list[Part | None]:
             [] if since is None else [f"training diverged: from round {since} on, the loss is far above its minimum."]
         )
         notes += [] if run.complete else [f"{run.state}."]
-        parts += [Text(f"{name}: {text}", warning=True) for text in (*notes, *run.notes)]
+        parts += [Paragraph(f"{name}: {text}", warning=True) for text in (*notes, *run.notes)]
         for row in run.faults:
             ranks = [f"rank {rank} on {host}" for rank, host in (row.get("ranks") or {}).items()]
             out = ", ".join(map(str, row.get("clients") or ())) or "none"

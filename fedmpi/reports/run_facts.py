@@ -17,7 +17,7 @@ from fedmpi.common.text import format_metric, format_metric_title, suggest_name
 from fedmpi.common.type_descriptions import describe_value
 from fedmpi.config.field_types import flatten
 from fedmpi.config.schema import Settings
-from fedmpi.reports.page import Figure, Part, Table, Text, Value
+from fedmpi.reports.page import Figure, Paragraph, Part, Table, Value
 from fedmpi.reports.run_groups import (
     KEYS_IGNORED_IN_GROUPS,
     Run,
@@ -143,7 +143,7 @@ def build_time_section(runs: RunCollection) -> list[Part | None]:
         try:
             parts += plot_timeline(read_last_job(runs.single.path), TIMELINE_ROUNDS)
         except UserError as error:
-            parts.append(Text(f"The timeline of the ranks is not available: {error}"))
+            parts.append(Paragraph(f"The timeline of the ranks is not available: {error}"))
     return parts
 
 

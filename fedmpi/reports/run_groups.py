@@ -130,6 +130,7 @@ class Run:
         return content.rows
 
     def _read_config(self) -> Row:
+        """Return the settings in config.yaml by dotted key; {} if the file cannot be read."""
         path = self.path / "config.yaml"
         try:
             if path.exists() and yaml_source.REFERENCE_START not in yaml_source.read_config_text(path):
@@ -141,6 +142,7 @@ class Run:
         return {}
 
     def _read_json(self, name: str) -> Row:
+        """Return the content of a JSON file; {} if it does not exist or is damaged."""
         value = read_json_object(self.path / name)
         if value is None and (self.path / name).exists():
             self.notes.append(f"{name} is damaged: it contains no JSON object")
@@ -190,10 +192,10 @@ def subsample(items: Sequence[T], most: int) -> list[T]:
     return list(items)[:: max(-(-len(items) // most), 1)]
 
 
-def base_name(value: Any) -> str:
+def strip_folders(value: Any) -> str:
     """Return the value of a setting as text, without the folders if it is a path.
 
-    >>> base_name("/home/me/mine.py:Mine"), base_name("fedavg")
+    >>> strip_folders("/home/me/mine.py:Mine"), strip_folders("fedavg")
     ('mine.py:Mine', 'fedavg')
     """
     return "" if value is None else str(value).rpartition("/")[2]
@@ -226,13 +228,14 @@ class RunCollection:
         self.differing_keys = [
             key for key in keys if not self.single and len({format_setting(run, key) for run in every}) > 1
         ]
-        self.groups = [RunGroup(self.single.name, self.all)] if self.single else self._groups()
+        self.groups = [RunGroup(self.single.name, self.all)] if self.single else self._group_runs()
         unique = len({run.name for run in self.all}) == len(self.all)
         self.run_names = {run.path: run.name if unique else str(run.path) for run in self.all}
         falls = {name: run.is_lower_better(name) for run in self.all for name in run.metrics}
         self.metrics = sorted(falls, key=lambda name: falls[name])
 
-    def _groups(self) -> list[RunGroup]:
+    def _group_runs(self) -> list[RunGroup]:
+        """Group the runs by the settings in `differing_keys`, and name the groups."""
         by_values: dict[tuple[str, ...], list[Run]] = {}
         for run in self.all:
             by_values.setdefault(tuple(format_setting(run, key) for key in self.differing_keys), []).append(run)

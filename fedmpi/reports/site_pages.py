@@ -27,9 +27,9 @@ from fedmpi.reports.sites import (
     MIN_TEST_SAMPLES,
     BaselineRun,
     Site,
-    audit_path,
-    baseline_command,
     compare_with_baseline,
+    format_baseline_command,
+    get_audit_path,
     list_sites,
     read_audit,
     read_baseline,
@@ -96,7 +96,7 @@ def write_site_pages(
     except OSError as error:
         raise UserError(f"{error.filename or folder}: {error.strerror}; the pages were not written") from error
     if baseline is None:
-        print_line(f"no comparison with local training; to train a local baseline: {baseline_command(run)}")
+        print_line(f"no comparison with local training; to train a local baseline: {format_baseline_command(run)}")
     else:
         print_line(f"compared with the local baseline {baseline.run.path}")
     print_line(f"written: {folder}/{MODEL_CARD}.html, and a page for each of {len(all_sites)} sites")
@@ -121,7 +121,7 @@ def _render_page(
     template: str, title: str, more: Sequence[str], run: Run, baseline: BaselineRun | None, **values: Any
 ) -> str:
     lead = [f"{run.name}: {run.config.get('method.name')} on {run.config.get('data.source')}", *more]
-    values |= {"run": run, "config": run.config, "baseline": baseline, "baseline_command": baseline_command(run)}
+    values |= {"run": run, "config": run.config, "baseline": baseline, "baseline_command": format_baseline_command(run)}
     return render_page(template, title, lead, fewest=MIN_TEST_SAMPLES, **values)
 
 
@@ -142,7 +142,7 @@ def render_site_page(site: Site, all_sites: Sequence[Site], baseline: BaselineRu
         compared=Table(("metric", "together", "alone", "verdict"), compare_with_baseline(site, baseline)),
         curves=[each for name in site.metric_names if baseline and (each := _plot_gain(site, baseline, name))],
         audit=audit,
-        audit_path=audit_path(site),
+        audit_path=get_audit_path(site),
         left=Table(("what", "messages", "bytes in all", "to"), summarize_messages(site, audit.rows) if audit else ()),
         missing=set(site.participated_rounds) - sent,
     )
@@ -207,7 +207,7 @@ def render_model_card(all_sites: Sequence[Site], baseline: BaselineRun | None, s
     config, model = run.config, run.path / MODEL
     evaluated = [site for site in all_sites if site.evaluation is not None]
     name = evaluated[0].metric_names[0] if evaluated else ""
-    measured = [site for site in evaluated if site.last_value(name) is not None]
+    measured = [site for site in evaluated if site.get_last_value(name) is not None]
     enough = [site for site in measured if (site.num_test or 0) >= MIN_TEST_SAMPLES]
     compared = [[site.name, site.num_test, *row] for site in evaluated for row in compare_with_baseline(site, baseline)]
     samples = build_samples_table(all_sites)
@@ -228,12 +228,12 @@ def render_model_card(all_sites: Sequence[Site], baseline: BaselineRun | None, s
         options=[f"{k[7:]} {v}" for k, v in config.items() if k.startswith("method.") and k != "method.name"],
         messages=Table(
             ("site", "messages", "bytes in all", "first digits of the SHA-256 of its audit file"),
-            _audit_rows(all_sites),
+            _build_audit_rows(all_sites),
         ),
         evaluated=evaluated,
         metric=format_metric_title(name),
         compared=Table(("site", "test samples", "metric", "together", "alone", "verdict"), compared),
-        worst=(max if run.is_lower_better(name) else min)(enough, key=lambda s: s.last_value(name) or 0.0)
+        worst=(max if run.is_lower_better(name) else min)(enough, key=lambda s: s.get_last_value(name) or 0.0)
         if len(enough) > 1
         else None,
         few=[f"{site.name} ({site.num_test})" for site in measured if site not in enough],
@@ -279,7 +279,7 @@ def _plot_samples(all_sites: Sequence[Site], samples: Table) -> Figure:
     return Figure("data", "training samples by site", chart, samples.head, samples.rows, note)
 
 
-def _audit_rows(all_sites: Sequence[Site]) -> list[list[Value]]:
+def _build_audit_rows(all_sites: Sequence[Site]) -> list[list[Value]]:
     """Return a row for each site with the number and size of its messages, and the SHA-256 of its audit file.
 
     The contents of the messages are shown only on the page of the site.
@@ -295,10 +295,10 @@ def _plot_metric(evaluated: Sequence[Site], baseline: BaselineRun | None, name: 
     """Plot a metric of each site as a bar; a second bar shows the site in the local baseline, if there is one."""
     labels, together, alone, rows = list[str](), list[float](), list[float](), list[list[Value]]()
     for site in evaluated:
-        before = baseline.sites[site.client].last_value(name) if baseline else None
-        rows.append([site.name, site.last_value(name), before])
+        before = baseline.sites[site.client].get_last_value(name) if baseline else None
+        rows.append([site.name, site.get_last_value(name), before])
         labels += [site.name, f"{site.name}, alone"] if baseline else [site.name]
-        together += [site.last_value(name) or 0.0, 0.0] if baseline else [site.last_value(name) or 0.0]
+        together += [site.get_last_value(name) or 0.0, 0.0] if baseline else [site.get_last_value(name) or 0.0]
         alone += [0.0, before or 0.0] if baseline else [0.0]
     parts = {"together": together, "alone": alone} if baseline else {"together": together}
     chart = stack_bars(labels, parts, format_metric_title(name))

@@ -69,7 +69,7 @@ class Site:
         self.run, self.client, self.name = run, client, run.client_names.get(client, str(client))
         self.num_train, self.label_counts, self.mean_weight = train, counts, share
         self.participated_rounds = [row["round"] for row in run.rows if client in (row.get("cohort") or ())]
-        self.refused_rounds = [row["round"] for row in run.rows if client in _refused_clients(row)]
+        self.refused_rounds = [row["round"] for row in run.rows if client in _find_refused_clients(row)]
         evaluated = {protocol: _read_site_metrics(run, client, protocol) for protocol in PROTOCOLS}
         protocol = next((each for each in PROTOCOLS if evaluated[each]), "")
         self.evaluation, self.personal_evaluation = evaluated.get(protocol), evaluated["personal"]
@@ -80,7 +80,7 @@ class Site:
         names = self.evaluation.curves if self.evaluation else ()
         self.metric_names = sorted(names, key=lambda name: (name == "loss", run.is_lower_better(name)))
 
-    def last_value(self, name: str) -> float | None:
+    def get_last_value(self, name: str) -> float | None:
         """Return a metric in the last evaluated round; None if it is missing or not a finite number."""
         return self.evaluation.curves.get(name, {}).get(self.evaluation.end) if self.evaluation else None
 
@@ -99,23 +99,24 @@ def list_sites(run: Run) -> list[Site]:
         )
     # All counts are 0 if targets are not classes.
     known = isinstance(counts, (list, np.ndarray)) and len(counts) == len(sizes) and bool(np.any(counts))
-    shares = _mean_weights(run, np.asarray(sizes, dtype=float))
+    shares = _compute_mean_weights(run, np.asarray(sizes, dtype=float))
     return [
         Site(run, k, int(n), [int(c) for c in counts[k]] if known else None, None if shares is None else shares[k])
         for k, n in enumerate(sizes)
     ]
 
 
-def _refused_clients(row: Row) -> set[int]:
+def _find_refused_clients(row: Row) -> set[int]:
+    """Return the clients whose upload was refused in the round of this row of metrics.jsonl."""
     return {each["client"] for each in row.get("refused") or () if isinstance(each, dict) and "client" in each}
 
 
-def _mean_weights(run: Run, sizes: np.ndarray) -> list[float] | None:
+def _compute_mean_weights(run: Run, sizes: np.ndarray) -> list[float] | None:
     """Return each client's weight p_k in the aggregate, averaged over rounds; refused uploads have weight 0."""
     weights = np.ones_like(sizes) if run.config.get("cohort.weighting") == "uniform" else sizes
     shares = list[np.ndarray]()
     for row in run.rows:
-        members = [k for k in row.get("cohort") or () if k not in _refused_clients(row) and k < len(sizes)]
+        members = [k for k in row.get("cohort") or () if k not in _find_refused_clients(row) and k < len(sizes)]
         weight = np.zeros_like(sizes)
         weight[members] = weights[members]
         if weight.sum() > 0:
@@ -151,7 +152,7 @@ class AuditFile(NamedTuple):
 
 def read_audit(site: Site) -> AuditFile | None:
     """Read the audit file of a site; return None if this copy of the run directory does not contain it."""
-    path = audit_path(site)
+    path = get_audit_path(site)
     if path is None or not (site.run.path / path).is_file():
         return None
     lines = site.run.read_rows(str(path), rounds=False)
@@ -159,7 +160,7 @@ def read_audit(site: Site) -> AuditFile | None:
     return AuditFile(path, lines, size, hashlib.sha256((site.run.path / path).read_bytes()).hexdigest())
 
 
-def audit_path(site: Site) -> Path | None:
+def get_audit_path(site: Site) -> Path | None:
     """Return the path of a site's audit file, relative to the run directory on the host of the site.
 
     Sites are assigned to training ranks round-robin. Sites of rank 0 have no audit file, since their data never leave
@@ -218,7 +219,7 @@ def read_baseline(run: Run, path: Path) -> BaselineRun:
     return BaselineRun(other, alone, differing)
 
 
-def baseline_command(run: Run) -> str:
+def format_baseline_command(run: Run) -> str:
     """Return the command that trains a local baseline of `run`, with a hint how to start and use it.
 
     Settings without effect in a local baseline are reset to their defaults.
@@ -240,11 +241,11 @@ def compare_with_baseline(site: Site, baseline: BaselineRun | None) -> list[list
     alone = baseline.sites[site.client] if baseline else None
     rows = list[list[Value]]()
     for name in site.metric_names:
-        before = alone.last_value(name) if alone else None
+        before = alone.get_last_value(name) if alone else None
         rows.append(
             [
                 format_metric_title(name),
-                site.last_value(name),
+                site.get_last_value(name),
                 before,
                 compare_metric(site, alone, name) if alone else None,
             ]
@@ -268,7 +269,7 @@ def compare_metric(site: Site, alone: Site, name: str) -> str:
     Returns:
         The verdict: "better together", "better alone", or why there is no such verdict.
     """
-    joint, before = site.last_value(name), alone.last_value(name)
+    joint, before = site.get_last_value(name), alone.get_last_value(name)
     if joint is None or before is None:
         return "-"
     n = min(site.num_test or 0, alone.num_test or 0)

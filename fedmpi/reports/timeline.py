@@ -138,5 +138,6 @@ def plot_timeline(job: JobTimeline, rounds: int) -> tuple[Figure, Figure]:
 
 
 def _describe_busiest_rank(by_rank: Sequence[dict[str, Any]]) -> str:
+    """Name the rank that waits least, and its share of waiting."""
     least = min(by_rank, key=lambda each: (each["waiting"], each["rank"]))
     return f"Rank {least['rank']} is the busiest: it waits {100 * least['waiting']:.1f} % of the time"

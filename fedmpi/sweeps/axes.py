@@ -27,11 +27,11 @@ class Axis:
     choices: dict[str, ConfigLayer]  # label -> settings
     is_key: bool  # whether the axis varies one config key; the name of the axis is then that key
 
-    def slug(self, label: str) -> str:
+    def format_slug(self, label: str) -> str:
         """Convert a label to the form in which it appears in the names of run directories.
 
-        >>> Axis("data.partition.alpha", {}, True).slug("0.1"), Axis("method", {}, False).slug("FedAvg (FT)")
-        ('alpha-0.1', 'fedavg-ft')
+        >>> Axis("lr", {}, True).format_slug("0.1"), Axis("method", {}, False).format_slug("FedAvg (FT)")
+        ('lr-0.1', 'fedavg-ft')
         """
         label = label.replace("e+", "e") if self.is_key else label  # without its sign, 1e+30 would look like 1e-30
         slug = re.sub(r"[^A-Za-z0-9.]+", "-", label).strip("-.").lower() or "x"

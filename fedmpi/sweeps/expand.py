@@ -47,7 +47,7 @@ from fedmpi.config.yaml_source import ConfigLayer
 from fedmpi.runtime.inspection.run_files import SWEEP_FILE
 from fedmpi.sweeps import progress, tuning
 from fedmpi.sweeps.axes import Axis, PublishedResults, PublishedSection, read_axis, read_labels, read_published_results
-from fedmpi.sweeps.tuning import Choice, TuneSection, Tuning
+from fedmpi.sweeps.tuning import TuneSection, Tuning, TuningChoice
 
 Labels = dict[str, str]  # axis -> label
 
@@ -87,9 +87,10 @@ class Sweep:
 
     def run_name(self, labels: Labels) -> str:
         """Return the name of the run with these labels; it has one part per axis."""
-        return "_".join(axis.slug(labels[axis.name]) for axis in self._axes_of(labels))
+        return "_".join(axis.format_slug(labels[axis.name]) for axis in self._list_axes(labels))
 
-    def _axes_of(self, labels: Labels) -> list[Axis]:
+    def _list_axes(self, labels: Labels) -> list[Axis]:
+        """Return the axes of the sweep and of its candidates that `labels` has."""
         all_axes = (*self.axes, *(self.tuning.axes if self.tuning else ()))
         return [axis for axis in all_axes if axis.name in labels]
 
@@ -100,7 +101,7 @@ class Sweep:
             UserError: if the settings are invalid; the message names the labels of the run.
         """
         layers = [self.tuning.evaluation_layer] if self.tuning else []
-        layers += [self.base, *(axis.choices[labels[axis.name]] for axis in self._axes_of(labels))]
+        layers += [self.base, *(axis.choices[labels[axis.name]] for axis in self._list_axes(labels))]
         layers.append(loading.parse_overrides(self.overrides))
         try:
             settings = loading.merge_settings(layers, self.path)
@@ -140,7 +141,7 @@ class Sweep:
                 )
             yield labels, settings
 
-    def tuning_choices(self) -> dict[tuple[str, ...], Choice]:
+    def tuning_choices(self) -> dict[tuple[str, ...], TuningChoice]:
         """Return the choice of a candidate for each cell of `tune`, even if some of its runs are missing.
 
         A sweep without `tune` has no choices: {}.
@@ -155,7 +156,7 @@ class Sweep:
         if self.tuning is None:
             return list(self.first_stage_runs())
         choices = self.tuning_choices()
-        candidates = [choices[self.tuning.cell_key(labels)].chosen for labels in self.labels]
+        candidates = [choices[self.tuning.get_cell_key(labels)].chosen for labels in self.labels]
         return [
             (labels, None if candidate is None else self.run_settings(labels | candidate))
             for labels, candidate in zip(self.labels, candidates, strict=True)

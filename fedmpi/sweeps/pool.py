@@ -53,14 +53,16 @@ class ProcessPool:
     """A pool of child processes, each of which trains one run.
 
     Args:
-        job: the function that a child process calls with the settings of its run.
-        jobs: the number of runs that train at the same time.
+        train_run: the function that a child process calls with the settings of its run.
+        max_active: the number of runs that train at the same time.
         gpus: values for CUDA_VISIBLE_DEVICES, one of which each run gets; (): the variable is not changed.
         on_end: called with each run that has ended.
     """
 
-    def __init__(self, job: TrainFunction, jobs: int, gpus: Sequence[str], on_end: Callable[[ActiveRun], None]) -> None:
-        self.train_run, self.max_active, self.gpus, self.on_end = job, jobs, gpus, on_end
+    def __init__(
+        self, train_run: TrainFunction, max_active: int, gpus: Sequence[str], on_end: Callable[[ActiveRun], None]
+    ) -> None:
+        self.train_run, self.max_active, self.gpus, self.on_end = train_run, max_active, gpus, on_end
         self.active_runs: list[ActiveRun] = []
         self.num_ended = 0
         self.stop_signals = 0
@@ -97,6 +99,7 @@ class ProcessPool:
                 os.kill(each.process.pid or 0, signal.SIGTERM if self.stop_signals < 3 else signal.SIGKILL)
 
     def _start_run(self, settings: Settings) -> None:
+        """Start a child process that trains a run, unless a stop signal has arrived."""
         slot = min({*range(self.max_active)} - {each.slot for each in self.active_runs})
         gpu = self.gpus[slot % len(self.gpus)] if self.gpus else None
         sys.stdout.flush()
@@ -114,14 +117,14 @@ class ProcessPool:
 
 
 def _train_in_child(
-    job: TrainFunction, settings: Settings, gpu: str | None, parent: int, unblocked: set[signal.Signals]
+    train_run: TrainFunction, settings: Settings, gpu: str | None, parent: int, unblocked: set[signal.Signals]
 ) -> None:
     """Train a run in this child process, with its output in a log file; stop if the parent process dies."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os._exit(RESTART_LATER)
     os.setpgid(0, 0)  # Ctrl-C then reaches only the sweep's process, which forwards it once
-    with console_log_path(settings).open("ab") as file, open(os.devnull) as nothing:
+    with get_console_log_path(settings).open("ab") as file, open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -130,10 +133,10 @@ def _train_in_child(
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
-    job(settings)
+    train_run(settings)
 
 
-def console_log_path(settings: Settings) -> Path:
+def get_console_log_path(settings: Settings) -> Path:
     """Return the path of a run's console log; it lies next to the run directory, which may not exist yet."""
     return settings.output / f"{settings.name}.log"
 

@@ -36,28 +36,28 @@ class RunState:
         """Whether the run ended because it diverged; if it were resumed, it would diverge again."""
         return self.status == STARTED and DIVERGENCE_REASON.search(self.reason) is not None
 
-    def get_metric(self, of: str, name: str) -> float:
-        """Return a metric from summary.json; nan if it is missing or, unless `of` allows that, out of date.
+    def get_metric(self, summary_part: str, name: str) -> float:
+        """Return a metric from summary.json; nan if it is missing or, unless `summary_part` allows that, out of date.
 
         Args:
-            of: the section of summary.json: last, mean_last_10, best or selected. For last and mean_last_10, the metric
-                must have been measured after the last round.
+            summary_part: the section of summary.json: last, mean_last_10, best or selected. For last and mean_last_10,
+                the metric must have been measured after the last round.
             name: the metric.
         """
-        value = self.summary.get(of, {}).get(name)
-        at = self.summary.get("last_round", {}).get(name)
-        late = at is None or at >= self.summary.get("rounds", 0) - 1
-        return math.nan if value is None or not (late or of in ("best", "selected")) else float(value)
+        value = self.summary.get(summary_part, {}).get(name)
+        last_round = self.summary.get("last_round", {}).get(name)
+        is_current = last_round is None or last_round >= self.summary.get("rounds", 0) - 1
+        return math.nan if value is None or not (is_current or summary_part in ("best", "selected")) else float(value)
 
 
-def run_directory(settings: Settings) -> Path:
+def get_run_directory(settings: Settings) -> Path:
     """Return the directory of a run of a sweep."""
     return settings.output / settings.name
 
 
 def read_identity(settings: Settings) -> dict[str, Any] | None:
     """Return the content of identity.json, the settings that a run was started with; None if there is no such file."""
-    return read_json_object(run_directory(settings) / "identity.json")
+    return read_json_object(get_run_directory(settings) / "identity.json")
 
 
 def read_state(settings: Settings) -> RunState:
@@ -66,7 +66,7 @@ def read_state(settings: Settings) -> RunState:
     Raises:
         UserError: if the directory contains a run with other settings, with more rounds or of an earlier version.
     """
-    place = run_directory(settings)
+    place = get_run_directory(settings)
     recorded = read_identity(settings)
     if recorded is None:
         return RunState(STARTED if place.exists() else MISSING, 0, {}, "")
@@ -110,7 +110,7 @@ def _describe_changed_settings(settings: Settings, recorded: dict[str, Any]) -> 
 
 def read_last_row(settings: Settings) -> dict[str, Any]:
     """Read the row of the last finished round from the end of metrics.jsonl; {} if no round is finished."""
-    return next(reversed(read_tail(run_directory(settings) / "metrics.jsonl", TAIL_BYTES)), {})
+    return next(reversed(read_tail(get_run_directory(settings) / "metrics.jsonl", TAIL_BYTES)), {})
 
 
 def count_finished_rounds(settings: Settings) -> int:
@@ -118,7 +118,7 @@ def count_finished_rounds(settings: Settings) -> int:
     return int(read_last_row(settings).get("round", -1)) + 1
 
 
-def with_auto_resume(settings: Settings) -> Settings:
+def enable_auto_resume(settings: Settings) -> Settings:
     """Return a copy of the settings with checkpoint.resume: auto, which resumes the run if it has a checkpoint."""
     return settings.model_copy(update={"checkpoint": settings.checkpoint.model_copy(update={"resume": "auto"})})
 
@@ -141,7 +141,7 @@ def summarize_diagnostics(settings: Settings) -> dict[str, Any]:
         {...}}; {} if the run has no diagnostics.
     """
     rows = []
-    for line in read_jsonl(run_directory(settings) / "analysis.jsonl", need_round=True).rows:
+    for line in read_jsonl(get_run_directory(settings) / "analysis.jsonl", need_round=True).rows:
         row = {"round": line["round"]}
         for probe, values in line.items():
             numbers = values.items() if isinstance(values, dict) else ()

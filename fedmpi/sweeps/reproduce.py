@@ -38,7 +38,7 @@ VERDICTS = {
 }
 
 
-def config_folders() -> list[Path]:
+def list_config_folders() -> list[Path]:
     """Return the folders in which configs may lie: that of the sources, those of a wheel, and ./configs."""
     package = Path(__file__).parents[2]
     shared = (place / "share" / "fedmpi" / "configs" for place in (Path(sys.prefix), Path(site.getuserbase())))
@@ -51,11 +51,11 @@ def list_tables() -> dict[str, Path]:
     Raises:
         UserError: if no tables are installed.
     """
-    for place in config_folders():
+    for place in list_config_folders():
         tables = {path.stem: path for folder in TABLE_FOLDERS for path in sorted((place / folder).glob("*.yaml"))}
         if tables:
             return {name: path for name, path in tables.items() if "_common" not in name}
-    looked = ", ".join(map(str, config_folders()))
+    looked = ", ".join(map(str, list_config_folders()))
     raise UserError(f"reproduce: no folders papers and benchmarks in {looked}; install fedmpi with its configs")
 
 

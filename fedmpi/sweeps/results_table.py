@@ -30,7 +30,7 @@ FinishedRun = tuple[dict[str, str], Settings, progress.RunState]  # labels, sett
 
 
 @dataclass
-class Cell:
+class TableCell:
     """One cell of the table: the results of runs that differ only in their seeds.
 
     Attributes:
@@ -80,7 +80,7 @@ class ResultsTable:
     metric: str
     summary_part: str
     axes: tuple[Axis, ...]
-    cells: dict[CellKey, Cell]
+    cells: dict[CellKey, TableCell]
     command_options: tuple[str, ...] = ()
     source: str | None = None
     lower_is_better: bool = False
@@ -107,7 +107,7 @@ class ResultsTable:
         most = max((abs(v) for cell in self.cells.values() for v in cell.values.values()), default=0.0)
         return 2 if most >= 2 else 3 if most >= 0.1 or not most else 2 - math.floor(math.log10(most))
 
-    def column_heading(self, column: CellKey) -> str:
+    def format_column_heading(self, column: CellKey) -> str:
         """Return the heading of a column, such as `alpha 0.1 MNIST`."""
         named = zip(self.axes[1:], column, strict=True)
         each = [f"{axis.name.rpartition('.')[2]} {label}" if axis.is_key else label for axis, label in named]
@@ -143,10 +143,10 @@ def collect_results(sweep: Sweep, metric: str | None, of: str | None, rows: str 
         ]
     metrics_of_runs = [state.summary.get(of, {}) for *_, state in finished]
     protocols = dict.fromkeys(name for _, run, _ in finished for name in run.evaluate.protocol if name != "global")
-    name = _most_common_name(metrics_of_runs, metric, list(protocols))
-    cells: dict[CellKey, Cell] = {}
+    name = _find_most_common_name(metrics_of_runs, metric, list(protocols))
+    cells: dict[CellKey, TableCell] = {}
     for labels in sweep.labels:
-        cell = cells.setdefault(tuple(labels[axis.name] for axis in axes), Cell())
+        cell = cells.setdefault(tuple(labels[axis.name] for axis in axes), TableCell())
         cell.seeds.append(labels.get(SEED, ""))
         cell.published = published.find_cell(labels) if published else None
     for labels, run, state in finished:
@@ -168,6 +168,7 @@ def collect_results(sweep: Sweep, metric: str | None, of: str | None, rows: str 
 
 
 def _find_finished_runs(sweep: Sweep) -> list[FinishedRun]:
+    """Return the finished runs whose results are reported; raise UserError if there are none."""
     runs = []
     for labels, settings in sweep.final_runs():
         if settings is not None and (state := progress.read_state(settings)).status == progress.DONE:
@@ -196,7 +197,7 @@ def _choose_metric(sweep: Sweep, metric: str | None, of: str | None) -> tuple[st
     return metric, of, published
 
 
-def _most_common_name(
+def _find_most_common_name(
     metrics_of_runs: Sequence[Mapping[str, Any]], metric: str | None, protocols: Sequence[str]
 ) -> str:
     """Return the name of a metric, including the prefix of its evaluation protocol, under which most runs have it.
@@ -233,7 +234,7 @@ def _check_comparability(sweep: Sweep, runs_shown: Sequence[Settings]) -> list[s
     for digest, (first, other) in compare.find_digest_differences(identities).items():
         mismatch = f"{first} and {other} differ in {digest[1:-1]}"
         if digest not in compare.CODE_DIGESTS and not accepted:
-            place = progress.run_directory(identities[0][0]).parent
+            place = progress.get_run_directory(identities[0][0]).parent
             raise UserError(
                 f"{place}: {mismatch}, so their mean would be meaningless; move the outdated runs away and let "
                 "`fedmpi sweep` train them again, select runs with include or exclude, or average them nevertheless "
@@ -243,7 +244,7 @@ def _check_comparability(sweep: Sweep, runs_shown: Sequence[Settings]) -> list[s
     return notes
 
 
-def compare_with_published(cell: Cell, decimals: int) -> str:
+def compare_with_published(cell: TableCell, decimals: int) -> str:
     """Compare our mean with the published mean.
 
     Args:
@@ -268,7 +269,7 @@ def compare_with_published(cell: Cell, decimals: int) -> str:
     return "=" if distance <= spread else "~" if distance <= 2 * spread else "!"
 
 
-def paired_difference(cells: ResultsTable, key: CellKey) -> tuple[float, float, str] | None:
+def compute_paired_difference(table: ResultsTable, key: CellKey) -> tuple[float, float, str] | None:
     """Return the paired difference between a cell and the cell of the first row in the same column.
 
     Returns:
@@ -276,7 +277,7 @@ def paired_difference(cells: ResultsTable, key: CellKey) -> tuple[float, float, 
         "better" or "worse" ("higher" or "lower" for diagnostics) if 0 lies outside the 95 % interval, otherwise "".
         None for the first row, and for cells with fewer than two seeds in common.
     """
-    reference, cell = (cells.cells.get(each) for each in ((*cells.rows[0], *key[1:]), key))
+    reference, cell = (table.cells.get(each) for each in ((*table.rows[0], *key[1:]), key))
     if reference is None or cell is None or reference is cell:
         return None
     paired = [value - reference.values[seed] for seed, value in cell.values.items() if seed in reference.values]
@@ -285,6 +286,6 @@ def paired_difference(cells: ResultsTable, key: CellKey) -> tuple[float, float, 
     mean, error = fmean(paired), stdev(paired) / math.sqrt(len(paired))
     if not error or abs(mean) <= stdtrit(len(paired) - 1, 0.975) * error:  # equal differences give no error
         return mean, error, ""
-    if progress.is_diagnostic(cells.metric):
+    if progress.is_diagnostic(table.metric):
         return mean, error, "lower" if mean < 0 else "higher"
-    return mean, error, "better" if (mean < 0) == cells.lower_is_better else "worse"
+    return mean, error, "better" if (mean < 0) == table.lower_is_better else "worse"

@@ -62,6 +62,7 @@ def run_sweep(sweep: Sweep, jobs: str, train_run: pool.TrainFunction, print_line
 
 
 def _find_missing_runs(sweep: Sweep, runs: Sequence[Settings]) -> list[Settings]:
+    """Return those of `runs` that still need training."""
     return [settings for settings in runs if not sweep.needs_no_training(settings)]
 
 
@@ -112,9 +113,9 @@ def _train_runs(
         print_line(f"{position} {ended.settings.name}: {text} ({ended.elapsed_s:.0f} s){left}")
 
     process_pool = pool.ProcessPool(train_run, *pool.choose_parallelism(jobs, todo), report_end)
-    complete = process_pool.run([progress.with_auto_resume(settings) for settings in todo])
+    complete = process_pool.run([progress.enable_auto_resume(settings) for settings in todo])
     if failed:
-        logs = "\n  ".join(str(pool.console_log_path(each)) for each in failed)
+        logs = "\n  ".join(str(pool.get_console_log_path(each)) for each in failed)
         raise UserError(f"{len(failed)} of {pluralize(len(runs), 'run')} failed; their output is in\n  {logs}")
     if still_in_use := _find_missing_runs(sweep, in_use):
         print_line(
@@ -129,9 +130,9 @@ def _describe_outcome(sweep: Sweep, active_run: pool.ActiveRun) -> tuple[str, st
     """Return the outcome of an ended run (FAILED, IN_USE, or "" for all others) and a text that describes it."""
     settings, code = active_run.settings, active_run.process.exitcode
     state = progress.read_state(settings)
-    is_locked, holder = lock.inspect_lock(progress.run_directory(settings))
+    is_locked, holder = lock.inspect_lock(progress.get_run_directory(settings))
     if state.status == progress.DONE:
-        pool.console_log_path(settings).unlink(missing_ok=True)  # log.txt in the run directory has the same content
+        pool.get_console_log_path(settings).unlink(missing_ok=True)  # log.txt in the run directory has the same content
         return "", _format_main_metric(state.summary.get("last", {})) or "done"
     if is_locked and holder.get("pid") not in (None, active_run.process.pid):
         return IN_USE, f"in use by process {holder['pid']} on host {holder.get('host')}, skipped"
@@ -139,7 +140,7 @@ def _describe_outcome(sweep: Sweep, active_run: pool.ActiveRun) -> tuple[str, st
         return "", f"stopped after {pluralize(state.rounds, 'round')}"
     if sweep.needs_no_training(settings):
         return "", "diverged; this candidate is excluded"
-    last_line = run_files.find_error_line(pool.console_log_path(settings))
+    last_line = run_files.find_error_line(pool.get_console_log_path(settings))
     return FAILED, f"FAILED (exit code {code}): {last_line or 'the process printed nothing'}"
 
 
@@ -197,4 +198,5 @@ def validate_sweep(sweep: Sweep, print_line: PrintLine) -> None:
 
 
 def _is_missing_data(error: BaseException | None) -> bool:
+    """Return whether an error was caused by missing data."""
     return error is not None and (isinstance(error, MissingDataError) or _is_missing_data(error.__cause__))

@@ -89,7 +89,7 @@ def submit_sweep(sweep: Sweep, options: ArrayOptions, dry_run: bool, print_line:
     directory = first_stage[0].output.absolute()
     folder, queued = directory / SLURM_FOLDER, list_queued_runs(directory)
     missing = [settings.name for settings in first_stage if not sweep.needs_no_training(settings)]
-    arrays = [[name for name in names if name not in queued] for names in (missing, _runs_after_tuning(sweep))]
+    arrays = [[name for name in names if name not in queued] for names in (missing, _find_runs_after_tuning(sweep))]
     if not any(arrays):
         print_line(f"nothing to submit: {pluralize(len(queued), 'run')} in the queue, all others are finished")
         return 0
@@ -110,7 +110,7 @@ def submit_sweep(sweep: Sweep, options: ArrayOptions, dry_run: bool, print_line:
     end_arguments += [f"--job-name={directory.name}-end", "--ntasks=1", f"--output={folder}/end-%j.log"]
     end_arguments += [f"--dependency=afterany:{':'.join([*jobs, *sorted(other_jobs)])}"]
     end_arguments += [
-        f"--wrap=cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join([*_sweep_command(sweep), '--check'])}"
+        f"--wrap=cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join([*_build_sweep_command(sweep), '--check'])}"
     ]
     end_job = _submit_job(end_arguments, None, dry_run, print_line)
     if not dry_run:
@@ -119,7 +119,7 @@ def submit_sweep(sweep: Sweep, options: ArrayOptions, dry_run: bool, print_line:
     return 0
 
 
-def _runs_after_tuning(sweep: Sweep) -> list[str]:
+def _find_runs_after_tuning(sweep: Sweep) -> list[str]:
     """Return the names, without labels of a candidate, of the runs that cannot start before candidates are chosen."""
     plan, runs = sweep.tuning, sweep.final_runs() if sweep.tuning else []
     candidates = [(labels, settings) for labels, settings in runs if plan and not plan.is_tuning_run(labels)]
@@ -157,7 +157,7 @@ def build_array_script(sweep: Sweep, options: ArrayOptions, names: Sequence[str]
         names="\n".join(map(shlex.quote, names)),
         folder=shlex.quote(str(folder)),
         threads=threads,
-        command=shlex.join(_sweep_command(sweep)),
+        command=shlex.join(_build_sweep_command(sweep)),
     )
 
 
@@ -170,7 +170,7 @@ def find_run(sweep: Sweep, name: str) -> Settings:
     for labels, settings in sweep.final_runs():
         if settings is None and sweep.tuning is not None and sweep.run_name(labels) == name:
             raise UserError(
-                f"--run: {name} cannot start yet; tune: {sweep.tuning_choices()[sweep.tuning.cell_key(labels)]}"
+                f"--run: {name} cannot start yet; tune: {sweep.tuning_choices()[sweep.tuning.get_cell_key(labels)]}"
             )
         if settings is not None and sweep.run_name(labels) == name:
             return settings
@@ -201,7 +201,7 @@ def _read_submitted_jobs(directory: Path) -> list[dict]:
     return [row for row in rows if "job" in row and isinstance(row.get("names"), list)]
 
 
-def _sweep_command(sweep: Sweep) -> list[str]:
+def _build_sweep_command(sweep: Sweep) -> list[str]:
     """Return the command that trains the sweep, including secrets."""
     return [sys.executable, "-m", "fedmpi", "sweep", str(sweep.path.absolute()), *sweep.all_overrides]
 

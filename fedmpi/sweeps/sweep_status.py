@@ -23,33 +23,39 @@ STATES = (FINISHED, RUNNING, STOPPED, FAILED, DIED, WAITING)
 StatusDict = dict[str, Any]
 
 
-def read_sweep_list(place: Path) -> tuple[Path, list[str]]:
+def read_sweep_list(directory: Path) -> tuple[Path, list[str]]:
     """Read the sweep file and the overrides of a sweep from sweep.json in the directory of its runs.
 
     Raises:
         UserError: if there is no sweep.json, a secret was left out of it, or the sweep file does not exist.
     """
-    content = run_files.read_json_object(place / SWEEP_FILE) or {}
+    content = run_files.read_json_object(directory / SWEEP_FILE) or {}
     file, given = content.get("file"), content.get("overrides")
     if not isinstance(file, str) or not isinstance(given, list):
-        raise UserError(f"{place} contains no valid {SWEEP_FILE}; give the sweep's YAML file instead of the directory")
+        raise UserError(
+            f"{directory} contains no valid {SWEEP_FILE}; give the sweep's YAML file instead of the directory"
+        )
     if any(MARK in text for text in given):
         raise UserError(
-            f"{place / SWEEP_FILE} does not contain a secret of the original command line; give the sweep's YAML file "
-            "and all its overrides"
+            f"{directory / SWEEP_FILE} does not contain a secret of the original command line; give the sweep's YAML "
+            "file and all its overrides"
         )
-    here = place.resolve()
+    resolved = directory.resolve()
     if not Path(file).is_file():
         raise UserError(
-            f"{place / SWEEP_FILE}: the sweep file {file} does not exist any more; give the path of the sweep file "
+            f"{directory / SWEEP_FILE}: the sweep file {file} does not exist any more; give the path of the sweep file "
             "instead of the directory"
         )
-    return Path(file), [*map(str, given), f"output={json.dumps(str(here.parent))}", f"name={json.dumps(here.name)}"]
+    return Path(file), [
+        *map(str, given),
+        f"output={json.dumps(str(resolved.parent))}",
+        f"name={json.dumps(resolved.name)}",
+    ]
 
 
-def read_listed_runs(place: Path) -> list[str]:
+def read_listed_runs(directory: Path) -> list[str]:
     """Return the names of the runs that sweep.json lists; [] if there is no sweep.json."""
-    names = (run_files.read_json_object(place / SWEEP_FILE) or {}).get("runs")
+    names = (run_files.read_json_object(directory / SWEEP_FILE) or {}).get("runs")
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
@@ -75,13 +81,13 @@ def read_status(where: Path) -> tuple[StatusDict, list[str], int]:
         return facts, run_status.format_status(facts), run_status.status_exit_code(facts)
     else:
         facts = read_directory_status(where)
-    return facts, format_status(facts), exit_code(facts)
+    return facts, format_status(facts), choose_exit_code(facts)
 
 
-def read_directory_status(place: Path) -> StatusDict:
+def read_directory_status(directory: Path) -> StatusDict:
     """Return the status of a sweep: of all runs that its sweep.json lists, and of all other runs in its directory."""
-    names = dict.fromkeys([*read_listed_runs(place), *(run.name for run in run_files.list_runs(place))])
-    return _build_sweep_status(place, [_read_run_status(place, name) for name in names])
+    names = dict.fromkeys([*read_listed_runs(directory), *(run.name for run in run_files.list_runs(directory))])
+    return _build_sweep_status(directory, [_read_run_status(directory, name) for name in names])
 
 
 def read_sweep_status(sweep: Sweep) -> StatusDict:
@@ -91,16 +97,16 @@ def read_sweep_status(sweep: Sweep) -> StatusDict:
         UserError: if a directory contains a run with other settings.
     """
     every = sweep.known_runs()
-    place = every[0].output
-    jobs, runs = slurm.list_queued_runs(place), []
+    directory = every[0].output
+    jobs, runs = slurm.list_queued_runs(directory), []
     for settings in every:
-        facts = _read_run_status(place, settings.name)
+        facts = _read_run_status(directory, settings.name)
         if sweep.needs_no_training(settings):
             facts["state"] = FINISHED
         elif facts["state"] == FINISHED:
             facts |= {"state": STOPPED, "why": f"the sweep has rounds: {settings.rounds}"}
         runs.append({**facts, "rounds": settings.rounds, "job": jobs.get(settings.name)})
-    return _build_sweep_status(place, runs)
+    return _build_sweep_status(directory, runs)
 
 
 def show_status(sweep: Sweep, print_line: Callable[[str], None]) -> int:
@@ -119,7 +125,7 @@ def show_status(sweep: Sweep, print_line: Callable[[str], None]) -> int:
     return len(facts["runs"]) - facts["counts"][FINISHED] + unknown
 
 
-def exit_code(facts: StatusDict) -> int:
+def choose_exit_code(facts: StatusDict) -> int:
     """Return the exit code of `fedmpi status` for a sweep.
 
     It is 1 if a run failed or cannot be resumed, otherwise 75 if runs are missing and none is active, otherwise 0.
@@ -132,9 +138,9 @@ def exit_code(facts: StatusDict) -> int:
     return run_status.RESUMABLE if rest and not facts["counts"][RUNNING] else run_status.SUCCESS
 
 
-def _read_run_status(place: Path, name: str) -> StatusDict:
+def _read_run_status(directory: Path, name: str) -> StatusDict:
     """Return the status of one run; a run that failed before it created its directory has only a console log."""
-    run, log = place / name, place / f"{name}.log"
+    run, log = directory / name, directory / f"{name}.log"
     facts: StatusDict = {"directory": str(run), "name": name, "state": WAITING, "why": "", "resume": False}
     facts |= dict.fromkeys(("rounds", "round_s", "eta_s", "checkpoint")) | {"rounds_done": 0}
     facts |= run_status.read_brief_status(run) if run.is_dir() else {}
@@ -146,10 +152,10 @@ def _read_run_status(place: Path, name: str) -> StatusDict:
     return facts
 
 
-def _build_sweep_status(place: Path, runs: list[StatusDict]) -> StatusDict:
+def _build_sweep_status(directory: Path, runs: list[StatusDict]) -> StatusDict:
     counts = {state: sum(run["state"] == state for run in runs) for state in STATES}
     counts[DIED] += sum(run["state"] == NEVER_STARTED for run in runs)
-    return {"directory": str(place), "runs": runs, "counts": counts}
+    return {"directory": str(directory), "runs": runs, "counts": counts}
 
 
 def format_status(facts: StatusDict) -> list[str]:

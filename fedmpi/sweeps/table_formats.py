@@ -19,12 +19,12 @@ from fedmpi.config.loading import redact_override
 from fedmpi.sweeps.axes import SEED
 from fedmpi.sweeps.expand import Sweep
 from fedmpi.sweeps.results_table import (
-    Cell,
     CellKey,
     ResultsTable,
+    TableCell,
     collect_results,
     compare_with_published,
-    paired_difference,
+    compute_paired_difference,
 )
 
 PART_TITLES = {
@@ -97,11 +97,11 @@ def build_tables(table: ResultsTable) -> list[tuple[Rows, str]]:
     def rows(keys: Sequence[CellKey], write: Callable[[ResultsTable, CellKey], str]) -> Rows:
         return [[" ".join(row), *(write(table, (*row, *column)) for column in table.columns)] for row in keys]
 
-    heading = [table.column_heading(column) for column in table.columns]
+    heading = [table.format_column_heading(column) for column in table.columns]
     first, *others = table.rows
     means = [[table.axes[0].name if table.axes else "", *heading], *rows(table.rows, _format_mean)]
     differences = rows(others, _format_difference)
-    result = [(means, table_caption(table))]
+    result = [(means, format_caption(table))]
     if any(cell != "-" for row in differences for cell in row[1:]):
         about = (
             f"paired differences to {' '.join(first)} over the seeds that both have, ± standard error; * if 0 is "
@@ -131,7 +131,7 @@ def _format_mean(table: ResultsTable, key: CellKey) -> str:
 
 
 def _format_difference(table: ResultsTable, key: CellKey) -> str:
-    compared = paired_difference(table, key)
+    compared = compute_paired_difference(table, key)
     if compared is None:
         return "-"
     mean, error, word = compared
@@ -142,7 +142,7 @@ def _format_mean_and_std(table: ResultsTable, mean: float, spread: float) -> str
     return f"{mean:.{table.decimals}f}" + ("" if math.isnan(spread) else f" ± {spread:.{table.decimals}f}")
 
 
-def table_caption(table: ResultsTable) -> str:
+def format_caption(table: ResultsTable) -> str:
     """Return the caption of the table of means: the metric, the chosen candidates, and the command that was used."""
     what = f"{table.metric.replace('_', ' ')}, {PART_TITLES[table.summary_part]}"
     text = f"{what}, mean and sample standard deviation (n - 1) over {pluralize(table.num_seeds, 'seed')}"
@@ -162,7 +162,7 @@ def table_caption(table: ResultsTable) -> str:
     return f"{text}. Created by: {shlex.join(command)}"
 
 
-def table_notes(table: ResultsTable) -> list[str]:
+def format_notes(table: ResultsTable) -> list[str]:
     """Return the notes below the table; they name the cells and seeds that are missing or not a number."""
     missing = {key: cell.missing_seeds for key, cell in table.cells.items() if cell.missing_seeds}
     bad = {key: cell.non_finite_seeds for key, cell in table.cells.items() if cell.non_finite_seeds}
@@ -180,18 +180,20 @@ def format_text(table: ResultsTable) -> list[str]:
     """Return the table as lines of text for the console."""
     blocks = [[about, "", *formatting.format_table(rows, "left")] for rows, about in build_tables(table)]
     lines = [line.replace("±", "+-") for block in blocks for line in (*block, "")]
-    return [*lines, *table_notes(table)] if table_notes(table) else lines[:-1]
+    return [*lines, *format_notes(table)] if format_notes(table) else lines[:-1]
 
 
 def format_markdown(table: ResultsTable) -> str:
     """Return the table in Markdown, with its caption and notes."""
     blocks = [
-        block for rows, about in build_tables(table) for block in (_markdown_table(rows), _escape_markdown(about))
+        block
+        for rows, about in build_tables(table)
+        for block in (_format_markdown_table(rows), _escape_markdown(about))
     ]
-    return "\n\n".join([*blocks, *map(_escape_markdown, table_notes(table))]) + "\n"
+    return "\n\n".join([*blocks, *map(_escape_markdown, format_notes(table))]) + "\n"
 
 
-def _markdown_table(rows: Rows) -> str:
+def _format_markdown_table(rows: Rows) -> str:
     head, *body = ([_escape_markdown(cell) for cell in row] for row in rows)
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *body))
 
@@ -204,20 +206,20 @@ def format_latex(table: ResultsTable) -> str:
     """Return the table of means and, if there is one, that of paired differences in LaTeX with booktabs."""
     (means, about), *paired = build_tables(table)
     blocks = [
-        _latex_table(means, " ".join([about, *table_notes(table)])),
-        *(_latex_table(rows, words) for rows, words in paired),
+        _format_latex_table(means, " ".join([about, *format_notes(table)])),
+        *(_format_latex_table(rows, words) for rows, words in paired),
     ]
     return r"% \usepackage{booktabs}" + "\n" + "\n".join(blocks)
 
 
-def _latex_table(rows: Rows, notes: str) -> str:
-    head, *body = (_latex_row(row) for row in rows)
+def _format_latex_table(rows: Rows, notes: str) -> str:
+    head, *body = (_format_latex_row(row) for row in rows)
     top = [r"\begin{table}", r"\centering", rf"\caption{{{escape_latex(notes)}}}"]
     top += [rf"\begin{{tabular}}{{l{'c' * (len(rows[0]) - 1)}}}", r"\toprule", head, r"\midrule"]
     return "\n".join([*top, *body, r"\bottomrule", r"\end{tabular}", r"\end{table}"]) + "\n"
 
 
-def _latex_row(row: Sequence[str]) -> str:
+def _format_latex_row(row: Sequence[str]) -> str:
     r"""Format a row in LaTeX. A {} before a bracket keeps LaTeX from reading it as an option of the \\ before it."""
     return " & ".join(f"{{}}{escape_latex(c)}" if c.startswith("[") else escape_latex(c) for c in row) + r" \\"
 
@@ -241,7 +243,7 @@ def to_records(table: ResultsTable) -> list[dict[str, Any]]:
         numbers: dict[str, Any] = {"mean": cell.mean, "std": cell.std}
         numbers |= {"seeds": len(cell.values), "seeds_asked": len(cell.seeds)}
         numbers["difference"], numbers["standard_error"], numbers["stands_out"] = (
-            paired_difference(table, key) or [None] * 3
+            compute_paired_difference(table, key) or [None] * 3
         )
         numbers["published"], numbers["published_std"] = cell.published or (None, None)
         rows.append(
@@ -278,10 +280,10 @@ def plot_table(table: ResultsTable, to: Path) -> None:
     x = [float(label) for label in labels] if numeric else [float(i) for i in range(len(labels))]
     series = []
     for column in table.columns:
-        every = [table.cells.get((*row, *column), Cell()) for row in table.rows]
+        every = [table.cells.get((*row, *column), TableCell()) for row in table.rows]
         means = [math.nan if cell.missing_seeds or cell.non_finite_seeds else cell.mean for cell in every]
         low, high = ([m + sign * cell.std for m, cell in zip(means, every, strict=True)] for sign in (-1, 1))
-        series.append(charts.Series(table.column_heading(column), x, means, low, high))
+        series.append(charts.Series(table.format_column_heading(column), x, means, low, high))
     if incomplete := [
         " ".join(key) for key, cell in table.cells.items() if cell.missing_seeds or cell.non_finite_seeds
     ]:

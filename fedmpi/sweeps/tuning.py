@@ -69,7 +69,7 @@ class Tuning:
         """Return whether the run with these labels is used to compare candidates."""
         return all(labels[name] in chosen for name, chosen in self.using.items())
 
-    def cell_key(self, labels: Mapping[str, str]) -> tuple[str, ...]:
+    def get_cell_key(self, labels: Mapping[str, str]) -> tuple[str, ...]:
         """Return the labels of a run on the axes `per`; runs with equal labels there share the chosen candidate."""
         return tuple(labels[name] for name in self.per)
 
@@ -110,8 +110,8 @@ def read_tuning(
         )
     using = read_labels(path, axes, "tune.using", section.using)
     plan = Tuning(candidate_axes, section.by, section.of, tuple(per), using)
-    uncovered = {plan.cell_key(run) for run in labels} - {
-        plan.cell_key(run) for run in labels if plan.is_tuning_run(run)
+    uncovered = {plan.get_cell_key(run) for run in labels} - {
+        plan.get_cell_key(run) for run in labels if plan.is_tuning_run(run)
     }
     if uncovered:
         cell = ", ".join(min(uncovered)) or "any run"
@@ -120,7 +120,7 @@ def read_tuning(
 
 
 @dataclass
-class Choice:
+class TuningChoice:
     """The choice of a candidate for one cell, that is, for all runs with the same labels on the axes `per`."""
 
     cell: dict[str, str]  # axis -> label, for the axes `per`
@@ -136,7 +136,9 @@ class Choice:
         return f"{cell or 'all runs'}: {chosen or f'no candidate chosen, because {reason}'}"
 
 
-def choose_candidates(plan: Tuning, runs: Iterable[tuple[dict[str, str], Settings]]) -> dict[tuple[str, ...], Choice]:
+def choose_candidates(
+    plan: Tuning, runs: Iterable[tuple[dict[str, str], Settings]]
+) -> dict[tuple[str, ...], TuningChoice]:
     """Choose the best candidate for each cell.
 
     Args:
@@ -150,11 +152,11 @@ def choose_candidates(plan: Tuning, runs: Iterable[tuple[dict[str, str], Setting
     Raises:
         UserError: if a run has no value of the metric.
     """
-    choices: dict[tuple[str, ...], Choice] = {}
+    choices: dict[tuple[str, ...], TuningChoice] = {}
     candidates, minimize, falling_metrics = plan.candidates, False, set[str]()
     for labels, settings in runs:
         state, cell = progress.read_state(settings), {name: labels[name] for name in plan.per}
-        choice = choices.setdefault(plan.cell_key(labels), Choice(cell, [{} for _ in candidates]))
+        choice = choices.setdefault(plan.get_cell_key(labels), TuningChoice(cell, [{} for _ in candidates]))
         if state.status != progress.DONE and not state.diverged:
             choice.num_missing += 1
             continue
@@ -184,7 +186,7 @@ def _read_candidate_metric(plan: Tuning, state: progress.RunState, settings: Set
     return state.get_metric(plan.summary_part, plan.metric_name)
 
 
-def choices_to_dict(plan: Tuning, choices: Mapping[tuple[str, ...], Choice]) -> dict[str, Any]:
+def choices_to_dict(plan: Tuning, choices: Mapping[tuple[str, ...], TuningChoice]) -> dict[str, Any]:
     """Return the content of tuning.json: for each cell the chosen candidate, and the metrics of all candidates."""
     cells = []
     for choice in choices.values():

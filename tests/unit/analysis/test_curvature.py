@@ -16,11 +16,11 @@ def random():
 def test_eigenpairs_are_those_of_the_matrix():
     A = torch.randn(40, 40, generator=random(), dtype=torch.float64)
     A = A + A.T
-    eigenvalues, eigenvectors = curvature.largest_eigenpairs(lambda v: A @ v, A[0], 3, random())
+    eigenvalues, eigenvectors = curvature.compute_largest_eigenpairs(lambda v: A @ v, A[0], 3, random())
     values, vectors = torch.linalg.eigh(A)
     torch.testing.assert_close(eigenvalues, values.flip(0)[:3], rtol=1e-3, atol=0)
     assert (eigenvectors[0] @ vectors[:, -1]).abs() == pytest.approx(1, abs=1e-3)
-    every, _ = curvature.largest_eigenpairs(lambda v: A[:2, :2] @ v, A[0, :2], 5, random())
+    every, _ = curvature.compute_largest_eigenpairs(lambda v: A[:2, :2] @ v, A[0, :2], 5, random())
     torch.testing.assert_close(every, torch.linalg.eigvalsh(A[:2, :2]).flip(0))
 
 
@@ -46,7 +46,7 @@ def test_curvature_of_softmax_regression_is_that_of_its_hessian(experiment):
     H = torch.autograd.functional.hessian(loss_at, w)
     assert len(shapes) == 2
     v = torch.randn(w.numel(), generator=random())
-    torch.testing.assert_close(loss.hessian_product(w, v), H @ v, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(loss.hessian_vector_product(w, v), H @ v, rtol=1e-4, atol=1e-5)
     assert loss(w) == pytest.approx(loss_at(w).item(), rel=1e-5)
     experiment.model.load(w)
     facts = curvature.measure_curvature(experiment, curvature.CurvatureOptions(10**6, top=3, grid=5, span=0.5))

@@ -161,6 +161,6 @@ def test_a_sweep_by_its_directory(tmp_path):
         "c: failed: data.root: no such directory",
         "1 of 5 runs done, 2 failed, 2 waiting",
     ]
-    assert sweep_status.exit_code(found) == 1
+    assert sweep_status.choose_exit_code(found) == 1
     done = fedmpi("status", place, "--json")
     assert (done.returncode, json.loads(done.stdout)["counts"]["failed"]) == (1, 2)

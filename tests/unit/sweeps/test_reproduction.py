@@ -38,11 +38,11 @@ def test_tables_of_an_installed_wheel_are_found(tmp_path, monkeypatch):
     place = tmp_path / "share" / "fedmpi" / "configs" / "papers"
     place.mkdir(parents=True)
     (place / "mine.yaml").write_text("grid: {seed: [0]}")
-    monkeypatch.setattr(reproduce, "config_folders", lambda: [tmp_path / "none", place.parent])
+    monkeypatch.setattr(reproduce, "list_config_folders", lambda: [tmp_path / "none", place.parent])
     assert reproduce.find_table("configs/papers/mine.yaml") == place / "mine.yaml"
     with pytest.raises(UserError, match="unknown table 'min'; did you mean 'mine'"):
         reproduce.find_table("min")
-    monkeypatch.setattr(reproduce, "config_folders", lambda: [tmp_path / "none"])
+    monkeypatch.setattr(reproduce, "list_config_folders", lambda: [tmp_path / "none"])
     with pytest.raises(UserError, match=r"no folders papers and benchmarks in .*none; install fedmpi"):
         reproduce.list_tables()
 

@@ -121,10 +121,10 @@ def test_a_metric_is_read_under_the_name_that_most_runs_have(sweep, without):
         write_run(settings, last=last, best=last)
     for metric in (None, "accuracy"):
         table = results_table.collect_results(sweep_with_protocols, metric, None)
-        assert table_formats.table_caption(table).startswith("personal accuracy, after the last round")
+        assert table_formats.format_caption(table).startswith("personal accuracy, after the last round")
         assert table.cells["A", "0.1"].values == {"0": 70.0, "1": 71.0, "2": 72.0}
         assert (
-            table_formats.table_notes(table)[0] == "personal_accuracy is compared, because most runs have no accuracy"
+            table_formats.format_notes(table)[0] == "personal_accuracy is compared, because most runs have no accuracy"
         )
     only_a = expand.load_sweep(sweep.path, ["evaluate.protocol=[global, personal]", "include={method: A}"])
     assert results_table.collect_results(only_a, None, None).metric == (
@@ -185,7 +185,7 @@ def test_means_and_paired_differences_by_hand(sweep):
     ],
 )
 def test_verdicts(published, verdict):
-    cell = results_table.Cell(
+    cell = results_table.TableCell(
         ["0", "1", "2"], {"0": 50.0, "1": 52.0, "2": 54.0}, published=published
     )  # 52, with deviation 2
     assert results_table.compare_with_published(cell, 2) == verdict
@@ -281,7 +281,7 @@ def test_diagnostics_can_be_metrics(sweep, scatter, word):
     assert table_formats.format_text(table)[0].startswith("losses.shift, after the last round")
     assert results_table.collect_results(sweep, "losses.shift", "mean_last_10").cells["A", "0.5"].values["0"] == 4.75
     expected = (pytest.approx(1.0 + scatter), pytest.approx(scatter / 3**0.5), word)
-    assert results_table.paired_difference(table, ("B_2", "0.1")) == expected
+    assert results_table.compute_paired_difference(table, ("B_2", "0.1")) == expected
 
 
 def test_plots_show_means_and_deviations(sweep, tmp_path, monkeypatch):
