@@ -85,9 +85,9 @@ def make_fedmpi_epoch(data, targets, blocks):
 
     blocks: store images as (n, H, W, C) for channels-last CNNs, which is fedmpi's default.
     """
-    kept = make_lazy_images(torch.from_numpy(data).permute(0, 3, 1, 2), MEAN, STD, 3).to("cpu", blocks)
-    kept.pipeline = replace(kept.pipeline, transforms=(RandomCrop(padding=4), HorizontalFlip(), Cutout(size=SIZE)))
-    shard, seed = Shard(kept, torch.tensor(targets), torch.arange(len(kept))), 0
+    stored = make_lazy_images(torch.from_numpy(data).permute(0, 3, 1, 2), MEAN, STD, 3).to("cpu", blocks)
+    stored.pipeline = replace(stored.pipeline, transforms=(RandomCrop(padding=4), HorizontalFlip(), Cutout(size=SIZE)))
+    shard, seed = Shard(stored, torch.tensor(targets), torch.arange(len(stored))), 0
 
     def epoch():
         nonlocal seed
@@ -135,8 +135,8 @@ def main():
 
     run_in_turn({name: counted(name, side) for name, side in sides.items()}, given.repeats)
     os.sched_setaffinity(0, allowed)
-    for what, found in (("wall", wall), ("processor", used)):
-        best = {name: sorted(each[1:] or each)[len(each[1:] or each) // 2] for name, each in found.items()}
+    for what, results in (("wall", wall), ("processor", used)):
+        best = {name: sorted(each[1:] or each)[len(each[1:] or each) // 2] for name, each in results.items()}
         for name in sides:
             if not name.startswith("ours"):
                 note = f"{best[name] / best['ours']:.1f} times as fast, {given.pictures} pictures, {len(cores)} cores"

@@ -17,8 +17,8 @@ import numpy as np
 def balance_classes(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the first n samples of each class in their order, for the number n of samples of the rarest class."""
     rows = [np.flatnonzero(y == label) for label in np.unique(y)]
-    kept = np.sort(np.concatenate([each[: min(map(len, rows))] for each in rows]))
-    return x[kept], y[kept]
+    stored = np.sort(np.concatenate([each[: min(map(len, rows))] for each in rows]))
+    return x[stored], y[stored]
 
 
 def main() -> None:

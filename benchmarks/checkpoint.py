@@ -31,16 +31,16 @@ def main():
     parser.add_argument("--pairs", type=int, default=20, help="rounds of either kind")
     parser.add_argument("--samples", type=int, default=600, help="of a client")
     parser.add_argument("--folder", type=Path, help="where to write; default: the system's temporary folder")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    config = settings(2 * asked.pairs + 2, False)
-    config = type(config).model_validate({**config.model_dump(mode="json"), "method": {"name": asked.method}})
-    data = split(images(100, asked.samples, 10_000 * asked.samples // 600), "iid", 100, 0, "global")
-    made = build.make_experiment(config, data, torch.device("cpu"))
-    fed = build.make_federation(made, SingleProcess(torch.device("cpu")), lambda: False)
-    with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
+    config = settings(2 * args.pairs + 2, False)
+    config = type(config).model_validate({**config.model_dump(mode="json"), "method": {"name": args.method}})
+    data = split(images(100, args.samples, 10_000 * args.samples // 600), "iid", 100, 0, "global")
+    experiment = build.make_experiment(config, data, torch.device("cpu"))
+    fed = build.make_federation(experiment, SingleProcess(torch.device("cpu")), lambda: False)
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         (Path(folder) / "checkpoints").mkdir()
-        kept = Checkpoints(Path(folder) / "checkpoints", ClientStateFiles(Path(folder) / "state"), 1, 2)
+        stored = Checkpoints(Path(folder) / "checkpoints", ClientStateFiles(Path(folder) / "state"), 1, 2)
         seconds, stamps = {True: [], False: []}, []
 
         def keep(fed, t, memory, last):
@@ -48,17 +48,17 @@ def main():
             if t >= 2:
                 seconds[(t - 1) % 2 == 0].append(stamps[-1] - stamps[-2])
             if t % 2 == 0:
-                kept.save(fed, t, memory, last)
+                stored.save(fed, t, memory, last)
             else:  # count the rows of that round as stored, so that they are never written
                 fed.states.stored_up_to = t
 
         fed.reporter.callbacks.save_state = keep
         fed.run()
-        kept.wait()
+        stored.wait()
         size = sum(path.stat().st_size for path in Path(folder).rglob("*.safetensors"))
     with_, without = median(seconds[True]), median(seconds[False])
     rounds = f"{len(seconds[True])} rounds with, {len(seconds[False])} without"
-    print(f"{asked.method}: {rounds}; {size / 2**20:.0f} MiB in all")
+    print(f"{args.method}: {rounds}; {size / 2**20:.0f} MiB in all")
     print(f"a round with a checkpoint {with_:.3f} s, without {without:.3f} s: ratio {with_ / without:.3f}")
 
 

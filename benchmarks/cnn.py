@@ -180,9 +180,9 @@ class HandWrittenProcesses:
 def print_upper_bound(a):
     """Compare hand-written loops of one thread each with one hand-written loop of --threads threads."""
     shares = [["--threads", "1", "--hand", "1", "--share", str(i)] for i in range(a.apart)]
-    apart, whole = HandWrittenProcesses(*shares), HandWrittenProcesses(["--apart", "1"])
-    theirs, ours = zip(*((whole.block(), apart.block()) for _ in range(a.blocks + 1)), strict=True)
-    for hands in (apart, whole):
+    apart, complete = HandWrittenProcesses(*shares), HandWrittenProcesses(["--apart", "1"])
+    theirs, ours = zip(*((complete.block(), apart.block()) for _ in range(a.blocks + 1)), strict=True)
+    for hands in (apart, complete):
         hands.close()
     print_comparison(a, f"{a.apart} loops by hand", ours[1:], theirs[1:], "apart")
 
@@ -195,7 +195,7 @@ def compare(a):
     torch.set_num_threads(a.threads)
     s = settings(a.rounds, a.precision)
     data = split(images(a.samples, a.test), "iid", CLIENTS, 0, "global")
-    made = build.make_experiment(s, data, torch.device("cpu"))
+    experiment = build.make_experiment(s, data, torch.device("cpu"))
     if comm.rank == 0:
         hand = HandWrittenProcesses([])
     ours, theirs, waits = [], [], []
@@ -203,11 +203,11 @@ def compare(a):
         if comm.rank == 0:
             theirs.append(hand.block())
         comm.allgather_bytes(b"", 600)  # meanwhile the other ranks sleep
-        fed, lines = build.make_federation(made, comm, lambda: False), []
+        fed, lines = build.make_federation(experiment, comm, lambda: False), []
         fed.timeline.write_row = lines.append
         ours.append(timed(fed.run))
         waits += [waiting_fraction(line) for line in lines if block and 0 < line["round"] < a.rounds]
-    waits = [json.loads(said) for said in comm.allgather_bytes(json.dumps(waits).encode(), 600)]
+    waits = [json.loads(output) for output in comm.allgather_bytes(json.dumps(waits).encode(), 600)]
     if comm.rank == 0:
         hand.close()
         print_comparison(a, f"{comm.size} rank(s), {a.precision}", ours[1:], theirs[1:], "fedmpi")

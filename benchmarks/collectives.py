@@ -93,20 +93,20 @@ def main():
     parser.add_argument("--d", type=int, nargs="+", default=[10_000, 1_700_000, 25_600_000], help="float32")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--backend", choices=["gloo", "mpi"], nargs="+", default=["gloo", "mpi"])
-    asked = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
     job = detect(os.environ)
     if job.size == 1:
-        for backend in asked.backend:
-            words = ["--d", *asked.d, "--repeats", asked.repeats, "--backend", backend]
-            run_on_ranks(asked.ranks, __file__, *words)
+        for backend in args.backend:
+            words = ["--d", *args.d, "--repeats", args.repeats, "--backend", backend]
+            run_on_ranks(args.ranks, __file__, *words)
         return
-    (backend,) = asked.backend
+    (backend,) = args.backend
     comm = connect(job, backend)
     if backend == "gloo":
         create_process_group(comm)
-    for d in asked.d:
-        measure(comm, backend, d, asked.repeats)
+    for d in args.d:
+        measure(comm, backend, d, args.repeats)
     comm.close()
 
 

@@ -35,8 +35,8 @@ def main():
         for row in map(json.loads, (run / "analysis.jsonl").read_text().splitlines()):
             lam, mean, signs = principal_directions(row["drift"]["norms"], row["drift"]["cosines"])
             shown = (" ".join(f"{value:.2f}" for value in each[:3]) for each in (lam, mean))
-            told = "lam {}  mean {}  signs ".format(*shown) + "".join("+" if s > 0 else "-" for s in signs)
-            print(f"{run.name}, round {row['round']}: {told}")
+            lines = "lam {}  mean {}  signs ".format(*shown) + "".join("+" if s > 0 else "-" for s in signs)
+            print(f"{run.name}, round {row['round']}: {lines}")
 
 
 if __name__ == "__main__":

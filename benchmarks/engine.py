@@ -85,19 +85,19 @@ def compare(rounds, channels_last, samples=600, test=10_000):
     """Run rounds of fedmpi and of the loop by hand in turn, and print the comparison."""
     s = settings(rounds, channels_last)
     data = split(images(100, samples, test), "iid", 100, 0)
-    made = build.make_experiment(s, data, torch.device("cpu"))
+    experiment = build.make_experiment(s, data, torch.device("cpu"))
     module = build.make_module(s, data.input_shape, data.classes)
     if channels_last:
         module = module.to(memory_format=torch.channels_last)
     ours, theirs = [], []
-    fed = build.make_federation(made, SingleProcess(torch.device("cpu")), lambda: False)
+    fed = build.make_federation(experiment, SingleProcess(torch.device("cpu")), lambda: False)
     members = range(10)
 
     def between(_):
         """Record the time of fedmpi's round, which has just been evaluated, and run a round by hand."""
         nonlocal mark
         ours.append(time.perf_counter() - mark)
-        theirs.append(bare(module, made.data, members, channels_last))
+        theirs.append(bare(module, experiment.data, members, channels_last))
         mark = time.perf_counter()
 
     fed.reporter.callbacks.record_round = between

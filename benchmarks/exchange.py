@@ -45,23 +45,23 @@ def bare(comm, w, row, world):
             w.add_(row, alpha=1 / CLIENTS)
 
 
-def measure(asked):
+def measure(args):
     """Run rounds on this rank, and print seconds and memory on rank 0."""
-    comm = connect(detect(os.environ), asked.backend)
-    d = int(asked.gib * 2**30) // 4
+    comm = connect(detect(os.environ), args.backend)
+    d = int(args.gib * 2**30) // 4
     reset_peak_memory()
     before = read_memory_bytes("VmRSS")
-    fed = make_vector_federation(d, asked.rounds + 2, comm, CLIENTS, epochs=0, placement=asked.placement)
+    fed = make_vector_federation(d, args.rounds + 2, comm, CLIENTS, epochs=0, placement=args.placement)
     models = {"made": (read_memory_bytes("VmHWM") - before) / (4 * d)}
     reset_peak_memory()
     for t in range(2):
         run_one_round(fed, t)
     models["in rounds"] = (read_memory_bytes("VmHWM") - before) / (4 * d)
     feds = [fed]
-    if asked.placement == "sharded":  # only now, because the memory of the sharded federation has been measured
-        feds.append(make_vector_federation(d, asked.rounds + 2, comm, CLIENTS, epochs=0))
+    if args.placement == "sharded":  # only now, because the memory of the sharded federation has been measured
+        feds.append(make_vector_federation(d, args.rounds + 2, comm, CLIENTS, epochs=0))
     world = None
-    if asked.backend == "gloo":
+    if args.backend == "gloo":
         create_process_group(comm)
     else:
         from mpi4py import MPI
@@ -70,7 +70,7 @@ def measure(asked):
     w, row = torch.zeros(d), torch.full((d,), 1e-6)  # not zeros, which take no memory until written, and read fast
     sides = [*(partial(run_one_round, each) for each in feds), lambda t: bare(comm, w, row, world)]
     seconds = [[] for _ in sides]
-    for t in range(asked.rounds):
+    for t in range(args.rounds):
         for side, taken in zip(sides, seconds, strict=True):
             comm.allgather_bytes(b"", 600)
             began = time.perf_counter()
@@ -79,9 +79,7 @@ def measure(asked):
     every = [json.loads(text) for text in comm.allgather_bytes(json.dumps(models).encode(), 600)]
     if comm.rank == 0:
         ours, *root, theirs = map(median, seconds)
-        what = (
-            f"exchange of {asked.gib:g} GiB, {CLIENTS} clients, {comm.size} ranks, {asked.backend}, {asked.placement}"
-        )
+        what = f"exchange of {args.gib:g} GiB, {CLIENTS} clients, {comm.size} ranks, {args.backend}, {args.placement}"
         print_result(what, ("fedmpi", ours), ("bare transfers", theirs))
         for each in root:
             print_result(what, ("sharded", ours), ("root", each))
@@ -103,16 +101,16 @@ def main():
     parser.add_argument("--backend", choices=["gloo", "mpi"], nargs="+", default=["gloo", "mpi"])
     parser.add_argument("--placement", choices=["root", "sharded"], nargs="+", default=["root", "sharded"])
     parser.add_argument("--inner", action="store_true", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    if asked.inner:
-        asked.backend, asked.placement = asked.backend[0], asked.placement[0]
-        measure(asked)
+    if args.inner:
+        args.backend, args.placement = args.backend[0], args.placement[0]
+        measure(args)
         return
-    for backend in asked.backend:
-        for placement in asked.placement:
-            words = ["--gib", asked.gib, "--rounds", asked.rounds, "--backend", backend, "--placement", placement]
-            run_on_ranks(asked.ranks, __file__, "--inner", *words)
+    for backend in args.backend:
+        for placement in args.placement:
+            words = ["--gib", args.gib, "--rounds", args.rounds, "--backend", backend, "--placement", placement]
+            run_on_ranks(args.ranks, __file__, "--inner", *words)
 
 
 if __name__ == "__main__":

@@ -61,11 +61,13 @@ def run(name, alpha, clients, weighting, seed, reading, root):
         "evaluate={protocol: [global]}",
     ]
     settings = config.load("configs/quickstart.yaml", overrides)
-    made = build.make_experiment(settings, build_data.build_partitioned_data(settings), torch.device("cpu"))
+    experiment = build.make_experiment(settings, build_data.build_partitioned_data(settings), torch.device("cpu"))
     rows = []
-    build.make_federation(made, SingleProcess(torch.device("cpu")), lambda: False, RunCallbacks(rows.append)).run()
-    found = summarize_run(rows, ["accuracy"], "finished")
-    return found["mean_last_10"]["accuracy"], found["last"]["accuracy"]
+    build.make_federation(
+        experiment, SingleProcess(torch.device("cpu")), lambda: False, RunCallbacks(rows.append)
+    ).run()
+    results = summarize_run(rows, ["accuracy"], "finished")
+    return results["mean_last_10"]["accuracy"], results["last"]["accuracy"]
 
 
 def main():
@@ -78,7 +80,7 @@ def main():
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     there = list(csv.DictReader(arguments.to.open())) if arguments.to.exists() else []
-    done = {tuple(row[name] for name in COLUMNS[:6]) for row in there}
+    result = {tuple(row[name] for name in COLUMNS[:6]) for row in there}
     with arguments.to.open("a", newline="") as file:
         writer = csv.writer(file)
         if not there:
@@ -86,7 +88,7 @@ def main():
         grid = itertools.product(arguments.seeds, (0.1, 0.5, 100), (10, 5), ("samples", "uniform"), READINGS)
         for seed, alpha, clients, weighting, reading in grid:
             case = (arguments.data, str(alpha), str(clients), weighting, str(seed), reading)
-            if case in done:
+            if case in result:
                 continue
             began = time.perf_counter()
             mean, last = run(arguments.data, alpha, clients, weighting, seed, reading, arguments.root)

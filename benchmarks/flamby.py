@@ -81,27 +81,29 @@ def run(name, method, start, seed, root):
                 f"data.partition.only=[{FIRST[name]}]",
                 "cohort={fraction: 1, sampling: uniform}",
             ]
-        asked = expand.load_sweep(path, words)
-        settings = asked.run_settings({"method": method, "seed": str(seed)})
-        made = build.make_experiment(settings, build_data.build_partitioned_data(settings), torch.device("cpu"))
+        args = expand.load_sweep(path, words)
+        settings = args.run_settings({"method": method, "seed": str(seed)})
+        experiment = build.make_experiment(settings, build_data.build_partitioned_data(settings), torch.device("cpu"))
     rows = []
-    build.make_federation(made, SingleProcess(torch.device("cpu")), lambda: False, RunCallbacks(rows.append)).run()
-    return [rows[-1][each.metric] for each in asked.published]
+    build.make_federation(
+        experiment, SingleProcess(torch.device("cpu")), lambda: False, RunCallbacks(rows.append)
+    ).run()
+    return [rows[-1][each.metric] for each in args.published]
 
 
-def outside(name, found):
+def outside(name, results):
     """Yield a line for each cell whose mean, for any kind of initial weights, is beyond two published deviations."""
     for at, each in enumerate(expand.load_sweep(CONFIGS / f"flamby_{name}.yaml").published):
         for (method,), (mean, std) in each.values.items():
             ours = {}
-            for (where, what, start, _), figures in found.items():
+            for (where, what, start, _), figures in results.items():
                 if (where, what) == (name, method):
                     ours.setdefault(start, []).append(figures[at])
             apart = {start: abs(statistics.mean(values) - mean) for start, values in ours.items()}
             if any(gap > 2 * std and gap > 0.005 for gap in apart.values()):
-                told = [(start, statistics.mean(v), statistics.pstdev(v), len(v)) for start, v in ours.items()]
-                said = ", ".join(f"{start} {m:.3f} +- {s:.3f} ({n})" for start, m, s, n in told)
-                yield f"{name:6} {method:10} {each.metric:22} published {mean:.3f} +- {std:.3f}   {said}"
+                lines = [(start, statistics.mean(v), statistics.pstdev(v), len(v)) for start, v in ours.items()]
+                output = ", ".join(f"{start} {m:.3f} +- {s:.3f} ({n})" for start, m, s, n in lines)
+                yield f"{name:6} {method:10} {each.metric:22} published {mean:.3f} +- {std:.3f}   {output}"
 
 
 def main():
@@ -116,7 +118,7 @@ def main():
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # scikit-learn warns because Switzerland's test patients are all of one class
     there = list(csv.DictReader(arguments.to.open())) if arguments.to.exists() else []
-    found = {
+    results = {
         (*(row[key] for key in COLUMNS[:3]), int(row["seed"])): [float(x) for x in row["figures"].split()]
         for row in there
     }
@@ -131,11 +133,11 @@ def main():
             coded = [method for method in methods if name == "brca" or method == "Cyclic"]
             cases += [(name, method, "coded", seed) for method in coded for seed in arguments.seeds]
             for case in cases:
-                if case not in found:
-                    found[case] = run(*case, arguments.root)
-                    writer.writerow([*case, " ".join(f"{value:.4f}" for value in found[case])])
+                if case not in results:
+                    results[case] = run(*case, arguments.root)
+                    writer.writerow([*case, " ".join(f"{value:.4f}" for value in results[case])])
                     file.flush()
-            print(*outside(name, found), sep="\n", flush=True)
+            print(*outside(name, results), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -39,26 +39,26 @@ def make_rows(root: Path, *, n: int, tests: int = 1000):
     return Dataset(x[:n], y[:n], x[n:], y[n:], classes=int(y.max()) + 1)
 
 
-def run_rank(asked):
+def run_rank(args):
     """Run one rank of a fedmpi run, and print its peak memory."""
     import fedmpi
     from fedmpi.config import Settings
 
     tree = {
         "name": "run",
-        "output": asked.folder,
-        "rounds": asked.rounds,
+        "output": args.folder,
+        "rounds": args.rounds,
         "data": {
             "source": f"{Path(__file__).resolve()}:rows",
-            "n": asked.rows,
-            "partition": {"scheme": "iid", "clients": asked.clients},
+            "n": args.rows,
+            "partition": {"scheme": "iid", "clients": args.clients},
         },
         "model": {"name": "logistic"},
-        "method": {"name": asked.inner},
+        "method": {"name": args.inner},
         "train": {"steps": 1, "batch_size": BATCH, "lr": LR, "momentum": 0.0},
         "cohort": {"size": COHORT},
         "evaluate": {"every": 10**6},
-        "comm": {"backend": "gloo" if asked.ranks > 1 else "auto"},
+        "comm": {"backend": "gloo" if args.ranks > 1 else "auto"},
     }
     sys.stdout, out = sys.stderr, sys.stdout
     fedmpi.run(Settings.model_validate(tree))
@@ -70,11 +70,11 @@ def measure_command(words):
     """Run a command; return its seconds, its processor seconds, and the peak memory of its largest process in MiB."""
     began, before = time.perf_counter(), child_processor_seconds()
     env = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, capture_output=True, text=True, env=env)
+    result = subprocess.run(words, capture_output=True, text=True, env=env)
     seconds, processor_s = time.perf_counter() - began, child_processor_seconds() - before
-    if done.returncode:
-        raise SystemExit(f"{' '.join(map(str, words))}: exit code {done.returncode}\n{done.stderr}")
-    peaks = [json.loads(text)["peak"] for text in done.stdout.splitlines() if text.startswith('{"peak"')]
+    if result.returncode:
+        raise SystemExit(f"{' '.join(map(str, words))}: exit code {result.returncode}\n{result.stderr}")
+    peaks = [json.loads(text)["peak"] for text in result.stdout.splitlines() if text.startswith('{"peak"')]
     return seconds, processor_s, max(peaks) / 2**20
 
 
@@ -84,17 +84,17 @@ def child_processor_seconds():
     return used.ru_utime + used.ru_stime
 
 
-def measure_fedmpi(asked, method, clients, ranks):
+def measure_fedmpi(args, method, clients, ranks):
     """Run fedmpi in processes of its own; return seconds, processor seconds and peak memory."""
     with tempfile.TemporaryDirectory() as folder:
         words = [__file__, "--inner", method, "--folder", folder, "--clients", clients, "--ranks", ranks]
-        words = [str(word) for word in [*words, "--rows", asked.rows, "--rounds", asked.rounds]]
+        words = [str(word) for word in [*words, "--rows", args.rows, "--rounds", args.rounds]]
         return measure_command(mpirun_command(ranks, *words) if ranks > 1 else [sys.executable, "-W", "ignore", *words])
 
 
-def measure_pfl(asked, clients):
+def measure_pfl(args, clients):
     """Run pfl-research in a process of its own; return seconds, processor seconds and peak memory."""
-    return measure_command([asked.python, "-W", "ignore", str(PFL), *map(str, (clients, asked.rows, asked.rounds))])
+    return measure_command([args.python, "-W", "ignore", str(PFL), *map(str, (clients, args.rows, args.rounds))])
 
 
 def compare(what, turns, ours, theirs):
@@ -102,12 +102,12 @@ def compare(what, turns, ours, theirs):
 
     ours, theirs: (name, function that returns the three numbers).
     """
-    found = {name: [] for name, _ in (ours, theirs)}
+    results = {name: [] for name, _ in (ours, theirs)}
     for _ in range(turns):
         for name, run in (ours, theirs):
-            found[name].append(run())
+            results[name].append(run())
     for i, (unit, digits, kind) in enumerate((("s", 2, ""), ("s", 2, ", processor"), ("MiB", 0, ", memory"))):
-        sides = [(name, median(each[i] for each in found[name])) for name, _ in (ours, theirs)]
+        sides = [(name, median(each[i] for each in results[name])) for name, _ in (ours, theirs)]
         print_result(f"{what}{kind}", *sides, unit=unit, digits=digits)
 
 
@@ -122,26 +122,26 @@ def main():
     parser.add_argument("--inner", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     parser.add_argument("--ranks", type=int, default=1, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.inner:
-        run_rank(asked)
+    args = parser.parse_args()
+    if args.inner:
+        run_rank(args)
         return
     for ranks, where in ((1, "one process"), (3, "three ranks")):
         for method in ("fedavg", "scaffold"):
             sides = [
-                (f"{clients:,} clients", lambda n=clients, m=method, r=ranks: measure_fedmpi(asked, m, n, r))
-                for clients in (asked.clients, FEW)
+                (f"{clients:,} clients", lambda n=clients, m=method, r=ranks: measure_fedmpi(args, m, n, r))
+                for clients in (args.clients, FEW)
             ]
-            compare(f"{method}, {where}", asked.turns, *sides)
+            compare(f"{method}, {where}", args.turns, *sides)
     package, module = PEERS["pfl_research"]
-    there = find_installed_version(asked.python, package, module)
+    there = find_installed_version(args.python, package, module)
     if there is None:
         print(f"{package}: not installed", flush=True)
         return
-    for clients in (asked.clients, FEW):
-        ours = "fedmpi", lambda n=clients: measure_fedmpi(asked, "fedavg", n, 1)
-        theirs = f"{package} {there}", lambda n=clients: measure_pfl(asked, n)
-        compare(f"fedavg, one process, {clients:,} clients", asked.turns, ours, theirs)
+    for clients in (args.clients, FEW):
+        ours = "fedmpi", lambda n=clients: measure_fedmpi(args, "fedavg", n, 1)
+        theirs = f"{package} {there}", lambda n=clients: measure_pfl(args, n)
+        compare(f"fedavg, one process, {clients:,} clients", args.turns, ours, theirs)
 
 
 if __name__ == "__main__":

@@ -79,14 +79,14 @@ def parse_results(text):
     row = parse_result(text)
     if row:
         return [row]
-    told = CNN.match(text)
-    if told:
-        what, who, x, y, ratio, note = told.groups()
+    lines = CNN.match(text)
+    if lines:
+        what, who, x, y, ratio, note = lines.groups()
         return [make_result(what, (who, x), ("by hand", y), "s", ratio, note)]
-    told = SMALL.match(text)
-    if not told:
+    lines = SMALL.match(text)
+    if not lines:
         return []
-    name, hand, one, ratio, packed, faster = told.groups()
+    name, hand, one, ratio, packed, faster = lines.groups()
     return [
         make_result(f"{name}, a client", ("fedmpi", one), ("by hand", hand), "ms", ratio),
         make_result(f"{name}, packed", ("fedmpi packed", packed), ("one by one", one), "ms", 1 / float(faster)),
@@ -104,8 +104,8 @@ def mpirun_command(ranks, *words, options=()):
     command = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if command is None:
         raise SystemExit("no mpirun on PATH; pip install 'fedmpi[mpi]'")
-    said = subprocess.run([command, "--version"], capture_output=True, text=True).stdout
-    here = ["--oversubscribe", "--bind-to", "none"] if "Open MPI" in said else []
+    output = subprocess.run([command, "--version"], capture_output=True, text=True).stdout
+    here = ["--oversubscribe", "--bind-to", "none"] if "Open MPI" in output else []
     here += ["--allow-run-as-root"] if here and os.geteuid() == 0 else []
     return [command, *here, *options, "-n", str(ranks), sys.executable, "-W", "ignore", *map(str, words)]
 
@@ -116,18 +116,18 @@ def run_on_ranks(ranks, *words, options=(), quiet=False):
     quiet: print the output only if the program fails.
     """
     env = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    done = subprocess.run(mpirun_command(ranks, *words, options=options), env=env, stdout=subprocess.PIPE, text=True)
-    if not quiet or done.returncode:
-        print(done.stdout, end="", flush=True)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(map(str, words))} on {ranks} ranks ended with {done.returncode}")
-    return done.stdout
+    result = subprocess.run(mpirun_command(ranks, *words, options=options), env=env, stdout=subprocess.PIPE, text=True)
+    if not quiet or result.returncode:
+        print(result.stdout, end="", flush=True)
+    if result.returncode:
+        raise SystemExit(f"{' '.join(map(str, words))} on {ranks} ranks ended with {result.returncode}")
+    return result.stdout
 
 
 def read_memory_bytes(key, pid="self"):
     """Return the memory of a process in bytes; key: VmHWM for the peak, VmRSS for the present value."""
-    found = re.search(rf"^{key}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    return int(found[1]) * 1024
+    results = re.search(rf"^{key}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return int(results[1]) * 1024
 
 
 def reset_peak_memory():
@@ -162,7 +162,7 @@ def find_version(package):
 def find_commit():
     """Return the description of the git commit; None without git."""
     try:
-        said = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True)
+        output = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True)
     except OSError:  # there is no git
         return None
-    return said.stdout.strip() or None
+    return output.stdout.strip() or None

@@ -73,9 +73,9 @@ def run(name, rounds):
     if PLAIN_SGD in needs:
         chosen.append("train.momentum=0")
     settings = config.load("configs/quickstart.yaml", chosen)
-    made = build.make_experiment(settings, build_data.build_partitioned_data(settings), torch.device("cpu"))
+    experiment = build.make_experiment(settings, build_data.build_partitioned_data(settings), torch.device("cpu"))
     comm, lines = SingleProcess(torch.device("cpu")), []
-    fed = build.make_federation(made, comm, lambda: False, RunCallbacks(lines.append))
+    fed = build.make_federation(experiment, comm, lambda: False, RunCallbacks(lines.append))
     began = time.perf_counter()
     fed.run()
     seconds = time.perf_counter() - began
@@ -112,10 +112,10 @@ def processor_seconds(name, samples):
             "evaluate": {"every": 1000},
         }
     )
-    made = build.make_experiment(settings, build_data.build_partitioned_data(settings), torch.device("cpu"))
+    experiment = build.make_experiment(settings, build_data.build_partitioned_data(settings), torch.device("cpu"))
     marks = []
     callbacks = RunCallbacks(lambda line: marks.append(time.thread_time()))
-    build.make_federation(made, SingleProcess(torch.device("cpu")), lambda: False, callbacks).run()
+    build.make_federation(experiment, SingleProcess(torch.device("cpu")), lambda: False, callbacks).run()
     return [marks[2] - marks[1], marks[3] - marks[2]]
 
 

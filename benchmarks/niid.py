@@ -81,16 +81,16 @@ def main():
     parser.add_argument("--root", type=Path, default=Path("data"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=50)
-    asked = parser.parse_args()
-    data = fashion_mnist(asked.root)
+    args = parser.parse_args()
+    data = fashion_mnist(args.root)
     owner = partition_clients(data.train_y.numpy())
-    if asked.what == "partition":
+    if args.what == "partition":
         print("client", *owner, sep="\n")
         return
     torch.set_num_threads(1)
-    torch.manual_seed(asked.seed)
+    torch.manual_seed(args.seed)
     x, tests = (part.stored.float() / 255 for part in (data.train_x, data.test_x))
-    for t, accuracy in enumerate(train_plain_fedavg(x, data.train_y, tests, data.test_y, owner, asked.rounds)):
+    for t, accuracy in enumerate(train_plain_fedavg(x, data.train_y, tests, data.test_y, owner, args.rounds)):
         print(f"{t},{accuracy:.2f}", flush=True)
 
 

@@ -34,17 +34,17 @@ FOUND = "import importlib.metadata as m; import {module}; print(m.version('{pack
 def find_installed_version(python, package, module):
     """Return the version of an installed program; None if it cannot be imported."""
     words = [python, "-W", "ignore", "-c", FOUND.format(package=package, module=module)]
-    done = subprocess.run(words, capture_output=True, text=True)
-    return done.stdout.split()[-1] if done.returncode == 0 else None
+    result = subprocess.run(words, capture_output=True, text=True)
+    return result.stdout.split()[-1] if result.returncode == 0 else None
 
 
 def run(python, adapter, task, rounds):
     """Run a program's adapter, and return the seconds of each round except the first."""
     words = [python, "-W", "ignore", str(ADAPTERS / f"{adapter}.py"), task, str(rounds + 1)]
-    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, **QUIET})
-    if done.returncode:
-        raise SystemExit(f"{adapter}, {task}: exit code {done.returncode}\n{done.stderr}")
-    return json.loads(done.stdout.splitlines()[-1])[1:]
+    result = subprocess.run(words, capture_output=True, text=True, env={**os.environ, **QUIET})
+    if result.returncode:
+        raise SystemExit(f"{adapter}, {task}: exit code {result.returncode}\n{result.stderr}")
+    return json.loads(result.stdout.splitlines()[-1])[1:]
 
 
 def main():
@@ -54,8 +54,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=10, help="of a process")
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--python", nargs="+", default=[], metavar="PEER=INTERPRETER")
-    asked = parser.parse_args()
-    given = dict(each.split("=", 1) for each in asked.python)
+    args = parser.parse_args()
+    given = dict(each.split("=", 1) for each in args.python)
     unknown = sorted(set(given) - set(PEERS))
     if unknown:
         parser.error(f"there is no adapter {unknown[0]}; there are {', '.join(PEERS)}")
@@ -67,11 +67,11 @@ def main():
             print(f"{package}: not installed", flush=True)
         else:
             sides[f"{package} {there}"] = python, peer
-    for task in asked.tasks:
+    for task in args.tasks:
         seconds = {name: [] for name in sides}
-        for _ in range(asked.turns):
+        for _ in range(args.turns):
             for name, (python, adapter) in sides.items():
-                seconds[name] += run(python, adapter, task, asked.rounds)
+                seconds[name] += run(python, adapter, task, args.rounds)
         mine = 1e3 * median(seconds["fedmpi"])
         for name in list(sides)[1:]:
             print_result(f"{task}, a round", ("fedmpi", mine), (name, 1e3 * median(seconds[name])), unit="ms", digits=1)

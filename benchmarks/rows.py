@@ -27,8 +27,8 @@ def make_row(labels, settings, figures, of):
     def value(name):
         if progress.is_diagnostic(name):
             return other.figure(of, name)
-        found = (state.get_metric(of, look + name) for look in looks)
-        return next((each for each in found if each == each), float("nan"))
+        results = (state.get_metric(of, look + name) for look in looks)
+        return next((each for each in results if each == each), float("nan"))
 
     values = map(value, figures)
     return [*labels.values(), *(f"{value:.6g}" for value in values), progress.read_last_row(settings)["sha256"][:16]]
@@ -42,10 +42,10 @@ def main():
     parser.add_argument("--figures", nargs="+", default=["accuracy"])
     parser.add_argument("--round", choices=["last", "mean_last_10"], default="last")
     given = parser.parse_intermixed_args()
-    asked = expand.load_sweep(given.sweep, given.settings)
+    args = expand.load_sweep(given.sweep, given.settings)
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow([*(axis.name for axis in asked.axes), *given.figures, "sha256"])
-    writer.writerows(filter(None, (make_row(*each, given.figures, given.round) for each in asked.first_stage_runs())))
+    writer.writerow([*(axis.name for axis in args.axes), *given.figures, "sha256"])
+    writer.writerows(filter(None, (make_row(*each, given.figures, given.round) for each in args.first_stage_runs())))
 
 
 if __name__ == "__main__":

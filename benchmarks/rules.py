@@ -41,13 +41,13 @@ def sides(names, m, d):
     p = torch.full((m,), 1 / m, dtype=torch.float64)
     up = Uploads(range(m), p * m, p, Views({"dw": rows}))
     server = SimpleNamespace(segments=segments(d))
-    found = {"product": lambda: (p.float() @ rows, None)[1], "mean": lambda: (rules.mean(up, server), None)[1]}
+    results = {"product": lambda: (p.float() @ rows, None)[1], "mean": lambda: (rules.mean(up, server), None)[1]}
     for name in names:
         rule, _, scope = name.partition(", ")
         function = load_object(rule, rules.registry, "server rule")
         options = {"scope": "tensor"} if scope else {}
-        found[name] = partial(lambda f, o: (f(up, server, **o), None)[1], function, options)
-    return found
+        results[name] = partial(lambda f, o: (f(up, server, **o), None)[1], function, options)
+    return results
 
 
 def main():
@@ -60,23 +60,23 @@ def main():
     parser.add_argument("--gib", type=float, default=1.5, help="the most memory that the rows may take")
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=12, help="for one pair of m and d, the first turn apart")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()  # the setting of every run
     torch.manual_seed(0)
-    for d in asked.d:
-        for m in asked.m:
-            if 4 * m * d > asked.gib * 2**30:
-                print(f"m={m}, d={d:,} left out: {4 * m * d / 2**30:.1f} GiB of rows; --gib {asked.gib:g}", flush=True)
+    for d in args.d:
+        for m in args.m:
+            if 4 * m * d > args.gib * 2**30:
+                print(f"m={m}, d={d:,} left out: {4 * m * d / 2**30:.1f} GiB of rows; --gib {args.gib:g}", flush=True)
                 continue
-            names = [name for name in asked.names if name not in SLOW or m * d <= SORTED]
-            seconds = run_in_turn(sides(names, m, d), asked.repeats, asked.seconds)
+            names = [name for name in args.names if name not in SLOW or m * d <= SORTED]
+            seconds = run_in_turn(sides(names, m, d), args.repeats, args.seconds)
             for name in ("mean", *(name for name in seconds if name not in ("mean", "product"))):
                 beside = "product" if name == "mean" else "mean"
                 note = "" if name == "mean" else f"{seconds[name] / seconds['product']:.1f} of a bare product"
                 pair = [(who, 1e3 * seconds[key]) for who, key in (("rule", name), (beside, beside))]
                 print_result(f"{name}, m={m}, d={d:,}", *pair, unit="ms", note=note, digits=2)
-            for name in set(asked.names) - set(names):
+            for name in set(args.names) - set(names):
                 print(f"{name}, m={m}, d={d:,} left out: it sorts {m * d:,} numbers", flush=True)
 
 

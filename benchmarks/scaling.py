@@ -74,11 +74,11 @@ def predict_seconds(costs, point):
 
 def cross_validation_errors(points):
     """Return |predicted / measured - 1| of each point, predicted by a fit to the other points."""
-    found = []
+    results = []
     for i, point in enumerate(points):
         costs = fit_costs(points[:i] + points[i + 1 :])
-        found.append(abs(predict_seconds(costs, point) / overhead_seconds(point) - 1))
-    return found
+        results.append(abs(predict_seconds(costs, point) / overhead_seconds(point) - 1))
+    return results
 
 
 def measure(rounds, seconds):
@@ -92,18 +92,19 @@ def measure(rounds, seconds):
     points, ranks = [], comm.size
     for d in D:
         for kind, clients in (("strong", STRONG), ("weak", WEAK * max(ranks - 1, 1))):
-            took = {"root": [], "local": []}
+            seconds_taken = {"root": [], "local": []}
             feds = {
-                way: make_vector_federation(d, rounds + 1, comm, clients, seconds=seconds, reduce=way) for way in took
+                way: make_vector_federation(d, rounds + 1, comm, clients, seconds=seconds, reduce=way)
+                for way in seconds_taken
             }
             for t in range(rounds + 1):
                 for way, fed in feds.items():
                     began = time.perf_counter()
                     run_one_round(fed, t)
-                    took[way].append(time.perf_counter() - began)
+                    seconds_taken[way].append(time.perf_counter() - began)
             training, (root, local) = (
                 seconds * max_clients_per_rank(clients, ranks),
-                (median(each[1:]) for each in took.values()),
+                (median(each[1:]) for each in seconds_taken.values()),
             )
             point = {"kind": kind, "ranks": ranks, "clients": clients, "d": d, "training": training}
             points.append(point | {"seconds": root, "local": local})
@@ -145,24 +146,24 @@ def main():
     parser.add_argument("--train", type=float, default=0.01, help="seconds a client")
     parser.add_argument("--backend", default="gloo")
     parser.add_argument("--inner", action="store_true", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    if asked.inner:
-        points = measure(asked.rounds, asked.train)
+    if args.inner:
+        points = measure(args.rounds, args.train)
         if points:
             print(json.dumps(points))
         return
-    os.environ["SCALING_BACKEND"] = asked.backend
+    os.environ["SCALING_BACKEND"] = args.backend
     points = []
-    for ranks in asked.ranks:
-        words = ["--inner", "--rounds", asked.rounds, "--train", asked.train]
-        found = json.loads(run_on_ranks(ranks, __file__, *words, quiet=True).splitlines()[-1])
-        for p in found:
+    for ranks in args.ranks:
+        words = ["--inner", "--rounds", args.rounds, "--train", args.train]
+        results = json.loads(run_on_ranks(ranks, __file__, *words, quiet=True).splitlines()[-1])
+        for p in results:
             what = f"{p['kind']}, {p['ranks']} ranks, {p['clients']} clients, d={p['d']:,}"
             print_result(what, ("fedmpi", p["seconds"]), ("training alone", p["training"]))
             if ranks > 1 and p["d"] == max(D):  # shorter rows are not summed by the ranks
                 print_result(f"{what}, server.reduce", ("local", p["local"]), ("root", p["seconds"]))
-        points += [p | {"pause": asked.train} for p in found]
+        points += [p | {"pause": args.train} for p in results]
     print_fit(points)
 
 

@@ -88,15 +88,15 @@ def compare(model, rounds):
     y = torch.randint(10, (len(x),), generator=g)
     n = CLIENTS * SAMPLES
     data = split(Dataset(x[:n], y[:n], x[n:], y[n:], classes=10), "iid", CLIENTS, 0, "global")
-    made = build.make_experiment(s, data, torch.device("cpu"))
-    hand = HandWrittenLoop(build.make_module(s, data.input_shape, data.classes), made.data)
-    fed = build.make_federation(made, SingleProcess(torch.device("cpu")), lambda: False)
+    experiment = build.make_experiment(s, data, torch.device("cpu"))
+    hand = HandWrittenLoop(build.make_module(s, data.input_shape, data.classes), experiment.data)
+    fed = build.make_federation(experiment, SingleProcess(torch.device("cpu")), lambda: False)
     times, mark = {"one": [], "packed": [], "hand": []}, [time.process_time()]
 
     def between(line):
         """Record the time of a round, run a round by hand, and switch packing, which only odd rounds use."""
         times["packed" if line["round"] % 2 else "one"].append(time.process_time() - mark[0])
-        fed.trainer.pack = 1 if line["round"] % 2 else made.clients_per_pass
+        fed.trainer.pack = 1 if line["round"] % 2 else experiment.clients_per_pass
         began = time.process_time()
         hand.round(line["cohort"])
         mark[0] = time.process_time()

@@ -68,10 +68,10 @@ def measure(command, folder):
     file.unlink(missing_ok=True)
     env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.time()
-    done = subprocess.run(command, cwd=ROOT, env=env | {REPORT: str(file)}, capture_output=True, text=True)
+    result = subprocess.run(command, cwd=ROOT, env=env | {REPORT: str(file)}, capture_output=True, text=True)
     after, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.time() - began
-    if done.returncode:
-        raise SystemExit(done.stderr)
+    if result.returncode:
+        raise SystemExit(result.stderr)
     steps = [json.loads(line) for line in file.read_text().splitlines()]
     in_all = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {
@@ -85,7 +85,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--ranks", type=int, default=5, help="under mpirun; 1: leave it out")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     import sklearn
 
     digits = Path(sklearn.__file__).parent / "datasets/data/digits.csv.gz"
@@ -93,25 +93,25 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         run = [shutil.which("fedmpi"), *RUN, f"output={folder}"]
         root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-        mpirun = ["mpirun", "--oversubscribe", "--bind-to", "none", *root, "-n", str(asked.ranks)]
+        mpirun = ["mpirun", "--oversubscribe", "--bind-to", "none", *root, "-n", str(args.ranks)]
         by_hand = [sys.executable, "-c", BY_HAND, str(digits), __file__]
         commands = {"import torch, read": by_hand, "fedmpi, one process": run}
-        if asked.ranks > 1:
+        if args.ranks > 1:
             commands |= {
-                f"import, {asked.ranks} ranks": [*mpirun, *by_hand],
-                f"fedmpi, {asked.ranks} ranks": [*mpirun, *run],
+                f"import, {args.ranks} ranks": [*mpirun, *by_hand],
+                f"fedmpi, {args.ranks} ranks": [*mpirun, *run],
             }
-        found = {name: [] for name in commands}
-        for _ in range(asked.repeats):
+        results = {name: [] for name in commands}
+        for _ in range(args.repeats):
             for name, command in commands.items():
-                found[name].append(measure(command, Path(folder)))
-    hand, *ours = found
+                results[name].append(measure(command, Path(folder)))
+    hand, *ours = results
     for until in ("to the first step", "to the end"):
         print(until)
-        base = [median(each["to the first step"][i] for each in found[hand]) for i in (0, 1)]
+        base = [median(each["to the first step"][i] for each in results[hand]) for i in (0, 1)]
         print(f"    {hand:20} processor {base[0]:.2f} s         wall {base[1]:.2f} s")
         for name in ours:
-            cpu, wall = (median(each[until][i] for each in found[name]) for i in (0, 1))
+            cpu, wall = (median(each[until][i] for each in results[name]) for i in (0, 1))
             ratios = cpu / base[0], wall / base[1]
             print(f"    {name:20} processor {cpu:.2f} s {ratios[0]:5.2f} x wall {wall:.2f} s {ratios[1]:5.2f} x")
 

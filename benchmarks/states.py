@@ -39,7 +39,7 @@ def samples(root: Path, *, clients: int) -> Dataset:
     return Dataset(x[:n], y[:n], x[n:], y[n:], classes=CLASSES)
 
 
-def run_fedmpi(asked, folder, cap):
+def run_fedmpi(args, folder, cap):
     """Run fedmpi with a memory limit of `cap` GiB, and return the seconds of each round."""
     import fedmpi
     from fedmpi.config import Settings
@@ -47,17 +47,17 @@ def run_fedmpi(asked, folder, cap):
     tree = {
         "name": "run",
         "output": str(folder),
-        "rounds": asked.rounds,
+        "rounds": args.rounds,
         "data": {
             "source": f"{Path(__file__).resolve()}:samples",
-            "clients": asked.clients,
+            "clients": args.clients,
             "client_test": "global",
-            "partition": {"scheme": "iid", "clients": asked.clients},
+            "partition": {"scheme": "iid", "clients": args.clients},
         },
         "model": {"name": "logistic"},
         "method": {"name": "scaffold"},
         "train": {"batch_size": "full", "lr": LR, "momentum": 0.0},
-        "cohort": {"fraction": asked.cohort / asked.clients},
+        "cohort": {"fraction": args.cohort / args.clients},
         "evaluate": {"every": 10**6},
         "client_state": {"max_gib": cap},
     }
@@ -66,65 +66,65 @@ def run_fedmpi(asked, folder, cap):
     return [json.loads(row)["wall_s"] for row in rows]
 
 
-def run_scaffold_by_hand(asked, folder):
+def run_scaffold_by_hand(args, folder):
     """Run SCAFFOLD with option II, c_i+ = c_i - c + (w - w_i) / (K lr), by hand; return the seconds of each round."""
-    data = samples(folder, clients=asked.clients)
+    data = samples(folder, clients=args.clients)
     x, y = data.train_x.flatten(1), data.train_y
     d = (PIXELS + 1) * CLASSES
-    kept = np.lib.format.open_memmap(folder / "states.npy", "w+", np.float32, (asked.clients, d))
-    w, c, took = torch.zeros(d), torch.zeros(d), []
+    stored = np.lib.format.open_memmap(folder / "states.npy", "w+", np.float32, (args.clients, d))
+    w, c, seconds_taken = torch.zeros(d), torch.zeros(d), []
     rng = np.random.default_rng(0)
-    for _ in range(asked.rounds):
+    for _ in range(args.rounds):
         began = time.perf_counter()
         dw, dc = torch.zeros(d), torch.zeros(d)
-        for k in sorted(rng.choice(asked.clients, asked.cohort, replace=False)):
-            c_k, live = torch.from_numpy(kept[k]), w.clone().requires_grad_()
+        for k in sorted(rng.choice(args.clients, args.cohort, replace=False)):
+            c_k, live = torch.from_numpy(stored[k]), w.clone().requires_grad_()
             rows = slice(k * SAMPLES, (k + 1) * SAMPLES)
             weight, bias = live[:-CLASSES].view(CLASSES, PIXELS), live[-CLASSES:]
             loss = cross_entropy(torch.addmm(bias, x[rows], weight.T), y[rows])
             (g,) = torch.autograd.grad(loss, live)
             step = g - c_k + c
             new = c_k - c + step
-            dw.sub_(step, alpha=LR / asked.cohort)
-            dc.add_(new - c_k, alpha=1 / asked.clients)
+            dw.sub_(step, alpha=LR / args.cohort)
+            dc.add_(new - c_k, alpha=1 / args.clients)
             c_k.copy_(new)
         w.add_(dw)
         c.add_(dc)
-        took.append(time.perf_counter() - began)
-    kept.flush()
-    return took
+        seconds_taken.append(time.perf_counter() - began)
+    stored.flush()
+    return seconds_taken
 
 
-def run_side_in_process(asked):
+def run_side_in_process(args):
     """Run one side in this process, and print {seconds, bytes}."""
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(dir=asked.folder) as name:
+    with tempfile.TemporaryDirectory(dir=args.folder) as name:
         folder = Path(name)
-        if asked.inner != "hand":
+        if args.inner != "hand":
             import_module("fedmpi.runtime.execute")  # imported before the measurement, since code does not count
         torch.ones(1, requires_grad=True).sum().backward()  # start autograd's threads, whose memory does not count
         before = read_memory_bytes("VmRSS")
         reset_peak_memory()
         sys.stdout, out = sys.stderr, sys.stdout
-        took = (
-            run_scaffold_by_hand(asked, folder)
-            if asked.inner == "hand"
-            else run_fedmpi(asked, folder, json.loads(asked.inner))
+        seconds_taken = (
+            run_scaffold_by_hand(args, folder)
+            if args.inner == "hand"
+            else run_fedmpi(args, folder, json.loads(args.inner))
         )
         peak = read_memory_bytes("VmHWM") - before
-        print(json.dumps({"seconds": took, "bytes": peak}), file=out)
+        print(json.dumps({"seconds": seconds_taken, "bytes": peak}), file=out)
 
 
-def run_side(asked, which):
+def run_side(args, which):
     """Run one side in a process of its own, and return its results."""
     words = [sys.executable, "-W", "ignore", __file__, "--inner", which]
     for key in ("clients", "cohort", "rounds"):
-        words += [f"--{key}", str(getattr(asked, key))]
-    words += ["--folder", str(asked.folder)] if asked.folder else []
-    done = subprocess.run(words, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    return json.loads(done.stdout.splitlines()[-1])
+        words += [f"--{key}", str(getattr(args, key))]
+    words += ["--folder", str(args.folder)] if args.folder else []
+    result = subprocess.run(words, capture_output=True, text=True)
+    if result.returncode:
+        raise SystemExit(result.stderr)
+    return json.loads(result.stdout.splitlines()[-1])
 
 
 def main():
@@ -136,19 +136,19 @@ def main():
     parser.add_argument("--cap", type=float, default=0.05, help="GiB of client state in memory")
     parser.add_argument("--folder", type=Path, help="where to write; default: the system's temporary folder")
     parser.add_argument("--inner", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.inner:
-        run_side_in_process(asked)
+    args = parser.parse_args()
+    if args.inner:
+        run_side_in_process(args)
         return
-    found = {
-        name: run_side(asked, which) for name, which in (("capped", str(asked.cap)), ("free", "null"), ("hand", "hand"))
+    results = {
+        name: run_side(args, which) for name, which in (("capped", str(args.cap)), ("free", "null"), ("hand", "hand"))
     }
-    what = f"{asked.clients:,} stateful clients, {asked.cohort} a round"
-    seconds = {name: median(each["seconds"][1:] or each["seconds"]) for name, each in found.items()}
-    cap = f"capped at {asked.cap:g} GiB"
+    what = f"{args.clients:,} stateful clients, {args.cohort} a round"
+    seconds = {name: median(each["seconds"][1:] or each["seconds"]) for name, each in results.items()}
+    cap = f"capped at {args.cap:g} GiB"
     print_result(what, (cap, seconds["capped"]), ("by hand", seconds["hand"]))
     print_result(what, (cap, seconds["capped"]), ("without a cap", seconds["free"]))
-    mib = {name: each["bytes"] / 2**20 for name, each in found.items()}
+    mib = {name: each["bytes"] / 2**20 for name, each in results.items()}
     print_result(f"{what}, memory", (cap, mib["capped"]), ("without a cap", mib["free"]), unit="MiB", digits=0)
     print_result(f"{what}, memory", (cap, mib["capped"]), ("by hand", mib["hand"]), unit="MiB", digits=0)
 

@@ -106,11 +106,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(there)}; all where none is given")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    asked = parser.parse_args()
-    unknown = [name for name in asked.parts if name not in there]
+    args = parser.parse_args()
+    unknown = [name for name in args.parts if name not in there]
     if unknown:
         parser.error(f"there is no part {unknown[0]}; there are {', '.join(there)}")
-    failed = [name for name in asked.parts or there if not measure(name, asked.results)]
+    failed = [name for name in args.parts or there if not measure(name, args.results)]
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 

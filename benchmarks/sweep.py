@@ -26,9 +26,9 @@ def measure_commands(commands, folder):
     """Run commands one after another; return their wall seconds and processor seconds."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     for command in commands:
-        done = subprocess.run(list(map(str, command)), cwd=folder, capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(done.stderr)
+        result = subprocess.run(list(map(str, command)), cwd=folder, capture_output=True, text=True)
+        if result.returncode:
+            raise SystemExit(result.stderr)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     wall = time.perf_counter() - began
     return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -45,13 +45,13 @@ def main():
     parser.add_argument("--runs", type=int, default=30)
     parser.add_argument("--parts", type=int, default=3, help="each side takes so many turns")
     parser.add_argument("--rounds", type=int, default=20)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     fedmpi, base = shutil.which("fedmpi"), ROOT / "configs" / "quickstart.yaml"
-    found = {"sweep": [], "loop": []}
+    results = {"sweep": [], "loop": []}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        for part in range(asked.parts):
-            seeds = list(range(part, asked.runs, asked.parts))
+        for part in range(args.parts):
+            seeds = list(range(part, args.runs, args.parts))
             file = folder / f"part{part}.yaml"
             file.write_text(FILE.format(base=base, name=f"part{part}", output=folder, seeds=seeds))
             loop = [
@@ -60,16 +60,16 @@ def main():
             ]
             sides = {"sweep": [[fedmpi, "sweep", file]], "loop": loop}
             for name in ("sweep", "loop") if part % 2 else ("loop", "sweep"):
-                commands = [[*command, f"rounds={asked.rounds}"] for command in sides[name]]
-                found[name].append(measure_commands(commands, folder))
-        for seed in range(asked.runs):
-            ours = read_hashes(folder / f"part{seed % asked.parts}" / f"seed-{seed}")
+                commands = [[*command, f"rounds={args.rounds}"] for command in sides[name]]
+                results[name].append(measure_commands(commands, folder))
+        for seed in range(args.runs):
+            ours = read_hashes(folder / f"part{seed % args.parts}" / f"seed-{seed}")
             if ours != read_hashes(folder / f"loop{seed}"):
                 raise SystemExit(f"seed {seed}: the hashes differ")
     cores = len(os.sched_getaffinity(0))
     for at, what in enumerate(("wall", "processor")):
-        ours, theirs = (sum(pair[at] for pair in found[name]) for name in ("sweep", "loop"))
-        note = f"{asked.runs} runs, {cores} cores, same hashes"
+        ours, theirs = (sum(pair[at] for pair in results[name]) for name in ("sweep", "loop"))
+        note = f"{args.runs} runs, {cores} cores, same hashes"
         measure.print_result(f"runs of the quickstart, {what}", ("sweep", ours), ("loop", theirs), note=note, digits=1)
 
 

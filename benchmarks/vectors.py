@@ -144,8 +144,8 @@ def compare_rounds(d, repeats, device):
         create_process_group(comm)
     fed = make_vector_federation(d, repeats, comm, device=device)
     model, w = Vector(d).to(device), torch.zeros(d, device=device)
-    held = CLIENTS if comm.rank == 0 else len(range(comm.rank - 1, CLIENTS, comm.size - 1))
-    rows = torch.empty(held, d, device=device)
+    num_rows = CLIENTS if comm.rank == 0 else len(range(comm.rank - 1, CLIENTS, comm.size - 1))
+    rows = torch.empty(num_rows, d, device=device)
     fedmpi_s, hand_s = [], []
     for t in range(repeats):
         began = time.perf_counter()

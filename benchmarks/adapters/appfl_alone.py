@@ -10,7 +10,7 @@ from appfl.agent.sim_client import SimClientAgent
 from appfl.agent.sim_server import SimServerAgent
 from appfl.logger import ServerAgentFileLogger
 from appfl.vsim import ClientProfile, SyncSimDriver
-from task import asked, images, report
+from task import images, parse_arguments, report
 from torch.utils.data import TensorDataset
 
 LEAN = {"optimize_memory": False}  # otherwise it collects garbage several times per client, which takes seconds
@@ -26,14 +26,14 @@ class Driver(SyncSimDriver):
         super().run()
 
     def _run_round(self):
-        done = super()._run_round()
+        result = super()._run_round()
         self.stamps.append(time.perf_counter())
-        return done
+        return result
 
 
-def accuracy(wanted, found):
+def accuracy(expected, results):
     """Return the fraction of samples whose class is predicted correctly."""
-    return float((found.argmax(1) == wanted).mean())
+    return float((results.argmax(1) == expected).mean())
 
 
 def configs(task, rounds, logs):
@@ -70,7 +70,7 @@ def configs(task, rounds, logs):
 
 def main():
     """Train the task of the command line, and report the seconds of each round."""
-    task, rounds = asked()
+    task, rounds = parse_arguments()
     sys.stdout, out = sys.stderr, sys.stdout
     with tempfile.TemporaryDirectory() as logs:
         config = configs(task, rounds, logs)

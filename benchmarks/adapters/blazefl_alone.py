@@ -4,7 +4,7 @@ import sys
 import time
 
 from blazefl.contrib import FedAvgBaseClientTrainer, FedAvgBaseServerHandler
-from task import asked, images, model, report
+from task import images, model, parse_arguments, report
 from torch.utils.data import DataLoader, TensorDataset
 
 
@@ -27,7 +27,7 @@ class Models:
 
 def main():
     """Train the task of the command line, and report the seconds of each round."""
-    task, rounds = asked()
+    task, rounds = parse_arguments()
     data, name, n, batch, seed = Data(*images(task)), sys.argv[1], task["clients"], task["batch"], 0
     server = FedAvgBaseServerHandler(Models(), name, data, rounds, n, task["cohort"] / n, "cpu", batch, seed)
     trainer = FedAvgBaseClientTrainer(Models(), name, data, "cpu", n, 1, batch, task["lr"], seed)

@@ -5,13 +5,13 @@ import time
 
 import numpy as np
 import torch
-from task import asked, images, model, report
+from task import images, model, parse_arguments, report
 from torch.nn.functional import cross_entropy
 
 
 def main():
     """Train the task of the command line, and report the seconds of each round."""
-    task, rounds = asked()
+    task, rounds = parse_arguments()
     (x, y), rng, seconds = images(task), np.random.default_rng(0), []
     module = model(sys.argv[1]).to(memory_format=torch.channels_last)
     p = list(module.parameters())

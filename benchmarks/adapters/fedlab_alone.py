@@ -7,7 +7,7 @@ from itertools import pairwise
 from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer
 from fedlab.contrib.algorithm.basic_server import SyncServerHandler
 from fedlab.core.standalone import StandalonePipeline
-from task import asked, images, model, report
+from task import images, model, parse_arguments, report
 from torch.utils.data import DataLoader, TensorDataset
 
 
@@ -34,7 +34,7 @@ class Pipeline(StandalonePipeline):
 
 def main():
     """Train the task of the command line, and report the seconds of each round."""
-    task, rounds = asked()
+    task, rounds = parse_arguments()
     net = model(sys.argv[1])
     handler = SyncServerHandler(net, rounds, task["cohort"] / task["clients"])
     trainer = SGDSerialClientTrainer(net, task["clients"])

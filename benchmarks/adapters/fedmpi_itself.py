@@ -5,7 +5,7 @@ import time
 from itertools import pairwise
 
 import torch
-from task import TASKS, asked, images, report
+from task import TASKS, images, parse_arguments, report
 
 from fedmpi.comm.base import SingleProcess
 from fedmpi.config import Settings
@@ -18,7 +18,7 @@ MODELS = {"softmax": "logistic", "cnn": "mcmahan_cnn"}
 
 def main():
     """Train the task of the command line, and report the seconds of each round."""
-    task, rounds = asked()
+    task, rounds = parse_arguments()
     x, y = (each.flatten(0, 1) for each in images(task))
     assert TASKS.keys() == MODELS.keys()
     tree = {
@@ -32,8 +32,8 @@ def main():
     }
     settings = Settings.model_validate(tree)
     data = split(Dataset(x, y, x[:10], y[:10], classes=10), "iid", task["clients"], 0, "global")
-    made = build.make_experiment(settings, data, torch.device("cpu"))
-    fed = build.make_federation(made, SingleProcess(torch.device("cpu")), lambda: False)
+    experiment = build.make_experiment(settings, data, torch.device("cpu"))
+    fed = build.make_federation(experiment, SingleProcess(torch.device("cpu")), lambda: False)
     stamps = [time.perf_counter()]
     fed.reporter.callbacks.record_round = lambda row: stamps.append(time.perf_counter())
     fed.run()

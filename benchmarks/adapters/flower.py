@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from task import TASKS, asked, images_of, model, report
+from task import TASKS, images_of, model, parse_arguments, report
 from torch.utils.data import DataLoader, TensorDataset
 
 client, server, stamps = ClientApp(), ServerApp(), []
@@ -41,7 +41,7 @@ def train(message, context):
 @server.main()
 def main(grid, context):
     """Train the task of the command line, and report the seconds of each round."""
-    task, rounds = asked()
+    task, rounds = parse_arguments()
     strategy = FedAvg(task["cohort"] / task["clients"], 0.0)
     start, told = ArrayRecord(model(sys.argv[1]).state_dict()), ConfigRecord({"task": sys.argv[1]})
     strategy.start(grid, start, rounds, train_config=told, evaluate_fn=lambda *_: stamps.append(time.perf_counter()))
@@ -51,6 +51,6 @@ if __name__ == "__main__":
     sys.stdout, out = sys.stderr, sys.stdout
     os.environ["PYTHONPATH"] = os.path.dirname(os.path.abspath(__file__))  # actors import task.py, too
     one = {"init_args": {"num_cpus": 1}, "client_resources": {"num_cpus": 1}}
-    run_simulation(server, client, asked()[0]["clients"], backend_config=one)
+    run_simulation(server, client, parse_arguments()[0]["clients"], backend_config=one)
     sys.stdout = out
     report([b - a for a, b in pairwise(stamps)])

@@ -8,7 +8,7 @@ from fluke import DDict, FlukeENV
 from fluke.algorithms.fedavg import FedAVG
 from fluke.data import DataContainer, DataSplitter
 from fluke.utils import FederationObserver
-from task import asked, images, model, report
+from task import images, model, parse_arguments, report
 
 
 class Watch(FederationObserver):
@@ -26,7 +26,7 @@ class Watch(FederationObserver):
 
 def main():
     """Train the task of the command line, and report the seconds of each round."""
-    task, rounds = asked()
+    task, rounds = parse_arguments()
     x, y = (each.flatten(0, 1) for each in images(task))
     data = DataContainer(x, y, x[:10], y[:10], 10)
     FlukeENV().set_eval_cfg(pre_fit=False, post_fit=False, locals=False, server=False)

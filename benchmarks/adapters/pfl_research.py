@@ -16,7 +16,7 @@ from pfl.data.sampling import get_user_sampler
 from pfl.hyperparam import NNTrainHyperParams
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
-from task import asked, images, model, report
+from task import images, model, parse_arguments, report
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -48,7 +48,7 @@ class Watch(TrainingProcessCallback):
 
 def main():
     """Train the task of the command line, and report the seconds of each round."""
-    task, rounds = asked()
+    task, rounds = parse_arguments()
     x, y = images(task)
     users = list(range(task["clients"]))
     data = FederatedDataset(lambda k: Dataset((x[k], y[k])), get_user_sampler("random", users))

@@ -20,7 +20,7 @@ TASKS = {
 FEATURES, CLASSES, COHORT, BATCH, LR = 16, 10, 50, 50, 0.05  # of many_clients.py: rows of numbers
 
 
-def asked():
+def parse_arguments():
     """Return the task and the number of rounds from the command line."""
     torch.set_num_threads(1)
     return TASKS[sys.argv[1]], int(sys.argv[2])
@@ -62,5 +62,5 @@ def numbers(rows):
 
 def report_peak():
     """Print the peak memory of this process in bytes."""
-    found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    print(json.dumps({"peak": int(found[1]) * 1024}), flush=True)
+    results = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    print(json.dumps({"peak": int(results[1]) * 1024}), flush=True)

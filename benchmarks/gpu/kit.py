@@ -140,9 +140,9 @@ def write_pictures(folder: Path) -> list[str]:
 def list_requirements(with_tests: bool) -> list[str]:
     """Return the packages that fedmpi, and the tests if wanted, depend on, as named in pyproject.toml."""
     text = (ROOT / "pyproject.toml").read_text()  # Python 3.10 has no reader of TOML
-    wanted = re.findall(r'"(.*?)"', re.search(r"^dependencies = \[(.*?)^\]", text, re.DOTALL | re.MULTILINE)[1])
+    expected = re.findall(r'"(.*?)"', re.search(r"^dependencies = \[(.*?)^\]", text, re.DOTALL | re.MULTILINE)[1])
     dev = re.findall(r'"(.*?)"', re.search(r"^dev = \[(.*)\]$", text, re.MULTILINE)[1])
-    return wanted + [each for each in dev if with_tests and each.startswith("pytest")]
+    return expected + [each for each in dev if with_tests and each.startswith("pytest")]
 
 
 def package_name(requirement: str) -> str:
@@ -158,10 +158,10 @@ def find_version(package: str) -> str:
         return ""
 
 
-def find_missing(wanted: list[str]) -> dict[str, str]:
+def find_missing(expected: list[str]) -> dict[str, str]:
     """Return {requirement: why it is not met}."""
     missing = {}
-    for requirement in wanted:
+    for requirement in expected:
         name = package_name(requirement)
         at_least, version = re.search(r">=([\d.]+)", requirement), find_version(name)
         if importlib.util.find_spec(MODULES.get(name, name)) is None:
@@ -259,12 +259,12 @@ def kill_part(process: subprocess.Popen, mark: str) -> None:
 
 def find_marked_processes(mark: str) -> list[int]:
     """Return the ids of the processes that have inherited the mark, an environment variable, in any process group."""
-    found = []
+    results = []
     for file in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
             if f"{MARK}={mark}".encode() in file.read_bytes().split(b"\0"):
-                found.append(int(file.parent.name))
-    return found
+                results.append(int(file.parent.name))
+    return results
 
 
 def describe_gpu() -> dict[str, object]:
@@ -274,33 +274,33 @@ def describe_gpu() -> dict[str, object]:
     """
     code, text, _ = run(["-W", "ignore", "-c", PROBE], PROBE_S)
     lines = text.strip().splitlines() or [""]
-    found = (
+    results = (
         {"usable": False, "gpu": f"torch ended with exit code {code}: {lines[-1]}"} if code else json.loads(lines[-1])
     )
     if shutil.which("nvidia-smi"):
-        asked = ["nvidia-smi", "--query-gpu=driver_version,mig.mode.current,compute_mode", "--format=csv,noheader"]
+        args = ["nvidia-smi", "--query-gpu=driver_version,mig.mode.current,compute_mode", "--format=csv,noheader"]
         with suppress(OSError, subprocess.TimeoutExpired):
-            found["driver, MIG, compute mode"] = subprocess.run(
-                asked, capture_output=True, text=True, timeout=30
+            results["driver, MIG, compute mode"] = subprocess.run(
+                args, capture_output=True, text=True, timeout=30
             ).stdout.strip()
-    return found
+    return results
 
 
 # ---- results ----
-def save_results(found: dict, path: Path) -> None:
+def save_results(results: dict, path: Path) -> None:
     """Replace the file of results atomically, so that readers never see a part of it."""
     new = path.with_suffix(".new")
-    new.write_text(json.dumps(found, indent=1) + "\n")
+    new.write_text(json.dumps(results, indent=1) + "\n")
     new.replace(path)
 
 
-def format_results(found: dict) -> str:
+def format_results(results: dict) -> str:
     """Return the table of results that is inserted between the markers of docs/gpu.md."""
-    head = "; ".join(f"{key} {value}" for key, value in found["machine"].items() if value is not None)
-    state = f", {found['seconds']} s" if found["running"] is None else f", broken off in {found['running']}"
-    lines = [f"`{found['command']}` on {found['device']}{state}: {head}.", ""]
+    head = "; ".join(f"{key} {value}" for key, value in results["machine"].items() if value is not None)
+    state = f", {results['seconds']} s" if results["running"] is None else f", broken off in {results['running']}"
+    lines = [f"`{results['command']}` on {results['device']}{state}: {head}.", ""]
     lines += ["| part | what | fedmpi | by hand | ratio | |", "| --- | --- | --- | --- | --- | --- |"]
-    for part in found["parts"]:
+    for part in results["parts"]:
         rows = [row for text in part["lines"] if (row := parse_result(text))]
         last = part["lines"][-1].strip().replace("|", "/") if part["lines"] else "nothing was printed"
         if part["code"]:
@@ -331,54 +331,54 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda", "simulated"], help="default: cuda where torch can use it")
     parser.add_argument("--to", type=Path, default=RESULTS, metavar="DIR", help="for the JSON file; default build/gpu")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write this JSON file into docs/gpu.md, and end")
-    asked = parser.parse_args()
-    if asked.page:
-        PAGE.write_text(replace_between_markers(PAGE.read_text(), format_results(json.loads(asked.page.read_text()))))
+    args = parser.parse_args()
+    if args.page:
+        PAGE.write_text(replace_between_markers(PAGE.read_text(), format_results(json.loads(args.page.read_text()))))
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as for Ctrl-C, so that the running part is ended, too
     with tempfile.TemporaryDirectory(prefix="fedmpi-gpu-") as folder:
-        sys.exit(run_parts(asked, parser, Path(folder)))
+        sys.exit(run_parts(args, parser, Path(folder)))
 
 
-def run_parts(asked: argparse.Namespace, parser: argparse.ArgumentParser, folder: Path) -> int:
+def run_parts(args: argparse.Namespace, parser: argparse.ArgumentParser, folder: Path) -> int:
     """Run the selected parts; return the exit code."""
-    wanted = list_requirements(with_tests=not asked.quick and (not asked.parts or "test_" in "".join(asked.parts)))
-    missing = find_missing(wanted)
+    expected = list_requirements(with_tests=not args.quick and (not args.parts or "test_" in "".join(args.parts)))
+    missing = find_missing(expected)
     if missing:
         print(describe_missing(missing), file=sys.stderr)
         return 2
     known = describe_gpu()
-    device = asked.device or ("cuda" if known["usable"] else "cpu")
+    device = args.device or ("cuda" if known["usable"] else "cpu")
     if device == "cuda" and not known["usable"]:
         said = known.get("gpu", "torch finds no usable GPU here")
         parser.error(f"--device cuda: {said}; --device cpu shows that the kit works")
-    parts = list((typical_runs if asked.quick else measures_and_tests)(device, folder))
+    parts = list((typical_runs if args.quick else measures_and_tests)(device, folder))
     parts = [simulate(part) for part in parts] if device == "simulated" else parts
-    unknown = [name for name in asked.parts if name not in [part.name for part in parts]]
+    unknown = [name for name in args.parts if name not in [part.name for part in parts]]
     if unknown:
         parser.error(f"there is no part {unknown[0]}; there are {', '.join(part.name for part in parts)}")
-    parts = [part for part in parts if not asked.parts or part.name in asked.parts]
-    asked.to.mkdir(parents=True, exist_ok=True)
+    parts = [part for part in parts if not args.parts or part.name in args.parts]
+    args.to.mkdir(parents=True, exist_ok=True)
     path, began = (
-        asked.to / f"{time.strftime('%Y%m%d-%H%M%S')}-{device}{'-quick' * asked.quick}.json",
+        args.to / f"{time.strftime('%Y%m%d-%H%M%S')}-{device}{'-quick' * args.quick}.json",
         time.perf_counter(),
     )
     about = describe_machine() | {"os": platform.platform()} | {key: known[key] for key in known if key != "usable"}
     command = shlex.join(["python3", "benchmarks/gpu/kit.py", *sys.argv[1:]])
-    found = {"command": command, "device": device, "machine": about, "running": None, "seconds": 0, "parts": []}
+    results = {"command": command, "device": device, "machine": about, "running": None, "seconds": 0, "parts": []}
     print(f"on {device}; results: {path}", flush=True)
     for part in parts:
-        found["running"] = part.name
-        save_results(found, path)
+        results["running"] = part.name
+        save_results(results, path)
         print(f"== {part.name}: {shlex.join(part.words)}", flush=True)
         code, text, seconds = run(part.words, part.limit_s)
         print(f"{text}\n{part.name}: {seconds:.0f} s, exit code {code}", flush=True)
         lines = [each for each in text.splitlines() if each.strip()]
-        found["parts"].append({"part": part.name, "code": code, "seconds": round(seconds), "lines": lines[-200:]})
-        found |= {"running": None, "seconds": round(time.perf_counter() - began)}
-        save_results(found, path)
-    print(format_results(found))
-    return int(any(each["code"] for each in found["parts"]))
+        results["parts"].append({"part": part.name, "code": code, "seconds": round(seconds), "lines": lines[-200:]})
+        results |= {"running": None, "seconds": round(time.perf_counter() - began)}
+        save_results(results, path)
+    print(format_results(results))
+    return int(any(each["code"] for each in results["parts"]))
 
 
 if __name__ == "__main__":

@@ -138,10 +138,10 @@ def wait_for_device(device):
 def compare(name, device, rounds, share):
     """Run rounds of fedmpi and of the loop by hand in turn, and print the comparison."""
     s, data = {"cnn": cnn, "cifar10": cifar10}[name](rounds + 1, share)
-    made = build.make_experiment(s, data, device)
+    experiment = build.make_experiment(s, data, device)
     module = build.make_module(s, data.input_shape, data.classes).to(device, memory_format=torch.channels_last)
-    hand = HandWrittenLoop(s, module, made.data, evaluates=s.evaluate.every == 1)
-    fed = build.make_federation(made, SingleProcess(device), lambda: False)
+    hand = HandWrittenLoop(s, module, experiment.data, evaluates=s.evaluate.every == 1)
+    fed = build.make_federation(experiment, SingleProcess(device), lambda: False)
     ours, theirs, peaks, mark = [], [], [], [time.perf_counter()]
 
     def between(row):
@@ -162,7 +162,7 @@ def compare(name, device, rounds, share):
     note = (
         f"peak {max(peaks[1:] or peaks) / 2**20:.0f} MiB on the GPU" if peaks else f"on the CPU, 1/{share} of the task"
     )
-    what = f"{name}, {len(made.data.train)} clients, {len(fed.scheduler.cohort(0))} a round"
+    what = f"{name}, {len(experiment.data.train)} clients, {len(fed.scheduler.cohort(0))} a round"
     print_result(what, ("fedmpi", median(ours[1:])), ("by hand", median(theirs[1:])), note=note)
 
 
@@ -175,8 +175,8 @@ def packed(device, rounds, share):
     for pack in (32, 1):
         tree = settings(rounds + 1, True, "logistic", clients).model_dump(mode="json")
         tree["compute"]["clients_per_pass"], tree["train"]["batch_size"], tree["train"]["momentum"] = pack, 10, 0.0
-        made = build.make_experiment(Settings.model_validate(tree), data, device)
-        fed, t = build.make_federation(made, SingleProcess(device), lambda: False), count()
+        experiment = build.make_experiment(Settings.model_validate(tree), data, device)
+        fed, t = build.make_federation(experiment, SingleProcess(device), lambda: False), count()
         sides[pack] = partial(lambda fed, t: (run_one_round(fed, next(t)), wait_for_device(device))[1], fed, t)
     seconds = run_in_turn(sides, rounds + 1)
     print_result(
@@ -186,16 +186,16 @@ def packed(device, rounds, share):
 
 def profile(device):
     """Profile ten training steps, and print the time by operation and the waits of the host."""
-    made = build.make_experiment(
+    experiment = build.make_experiment(
         settings(2, True, clients=1, fraction=1.0), split(images(1, 500, 100), "iid", 1, 0), device
     )
-    fed = build.make_federation(made, SingleProcess(device), lambda: False)
+    fed = build.make_federation(experiment, SingleProcess(device), lambda: False)
     run_one_round(fed, 0)
     wait_for_device(device)
-    with torch.profiler.profile() as found:
+    with torch.profiler.profile() as results:
         run_one_round(fed, 1)
         wait_for_device(device)
-    events = found.key_averages()
+    events = results.key_averages()
     by = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
     print(events.table(sort_by=by, row_limit=20, max_name_column_width=48))
     for what, keys in PROFILED.items():
@@ -209,15 +209,15 @@ def main():
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--share", type=int, default=1, help="1/share of the images, and of cifar10's clients")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    for name in asked.names:
+    for name in args.names:
         if name == "profile":
-            profile(torch.device(asked.device))
+            profile(torch.device(args.device))
         elif name == "packed":
-            packed(torch.device(asked.device), asked.rounds, asked.share)
+            packed(torch.device(args.device), args.rounds, args.share)
         else:
-            compare(name, torch.device(asked.device), asked.rounds, asked.share)
+            compare(name, torch.device(args.device), args.rounds, args.share)
 
 
 if __name__ == "__main__":

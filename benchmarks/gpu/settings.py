@@ -91,15 +91,15 @@ def main():
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--share", type=int, default=1, help="1/share of the images")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    for name in asked.names:
+    for name in args.names:
         setting = SETTINGS[name]
         sides = {
-            side: make_round(setting, change, torch.device(asked.device), asked.rounds, asked.share)
+            side: make_round(setting, change, torch.device(args.device), args.rounds, args.share)
             for side, change in (("with it", setting.change), ("without", setting.without))
         }
-        seconds = run_in_turn(sides, asked.rounds)
+        seconds = run_in_turn(sides, args.rounds)
         print_result(name, ("with it", seconds["with it"]), ("without", seconds["without"]))
 
 

@@ -1,4 +1,4 @@
-"""What the programs in benchmarks/ print is read again, and their arithmetic is right."""
+"""Recorded results of benchmarks agree with the pages and configs."""
 
 import re
 import sys
@@ -27,19 +27,19 @@ def test_the_reproduced_cells_are_those_that_were_published():
     assert f"{every} published cells" in (ROOT / "docs/reproduction.md").read_text(encoding="utf-8")
     import make_reproduction
 
-    for name, found in make_reproduction.results().items():
+    for name, actual in make_reproduction.results().items():
         made = expand.load_sweep(ROOT / "configs" / "benchmarks" / f"{name}.yaml")
-        choice = [text for text in found["overrides"] if text.startswith("include=")]
+        choice = [text for text in actual["overrides"] if text.startswith("include=")]
         asked = expand.load_sweep(made.path, choice)
         names = {asked.run_name(labels) for labels in asked.labels}
         published = [figures[0] for each in made.published for figures in each.values.values()]
         if name in PARTS_OF:  # a table that is being trained
-            assert found["sha256_of_models"].keys() < {made.run_name(labels) for labels in made.labels}
-            assert found["sha256_of_models"].keys() <= names
+            assert actual["sha256_of_models"].keys() < {made.run_name(labels) for labels in made.labels}
+            assert actual["sha256_of_models"].keys() <= names
             (theirs,) = made.published
-            for cell in found["cells"]:
+            for cell in actual["cells"]:
                 assert cell["published"] == theirs.values[tuple(cell["labels"][axis] for axis in theirs.axes)][0]
-            assert sum(cell["seeds"] for cell in found["cells"]) == len(found["sha256_of_models"])
+            assert sum(cell["seeds"] for cell in actual["cells"]) == len(actual["sha256_of_models"])
         else:
-            assert found["sha256_of_models"].keys() == names
-            assert [cell["published"] for cell in found["cells"]] == published
+            assert actual["sha256_of_models"].keys() == names
+            assert [cell["published"] for cell in actual["cells"]] == published

@@ -1,4 +1,4 @@
-"""How much of fedmpi a short run calls: whoever follows it has to read so many functions."""
+"""The number of functions that a short run calls, which is what a reader must follow, is limited."""
 
 import subprocess
 import sys
@@ -35,11 +35,11 @@ print(len(found), len({code.co_filename for code in found}), deepest, file=sys.s
 """
 
 
-def test_a_run_of_two_rounds_calls_few_functions(tmp_path):
-    """Code objects of files below fedmpi/ that a run in one process calls, without lambdas and comprehensions."""
+def test_a_short_run_calls_a_limited_number_of_functions(tmp_path):
+    """Return the code objects of fedmpi that a run in one process calls, without lambdas and comprehensions."""
     words = ["configs/quickstart.yaml", "rounds=2", f"output={tmp_path}"]
     command = [sys.executable, "-W", "ignore", "-c", MEASURE, *words]
-    done = subprocess.run(command, cwd=ROOT, env=clean_env(), capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    counts = dict(zip(MOST, map(int, done.stderr.split()[-3:]), strict=True))
+    result = subprocess.run(command, cwd=ROOT, env=clean_env(), capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, result.stderr
+    counts = dict(zip(MOST, map(int, result.stderr.split()[-3:]), strict=True))
     assert all(counts[what] <= most for what, most in MOST.items()), counts

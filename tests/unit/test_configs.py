@@ -31,7 +31,7 @@ def names(folder):
 
 
 def on_quickstart(tmp_path, *fragments):
-    """A config that puts fragments on top of the quickstart."""
+    """Write a config that applies fragments to the quickstart."""
     path = tmp_path / "combined.yaml"
     path.write_text(yaml.safe_dump({"base": [str(CONFIGS / f"{name}.yaml") for name in ("quickstart", *fragments)]}))
     return path
@@ -42,7 +42,7 @@ def checked(path, *overrides):
 
 
 def valid(settings):
-    """The settings, after everything that can be checked without training; skips where the data are missing."""
+    """Validate a config and return its settings; skip the test if the data are missing."""
     try:
         report = dict(validate_settings(settings))
     except UserError as error:
@@ -59,12 +59,12 @@ def test_config(name):
 
 
 def test_the_table_of_the_readme():
-    """Five methods with three seeds each; whatever has to do with chance is the same for all."""
-    told = []
+    """There are five methods with three seeds each, and everything random is the same for all methods."""
+    messages = []
     asked = expand.load_sweep(CONFIGS / "five_methods.yaml")
-    runs.validate_sweep(asked, told.append)
-    assert told[0].startswith("15 runs")
-    assert told[-1] == "ok"
+    runs.validate_sweep(asked, messages.append)
+    assert messages[0].startswith("15 runs")
+    assert messages[-1] == "ok"
     for settings in (asked.run_settings(labels) for labels in asked.labels):
         same = asked.run_settings({"method": "fedavg", "seed": str(settings.seed)}).model_dump(mode="json")
         assert {**settings.model_dump(mode="json"), "name": "", "method": {}} == {**same, "name": "", "method": {}}
@@ -80,9 +80,9 @@ NEEDS = {  # what a method cannot do without, and says so
 @pytest.mark.parametrize("name", names("methods"))
 def test_method(tmp_path, name):
     path = on_quickstart(tmp_path, f"methods/{name}")
-    found, remedy = NEEDS.get(name, ("", ""))
+    results, remedy = NEEDS.get(name, ("", ""))
     if remedy:
-        with pytest.raises(UserError, match=f"method {name} needs {found}; set {re.escape(remedy)}(, say)?$"):
+        with pytest.raises(UserError, match=f"method {name} needs {results}; set {re.escape(remedy)}(, say)?$"):
             checked(path)
     settings = checked(path, *([remedy] if remedy else []))
     assert settings.method.name == name
@@ -101,7 +101,7 @@ def test_data(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["flamby_brca", "flamby_heart"])
 def test_benchmark(name):
-    """Each method of a table, with one of its seeds."""
+    """Every method of a table is validated with one of its seeds."""
     asked = expand.load_sweep(CONFIGS / "benchmarks" / f"{name}.yaml", [f"data.root={DATA}"])
     assert asked.published
     for labels in asked.covering_labels():
@@ -111,12 +111,12 @@ def test_benchmark(name):
 
 @pytest.mark.parametrize("name", names("campaigns"))
 def test_campaign(tmp_path, name):
-    """Nothing is wrong with any label of any axis but, for most of them, that data are missing."""
+    """Every label of every axis is valid, except that the data of most labels are missing."""
     asked = expand.load_sweep(CONFIGS / "campaigns" / f"{name}.yaml", [f"data.root={tmp_path}"])
-    said: list[str] = []
+    output: list[str] = []
     with contextlib.suppress(MissingDataError):  # in which all that is wrong would be said before
-        runs.validate_sweep(asked, said.append)
-    assert said
+        runs.validate_sweep(asked, output.append)
+    assert output
 
 
 PAPERS = [f"papers/{name}" for name in names("papers")] + [f"benchmarks/{name}" for name in names("benchmarks")]
@@ -124,7 +124,7 @@ PAPERS = [f"papers/{name}" for name in names("papers")] + [f"benchmarks/{name}" 
 
 @pytest.mark.parametrize("name", [name for name in PAPERS if not name.endswith("_small")])
 def test_published(tmp_path, name):
-    """Nothing is wrong with any label of any axis but that data are missing; and there is a file in small."""
+    """Every label of every axis is valid, except that data are missing; a version on small data exists."""
     path = CONFIGS / f"{name}.yaml"
     asked = expand.load_sweep(path, [f"data.root={tmp_path}"])
     with pytest.raises(MissingDataError, match="no mistakes except"):
@@ -138,8 +138,8 @@ def test_published(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", [name for name in PAPERS if name.endswith("_small")])
-def test_published_small(name):
-    """A part of the file's runs, whose names and options the test above has seen, on data that are always there."""
+def test_a_published_table_on_small_data_is_valid(name):
+    """Some runs of the file are validated on data that are always available."""
     small = expand.load_sweep(CONFIGS / f"{name}.yaml")
     every = [settings for _, settings in small.first_stage_runs()]
     made = name.startswith("benchmarks/flamby")

@@ -1,4 +1,4 @@
-"""A damaged run directory is refused with one message when it is resumed, replayed or read, and loses nothing."""
+"""A damaged run directory is refused with one message, and its files are not changed."""
 
 import hashlib
 import json
@@ -15,16 +15,16 @@ WORDS = (
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def complete(tmp_path_factory):
     place = tmp_path_factory.mktemp("runs")
-    done = fedmpi("run", *WORDS, f"output={place}", "name=whole")
-    assert done.returncode == 0, done.stderr
+    result = fedmpi("run", *WORDS, f"output={place}", "name=whole")
+    assert result.returncode == 0, result.stderr
     return place / "whole"
 
 
 @pytest.fixture
-def run(whole, tmp_path):
-    return shutil.copytree(whole, tmp_path / "run")
+def run(complete, tmp_path):
+    return shutil.copytree(complete, tmp_path / "run")
 
 
 def content(place):
@@ -36,18 +36,18 @@ def content(place):
 
 
 def refused(text, *words):
-    done = fedmpi(*words)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert text in done.stderr, done.stderr
-    assert "Traceback" not in done.stderr
+    result = fedmpi(*words)
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert text in result.stderr, result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def resumed(run):
-    """What `fedmpi resume` prints that trains a fourth round."""
-    done = fedmpi("resume", run, "rounds=4")
-    assert done.returncode == 0, done.stderr
+    """Resume the run for a fourth round, and return the output."""
+    result = fedmpi("resume", run, "rounds=4")
+    assert result.returncode == 0, result.stderr
     assert rows(run, "round") == [0, 1, 2, 3]
-    return done.stdout + done.stderr
+    return result.stdout + result.stderr
 
 
 def rows(run, key="sha256"):
@@ -55,16 +55,16 @@ def rows(run, key="sha256"):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "output"),
     [
         (["rounds=2"], "rounds: 2, but this run has already completed 3"),
         (["checkpoint.every=0", "rounds=4"], "checkpoint.every: 0 is not allowed if a run is resumed"),
     ],
 )
-def test_who_is_refused_has_changed_nothing(run, words, said):
+def test_who_is_refused_has_changed_nothing(run, words, output):
     before = content(run)
-    refused(said, "resume", run, *words)
-    refused(said, "run", *WORDS, f"output={run.parent}", "name=run", "checkpoint.resume=auto", *words)
+    refused(output, "resume", run, *words)
+    refused(output, "run", *WORDS, f"output={run.parent}", "name=run", "checkpoint.resume=auto", *words)
     assert content(run) == before
 
 
@@ -76,7 +76,7 @@ def test_the_config_of_a_resumed_run_can_be_run_again(run):
 
 
 @pytest.mark.parametrize("row", ['{"round": 0}', '{"round": 0, "ranks": {}, "clients": [], "gone": 3}', "[]"])
-def test_faults_to_replay_are_rows_of_a_run(tmp_path, row):
+def test_faults_to_replay_must_be_rows_of_a_run(tmp_path, row):
     file = tmp_path / "faults.jsonl"
     file.write_text(f"{row}\n")
     refused(
@@ -85,7 +85,7 @@ def test_faults_to_replay_are_rows_of_a_run(tmp_path, row):
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "{"])
-def test_a_line_that_is_none(run, text):
+def test_a_damaged_line_is_an_error(run, text):
     first, *rest = (run / "metrics.jsonl").read_text().splitlines()
     (run / "metrics.jsonl").write_text("\n".join([first, text, *rest]) + "\n")
     message = f"{run}/metrics.jsonl:2 is not a valid row; the file was changed, or the disk is faulty"
@@ -93,12 +93,12 @@ def test_a_line_that_is_none(run, text):
     resumed(run)  # the other lines are as they were
 
 
-def test_lines_that_are_gone(run):
+def test_removed_lines_are_reported(run):
     (run / "metrics.jsonl").write_text("")
     refused("metrics.jsonl is empty: this run has recorded no round", "replay", run)
 
 
-def test_checkpoints_that_are_gone(run):
+def test_missing_checkpoints_are_an_error(run):
     before, files = rows(run), content(run)
     shutil.rmtree(run / "checkpoints")
     refused("this run has finished, but none of its checkpoints is intact", "resume", run, "rounds=4")
@@ -109,9 +109,9 @@ def test_checkpoints_that_are_gone(run):
 
 
 @pytest.mark.parametrize("text", ["{", '{"files": {}}'])
-def test_a_seal_that_is_none(run, text):
-    """Checksums that cannot be read do not count: rounds that were not replayed would pass as verified."""
+def test_a_damaged_checksum_file_is_reported(run, text):
+    """Unreadable checksums do not count, since rounds that were not replayed would pass as verified."""
     (run / "checksums.json").write_text(text)
-    done = fedmpi("verify", run, "--rounds", "1")
-    assert done.returncode == 1, done.stdout
-    assert re.search(r"ALTERED.*checksums\.json|checksums\.json.*ALTERED", done.stdout, re.DOTALL)
+    result = fedmpi("verify", run, "--rounds", "1")
+    assert result.returncode == 1, result.stdout
+    assert re.search(r"ALTERED.*checksums\.json|checksums\.json.*ALTERED", result.stdout, re.DOTALL)

@@ -1,4 +1,4 @@
-"""README and the pages say what is so: links, names, quotations, parts of configs, and what scripts make of sources."""
+"""Links, names, quotations, configs and generated parts of README and docs are correct."""
 
 import inspect
 import re
@@ -33,7 +33,7 @@ MADE = {
 
 
 def table_rows(page):
-    """{first cell without its quotes: the other cells} of a page's tables."""
+    """Return the rows of a page's tables as {first cell without quotes: the other cells}."""
     lines = (ROOT / "docs" / page).read_text(encoding="utf-8").splitlines()
     return {line.split("`")[1]: [c.strip(" |") for c in line.split(" | ")][1:] for line in lines if line[:3] == "| `"}
 
@@ -49,7 +49,7 @@ def test_the_page_of_runs_has_the_keys_of_rows():
 
 
 @pytest.mark.parametrize("text", [pytest.param(text, id=name) for name, kind, text in BLOCKS if kind == "bash"])
-def test_names_in_what_cannot_be_run_here(text):
+def test_names_in_error_messages(text):
     app = load_app()
     commands = {command.name or command.callback.__name__ for command in app.registered_commands}
     commands |= {group.name for group in app.registered_groups}
@@ -61,7 +61,7 @@ def test_names_in_what_cannot_be_run_here(text):
 @pytest.mark.parametrize(
     "text", [pytest.param(text, id=name) for name, kind, text in BLOCKS if kind == "yaml" and not file_name(kind, text)]
 )
-def test_part_of_a_config(tmp_path, text):
+def test_a_fragment_is_valid(tmp_path, text):
     path = tmp_path / "whole.yaml"
     (tmp_path / "mine.py").write_text(
         "class Watch:\n    def __init__(self, every=1): ...\n    def round(self, row): ...\n"
@@ -70,20 +70,20 @@ def test_part_of_a_config(tmp_path, text):
     config.load(path)
 
 
-def test_quotations_of_the_source():
+def test_quotations_of_source_files_are_current():
     (quoted,) = [text for language, text in RUN if language == "python" and not file_name(language, text)]
     assert any(quoted in path.read_text(encoding="utf-8") for path in (ROOT / "fedmpi").rglob("*.py"))
 
 
 def anchors(page):
-    """The anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors that GitHub creates for the headings of a page."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     heads = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_link_leads_somewhere(page):
+def test_every_link_has_a_target(page):
     for link in re.findall(r"\]\(([^) ]+)\)", page.read_text(encoding="utf-8")):
         if "://" in link:
             continue
@@ -93,13 +93,13 @@ def test_every_link_leads_somewhere(page):
         assert not anchor or anchor in anchors(target), link
 
 
-def test_every_page_stands_in_the_contents():
+def test_every_page_is_in_the_contents():
     contents = re.findall(r"^\w+$", (ROOT / "docs/index.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert sorted([*contents, "index"]) == sorted(path.stem for path in (ROOT / "docs").glob("*.md"))
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_a_page_that_a_script_makes_is_up_to_date(name, monkeypatch, capsys):
+def test_generated_pages_are_up_to_date(name, monkeypatch, capsys):
     page, words = MADE[name]
     monkeypatch.setenv("FEDMPI_DATA", "/elsewhere")  # of which no page speaks
     monkeypatch.setattr(sys, "argv", [f"docs/make_{name}.py", *words])
@@ -112,7 +112,7 @@ def test_a_page_that_a_script_makes_is_up_to_date(name, monkeypatch, capsys):
     assert (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") == capsys.readouterr().out, remedy
 
 
-def test_the_hooks_page_leaves_nothing_out():
+def test_the_hooks_page_is_complete():
     page = (ROOT / "docs/hooks.md").read_text()
     named = {name for row in page.splitlines() if row.startswith("|") for name in re.findall(r"^\| `(\w+)` \|", row)}
     named |= {name for line in page.splitlines() for name in re.findall(r"^(?:\*\*|- )`(\w+)", line)}
@@ -126,7 +126,7 @@ def test_the_hooks_page_leaves_nothing_out():
     assert not re.findall(r"^\| `.*\|  \|$", page, re.MULTILINE), "a member without a meaning"
 
 
-def test_every_key_has_type_default_and_meaning_on_the_page():
+def test_every_config_key_is_documented():
     rows = table_rows("configuration.md")
     settings = config.load(ROOT / "configs/quickstart.yaml", ["evaluate.best=loss", "data.validation=0.1"]).model_dump(
         mode="json"
@@ -142,7 +142,7 @@ def test_every_key_has_type_default_and_meaning_on_the_page():
     assert rows["cohort.fraction"][:2] == ["number > 0, <= 1; null", "`1.0`"]
 
 
-def test_what_the_data_page_says_of_each_set_is_what_is_listed():
+def test_the_data_page_agrees_with_the_list_of_data_sets():
     sections = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", DATA_PAGE, flags=re.MULTILINE | re.DOTALL))
     alone = {name for name in CATALOGUE if name.partition("_")[0] not in MEDMNIST}
     assert alone | {"medmnist"} <= set(sections) <= set(registry)
@@ -153,7 +153,7 @@ def test_what_the_data_page_says_of_each_set_is_what_is_listed():
         assert f"| {name} | {training:,} + {validation:,} + {test:,} | {classes} |" in sections["medmnist"]
 
 
-def test_every_picture_source_and_every_gap_is_on_the_data_page():
+def test_every_image_source_and_missing_word_is_on_the_data_page():
     of_pictures = {name for name, target in registry.items() if ".pictures." in target or "mnist" in target}
     assert [name for name in of_pictures if not re.search(rf"\bsource: {name}\b", DATA_PAGE)] == []
     row = re.search(r"^\| `missing` \|.*$", DATA_PAGE, re.MULTILINE)[0].casefold()

@@ -1,4 +1,4 @@
-"""The examples in the docstrings of fedmpi give what they say."""
+"""The examples in the docstrings of fedmpi give the documented results."""
 
 import doctest
 import importlib

@@ -1,4 +1,4 @@
-"""The programs of examples/ run, and what they say is right."""
+"""The programs of examples/ run, and their results are correct."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ def run(program, *words, cwd):
     return subprocess.run(command, env=clean_env(), cwd=cwd, check=True, capture_output=True, text=True).stdout
 
 
-def test_averages_of_five_times_the_clients_have_a_fifth_of_the_variance(tmp_path):
+def test_the_variance_is_inversely_proportional_to_the_clients(tmp_path):
     """Independent clients: exactly 5 in expectation; over 4000 repetitions the ratio's standard error is below 4 %."""
     *_, last = run("gaussians.py", cwd=tmp_path).splitlines()
     assert float(last.partition(": ")[2]) == pytest.approx(5, rel=0.1)
@@ -30,7 +30,7 @@ def test_fedsol_rests_on_the_line_to_the_minimum_and_fedprox_beside_it(tmp_path)
 
 
 def test_trajectory(tmp_path):
-    """Both ways begin with the same kernels; the mean of all local and virtual clients is the next model (Eq. 10)."""
+    """Both start with the same kernels; the mean of all local and virtual clients is the next model (Eq. 10)."""
     words = ["rounds=2", "method.atoms=3", "model.name=lenet5", "data.augment=[{resize: 28}]", "train.epochs=1"]
     more = ["--first=0", "--last=2", "--grid=2"]
     run("trajectory.py", ROOT / "configs" / "quickstart.yaml", *words, *more, cwd=tmp_path)

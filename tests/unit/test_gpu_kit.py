@@ -1,4 +1,4 @@
-"""What benchmarks/gpu/kit.py says of missing packages, and the table that it writes into docs/gpu.md."""
+"""benchmarks/gpu/kit.py: its message on missing packages, and the table that it writes to docs/gpu.md."""
 
 import sys
 
@@ -14,7 +14,7 @@ def kit(monkeypatch):
     return kit
 
 
-def test_requirements_are_those_of_pyproject(kit):
+def test_requirements_equal_those_of_pyproject(kit):
     names = [kit.package_name(each) for each in kit.list_requirements(with_tests=False)]
     assert names[:3] == ["torch", "torchvision", "numpy"]
     assert {"pydantic", "typer", "rich", "scikit-learn", "matplotlib"} < set(names)
@@ -23,10 +23,10 @@ def test_requirements_are_those_of_pyproject(kit):
     assert kit.find_missing(kit.list_requirements(with_tests=True)) == {}
 
 
-def test_a_package_that_is_too_old_is_missing(kit, monkeypatch):
+def test_a_package_that_is_too_old_is_reported_as_missing(kit, monkeypatch):
     monkeypatch.setattr(kit, "find_version", {"torch": "2.10.0a0+abc.nv25", "pydantic": "1.10.2", "rich": ""}.get)
-    wanted = ["torch>=2.6", "pydantic>=2.7", "rich>=13", "nosuchpackage>=1"]
-    assert kit.find_missing(wanted) == {
+    expected = ["torch>=2.6", "pydantic>=2.7", "rich>=13", "nosuchpackage>=1"]
+    assert kit.find_missing(expected) == {
         "pydantic>=2.7": "1.10.2 is installed",
         "nosuchpackage>=1": "is not installed",
     }
@@ -37,7 +37,7 @@ def part(name, code, *lines):
 
 
 def test_table(kit):
-    found = {
+    results = {
         "command": "python3 benchmarks/gpu/kit.py",
         "device": "cuda",
         "machine": {"gpu": "H100", "openmpi": None},
@@ -50,7 +50,7 @@ def test_table(kit):
             part("pack", 2, "no | room"),
         ],
     }
-    head, _, *lines = kit.format_results(found).splitlines()
+    head, _, *lines = kit.format_results(results).splitlines()
     assert head == "`python3 benchmarks/gpu/kit.py` on cuda, 12 s: gpu H100."
     assert lines[2:] == [
         "| cnn | cnn, 100 clients | 1.5 s | 1 s | 1.5 | peak 9 MiB |",
@@ -58,12 +58,12 @@ def test_table(kit):
         "| bf16 | done | | | | 3 s |",
         "| pack | FAILED, exit code 2: no / room | | | | 3 s |",
     ]
-    assert kit.format_results(found | {"running": "compile"}).startswith(
+    assert kit.format_results(results | {"running": "compile"}).startswith(
         "`python3 benchmarks/gpu/kit.py` on cuda, broken off in compile: gpu H100.\n"
     )
 
 
-def test_the_page_keeps_what_is_around_the_table(kit):
+def test_only_the_text_between_the_markers_is_replaced(kit):
     page = kit.PAGE.read_text()
     filled = kit.replace_between_markers(page, "new\n")
     assert f"{kit.BEGIN}new\n{kit.END}" in filled

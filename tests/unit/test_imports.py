@@ -1,4 +1,4 @@
-"""Packages import downwards only, as docs/architecture.md draws them; what no module may import or call."""
+"""Packages only import packages of lower layers (docs/architecture.md), and forbidden modules are not used."""
 
 import ast
 import importlib
@@ -45,7 +45,7 @@ MODULES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def imports(path):
-    """All that a file imports, wherever in it: dotted names, with `from a import b` as a.b."""
+    """Return the dotted names of all imports in a file, with `from a import b` as a.b."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -58,7 +58,7 @@ def imports(path):
 
 @lru_cache
 def edges(module):
-    """(modules of ours, outside packages) that a module imports."""
+    """Return the modules of fedmpi and the external packages that a module imports."""
     ours, outside = set(), set()
     for dotted in imports(MODULES[module]):
         first, *rest = dotted.split(".")
@@ -72,13 +72,13 @@ def edges(module):
 
 
 def package(module):
-    """The package within fedmpi, or the file beside the packages, that a module belongs to."""
+    """Return the package of fedmpi, or the top-level module, that a module belongs to."""
     return module.split(".")[0]
 
 
 @lru_cache
 def picture():
-    """The arrows of the first picture of docs/architecture.md: {package: packages that it points to}."""
+    """Return the arrows of the first diagram of docs/architecture.md as {package: packages that it points to}."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     arrows = re.findall(r"^ +(\w+) --> (\w+)$", text.split("```mermaid")[1].split("```")[0], re.MULTILINE)
     below = {name: set() for arrow in arrows for name in arrow}
@@ -87,7 +87,7 @@ def picture():
     return below
 
 
-def test_the_page_has_the_text_of_a_round():
+def test_the_results_are_formatted_as_text():
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     text = "\n\n\n".join(
         textwrap.dedent(inspect.getsource(each)).rstrip() for each in (Federation.run, Federation.run_round)
@@ -104,14 +104,14 @@ def reachable(start, below):
     return seen
 
 
-def test_every_package_is_in_the_picture():
-    found = {package(module) for module in MODULES} - {"fedmpi", "__main__"}
-    assert set(picture()) == found
+def test_every_package_is_in_the_diagram():
+    results = {package(module) for module in MODULES} - {"fedmpi", "__main__"}
+    assert set(picture()) == results
     described = re.findall(r"^\| `(\w+)", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)
-    assert found <= set(described), "each package has a line in the table of docs/architecture.md"
+    assert results <= set(described), "each package has a line in the table of docs/architecture.md"
 
 
-def test_the_picture_has_no_circle_and_no_idle_arrow():
+def test_the_diagram_has_no_cycle_and_no_unused_arrow():
     below = picture()
     assert all(name not in reachable(name, below) for name in below)
     used = {(package(module), package(target)) for module in MODULES for target in edges(module)[0]}
@@ -119,8 +119,8 @@ def test_the_picture_has_no_circle_and_no_idle_arrow():
     assert not idle, f"drawn, but nobody imports so: {sorted(idle)}"
 
 
-def test_imports_run_downwards():
-    """Imports inside functions count too. `fedmpi` itself only names its parts; __main__ is the command line."""
+def test_imports_follow_the_layers():
+    """Imports inside functions count, too. `fedmpi` itself imports lazily, and __main__ is the command line."""
     for module in MODULES:
         home = package(module)
         may = {"fedmpi": {"common"}, "__main__": {"cli"}}.get(home) or reachable(home, picture()) | {home, "common"}
@@ -136,21 +136,24 @@ def test_imports_run_downwards():
 
 
 def test_no_two_modules_import_each_other():
-    """Neither directly nor by way of others, inside functions or for type checkers included."""
+    """There are no import cycles, including imports inside functions and for type checkers."""
     below = {module: edges(module)[0] - {"fedmpi"} for module in MODULES}
     circles = [module for module in MODULES if module in reachable(module, below)]
     assert not circles
 
 
-def test_no_module_is_too_long():
-    """300 lines are a guide, 400 the end."""
+def test_modules_have_a_maximum_length():
+    """A module should have at most 300 lines, and must have at most 400."""
     long = {name: n for name, path in MODULES.items() if (n := len(path.read_text().splitlines())) > MOST_LINES}
     assert not long
 
 
-def test_no_pickles():
-    """Neither on the wire nor on disk: no such module, no torch.save or torch.load, no arrays of objects, no
-    collectives of torch.distributed that take objects."""
+def test_pickle_is_not_used():
+    """Neither messages nor files use pickle.
+
+    There are no such modules, no torch.save or torch.load, no arrays of objects, and no collectives of
+    torch.distributed for objects.
+    """
     for module, path in MODULES.items():
         assert not edges(module)[1] & {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}, (
             module
@@ -165,7 +168,7 @@ def test_no_pickles():
                 assert words.get("allow_pickle") is False, f"{module}:{node.lineno}: np.load without allow_pickle=False"
 
 
-def test_scripts_import_what_there_is():
+def test_imports_of_scripts_exist():
     for path in (*ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("docs/**/*.py"), *ROOT.glob("examples/**/*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "fedmpi":
@@ -175,6 +178,6 @@ def test_scripts_import_what_there_is():
                     assert there, f"{path} imports {name.name} from {node.module}"
 
 
-def test_the_version_has_one_place():
+def test_the_version_is_defined_once():
     assert version("fedmpi") == fedmpi.__version__
     assert f"\n## {fedmpi.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

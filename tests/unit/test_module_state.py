@@ -1,4 +1,4 @@
-"""No module of fedmpi keeps state between calls: what a run needs is in objects that are passed."""
+"""No module of fedmpi keeps state between calls; state is in objects that are passed."""
 
 import ast
 
@@ -18,13 +18,13 @@ ALLOWED = {
 
 
 def bound(nodes):
-    """The names that these assignments bind."""
+    """Return the names that these assignments bind."""
     targets = [t for node in nodes for t in getattr(node, "targets", [getattr(node, "target", None)])]
     return {target.id for target in targets if isinstance(target, ast.Name)}
 
 
 def changed(tree):
-    """Names of the module, or of imported modules, that its functions change."""
+    """Return the names of this module, or of imported modules, that its functions change."""
     top = bound(node for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign))
     top |= {
         alias.asname or alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
@@ -48,9 +48,9 @@ def changed(tree):
                 yield f"{of.id}.{node.attr}" if attribute else of.id
 
 
-def test_functions_change_nothing_at_module_level():
-    found = set()
+def test_functions_do_not_change_module_state():
+    results = set()
     for path in sorted(PACKAGE.rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        found |= {f"{path.relative_to(PACKAGE)} {name}" for name in changed(tree)}
-    assert found == ALLOWED
+        results |= {f"{path.relative_to(PACKAGE)} {name}" for name in changed(tree)}
+    assert results == ALLOWED

@@ -1,4 +1,4 @@
-"""Code of the user's own draws from global generators, and imports what lies beside it."""
+"""Plug-ins use seeded global random generators, and can import modules in their folder."""
 
 import json
 from pathlib import Path
@@ -77,7 +77,7 @@ class Alike(Mine):
 
 @pytest.fixture
 def made(tmp_path):
-    """made(changes) -> settings of two rounds, all of whose code is the user's own, in a file beside the config."""
+    """Return a function that makes settings in which all components are plug-ins next to the config."""
     (tmp_path / "own.py").write_text(OWN)
     tree = {"rounds": 2, "report": False, "output": str(tmp_path), "train": {"batch_size": 5, "lr": 0.1}}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree | {"data": {"source": "x"}}))
@@ -87,7 +87,7 @@ def made(tmp_path):
 
 
 def facts(directory):
-    """What equal runs have in common: rounds without times, and who holds what."""
+    """Return what equal runs have in common: rows without times, and the partition."""
     rows = [json.loads(line) for line in (Path(directory) / "metrics.jsonl").read_text().splitlines()]
     parts = np.load(f"{directory}/partition.npz")["indices"]
     identity = json.loads((Path(directory) / "identity.json").read_text())
@@ -98,8 +98,8 @@ def facts(directory):
 @pytest.mark.parametrize(
     "more", [("server.rule={own}:rule",), ("compute.clients_per_pass=3", "method.name={own}:Alike")]
 )
-def test_what_own_code_draws_is_of_the_seed_alone(made, tmp_path, more):
-    """Twice in one process, whatever was drawn before; another seed, other numbers."""
+def test_random_numbers_of_plug_ins_depend_only_on_the_seed(made, tmp_path, more):
+    """Two runs in one process are equal, whatever was drawn before; another seed gives other numbers."""
     words = [word.format(own=tmp_path / "own.py") for word in more]
     first = facts(fedmpi.run(made(*words))["directory"])
     torch.rand(3), np.random.rand(3)
@@ -111,8 +111,8 @@ def test_what_own_code_draws_is_of_the_seed_alone(made, tmp_path, more):
     assert all(theirs != own for theirs, own in zip(other, first, strict=True))
 
 
-def test_imports_are_followed(tmp_path):
-    """Through packages, relative or not, within functions; what is not there, or installed, is not theirs."""
+def test_imports_of_plug_ins_are_found(tmp_path):
+    """Imports through packages and inside functions are found; missing and installed modules are left out."""
     for name, text in {
         "own.py": "import math, numpy, nowhere\nfrom pack import part\ndef f():\n    import late.one as o\n",
         "pack/__init__.py": "from . import twin\n",
@@ -124,6 +124,6 @@ def test_imports_are_followed(tmp_path):
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    found = plugin_imports.find_imports(tmp_path / "own.py")
-    assert list(found) == ["late.one", "pack", "pack.deep.down", "pack.part", "pack.twin"]
-    assert found["pack.deep.down"] == tmp_path / "pack" / "deep" / "down.py"
+    results = plugin_imports.find_imports(tmp_path / "own.py")
+    assert list(results) == ["late.one", "pack", "pack.deep.down", "pack.part", "pack.twin"]
+    assert results["pack.deep.down"] == tmp_path / "pack" / "deep" / "down.py"

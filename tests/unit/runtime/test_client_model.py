@@ -52,7 +52,7 @@ def run(method, output, **changes):
 
 
 def recorded(run_dir):
-    """client -> its last line of protocol personal in clients.jsonl."""
+    """Return the last row of protocol personal in clients.jsonl, by client."""
     return {row["client"]: row for row in rows_of(run_dir / "clients.jsonl") if row["protocol"] == "personal"}
 
 
@@ -61,14 +61,14 @@ def rows_of(path):
 
 
 def some_clients(run_dir):
-    """Two clients that took part in the run, in its last round if possible, and one that never did."""
+    """Return two clients that took part in the run, if possible in its last round, and one that never did."""
     cohorts = [row["cohort"] for row in rows_of(run_dir / "metrics.jsonl")]
     trained = list(dict.fromkeys(k for cohort in reversed(cohorts) for k in cohort))
     return [trained[0], trained[-1], next(k for k in range(7) if k not in trained)]
 
 
 def assert_as_recorded(run_dir, settings, **how):
-    """Accuracy and loss of `fedmpi.load(run_dir, client=k)` on the client's test rows are those of clients.jsonl."""
+    """Check that a loaded client model has the accuracy and loss of clients.jsonl on the client's test rows."""
     test, lines = build_data.build_partitioned_data(settings).test, recorded(run_dir)
     for k in some_clients(run_dir):
         module, shard = fedmpi.load(run_dir, trust=True, client=k, **how), test[k]
@@ -81,24 +81,24 @@ def assert_as_recorded(run_dir, settings, **how):
         assert 100 * (outputs.argmax(1) == y).double().mean().item() == pytest.approx(lines[k]["accuracy"]), k
 
 
-def test_a_method_with_models_of_the_clients_is_tried_below():
-    """Whoever adds such a method adds its name to the lists above."""
-    found = set()
+def test_every_method_with_client_models_is_in_the_test_cases():
+    """A new method of this kind must be added to the lists above."""
+    results = set()
     for name in registry:
         made = prepare(small_settings(name, "norm")).made
         if personal_groups(made.messages) or any(overrides(made.method, hook) for hook in PERSONAL_MODEL_HOOKS):
-            found.add(name)
-    assert found == {*PARTS, *MODELS}
+            results.add(name)
+    assert results == {*PARTS, *MODELS}
 
 
 @pytest.mark.parametrize("case", WAYS)
-def test_a_clients_model_has_the_recorded_metrics_whatever_travels_and_stays(tmp_path, case):
+def test_a_loaded_client_model_has_the_recorded_metrics(tmp_path, case):
     method, changes = WAYS[case]
     assert_as_recorded(run(method, tmp_path, **changes), settings_of(method, tmp_path, **changes))
 
 
 @pytest.mark.parametrize("method", ["fedper", "apfl", "fedpac"])
-def test_a_clients_model_of_a_run_that_was_stopped_and_resumed(tmp_path, method):
+def test_client_models_of_a_resumed_run_have_the_recorded_metrics(tmp_path, method):
     process = CommandProcess()
     process.stop.max_rounds = 2
     assert execute_run(settings_of(method, tmp_path), process)[1] == 75
@@ -107,8 +107,8 @@ def test_a_clients_model_of_a_run_that_was_stopped_and_resumed(tmp_path, method)
     assert_as_recorded(tmp_path / "run", settings)
 
 
-def test_the_state_of_a_client_comes_from_the_last_round_that_counted(tmp_path):
-    """A row of a later round, which a killed job may leave, is not taken."""
+def test_client_state_is_that_of_the_last_completed_round(tmp_path):
+    """A row of a later round, which a killed job may leave behind, is ignored."""
     directory = run("fedper", tmp_path)
     path = max((directory / "state").glob("000*.safetensors"))
     client, made = int(path.name[:6]), int(path.name[7:13])
@@ -123,7 +123,7 @@ def test_the_state_of_a_client_comes_from_the_last_round_that_counted(tmp_path):
 # ---- the global model says that clients use others ----
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """method -> a run directory of two rounds with all clients."""
+    """Return a function from a method to the run directory of two rounds with all clients."""
     place = tmp_path_factory.mktemp("finished")
 
     def of(method):
@@ -135,7 +135,7 @@ def finished(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("method", "said"),
+    ("method", "printed"),
     [
         ("fedper", "method fedper keeps parts of the model with each client (head); in the global model they have"),
         ("fedbn", "method fedbn keeps parts of the model with each client (norm); in"),
@@ -145,44 +145,44 @@ def finished(tmp_path_factory):
         ("fedavg", ""),
     ],
 )
-def test_a_global_model_that_clients_do_not_use_is_told(finished, tmp_path, method, said):
-    """By `fedmpi.load`, final or best, by `fedmpi export`, and by a run that starts from it; of the file alone, too."""
+def test_a_global_model_that_clients_do_not_use_causes_a_notice(finished, tmp_path, method, printed):
+    """`fedmpi.load`, `fedmpi export` and init.from show the notice, also if only the model file is left."""
     directory = finished(method)
     for best in (False, True):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             fedmpi.load(directory, trust=True, best=best)
-        assert [str(w.message).startswith(said) for w in caught] == ([True] if said else [])
+        assert [str(w.message).startswith(printed) for w in caught] == ([True] if printed else [])
     exported = command("export", directory, "--trust", "--out", tmp_path / "m.safetensors")
-    assert (exported.returncode != 0) == ("keeps parts" in said)
-    assert said in exported.stdout + exported.stderr
-    assert ("no complete global model to export" in exported.stderr) == ("keeps parts" in said)
+    assert (exported.returncode != 0) == ("keeps parts" in printed)
+    assert printed in exported.stdout + exported.stderr
+    assert ("no complete global model to export" in exported.stderr) == ("keeps parts" in printed)
     shutil.copy(directory / "model-best.safetensors", tmp_path / "alone.safetensors")
     for source in (directory, tmp_path / "alone.safetensors"):
         initial = load_initial_weights(norm_net((1, 8, 8), 10), source, strict=True)
-        assert any(said in line for line in initial.lines[1:]) if said else len(initial.lines) == 1
+        assert any(printed in line for line in initial.lines[1:]) if printed else len(initial.lines) == 1
 
 
-def test_the_exported_model_of_a_client_is_its_own(finished, tmp_path):
+def test_export_writes_the_clients_own_model(finished, tmp_path):
     directory = finished("fedper")
-    done = command("export", directory, "--trust", "--client", 2, "--out", tmp_path / "m.safetensors")
-    assert done.returncode == 0, done.stderr
+    result = command("export", directory, "--trust", "--client", 2, "--out", tmp_path / "m.safetensors")
+    assert result.returncode == 0, result.stderr
     exported = load_file(tmp_path / "m.safetensors")
     own, other = (fedmpi.load(directory, trust=True, client=k).state_dict() for k in (2, 3))
     assert all(torch.equal(exported[name], value) for name, value in own.items())
     assert not all(torch.equal(exported[name], value) for name, value in other.items())
 
 
-def test_outputs_that_look_into_the_clients_data_are_no_file(finished):
+def test_a_model_that_needs_training_data_cannot_be_exported(finished):
     assert isinstance(fedmpi.load(finished("knnper"), trust=True, client=1), ClientPredictor)
     refused = command("export", finished("knnper"), "--trust", "--client", 1)
     assert refused.returncode == 2
-    said = "method knnper: the outputs of a client's model depend on its training data"
-    assert said in refused.stderr
+    printed = "method knnper: the outputs of a client's model depend on its training data"
+    assert printed in refused.stderr
 
 
-def test_the_model_of_a_client_after_the_best_round(finished):
-    """Of the two checkpoints that are kept one is of that round."""
+def test_a_client_model_of_the_best_round_can_be_loaded(finished):
+    """One of the two checkpoints on disk is that of the best round."""
     directory = finished("fedper")
     best = json.loads((directory / "summary.json").read_text())["best_model"]["round"]
     lines = rows_of(directory / "clients.jsonl")
@@ -201,12 +201,12 @@ def copied(finished, tmp_path):
 
 
 @pytest.mark.parametrize("client", [7, -1, "north", "1.0", True])
-def test_a_client_that_there_is_not(finished, client):
+def test_an_unknown_client_is_an_error(finished, client):
     with pytest.raises(UserError, match=r"client: .* does not exist in this run; must be 0 to 6"):
         fedmpi.load(finished("fedper"), trust=True, client=client)
 
 
-def test_a_state_or_checkpoint_that_is_missing(copied):
+def test_a_missing_state_or_checkpoint_is_an_error(copied):
     for path in (copied / "state").glob("000003.*"):
         path.unlink()
     with pytest.raises(UserError, match=r"state/000003\..*it contains the state of client 3"):
@@ -223,8 +223,8 @@ def test_a_state_or_checkpoint_that_is_missing(copied):
 
 
 @pytest.mark.parametrize("method", ["fedper", "knnper"])
-def test_the_model_of_a_site(tmp_path, method):
-    """By the site's name, with the files of that site alone; where its state is elsewhere, it is said where."""
+def test_a_site_model_is_loaded_from_the_files_of_the_site(tmp_path, method):
+    """The model of a site needs only the files of that site; if its state is missing, the error says where it is."""
     generator = np.random.default_rng(0)
     for site in ("north", "south"):
         y = np.arange(60) % 4
@@ -241,6 +241,8 @@ def test_the_model_of_a_site(tmp_path, method):
     assert loss.item() == pytest.approx(row["loss"], 1e-5)
     if method == "fedper":
         shutil.rmtree(directory / "state" / "south")
-        said = r"/state/south/.*it contains the state of site south \(client 1\).*only in the run directory on the host"
-        with pytest.raises(UserError, match=said):
+        printed = (
+            r"/state/south/.*it contains the state of site south \(client 1\).*only in the run directory on the host"
+        )
+        with pytest.raises(UserError, match=printed):
             fedmpi.load(directory, trust=True, client="south")

@@ -1,4 +1,4 @@
-"""A run directory of somebody else: none of its code runs unasked, its paths are told, and none tells a secret."""
+"""Untrusted run directories: their code is listed, but not executed, and secrets are never written."""
 
 import json
 import os
@@ -51,17 +51,17 @@ def net(input_shape, classes, api_key: str = "", key_dim: int = 64):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A finished run of fedmpi's own code alone (CONFIG's model was a plug-in; its atoms make it worth analysing)."""
+    """A finished run without external code (the model of CONFIG is not a plug-in here)."""
     place = tmp_path_factory.mktemp("theirs")
     (place / "theirs.yaml").write_text(CONFIG.replace(f"{ROOT}/tests/helpers.py:norm_net", "mcmahan_cnn"))
-    done = fedmpi("run", place / "theirs.yaml", f"output={place}", "data.root=their/files", cwd=place)
-    assert done.returncode == 0, done.stderr
+    result = fedmpi("run", place / "theirs.yaml", f"output={place}", "data.root=their/files", cwd=place)
+    assert result.returncode == 0, result.stderr
     return place / "theirs"
 
 
 @pytest.fixture
 def copied(run, tmp_path):
-    """A copy of the run with settings changed: {dotted key: value}."""
+    """Copy the run and change settings, given as {dotted key: value}."""
 
     def change(**changes):
         shutil.copytree(run, tmp_path / "copy")
@@ -85,7 +85,7 @@ def plugin(tmp_path):
     return tmp_path / "mine.py"
 
 
-def test_a_run_of_fedmpis_own_code_needs_no_trust(run):
+def test_a_run_without_external_code_needs_no_trust(run):
     module = package.load(run)
     assert not module.training
     assert module(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
@@ -107,7 +107,7 @@ def test_a_run_of_fedmpis_own_code_needs_no_trust(run):
     ],
     ids=str,
 )
-def test_foreign_code_is_listed_and_not_run(copied, plugin, where, name):
+def test_external_code_is_listed_and_not_executed(copied, plugin, where, name):
     def spelled(value):
         return (
             {k: v if v == "fedatom" else spelled(v) for k, v in value.items()}
@@ -118,15 +118,15 @@ def test_foreign_code_is_listed_and_not_run(copied, plugin, where, name):
     theirs = copied(**{where: spelled(name)})
     with pytest.raises(UserError) as caught:
         package.load(theirs)
-    said = str(caught.value)
-    assert said.startswith(f"{theirs} names code that is not part of fedmpi: {plugin}:")
-    assert where.replace("__", ".").removesuffix(".name") in said
-    assert "trust=True" in said
-    assert "--trust" in said
+    output = str(caught.value)
+    assert output.startswith(f"{theirs} names code that is not part of fedmpi: {plugin}:")
+    assert where.replace("__", ".").removesuffix(".name") in output
+    assert "trust=True" in output
+    assert "--trust" in output
     assert not (plugin.parent / "was_run").exists()
 
 
-def test_all_of_it_is_listed_installed_modules_and_missing_files_too(copied):
+def test_all_external_code_is_listed(copied):
     theirs = copied(model__name="os:system", data__source="/gone/there.py:Data", task__name="fedmpi.cli:main")
     with pytest.raises(UserError) as caught:
         package.load(theirs)
@@ -134,18 +134,18 @@ def test_all_of_it_is_listed_installed_modules_and_missing_files_too(copied):
     assert f"not part of fedmpi: {named}. It was not executed" in str(caught.value)
 
 
-def test_trusted_code_is_run(tmp_path, plugin):
+def test_trusted_code_is_executed(tmp_path, plugin):
     (tmp_path / "c.yaml").write_text(CONFIG + f"output: {tmp_path}\n")
     words = [f"model={{name: '{plugin}:net'}}", "method={name: fedavg}"]
-    done = fedmpi("run", tmp_path / "c.yaml", *words)
-    assert done.returncode == 0, done.stderr
+    result = fedmpi("run", tmp_path / "c.yaml", *words)
+    assert result.returncode == 0, result.stderr
     with pytest.raises(UserError, match=r"mine\.py:net"):
         package.load(tmp_path / "theirs")
     assert package.load(tmp_path / "theirs", trust=True)(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
 
 
-def test_what_the_list_misses_is_not_run_either(plugin):
-    """The second lock: while a run is not trusted, no name leads out of the registries."""
+def test_unlisted_external_code_is_not_executed_either(plugin):
+    """As a second protection, only names of the registries can be loaded for an untrusted run."""
     with registry.registered_code_only(), pytest.raises(UserError, match="is not fedmpi's own code"):
         registry.load_object(f"{plugin}:net", {}, "model")
     assert not (plugin.parent / "was_run").exists()
@@ -155,12 +155,12 @@ def test_what_the_list_misses_is_not_run_either(plugin):
 
 
 @pytest.mark.parametrize("base", [["/etc/passwd"], "../elsewhere.yaml", []])
-def test_files_that_its_config_leads_to_are_not_read(copied, base):
+def test_base_files_of_an_untrusted_config_are_not_read(copied, base):
     with pytest.raises(UserError, match=r"names other files \(base\), which fedmpi never writes there"):
         package.load(copied(base=base))
 
 
-def test_nothing_is_downloaded_for_a_run_that_is_not_trusted(copied):
+def test_nothing_is_downloaded_for_an_untrusted_run(copied):
     theirs = copied(data__download=True)
     assert code_trust.load_run_settings(theirs, trust=False).data.download is False
     assert code_trust.load_run_settings(theirs, trust=True).data.download is True
@@ -188,7 +188,7 @@ def write_weights(run, **facts):
     ],
     ids=["no model", "no config", "a pickle", "torch.save", "no facts", "another model"],
 )
-def test_damaged_runs_are_told(copied, damage, text):
+def test_damaged_run_directories_are_errors(copied, damage, text):
     theirs = copied()
     damage(theirs)
     with pytest.raises(UserError, match=text):
@@ -196,23 +196,23 @@ def test_damaged_runs_are_told(copied, damage, text):
 
 
 # ---- secrets ----
-def test_secrets_are_written_nowhere(tmp_path, plugin):
-    """Neither in files nor on the console, however they were given; what is not one stays."""
+def test_secrets_are_neither_written_nor_printed(tmp_path, plugin):
+    """Secrets are hidden in files and on the console; other values are not changed."""
     (tmp_path / "c.yaml").write_text(
         f"name: mine\nrounds: 1\noutput: {tmp_path}/runs\n"
         f"model: {{name: '{plugin}:net', api_key: {SECRET}, key_dim: 8}}\n"
         f"data: {{source: '{plugin}:web', partition: {{scheme: iid, clients: 2}}}}\nmethod: {{name: fedavg}}\n"
     )
     words = [f"data.token={SECRET}", f"data={{token: {SECRET}, retries: 2}}"]
-    done = fedmpi("run", tmp_path / "c.yaml", *words, env=clean_env(MY_TOKEN=SECRET, SOME_OTHER=SECRET))
-    assert done.returncode == 0, done.stderr
-    assert SECRET not in done.stdout + done.stderr
+    result = fedmpi("run", tmp_path / "c.yaml", *words, env=clean_env(MY_TOKEN=SECRET, SOME_OTHER=SECRET))
+    assert result.returncode == 0, result.stderr
+    assert SECRET not in result.stdout + result.stderr
     for path in filter(os.path.isfile, (tmp_path / "runs" / "mine").rglob("*")):
         if path.parent.name != "plugins":  # the user's own text, in which this one compares with it
             assert SECRET.encode() not in path.read_bytes(), path
-    told = yaml.safe_load((tmp_path / "runs" / "mine" / "config.yaml").read_text())
-    assert told["data"]["token"] == told["model"]["api_key"] == redaction.MARK
-    assert (told["data"]["retries"], told["model"]["key_dim"]) == (2, 8)
+    messages = yaml.safe_load((tmp_path / "runs" / "mine" / "config.yaml").read_text())
+    assert messages["data"]["token"] == messages["model"]["api_key"] == redaction.MARK
+    assert (messages["data"]["retries"], messages["model"]["key_dim"]) == (2, 8)
     command = json.loads((tmp_path / "runs" / "mine" / "environment.json").read_text())["command"]
     assert "data.token=<redacted>" in command
     assert "data={token: <redacted>, retries: 2}" in command
@@ -222,23 +222,23 @@ def test_secrets_are_written_nowhere(tmp_path, plugin):
     assert "data.token: is not stored in the run directory, since it may be a secret; set data.token=" in again.stderr
     with pytest.raises(UserError, match=r"model\.api_key: is not stored in the run directory"):
         package.load(tmp_path / "runs" / "mine", trust=True)
-    done = fedmpi("run", tmp_path / "runs/mine/config.yaml", words[0], "model.api_key=x", "output=" + str(tmp_path))
-    assert done.returncode == 0, done.stderr
+    result = fedmpi("run", tmp_path / "runs/mine/config.yaml", words[0], "model.api_key=x", "output=" + str(tmp_path))
+    assert result.returncode == 0, result.stderr
 
 
-def test_a_secret_that_the_model_does_not_need_is_not_missed(copied):
+def test_loading_a_model_does_not_need_other_secrets(copied):
     assert package.load(copied(data__token=redaction.MARK))
 
 
 @pytest.mark.parametrize("text", [f"data.token={SECRET}", f"data={{token: {SECRET}}}", f"data={{token: {SECRET}"])
-def test_a_mistake_in_a_secret_does_not_tell_it(tmp_path, capsys, text):
+def test_an_error_message_does_not_contain_the_secret(tmp_path, capsys, text):
     (tmp_path / "c.yaml").write_text(CONFIG)
     with pytest.raises(UserError) as caught:
         validate_settings(config.load(tmp_path / "c.yaml", [text]))
     assert SECRET not in str(caught.value)
 
 
-def test_the_ranks_compare_the_truth(tmp_path):
+def test_ranks_compare_secrets_by_their_real_values(tmp_path):
     (tmp_path / "c.yaml").write_text(CONFIG)
     a, b = (config.load(tmp_path / "c.yaml", [f"data.token={x}"]).digest_items() for x in "ab")
     assert a["data.token"] != b["data.token"]
@@ -256,6 +256,6 @@ def test_the_ranks_compare_the_truth(tmp_path):
         ("token", None, False),
     ],
 )
-def test_what_smells(key, value, secret):
+def test_keys_and_values_that_look_secret(key, value, secret):
     assert redaction.looks_secret(key, value) is secret
     assert (redaction.redact({"a": [{key: value}]}) != {"a": [{key: value}]}) is secret

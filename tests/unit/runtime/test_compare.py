@@ -1,4 +1,4 @@
-"""`fedmpi compare`: the round in which two runs part is the first one, and what cannot be read is never "the same"."""
+"""`fedmpi compare` names the first different round of two runs, and unreadable files are errors."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ CONFIG = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """a and again: one experiment twice; lr: another learning rate."""
+    """Run directories: `a` and `again` are equal experiments, `lr` has another learning rate."""
     place = tmp_path_factory.mktemp("runs")
     (place / "run.yaml").write_text(yaml.safe_dump({**CONFIG, "output": str(place)}))
     for words in (["name=a"], ["name=again"], ["name=lr", "train.lr=0.02"]):
@@ -36,7 +36,7 @@ def copy(runs, tmp_path):
 
 
 def changed(file, round_, **new):
-    """Other values in one line."""
+    """Change values in one line of a file."""
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     for row in rows:
         if row["round"] == round_:
@@ -45,18 +45,18 @@ def changed(file, round_, **new):
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
 
-def test_one_experiment_twice(runs):
+def test_equal_experiments_have_the_same_results(runs):
     facts = comparing.compare_runs(runs / "a", runs / "again")
     assert facts["same"]
     assert [facts[each] for each in comparing.GROUPS] == [{}] * 4
-    done = fedmpi("compare", runs / "a", runs / "again")
-    assert (done.returncode, done.stdout.splitlines()[2]) == (0, "the same results in all 4 rounds")
+    result = fedmpi("compare", runs / "a", runs / "again")
+    assert (result.returncode, result.stdout.splitlines()[2]) == (0, "the same results in all 4 rounds")
 
 
-def test_another_setting(runs):
-    done = fedmpi("compare", runs / "a", runs / "lr", "--json")
-    facts = json.loads(done.stdout)
-    assert done.returncode == 1
+def test_a_different_setting_is_reported(runs):
+    result = fedmpi("compare", runs / "a", runs / "lr", "--json")
+    facts = json.loads(result.stdout)
+    assert result.returncode == 1
     assert facts["settings"] == {"train.lr": ["0.01", "0.02"]}
     assert facts["hash"]["round"] == facts["metric"]["round"] == facts["client"]["round"] == 0
     assert facts["data"] == {}
@@ -78,7 +78,7 @@ def test_another_setting(runs):
         ),  # seconds and bytes are no results
     ],
 )
-def test_one_digit_of_one_round(runs, copy, new, key, verdict):
+def test_one_changed_digit_of_a_round_is_reported(runs, copy, new, key, verdict):
     changed(copy / "metrics.jsonl", 2, **new)
     for facts in (comparing.compare_runs(runs / "a", copy), comparing.compare_runs(copy, runs / "a")):
         assert (facts["same"], comparing.format_verdict(facts)) == (key is None, verdict)
@@ -103,9 +103,9 @@ def test_a_client_and_the_final_model(runs, copy):
     )
 
 
-def test_fewer_rounds(runs, copy):
+def test_resuming_with_fewer_rounds_is_an_error(runs, copy):
     lines = (copy / "metrics.jsonl").read_text().splitlines(keepends=True)
     (copy / "metrics.jsonl").write_text("".join(lines[:3]) + lines[3][:20])  # half a line is none yet
-    done = fedmpi("compare", runs / "a", copy)
-    assert done.returncode == 1
-    assert "the same results in all rounds that both have (A has 4 rounds, B 3 rounds)" in done.stdout
+    result = fedmpi("compare", runs / "a", copy)
+    assert result.returncode == 1
+    assert "the same results in all rounds that both have (A has 4 rounds, B 3 rounds)" in result.stdout

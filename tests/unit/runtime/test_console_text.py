@@ -1,4 +1,4 @@
-"""What a run says before and after training, and `fedmpi validate` instead of it: true, and all that one must know."""
+"""The lines that a run prints before and after training, and those of `fedmpi validate`."""
 
 import pytest
 import torch
@@ -34,8 +34,8 @@ def test_classes_are_those_of_a_classification():
     assert text.startswith("run: fedavg on digits, helpers.py:norm_net ")  # not its whole path
 
 
-def test_formats_and_what_they_cost():
-    """Bytes of a message are those of its format."""
+def test_traffic_depends_on_the_compression():
+    """The printed bytes follow from the format of uploads."""
 
     def lines(method, wire="fp32"):
         made = prepare(settings(method, "norm", comm={"compression": wire})).made
@@ -50,7 +50,7 @@ def test_formats_and_what_they_cost():
     assert lines("fedpac", "int8")[0].endswith("; uploads in int8")
 
 
-def test_how_a_run_trains(tmp_path):
+def test_the_description_of_local_training(tmp_path):
     words = ["train.schedule=step", "train.lr=0.01", "train.batch_size=10", "train.warmup_rounds=2"]
     config = load(ROOT / "configs" / "quickstart.yaml", [*words, "rounds=0"])
     text = (
@@ -61,13 +61,13 @@ def test_how_a_run_trains(tmp_path):
 
 
 def facts(*gpus):
-    """About ranks, each on a host of its own, with these GPUs; "" for none."""
+    """Return facts about ranks, each on its own host with one of these GPUs ("" for none)."""
     names = {"": "cpu (x86_64)", "c": "NVIDIA A100"}
     return [{"host": f"node{n}", "gpu": gpu, "device": names.get(gpu, "NVIDIA H100")} for n, gpu in enumerate(gpus)]
 
 
 @pytest.mark.parametrize(
-    ("gpus", "said"),
+    ("gpus", "output"),
     [
         (("",), "cpu (x86_64)"),
         (("", "", ""), "cpu (x86_64)"),
@@ -77,12 +77,12 @@ def facts(*gpus):
         (("", "a", "c", ""), "1 x NVIDIA H100, 1 x NVIDIA A100, ranks 0, 3 on cpu"),
     ],
 )
-def test_the_devices_of_all_ranks_are_named(gpus, said):
-    assert console_text.describe_devices(facts(*gpus)) == said
+def test_the_devices_of_all_ranks_are_described(gpus, output):
+    assert console_text.describe_devices(facts(*gpus)) == output
     made = prepare(settings()).made  # of rank 0, on its CPU
     job = Job("torchrun" if gpus[1:] else "single", 0, len(gpus), 0, len(gpus), "node0")
     where = "one process" if len(gpus) == 1 else f"{len(gpus)} ranks (torchrun, gloo)"
-    expected = f"; {where}, {said}, 1 thread per rank"
+    expected = f"; {where}, {output}, 1 thread per rank"
     assert console_text.describe_run(made, job, "gloo", facts(*gpus))[1].endswith(expected)
 
 
@@ -100,7 +100,7 @@ def broken_driver(monkeypatch):
     monkeypatch.setattr(torch.cuda, "init", init)
 
 
-def test_a_torch_without_cuda_is_named(monkeypatch, broken_driver):
+def test_a_torch_without_cuda_is_an_error(monkeypatch, broken_driver):
     wanted = settings(compute={"device": "cuda"})
     with pytest.raises(UserError, match=r"has no usable GPU \(The NVIDIA driver on your system is too old \(.*\)\)"):
         choose_device(wanted, detect({}))

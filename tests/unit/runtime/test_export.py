@@ -1,4 +1,4 @@
-"""Models as files for elsewhere: they give the model's outputs on real samples, or there is an error and no file."""
+"""Exported models give the model's outputs on real samples; otherwise there is an error and no file."""
 
 from importlib.util import find_spec
 
@@ -102,24 +102,24 @@ def run_of(tmp_path_factory):
 @pytest.mark.parametrize("to", FORMATS)
 @pytest.mark.parametrize("case", CASES)
 def test_the_file_gives_the_models_outputs(run_of, tmp_path, recwarn, case, to):
-    """On batches of sizes that it has not seen, by what reads such files, without fedmpi; and nothing is warned of."""
-    run, out, said = run_of(*CASES[case]), tmp_path / f"model.{to}", []
-    assert export.export_model(RunModel(run, True), to, said.append, out) == out
+    """Other programs read the file, without warnings, and get the model's outputs for any batch size."""
+    run, out, output = run_of(*CASES[case]), tmp_path / f"model.{to}", []
+    assert export.export_model(RunModel(run, True), to, output.append, out) == out
     # A ResourceWarning is of objects that an earlier test left, and that are collected by chance now.
     assert [str(w.message) for w in recwarn if w.category is not ResourceWarning] == []
-    assert ("on 20 test samples, in batches and one by one" in said[0]) == (to == "onnx")
+    assert ("on 20 test samples, in batches and one by one" in output[0]) == (to == "onnx")
     assert list(tmp_path.iterdir()) == [out]
     module, g = package.load(run, trust=True), torch.Generator().manual_seed(7)
     ids = torch.randint(0, 9, (7, 5), generator=g)
     parts = {"pictures": [torch.randn(7, 1, 8, 8, generator=g)], "text": [ids], "masked": [ids, (ids > 1).float()]}
     given = parts[CASES[case][1]]
-    wanted = call_module(module, given[0] if len(given) == 1 else Inputs({"ids": given[0], "mask": given[1]}))
+    expected = call_module(module, given[0] if len(given) == 1 else Inputs({"ids": given[0], "mask": given[1]}))
     if to == "safetensors":
         from safetensors.torch import load_file
 
-        found = load_file(out)
-        assert found.keys() == module.state_dict().keys()
-        assert all(torch.equal(found[name], value) for name, value in module.state_dict().items())
+        results = load_file(out)
+        assert results.keys() == module.state_dict().keys()
+        assert all(torch.equal(results[name], value) for name, value in module.state_dict().items())
         return
     import onnxruntime
 
@@ -127,20 +127,20 @@ def test_the_file_gives_the_models_outputs(run_of, tmp_path, recwarn, case, to):
     names = [each.name for each in session.get_inputs()]
     assert sorted(names) == (["x"] if len(given) == 1 else ["ids", "mask"])
     by_name = {"x": given[0]} if len(given) == 1 else {"ids": given[0], "mask": given[1]}
-    found = torch.from_numpy(session.run(None, {name: by_name[name].numpy() for name in names})[0])
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    results = torch.from_numpy(session.run(None, {name: by_name[name].numpy() for name in names})[0])
+    torch.testing.assert_close(results, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.skipif(not ONNX, reason="needs fedmpi[export]")
 @pytest.mark.parametrize("model", ["Drawing", "Branching"])
-def test_what_a_file_cannot_hold_leaves_none(run_of, tmp_path, model):
+def test_defaults_that_yaml_cannot_represent_are_left_out(run_of, tmp_path, model):
     (out := tmp_path / "model.onnx").write_text("an earlier one")
     with pytest.raises(UserError, match=r"--format onnx: .*nothing was written"):
         export.export_model(RunModel(run_of(model), True), "onnx", print, out)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["an earlier one"]
 
 
-def test_targets_that_were_standardised_are_in_their_unit_in_onnx():
+def test_onnx_outputs_are_in_the_original_unit():
     scale = TargetScale((2.0,), (3.0,))
     assert export._ExportWrapper(torch.nn.Identity(), [""], scale)(torch.ones(4, 1)).tolist() == [[5.0]] * 4
 
@@ -162,7 +162,7 @@ def test_mistakes(run_of, tmp_path, monkeypatch, to, out, message):
 
 
 def test_the_command(run_of):
-    done = fedmpi("export", run_of("norm"), "--trust")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "export/model.safetensors: " in done.stdout
+    result = fedmpi("export", run_of("norm"), "--trust")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "export/model.safetensors: " in result.stdout
     assert "names code that is not part of fedmpi" in fedmpi("export", run_of("norm")).stderr

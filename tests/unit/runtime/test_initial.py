@@ -1,4 +1,4 @@
-"""A run that starts from given weights: those that fit, told one by one, the same on any number of ranks."""
+"""Initial weights from a file (init.from): matching tensors are loaded, and all others are listed."""
 
 import re
 
@@ -13,7 +13,7 @@ from fedmpi.runtime.record.saved_model import load_initial_weights
 
 @pytest.fixture
 def file(tmp_path):
-    """Weights of norm_net's shapes, from elsewhere."""
+    """Return random weights with the shapes of norm_net."""
     torch.manual_seed(5)
     save_file(norm_net((1, 8, 8), 4).state_dict(), tmp_path / "x.safetensors")
     return tmp_path / "x.safetensors"
@@ -29,7 +29,7 @@ def changed(file, **tensors):
     return file
 
 
-def test_all_of_a_model_is_taken_buffers_too(file):
+def test_all_tensors_are_loaded_including_buffers(file):
     it = prepare(settings("fedavg", "norm", init={"from": str(file)}))
     state = it.made.model.state_dict(it.fed.server.w, it.fed.server.b)
     assert all(torch.equal(state[name], x) for name, x in load_file(file).items())
@@ -37,7 +37,7 @@ def test_all_of_a_model_is_taken_buffers_too(file):
     assert torch.equal(it.w0, it.fed.server.w)
 
 
-def test_what_does_not_fit_is_told_and_stays_as_the_seed_made_it(file):
+def test_tensors_that_do_not_match_keep_their_random_values(file):
     changed(file, **{"6_weight": torch.zeros(3, 5), "6_bias": None, "old_head": torch.zeros(2)})
     plain = prepare(settings("fedavg", "norm"))
     it = prepare(settings("fedavg", "norm", init={"from": str(file)}))
@@ -56,7 +56,7 @@ def test_what_does_not_fit_is_told_and_stays_as_the_seed_made_it(file):
 
 
 @pytest.mark.parametrize(
-    ("harm", "said"),
+    ("harm", "output"),
     [
         (lambda f: f.unlink(), r"x\.safetensors cannot be read .*No such file"),
         (lambda f: f.write_bytes(b"PK not this"), r"x\.safetensors cannot be read"),
@@ -67,9 +67,9 @@ def test_what_does_not_fit_is_told_and_stays_as_the_seed_made_it(file):
         (lambda f: changed(f, **{"0_bias": torch.full((6,), torch.nan)}), r"0\.bias in .* not finite"),
     ],
 )
-def test_files_that_do_not_do(file, harm, said):
+def test_unsuitable_files_are_errors(file, harm, output):
     harm(file)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=output):
         prepare(settings("fedavg", "norm", init={"from": str(file)}))
     with pytest.raises(UserError, match=re.escape(f"init.from: {file.parent}/model.safetensors cannot be read")):
         load_initial_weights(torch.nn.Linear(1, 1), file.parent, False)

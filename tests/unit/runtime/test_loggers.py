@@ -1,4 +1,4 @@
-"""Loggers and callbacks: what they are told, also when a run goes on; what goes wrong in them ends nothing."""
+"""Loggers and callbacks receive each round, also in a resumed run, and their errors do not end the run."""
 
 import json
 import sys
@@ -77,7 +77,7 @@ def rows(folder, name):
     return [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_each_round_is_told_and_the_run_is_as_without_them(made, tmp_path, monkeypatch, recwarn):
+def test_loggers_receive_each_round_and_do_not_change_the_run(made, tmp_path, monkeypatch, recwarn):
     monkeypatch.chdir(tmp_path)  # the output is relative to it
     several = ", ".join(
         [
@@ -105,8 +105,8 @@ def test_each_round_is_told_and_the_run_is_as_without_them(made, tmp_path, monke
     assert "ValueError: broken here; it is not called again, and the run continues" in said[1]
     # It goes on with more rounds: the line of the last one is written, and told, once more.
     execute_run(made(5, *place, f"callbacks=[{callback(tmp_path, 'good')}]", "checkpoint.resume=must"))
-    told = [what["round"] for hook, what in heard(tmp_path, "good") if hook == "round"]
-    assert told == [0, 1, 2, 2, 3, 4]
+    messages = [what["round"] for hook, what in heard(tmp_path, "good") if hook == "round"]
+    assert messages == [0, 1, 2, 2, 3, 4]
     assert heard(tmp_path, "good")[5][1]["first"] == 2
     assert (
         code_trust.load_run_settings(tmp_path / "one", False).callbacks == ()
@@ -132,7 +132,7 @@ def test_each_round_is_told_and_the_run_is_as_without_them(made, tmp_path, monke
         ("callbacks=[mine.py:Watch]", r"callbacks\.0\..*mine\.py:Watch\.to: missing"),
     ],
 )
-def test_mistakes_are_told_before_training(made, tmp_path, monkeypatch, given, words):
+def test_mistakes_in_loggers_are_reported_before_training(made, tmp_path, monkeypatch, given, words):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UserError, match=words):
@@ -140,22 +140,22 @@ def test_mistakes_are_told_before_training(made, tmp_path, monkeypatch, given, w
     assert not (tmp_path / "one").exists()
 
 
-def test_tensorboard_reads_what_is_written(made, tmp_path):
-    """By its own reader, over a run that goes on: a value a round, as in metrics.jsonl."""
+def test_tensorboard_events_can_be_read(made, tmp_path):
+    """TensorBoard's reader finds one value per round, as in metrics.jsonl, also after the run was resumed."""
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     execute_run(made(2, "loggers=[tensorboard]"))
     execute_run(made(4, "loggers=[tensorboard]", "checkpoint.resume=must"))
-    found = reader.EventAccumulator(str(tmp_path / "one" / "tensorboard"))
-    found.Reload()
+    results = reader.EventAccumulator(str(tmp_path / "one" / "tensorboard"))
+    results.Reload()
     for name in ("accuracy", "loss", "wall_s"):
-        assert [each.step for each in found.Scalars(name)] == [1, 2, 3, 4]
+        assert [each.step for each in results.Scalars(name)] == [1, 2, 3, 4]
         if name != "wall_s":  # that of a line that is told again is another one
-            values = [each.value for each in found.Scalars(name)]
+            values = [each.value for each in results.Scalars(name)]
             assert values == pytest.approx([row[name] for row in rows(tmp_path, "one")]), name
 
 
 class Recorder(types.ModuleType):
-    """A module that takes any call, and answers with itself; `said` has (name, arguments, keywords)."""
+    """A fake module that accepts any call and returns itself; `said` records (name, arguments, keywords)."""
 
     said: ClassVar[list] = []
 
@@ -167,7 +167,7 @@ class Recorder(types.ModuleType):
         return call
 
 
-def test_what_wandb_is_told(made, tmp_path, monkeypatch):
+def test_wandb_receives_the_rows_of_metrics(made, tmp_path, monkeypatch):
     module = Recorder("wandb")
     monkeypatch.setattr(Recorder, "said", said := [])
     monkeypatch.setitem(sys.modules, "wandb", module)

@@ -1,4 +1,4 @@
-"""How much memory there is for the ranks of this host, and what a run needs of it."""
+"""The memory that is available to the ranks of a host, and the memory that a run needs."""
 
 import json
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from fedmpi.runtime import memory
 from fedmpi.runtime.execute import exchange_rank_info
 
 
-def test_of_the_host(tmp_path):
+def test_available_memory_of_the_host(tmp_path):
     assert get_available_bytes(tmp_path) is None
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "meminfo").write_text("MemTotal: 8 kB\nMemFree: 1 kB\nMemAvailable: 5 kB\n")
@@ -36,8 +36,8 @@ def test_of_the_host(tmp_path):
         ),
     ],
 )
-def test_of_control_groups(tmp_path, row, top, limit, used, unbounded, cached):
-    """The group above that leaves least counts, of either version; files that are only cached leave room."""
+def test_control_group_limits_count(tmp_path, row, top, limit, used, unbounded, cached):
+    """The smallest limit of all parent control groups (v1 or v2) counts; cached files count as free memory."""
     task = tmp_path / "sys" / "fs" / "cgroup" / top / "job" / "step" / "task"
     task.mkdir(parents=True)
     (tmp_path / "proc" / "self").mkdir(parents=True)
@@ -58,7 +58,7 @@ NEEDS = {"rank 0": 100, "a training rank": 10, "of which client state": 1}
 
 
 def ranks(places, free, needs=NEEDS):
-    """Facts about ranks, each at one of these places, a host or a host/GPU. free: place -> bytes."""
+    """Return facts about ranks, each on one of these hosts or host/GPU pairs. free: place -> bytes."""
     facts = {}
     for rank, place in enumerate(places):
         host, _, gpu = place.partition("/")
@@ -79,7 +79,7 @@ def ranks(places, free, needs=NEEDS):
         (["a/x", "a/x", "a/y"], [1, 2], True, {"a/x": 100 + 10, "a/y": 10}),  # ranks that share a GPU
     ],
 )
-def test_each_host_and_each_gpu_is_asked_for_what_lies_there(places, trains, on_gpu, asked):
+def test_each_host_and_each_gpu_needs_memory_for_its_ranks(places, trains, on_gpu, asked):
     for place, count in asked.items():
         memory.check_memory(ranks(places, dict(asked)), trains, on_gpu)
         host, _, gpu = place.partition("/")
@@ -91,8 +91,8 @@ def test_each_host_and_each_gpu_is_asked_for_what_lies_there(places, trains, on_
         )  # it is not known
 
 
-def test_the_least_that_one_of_several_has_seen_counts():
-    """Each with its own needs, as the clients of sites differ."""
+def test_the_smallest_measurement_of_shared_memory_counts():
+    """Each rank has its own needs, since the clients of sites differ."""
     facts = ranks(["a/x", "a/x", "a/x"], {"a": 1000, "a/x": 30})
     facts[2] |= {"needs": NEEDS | {"a training rank": 15}, "free": {"host": 1000, "gpu": 24}}
     with pytest.raises(UserError, match="2 training ranks on GPU x of host a need about 25 B, but 24 B are free"):
@@ -107,8 +107,8 @@ def test_the_least_that_one_of_several_has_seen_counts():
         (0, 0, 3, True, ["rank 0", *["a training rank"] * 3]),
     ],
 )
-def test_before_ranks_meet_a_host_is_asked_for_its_own(monkeypatch, rank, local_rank, here, trains, asked):
-    """As `fedmpi validate`, `doctor` and `plan` ask, in one process."""
+def test_the_memory_of_a_host_is_checked_before_ranks_connect(monkeypatch, rank, local_rank, here, trains, asked):
+    """`fedmpi validate`, `doctor` and `plan` check the memory in one process."""
     made = prepare(settings(server={"trains_clients": trains}, compute={"device": "cpu"})).made
     job = Job("mpi", rank, 5, local_rank, here, "here")
     total = sum(memory.estimate_memory(made, 5, False)[part] for part in asked)
@@ -120,8 +120,8 @@ def test_before_ranks_meet_a_host_is_asked_for_its_own(monkeypatch, rank, local_
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
-def test_every_rank_refuses_alike(monkeypatch, on_gpu):
-    """Two ranks share a GPU with memory for one of them; rank 0's uploads are there, too, if NCCL carries them."""
+def test_every_rank_raises_the_same_memory_error(monkeypatch, on_gpu):
+    """Two ranks share a GPU that has memory for one; with NCCL it also stores the uploads of rank 0."""
     made = prepare(settings(compute={"device": "cpu"})).made
     needs = memory.estimate_memory(made, 3, on_gpu)
     left = needs["rank 0"] * on_gpu + 2 * needs["a training rank"]
@@ -146,8 +146,8 @@ def test_every_rank_refuses_alike(monkeypatch, on_gpu):
     assert len(messages) == 1
 
 
-def test_copies_in_float64_are_counted(monkeypatch):
-    """Sums over the rows that rank 0 holds, by chunks of columns: of bounded size where it holds them on a GPU."""
+def test_float64_copies_are_counted(monkeypatch):
+    """Sums over the rows on rank 0 are computed in chunks of columns, whose size is bounded on a GPU."""
     made = prepare(settings("fedavg", cohort={"fraction": 1.0}, server={"rule": "median"})).made
     rows, width = 7, made.messages.max_upload_size()
     assert linear.scratch_bytes(rows, width, False) >= 8 * rows * width
@@ -161,7 +161,7 @@ def test_copies_in_float64_are_counted(monkeypatch):
     assert needs[1] == rest + 3 * model + 8 * rows * 64
 
 
-def test_copies_are_as_many_as_chunks_that_are_worked_on(monkeypatch):
+def test_scratch_memory_is_bounded_by_the_chunks_in_use(monkeypatch):
     monkeypatch.setattr(linear, "count_usable_cores", lambda: 64 * torch.get_num_threads())
     chunk = 8 * 1000 * linear.CHUNK
     threads = {1: 1, 3: 1, 4: 4, 8: 8, 64: 64, 1000: 64}

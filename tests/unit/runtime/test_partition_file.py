@@ -1,4 +1,4 @@
-"""partition.json and partition.npz: for few clients and for many, and what readers make of both."""
+"""Writing and reading partition.json and partition.npz, for few and for many clients."""
 
 import json
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ def federation(clients, share=0.0, classes=CLASSES):
 
 
 def written(folder, fed):
-    """The run directory, and what partition.json holds."""
+    """Return the run directory and the content of partition.json."""
     folder.mkdir()
     (folder / "config.yaml").write_text("name: run\nseed: 0\nmethod: {name: fedavg}\nrounds: 1\n")
     write_partition(RunDirectory(folder), "iid", 0, fed)
@@ -37,7 +37,7 @@ def written(folder, fed):
 
 @pytest.mark.parametrize("clients", [4, MAX_CLIENTS_IN_JSON, MAX_CLIENTS_IN_JSON + 1])
 @pytest.mark.parametrize("share", [0.0, 0.4])
-def test_sizes_and_label_counts_by_client_can_be_read_again(tmp_path, clients, share):
+def test_sizes_and_label_counts_can_be_read_back(tmp_path, clients, share):
     fed = federation(clients, share)
     folder, facts = written(tmp_path / "run", fed)
     assert ("sizes" in facts) == (clients <= MAX_CLIENTS_IN_JSON)
@@ -49,13 +49,13 @@ def test_sizes_and_label_counts_by_client_can_be_read_again(tmp_path, clients, s
     assert clients <= MAX_CLIENTS_IN_JSON or parts["label_counts"].dtype == np.uint8  # three samples fit a byte
     assert np.array_equal(parts["indices"], np.concatenate(list(fed.parts)))
     assert np.array_equal(parts["offsets"], np.concatenate([[0], np.cumsum(fed.train_sizes)]))
-    whole = federation(clients).parts  # what was held out belongs to it
+    complete = federation(clients).parts  # what was held out belongs to it
     again = partition_from_file(np.zeros(3 * clients), None, np.random.default_rng(), path=folder / "partition.npz")
-    assert [part.tolist() for part in again] == [part.tolist() for part in whole]
+    assert [part.tolist() for part in again] == [part.tolist() for part in complete]
 
 
 def test_sites_without_common_rows_are_all_written(tmp_path):
-    """In silo mode there cannot be read as a partition.npz that could have the rest."""
+    """In silo mode there is no partition.npz, so partition.json contains all sites."""
     sizes = np.arange(1, MAX_CLIENTS_IN_JSON + 2)
     sites = SimpleNamespace(train_sizes=sizes, label_counts=None, label_counts_shared=False, parts=None)
     write_partition(RunDirectory(tmp_path), "silos", 0, sites)
@@ -66,7 +66,7 @@ def test_sites_without_common_rows_are_all_written(tmp_path):
 
 
 # ---- readers ----
-def test_the_report_draws_some_of_many_clients(tmp_path):
+def test_the_report_plots_a_selection_of_many_clients(tmp_path):
     fed = federation(MAX_CLIENTS_IN_JSON + 500)
     written(tmp_path / "run", fed)
     grid, curve = build_partition_section(read_runs([tmp_path / "run"]))
@@ -88,8 +88,8 @@ def test_arrays_that_are_missing_are_told(tmp_path):
         assert run.samples_by_client == (None, None)
         assert "partition.npz cannot be read" in run.notes[-1]
         assert build_partition_section(read_runs([folder])) == []
-    done = fedmpi("report", folder)
-    assert done.returncode == 0, done.stderr
+    result = fedmpi("report", folder)
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_arrays_that_are_missing_are_told(tmp_path):
     [[0, 2], [1, 3], [0, 2, 1, 3], [[0, 3]], [0.0, 3.0], []],
     ids=["end", "start", "order", "2-d", "float", "none"],
 )
-def test_offsets_that_cut_nothing_are_refused(tmp_path, offsets):
+def test_invalid_offsets_are_refused(tmp_path, offsets):
     np.savez(tmp_path / "a.npz", indices=np.arange(3), offsets=np.array(offsets))
     with pytest.raises(UserError, match=r"cannot be read as a partition"):
         partition_from_file(np.zeros(3), None, np.random.default_rng(), path=tmp_path / "a.npz")

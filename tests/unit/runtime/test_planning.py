@@ -1,4 +1,4 @@
-"""`fedmpi plan`: its bytes are those of a run where uploads travel whole; memory follows from shapes."""
+"""`fedmpi plan` predicts the bytes of a run, and the memory from shapes."""
 
 import json
 import os
@@ -15,12 +15,12 @@ from fedmpi.engine.scheduler import RankSpeeds
 
 
 def made(config, size):
-    """(bytes sent, received) by rank 0 in each round of a run."""
-    found = play_in_threads(size, {}, lambda seat: prepare(config, comm=seat), lambda it: (it.fed.run(), it)[1])
-    for it in found.values():
+    """Return the bytes that rank 0 sent and received in each round of a run."""
+    results = play_in_threads(size, {}, lambda seat: prepare(config, comm=seat), lambda it: (it.fed.run(), it)[1])
+    for it in results.values():
         if isinstance(it, Exception):
             raise it
-    return [(row["sent_bytes"], row["received_bytes"]) for row in found[0].rows if row["round"] >= 0]
+    return [(row["sent_bytes"], row["received_bytes"]) for row in results[0].rows if row["round"] >= 0]
 
 
 @pytest.mark.parametrize(
@@ -36,13 +36,13 @@ def made(config, size):
     ],
     ids=str,
 )
-def test_bytes_are_those_of_a_run(method, changes, monkeypatch):
+def test_planned_bytes_equal_those_of_a_run(method, changes, monkeypatch):
     monkeypatch.setattr(RankSpeeds, "relative_costs", lambda *_: {})  # states that move are not counted
     config = small_settings(method, "mlp", rounds=3, **changes)
-    found = plan._estimate_traffic(prepare(config).made, 3)
+    results = plan._estimate_traffic(prepare(config).made, 3)
     rounds = made(config, 3)
-    assert (found["round"]["down"], found["round"]["up"]) == tuple(map(max, zip(*rounds, strict=True)))
-    assert (found["run"]["down"], found["run"]["up"]) == tuple(map(sum, zip(*rounds, strict=True)))
+    assert (results["round"]["down"], results["round"]["up"]) == tuple(map(max, zip(*rounds, strict=True)))
+    assert (results["run"]["down"], results["run"]["up"]) == tuple(map(sum, zip(*rounds, strict=True)))
 
 
 CONFIG = {
@@ -65,24 +65,24 @@ def config(tmp_path):
     return tmp_path / "run.yaml"
 
 
-def test_of_a_config(config, tmp_path):
-    """Arithmetic of shapes; nothing is written. The memory of a real run: tests/jobs/test_plan_jobs.py."""
-    done = fedmpi("plan", config, "-n", 3, "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_a_config_is_valid(config, tmp_path):
+    """The memory is computed from shapes; nothing is written. tests/jobs/test_plan_jobs.py measures a real run."""
+    result = fedmpi("plan", config, "-n", 3, "--json", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
     assert os.listdir(tmp_path) == ["run.yaml"]
-    found = json.loads(done.stdout)
-    root, trainer = found["memory"]["rank 0"], found["memory"]["a training rank"]
+    results = json.loads(result.stdout)
+    root, trainer = results["memory"]["rank 0"], results["memory"]["a training rank"]
     row = 4 * (2 * D + 3)  # dw and the control variate's change
     assert trainer["rows"] == 2 * row  # two of the four clients each
     assert trainer["state"] == 2 * 4 * D
     assert root["process"] == trainer["process"] > 50 * MIB
     assert all(parts["all"] == sum(v for k, v in parts.items() if k != "all") for parts in (root, trainer))
-    assert found["bytes"]["round"] == {"up": 4 * row, "down": 2 * 4 * (2 * D + 1)}
-    assert (found["bytes"]["way"], root["rows"]) == ("streamed", 2 * row)
+    assert results["bytes"]["round"] == {"up": 4 * row, "down": 2 * 4 * (2 * D + 1)}
+    assert (results["bytes"]["way"], root["rows"]) == ("streamed", 2 * row)
 
 
 class OnGpu(torch.Tensor):
-    """A tensor of which its place alone is asked."""
+    """A fake tensor that only has a device."""
 
     is_cuda = True
 
@@ -91,8 +91,8 @@ class OnGpu(torch.Tensor):
     ("backend", "size", "on_gpu"),
     [("nccl", 3, {"model", "rows"}), ("gloo", 3, set()), ("auto", 1, {"model", "rows", "state", "step"})],
 )
-def test_memory_of_host_and_gpu_are_two_sums(backend, size, on_gpu, monkeypatch):
-    """The parts are those of a CPU, each in the sum of where it lies; what rank 0 gathers does with its back end."""
+def test_host_and_gpu_memory_are_separate_sums(backend, size, on_gpu, monkeypatch):
+    """Each part counts as host or GPU memory by where it is stored; uploads on rank 0 depend on the backend."""
     made = prepare(small_settings("scaffold", "mlp", comm={"backend": backend})).made
     needed = {"rank 0": 100 * MIB, "a training rank": 90 * MIB, "of which client state": 10 * MIB}
     monkeypatch.setattr(plan.memory, "estimate_memory", lambda *_: needed)
@@ -101,21 +101,21 @@ def test_memory_of_host_and_gpu_are_two_sums(backend, size, on_gpu, monkeypatch)
     on_cpu = plan._estimate_memory(made, size)
     assert set(on_cpu) == {"memory"}
     made.model.w = made.model.w.as_subclass(OnGpu)
-    found = plan._estimate_memory(made, size)
-    host, gpu = found["memory"]["rank 0"], found["gpu_memory"]["rank 0"]
+    results = plan._estimate_memory(made, size)
+    host, gpu = results["memory"]["rank 0"], results["gpu_memory"]["rank 0"]
     assert set(gpu) == on_gpu | {"data", "all"}
     assert (host["process"], gpu["data"]) == (700 * MIB, 5 * MIB)
     assert gpu["all"] == sum(gpu[name] for name in {"data", *on_gpu})
     assert {name: gpu[name] for name in on_gpu} == {name: on_cpu["memory"]["rank 0"][name] for name in on_gpu}
     if size > 1:
-        trainer = found["gpu_memory"]["a training rank"]
+        trainer = results["gpu_memory"]["a training rank"]
         assert set(trainer) - {"all", "rows"} == {"data", "model", "state", "step"}
         assert ("rows" in trainer) == (backend == "nccl")
-    assert f"gpu       rank 0: about {format_bytes(gpu['all'])}" in "\n".join(plan.format_estimate(facts(**found)))
+    assert f"gpu       rank 0: about {format_bytes(gpu['all'])}" in "\n".join(plan.format_estimate(facts(**results)))
 
 
-def test_a_step_keeps_what_the_backward_pass_needs():
-    """Of a perceptron the inputs and the hidden units of each layer: 64 + h floats, and for the ReLUs h more."""
+def test_activation_memory_of_a_step():
+    """A perceptron stores the inputs and hidden units of each layer: 64 + h floats, and h more for the ReLUs."""
     net = prepare(small_settings("fedavg", "mlp")).made.net
     hidden = sum(layer.out_features for layer in net.module.modules() if isinstance(layer, torch.nn.Linear))
     assert 4 * 64 <= net.activation_bytes() <= 4 * (64 + 3 * hidden)
@@ -138,21 +138,21 @@ def test_the_text():
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "output"),
     [
         (["data.source=mnist", "data.root=/nowhere"], "/nowhere"),
         (["method.mu=1"], "method.mu"),
         (["grid={seed: [0, 1]}"], "grid"),
     ],
 )
-def test_mistakes(config, words, said):
-    done = fedmpi("plan", config, *words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+def test_mistakes(config, words, output):
+    result = fedmpi("plan", config, *words)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert output in result.stderr
+    assert "Traceback" not in result.stderr
 
 
-def test_no_rounds(config):
-    done = fedmpi("plan", config, "rounds=0")
-    assert done.returncode == 0, done.stderr
-    assert "0 B up, 0 B down in 0 rounds" in done.stdout
+def test_a_run_without_rounds_is_not_verified(config):
+    result = fedmpi("plan", config, "rounds=0")
+    assert result.returncode == 0, result.stderr
+    assert "0 B up, 0 B down in 0 rounds" in result.stdout

@@ -31,7 +31,7 @@ WORDS = ("red", "green", "blue")
 
 
 def train(place, data, **more):
-    """The run directory of a short run; and the metrics of its last round."""
+    """Return the run directory of a short run and the metrics of its last round."""
     tree = {
         "name": more.pop("name", "run"),
         "rounds": 2,
@@ -61,15 +61,15 @@ def read(path):
 
 
 def predictions(run, file, **options):
-    """The rows of the CSV file that `fedmpi predict` writes, and the lines that it prints."""
+    """Return the rows of the CSV file that `fedmpi predict` writes, and the lines that it prints."""
     lines, to = [], file.with_name("out.csv")
     which = {key: options.pop(key) for key in ("trusted", "overrides", "client") if key in options}
     command.predict_file(RunModel(run, **which), file, lines.append, out=to, **options)
     return read(to), lines
 
 
-def percent_equal(found, wanted):
-    return pytest.approx(100 * np.mean([a == b for a, b in zip(found, wanted, strict=True)]), abs=1e-9)
+def percent_equal(results, expected):
+    return pytest.approx(100 * np.mean([a == b for a, b in zip(results, expected, strict=True)]), abs=1e-9)
 
 
 def column(rows, name):
@@ -77,7 +77,7 @@ def column(rows, name):
 
 
 def patients(place, n=90, gaps=False):
-    """A table with a site and a part for each row: numbers, a column of words, and targets of all kinds."""
+    """Return a table with a site and a part for each row, numbers, a text column, and targets of all kinds."""
     draw = random.Random(3)
     header = ["id", "age", "colour", "dose", "site", "part", "sick", "cost", "event", "time", "a", "b"]
     rows = []
@@ -149,14 +149,14 @@ def test_a_tables_test_rows_give_the_recorded_metrics(tmp_path, target):
         squares = [(float(row["prediction"]) - float(cells[7])) ** 2 for row, cells in zip(got, truth, strict=True)]
         assert sum(squares) / len(squares) == pytest.approx(last["mse"], rel=1e-5)
     elif task == "multi_label":
-        found = [int(row[f"prediction_{name}"]) for row in got for name in "ab"]
-        assert percent_equal(found, [cells[at] for cells in truth for at in (10, 11)]) == last["accuracy"]
+        results = [int(row[f"prediction_{name}"]) for row in got for name in "ab"]
+        assert percent_equal(results, [cells[at] for cells in truth for at in (10, 11)]) == last["accuracy"]
     else:
         assert list(got[0]) == ["line", "id", "risk"]
 
 
 @pytest.mark.parametrize("how", PREPARED)
-def test_rows_are_prepared_as_the_training_did_whatever_it_fitted(tmp_path, how):
+def test_new_rows_are_prepared_like_the_training_rows(tmp_path, how):
     header, rows = patients(tmp_path, gaps="missing" in PREPARED[how])
     if "word" in how:
         rows[0][2] = "pink"  # of the test part
@@ -168,7 +168,7 @@ def test_rows_are_prepared_as_the_training_did_whatever_it_fitted(tmp_path, how)
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    """A run on the table of patients: run (its directory), last (its metrics), and of the table header and test."""
+    """A run on the table of patients: its directory, its last metrics, and header and test rows of the table."""
     place = tmp_path_factory.mktemp("study")
     header, rows = patients(place)
     run, last = train(place, table("sick", categorical={"colour": list(WORDS)}))
@@ -177,32 +177,32 @@ def study(tmp_path_factory):
 
 def test_columns_may_come_in_another_order_and_without_the_label(study, tmp_path):
     header, test, model = study.header, study.test, package.load(study.run)
-    whole = model.predict(write(tmp_path / "new.csv", header, test))
+    complete = model.predict(write(tmp_path / "new.csv", header, test))
     order = [4, 3, 2, 1]  # site, dose, colour, age
     few = write(tmp_path / "few.csv", [header[k] for k in order], [[row[k] for k in order] for row in test])
-    found = model.predict(few)
-    assert found["prediction"] == whole["prediction"]
-    assert found.metrics == {}
+    results = model.predict(few)
+    assert results["prediction"] == complete["prediction"]
+    assert results.metrics == {}
     columns = {header[k]: [row[k] for row in test] for k in order}
     for rows in (columns, [dict(zip(header, row, strict=True)) for row in test]):
-        assert model.predict(rows)["prediction"] == whole["prediction"]
+        assert model.predict(rows)["prediction"] == complete["prediction"]
     one = model.predict(write(tmp_path / "one.csv", header, test[4:5]))  # standardised by the training, not by itself
-    assert one["probability_yes"][0] == pytest.approx(whole["probability_yes"][4], abs=1e-6)
+    assert one["probability_yes"][0] == pytest.approx(complete["probability_yes"][4], abs=1e-6)
 
 
-def test_a_site_can_be_named_where_the_file_has_no_column_of_them(study, tmp_path):
+def test_a_site_can_be_named_if_the_file_has_no_site_column(study, tmp_path):
     header, test, model = study.header, study.test, package.load(study.run)
     here = [row for row in test if row[4] == "south"]
-    whole = model.predict(write(tmp_path / "new.csv", header, here))
+    complete = model.predict(write(tmp_path / "new.csv", header, here))
     few = write(tmp_path / "few.csv", header[1:4], [row[1:4] for row in here])
-    assert model.predict(few, site="south")["prediction"] == whole["prediction"]
+    assert model.predict(few, site="south")["prediction"] == complete["prediction"]
     with pytest.raises(UserError, match=r"column 'site', or set --site NAME .*sites: north, south"):
         model.predict(few)
     with pytest.raises(UserError, match="site 'west' does not exist in this run; sites: north, south"):
         model.predict(few, site="west")
     both = write(tmp_path / "both.csv", header, test)
-    said = f"{len(test) - len(here)} of {len(test)} rows name another site .first: 'north'., "
-    with pytest.warns(UserWarning, match=said):
+    output = f"{len(test) - len(here)} of {len(test)} rows name another site .first: 'north'., "
+    with pytest.warns(UserWarning, match=output):
         model.predict(both, site="south")
 
 
@@ -216,30 +216,30 @@ def test_a_site_can_be_named_where_the_file_has_no_column_of_them(study, tmp_pat
         ({"colour": "pink"}, r"line 2: column 'colour' contains 'pink', which is not in data.categorical.colour"),
     ],
 )
-def test_rows_that_do_not_fit_the_training_are_refused(study, tmp_path, change, message):
+def test_rows_of_another_format_are_refused(study, tmp_path, change, message):
     row = {**dict(zip(study.header, study.test[0], strict=True)), **change}
     row = {key: cell for key, cell in row.items() if cell is not None}
     with pytest.raises(UserError, match=message):
         package.load(study.run).predict(write(tmp_path / "bad.csv", list(row), [list(row.values())]))
 
 
-def test_labels_that_are_none_are_told(study, tmp_path):
+def test_invalid_labels_are_reported(study, tmp_path):
     test = [[*row, "x"] for row in study.test]
     test[1][6] = "perhaps"
-    got, said = predictions(study.run, write(tmp_path / "new.csv", [*study.header, "note"], test))
+    got, output = predictions(study.run, write(tmp_path / "new.csv", [*study.header, "note"], test))
     assert len(got) == len(test)
-    assert re.search(r"no metric: .*line 3.*'perhaps'", said[-1])
+    assert re.search(r"no metric: .*line 3.*'perhaps'", output[-1])
 
 
-def test_settings_that_say_how_the_file_is_read_are_those_of_the_new_file(study, tmp_path):
+def test_reading_options_apply_to_the_new_file(study, tmp_path):
     run, last, file = study.run, study.last, tmp_path / "new.csv"
     test = [[cell.replace(".", ",") for cell in map(str, row)] for row in study.test]
     file.write_text("\n".join(";".join(row) for row in [study.header, *test]) + "\n")
     given = ["data.delimiter=;", "data.decimal=,"]
-    _, said = predictions(run, file, overrides=given)
-    assert f"accuracy {last['accuracy']:.2f}" in said[0]
-    found = package.load(run, overrides=given).predict(file)
-    assert found.metrics["accuracy"] == last["accuracy"]
+    _, output = predictions(run, file, overrides=given)
+    assert f"accuracy {last['accuracy']:.2f}" in output[0]
+    results = package.load(run, overrides=given).predict(file)
+    assert results.metrics["accuracy"] == last["accuracy"]
     own = package.load(run, client=0, overrides=given).predict(file, site="north")  # not of the client's training data
     assert len(own["prediction"]) == len(test)
     names = "data.delimiter, data.decimal may be set"
@@ -297,7 +297,7 @@ def leaf(place):
 
 
 def image_folder(place):
-    """With operations of data.augment, of which those that draw nothing are for new images, too."""
+    """Operations of data.augment without randomness are also applied to new images."""
     names = ["cat", "dog", "owl"]
     pictures(place / "train", names, 8, 0)
     pictures(place / "test", names, 5, 1)
@@ -325,7 +325,7 @@ def pixels_to_16(place):
 
 
 def saved(folder, columns):
-    """A data set as save_to_disk of Hugging Face's datasets writes it."""
+    """Write a data set as save_to_disk of Hugging Face's datasets does."""
     import pyarrow
 
     folder.mkdir(parents=True)
@@ -376,30 +376,30 @@ SOURCES = [heart_disease, leaf, image_folder, csv_images, pixels_to_16, saved_da
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_the_test_rows_of_a_source_give_the_recorded_accuracy(tmp_path, source):
+def test_test_rows_of_a_source_give_the_recorded_accuracy(tmp_path, source):
     data, more, file = source(tmp_path)
     run, last = train(tmp_path, data, **more)
-    found = package.load(run).predict(file)
-    assert found.metrics["accuracy"] == last["accuracy"]
-    assert all(len(column) == len(next(iter(found.values()))) for column in found.values())
+    results = package.load(run).predict(file)
+    assert results.metrics["accuracy"] == last["accuracy"]
+    assert all(len(column) == len(next(iter(results.values()))) for column in results.values())
 
 
 def test_images_by_folder_file_and_list(animals, tmp_path):
     files = pictures(tmp_path, ["cat", "dog"], 3, 1)
-    found = package.load(animals).predict(tmp_path)
-    assert list(found["file"]) == ["cat/0.png", "cat/1.png", "cat/2.png", "dog/0.png", "dog/1.png", "dog/2.png"]
-    assert package.load(animals).predict(files[4])["prediction"] == [found["prediction"][4]]
-    assert package.load(animals).predict([files[4], files[0]])["prediction"][1] == found["prediction"][0]
+    results = package.load(animals).predict(tmp_path)
+    assert list(results["file"]) == ["cat/0.png", "cat/1.png", "cat/2.png", "dog/0.png", "dog/1.png", "dog/2.png"]
+    assert package.load(animals).predict(files[4])["prediction"] == [results["prediction"][4]]
+    assert package.load(animals).predict([files[4], files[0]])["prediction"][1] == results["prediction"][0]
 
 
-def test_names_of_images_are_relative_to_the_folder_of_the_csv_file(animals, tmp_path):
+def test_image_names_are_relative_to_the_csv_file(animals, tmp_path):
     with pytest.raises(UserError, match=r"new\.csv, line 2: image a\.png not found .*relative to the folder of new"):
         package.load(animals).predict(write(tmp_path / "new.csv", ["path"], [["a.png"]]))
     with pytest.raises(UserError, match="has no column 'path'"):
         package.load(animals).predict(write(tmp_path / "bad.csv", ["file"], [["a.png"]]))
 
 
-def test_images_of_another_size_are_refused_where_the_training_scaled_none(tmp_path):
+def test_images_of_another_size_are_refused_without_resizing(tmp_path):
     pictures(tmp_path / "train", ["cat"], 8, 0, size=8)
     pictures(tmp_path / "train", ["dog"], 8, 2, size=8)
     (run, _), other = train(tmp_path, {"source": "image_folder"}), pictures(tmp_path / "new", ["cat"], 1, 1, size=7)
@@ -417,25 +417,25 @@ def animals(tmp_path_factory):
     return train(place, {"source": "image_folder", "size": 8})[0]
 
 
-def test_labels_that_are_no_class_are_left_out_of_the_metrics_and_counted(animals, tmp_path):
+def test_invalid_labels_are_excluded_from_metrics_and_counted(animals, tmp_path):
     files = pictures(tmp_path / "new", ["cat", "dog"], 3, 1)
     rows = [[f"new/{file.parent.name}/{file.name}", file.parent.name] for file in files]
-    whole = package.load(animals).predict(write(tmp_path / "new.csv", ["path", "label"], rows[1:]))
+    complete = package.load(animals).predict(write(tmp_path / "new.csv", ["path", "label"], rows[1:]))
     rows[0][1] = "wolf"
     file = write(tmp_path / "new.csv", ["path", "label"], rows)
-    got, said = predictions(animals, file)
+    got, output = predictions(animals, file)
     assert len(got) == 6
     assert (
-        said[-1]
+        output[-1]
         == f"metrics: {file}, line 2: 'wolf' is not one of the classes of the training data; 1 row of 6 ignored"
     )
-    assert package.load(animals).predict(file).metrics == whole.metrics
+    assert package.load(animals).predict(file).metrics == complete.metrics
     none = package.load(animals).predict(write(tmp_path / "new.csv", ["path", "label"], rows[:1]))
     assert none.metrics == {}
 
 
 @pytest.mark.parametrize("rows", [[{"path": "a.png"}], [np.zeros((8, 8, 3))], {"path": ["a.png"]}, []], ids=type)
-def test_rows_that_images_cannot_be_read_from_are_answered_with_what_can(animals, rows):
+def test_unreadable_image_rows_are_refused_with_the_allowed_formats(animals, rows):
     takes = "must be an image, a folder of images, a CSV file that lists images, or a list of files"
     with pytest.raises(UserError, match=f"rows: .* is not allowed for this run; {takes}"):
         package.load(animals).predict(rows)
@@ -460,8 +460,8 @@ def test_arrays_give_the_recorded_accuracy(tmp_path, kind):
         more |= {"source": "npz", "path": "a.npz"}
     run, last = train(tmp_path, more)
     np.savez(tmp_path / "new.npz", x=x[40:], y=y[40:])
-    got, said = predictions(run, tmp_path / "new.npz")
-    assert f"accuracy {last['accuracy']:.2f}" in said[0]
+    got, output = predictions(run, tmp_path / "new.npz")
+    assert f"accuracy {last['accuracy']:.2f}" in output[0]
     assert percent_equal([int(row["prediction"]) for row in got], y[40:]) == last["accuracy"]
     assert package.load(run).predict(x[40:])["prediction"] == column(got, "prediction")
     with pytest.raises(UserError, match=r"rows of shape \(.*\), as in training"):
@@ -483,8 +483,8 @@ def test_masks_are_written_as_arrays_and_give_the_recorded_dice(tmp_path):
     np.savez(tmp_path / "new.npz", x=x[16:], y=y[16:])
     out = command.predict_file(RunModel(run, True), tmp_path / "new.npz", print)
     assert out == run / "predictions" / "new.npz"
-    with np.load(out) as found:
-        mask = found["mask"]
+    with np.load(out) as results:
+        mask = results["mask"]
     assert mask.shape == (8, 8, 8)
     both, either = ((mask == 1) & (y[16:] == 1)).sum(), (mask == 1).sum() + (y[16:] == 1).sum()
     assert 2 * both / either == pytest.approx(last["dice"], abs=1e-12)
@@ -495,17 +495,17 @@ def test_masks_are_written_as_arrays_and_give_the_recorded_dice(tmp_path):
 def test_symbols_are_those_of_windows_of_the_text(tmp_path):
     data, more, file = texts(tmp_path)
     run, last = train(tmp_path, data, **more)
-    found, parts = package.load(run).predict(file), {row["author"]: row["text"] for row in read(file)}
+    results, parts = package.load(run).predict(file), {row["author"]: row["text"] for row in read(file)}
     # 80 characters: windows at 1, 11, ..., 61 with all targets, and the last ten, whose next one is not known
-    assert list(found["character"]) == [*range(1, 71, 10), 71] * 2
+    assert list(results["character"]) == [*range(1, 71, 10), 71] * 2
     right = [
         symbol == parts[name][start + k]
-        for name, start, symbols in zip(found["text"], found["character"], found["symbols"], strict=True)
+        for name, start, symbols in zip(results["text"], results["character"], results["symbols"], strict=True)
         for k, symbol in enumerate(symbols)
         if start + k < 80 and start < 71
     ]
     assert 100 * sum(right) / len(right) == pytest.approx(last["accuracy"], abs=1e-9)
-    assert [symbols[-1] for symbols in found["symbols"]] == found["next"]
+    assert [symbols[-1] for symbols in results["symbols"]] == results["next"]
     for text, message in [
         ("ab Z ab ab ab", "'odd' contains 'Z', which did not occur in training"),
         ("ab", "has only 2 characters, but the model was trained on windows of 10"),
@@ -543,7 +543,7 @@ class Masked(torch.nn.Module):
 """
 
 
-def test_a_source_of_ones_own_takes_ready_inputs_and_says_so(tmp_path):
+def test_a_plug_in_source_takes_prepared_inputs_with_a_notice(tmp_path):
     (tmp_path / "own.py").write_text(PERSONAL_MODEL_HOOKS)
     run, last = train(tmp_path, {"source": f"{tmp_path}/own.py:own"})
     g = torch.Generator().manual_seed(0)
@@ -559,13 +559,13 @@ def test_a_source_of_ones_own_takes_ready_inputs_and_says_so(tmp_path):
         package.load(run, trust=True).predict(write(tmp_path / "a.csv", header, rows))
 
 
-def test_samples_of_several_tensors_come_under_their_names(tmp_path):
+def test_samples_of_several_tensors_are_passed_by_name(tmp_path):
     (tmp_path / "own.py").write_text(PERSONAL_MODEL_HOOKS)
     run, last = train(tmp_path, {"source": f"{tmp_path}/own.py:several"}, model={"name": f"{tmp_path}/own.py:Masked"})
     ids = np.arange(60).reshape(20, 3)[14:] % 7
     with pytest.warns(UserWarning, match="without any preparation"):
-        found = package.load(run, trust=True).predict({"ids": ids, "mask": (ids > 2).astype(np.float32)})
-    assert percent_equal(map(int, found["prediction"]), [k % 2 for k in range(14, 20)]) == last["accuracy"]
+        results = package.load(run, trust=True).predict({"ids": ids, "mask": (ids > 2).astype(np.float32)})
+    assert percent_equal(map(int, results["prediction"]), [k % 2 for k in range(14, 20)]) == last["accuracy"]
     with pytest.raises(UserError, match="rows has no array 'mask'"):
         package.load(run, trust=True).predict({"ids": ids})
 
@@ -583,12 +583,12 @@ def silos(place, **more):
 
 
 def recorded(run, client):
-    """The last line of a client in clients.jsonl."""
+    """Return the last row of a client in clients.jsonl."""
     lines = [json.loads(line) for line in (run / "clients.jsonl").read_text().splitlines()]
     return next(line for line in reversed(lines) if line["client"] == client)
 
 
-def test_a_sites_preparation_stays_in_the_sites_own_folder(tmp_path):
+def test_the_preprocessing_of_a_site_stays_in_its_folder(tmp_path):
     run, header, rows = silos(tmp_path)
     assert not (run / "preprocessing.json").exists()
     for client, site in enumerate(("north", "south")):
@@ -597,8 +597,8 @@ def test_a_sites_preparation_stays_in_the_sites_own_folder(tmp_path):
         assert fit["mean"][0] == pytest.approx(np.mean(ages), rel=1e-12)
         assert fit["deviation"][0] == pytest.approx(np.std(ages), rel=1e-12)
         here = [row for row in rows if row[4] == site and row[5] == "test"]
-        found = package.load(run).predict(write(tmp_path / "new.csv", header, here), site=site)
-        assert found.metrics["accuracy"] == recorded(run, client)["accuracy"]
+        results = package.load(run).predict(write(tmp_path / "new.csv", header, here), site=site)
+        assert results.metrics["accuracy"] == recorded(run, client)["accuracy"]
     file = tmp_path / "new.csv"
     with pytest.raises(UserError, match=r"each site .* has its own preprocessing; .*: north, south"):
         package.load(run).predict(file)
@@ -608,21 +608,21 @@ def test_a_sites_preparation_stays_in_the_sites_own_folder(tmp_path):
 
 
 def test_a_clients_model_predicts_rows_prepared_by_the_clients_site(tmp_path):
-    """FedPer's clients keep their heads: the accuracy of each on its own test rows is that of clients.jsonl."""
+    """With FedPer, each client's accuracy on its own test rows is that of clients.jsonl."""
     mlp = {"model": {"name": "mlp", "hidden": [4]}, "method": {"name": "fedper"}}
     run, header, rows = silos(tmp_path, **mlp)
     for client, site in enumerate(("north", "south")):
         here = [row for row in rows if row[4] == site and row[5] == "test"]
         file = write(tmp_path / "new.csv", header, here)
         for given in (client, site):
-            found = package.load(run, client=given).predict(file)
-            assert found.metrics["accuracy"] == recorded(run, client)["accuracy"]
-        got, said = predictions(run, file, client=site)
-        assert [row["prediction"] for row in got] == found["prediction"]
-        assert f"accuracy {recorded(run, client)['accuracy']:.2f}" in said[0]
+            results = package.load(run, client=given).predict(file)
+            assert results.metrics["accuracy"] == recorded(run, client)["accuracy"]
+        got, output = predictions(run, file, client=site)
+        assert [row["prediction"] for row in got] == results["prediction"]
+        assert f"accuracy {recorded(run, client)['accuracy']:.2f}" in output[0]
 
 
-def test_a_client_that_is_a_site_of_one_table_has_its_rows_prepared_as_the_sites(tmp_path):
+def test_rows_of_a_client_are_prepared_with_the_statistics_of_its_site(tmp_path):
     header, rows = patients(tmp_path)
     more = {"evaluate": {"protocol": ["personal"]}, "method": {"name": "ditto", "lam": 0.1}}
     run, _ = train(tmp_path, table("sick", partition={"scheme": "site"}), **more)
@@ -630,15 +630,15 @@ def test_a_client_that_is_a_site_of_one_table_has_its_rows_prepared_as_the_sites
         here = [row for row in rows if row[4] == site and row[5] == "test"]
         file = write(tmp_path / "new.csv", header[1:4] + header[6:7], [row[1:4] + row[6:7] for row in here])
         for given in (client, site):
-            found = package.load(run, client=given).predict(file)
-            assert found.metrics["accuracy"] == recorded(run, client)["accuracy"]
+            results = package.load(run, client=given).predict(file)
+            assert results.metrics["accuracy"] == recorded(run, client)["accuracy"]
     with pytest.raises(
         UserError, match=r"client: 'nroth' does not exist .* 0 to 1, or site names: did you mean 'north'"
     ):
         package.load(run, client="nroth")
 
 
-def test_sites_that_prepare_their_rows_alike_need_not_be_named(tmp_path):
+def test_sites_with_equal_preprocessing_need_not_be_named(tmp_path):
     for seed, site in enumerate(("north", "south")):
         pictures(tmp_path / site, ["cat", "dog"], 6, seed)
     data = {"source": "image_folder", "size": 8, "silos": ["north", "south"], "partition": None}
@@ -647,12 +647,17 @@ def test_sites_that_prepare_their_rows_alike_need_not_be_named(tmp_path):
 
 
 # ---- the file itself ----
-def test_the_preprocessing_has_a_checksum_and_a_damaged_one_is_named(study, tmp_path):
+def test_a_damaged_preprocessing_file_is_reported(study, tmp_path):
     run = shutil.copytree(study.run, tmp_path / "run")
     assert "preprocessing.json" in json.loads((run / "checksums.json").read_text())["files"]
     file = write(tmp_path / "new.csv", study.header, study.test)
-    whole = (run / "preprocessing.json").read_text()
-    for damaged in (whole[:99], whole.replace('"table"', '"of wood"'), "[]", whole.replace('"columns"', '"pillars"')):
+    complete = (run / "preprocessing.json").read_text()
+    for damaged in (
+        complete[:99],
+        complete.replace('"table"', '"of wood"'),
+        "[]",
+        complete.replace('"columns"', '"pillars"'),
+    ):
         (run / "preprocessing.json").write_text(damaged)
         with pytest.raises(UserError, match=r"preprocessing\.json cannot be read as the preprocessing of a run"):
             package.load(run).predict(file)
@@ -661,7 +666,7 @@ def test_the_preprocessing_has_a_checksum_and_a_damaged_one_is_named(study, tmp_
         package.load(run).predict(file)
 
 
-def test_a_place_that_cannot_be_written_and_a_file_that_is_not_there_are_named(study, tmp_path):
+def test_an_unwritable_output_and_a_missing_input_are_errors(study, tmp_path):
     file = write(tmp_path / "new.csv", study.header, study.test)
     for to, message in [
         (file / "below.csv", "cannot write"),
@@ -673,8 +678,8 @@ def test_a_place_that_cannot_be_written_and_a_file_that_is_not_there_are_named(s
         package.load(study.run).predict(tmp_path / "none.csv")
 
 
-def test_masks_of_image_files_are_written_with_the_names_of_the_files():
-    """numpy.savez has a parameter `file` of its own."""
+def test_predicted_masks_are_named_after_the_image_files():
+    """A column may be named `file`, which is also a parameter of numpy.savez."""
     mask = np.arange(8).reshape(2, 2, 2)
     archive = np.load(
         io.BytesIO(command._format_npz({"file": np.array(["a.png", "b.png"], dtype=object), "mask": mask}))

@@ -1,4 +1,4 @@
-"""A run that was cut anywhere goes on as if it had not been."""
+"""A run that was interrupted at any point is resumed with the results of an uninterrupted run."""
 
 import random
 import re
@@ -31,7 +31,7 @@ def kept_in(folder, every=1, keep=2):
 
 
 def attach(it, folder, room, every=1, keep=2):
-    """Have a federation write checkpoints, with room for so many clients' rows in memory."""
+    """Make a federation write checkpoints, with at most `room` clients' rows in memory."""
     it.kept = kept_in(folder, every, keep)
     it.fed.reporter.callbacks.save_state = it.kept.save
     if it.made.messages.client_state.size:
@@ -39,7 +39,7 @@ def attach(it, folder, room, every=1, keep=2):
 
 
 def run_until(it, cut):
-    """Run to the end, or die when round `cut` is reported."""
+    """Run to the end, or raise Killed when round `cut` is reported."""
     rows = it.fed.reporter.callbacks.record_round
 
     def on_round(row):
@@ -56,17 +56,17 @@ def run_until(it, cut):
 
 
 def begin(folder, config, *, cut=None, room=0, every=1, keep=2, stop=lambda: False):
-    """A run that writes checkpoints, goes on where the one before left off, and dies when it reports round `cut`."""
-    it, said = prepare(config, stop=stop), []
+    """Start or resume a run with checkpoints, which is killed when it reports round `cut`."""
+    it, output = prepare(config, stop=stop), []
     attach(it, folder, room or 10**6, every, keep)
-    t = checkpoints.restore_newest_checkpoint(it.fed, it.kept, 10, said.append)
+    t = checkpoints.restore_newest_checkpoint(it.fed, it.kept, 10, output.append)
     with suppress(Killed):
         run_until(it, cut)
-    return it, t, said
+    return it, t, output
 
 
-def whole(it):
-    kept = {k: digest(it.fed.states._row(k)) for k in range(it.fed.trainer.data.clients)}  # from memory or shelf
+def full(it):
+    kept = {k: digest(it.fed.states._get_row(k)) for k in range(it.fed.trainer.data.clients)}  # from memory or shelf
     return record(it) | {"kept": kept, "reason": it.reason}
 
 
@@ -78,15 +78,15 @@ WIRES = ["int8", "bf16"]
 
 
 def wire_of(method):
-    """One of them; one for methods that send changes or not."""
+    """Return one of the compressions that the method supports."""
     return WIRES[1] if method == "fedfomo" else WIRES[sum(map(ord, method)) % 2]
 
 
 def killed_twice(tmp_path, method, config):
-    """Goes on as if nothing had been, with room for two clients' rows in memory."""
+    """A resumed run has the same bits, with only two clients' rows in memory."""
     it = prepare(config)
     it.reason = it.fed.run()
-    undisturbed = whole(it)
+    undisturbed = full(it)
     cuts = torch.randperm(ROUNDS, generator=torch.Generator().manual_seed(len(method)))[:2].sort().values.tolist()
     rows, lines, updates = {}, {}, {}
     for cut in (*cuts, None):
@@ -96,7 +96,7 @@ def killed_twice(tmp_path, method, config):
         updates |= {row["round"]: row for row in it.updates}
     it.rows = [rows[t] for t in sorted(rows)]
     it.files |= {"update_stats.jsonl": [updates[t] for t in sorted(updates)], "clients.jsonl": list(lines.values())}
-    found = whole(it)
+    found = full(it)
     assert {name: found[name] for name in found if name != "lines"} == {
         name: undisturbed[name] for name in undisturbed if name != "lines"
     }
@@ -112,7 +112,7 @@ LOCAL = {
 
 @pytest.mark.parametrize("method", ["fedavg", "fedrep", "ditto"])
 @pytest.mark.parametrize("train", LOCAL)
-def test_what_an_optimiser_knows_is_there_again(tmp_path, method, train):
+def test_optimiser_state_is_restored(tmp_path, method, train):
     killed_twice(tmp_path, method, config(method, train=LOCAL[train]))
 
 
@@ -124,7 +124,7 @@ def test_the_best_model_so_far_is_known(tmp_path, method, best):
 
 
 @pytest.mark.parametrize("method", sorted(registry))
-def test_every_method_goes_on_with_the_same_bits(tmp_path, method):
+def test_resume_gives_the_same_hashes_for_every_method(tmp_path, method):
     killed_twice(tmp_path, method, config(method))
 
 
@@ -133,15 +133,15 @@ DRAWS = {"fedsr"}  # from torch's own generator, which the ranks of one process 
 
 @pytest.mark.parametrize("coded", [False, True], ids=["", "coded"])
 @pytest.mark.parametrize("method", sorted(set(registry) - DRAWS))
-def test_every_method_goes_on_on_other_numbers_of_ranks(tmp_path, method, coded):
-    """Four ranks, killed; two, killed; three to the end: the bits of one process."""
+def test_every_method_can_be_resumed_on_another_number_of_ranks(tmp_path, method, coded):
+    """A run on four, two and then three ranks, killed twice, has the same bits as one process."""
     rng = random.Random(method)
     cohort = {"fraction": 0.6, "placement": rng.choice(["balanced", "pinned"])}
     config = small_settings(
         method, "mlp", rounds=6, cohort=cohort, comm={"compression": wire_of(method) if coded else "fp32"}
     )
-    whole = prepare(config)
-    whole.fed.run()
+    full = prepare(config)
+    full.fed.run()
     cuts, hashes = sorted(rng.sample(range(5), 2)), {}
 
     def start(seat):
@@ -159,7 +159,7 @@ def test_every_method_goes_on_on_other_numbers_of_ranks(tmp_path, method, coded)
     for size, cut in ((4, cuts[0]), (2, cuts[1]), (3, None)):
         ended = play_in_threads(size, {}, start, lambda it, cut=cut: play(it, cut))
         assert all(end is None for end in ended.values()) == (cut is None), ended
-    assert [hashes[t] for t in range(6)] == whole.hashes
+    assert [hashes[t] for t in range(6)] == full.hashes
 
 
 def flip(path):
@@ -174,7 +174,7 @@ def cut_off(path):
 
 @pytest.mark.parametrize("harm", [flip, cut_off, lambda path: path.write_bytes(b""), lambda path: path.unlink()])
 @pytest.mark.parametrize("what", ["server", "row"])
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(tmp_path, harm, what):
+def test_a_damaged_checkpoint_is_skipped_for_the_previous_one(tmp_path, harm, what):
     for name in "ab":
         (tmp_path / name).mkdir()
     undisturbed, _, _ = begin(tmp_path / "a", config("scaffold"))
@@ -185,15 +185,15 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(tmp_path, har
     path = path.with_name(f"{path.name}.safetensors")
     harm(path)
     gone = not path.exists()
-    again, t, said = begin(tmp_path / "b", config("scaffold"))
+    again, t, output = begin(tmp_path / "b", config("scaffold"))
     assert t == 1
-    assert (gone and what == "server" and not said) or (len(said) == 1 and str(path) in said[0]), said
+    assert (gone and what == "server" and not output) or (len(output) == 1 and str(path) in output[0]), output
     assert again.rows[-1]["sha256"] == undisturbed.rows[-1]["sha256"]
-    assert whole(again)["kept"] == whole(undisturbed)["kept"]
+    assert full(again)["kept"] == full(undisturbed)["kept"]
 
 
-def test_every_byte_counts(tmp_path):
-    """Of a row's file, flipped one by one."""
+def test_one_missing_byte_is_an_error(tmp_path):
+    """Bits of a row's file that are flipped one by one."""
     rows = ClientStateFiles(tmp_path)
     rows.put(3, 7, torch.arange(5.0))
     path, good = rows.path(3, 7), rows.path(3, 7).read_bytes()
@@ -207,9 +207,11 @@ def test_every_byte_counts(tmp_path):
 
 @pytest.mark.parametrize("room", [10**6, 1])
 @pytest.mark.parametrize(("every", "keep"), [(1, 2), (2, 2), (1, 1), (3, 1)])
-def test_a_checkpoint_costs_what_changed_and_nothing_is_left_over(tmp_path, every, keep, room):
-    """Rows on disk: those of the checkpoints there, no others; a client that rests is not written again. Between two
-    checkpoints: beside them what left memory since."""
+def test_a_checkpoint_writes_only_changed_rows_and_old_files_are_removed(tmp_path, every, keep, room):
+    """The rows on disk are those of the checkpoints, and between two checkpoints also those that left the memory.
+
+    The row of a client that did not train is not written again.
+    """
     config_ = small_settings("scaffold", "mlp", rounds=12, cohort={"fraction": 0.3}, evaluate={"every": 100})
     it, kept = prepare(config_), kept_in(tmp_path, every, keep)
     it.fed.states.store, it.fed.states.max_in_memory = kept.rows, room
@@ -239,22 +241,22 @@ def test_a_checkpoint_costs_what_changed_and_nothing_is_left_over(tmp_path, ever
     assert not list(tmp_path.rglob(".*.tmp"))
 
 
-def test_lines_are_on_disk_before_the_checkpoint_that_does_without_them(tmp_path, monkeypatch):
-    """A power cut takes what was not synced: the checkpoint may not be there and the rounds before it gone."""
-    said = []
+def test_rows_are_on_disk_before_the_checkpoint(tmp_path, monkeypatch):
+    """After a power failure, rows of rounds before a checkpoint must exist if the checkpoint exists."""
+    output = []
     sync, write = checkpoints.sync_to_disk, checkpoints.write_atomically
-    monkeypatch.setattr(checkpoints, "sync_to_disk", lambda path: (said.append(path.name), sync(path)))
-    monkeypatch.setattr(checkpoints, "write_atomically", lambda *a: (said.append(a[0].name), write(*a)))
+    monkeypatch.setattr(checkpoints, "sync_to_disk", lambda path: (output.append(path.name), sync(path)))
+    monkeypatch.setattr(checkpoints, "write_atomically", lambda *a: (output.append(a[0].name), write(*a)))
     for name in ("metrics.jsonl", "clients.jsonl"):
         (tmp_path / name).touch()
     begin(tmp_path, small_settings("fedavg", "mlp", rounds=2))
-    places = [i for i, name in enumerate(said) if name.endswith(".safetensors")]
+    places = [i for i, name in enumerate(output) if name.endswith(".safetensors")]
     assert len(places) == 2
-    assert [{*said[i - 2 : i]} for i in places] == [{"metrics.jsonl", "clients.jsonl"}] * 2
+    assert [{*output[i - 2 : i]} for i in places] == [{"metrics.jsonl", "clients.jsonl"}] * 2
 
 
-def test_what_a_kill_has_left_is_removed(tmp_path):
-    """Files cut short in writing; and everything where nothing is whole."""
+def test_incomplete_files_of_a_killed_run_are_removed(tmp_path):
+    """Incomplete files are removed, and all files if no checkpoint is intact."""
     begin(tmp_path, config("scaffold"), cut=2)
     left = [tmp_path / "checkpoints" / ".000002.safetensors.tmp", tmp_path / "state" / ".000001.000002.safetensors.tmp"]
     for path in left:
@@ -263,13 +265,13 @@ def test_what_a_kill_has_left_is_removed(tmp_path):
     assert not list(tmp_path.rglob(".*"))
     for path in (tmp_path / "checkpoints").iterdir():
         cut_off(path)
-    it, t, said = begin(tmp_path, config("scaffold"), cut=0)
-    assert (t, len(said)) == (-1, 2)
+    it, t, output = begin(tmp_path, config("scaffold"), cut=0)
+    assert (t, len(output)) == (-1, 2)
     assert set(ClientStateFiles(tmp_path / "state").found()) == {(k, 0) for k in it.fed.scheduler.cohort(0)}
 
 
 class StopAt:
-    """Asks for a stop when it is looked at for the n-th time."""
+    """A stop request that is true when it is queried for the n-th time."""
 
     def __init__(self, n):
         self.n, self.seen = n, 0
@@ -289,13 +291,13 @@ class StopAt:
         ("scaffold", 0, WIRES[1]),
     ],
 )
-def test_a_stop_leaves_the_last_complete_round_however_rare_checkpoints_are(tmp_path, method, room, wire):
-    """In the midst of a round, whose traces in clients' rows are undone."""
+def test_a_stop_saves_the_last_complete_round(tmp_path, method, room, wire):
+    """The stop comes within a round, whose changes of client states are undone."""
     more = {"checkpoint": {"every": 4}, "evaluate": {"protocol": ["global", "personal"]}, "comm": {"compression": wire}}
     config_ = small_settings(method, "norm", rounds=6, **more)
     it = prepare(config_)
     it.reason = it.fed.run()
-    undisturbed, counted = whole(it), StopAt(10**9)
+    undisturbed, counted = full(it), StopAt(10**9)
     prepare(config_, stop=counted).fed.run()
     rounds = set()
     for number, n in enumerate(range(counted.seen // 7, counted.seen, counted.seen // 3)):
@@ -307,7 +309,7 @@ def test_a_stop_leaves_the_last_complete_round_however_rare_checkpoints_are(tmp_
         again, t, _ = begin(folder, config_, room=room, every=4)
         assert t == complete
         rounds.add(t)
-        found = whole(again)
+        found = full(again)
         assert {name: found[name] for name in ("w", "b", "server", "kept")} == {
             name: undisturbed[name] for name in ("w", "b", "server", "kept")
         }
@@ -316,14 +318,14 @@ def test_a_stop_leaves_the_last_complete_round_however_rare_checkpoints_are(tmp_
 
 
 @pytest.mark.parametrize("wire", ["fp32", "int8"])
-def test_a_finished_run_goes_on_with_more_rounds(tmp_path, wire):
+def test_a_finished_run_can_be_resumed_with_more_rounds(tmp_path, wire):
     longer = small_settings("scaffold", "norm", rounds=ROUNDS + 2, comm={"compression": wire})
     begin(tmp_path, config("scaffold", comm={"compression": wire}))
     it, t, _ = begin(tmp_path, longer)
     assert t == ROUNDS - 1
     undisturbed = prepare(longer)
     undisturbed.fed.run()
-    found, expected = whole(it), whole(undisturbed)
+    found, expected = full(it), full(undisturbed)
     assert (found["w"], found["kept"]) == (expected["w"], expected["kept"])
     assert [row["round"] for row in it.rows] == [ROUNDS - 1, ROUNDS, ROUNDS + 1]
 
@@ -339,15 +341,17 @@ def test_a_finished_run_goes_on_with_more_rounds(tmp_path, wire):
         ("None", False),
     ],
 )
-def test_a_site_may_join_at_the_end_and_none_may_leave(now, fine):
-    """Clients are numbered by the list: another's rounds would be told of a site."""
-    with nullcontext() if fine else pytest.raises(UserError, match=r"or moved\. .* init\.from=runs/a/model"):
+def test_sites_can_only_be_added_at_the_end(now, fine):
+    """Clients are numbered by the list, so a site would otherwise get the state of another one."""
+    with nullcontext() if fine else pytest.raises(UserError, match=r"added at its end\. .* init\.from=runs/a/model"):
         checkpoints._check_sites_appended(Path("runs/a"), "['a', 'b']", now)
 
 
-def test_a_run_goes_on_where_pictures_are_rounded_otherwise(tmp_path, monkeypatch):
-    """Devices resize pictures to other last bits. What a run and its resumption compare are pictures as they are
-    stored, and the options of what is done to them."""
+def test_a_run_can_be_resumed_where_images_are_rounded_differently(tmp_path, monkeypatch):
+    """A resumed run compares stored images and the options of their transforms, not the transformed images.
+
+    Devices round resized images differently.
+    """
     g = np.random.default_rng(0)
     np.savez(tmp_path / "pictures.npz", x=g.integers(0, 256, (80, 1, 8, 8), dtype=np.uint8), y=np.arange(80) % 4)
     data = ("data.source=npz", f"data.root={tmp_path}", "data.path=pictures.npz", "data.partition.clients=4")
@@ -356,22 +360,22 @@ def test_a_run_goes_on_where_pictures_are_rounded_otherwise(tmp_path, monkeypatc
     assert fedmpi("run", *words, "name=run", "rounds=1").returncode == 0
     resize = Resize.__call__
     monkeypatch.setattr(Resize, "__call__", lambda self, x, u: resize(self, x, u) * (1 + 1e-7))
-    done = fedmpi("resume", tmp_path / "run", "rounds=2")
-    assert done.returncode == 0, done.stderr
-    done = fedmpi("resume", tmp_path / "run", "rounds=3", "data.augment=[{resize: 12}]")
-    assert done.returncode == 2
+    result = fedmpi("resume", tmp_path / "run", "rounds=2")
+    assert result.returncode == 0, result.stderr
+    result = fedmpi("resume", tmp_path / "run", "rounds=3", "data.augment=[{resize: 12}]")
+    assert result.returncode == 2
 
 
-def test_the_directory_of_a_host_without_rank_0_says_where_the_run_is(tmp_path):
-    """There a site's rank has written its own state and audit alone."""
+def test_the_directory_of_a_host_without_rank_0_is_refused_with_an_explanation(tmp_path):
+    """On such a host, a site's rank has written only its own state and audit."""
     place = tmp_path / "study"
     for name in ("state/north", "audit", "trace"):
         (place / name).mkdir(parents=True)
     (tmp_path / "new.csv").touch()
     commands = (["predict", place, tmp_path / "new.csv", "--client", "north"], ["report", place, "--sites"])
     for command in (*commands, ["status", place], ["verify", place], ["compare", place, place], ["resume", place]):
-        done = fedmpi(*command)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert "only files of the ranks of this host (state/, audit/, trace/)" in done.stderr
-        assert "on the host of rank 0" in done.stderr
-    assert "checkpoint.resume=must" in done.stderr
+        result = fedmpi(*command)
+        assert (result.returncode, result.stdout) == (2, "")
+        assert "only files of the ranks of this host (state/, audit/, trace/)" in result.stderr
+        assert "on the host of rank 0" in result.stderr
+    assert "checkpoint.resume=must" in result.stderr

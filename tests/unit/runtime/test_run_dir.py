@@ -34,8 +34,8 @@ def record(tmp_path):
     return RunDirectory.create(tmp_path / "deep" / "runs", "a")
 
 
-def test_half_a_line_is_gone_when_a_run_goes_on(record):
-    """The next line would stand behind it."""
+def test_an_incomplete_line_is_removed_when_a_run_is_resumed(record):
+    """Otherwise the next line would be appended to it."""
     for name in ("clients.jsonl", "metrics.jsonl"):
         (record.path / name).write_text('{"round": 0, "pa')
     record.truncate_after(0)
@@ -44,7 +44,7 @@ def test_half_a_line_is_gone_when_a_run_goes_on(record):
     assert record.read_rows("metrics.jsonl") == []
 
 
-def test_a_directory_is_never_shared_and_an_output_must_be_one(tmp_path):
+def test_each_run_gets_its_own_directory(tmp_path):
     names = [RunDirectory.create(tmp_path, "a").path.name for _ in range(3)]
     assert names == ["a", "a-2", "a-3"]
     (tmp_path / "file").write_text("")
@@ -67,7 +67,7 @@ class Full(io.FileIO):
         return super().write(taken)
 
 
-def test_a_line_that_does_not_fit_is_cut_off_again(record, monkeypatch):
+def test_a_failed_append_leaves_no_partial_line(record, monkeypatch):
     record.append("metrics.jsonl", {"round": 0})
     with monkeypatch.context() as patch:
         for module in (run_dir, atomic_files):
@@ -79,7 +79,7 @@ def test_a_line_that_does_not_fit_is_cut_off_again(record, monkeypatch):
     assert record.read_rows("metrics.jsonl") == [{"round": 0}, {"round": 1}]
 
 
-def test_a_file_that_does_not_fit_leaves_none_behind(record, monkeypatch):
+def test_a_failed_write_leaves_no_file(record, monkeypatch):
     record.write_json("summary.json", {"rounds": 1})
     monkeypatch.setattr(os, "fsync", lambda number: os.write(os.open("/dev/full", os.O_WRONLY), b"x"))
     with pytest.raises(UserError, match=r"cannot write .*summary\.json: No space left on device"):
@@ -88,8 +88,8 @@ def test_a_file_that_does_not_fit_leaves_none_behind(record, monkeypatch):
     assert sorted(path.name for path in record.path.iterdir()) == ["summary.json"]
 
 
-def test_who_ends_a_run_has_the_last_word(record):
-    """Half a line is cut off; a thread that would still write waits for the end of the process."""
+def test_after_a_failed_close_no_other_thread_writes(record):
+    """An incomplete line is removed, and other threads can no longer write."""
     (record.path / "metrics.jsonl").write_text('{"round": 0}\n{"rou')
     assert record.close_failed()
     late = threading.Thread(target=record.append, args=("metrics.jsonl", {"round": 9}), daemon=True)
@@ -101,7 +101,7 @@ def test_who_ends_a_run_has_the_last_word(record):
     assert not record.close_failed()  # what is finished stays as it is
 
 
-def test_lines_are_valid_json_whatever_the_numbers(record):
+def test_rows_are_valid_json_for_any_numbers(record):
     row = {
         "round": 0,
         "loss": math.nan,
@@ -124,7 +124,7 @@ def test_lines_are_valid_json_whatever_the_numbers(record):
     assert [json.loads(line) for line in (record.path / "clients.jsonl").read_text().splitlines()] == rows
 
 
-def test_the_model_of_views_of_one_vector_is_stored(record):
+def test_a_model_of_views_of_one_vector_can_be_saved(record):
     w = torch.arange(12.0)
     tensors = {"weight": w[:8].view(2, 2, 2, 1).permute(0, 3, 1, 2), "bias": w[8:], "count": torch.tensor(3)}
     record.write_model(tensors)
@@ -168,7 +168,7 @@ LOW_IS_GOOD += ["mae_worst_decile", "ece", "personal_perplexity"]
         ("personal_mean_gap", ("mean_gap",), 1),
     ],
 )
-def test_summary_knows_of_which_metrics_less_is_better(name, lower_is_better, best):
+def test_summary_selects_the_lowest_value_if_lower_is_better(name, lower_is_better, best):
     rows = [{"round": t, name: value} for t, value in enumerate((3.0, 1.0, 2.0))]
     assert summarize_run(rows, (name,), "finished", lower_is_better=lower_is_better)["best_round"] == {name: best}
 
@@ -185,8 +185,8 @@ LINES = [
 ]
 
 
-def test_lines_of_rounds():
-    """A run that goes on estimates the time left from its own rounds."""
+def test_round_lines_show_metrics_and_eta():
+    """A resumed run estimates the time left from the rounds of this job."""
     seconds = [row["wall_s"] for row in ROWS]
     names = ("loss", "accuracy")
     lines = [format_round(row, 3, names, fmean(seconds[: n + 1])) for n, row in enumerate(ROWS)]
@@ -200,7 +200,7 @@ def contents(folder):
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_second_is_told_who_holds_it_and_the_lock_ends_with_its_holder(tmp_path):
+def test_a_second_job_is_refused_until_the_first_one_ends(tmp_path):
     with lock.hold_lock(tmp_path):
         before = contents(tmp_path)
         with pytest.raises(UserError) as caught, lock.hold_lock(tmp_path):
@@ -212,7 +212,7 @@ def test_the_second_is_told_who_holds_it_and_the_lock_ends_with_its_holder(tmp_p
         pass
 
 
-def test_a_file_system_without_locks_is_warned_about(tmp_path, monkeypatch):
+def test_a_file_system_without_locks_causes_a_warning(tmp_path, monkeypatch):
     def none(file, how):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
@@ -222,8 +222,8 @@ def test_a_file_system_without_locks_is_warned_about(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["auto", "must"])
-def test_a_job_that_has_not_said_yet_what_it_is(tmp_path, how):
-    """No second directory beside it; if it died at once, its place is taken."""
+def test_a_job_without_an_identity_file_is_not_resumed(tmp_path, how):
+    """A job waits for it, and uses the directory if the other job has died."""
     (tmp_path / "run").mkdir()
     config = settings(output=str(tmp_path), checkpoint={"resume": how})
     with lock.hold_lock(tmp_path / "run"), ExitStack() as mine, pytest.raises(UserError, match="is in use"):
@@ -237,7 +237,7 @@ def test_a_job_that_has_not_said_yet_what_it_is(tmp_path, how):
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_a_full_disk_is_told(tmp_path, monkeypatch):
+def test_a_full_disk_is_an_error(tmp_path, monkeypatch):
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     monkeypatch.setattr(lock.json, "dumps", Mock(side_effect=full))
     with pytest.raises(UserError, match=rf"cannot write {tmp_path}/lock: No space left"), lock.hold_lock(tmp_path):
@@ -245,8 +245,8 @@ def test_a_full_disk_is_told(tmp_path, monkeypatch):
 
 
 # ---- the recorder ----
-def test_a_run_that_is_over_keeps_no_model_alive(tmp_path, monkeypatch):
-    """A recorder lives on where the error reporter of a job may still call its `close_failed`."""
+def test_a_finished_run_frees_its_model(tmp_path, monkeypatch):
+    """The error reporter of a job may still call `close_failed` of the recorder."""
     recorders, models = [], []
 
     class Watched(Recorder):
@@ -269,8 +269,8 @@ def test_a_run_that_is_over_keeps_no_model_alive(tmp_path, monkeypatch):
     assert recorders[0].close_failed("the launcher has died") == ""
 
 
-def test_warnings_are_logged_also_those_before_there_was_a_log():
-    """Afterwards the filters of warnings are as they were."""
+def test_warnings_before_the_log_exists_are_logged_too():
+    """The warning filters are restored afterwards."""
     recorder, before = RankRecorder(), list(warnings.filters)
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("always")

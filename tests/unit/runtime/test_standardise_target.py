@@ -1,4 +1,4 @@
-"""data.standardise_target: what is trained on, and figures and predictions in the unit of the targets."""
+"""data.standardise_target: training uses standardised targets; metrics and predictions have the original unit."""
 
 import csv
 import json
@@ -34,7 +34,7 @@ ONE_SITE = POOL.replace("site}", "site, only: [a]}").replace("pooled", "site")
 
 @pytest.fixture
 def folder(tmp_path):
-    """Prices of 15,000 to 500,000, which two towns have at different levels."""
+    """Write a table of prices of 15,000 to 500,000, whose level differs between two towns."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(120, 2)).round(3)
     town = np.arange(120) % 2
@@ -58,7 +58,7 @@ def targets_of(shards):
 
 
 # ---- the scale ----
-def test_the_scale_is_mean_and_deviation_of_the_targets_that_count():
+def test_the_scale_is_mean_and_deviation_of_counted_targets():
     y = torch.tensor([[1.0, 4.0], [3.0, float("nan")], [5.0, 8.0]])
     rows = [sum_targets(part, ~part.isnan()) for part in (y[:1], y[1:])]
     scale = TargetScale.from_sums(rows)
@@ -72,7 +72,7 @@ def test_the_scale_is_mean_and_deviation_of_the_targets_that_count():
 
 
 @pytest.mark.parametrize("how", ["pooled", "site"])
-def test_one_scale_for_all_sites_or_one_for_each_in_one_table_and_in_silos(folder, how):
+def test_pooled_and_site_scales_in_a_table_and_in_silos(folder, how):
     plain, data = (build_data.build_partitioned_data(load(folder, each)) for each in ("false", how))
     for k in range(2):
         y, new = (targets_of([each.train[k]]) for each in (plain, data))
@@ -88,12 +88,12 @@ def test_one_scale_for_all_sites_or_one_for_each_in_one_table_and_in_silos(folde
     assert by_silo.target_shape == data.target_shape == (3,)
     for k in range(2):
         for part in ("train", "test"):
-            found, expected = (targets_of([getattr(each, part)[k]]) for each in (by_silo, data))
-            assert torch.allclose(found, expected, rtol=1e-6)
+            results, expected = (targets_of([getattr(each, part)[k]]) for each in (by_silo, data))
+            assert torch.allclose(results, expected, rtol=1e-6)
 
 
 # ---- the task ----
-def test_the_loss_is_standardised_and_metrics_are_in_the_unit_of_the_targets():
+def test_the_loss_is_standardised_and_metrics_are_in_the_original_unit():
     rng = torch.Generator().manual_seed(0)
     y = 1000 + 50 * torch.randn(12, 2, generator=rng)
     f = torch.randn(12, 2, generator=rng)
@@ -112,17 +112,17 @@ def test_the_loss_is_standardised_and_metrics_are_in_the_unit_of_the_targets():
 
 
 @pytest.mark.parametrize("ignore", [-999, "nan"])
-def test_ignored_targets_are_left_out_as_without_it(ignore):
+def test_ignored_targets_are_excluded(ignore):
     y = torch.tensor([1.0, 3.0, float(ignore), 5.0])
     f, scale = torch.tensor([0.5, 0.1, 9.0, -1.0]), TargetScale((3.0,), (2.0,))
     names = ("mse", "rmse", "mae", "r2")
-    task, kept = StandardisedRegression(1, names, ignore), torch.tensor([0, 1, 3])
-    whole = StandardisedRegression(1, names)
-    assert task.loss(lambda x: f, f, scale.stack_with_targets(y)) == whole.loss(
-        lambda x: f[kept], f[kept], scale.stack_with_targets(y[kept])
+    task, stored = StandardisedRegression(1, names, ignore), torch.tensor([0, 1, 3])
+    complete = StandardisedRegression(1, names)
+    assert task.loss(lambda x: f, f, scale.stack_with_targets(y)) == complete.loss(
+        lambda x: f[stored], f[stored], scale.stack_with_targets(y[stored])
     )
     assert task.metrics(f, scale.stack_with_targets(y)) == pytest.approx(
-        whole.metrics(f[kept], scale.stack_with_targets(y[kept]))
+        complete.metrics(f[stored], scale.stack_with_targets(y[stored]))
     )
     assert float(task.batch_weight(scale.stack_with_targets(y))) == 3
 
@@ -134,9 +134,9 @@ def words_of(folder, how):
 
 
 def succeed(*words):
-    done = fedmpi(*words)
-    assert done.returncode == 0, done.stderr
-    return done
+    result = fedmpi(*words)
+    assert result.returncode == 0, result.stderr
+    return result
 
 
 def rows_of(run):
@@ -144,7 +144,7 @@ def rows_of(run):
 
 
 @pytest.mark.parametrize("how", ["pooled", "site"])
-def test_figures_and_predictions_of_a_run_are_in_the_unit_of_the_targets(folder, how):
+def test_metrics_and_predictions_are_in_the_original_unit(folder, how):
     run = folder / "runs/r"
     succeed("run", *words_of(folder, how), "name=r")
     row = rows_of(run)[-1]
@@ -154,22 +154,22 @@ def test_figures_and_predictions_of_a_run_are_in_the_unit_of_the_targets(folder,
     succeed("predict", run, folder / "all.csv", "--to", folder / "out.csv")
     with (folder / "all.csv").open() as given, (folder / "out.csv").open() as file:
         wanted = np.array([float(each["price"]) for each in csv.DictReader(given)])
-        found = np.array([float(each["prediction"]) for each in csv.DictReader(file)])
-    assert np.sqrt(np.mean((wanted - found) ** 2)) < 10_000
-    with warnings.catch_warnings(record=True) as told:
+        results = np.array([float(each["prediction"]) for each in csv.DictReader(file)])
+    assert np.sqrt(np.mean((wanted - results) ** 2)) < 10_000
+    with warnings.catch_warnings(record=True) as messages:
         warnings.simplefilter("always")
         module = package.load(run)
-    assert "the model returns standardised targets" in str(told[0].message)
-    assert module.predict(folder / "all.csv")["prediction"] == pytest.approx(found, rel=1e-5)
+    assert "the model returns standardised targets" in str(messages[0].message)
+    assert module.predict(folder / "all.csv")["prediction"] == pytest.approx(results, rel=1e-5)
 
 
 def test_rows_of_an_unknown_site_need_its_name(folder):
     succeed("run", *words_of(folder, "site"), "name=r", "rounds=1")
     (folder / "new.csv").write_text("big,x,z\n0,0,0\n")
     predict = ("predict", folder / "runs/r", folder / "new.csv", "--to", folder / "o.csv")
-    done = fedmpi(*predict)
-    assert done.returncode == 2
-    assert "--site NAME" in done.stderr
+    result = fedmpi(*predict)
+    assert result.returncode == 2
+    assert "--site NAME" in result.stderr
     levels = []
     for site in "ab":
         succeed(*predict, "--site", site)

@@ -1,4 +1,4 @@
-"""`fedmpi status`: what a directory tells of its run, whatever state it is in; nothing is imported that is slow."""
+"""`fedmpi status` derives the state of a run from its directory, without slow imports."""
 
 import json
 import time
@@ -16,8 +16,8 @@ def row(t, **more):
     return {**first, "sent_bytes": 100, "received_bytes": 50, "sha256": f"{t:064}", **more}
 
 
-def made(place, rows=(), summary=None, rounds=10, held=False, checkpoint=None, **named):
-    """A run directory written by hand."""
+def made(place, rows=(), summary=None, rounds=10, rows_held=False, checkpoint=None, **named):
+    """Write a run directory by hand."""
     place.mkdir(parents=True, exist_ok=True)
     (place / "identity.json").write_text(json.dumps({"rounds": str(rounds), "name": "'x'"}))
     (place / "metrics.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in rows))
@@ -49,27 +49,27 @@ FEW = [row(t) for t in range(4)]
     ],
 )
 def test_states_and_exit_codes(tmp_path, summary, rows, checkpoint, state, why, code):
-    found = status.read_run_status(made(tmp_path / "run", rows, summary, checkpoint=checkpoint))
-    assert (found["state"], status.status_exit_code(found)) == (state, code)
-    assert why in found["why"]
-    assert found["rounds_done"] == len(rows)
-    assert found["resume"] == (checkpoint is not None and state != status.FINISHED)
-    assert ("fedmpi resume" in "\n".join(status.format_status(found))) == found["resume"]
+    results = status.read_run_status(made(tmp_path / "run", rows, summary, checkpoint=checkpoint))
+    assert (results["state"], status.status_exit_code(results)) == (state, code)
+    assert why in results["why"]
+    assert results["rounds_done"] == len(rows)
+    assert results["resume"] == (checkpoint is not None and state != status.FINISHED)
+    assert ("fedmpi resume" in "\n".join(status.format_status(results))) == results["resume"]
 
 
-def test_a_job_at_work_is_seen_by_its_lock_and_disturbed_by_nobody(tmp_path):
+def test_a_running_job_is_recognised_by_its_lock(tmp_path):
     run = made(tmp_path / "run", FEW, "failed: before it was gone on with")
     with lock.hold_lock(run):
-        found = status.read_run_status(run)
-        assert found["state"] == status.RUNNING
+        results = status.read_run_status(run)
+        assert results["state"] == status.RUNNING
         assert lock.inspect_lock(run)[0] is True
     assert lock.inspect_lock(run)[0] is False
     with lock.hold_lock(run):  # who looked has left nothing
         pass
 
 
-def test_who_looks_does_not_keep_a_job_from_beginning(tmp_path, monkeypatch):
-    """The lock is shared for a moment; the job that begins then tries again."""
+def test_reading_the_status_does_not_prevent_a_job_from_starting(tmp_path, monkeypatch):
+    """Status takes a shared lock for a moment, and a job that starts in that moment tries again."""
     import fcntl
     import os
 
@@ -81,86 +81,90 @@ def test_who_looks_does_not_keep_a_job_from_beginning(tmp_path, monkeypatch):
         assert lock.inspect_lock(tmp_path)[0] is True
 
 
-def test_written_lately_where_locks_tell_nothing(tmp_path, monkeypatch):
+def test_without_locks_a_recent_write_means_running(tmp_path, monkeypatch):
     run = made(tmp_path / "run", FEW, checkpoint=3)
     monkeypatch.setattr(lock, "inspect_lock", lambda _: (None, {"host": "far"}))
     assert status.read_run_status(run)["state"] == status.RUNNING
     assert status.read_run_status(run, time.time() + 3600)["state"] == status.DIED
 
 
-def test_what_is_left_goes_by_measured_rounds_and_not_the_first(tmp_path):
+def test_the_eta_uses_measured_rounds_except_the_first(tmp_path):
     run = made(tmp_path / "run", FEW)
     with lock.hold_lock(run):
-        found = status.read_run_status(run)
-        assert found["round_s"] == 2.0
-        assert found["eta_s"] == 6 * 2.0
+        results = status.read_run_status(run)
+        assert results["round_s"] == 2.0
+        assert results["eta_s"] == 6 * 2.0
         first = status.read_run_status(made(tmp_path / "first", [row(0)]))
     assert first["round_s"] == 9.0  # there is no other
     long = made(tmp_path / "long", [row(t, wall_s=1.0 + (t >= 30)) for t in range(50)], rounds=100)
     assert status.read_run_status(long)["round_s"] == 2.0  # of the last twenty
 
 
-def test_figures_bytes_faults_and_ranks(tmp_path):
+def test_status_shows_metrics_bytes_faults_and_ranks(tmp_path):
     rows = [row(0, loss=2.3, accuracy=10.0), row(1, loss=1.5, accuracy=50.0), row(2, refused=[{"client": 1}]), row(3)]
     loss = {"round": 2, "ranks": {"2": "node5"}, "clients": [3]}
     ranks = {"ranks": [{"rank": r, "host": f"node{r}"} for r in range(3)], "launcher": "slurm", "slurm_job_id": "77"}
     named = {"faults.jsonl": json.dumps(loss) + "\n", "environment.json": json.dumps(ranks)}
     run = made(tmp_path / "run", rows, **named)
     with lock.hold_lock(run):
-        found = status.read_run_status(run)
-    assert (found["metrics"], found["metrics_round"]) == ({"train_loss": 1.9, "loss": 1.5, "accuracy": 50.0}, 1)
-    assert (found["sent_bytes"], found["received_bytes"]) == (400, 200)
-    assert (found["ranks"], found["lost"]) == (3, {"2": 2})
-    text = "\n".join(status.format_status(found))
+        results = status.read_run_status(run)
+    assert (results["metrics"], results["metrics_round"]) == ({"train_loss": 1.9, "loss": 1.5, "accuracy": 50.0}, 1)
+    assert (results["sent_bytes"], results["received_bytes"]) == (400, 200)
+    assert (results["ranks"], results["lost"]) == (3, {"2": 2})
+    text = "\n".join(status.format_status(results))
     assert "loss 1.5, accuracy 50.00, train_loss 1.9 (round 2)" in text
     assert "3 on 3 hosts, Slurm job 77; rank 2 lost in round 2" in text
     assert "uploads refused in 1 round" in text
     assert "400 B down" in text
 
 
-def test_half_lines_and_lines_that_are_none(tmp_path):
+def test_status_skips_incomplete_and_damaged_lines(tmp_path):
     run = made(tmp_path / "run", FEW)
-    whole = (run / "metrics.jsonl").read_text()
-    (run / "metrics.jsonl").write_bytes(b"\xff\xfe{}\n" + whole.encode() + b'{"round": 4, "wa')
+    complete = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_bytes(b"\xff\xfe{}\n" + complete.encode() + b'{"round": 4, "wa')
     (run / "identity.json").write_text('{"rounds": "1')
     (run / "environment.json").write_text("[]")
-    found = status.read_run_status(run)
-    assert (found["rounds_done"], found["rounds"], found["unreadable"], found["ranks"]) == (4, None, 1, None)
-    assert "1 line of metrics.jsonl cannot be read" in "\n".join(status.format_status(found))
-    assert json.dumps(found, allow_nan=False)
+    results = status.read_run_status(run)
+    assert (results["rounds_done"], results["rounds"], results["unreadable"], results["ranks"]) == (4, None, 1, None)
+    assert "1 line of metrics.jsonl cannot be read" in "\n".join(status.format_status(results))
+    assert json.dumps(results, allow_nan=False)
 
 
-def test_directories_that_are_none(tmp_path):
+def test_status_of_something_else_is_an_error(tmp_path):
     empty, foreign, file = tmp_path / "empty", tmp_path / "foreign", tmp_path / "file.txt"
     empty.mkdir()
     foreign.mkdir()
     (foreign / "holiday.jpg").touch()
     file.touch()
-    done = fedmpi("status", empty)
-    assert done.returncode == 1
-    assert "never started" in done.stdout
-    for place, said in ((foreign, "is not a run directory"), (file, "is a file"), (tmp_path / "no", "does not exist")):
-        done = fedmpi("status", place)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert said in done.stderr
-        assert done.stderr.count("\n") == 1
+    result = fedmpi("status", empty)
+    assert result.returncode == 1
+    assert "never started" in result.stdout
+    for place, output in (
+        (foreign, "is not a run directory"),
+        (file, "is a file"),
+        (tmp_path / "no", "does not exist"),
+    ):
+        result = fedmpi("status", place)
+        assert (result.returncode, result.stdout) == (2, "")
+        assert output in result.stderr
+        assert result.stderr.count("\n") == 1
 
 
-def test_a_sweep_by_its_directory(tmp_path):
+def test_status_of_a_sweep_directory(tmp_path):
     place = tmp_path / "few"
     made(place / "a", [row(t) for t in range(10)], "finished")
     made(place / "b", FEW, "failed: no such weights")
     (place / "c.log").write_text("fedmpi: error: data.root: no such directory\n")
     (place / run_files.SWEEP_FILE).write_text(json.dumps({"runs": ["a", "b", "c", "d", "e"]}))
-    found = sweep_status.read_directory_status(place)
-    assert {run["name"]: run["state"] for run in found["runs"]} == {
+    results = sweep_status.read_directory_status(place)
+    assert {run["name"]: run["state"] for run in results["runs"]} == {
         "a": "finished", "b": "failed", "c": "failed", "d": "waiting", "e": "waiting",
     }  # fmt: skip
-    assert sweep_status.format_status(found) == [
+    assert sweep_status.format_status(results) == [
         "b: failed, 4 of 10 rounds: no such weights",
         "c: failed: data.root: no such directory",
         "1 of 5 runs done, 2 failed, 2 waiting",
     ]
-    assert sweep_status.choose_exit_code(found) == 1
-    done = fedmpi("status", place, "--json")
-    assert (done.returncode, json.loads(done.stdout)["counts"]["failed"]) == (1, 2)
+    assert sweep_status.choose_exit_code(results) == 1
+    result = fedmpi("status", place, "--json")
+    assert (result.returncode, json.loads(result.stdout)["counts"]["failed"]) == (1, 2)

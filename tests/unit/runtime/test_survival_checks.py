@@ -1,4 +1,4 @@
-"""What is refused or warned of before a run with the task survival, and sites without an event in its figures."""
+"""Errors and warnings before a run with the task survival, and metrics of sites without events."""
 
 import json
 import warnings
@@ -23,7 +23,7 @@ output: {root}/runs
 
 @pytest.fixture
 def run(tmp_path):
-    """(method, *overrides) -> what a run of three sites warns of; `south` has no event."""
+    """Return a function that runs three sites, one without events, and returns the warnings."""
     draw = np.random.default_rng(0)
     rows = [
         f"{draw.normal():.3f},{int(who != 'south' and draw.random() < 0.7)},{draw.exponential(90):.1f},{who}"
@@ -34,15 +34,15 @@ def run(tmp_path):
     (tmp_path / "run.yaml").write_text(BASE.format(root=tmp_path))
 
     def start(*overrides):
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as messages:
             warnings.simplefilter("always")
             fedmpi.run(tmp_path / "run.yaml", list(overrides))
-        return [str(each.message) for each in told]
+        return [str(each.message) for each in messages]
 
     return start
 
 
-def test_a_site_without_an_event_has_no_loss(run, tmp_path):
+def test_a_site_without_events_has_no_loss(run, tmp_path):
     run("method.name=fedavg", "train.batch_size=16")
     folder = next((tmp_path / "runs").rglob("metrics.jsonl")).parent
     row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
@@ -54,15 +54,15 @@ def test_a_site_without_an_event_has_no_loss(run, tmp_path):
     assert row["personal_loss"] == pytest.approx((own["east"] + own["north"]) / 2)
 
 
-def test_batches_of_one_row_are_refused(run):
+def test_survival_with_batches_of_one_row_is_refused(run):
     with pytest.raises(UserError, match=r"train\.batch_size: 1 is not allowed with task survival"):
         run("method.name=fedavg", "train.batch_size=1")
 
 
 @pytest.mark.parametrize(("method", "says"), [("fedper", True), ("fedavg", False), ("local", False)])
-def test_a_method_that_shares_nothing_of_a_model_that_is_a_head_is_warned_of(run, method, says):
-    told = [
+def test_a_method_that_shares_no_weights_causes_a_warning(run, method, says):
+    messages = [
         text for text in run(f"method.name={method}", "evaluate.protocol=[personal]") if "shares no weights" in text
     ]
-    assert len(told) == says
-    assert not says or "method fedper shares no weights of model logistic: all layer groups (head)" in told[0]
+    assert len(messages) == says
+    assert not says or "method fedper shares no weights of model logistic: all layer groups (head)" in messages[0]

@@ -1,4 +1,4 @@
-"""A run directory in which anything was altered, by one digit or byte, is found out; one that was not is verified."""
+"""`fedmpi verify` reports any alteration of a run directory, and verifies an unaltered one."""
 
 import json
 import random
@@ -50,7 +50,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture
 def copy(run, tmp_path):
-    """The run, somewhere else."""
+    """Copy the run to another directory."""
     return shutil.copytree(run, tmp_path / "copy")
 
 
@@ -61,7 +61,7 @@ def replayed():
 
 @pytest.fixture
 def once(run, replayed, tmp_path_factory, monkeypatch):
-    """A replay of the run as it was stands for that of copies of which only results are altered."""
+    """Use one replay of the unaltered run for all copies in which only results are altered."""
     real = replay.replay_rounds
 
     @contextmanager
@@ -75,19 +75,19 @@ def once(run, replayed, tmp_path_factory, monkeypatch):
 
 
 def check(path, **options):
-    """(exit code, all that was said)."""
-    said = []
-    code = verify.verify_all(path, said.append, verify.VerifyOptions(trusted=True, **options))
-    return code, "\n".join(said)
+    """Return the exit code and the printed lines."""
+    output = []
+    code = verify.verify_all(path, output.append, verify.VerifyOptions(trusted=True, **options))
+    return code, "\n".join(output)
 
 
 def compute_checksums_again(path):
-    """What somebody does who knows how it is made."""
+    """Compute the checksums again, as an attacker could."""
     (path / CHECKSUMS).write_text(json.dumps(compute_checksums(path)))
 
 
 def change(path, line, key, value):
-    """Change one value of one row; value: the new one, or a function of the old one."""
+    """Change one value of one row; value: the new value, or a function of the old one."""
     lines = path.read_text().splitlines()
     row = json.loads(lines[line])
     lines[line] = json.dumps({**row, key: value(row[key]) if callable(value) else value})
@@ -95,7 +95,7 @@ def change(path, line, key, value):
 
 
 def nudged(value):
-    """The same but for a digit."""
+    """Return the value with one digit changed."""
     if isinstance(value, str):
         return ("1" if value[0] != "1" else "2") + value[1:]
     if isinstance(value, list):
@@ -106,11 +106,11 @@ def nudged(value):
 
 
 # ---- as it was ----
-def test_all_rounds_are_verified_from_the_start_and_from_every_checkpoint(copy):
-    code, said = check(copy, number=None)
-    assert code == 0, said
-    assert "ok 6 rounds replayed: the same bits and metrics\nverified" in said
-    assert [line.split("round ")[1] for line in said.splitlines() if "replaying" in line] == [
+def test_all_rounds_can_be_verified(copy):
+    code, output = check(copy, number=None)
+    assert code == 0, output
+    assert "ok 6 rounds replayed: the same bits and metrics\nverified" in output
+    assert [line.split("round ")[1] for line in output.splitlines() if "replaying" in line] == [
         "1, from the start",
         "3, after checkpoint 1",
         "5, after checkpoint 3",
@@ -123,8 +123,8 @@ def test_without_trust_nothing_is_run(copy):
 
 
 # ---- one byte, anywhere ----
-def test_one_byte_of_any_file(copy, monkeypatch):
-    """Wherever it stands; what rounds would say is left out."""
+def test_one_changed_byte_of_any_file_is_reported(copy, monkeypatch):
+    """A changed byte at any position is reported; findings from replayed rounds are left out."""
     monkeypatch.setattr(verify, "_replay_some_rounds", lambda *_: set())
     files = [copy / name for name in (*compute_checksums(copy)["files"], CHECKSUMS)]
     files += [*copy.glob("checkpoints/*"), *copy.glob("state/**/*.safetensors")]
@@ -134,25 +134,25 @@ def test_one_byte_of_any_file(copy, monkeypatch):
         before = path.read_bytes()
         for at in {0, len(before) - 1, draw.randrange(len(before))}:
             path.write_bytes(before[:at] + bytes([before[at] ^ 1]) + before[at + 1 :])
-            code, said = check(copy)
-            assert code == 1, (path, at, said)
-            assert path.name in said, (path, at, said)
+            code, output = check(copy)
+            assert code == 1, (path, at, output)
+            assert path.name in output, (path, at, output)
         path.write_bytes(before)
     assert "ALTERED" not in check(copy)[1]
 
 
-def test_a_missing_and_an_additional_file_are_found(copy):
+def test_missing_and_additional_files_are_reported(copy):
     (copy / "partition.npz").unlink()
     (copy / "faults.jsonl").write_text("")
-    code, said = check(copy, number=1)
+    code, output = check(copy, number=1)
     assert code == 1
-    assert "ALTERED partition.npz is missing since the run ended" in said
-    assert "ALTERED faults.jsonl was added since the run ended" in said
+    assert "ALTERED partition.npz is missing since the run ended" in output
+    assert "ALTERED faults.jsonl was added since the run ended" in output
 
 
 # ---- by somebody who computes the checksums again ----
-def test_every_figure_of_a_round_is_recomputed(run, tmp_path, once):
-    """The checksums are computed again, so that only the replay can tell; it names the key and the right value."""
+def test_every_value_of_a_round_is_recomputed(run, tmp_path, once):
+    """The checksums are computed again, so only the replay finds it, with the key and the correct value."""
     altered = tmp_path / "copy"
     before = (run / "metrics.jsonl").read_text()
     row = json.loads(before.splitlines()[LAST])
@@ -163,22 +163,22 @@ def test_every_figure_of_a_round_is_recomputed(run, tmp_path, once):
         (altered / "metrics.jsonl").write_text(before)
         change(altered / "metrics.jsonl", LAST, key, nudged(row[key]))
         compute_checksums_again(altered)
-        code, said = check(altered, number=1)
-        assert code == 1, (key, said)
+        code, output = check(altered, number=1)
+        assert code == 1, (key, output)
         was, now = verify._shorten_value(nudged(row[key])), verify._shorten_value(row[key])
-        assert f"metrics.jsonl, round {LAST}: {key} is {was}, replaying gives {now}" in said
+        assert f"metrics.jsonl, round {LAST}: {key} is {was}, replaying gives {now}" in output
 
 
-def test_a_round_that_was_altered_is_replayed_whatever_is_drawn(copy, monkeypatch, once):
-    """Of a row whose digits differ from its checksum the replay says which figure is wrong, and what it should be."""
+def test_altered_rounds_are_always_replayed(copy, monkeypatch, once):
+    """If a row differs from its checksum, the replay names the wrong value and the correct one."""
     monkeypatch.setattr(replay.SystemRandom, "sample", lambda self, items, n: items[:n])
     right = json.loads((copy / "metrics.jsonl").read_text().splitlines()[3])["accuracy"]
     change(copy / "metrics.jsonl", 3, "accuracy", 99.5)
-    code, said = check(copy, number=1)
+    code, output = check(copy, number=1)
     assert code == 1
-    assert "metrics.jsonl, round 3, has changed since the run ended" in said
-    assert f"ALTERED metrics.jsonl, round 3: accuracy is 99.5, replaying gives {str(right)[:12]}" in said
-    assert "ALTERED summary.json: " in said
+    assert "metrics.jsonl, round 3, has changed since the run ended" in output
+    assert f"ALTERED metrics.jsonl, round 3: accuracy is 99.5, replaying gives {str(right)[:12]}" in output
+    assert "ALTERED summary.json: " in output
 
 
 def change_summary(run, part):
@@ -220,46 +220,46 @@ ALTERED = {
 
 
 @pytest.mark.parametrize("what", ALTERED)
-def test_what_was_altered_is_found_although_the_seal_was_made_anew(copy, what, once):
+def test_alterations_are_found_despite_recomputed_checksums(copy, what, once):
     alter, message = ALTERED[what]
     more = alter(copy) or ""
     compute_checksums_again(copy)
-    code, said = check(copy, number=None if "safetensors" in what else 1)
+    code, output = check(copy, number=None if "safetensors" in what else 1)
     assert code == 1
-    assert message + more in said
+    assert message + more in output
 
 
-def test_a_setting_that_was_changed_is_found(copy):
+def test_a_changed_setting_is_reported(copy):
     text = (copy / "config.yaml").read_text()
     (copy / "config.yaml").write_text(text.replace("lr: 0.01", "lr: 0.02"))
     compute_checksums_again(copy)
-    code, said = check(copy, number=1)
+    code, output = check(copy, number=1)
     assert code == 1
-    assert "train.lr is 0.02 in config.yaml, but 0.01 in identity.json" in said
-    assert "replaying gives" in said
+    assert "train.lr is 0.02 in config.yaml, but 0.01 in identity.json" in output
+    assert "replaying gives" in output
 
 
 # ---- what cannot be told ----
-def test_without_a_seal_only_all_rounds_prove_something(copy, once):
+def test_without_checksums_all_rounds_must_be_replayed(copy, once):
     (copy / CHECKSUMS).unlink()
-    code, said = check(copy, number=1)
+    code, output = check(copy, number=1)
     assert code == 2
-    assert "there is no checksums.json" in said
+    assert "there is no checksums.json" in output
     assert check(copy, number=None)[0] == 0
 
 
 # ---- the checksum of the run ----
 def test_a_published_checksum_is_compared(copy, once):
     noted = json.loads((copy / CHECKSUMS).read_text())["checksum"]
-    code, said = check(copy, number=1, published=noted[:16].upper())
+    code, output = check(copy, number=1, published=noted[:16].upper())
     assert code == 0
-    assert said.endswith("by checksums, which do not reveal a change by someone who rewrites them, too")
+    assert output.endswith("by checksums, which do not reveal a change by someone who rewrites them, too")
     change(copy / "metrics.jsonl", 2, "wall_s", 0.001)
     compute_checksums_again(copy)
     assert check(copy, number=1)[0] == 0 or "summary.json: wall_s" in check(copy, number=1)[1]
-    code, said = check(copy, number=1, published=noted[:16])
+    code, output = check(copy, number=1, published=noted[:16])
     assert code == 1
-    assert f"not {noted[:16]}" in said
+    assert f"not {noted[:16]}" in output
 
 
 def test_a_resumed_run_has_a_new_checksum(copy):
@@ -276,13 +276,13 @@ def test_a_resumed_run_has_a_new_checksum(copy):
 def test_a_sweeps_directory(run, tmp_path):
     place = shutil.copytree(run.parent, tmp_path / "sweep")
     change(place / "two" / "metrics.jsonl", 1, "sent_bytes", 7)
-    done = fedmpi("verify", place, "--rounds", "1", "--trust")
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert done.stdout.endswith("2 runs: 1 verified; 1 altered (two)\n")
+    result = fedmpi("verify", place, "--rounds", "1", "--trust")
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert result.stdout.endswith("2 runs: 1 verified; 1 altered (two)\n")
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "output"),
     [
         (["--rounds", "0"], "--rounds: 0; allowed: a whole number from 1 on, or all"),
         (["--tolerance", "-1"], "Invalid value for '--tolerance'"),
@@ -290,11 +290,11 @@ def test_a_sweeps_directory(run, tmp_path):
         (["--rounds", "1"], "is not a run directory"),
     ],
 )
-def test_mistakes(tmp_path, words, said):
-    done = fedmpi("verify", tmp_path, *words)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_mistakes(tmp_path, words, output):
+    result = fedmpi("verify", tmp_path, *words)
+    assert result.returncode == 2
+    assert output in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -304,8 +304,8 @@ def test_mistakes(tmp_path, words, said):
         ("method.name=ccvr", "method ccvr ends with the last round"),
     ],
 )
-def test_more_rounds_of_what_goes_by_their_number_are_another_experiment(tmp_path, more, why):
-    """It was ALTERED to verify, and its rounds were not those of a run that was not stopped."""
+def test_more_rounds_change_the_experiment_if_settings_depend_on_them(tmp_path, more, why):
+    """Otherwise verify would report it as ALTERED, as its rounds differ from those of an uninterrupted run."""
     text = CONFIG.replace("%s/net.py:net", "logistic").replace("analysis: [drift, features]\n", "")
     (tmp_path / "c.yaml").write_text(text.replace("rounds: 6", "rounds: 2"))
     words = [f"output={tmp_path}", "name=a", more]
@@ -314,5 +314,5 @@ def test_more_rounds_of_what_goes_by_their_number_are_another_experiment(tmp_pat
     with pytest.raises(UserError, match=rf"cannot be resumed.*: rounds is 4, was 2 \({why}, so the completed rounds"):
         execute_run(config.load(tmp_path / "c.yaml", words))
     execute_run(config.load(tmp_path / "c.yaml", [*words, "checkpoint.changes=accept"]))
-    code, said = check(tmp_path / "a", number=None)
-    assert code == 2, said
+    code, output = check(tmp_path / "a", number=None)
+    assert code == 2, output

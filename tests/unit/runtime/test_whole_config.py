@@ -1,4 +1,4 @@
-"""config.yaml of a run directory says everything: it alone gives the same run, wherever directory and plug-ins go."""
+"""config.yaml of a run directory alone reproduces the run, even if directory and plug-ins are moved."""
 
 import json
 
@@ -33,14 +33,14 @@ WITH_OPTIONS = [name for name in VARIANTS if "fedsol" in name or "alpha kept" in
 @pytest.mark.parametrize("kind", introspection.KIND_MODULES)
 def test_every_option_with_a_default_is_written(kind):
     for name, target in introspection.read_registry(kind).items():
-        found = registry.load_object(name, {name: target}, kind)
+        results = registry.load_object(name, {name: target}, kind)
         options = introspection.describe_component(kind, name).options
         declared = {o.name for o in options if o.default != "required"}
         inner = {key for key in declared if kind == "methods" and key in ("prox", "client")}
         needs = {
             o.name: o.type.split(", ")[0] if name == "medmnist" else "x" for o in options if o.default == "required"
         }
-        given = metadata.missing_defaults(found, needs, SUPPLIED.get(kind, ()), inner)
+        given = metadata.missing_defaults(results, needs, SUPPLIED.get(kind, ()), inner)
         assert set(given) == declared - inner - REFUSED.get(name, set()), name
 
 
@@ -79,7 +79,7 @@ train: {{batch_size: 200}}
 
 @pytest.fixture
 def made(tmp_path, monkeypatch):
-    """(a run with a model of one's own, the model's file)."""
+    """A run with a plug-in model, and the file of the plug-in."""
     own = tmp_path / "code"
     own.mkdir()
     (own / "mynet.py").write_text(NET.format("ReLU"))
@@ -88,12 +88,12 @@ def made(tmp_path, monkeypatch):
     return tmp_path / "runs" / "mine", own / "mynet.py"
 
 
-def test_options_of_ones_own_code_are_written(made):
+def test_options_of_plug_ins_are_written(made):
     assert yaml.safe_load((made[0] / "config.yaml").read_text())["model"]["width"] == 8
 
 
 @pytest.mark.parametrize("what", ["deleted", "moved run", "changed"])
-def test_a_model_is_loaded_from_the_runs_own_copy(made, tmp_path, what):
+def test_a_model_is_loaded_from_the_copy_in_the_run_directory(made, tmp_path, what):
     run, file = made
     before = fedmpi.load(run, trust=True)
     if what == "changed":
@@ -111,22 +111,22 @@ def test_a_model_is_loaded_from_the_runs_own_copy(made, tmp_path, what):
     assert torch.equal(before(x), after(x))
 
 
-def test_commands_take_the_copy_of_code_that_is_gone(made, tmp_path):
+def test_commands_use_the_copy_of_a_deleted_plug_in(made, tmp_path):
     run, file = made[0], made[1].rename(tmp_path / "own.py")
     for words in (("verify", run), ("replay", run), ("export", run), ("resume", run, "rounds=3")):
-        done = command(*words, *(["--trust"] if words[0] != "resume" else []))
-        assert done.returncode == 0, (words, done.stdout, done.stderr)
+        result = command(*words, *(["--trust"] if words[0] != "resume" else []))
+        assert result.returncode == 0, (words, result.stdout, result.stderr)
     name = yaml.safe_load((run / "config.yaml").read_text())["model"]["name"]
     assert name == f"{run}/plugins/mynet.py:net"
     (run / "plugins" / "mynet.py").unlink()
-    done = command("resume", run, "rounds=4")
-    assert done.returncode == 2
-    assert "plugins/mynet.py is missing: it was the copy of" in done.stderr
-    done = command("resume", run, "rounds=4", f"model.name={file.rename(tmp_path / 'mynet.py')}:net")
-    assert done.returncode == 0, done.stderr  # the options of the model stay, too
+    result = command("resume", run, "rounds=4")
+    assert result.returncode == 2
+    assert "plugins/mynet.py is missing: it was the copy of" in result.stderr
+    result = command("resume", run, "rounds=4", f"model.name={file.rename(tmp_path / 'mynet.py')}:net")
+    assert result.returncode == 0, result.stderr  # the options of the model stay, too
 
 
-def test_runs_of_one_code_at_two_places_have_the_same_settings(made, tmp_path):
+def test_the_same_plug_in_in_two_folders_gives_the_same_settings(made, tmp_path):
     run, file = made
     other = file.rename(tmp_path / "mynet.py")
     execute_run(config.load(tmp_path / "c.yaml", [f"output={tmp_path}/runs", "name=d", f"model.name={other}:net"]))
@@ -135,7 +135,7 @@ def test_runs_of_one_code_at_two_places_have_the_same_settings(made, tmp_path):
 
 def test_a_missing_file_is_a_mistake_only_where_it_is_used(tmp_path):
     (tmp_path / "c.yaml").write_text(CONFIG.format("gone.py:net"))
-    done = command("run", "c.yaml", cwd=tmp_path)
-    assert "c.yaml:4: model '" in done.stderr
-    assert f"file not found: {tmp_path}/gone.py" in done.stderr
+    result = command("run", "c.yaml", cwd=tmp_path)
+    assert "c.yaml:4: model '" in result.stderr
+    assert f"file not found: {tmp_path}/gone.py" in result.stderr
     assert config.load(tmp_path / "c.yaml", ["model={name: linear}"]).model.name == "linear"
