@@ -1,7 +1,7 @@
 """The command line of fedmpi; `main` is the entry point of the console script.
 
-An error that the user can correct leads to one message and exit code 2. Under a launcher, where one or all ranks may
-fail with it, `fedmpi/comm/failures/error_reporter.py` ensures that the message is printed once.
+An error that the user can correct ends the command with one message and exit code 2. Under a launcher, where one rank
+or all ranks may fail with it, `fedmpi/comm/failures/error_reporter.py` ensures that the message is printed once.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 def main() -> NoReturn:
     """Run the command that sys.argv names, and end the process with its exit code.
 
-    Importing typer, pydantic and torch takes seconds, so signal handlers are installed before: Ctrl-C ends the process
-    without a traceback, and `fedmpi run` remembers a request to stop, because a rank that a signal kills ends the whole
-    job.
+    Importing typer, pydantic and torch takes seconds, so signal handlers are installed first: Ctrl-C ends the process
+    without a traceback, and `fedmpi run` remembers a request to stop, because a rank that is killed by a signal would
+    end the whole job.
     """
     process = CommandProcess()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `run_command` installs its own handler
     if sys.argv[1:2] in (["run"], ["resume"]):
-        gc.disable()  # imports take a tenth less time without it; enabled again before training
+        gc.disable()  # imports are 10 % faster without it; it is enabled again before training
         process.stop.install_handlers(signal.SIGINT)
     from fedmpi.cli.arguments import run_and_exit
 
@@ -36,7 +36,7 @@ def main() -> NoReturn:
 
 
 def load_app(words: Sequence[str] = ()) -> typer.Typer:
-    """Return the app with all commands; for `run` and `resume` with those of runs.py only, so that ranks start faster.
+    """Return the app with all commands; for `run` and `resume` only with those of runs.py, so that ranks start fast.
 
     words: the command line, without the name of the program.
     """
@@ -48,13 +48,13 @@ def load_app(words: Sequence[str] = ()) -> typer.Typer:
         from fedmpi.cli.list_show import data
 
         if not app.registered_groups:
-            app.add_typer(data, name="data", short_help="List, check and fetch data sets.")
-            app.add_typer(analyse, name="analyse", short_help="Look behind the figures of runs.")
+            app.add_typer(data, name="data", short_help="List, check and download public data sets.")
+            app.add_typer(analyse, name="analyse", short_help="Compute further metrics and figures of runs.")
     return app
 
 
 def invoke(words: Sequence[str], process: CommandProcess) -> int:
-    """Run the command that `words` name and return its exit code.
+    """Run a command, given as the words of a command line, and return its exit code.
 
     `app()` is not called, because its handling of interrupts differs between versions of typer.
     """

@@ -1,4 +1,4 @@
-"""Parts that the commands share: arguments, number of threads, console output and exit codes."""
+"""What the commands share: arguments, number of threads, console output and exit codes."""
 
 import os
 import signal
@@ -23,26 +23,26 @@ from fedmpi.common.host_memory import count_usable_cores
 from fedmpi.common.signals import CommandProcess
 from fedmpi.config import resources
 
-Config = Annotated[Path, Argument(metavar="CONFIG", help="The YAML file.")]
-MaybeConfig = Annotated[Path | None, Argument(metavar="[CONFIG]", help="The YAML file.")]
+Config = Annotated[Path, Argument(metavar="CONFIG", help="The YAML file of the run.")]
+MaybeConfig = Annotated[Path | None, Argument(metavar="[CONFIG]", help="The YAML file of the run.")]
 Overrides = Annotated[
-    list[str] | None, Argument(metavar="KEY=VALUE", help="Override the file: train.epochs=3; of two the later counts.")
+    list[str] | None, Argument(metavar="KEY=VALUE", help="Override the config: train.epochs=3; later ones win.")
 ]
 RunDir = Annotated[Path, Argument(metavar="RUN_DIR", help="A directory written by `fedmpi run`.")]
-To = Annotated[Path, Option(metavar="DIR", help="Where to write; files of the same names there are replaced.")]
-Trust = Annotated[bool, Option("--trust", help="Run the code of others that its config names.")]
-Best = Annotated[bool, Option("--best", help="The best model by evaluate.best, not the final one.")]
-Client = Annotated[str | None, Option(metavar="K", help="The model of this client: number, or site.")]
-Jobs = Annotated[str, Option(help="Runs at a time; auto: as many as cores, memory and GPUs allow.")]
+To = Annotated[Path, Option(metavar="DIR", help="The output folder; existing files are replaced.")]
+Trust = Annotated[bool, Option("--trust", help="Run external code that the config names.")]
+Best = Annotated[bool, Option("--best", help="Use the best model by evaluate.best, not the final one.")]
+Client = Annotated[str | None, Option(metavar="K", help="Use the model of this client: its number or site.")]
+Jobs = Annotated[str, Option(help="Runs in parallel; auto: as many as cores, memory and GPUs allow.")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 
-USAGE_ERROR: Any = typer.BadParameter.__bases__[0]  # a class of click, which newer versions of typer contain
+USAGE_ERROR: Any = typer.BadParameter.__bases__[0]  # a class of click, which newer versions of typer vendor
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 UNKNOWN_JOB = Job("single", 0, 1, 0, 1, "")
 
 
 def current_job() -> Job:
-    """Return this process's rank and its job; a job of one process if the launcher's variables are invalid."""
+    """Return the job of this process; a job of one process if the launcher's variables are invalid."""
     try:
         return detect(os.environ)
     except UserError:  # the command reports the error
@@ -50,11 +50,11 @@ def current_job() -> Job:
 
 
 def require_single_process(command: str = "analyse") -> None:
-    """Raise UserError if a launcher has started several processes; command: the command's name in the message."""
+    """Raise UserError if a launcher has started several processes. command: the command's name for the message."""
     job = detect(os.environ)
     if job.size > 1:
         raise UserError(
-            f"{command} works in one process, and the launcher ({job.launcher}) started {job.size}; leave it out"
+            f"{command} must run as a single process, but {job.launcher} started {job.size}; run it without a launcher"
         )
 
 
@@ -63,10 +63,10 @@ def apply_machine_settings(settings: configs.Settings, single_process_command: s
 
     Args:
         settings: the settings of the run.
-        single_process_command: the name of the command if it must run in a single process, otherwise None.
+        single_process_command: the name of the command if it must run as a single process, otherwise None.
 
     Raises:
-        UserError: a resource is missing, or the command was started as several processes but needs one.
+        UserError: a resource is missing, or the command must run as a single process, but several were started.
     """
     if single_process_command is not None:
         require_single_process(single_process_command)
@@ -75,13 +75,13 @@ def apply_machine_settings(settings: configs.Settings, single_process_command: s
 
 
 def load_run_settings(run: Path, trust: bool, overrides: Sequence[str] | None, command: str) -> configs.Settings:
-    """Return the settings of a finished run for a command of one process, and set the number of threads.
+    """Return the settings of a finished run for a single-process command, and set the number of threads.
 
     Args:
         run: the run directory.
-        trust: run the plug-in code of others that the config names.
-        overrides: KEY=VALUE settings that replace those of the run.
-        command: the command's name in messages.
+        trust: whether external code that the config names may run.
+        overrides: KEY=VALUE settings that override those of the run.
+        command: the name of the command, for messages.
     """
     from fedmpi.runtime import code_trust as trusting
 
@@ -94,11 +94,11 @@ def load_run_settings(run: Path, trust: bool, overrides: Sequence[str] | None, c
 def set_threads(threads: int) -> None:
     """Set the number of threads, before torch is imported.
 
-    It influences the last bits of sums, so that it must come from the settings and not from variables of the shell.
+    It influences the last bits of sums, so it is taken from the settings and not from environment variables.
     """
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(threads)
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # fedmpi prints those warnings in one line
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # fedmpi prints these warnings in one line
 
 
 def print_table(rows: list[tuple[str, str]]) -> None:
@@ -108,7 +108,7 @@ def print_table(rows: list[tuple[str, str]]) -> None:
 
 
 def make_command_group(help_text: str) -> typer.Typer:
-    """Return a group of commands that shows its help if no command is given."""
+    """Create a group of commands that prints its help if no command is given."""
     commands = typer.Typer(help=help_text)
 
     @commands.callback(invoke_without_command=True)
@@ -120,11 +120,11 @@ def make_command_group(help_text: str) -> typer.Typer:
 
 
 def run_and_exit(command: Callable[[], int], process: CommandProcess) -> NoReturn:
-    """Call `command` and end the process with its exit code; turn exceptions into a message and an exit code."""
+    """Call a command and end the process with its exit code; exceptions become a message and an exit code."""
     setup_stdio()
     signal.signal(signal.SIGINT, _handle_interrupt)
     warnings.showwarning = _print_warning
-    sys.path.append(os.getcwd())  # the last place where `package.module:Name` of a config is searched
+    sys.path.append(os.getcwd())  # the last place to search for `package.module:Name` of a config
     try:
         code = command()
     except UserError as error:
@@ -134,27 +134,27 @@ def run_and_exit(command: Callable[[], int], process: CommandProcess) -> NoRetur
     except KeyboardInterrupt:
         code = _report_error(process, "interrupted", 130)
     except BaseException:  # GeneratorExit, CancelledError and SystemExit, too: a rank must not exit without a message
-        code = _report_error(process, f"this is a defect of fedmpi or of a plug-in:\n{traceback.format_exc()}", 1)
+        code = _report_error(process, f"unexpected error in fedmpi or in a plug-in:\n{traceback.format_exc()}", 1)
     if current_job().size > 1:
-        exit_now(code)  # at once, since Python's clean-up could wait for lost ranks
+        exit_now(code)  # at once, because Python's clean-up could wait for lost ranks
     sys.exit(code)
 
 
 def _handle_interrupt(number: int, frame: object) -> NoReturn:
-    """Handle Ctrl-C outside of training by exiting; an exception could be turned into another one by an import."""
+    """Exit on Ctrl-C outside of training; an import could convert an exception to another one."""
     print_message(f"{make_message_prefix(current_job())}: interrupted")
     os._exit(128 + number)
 
 
 def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
-    """Print a warning as one line: on rank 0 only, unless it is a RankWarning."""
+    """Print a warning in one line, on rank 0 only unless it is a RankWarning."""
     job = current_job()
     if job.rank == 0 or isinstance(message, RankWarning):
         print_message(f"{make_message_prefix(job)}: warning: {message}")
 
 
 def _report_error(process: CommandProcess, message: str, code: int) -> int:
-    """Print an error message and return the exit code; if there are several ranks, end the whole job instead."""
+    """Print an error message and return the exit code; with several ranks, end the whole job."""
     job = current_job()
     if job.size > 1:
         ErrorReporter(replace(job, parent_pid=process.parent_pid), stop=process.stop).fail(message, code)

@@ -1,4 +1,4 @@
-"""Commands that list the components for configs (list), explain config keys (show), and manage data sets (data)."""
+"""Commands that list components (list), explain config keys (show), and manage public data sets (data)."""
 
 import os
 from pathlib import Path
@@ -15,15 +15,17 @@ from fedmpi.config.reference import ConfigKey, list_keys
 from fedmpi.runtime.introspection import KIND_MODULES, find_descriptions, list_summaries, read_registry
 
 
-@app.command("list", short_help="Show what a config may name.")
+@app.command("list", short_help="List methods, models, data sets and other components.")
 def list_components(
     name: Annotated[
         str | None,
         Argument(metavar="[KIND | NAME]", help=f"One of {', '.join(KIND_MODULES)}; or what one of them shows."),
     ] = None,
 ) -> None:
-    """List the methods, models, datasets, partitions, augmentations, tasks and rules that a config may name, or
-    describe one of them with its options."""
+    """List the components that a config may name, or describe one of them with its options.
+
+    Components are methods, models, datasets, partitions, augmentations, tasks, rules and others.
+    """
     if name is None or name in KIND_MODULES:
         for kind in [name] if name else KIND_MODULES:
             typer.echo(f"{kind}:")
@@ -39,18 +41,20 @@ def list_components(
         print_table([(f"  {one.name}", f"{one.type} (default {one.default}): {one.meaning}") for one in each.options])
 
 
-@app.command("show", short_help="Explain a key of a config.")
+@app.command("show", short_help="Explain a config key.")
 def show_key(
-    key: Annotated[str, Argument(metavar="KEY", help="Such as train.schedule; of a section: train.")],
+    key: Annotated[str, Argument(metavar="KEY", help="A key, such as train.schedule, or a section, such as train.")],
 ) -> None:
-    """Show the type, bounds, default and meaning of a config key, or the keys of a section. All keys are in
-    docs/configuration.md."""
+    """Show the type, bounds, default and meaning of a config key, or the keys of a section.
+
+    docs/configuration.md lists all keys.
+    """
     known = {each.name: each for each in list_keys()}
     section = key.rpartition(".")[0]
     if key not in known:
         same_section = [name for name in known if name.rpartition(".")[0] == section]
         guess = suggest_name(key, same_section or known)
-        raise UserError(f"show: there is no key '{key}'; {guess}{_options_hint(known, section)}")
+        raise UserError(f"show: unknown key '{key}'; {guess}{_options_hint(known, section)}")
     key_info = known[key]
     typer.echo(f"{key}: {key_info.meaning}")
     if key_info.section is None:
@@ -61,36 +65,43 @@ def show_key(
 
 
 def _options_hint(known: dict[str, ConfigKey], section: str) -> str:
+    """Return a hint that a section also takes the options of a component; "" if it does not."""
     is_open = section in known and known[section].is_open
-    return f"; the options of what {section} names: `fedmpi list`, `fedmpi list NAME`" if is_open else ""
+    return (
+        f"; for the options of the component in {section}, use `fedmpi list` and `fedmpi list NAME`" if is_open else ""
+    )
 
 
 def _type_and_default(key: ConfigKey) -> str:
+    """Return the type and the default of a key as text; "" for a section."""
     if key.section is not None:
         return ""
     return "required: " if key.default == "required" else f"{key.kind} (default {key.default}): "
 
 
-data = make_command_group("List, check and fetch data sets.")
-SetName = Annotated[str, Argument(metavar="NAME", help="A data set of `fedmpi data list`.")]
-RootOption = Annotated[Path | None, Option(metavar="DIR", help="Default: $FEDMPI_DATA, else data.")]
+data = make_command_group("List, check and download public data sets.")
+SetName = Annotated[str, Argument(metavar="NAME", help="A data set that `fedmpi data list` shows.")]
+RootOption = Annotated[Path | None, Option(metavar="DIR", help="The data folder; default: $FEDMPI_DATA, or data.")]
 
 
-@data.command("list", short_help="Show the data sets.")
+@data.command("list", short_help="List the public data sets.")
 def list_public_sets() -> None:
-    """List the data sets that fedmpi knows, with their sizes and how to obtain them."""
+    """List the public data sets, with their sizes and whether they can be downloaded automatically."""
     from fedmpi.data.download.catalogue import CATALOGUE
 
     listed = {name: listing for name, listing in CATALOGUE.items() if not name.endswith(("_64", "_128", "_224"))}
     print_table(
-        [(name, f"{each.description}; {'fetch' if each.downloads else 'by hand'}") for name, each in listed.items()]
+        [
+            (name, f"{each.description}; {'automatic download' if each.downloads else 'manual download'}")
+            for name, each in listed.items()
+        ]
     )
-    typer.echo("MedMNIST's sets are there with 64, 128 and 224 pixels, too: pathmnist_64")
+    typer.echo("MedMNIST is also available with 64, 128 and 224 pixels, for example pathmnist_64")
 
 
-@data.command(short_help="Show what is missing of a data set.")
+@data.command(short_help="Show missing files of a data set.")
 def check(name: SetName, root: RootOption = None) -> None:
-    """Show where the files of data set NAME belong, and which of them are missing. The exit code is 1 if any is."""
+    """Show where the files of a data set belong and which are missing; the exit code is 1 if any is missing."""
     from fedmpi.data.download import fetch
 
     listing, data_root = fetch.find_entry(name), _data_root(root)
@@ -103,20 +114,21 @@ def check(name: SetName, root: RootOption = None) -> None:
         raise typer.Exit(1)
 
 
-@data.command(short_help="Fetch a data set.")
+@data.command(short_help="Download a data set.")
 def fetch(name: SetName, root: RootOption = None) -> None:
-    """Download the missing files of data set NAME, and check their checksums."""
+    """Download the missing files of a data set, and verify their checksums."""
     from fedmpi.data.download import fetch
 
     data_root = _data_root(root)
     fetch.find_entry(name)
     with fetch.download_lock(data_root):
         new = fetch.fetch_dataset(name, data_root)
-    typer.echo(f"{name}: {'fetched to' if new else 'all there, in'} {data_root}")
+    typer.echo(f"{name}: {'downloaded to' if new else 'complete in'} {data_root}")
 
 
 def _data_root(directory: Path | None) -> Path:
+    """Return the absolute path of the data folder; raise UserError if it is not a folder."""
     root = directory or Path(os.environ.get("FEDMPI_DATA") or "data")
     if root.exists() and not root.is_dir():
-        raise UserError(f"--root: {root} is not a folder")
+        raise UserError(f"--root: {root} is not a folder; name a folder")
     return root.resolve()

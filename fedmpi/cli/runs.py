@@ -1,4 +1,4 @@
-"""Commands that start runs (run, resume, replay) or check a config (validate, plan, partition, doctor)."""
+"""Commands that start runs (run, resume, replay) or examine a config (validate, plan, partition, doctor)."""
 
 import gc
 import json
@@ -41,27 +41,29 @@ def show_version_or_help(
     context: typer.Context,
     version: Annotated[bool, Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
+    """Show the version, or the help if no command is given."""
     if version or context.invoked_subcommand is None:
         typer.echo(f"fedmpi {__version__}" if version else context.get_help())
 
 
-@app.command(short_help="Train, and write a run directory.")
+@app.command(short_help="Train a model and write a run directory.")
 def run(context: typer.Context, config: Config, overrides: Overrides = None) -> None:
-    """Train a model by the settings in CONFIG, and write the results to a new directory below `output`."""
+    """Train a model with the settings in CONFIG, and write the results to a new directory in `output`."""
     _train_and_exit(configs.load(config, overrides or ()), context.obj)
 
 
 def _train_and_exit(settings: Settings, process: CommandProcess) -> NoReturn:
+    """Train one run, and exit with its exit code."""
     apply_machine_settings(settings)
     import fedmpi.runtime.execute  # noqa: F401
 
-    gc.freeze()  # imported objects are never collected; `main` has disabled the collector until here
+    gc.freeze()  # imported objects need no collection; `main` has disabled the collector until here
     gc.enable()
     raise typer.Exit(train_and_report(settings, process))
 
 
 def train_and_report(settings: Settings, process: CommandProcess) -> int:
-    """Train, write the report page of the run, and return the exit code (runtime/execute.py)."""
+    """Train one run, write its report page, and return the exit code (runtime/execute.py)."""
     from fedmpi.runtime.execute import execute_run
 
     def after(settings: Settings, result: dict[str, Any]) -> None:
@@ -72,10 +74,13 @@ def train_and_report(settings: Settings, process: CommandProcess) -> int:
     return execute_run(settings, process, after)[1]
 
 
-@app.command(short_help="Go on with a run.")
+@app.command(short_help="Resume a run.")
 def resume(context: typer.Context, directory: RunDir, overrides: Overrides = None) -> None:
-    """Resume the run in RUN_DIR from its last checkpoint, on any number of ranks. The override rounds=N extends the
-    run. Code, data and settings must be the same as at the start of the run, unless checkpoint.changes=accept."""
+    """Resume the run in RUN_DIR from its last checkpoint, on any number of ranks.
+
+    The override rounds=N extends the run. Code, data and settings must be the same as at the start of the run, unless
+    checkpoint.changes=accept.
+    """
     from fedmpi.runtime.code_trust import load_resume_settings
     from fedmpi.runtime.inspection.run_files import not_a_run_error
 
@@ -96,18 +101,20 @@ def resume(context: typer.Context, directory: RunDir, overrides: Overrides = Non
 
 
 def _check_same_directory(directory: Path, overrides: Sequence[str]) -> None:
-    """Raise UserError if an override would move the run to another directory, or start the run again."""
+    """Raise UserError if an override would move the run to another directory or start it again."""
     fixed = ("name", "output", "checkpoint.resume")
     override = next((each for each in overrides if each.partition("=")[0] in fixed), None)
     if override is not None:
-        raise UserError(f"{override}: has no effect here, for {directory} says where the run is; leave it out")
+        raise UserError(f"{override}: is not allowed here, because {directory} determines the run; remove it")
 
 
 @app.command(short_help="Check that a run can be repeated.")
 def replay(context: typer.Context, directory: RunDir, overrides: Overrides = None, trust: Trust = False) -> None:
-    """Repeat the run in RUN_DIR on any number of ranks, and compare the model of every round with the original, bit by
-    bit. No rank is made to fail; clients that were lost in a round are left out of that round again. The results are
-    written to NAME-replay beside RUN_DIR."""
+    """Repeat the run in RUN_DIR on any number of ranks, and compare the model after each round bit by bit.
+
+    Rank failures are not reproduced; clients that were lost in a round are left out of that round again. The results
+    are written to NAME-replay next to RUN_DIR.
+    """
     from fedmpi.runtime.code_trust import load_replay_settings
 
     _check_same_directory(directory, overrides or ())
@@ -120,8 +127,11 @@ def replay(context: typer.Context, directory: RunDir, overrides: Overrides = Non
 
 @app.command(short_help="Check a config and its data.")
 def validate(config: Config, overrides: Overrides = None) -> None:
-    """Check CONFIG, its data and its partition, and show a summary of the run, without training. For a sweep, check
-    the settings of all runs, and the data, models and methods of enough runs to cover every value in the sweep."""
+    """Check CONFIG, its data and its partition, and show a summary of the run, without training.
+
+    For a sweep, the settings of all runs are checked, and the data, models and methods of enough runs to cover every
+    value in the sweep.
+    """
     from fedmpi.sweeps import expand
 
     if expand.is_sweep_file(config):
@@ -137,14 +147,14 @@ def validate(config: Config, overrides: Overrides = None) -> None:
     print_table(validate_settings(settings))
 
 
-@app.command(short_help="Show what a run would need.")
+@app.command(short_help="Show the memory and traffic of a run.")
 def plan(
     config: Config,
     overrides: Overrides = None,
-    ranks: Annotated[int, Option("-n", "--ranks", min=1, help="How many ranks, rank 0 among them.")] = 1,
+    ranks: Annotated[int, Option("-n", "--ranks", min=1, help="Number of ranks, including rank 0.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Show the memory and the traffic in bytes that a run of CONFIG would need on N ranks, without training."""
+    """Show the memory and the traffic, in bytes, that a run of CONFIG on N ranks would need, without training."""
     from fedmpi.sweeps import expand
 
     if expand.is_sweep_file(config):
@@ -157,16 +167,18 @@ def plan(
     typer.echo(json.dumps(facts, indent=2) if as_json else "\n".join(planning.format_estimate(facts)))
 
 
-@app.command(short_help="Show who holds which samples.")
+@app.command(short_help="Show how samples are divided among clients.")
 def partition(
     config: Config,
     overrides: Overrides = None,
     write: Annotated[Path | None, Option(metavar="FILE", help=".csv, for scheme `file`.")] = None,
     plot: Annotated[Path | None, Option(metavar="FILE", help=".png, .svg or .pdf.")] = None,
 ) -> None:
-    """Divide the data among the clients by the settings in CONFIG and show the result, without training: sizes,
-    classes, distances of the clients' label distributions from that of all samples, and, for few clients, the samples
-    per client and class."""
+    """Divide the data among the clients with the settings in CONFIG and show the result, without training.
+
+    The output contains sizes, classes, distances of the clients' label distributions from that of all samples and, for
+    few clients, the number of samples per client and class.
+    """
     settings = configs.load(config, overrides or ())
     apply_machine_settings(settings)
     from fedmpi.analysis import partition as division
@@ -174,10 +186,12 @@ def partition(
     division.analyse_partition(settings, write, plot, typer.echo)
 
 
-@app.command(short_help="Show what this machine has.")
+@app.command(short_help="Examine this machine.")
 def doctor(config: MaybeConfig = None, overrides: Overrides = None) -> None:
-    """Show the software and hardware of this machine, the resources that CONFIG would use here, and any problems. The
-    output can be copied into a bug report. The exit code is 1 if a problem keeps CONFIG from running."""
+    """Show the software and hardware of this machine, the resources that CONFIG would use here, and any problems.
+
+    The output can be copied into a bug report. The exit code is 1 if a problem prevents CONFIG from running.
+    """
     from fedmpi.doctor import report_rows
 
     exit_now(report_rows.print_report(typer.echo, config, overrides or ()))

@@ -1,4 +1,4 @@
-"""Commands that train the runs of a sweep (sweep) and tabulate their results (table)."""
+"""Commands that train the runs of a sweep (sweep) and show their results in a table (table)."""
 
 import shlex
 from pathlib import Path
@@ -20,41 +20,45 @@ if TYPE_CHECKING:
 SweepFile = Annotated[Path, Argument(metavar="SWEEP", help="A YAML file with `grid`.")]
 
 
-@app.command(short_help="Train all runs of a file.")
+@app.command(short_help="Train all runs of a sweep.")
 def sweep(
     context: typer.Context,
     file: SweepFile,
     overrides: Overrides = None,
     jobs: Jobs = "auto",
-    status: Annotated[bool, Option("--status", help="Show how far the runs are, and train nothing.")] = False,
-    check: Annotated[bool, Option("--check", help="The same; exit code 2 unless all are done.")] = False,
-    resume: Annotated[bool, Option("--resume", help="Go on: an error where nothing was begun.")] = False,
-    run: Annotated[str | None, Option(metavar="NAME", help="Train this run alone, under any launcher.")] = None,
-    sbatch: Annotated[bool, Option("--sbatch", help="Submit what is missing to Slurm, as an array.")] = False,
-    dry_run: Annotated[bool, Option("--dry-run", help="Of --sbatch: show what would be submitted.")] = False,
-    max_running: Annotated[int | None, Option(min=1, help="Of --sbatch: tasks at a time.")] = None,
-    gpus: Annotated[int | None, Option(min=1, help="Of --sbatch: GPUs a rank.")] = None,
-    ranks: Annotated[int, Option(min=1, help="Of --sbatch: ranks a run.")] = 1,
-    option: Annotated[list[str] | None, Option(help="Of --sbatch: --option=--mem=8G; repeatable.")] = None,
+    status: Annotated[bool, Option("--status", help="Show the progress of the runs, without training.")] = False,
+    check: Annotated[bool, Option("--check", help="Like --status; exit code 2 unless all runs are finished.")] = False,
+    resume: Annotated[bool, Option("--resume", help="Resume the sweep; an error if it was never started.")] = False,
+    run: Annotated[str | None, Option(metavar="NAME", help="Train only this run, under any launcher.")] = None,
+    sbatch: Annotated[bool, Option("--sbatch", help="Submit unfinished runs to Slurm as an array job.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="With --sbatch: show what would be submitted.")] = False,
+    max_running: Annotated[int | None, Option(min=1, help="With --sbatch: number of tasks in parallel.")] = None,
+    gpus: Annotated[int | None, Option(min=1, help="With --sbatch: GPUs per rank.")] = None,
+    ranks: Annotated[int, Option(min=1, help="With --sbatch: ranks per run.")] = 1,
+    option: Annotated[
+        list[str] | None, Option(help="With --sbatch: an option of sbatch, --option=--mem=8G; repeatable.")
+    ] = None,
 ) -> None:
-    """Train all runs of SWEEP that are not finished yet, in parallel on this machine or as a Slurm job array. Each run
-    has the directory output/NAME/RUN, gives the same bits as `fedmpi run`, and resumes if it was stopped before."""
+    """Train all unfinished runs of SWEEP, in parallel on this machine or as a Slurm array job.
+
+    Each run has the directory output/NAME/RUN, gives the same bits as `fedmpi run`, and is resumed if it was stopped.
+    """
     from fedmpi.sweeps import expand, slurm, sweep_status
 
     asked = expand.load_sweep(file, overrides or ())
     place = asked.run_settings(asked.first_stage_labels()[0]).output
     if is_run_dir(place):
-        problem = f"{place} is the directory of a run, in which no runs of a sweep can lie"
+        problem = f"{place} is the directory of a run, which cannot contain the runs of a sweep"
         raise UserError(f"{file}: name: {problem}; choose another name")
     if run is not None:
         raise typer.Exit(_train_one_run(asked, run, context.obj))
     if resume and not place.is_dir():
-        raise UserError(f"--resume: there is no {place}: nothing of {file} was begun here; leave --resume out")
+        raise UserError(f"--resume: {place} does not exist, so {file} has not been started here; remove --resume")
     given = slurm.ArrayOptions(max_running, gpus, ranks, tuple(option or ()))
     if sbatch:
         raise typer.Exit(slurm.submit_sweep(asked, given, dry_run, typer.echo))
     if dry_run or given != slurm.ArrayOptions():
-        raise UserError("--dry-run, --max-running, --gpus, --ranks, --option go with --sbatch")
+        raise UserError("--dry-run, --max-running, --gpus, --ranks and --option need --sbatch")
     if status and not check:
         sweep_status.show_status(asked, typer.echo)
         return
@@ -75,7 +79,7 @@ def sweep(
 
 
 def _train_one_run(sweep: "Sweep", name: str, process: CommandProcess) -> int:
-    """Train one run of a sweep on this rank, under any launcher, unless the run is finished; return the exit code."""
+    """Train one run of a sweep, under any launcher, unless it is finished; return the exit code."""
     from fedmpi.sweeps import progress, slurm
 
     settings = progress.enable_auto_resume(slurm.find_run(sweep, name))
@@ -87,21 +91,23 @@ def _train_one_run(sweep: "Sweep", name: str, process: CommandProcess) -> int:
     return train_and_report(settings, process)
 
 
-@app.command(short_help="Show a sweep as a table.")
+@app.command(short_help="Show the results of a sweep.")
 def table(
-    file: Annotated[Path, Argument(metavar="SWEEP", help="Its YAML file, or its directory.")],
+    file: Annotated[Path, Argument(metavar="SWEEP", help="The sweep's YAML file or directory.")],
     overrides: Overrides = None,
     metric: Annotated[str | None, Option(help="Of summary.json, or measured: losses.shift.")] = None,
     round_: Annotated[
         str | None, Option("--round", help="last, mean_last_10, best or selected; default: as published.")
     ] = None,
-    rows: Annotated[str | None, Option(metavar="AXIS", help="What the rows are.")] = None,
+    rows: Annotated[str | None, Option(metavar="AXIS", help="The axis whose labels are the rows.")] = None,
     to: Annotated[
         Path | None, Option(metavar="FILE", help="Write it: .md, .tex, .csv, .txt, .png, .svg, .pdf.")
     ] = None,
 ) -> None:
-    """Show the mean and standard deviation over seeds for every cell of SWEEP, paired differences, and published
-    results for comparison."""
+    """Show a table of the results of SWEEP: mean and standard deviation over seeds for each cell.
+
+    The output also contains paired differences, and published results for comparison.
+    """
     from fedmpi.sweeps import expand, sweep_status, table_formats
 
     all_overrides = list(overrides or ())

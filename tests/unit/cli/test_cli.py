@@ -120,8 +120,8 @@ def test_validate_shows_a_table(monkeypatch, path, engine, capsys):
         (["run"], "Missing argument 'CONFIG'"),
         (["rnu"], "No such command 'rnu'"),
         (["list", "fedprx"], "list: unknown kind or name 'fedprx'; did you mean 'fedprox'"),
-        (["show", "train.shedule"], "show: there is no key 'train.shedule'; did you mean 'train.schedule'? "),
-        (["show", "method.nu"], "show: there is no key 'method.nu'; "),
+        (["show", "train.shedule"], "show: unknown key 'train.shedule'; did you mean 'train.schedule'? "),
+        (["show", "method.nu"], "show: unknown key 'method.nu'; "),
     ],
 )
 def test_a_users_mistake_is_one_message_and_code_2(monkeypatch, path, engine, capsys, arguments, text):
@@ -185,7 +185,7 @@ def test_show_explains_a_key(monkeypatch, capsys):
     )
     assert main(monkeypatch, "show", "model") == 0
     assert "required: see `fedmpi list models`" in (out := capsys.readouterr().out)
-    assert out.endswith("the options of what model names: `fedmpi list`, `fedmpi list NAME`\n")
+    assert out.endswith("for the options of the component in model, use `fedmpi list` and `fedmpi list NAME`\n")
 
 
 def test_list_shows_the_options_of_one_thing(monkeypatch, capsys):

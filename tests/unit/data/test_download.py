@@ -186,14 +186,14 @@ def test_the_commands(listed, tmp_path, monkeypatch, capsys):
     code, out, _ = command(monkeypatch, capsys, "check", *root)
     assert (code, bool(re.search("small/a +is missing", out))) == (1, True)
     assert f"fedmpi data fetch small --root {tmp_path}" in out
-    assert command(monkeypatch, capsys, "fetch", *root)[:2] == (0, f"small: fetched to {tmp_path}\n")
-    assert command(monkeypatch, capsys, "fetch", *root)[:2] == (0, f"small: all there, in {tmp_path}\n")
+    assert command(monkeypatch, capsys, "fetch", *root)[:2] == (0, f"small: downloaded to {tmp_path}\n")
+    assert command(monkeypatch, capsys, "fetch", *root)[:2] == (0, f"small: complete in {tmp_path}\n")
     monkeypatch.setenv("FEDMPI_DATA", str(tmp_path))
     code, out, _ = command(monkeypatch, capsys, "check", "small")
     assert (code, "is missing" in out, "CIFAR" in out) == (0, False, False)
     code, out, _ = command(monkeypatch, capsys, "list")
     assert code == 0
-    assert all(name in out for name in ("mnist", "pathmnist", "pacs", "by hand"))
+    assert all(name in out for name in ("mnist", "pathmnist", "pacs", "manual download"))
 
 
 def test_without_a_network_the_command_says_what_to_do(listed, server, tmp_path, monkeypatch, capsys):

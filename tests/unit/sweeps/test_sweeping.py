@@ -96,7 +96,7 @@ def test_a_sweep_does_not_write_into_a_run_directory(run, tmp_path):
     run_directory = tmp_path / "runs" / "few"
     run_directory.mkdir(parents=True)
     (run_directory / "metrics.jsonl").write_text("")
-    message = "sweep.yaml: name: runs/few is the directory of a run, in which no runs of a sweep can lie"
+    message = "sweep.yaml: name: runs/few is the directory of a run, which cannot contain the runs of a sweep"
     assert message in run("sweep", code=2)
     assert list(run_directory.iterdir()) == [run_directory / "metrics.jsonl"]
 
@@ -106,7 +106,7 @@ def test_validate_checks_settings_and_data(run, tmp_path):
     assert run("validate").splitlines()[-1] == "ok"
     missing = run("validate", *mnist, code=2)
     assert "no mistakes except that data are missing" in missing
-    assert "mnist: there is no file" in missing
+    assert "mnist: file " in missing
     assert "method.mu: unknown key" in run("validate", *mnist, "method.mu=1", code=2)
     assert "is a sweep of several runs; train them with `fedmpi sweep" in run("run", code=2)
 
