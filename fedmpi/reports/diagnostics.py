@@ -49,7 +49,8 @@ class RoundsFigure(NamedTuple):
 UPDATE_FIGURES = (
     RoundsFigure("norms", "norm of the updates", "mean norm", {"": "norms"}, "Mean over the clients of a round.",
                  from_zero=True),
-    RoundsFigure("kept", "norm of the aggregate relative to the updates", "norm / mean norm", {"": "kept"},
+    RoundsFigure("aggregate", "norm of the aggregate relative to the updates", "norm / mean norm",
+                 {"": "relative_norm"},
                  "Norm of the server's update direction divided by the mean norm of the updates: 1 if all updates "
                  "agree, 1/sqrt(m) if m updates of equal norm are orthogonal, 0 if they cancel."),
     RoundsFigure("cosine", "cosine between the updates of two clients", "cosine",
@@ -110,8 +111,8 @@ def build_updates_section(runs: RunCollection) -> list[Part | None]:
         values = [finite_number(v) or 0.0 for v in row.get("eigenvalues") or ()]
         norms, length = finite_numbers(row.get("norms")), finite_number(row.get("direction"))
         shares = [v / sum(values) for v in values] if sum(values) > 0 else []
-        remaining_share = length / fmean(norms) if length is not None and any(norms) else None
-        rows[path].append({**row, "shares": shares, "kept": remaining_share})
+        relative_norm = length / fmean(norms) if length is not None and any(norms) else None
+        rows[path].append({**row, "shares": shares, "relative_norm": relative_norm})
     parts = _plot_over_rounds(runs, "updates", UPDATE_FIGURES, rows)
     if runs.single is not None:
         lengths, cosines = (

@@ -51,8 +51,8 @@ def build_summary_section(runs: RunCollection) -> list[Part | None]:
         return [*warnings, *_build_run_tables(runs.single, names)]
     rows: list[list[Value]] = []
     for group in runs.groups:
-        done = f"{sum(run.complete for run in group.runs)} of {len(group.runs)}"
-        rows.append([group.name, done, *(_format_last_values(group, name) for name in names[:MAX_METRIC_COLUMNS])])
+        finished = f"{sum(run.complete for run in group.runs)} of {len(group.runs)}"
+        rows.append([group.name, finished, *(_format_last_values(group, name) for name in names[:MAX_METRIC_COLUMNS])])
     head = ("settings", "runs finished", *(name.replace("_", " ") for name in names[:MAX_METRIC_COLUMNS]))
     note = "Last evaluated round, mean ± sample standard deviation over the runs of these settings."
     return [*warnings, Table(head, rows, note=note)]

@@ -16,7 +16,7 @@ from fedmpi.config.schema import Analysis
 from fedmpi.runtime.inspection.run_files import check_written_by_this_version, read_json_object, read_tail
 from fedmpi.runtime.record.summary import summarize_run
 
-DONE, STARTED, MISSING = "done", "begun", "missing"
+DONE, STARTED, MISSING = "done", "started", "missing"
 RENAME_OR_MOVE = "give the sweep another name, or move that directory away"  # remedy in messages
 DIVERGENCE_REASON = re.compile(r"^diverged: |not finite|sent an update of norm")
 TAIL_BYTES = 1 << 18  # bytes; a line has a few kB
@@ -93,18 +93,21 @@ def _describe_changed_settings(settings: Settings, recorded: dict[str, Any]) -> 
     Settings that may be changed when a run is resumed, such as the number of rounds, are not compared.
     """
 
-    def differing(asked: Settings) -> list[str]:
-        own = normalize_identity(asked.identity())
+    def list_differences(requested: Settings) -> list[str]:
+        requested_values = normalize_identity(requested.identity())
         changed = [
-            key for key in own if recorded.get(key, own[key]) != own[key] and not may_change_on_resume(key, settings)
+            key
+            for key in requested_values
+            if recorded.get(key, requested_values[key]) != requested_values[key]
+            and not may_change_on_resume(key, settings)
         ]
-        return [f"{key} is {recorded[key]} there, but {own[key]} in the sweep" for key in changed]
+        return [f"{key} is {recorded[key]} there, but {requested_values[key]} in the sweep" for key in changed]
 
-    changed = differing(settings)
-    if changed:  # perhaps only because a run records every option, defaults included: compare once more with defaults
+    changed = list_differences(settings)
+    if changed:  # runs record all defaults, so compare again after filling in the defaults of the sweep's settings
         from fedmpi.runtime.record.metadata import resolve_settings  # imports torch
 
-        changed = differing(resolve_settings(settings))
+        changed = list_differences(resolve_settings(settings))
     return f"{changed[0]} and {len(changed) - 1} more" if len(changed) > 1 else "".join(changed)
 
 

@@ -143,7 +143,7 @@ def build_verdict(tables: Sequence[ResultsTable]) -> dict[str, Any]:
     cells = [
         row | {"verdict": VERDICTS.get(row["verdict"])} for each in tables for row in table_formats.to_records(each)
     ]
-    done = [run for _, run in sweep.final_runs() if run and progress.read_state(run).status == progress.DONE]
+    finished = [run for _, run in sweep.final_runs() if run and progress.read_state(run).status == progress.DONE]
     return {
         "table": sweep.path.stem,
         "sha256": hashlib.sha256(sweep.path.read_bytes()).hexdigest(),
@@ -152,6 +152,6 @@ def build_verdict(tables: Sequence[ResultsTable]) -> dict[str, Any]:
         "fedmpi": __version__,
         "torch": find_installed_version("torch"),
         "verdict": dict(Counter(cell["verdict"] for cell in cells if cell["verdict"] is not None)),
-        "sha256_of_models": {run.name: progress.read_last_row(run)["sha256"] for run in done},
+        "sha256_of_models": {run.name: progress.read_last_row(run)["sha256"] for run in finished},
         "cells": cells,
     }

@@ -26,7 +26,7 @@ from fedmpi.sweeps.axes import SEED, SUMMARY_PARTS, Axis, PublishedResults
 from fedmpi.sweeps.expand import Sweep
 
 CellKey = tuple[str, ...]  # a label of each axis except seed
-FinishedRun = tuple[dict[str, str], Settings, progress.RunState]  # labels, settings and state of a run that is done
+FinishedRun = tuple[dict[str, str], Settings, progress.RunState]  # labels, settings and state of a finished run
 
 
 @dataclass
@@ -58,8 +58,8 @@ class TableCell:
     @property
     def missing_seeds(self) -> list[str]:
         """The seeds of runs that are not finished."""
-        done = {*self.values, *self.non_finite_seeds}
-        return [seed for seed in self.seeds if (seed not in done if seed else not done)]
+        finished = {*self.values, *self.non_finite_seeds}
+        return [seed for seed in self.seeds if (seed not in finished if seed else not finished)]
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ def collect_results(sweep: Sweep, metric: str | None, of: str | None, rows: str 
     Raises:
         UserError: if no run is finished, no run has the metric, or the runs used different plug-ins or data.
     """
-    given = {"--metric": metric, "--round": of, "--rows": rows}
-    options = [word for name, value in given.items() if value for word in (name, value)]
+    arguments = {"--metric": metric, "--round": of, "--rows": rows}
+    options = [word for name, value in arguments.items() if value for word in (name, value)]
     metric, of, published = _choose_metric(sweep, metric, of)
     axes = [axis for axis in sweep.axes if axis.name != SEED]
     names = [axis.name for axis in axes]

@@ -30,24 +30,24 @@ def read_sweep_list(directory: Path) -> tuple[Path, list[str]]:
         UserError: if there is no sweep.json, a secret was left out of it, or the sweep file does not exist.
     """
     content = run_files.read_json_object(directory / SWEEP_FILE) or {}
-    file, given = content.get("file"), content.get("overrides")
-    if not isinstance(file, str) or not isinstance(given, list):
+    sweep_file, overrides = content.get("file"), content.get("overrides")
+    if not isinstance(sweep_file, str) or not isinstance(overrides, list):
         raise UserError(
             f"{directory} contains no valid {SWEEP_FILE}; give the sweep's YAML file instead of the directory"
         )
-    if any(MARK in text for text in given):
+    if any(MARK in text for text in overrides):
         raise UserError(
             f"{directory / SWEEP_FILE} does not contain a secret of the original command line; give the sweep's YAML "
             "file and all its overrides"
         )
     resolved = directory.resolve()
-    if not Path(file).is_file():
+    if not Path(sweep_file).is_file():
         raise UserError(
-            f"{directory / SWEEP_FILE}: the sweep file {file} does not exist any more; give the path of the sweep file "
-            "instead of the directory"
+            f"{directory / SWEEP_FILE}: the sweep file {sweep_file} does not exist any more; give the path of the "
+            "sweep file instead of the directory"
         )
-    return Path(file), [
-        *map(str, given),
+    return Path(sweep_file), [
+        *map(str, overrides),
         f"output={json.dumps(str(resolved.parent))}",
         f"name={json.dumps(resolved.name)}",
     ]

@@ -94,20 +94,20 @@ def show_table(
 def build_tables(table: ResultsTable) -> list[tuple[Rows, str]]:
     """Return the table of means and, if rows share seeds, the table of paired differences, each with its caption."""
 
-    def rows(keys: Sequence[CellKey], write: Callable[[ResultsTable, CellKey], str]) -> Rows:
+    def format_rows(keys: Sequence[CellKey], write: Callable[[ResultsTable, CellKey], str]) -> Rows:
         return [[" ".join(row), *(write(table, (*row, *column)) for column in table.columns)] for row in keys]
 
     heading = [table.format_column_heading(column) for column in table.columns]
     first, *others = table.rows
-    means = [[table.axes[0].name if table.axes else "", *heading], *rows(table.rows, _format_mean)]
-    differences = rows(others, _format_difference)
+    means = [[table.axes[0].name if table.axes else "", *heading], *format_rows(table.rows, _format_mean)]
+    differences = format_rows(others, _format_difference)
     result = [(means, format_caption(table))]
     if any(cell != "-" for row in differences for cell in row[1:]):
-        about = (
+        caption = (
             f"paired differences to {' '.join(first)} over the seeds that both have, ± standard error; * if 0 is "
             "outside the 95 % interval (Student's t) of that cell"
         )
-        result.append(([[" ".join(first), *heading], *differences], about))
+        result.append(([[" ".join(first), *heading], *differences], caption))
     return result
 
 
@@ -120,11 +120,13 @@ def _format_mean(table: ResultsTable, key: CellKey) -> str:
     cell = table.cells.get(key)
     if cell is None:
         return ""
-    seeds, asked = len(cell.values), len(cell.seeds)
+    num_finished, num_seeds = len(cell.values), len(cell.seeds)
     text = "nan" if cell.non_finite_seeds else "-"
-    if seeds:
-        few = f" ({seeds} of {asked})" if seeds < asked else f" ({pluralize(asked, 'seed')})"
-        text = _format_mean_and_std(table, cell.mean, cell.std) + ("" if seeds == table.num_seeds else few)
+    if num_finished:
+        remark = (
+            f" ({num_finished} of {num_seeds})" if num_finished < num_seeds else f" ({pluralize(num_seeds, 'seed')})"
+        )
+        text = _format_mean_and_std(table, cell.mean, cell.std) + ("" if num_finished == table.num_seeds else remark)
     if cell.published:
         text += f" [{_format_mean_and_std(table, *cell.published)} {compare_with_published(cell, table.decimals)}]"
     return text
@@ -178,7 +180,7 @@ def format_notes(table: ResultsTable) -> list[str]:
 
 def format_text(table: ResultsTable) -> list[str]:
     """Return the table as lines of text for the console."""
-    blocks = [[about, "", *formatting.format_table(rows, "left")] for rows, about in build_tables(table)]
+    blocks = [[caption, "", *formatting.format_table(rows, "left")] for rows, caption in build_tables(table)]
     lines = [line.replace("±", "+-") for block in blocks for line in (*block, "")]
     return [*lines, *format_notes(table)] if format_notes(table) else lines[:-1]
 
@@ -187,8 +189,8 @@ def format_markdown(table: ResultsTable) -> str:
     """Return the table in Markdown, with its caption and notes."""
     blocks = [
         block
-        for rows, about in build_tables(table)
-        for block in (_format_markdown_table(rows), _escape_markdown(about))
+        for rows, caption in build_tables(table)
+        for block in (_format_markdown_table(rows), _escape_markdown(caption))
     ]
     return "\n\n".join([*blocks, *map(_escape_markdown, format_notes(table))]) + "\n"
 
@@ -204,10 +206,10 @@ def _escape_markdown(cell: str) -> str:
 
 def format_latex(table: ResultsTable) -> str:
     """Return the table of means and, if there is one, that of paired differences in LaTeX with booktabs."""
-    (means, about), *paired = build_tables(table)
+    (means, caption), *paired = build_tables(table)
     blocks = [
-        _format_latex_table(means, " ".join([about, *format_notes(table)])),
-        *(_format_latex_table(rows, words) for rows, words in paired),
+        _format_latex_table(means, " ".join([caption, *format_notes(table)])),
+        *(_format_latex_table(rows, caption_of_pairs) for rows, caption_of_pairs in paired),
     ]
     return r"% \usepackage{booktabs}" + "\n" + "\n".join(blocks)
 

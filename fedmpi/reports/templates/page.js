@@ -25,7 +25,7 @@ function png(blob, name) {
     pen.fillRect(0, 0, canvas.width, canvas.height);
     pen.drawImage(image, 0, 0);
     URL.revokeObjectURL(address);
-    canvas.toBlob(made => save(made, name));
+    canvas.toBlob(png => save(png, name));
   };
   image.src = address;
 }

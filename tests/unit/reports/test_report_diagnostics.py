@@ -114,8 +114,8 @@ def test_the_updates_section_of_one_run_has_the_recorded_numbers(tmp_path):
     norms = figures_by_name["updates-by-client"]
     assert norms.data == [[0, "2", 1.0], [1, "2", 2.0], [0, "3", 2.0], [1, "3", 4.0], [0, "4", 3.0]]
     assert norms.chart.values == [[1.0, 2.0], [2.0, 4.0], [3.0, None]]
-    (kept,) = figures_by_name["updates-kept"].chart.series
-    assert kept.y == [1 / 2, 1.0]  # divided by the mean norms 2 and 3
+    (relative_norm,) = figures_by_name["updates-aggregate"].chart.series
+    assert relative_norm.y == [1 / 2, 1.0]  # divided by the mean norms 2 and 3
     spectrum = figures_by_name["updates-spectrum"].chart.series
     assert [line.y for line in spectrum] == [[0.6], [0.3]]
     assert figures_by_name["updates-cosine"].data == [[0, 0.2, -0.5]]
@@ -141,7 +141,7 @@ def test_updates_of_several_runs_are_averaged_over_seeds(tmp_path):
     for seed, direction in ((0, 1.0), (1, 3.0)):
         write_run(tmp_path / f"r{seed}", [updates_row(0, [2.0, 2.0], direction, **GRAM)], seed, "update_stats")
     figures_by_name = build_figures(diagnostics.build_updates_section, tmp_path)
-    (kept,) = figures_by_name["updates-kept"].data
-    assert kept[2:] == [1.0, pytest.approx(2**-0.5), 2]
+    (relative_norm,) = figures_by_name["updates-aggregate"].data
+    assert relative_norm[2:] == [1.0, pytest.approx(2**-0.5), 2]
     assert figures_by_name["updates-spectrum-0"].data[0][2] == pytest.approx(0.6)
     assert figures_by_name["updates-cosine-cosine_min"].data[0][2] == -0.5

@@ -55,16 +55,16 @@ grid:
 def test_a_sweep_does_not_inherit_the_name_of_a_run(tmp_path):
     """Otherwise it would write into the directory of that run. The name of a sweep in `base` is inherited."""
 
-    def place(file, *given):
-        sweep = expand.load_sweep(file, given)
+    def sweep_name(file, *overrides):
+        sweep = expand.load_sweep(file, overrides)
         return sweep.run_settings(sweep.first_stage_labels()[0]).output.name
 
     file = write(tmp_path, "grid: {seed: [0, 1]}\n", name="seeds.yaml")
-    assert (place(file), place(file, "name=other")) == ("seeds", "other")
+    assert (sweep_name(file), sweep_name(file, "name=other")) == ("seeds", "other")
     assert config.load(tmp_path / "base.yaml").name == "table"
     write(tmp_path, "name: mine\ngrid: {seed: [0, 1]}\n", name="seeds.yaml")
     (tmp_path / "part.yaml").write_text("base: [seeds.yaml]\ninclude: {seed: 0}\n")
-    assert (place(file), place(tmp_path / "part.yaml")) == ("mine", "mine")
+    assert (sweep_name(file), sweep_name(tmp_path / "part.yaml")) == ("mine", "mine")
 
 
 def test_published_values_are_read(tmp_path):
