@@ -75,7 +75,8 @@ class Dataset:
             _check_samples("global_test_x", self.global_test_x, len(self.test_y), single=True)
             if _describe(self.global_test_x) != _describe(self.test_x):
                 raise UserError(
-                    f"data set: a row of global_test_x is {_describe(self.global_test_x)}; it must be like test_x"
+                    f"data set: a row of global_test_x is {_describe(self.global_test_x)}; it must be like a row of "
+                    f"test_x, {_describe(self.test_x)}"
                 )
         for name, part in (("site", "train_y"), ("test_site", "test_y"), ("group", "train_y")):
             if (owner := getattr(self, name)) is not None:

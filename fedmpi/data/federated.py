@@ -233,7 +233,9 @@ def _validate_partition(result: Any, samples: int, clients: int | None, where: s
         result = Partition.from_parts(arrays)
     parts: Partition = result
     if clients is not None and len(parts) != clients:
-        raise make_located_error(f"{where} returned {len(parts)} index arrays for clients={clients}", scheme_function)
+        raise make_located_error(
+            f"{where} returned {len(parts)} index arrays, but must return {clients}, one per client", scheme_function
+        )
     if (parts.sizes == 0).any():
         k = int((parts.sizes == 0).argmax())
         raise make_located_error(
@@ -241,7 +243,9 @@ def _validate_partition(result: Any, samples: int, clients: int | None, where: s
         )
     times = np.bincount(parts.order, minlength=samples)
     if (times > 1).any():
-        raise make_located_error(f"{where} assigns sample {(times > 1).argmax()} more than once", scheme_function)
+        raise make_located_error(
+            f"{where} assigns sample {(times > 1).argmax()} more than once; parts must be disjoint", scheme_function
+        )
     # With scheme site, the user has left sites out.
     if len(parts.order) < samples and scheme_function is not partition_by_site:
         missing = f"{samples - len(parts.order)} of {samples} training samples"

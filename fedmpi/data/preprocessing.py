@@ -182,7 +182,7 @@ class ReadyInputs(Preparation):
             tensors[name] = x.to(expected)
         inputs = Inputs(tensors) if isinstance(shape, dict) else tensors["x"]
         check_sample(inputs, shape, where)
-        reason = "because the data source of this run does not define how it prepares rows"
+        reason = "because the data source of this run does not define how it prepares rows (Dataset.preparation)"
         warnings.warn(f"{where} is used as inputs of the model without any preparation, {reason}", stacklevel=2)
         return NewRows({"row": np.arange(len(inputs))}, inputs)
 

@@ -55,7 +55,14 @@ class LowRankWeight(nn.Module):
 
 
 class FactorisedLayer(nn.Module):
-    """A linear layer or a convolution whose weight is W of (3), made from a dense layer."""
+    """A linear layer or a convolution whose weight is W of (3).
+
+    Args:
+        dense: the layer that is replaced, whose bias is reused.
+        rank: the rank r of W_1 and W_2.
+        personal: whether W_2 is personal, so that the second form of (3) is used.
+        init: the initial values, see `factorise_layers`.
+    """
 
     def __init__(self, dense: nn.Linear | nn.Conv2d, rank: int, personal: bool, init: str) -> None:
         super().__init__()

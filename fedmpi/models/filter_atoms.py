@@ -34,7 +34,7 @@ class AtomConv2d(nn.Conv2d):
     """A convolution whose weight is W of (1), with the other settings of the convolution `dense` that it replaces.
 
     Args:
-        dense: the convolution that is replaced; its bias is used further.
+        dense: the convolution that is replaced, whose bias is reused.
         atoms: the number of atoms m_a.
         init: the initial values.
             he: D ~ N(0, 1/k^2), alpha ~ N(0, 2/(i m_a)), so that Var W = 2/(i k^2), which suits ReLU networks.

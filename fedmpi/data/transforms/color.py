@@ -38,7 +38,9 @@ class Normalize(Transform):
         None, "the data set whose mean and std are used", choices=sorted(NORMALISATION_CONSTANTS)
     )
     mean: tuple[float, ...] | None = option(None, "mean of pixels in 0..1: one number, or one per channel")
-    std: tuple[Annotated[float, Field(gt=0)], ...] | None = option(None, "standard deviation, likewise")
+    std: tuple[Annotated[float, Field(gt=0)], ...] | None = option(
+        None, "standard deviation of pixels in 0..1: one number, or one per channel"
+    )
 
     @property
     def mean_and_std(self) -> tuple[Sequence[float], Sequence[float]]:
@@ -67,9 +69,13 @@ class ColorJitter(Transform):
     random_numbers = 3
     input_stage = "unit"
     moves_pixels = False
-    brightness: float = option(0.0, "b; the factor is in max(0, 1 - b)..1 + b", ge=0, le=10)
-    contrast: float = option(0.0, "likewise, for the distance from the mean gray value", ge=0, le=10)
-    saturation: float = option(0.0, "likewise, for the distance from the gray value of the pixel", ge=0, le=10)
+    brightness: float = option(0.0, "b; pixels are multiplied by max(0, 1 - b) to 1 + b", ge=0, le=10)
+    contrast: float = option(
+        0.0, "c; the distance from the mean gray value is multiplied by max(0, 1 - c) to 1 + c", ge=0, le=10
+    )
+    saturation: float = option(
+        0.0, "s; the distance from the gray value of the pixel is multiplied by max(0, 1 - s) to 1 + s", ge=0, le=10
+    )
 
     def output_shape(self, shape: Shape) -> Shape:
         if not (self.brightness or self.contrast or self.saturation):

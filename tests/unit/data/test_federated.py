@@ -111,7 +111,7 @@ def test_a_users_own_scheme_gets_its_options(tmp_path):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("[np.arange(3)]", "returned 1 index arrays for clients=2"),
+        ("[np.arange(3)]", "returned 1 index arrays, but must return 2"),
         ("[np.arange(3), np.arange(0)]", "gives client 1 no training sample"),
         ("[np.arange(3), np.arange(2, 5)]", "sample 2 more than once"),
         ("[np.arange(3), np.array([3, 400])]", r"client 1 indices 3\.\.400.*0\.\.399"),
