@@ -1,4 +1,4 @@
-"""The folder in which the commands of the pages run."""
+"""The folder in which the commands of the pages are run."""
 
 import pytest
 from doc_commands import FILES
@@ -7,7 +7,7 @@ from helpers import ROOT
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-    """What a reader has after typing the files of the pages."""
+    """Return a folder with the files that a reader of the pages has typed in."""
     place = tmp_path_factory.mktemp("checkout")
     for path in ROOT.iterdir():
         if path.name not in (".git", ".venv", "runs", "data", *FILES):

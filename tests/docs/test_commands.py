@@ -1,4 +1,4 @@
-"""Each command of README and of the pages about running can be typed in (doc_commands.py)."""
+"""Run each command of README and of the pages about running fedmpi (doc_commands.py)."""
 
 import pytest
 from doc_commands import BATCH, RUNNING_COMMANDS, check_command

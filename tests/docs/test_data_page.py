@@ -1,4 +1,4 @@
-"""The configs of docs/data.md and docs/tasks.md train as they stand there, on small data made for them."""
+"""The configs of docs/data.md and docs/tasks.md train unchanged on small generated data."""
 
 import re
 
@@ -14,7 +14,7 @@ CONFIGS = dict(re.findall(r"^```yaml\n# (\w+\.yaml)\n(.*?)^```$", PAGE, re.MULTI
 
 
 def sheet(rows=60):
-    """The page's spreadsheet, with more patients."""
+    """Write the page's spreadsheet with more patients."""
     rng = np.random.default_rng(0)
     for k in range(rows):
         pressure = "" if k % 7 == 0 else rng.integers(100, 150)
@@ -40,7 +40,7 @@ def novels(root):
 
 
 def clinic(root):
-    """Pictures of several sizes, and a table of them; the ill are bright."""
+    """Write images of several sizes and a table about them; images of sick patients are brighter."""
     rng = np.random.default_rng(0)
     rows = ["path,label,hospital"]
     (root / "clinic/scans").mkdir(parents=True)
@@ -57,7 +57,7 @@ MAKE_DATA = {"patients.yaml": patients, "hospitals.yaml": hospitals, "novels.yam
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder with the configs of the page, and `data` in it."""
+    """Return a folder with the configs of the page and its `data` folder."""
     (tmp_path / "data").mkdir()
     for name, text in CONFIGS.items():
         (tmp_path / name).write_text(text)
@@ -71,7 +71,7 @@ def trains(folder, *words):
 
 
 @pytest.mark.parametrize("name", MAKE_DATA)
-def test_a_config_of_the_page(folder, name):
+def test_config_of_the_page_trains(folder, name):
     assert len(CONFIGS[name].splitlines()) <= 12
     MAKE_DATA[name](folder if name == "clinic.yaml" else folder / "data")
     trains(folder, name, "rounds=2")
@@ -79,15 +79,15 @@ def test_a_config_of_the_page(folder, name):
     assert len(metrics.read_text().splitlines()) == 2  # rounds
 
 
-def test_hospitals_of_a_table_of_pictures_as_silos(folder):
+def test_sites_of_an_image_table_work_as_silos(folder):
     clinic(folder)
     silos = ["data.partition=null", "data.silos=[north, south, west]", "data.class_names=[healthy, ill]"]
     assert "3 clients with 16 to 16 samples, 2 classes" in trains(folder, "clinic.yaml", "rounds=1")
     assert "all 3 sites: north, south, west" in trains(folder, "clinic.yaml", *silos, "rounds=1", "name=silos")
 
 
-def test_it_says_which_rank_holds_which_site(folder):
-    """As the page has it: a rank a site."""
+def test_the_run_prints_which_rank_has_which_site(folder):
+    """As on the page, each site has a rank of its own."""
     hospitals(folder / "data")
     done = fedmpi("run", "hospitals.yaml", "rounds=1", kind="mpirun", size=3, cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -95,8 +95,8 @@ def test_it_says_which_rank_holds_which_site(folder):
         assert re.search(rf"site {site} +rank {rank} on ", done.stdout + done.stderr)
 
 
-def test_the_example_of_tasks(tmp_path, monkeypatch):
-    """Several tensors a sample, a frozen embedding, LoRA, metrics of one's choice; above chance, which is .5."""
+def test_example_on_the_tasks_page_trains(tmp_path, monkeypatch):
+    """Samples with several tensors, a frozen embedding, LoRA and custom metrics give an accuracy above chance (0.5)."""
     text = (ROOT / "docs/tasks.md").read_text()
     for name, block in re.findall(r"^# (reviews\.\w+)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         (tmp_path / name).write_text(block)

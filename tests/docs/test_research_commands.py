@@ -1,4 +1,4 @@
-"""Each command of the pages about analyses, methods and plug-ins can be typed in (doc_commands.py)."""
+"""Run each command of the pages about analyses, methods and plug-ins (doc_commands.py)."""
 
 import pytest
 from doc_commands import RESEARCH_COMMANDS, check_command

@@ -1,4 +1,4 @@
-"""Each srun and sbatch of the pages runs in a Slurm (doc_commands.py)."""
+"""Run each srun and sbatch command of the pages in a Slurm (doc_commands.py)."""
 
 import re
 import time

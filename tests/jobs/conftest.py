@@ -1,4 +1,4 @@
-"""Jobs of real processes, ended with the test that started them."""
+"""Jobs of real processes, which end with the test that started them."""
 
 import pytest
 from real_job import Job
@@ -6,7 +6,7 @@ from real_job import Job
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts jobs, see Job."""
+    """Return a function that starts jobs; see Job."""
     jobs = []
 
     def start(kind="alone", size=1, folder=None, **changes):

@@ -1,4 +1,4 @@
-"""Augmented runs as commands: the same models alone, on three ranks and after an interruption."""
+"""Augmented runs give the same models in one process, on three ranks, and after an interruption."""
 
 import numpy as np
 import pytest
@@ -25,8 +25,8 @@ evaluate: {protocol: [global, "ft(1)"]}
 """
 
 
-def test_a_run_goes_on_and_ranks_agree(tmp_path):
-    """As users start it: alone, on three ranks, and interrupted after a round: the same models."""
+def test_ranks_and_interruptions_do_not_change_an_augmented_model(tmp_path):
+    """Runs as users start them: in one process, on three ranks, and interrupted after a round."""
     rng = np.random.default_rng(0)
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["x"] = rng.integers(0, 256, (80, 12, 12), dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""Uploads and clients that are left out, in jobs of several ranks: the bits of one process, one warning."""
+"""Rejected uploads and failed clients in jobs of several ranks: the bits of one process, and one warning."""
 
 import json
 
@@ -27,8 +27,8 @@ class Wild(fedmpi.Method):
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["huge update", "error"])
-def test_left_out_on_any_number_of_ranks(tmp_path, fails):
-    """Named and counted in metrics.jsonl and summary.json; clients move between ranks, and their states with them."""
+def test_rejected_uploads_do_not_depend_on_the_number_of_ranks(tmp_path, fails):
+    """They are listed and counted in metrics.jsonl and summary.json; clients and their states move between ranks."""
     (tmp_path / "wild.py").write_text(METHOD.replace("FAILS", str(fails)))
     tree = {
         "rounds": 4,

@@ -1,4 +1,4 @@
-"""The programs in benchmarks/ run; what they measure is for a quiet machine."""
+"""The programs in benchmarks/ run; their measurements are meaningful only on an idle machine."""
 
 import re
 import runpy
@@ -53,7 +53,7 @@ def from_benchmarks(monkeypatch):
 @pytest.mark.parametrize(
     "command", [pytest.param(each, marks=[pytest.mark.smoke] * each.startswith("rules.py")) for each in COMMANDS]
 )
-def test_a_program_runs(from_benchmarks, monkeypatch, capsys, command):
+def test_benchmark_program_runs(from_benchmarks, monkeypatch, capsys, command):
     monkeypatch.setattr(sys, "argv", command.split())
     threads = torch.get_num_threads()
     with warnings.catch_warnings():
@@ -64,7 +64,7 @@ def test_a_program_runs(from_benchmarks, monkeypatch, capsys, command):
     assert re.fullmatch(COMMANDS[command], output)
 
 
-def test_every_program_of_the_suite_is_there_and_tried(from_benchmarks):
+def test_every_program_of_the_suite_exists_and_is_tested(from_benchmarks):
     suite = import_module("suite")
     named = {file.name for part in suite.PARTS.values() for file in (suite.split(c)[1] for c in part.commands)}
     assert named - {"peers.py"} <= {command.split()[0] for command in COMMANDS}  # which needs other programs

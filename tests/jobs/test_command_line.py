@@ -1,4 +1,4 @@
-"""The command as a process of its own: what it imports, its exit code, closed streams."""
+"""The command as a separate process: its imports, its exit code, and closed streams."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from fedmpi.runtime import introspection
 
 @pytest.mark.parametrize("train", ["train.optim=sgd", "train={optim: adamw, momentum: null, persist_optimizer: true}"])
 def test_a_run_imports_nothing_that_it_does_not_need(tmp_path, train):
-    """The page at its end needs matplotlib, and is left out here."""
+    """The run writes no report, which would need matplotlib."""
     words = ["rounds=1", "report=false", "checkpoint.every=1", f"output={tmp_path}", train]
     program = f"""
 import sys
@@ -65,8 +65,8 @@ for words, expected in json.loads(sys.argv[1]):
 """
 
 
-def test_what_needs_no_torch_imports_none(path, tmp_path):
-    """Importing them takes every rank a second or more. Commands that show something, and mistakes of all kinds."""
+def test_commands_that_need_no_torch_do_not_import_it(path, tmp_path):
+    """Importing torch takes each rank at least a second. Covers commands that only print, and all kinds of mistakes."""
     commands = ["run", "resume", "replay", "validate", "doctor", "list"]
     analyses = ["variance", "virtual", "communication", "curvature"]
     fine = [
@@ -106,14 +106,14 @@ def test_what_needs_no_torch_imports_none(path, tmp_path):
 
 
 @pytest.mark.smoke
-def test_python_m_fedmpi_is_the_command(path):
+def test_python_m_fedmpi_runs_the_command(path):
     command = [sys.executable, "-m", "fedmpi", "run", str(path), "seed=x"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert done.stderr.startswith("fedmpi: error: command line: seed=x: ")
 
 
-def test_no_global_state_is_left():
+def test_a_command_leaves_no_global_state():
     program = (
         "import sys, matplotlib\nfrom fedmpi.analysis import charts\n"
         "def state(): return {k: matplotlib.rcParams[k] for k in matplotlib.rcParams if k != 'backend'}\n"

@@ -1,11 +1,11 @@
-"""A run that has diverged ends, on any number of ranks."""
+"""A run that diverges ends, on any number of ranks."""
 
 import json
 
 from helpers import fedmpi
 
 
-def test_the_command_that_stops(tmp_path):
+def test_a_run_that_diverges_stops(tmp_path):
     done = fedmpi(
         "run", "configs/quickstart.yaml", "rounds=30", "train.lr=500", "faults={max_norm: null, on_divergence: stop}",
         f"output={tmp_path}", "method={name: fedavg}", "model={name: logistic}", "name=run", kind="mpirun", size=3,

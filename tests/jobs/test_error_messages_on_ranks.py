@@ -1,4 +1,4 @@
-"""The same mistakes under a launcher: rank 0 alone reports them, once; exit code 2, and no rank is left."""
+"""Mistakes in a config under a launcher: rank 0 alone reports them, once; the exit code is 2, and no rank remains."""
 
 import signal
 import subprocess
@@ -16,7 +16,7 @@ COLD = ["colour=red", "data.partition.clients=5000"]  # one of each as the ranks
 
 
 @pytest.mark.parametrize("label", [*EARLY[1:], *LATE, pytest.param(EARLY[0], marks=pytest.mark.smoke)])
-def test_three_ranks(tmp_path, label):
+def test_three_ranks_print_one_message(tmp_path, label):
     case = CASES[label]
     done = fedmpi("run", *write(case, tmp_path), kind="mpirun", size=3, cold=label in COLD, cwd=tmp_path)
     check(case, done.returncode, done.stdout, done.stderr)
@@ -24,8 +24,8 @@ def test_three_ranks(tmp_path, label):
     assert gone(str(tmp_path))
 
 
-def test_torchrun(tmp_path):
-    """It has an exit code and frames of its own."""
+def test_ranks_of_torchrun_print_one_message(tmp_path):
+    """torchrun has its own exit code and prints stack frames."""
     case = CASES["data.partition.clients=5000"]
     done = fedmpi("run", *write(case, tmp_path), kind="torchrun", size=2, cold=True, cwd=tmp_path)
     said = done.stderr + done.stdout
@@ -36,8 +36,11 @@ def test_torchrun(tmp_path):
     assert gone(str(tmp_path))
 
 
-def test_a_rank_that_torchrun_ends_adds_nothing(tmp_path):
-    """Rank 0 has found the mistake and gone; one that imports longer is told to end, and then finds it, too."""
+def test_a_rank_that_torchrun_ends_prints_nothing(tmp_path):
+    """Rank 0 has found the mistake and ended.
+
+    A rank that is still importing gets SIGTERM, and then finds the mistake, too.
+    """
     arguments = write(CASES["data.partition.clients=5000"], tmp_path)
     env = clean_env(
         RANK="1",
@@ -50,13 +53,13 @@ def test_a_rank_that_torchrun_ends_adds_nothing(tmp_path):
     )
     command = [str(BIN / "fedmpi"), "run", *arguments]
     with subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True) as rank:
-        while not handles(rank.pid, signal.SIGTERM):
+        while not has_handler(rank.pid, signal.SIGTERM):
             time.sleep(0.01)
         rank.terminate()
         assert rank.communicate(timeout=120)[1] == ""
     assert rank.returncode == 2
 
 
-def handles(pid, number):
+def has_handler(pid, number):
     caught = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt"))
     return int(caught.split()[1], 16) >> (number - 1) & 1

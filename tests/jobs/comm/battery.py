@@ -1,7 +1,7 @@
-"""What every means of communication must do. Started once per rank:  python battery.py FOLDER BACKEND
+"""Checks that every communication back end must pass. Run once per rank: python battery.py FOLDER BACKEND
 
-Each check runs on all ranks of one communicator, with numbers that tell who sent what: entry i of a message from a to b
-is 1000 a + 100 b + i, so that a wrong peer, order or cut shows. Reports {check, error} into FOLDER/rank.jsonl.
+Each check runs on all ranks of one communicator. Entry i of a message from rank a to rank b is 1000 a + 100 b + i, so
+that a wrong peer, order or length is detected. Reports {check, error} in FOLDER/rank.jsonl.
 """
 
 import json
@@ -37,7 +37,7 @@ def check_ring(comm):
 
 
 def check_gather_rows_in_place(comm):
-    """Rows of one matrix at rank 0, each received into its own memory; rank 0's row is a copy."""
+    """Rank 0 receives each row of a matrix into the row's own memory; its own row is a copy."""
     rows = torch.zeros(comm.size, 1000)
     comm.exchange(
         [(0, message(comm.rank, 0, 1000))], [(r, rows[r]) for r in range(comm.size)] if comm.rank == 0 else []
@@ -47,7 +47,7 @@ def check_gather_rows_in_place(comm):
 
 
 def check_exchange_of_unequal_columns(comm):
-    """From a to b go a + 2 b numbers: none at all from 0 to 0."""
+    """A message from a to b has a + 2 b numbers; that from 0 to 0 is empty."""
     got = [torch.zeros(a + 2 * comm.rank) for a in range(comm.size)]
     out = [(b, message(comm.rank, b, comm.rank + 2 * b)) for b in range(comm.size)]
     comm.exchange(out, list(enumerate(got)))
@@ -56,7 +56,7 @@ def check_exchange_of_unequal_columns(comm):
 
 
 def check_large_messages_both_ways(comm):
-    """2 MB each way between all pairs, too large to be buffered: all must be posted before any is waited for."""
+    """All pairs exchange 2 MB, too much to be buffered: all messages must be posted before any is waited for."""
     others = [r for r in range(comm.size) if r != comm.rank]
     got = {r: torch.zeros(500_000) for r in others}
     comm.exchange([(r, message(comm.rank, r, 500_000)) for r in others], list(got.items()))
@@ -65,7 +65,7 @@ def check_large_messages_both_ways(comm):
 
 
 def check_order_within_a_pair(comm):
-    """Five messages from each rank to the next, of different lengths and types, the largest first."""
+    """Each rank sends five messages of different lengths and types to the next one, the largest first."""
     left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
     kinds = list(zip((70_000, 3, 50, 1, 0), TYPES, strict=True))
     got = [torch.zeros(n, dtype=dtype) for n, dtype in kinds]
@@ -75,7 +75,7 @@ def check_order_within_a_pair(comm):
 
 
 def check_order_across_calls(comm):
-    """Rank 0 is a call behind everybody else: what was sent first arrives first."""
+    """Rank 0 is one call behind all others; messages still arrive in the order in which they were sent."""
     got = torch.zeros(2, 4)
     for call in range(2):
         outgoing = [(0, message(comm.rank, call, 4))] if comm.rank == comm.size - 1 else []
@@ -84,8 +84,8 @@ def check_order_across_calls(comm):
         assert torch.equal(got, torch.stack([message(comm.size - 1, call, 4) for call in range(2)]))
 
 
-def check_pieces(comm):
-    """100 numbers in pieces of 7 arrive as in one."""
+def check_splitting(comm):
+    """A message of 100 numbers that is split into pieces of 7 arrives unchanged."""
     comm.max_elements = 7
     check_ring(comm)
     check_order_within_a_pair(comm)
@@ -95,8 +95,11 @@ def check_pieces(comm):
     del comm.max_elements
 
 
-def check_bytes(comm):
-    """10 float64 broadcast = 80 bytes to each other rank (one where alone); 3 + 4 float32 in the ring = 28 bytes."""
+def check_byte_counts(comm):
+    """Byte counts are those of the tensors.
+
+    A broadcast of 10 float64 counts 80 bytes per other rank (once for a single rank); 3 + 4 float32 in a ring count 28.
+    """
     left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
     sent, received = comm.sent_bytes, comm.received_bytes
     comm.broadcast(torch.zeros(10, dtype=torch.float64))
@@ -116,8 +119,8 @@ def check_allgather_bytes(comm):
         ]
 
 
-def check_refusals(comm):
-    """Programming errors stop before anything is sent, alike on all ranks."""
+def check_invalid_messages(comm):
+    """Programming errors raise the same error on all ranks before anything is sent."""
     wrong = [torch.zeros(2, 2), torch.zeros(8)[::2], torch.zeros(3, device="meta")]
     calls = [lambda x=x: comm.broadcast(x) for x in wrong]
     calls += [lambda: comm.exchange([(comm.size, torch.zeros(1))], []), lambda: comm.allgather_bytes(b"x" * 4097, 1)]

@@ -1,5 +1,7 @@
-"""Several real processes: a program of this folder is started once per rank, each rank reports into a file. They have
-imported torch (fork_server.py)."""
+"""Start a program of this folder as several real processes, one per rank; each rank reports its results in a file.
+
+The processes have torch imported already (fork_server.py).
+"""
 
 import json
 import os
@@ -47,14 +49,14 @@ class Outcome:
     text: str  # all they printed
 
 
-class Ranks:
+class RankLauncher:
     """Starts programs as ranks."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def start(self, program: str, *args: str, envs: list[dict[str, str]], backend: str = "gloo") -> Outcome:
-        """One process for each environment, as a launcher would."""
+        """Start one process per environment, as a launcher would."""
         command = [*WORDS, str(HERE / program), str(self.folder), backend, *args]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         processes = [subprocess.Popen(command, env=environment() | env, **pipes) for env in envs]
@@ -97,4 +99,4 @@ class Ranks:
 
 @pytest.fixture
 def ranks(tmp_path):
-    return Ranks(tmp_path)
+    return RankLauncher(tmp_path)

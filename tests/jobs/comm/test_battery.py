@@ -1,4 +1,4 @@
-"""The checks of battery.py in one process, and over gloo and MPI among real ranks."""
+"""The checks of battery.py in one process, and on real ranks over gloo and MPI."""
 
 import ast
 import socket
@@ -37,7 +37,7 @@ def test_battery(ranks, name):
     assert_passed(start(ranks), size, communicator)
 
 
-def test_ranks_of_a_slurm_step_meet_by_the_secret_in_their_home_although_the_first_port_is_taken(ranks, tmp_path):
+def test_ranks_of_a_slurm_step_connect_by_the_secret_file_even_if_the_first_port_is_taken(ranks, tmp_path):
     job_id = next(job_id for job_id in range(10**6, 2 * 10**6) if all(map(is_free, ports(job_id)[:4])))
     step = {"SLURM_JOB_ID": job_id, "SLURM_STEP_ID": 0, "SLURM_STEP_NUM_TASKS": 2, "SLURM_NODEID": 0}
     step |= {"SLURM_STEP_TASKS_PER_NODE": 2, "SLURM_STEP_NODELIST": "no-such-host"}  # one host needs no name

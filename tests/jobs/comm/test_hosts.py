@@ -1,4 +1,4 @@
-"""Ranks on two hosts with unusual names, which are network namespaces of this machine."""
+"""Ranks on two hosts, which are network namespaces of this machine, with unusual host names."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ MASTER = f"{NETWORKS['net0']}.1"  # host 0
 
 @pytest.fixture
 def hosts(tmp_path, ranks):
-    """hosts(hosts_file, names) makes two hosts."""
+    """Return a function hosts(hosts_file, names) that creates two hosts."""
     opened = []
 
     def make(hosts_file, names=("alpha.unknown", "beta.unknown")):
@@ -65,12 +65,12 @@ def torchrun(ranks, here, *arguments):
     ("hosts_file", "names"),
     [(UNKNOWN, ("alpha.unknown", "beta.unknown")), (DEBIAN, ("debian", "debian"))],  # the latter: copies of one machine
 )
-def test_torchrun_over_hosts_whose_names_lead_nowhere(hosts, ranks, hosts_file, names):
+def test_torchrun_connects_hosts_whose_names_do_not_resolve(hosts, ranks, hosts_file, names):
     assert_passed(torchrun(ranks, hosts(hosts_file, names)), 2, "Gloo")
 
 
-def test_env_variables_over_hosts_whose_names_lead_nowhere(hosts, ranks):
-    """As Kubeflow's PyTorchJob sets them: MASTER_ADDR is "localhost" on the host of rank 0."""
+def test_env_variables_connect_hosts_whose_names_do_not_resolve(hosts, ranks):
+    """The variables are set as by Kubeflow's PyTorchJob: MASTER_ADDR is "localhost" on the host of rank 0."""
     here, processes = hosts(DEBIAN), []
     for rank, master in enumerate(("localhost", MASTER)):
         env = environment(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR=master, MASTER_PORT="29500")
@@ -94,17 +94,17 @@ def mpirun_over(hosts, ranks, *arguments, backend="gloo", bridges=False):
     return finish(ranks, [here.start(0, *command, env=env)])
 
 
-def test_mpirun_over_hosts_whose_names_lead_nowhere(hosts, ranks):
+def test_mpirun_connects_hosts_whose_names_do_not_resolve(hosts, ranks):
     assert_passed(mpirun_over(hosts, ranks), 2, "Gloo")
 
 
-def test_the_interface_of_the_config_keeps_open_mpi_off_an_address_that_all_hosts_have(hosts, ranks):
-    """Without it a rank connects to itself at 172.17.0.1, and the others wait for it."""
+def test_comm_interface_keeps_open_mpi_from_using_an_address_that_all_hosts_have(hosts, ranks):
+    """Without comm.interface a rank connects to itself at 172.17.0.1, and the others wait for it."""
     assert_passed(mpirun_over(hosts, ranks, "net0", backend="mpi", bridges=True), 2, "Mpi")
 
 
-def test_the_interface_of_the_config_carries_the_messages(hosts, ranks):
-    """The names resolve to the addresses on net0; battery.py sends 4 MB at least."""
+def test_messages_use_the_interface_of_the_config(hosts, ranks):
+    """The names resolve to the addresses on net0; battery.py sends at least 4 MB."""
     names = ("alpha", "beta")
     here = hosts("".join(f"{NETWORKS['net0']}.{i} {name}\n" for i, name in enumerate(names, start=1)), names)
     assert_passed(torchrun(ranks, here, "f*"), 2, "Gloo")

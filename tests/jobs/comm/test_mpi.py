@@ -1,10 +1,10 @@
-"""An MPI library that does not belong to the launcher."""
+"""An MPI library that does not belong to the launcher is reported."""
 
 import pytest
 
 
-def test_another_mpi_than_the_launchers_is_said_with_the_remedy(ranks):
-    """The launcher says 5; MPI, started by nobody it knows, is alone."""
+def test_the_mpi_of_another_launcher_is_an_error_with_a_remedy(ranks):
+    """The launcher's variables say 5 ranks, but MPI has a single one."""
     pytest.importorskip("mpi4py")
     env = {"PMI_RANK": "0", "PMI_SIZE": "5", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "5"}
     outcome = ranks.start("battery.py", envs=[env], backend="mpi")
@@ -14,7 +14,7 @@ def test_another_mpi_than_the_launchers_is_said_with_the_remedy(ranks):
 
 
 @pytest.mark.smoke
-def test_mpi_under_torchrun_is_said_with_the_remedy(ranks):
+def test_mpi_under_torchrun_is_an_error_with_a_remedy(ranks):
     pytest.importorskip("mpi4py")
     env = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}
     outcome = ranks.start("battery.py", envs=[env], backend="mpi")

@@ -1,4 +1,4 @@
-"""A real Slurm: ranks under srun, the sbatch files, the forgotten srun, a rank that fails."""
+"""Jobs in a real Slurm: ranks under srun, the sbatch files, a missing srun, and a rank that fails."""
 
 import re
 import subprocess
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.xdist_group("slurm")
 
 @pytest.fixture
 def submit(slurm_env, tmp_path):
-    """Runs a batch file to its end in a folder where `fedmpi` is `body`; gives exit code and log."""
+    """Return a function that runs a batch file, where `fedmpi` is `body`, and returns exit code and log."""
 
     def run(body, file, *args, options=()):
         (tmp_path / "fedmpi").write_text(f"#!/usr/bin/env bash\n{body}\n")
@@ -56,7 +56,7 @@ def test_a_batch_file_starts_all_ranks_with_its_arguments(submit, file, options)
     assert len(re.findall(r"args run c.yaml name=\S+-\d+ checkpoint.resume=auto name=two words", log)) == 3
 
 
-def test_a_batch_script_without_srun_is_told_its_cure(submit, tmp_path):
+def test_a_batch_script_without_srun_is_an_error_with_a_remedy(submit, tmp_path):
     (tmp_path / "mistake.sh").write_text("#!/bin/sh\nfedmpi run c.yaml\n")
     code, log = submit(
         f"exec {BIN}/fedmpi run {ROOT}/configs/quickstart.yaml", tmp_path / "mistake.sh", options=["--ntasks=4"]
@@ -65,7 +65,7 @@ def test_a_batch_script_without_srun_is_told_its_cure(submit, tmp_path):
     assert "has 4 tasks (SLURM_NTASKS), but only one process was started: start it with `srun fedmpi run ...`" in log
 
 
-def test_a_rank_that_fails_brings_all_down(submit):
+def test_a_failed_rank_ends_the_whole_job(submit):
     code, log = submit(
         "[ $SLURM_PROCID = 1 ] && exit 3; sleep 3000", ROOT / "slurm" / "srun.sbatch", "c.yaml", options=["-n3"]
     )

@@ -1,4 +1,4 @@
-"""Rank 0's store as a process of its own, and a job of which strangers on the same host attack all ports."""
+"""Rank 0's store as a separate process, and a job whose ports are attacked by other processes of the host."""
 
 import contextlib
 import json
@@ -20,8 +20,8 @@ def is_running(pid):
         return False
 
 
-def test_the_process_is_no_burden_and_ends_with_rank_0(tmp_path):
-    """Rank 0 is killed: its store ends, as the others expect. Signals to the job do not end it before."""
+def test_the_store_process_is_small_and_ends_with_rank_0(tmp_path):
+    """When rank 0 is killed its store ends, as the other ranks expect; signals to the job do not end it earlier."""
     program = """
 import os, signal, sys, time
 from fedmpi.comm.rendezvous import lookup
@@ -48,9 +48,11 @@ time.sleep(100)
 
 
 @pytest.mark.parametrize("kind", ["torchrun", pytest.param("mpirun", marks=pytest.mark.soak)])
-def test_a_job_under_attack_ends_with_the_same_model(tmp_path, kind):
-    """Every port on which its ranks listen is on loopback, and strangers there change nothing. MPI's own and the
-    torchrun agent's are others' and left out (docs/security.md)."""
+def test_a_job_under_attack_gives_the_same_model(tmp_path, kind):
+    """Attackers on loopback, where all ports of the ranks are, change nothing.
+
+    The ports of MPI and of the torchrun agent are not fedmpi's, and are excluded (docs/security.md).
+    """
     rounds, digests = 15, []
     config = {
         "data": {"source": "digits", "partition": {"scheme": "iid", "clients": 4}},
@@ -69,7 +71,7 @@ def test_a_job_under_attack_ends_with_the_same_model(tmp_path, kind):
         attacks = {}
         end = time.monotonic() + 120
         while job.poll() is None and time.monotonic() < end:
-            for where in listeners(below(job.pid)) if attacked else ():
+            for where in listeners(fedmpi_descendants(job.pid)) if attacked else ():
                 if where[0] == "127.0.0.1" and where not in attacks:
                     attacks[where] = Attacker([where], pause_s=0.1)
                 if where[0] not in ("127.0.0.1", "::1"):
@@ -88,8 +90,8 @@ def test_a_job_under_attack_ends_with_the_same_model(tmp_path, kind):
     assert digests[0] == digests[1]
 
 
-def below(pid):
-    """The fedmpi processes among the descendants of a process."""
+def fedmpi_descendants(pid):
+    """Return the fedmpi processes among the descendants of a process."""
     parents = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -99,11 +101,13 @@ def below(pid):
         found |= new
         new = {child for child, parent in parents.items() if parent in found} - found
     return [
-        each for each in found if {str(BIN / "fedmpi"), "fedmpi.comm.rendezvous.store_server"} & set(words(each)[:3])
+        each
+        for each in found
+        if {str(BIN / "fedmpi"), "fedmpi.comm.rendezvous.store_server"} & set(command_words(each)[:3])
     ]
 
 
-def words(pid):
+def command_words(pid):
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     return []

@@ -1,7 +1,8 @@
-"""The battery of tests/jobs/comm on the class Nccl. Started once per rank:  nccl_ranks.py FOLDER gloo|nccl
+"""Run the checks of tests/jobs/comm on NcclCommunicator. Run once per rank: nccl_ranks.py FOLDER gloo|nccl
 
-gloo: Nccl's own code over torch's default group of gloo, on CPUs, at any size; then whole runs, and a rank that is
-silent. nccl: the real thing on one GPU, alone, or with several ranks where NCCL lets them share it.
+gloo: the code of NcclCommunicator over torch's default group of gloo, on CPUs, with any number of ranks; then whole
+runs, and a rank that does not answer. nccl: NCCL itself on one GPU, with one rank, or with several ranks if this NCCL
+lets ranks share a GPU.
 """
 
 import json
@@ -49,15 +50,18 @@ def connect(kind):
 
 
 def check_nccl_to_oneself(comm):
-    """Alone a rank has nobody to send to but itself; `exchange` would copy."""
+    """With a single rank a message goes to the rank itself; `exchange` would only copy it."""
     x, first, second = battery.message(0, 0, 1000), torch.zeros(1000), torch.zeros(10)
     comm._exchange([(0, x), (0, x[:10])], [(0, first), (0, second)])
     assert torch.equal(first, x)
     assert torch.equal(second, x[:10])
 
 
-def runs(comm, folder):
-    """The hashes of runs whose uploads are added as they come, or are shared out, in small pieces; of small cohorts."""
+def hashes_of_runs(comm, folder):
+    """Return the hashes of several runs.
+
+    Uploads are summed while they arrive, or are sharded, in small chunks; other runs have small cohorts.
+    """
     from helpers import prepare, settings
 
     from fedmpi.flat import linear
@@ -79,8 +83,8 @@ def wait_for_files(folder, ranks):
         time.sleep(0.05)
 
 
-def silent(comm, error_reporter, folder):
-    """What the others say of the last rank, which does not come before they have said it."""
+def messages_about_a_silent_rank(comm, error_reporter, folder):
+    """Return what the other ranks report about the last rank, which waits until they have reported it."""
     comm.message_timeout_s = 1.0 if comm.rank else 2.0  # rank 1 waits for rank 0, and is the first to lose its patience
     try:
         if comm.rank == comm.size - 1:
@@ -102,10 +106,10 @@ def main():
     battery.run(comm, folder)
     torch.set_default_device("cpu")
     if comm.size > 1:
-        found = runs(comm, Path(folder))
+        found = hashes_of_runs(comm, Path(folder))
         if comm.rank == 0:
             Path(folder, "hashes").write_text(json.dumps(found))
-        said = silent(comm, error_reporter, Path(folder))
+        said = messages_about_a_silent_rank(comm, error_reporter, Path(folder))
         Path(folder, f"{comm.rank}.silence").write_text(json.dumps(said))
         wait_for_files(Path(folder), range(comm.size))  # rank 0 holds the store
         os._exit(0)

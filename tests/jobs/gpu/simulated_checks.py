@@ -1,6 +1,6 @@
-"""What fedmpi does around training, on the simulated GPU.  simulated_cuda.py --gpus 2 simulated_checks.py FILE
+"""Check parts of fedmpi around training on the simulated GPU. simulated_cuda.py --gpus 2 simulated_checks.py FILE
 
-Writes {check: what it found} into FILE.
+Writes {check: its results} to FILE.
 """
 
 import json
@@ -68,8 +68,8 @@ def cpu_over_nccl():
         dist.destroy_process_group()
 
 
-def mistakes():
-    """The mistakes that are not refused as they should be."""
+def undetected_mistakes():
+    """Return the mistakes that are not rejected although they should be."""
     found = {}
     for code, message in MISTAKES.items():
         try:
@@ -81,7 +81,7 @@ def mistakes():
 
 
 def synchronisations():
-    """How often the host waits for kernels and copies that need no wait, and for each that needs one."""
+    """Return how often the host waits in operations that need no wait, and in operations that need one."""
 
     def without_a_wait():
         x, place = torch.ones(3, device=GPU), torch.zeros(3, pin_memory=True)
@@ -97,8 +97,8 @@ def synchronisations():
     return [count(call).get("sync", 0) for call in (without_a_wait, *waits)]
 
 
-def ways_of_gathering():
-    """The classes that gather the uploads of a model of two blocks, where the config asks for sums."""
+def gather_classes():
+    """Return the classes that gather the uploads of a model with two blocks if the config asks for sums."""
     found = {}
     for name, server in {"streamed": {}, "local": {"reduce": "local"}}.items():
         it = prepare(settings("fedavg", model=WIDE, rounds=1, server=server), device=GPU)
@@ -113,7 +113,7 @@ def ways_of_gathering():
 
 
 def scratch_memory():
-    """The most float64 entries that sums over 2,000 rows have taken."""
+    """Return the largest number of float64 entries that sums over 2,000 rows use."""
     rows = torch.randn(2000, 20_000).to(GPU)
     linear.combine(rows, torch.full((2000,), 1 / 2000))
     linear.gram(rows)
@@ -128,7 +128,7 @@ def hash_of_a_model():
 
 
 def downloads_of_fedfomo():
-    """How often the server waits for its GPU to choose what one client gets, of 7 and of 40 clients."""
+    """Return how often the server waits for its GPU to choose a client's download, with 7 and with 40 clients."""
     found = []
     for clients in (7, 40):
         data = split(images(10 * clients), "iid", clients, 0)
@@ -138,8 +138,8 @@ def downloads_of_fedfomo():
     return found
 
 
-def graphs():
-    """Launches of a run of FedAvg without and with graphs, how many were captured, and whether the weights agree."""
+def graph_results():
+    """Compare a FedAvg run without and with graphs: launches, number of captures, and whether the weights agree."""
     found = []
     for graphs in (False, True):
         it = prepare(settings("fedavg", "norm", train={"epochs": 4}, compute={"graphs": graphs}), device=GPU)
@@ -150,14 +150,14 @@ def graphs():
 
 
 def batch_norm_without_cudnn():
-    """Of batch normalisations with weights at a multiple of 16 bytes and elsewhere: which do without cuDNN."""
+    """Return which batch normalisations, with weights at a multiple of 16 bytes or elsewhere, do not use cuDNN."""
     layers = nn.BatchNorm1d(4), nn.Linear(1, 1, bias=False), nn.BatchNorm1d(4)
     model = FlatModel(nn.Sequential(*layers).to(GPU))
     return ["forward" in layer.__dict__ for layer in model.module]
 
 
-def a_model_that_cannot_be_captured():
-    """What is said of one whose forward pass asks the device."""
+def message_about_a_model_that_cannot_be_captured():
+    """Return the message about a model whose forward pass synchronises with the device."""
     it = prepare(
         settings("fedavg", "norm", model={"name": "helpers:cumulative_net"}, compute={"graphs": True}), device=GPU
     )
@@ -168,8 +168,10 @@ def a_model_that_cannot_be_captured():
 
 
 def waits_of_a_pack():
-    """How often the steps of clients that are trained at once make the host wait; their last batches are of all sizes.
-    Beside it the models of this GPU and of a CPU."""
+    """Return how often the host waits for clients that are trained together, and their models on this GPU and on a CPU.
+
+    The clients' last batches have different sizes.
+    """
     waits, models, fit = [], [], PackedFit.__call__
 
     def counted(self):
@@ -191,7 +193,7 @@ def same_batches(found, expected):
 
 
 def launches_of_an_epoch():
-    """What it takes to read 5,000 samples of 3,136 bytes in batches of 10."""
+    """Return the number of launches for reading 5,000 samples of 3,136 bytes in batches of 10."""
     x, y = torch.randn(5000, 1, 28, 28), torch.arange(5000)
     shard, found = Shard(x.to(GPU), y.to(GPU), y.flip(0)), []
     counts = count(lambda: found.extend(batches(shard, 10, torch.Generator().manual_seed(0))))
@@ -200,7 +202,7 @@ def launches_of_an_epoch():
 
 
 def uploads_of_an_epoch():
-    """The same of 200 pictures on disk, of which 10 are 320 KiB of floats."""
+    """Return the copies to the GPU for reading 200 images from disk; ten of them take 320 KiB as floats."""
     rows = np.random.default_rng(0).integers(0, 256, (200, 3, 52, 52), np.uint8)
     source = SimpleNamespace(shape=rows.shape, dtype=rows.dtype, read=lambda index: rows[index])
     on_cpu, y = make_lazy_images(Stream(source), None, None, 3), torch.arange(200)
@@ -220,8 +222,10 @@ def uploads_of_an_epoch():
 
 
 def pinned_memory():
-    """With messages on the CPU, and on the GPU: bytes of the cohort's rows, of where they lie, and whether that, and
-    the announcement, is pinned."""
+    """Return the sizes of the cohort's rows and of their buffer, and whether the buffer and the broadcast are pinned.
+
+    Messages are on the CPU, and on the GPU.
+    """
     found = []
     for messages in ("cpu", "cuda"):
         it = prepare(small_settings("scaffold", rounds=1), comm=SingleProcess(torch.device(messages)), device=GPU)
@@ -233,8 +237,10 @@ def pinned_memory():
 
 
 def waits_for_uploads_of_a_pack():
-    """How often the host waits while all clients of a round are trained together and written, and with which result;
-    with messages on the CPU, and on the GPU."""
+    """Return how often the host waits while a round's clients are trained together and their uploads are written.
+
+    Also returns the result; with messages on the CPU and on the GPU.
+    """
     found, train = {}, Federation.train_clients
     config = small_settings("fedavg", rounds=1, compute={"clients_per_pass": 7}, train={"momentum": 0.0})
     for messages in ("cpu", "cuda"):
@@ -251,8 +257,16 @@ def waits_for_uploads_of_a_pack():
 
 def main():
     checks = (
-        *(mistakes, synchronisations, ways_of_gathering, scratch_memory, hash_of_a_model, downloads_of_fedfomo, graphs),
-        *(batch_norm_without_cudnn, a_model_that_cannot_be_captured, waits_of_a_pack),
+        *(
+            undetected_mistakes,
+            synchronisations,
+            gather_classes,
+            scratch_memory,
+            hash_of_a_model,
+            downloads_of_fedfomo,
+            graph_results,
+        ),
+        *(batch_norm_without_cudnn, message_about_a_model_that_cannot_be_captured, waits_of_a_pack),
         *(launches_of_an_epoch, uploads_of_an_epoch, pinned_memory, waits_for_uploads_of_a_pack),
     )
     Path(sys.argv[1]).write_text(json.dumps({check.__name__: check() for check in checks}))

@@ -1,8 +1,8 @@
-"""How often training makes the host wait for a GPU, on the simulated one.  simulated_cuda.py synchronisations.py FILE
+"""Count how often training waits for the simulated GPU. simulated_cuda.py synchronisations.py FILE
 
-Writes {"on the GPU" or "over gloo": {case of every_method.py: {"steps": ..., "a client": ..., "uploads": ...}}} into
-FILE: how often all steps of a client's round made the host wait, how often its whole round did, and how often it waited
-for a copy to the GPU; each the most that any client caused. Messages are on the GPU, or on the CPU, as with gloo.
+Writes {"on the GPU" or "over gloo": {case of every_method.py: {"steps": ..., "a client": ..., "uploads": ...}}} to
+FILE: how often the host waited in all steps of a client's round, in its whole round, and for a copy to the GPU; each
+number is the maximum over the clients. Messages are on the GPU, or on the CPU, as with gloo.
 """
 
 import json
@@ -22,8 +22,8 @@ from fedmpi.engine.local.client_context import ClientContext
 from fedmpi.methods import registry
 
 
-def waits(method, net, changes, messages):
-    """{"steps", "a client", "uploads": {(round, client): how often the host waited}}"""
+def count_waits(method, net, changes, messages):
+    """Return {"steps", "a client", "uploads": {(round, client): how often the host waited}}."""
     found = {"steps": Counter(), "a client": Counter(), "uploads": Counter()}
     view, run_round, fit = ClientStates.view, ClientContext.run_round, ClientContext.fit
 
@@ -62,7 +62,7 @@ def main():
     torch.set_num_threads(1)
     cases = {method: (method, "norm", {}) for method in sorted(registry)} | VARIANTS
     found = {
-        where: {name: waits(*case, messages) for name, case in cases.items()}
+        where: {name: count_waits(*case, messages) for name, case in cases.items()}
         for where, messages in {"on the GPU": "cuda", "over gloo": "cpu"}.items()
     }
     Path(sys.argv[1]).write_text(json.dumps(found))

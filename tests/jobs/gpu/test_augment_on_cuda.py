@@ -1,4 +1,4 @@
-"""Pictures and what is done to them are the same on a GPU: what moves pixels and normalises them, to the bit."""
+"""Images and their augmentation are the same on a GPU; pixel moves and normalisation are bitwise identical."""
 
 import pytest
 import torch

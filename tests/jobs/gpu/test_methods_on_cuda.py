@@ -1,4 +1,4 @@
-"""Every method, rule and placement of tests/every_method.py on a GPU: alone and with ranks that share it."""
+"""Every method, rule and placement of tests/every_method.py on a GPU, alone and with ranks that share it."""
 
 import json
 import subprocess
@@ -13,8 +13,11 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_GPU)
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """{(device, number of ranks): {case: results}}; ("server", 1): alone, with the server on the GPU, too"""
+def results(tmp_path_factory):
+    """Return {(device, number of ranks): {case: results}}.
+
+    The key ("server", 1) is one process with the server on the GPU, too.
+    """
     results = {}
     for device, kind, size in (
         ("cpu", "alone", 1),
@@ -22,7 +25,7 @@ def found(tmp_path_factory):
         ("cuda", "torchrun", 3),
         ("server", "alone", 1),
     ):
-        file = tmp_path_factory.mktemp("found") / "found.json"
+        file = tmp_path_factory.mktemp("results") / "results.json"
         how = ("auto", "cuda") if device == "server" else ("gloo", device)
         program = [sys.executable, str(ROOT / "tests" / "every_method.py"), str(file), *how]
         done = subprocess.run(
@@ -33,25 +36,25 @@ def found(tmp_path_factory):
     return results
 
 
-def test_ranks_that_share_a_gpu_give_the_bits_of_one(found):
-    alone, three = found["cuda", 1], found["cuda", 3]
+def test_ranks_that_share_a_gpu_give_the_bits_of_one_process(results):
+    alone, three = results["cuda", 1], results["cuda", 3]
     assert alone.keys() == three.keys()
     parts = ("w", "b", "server", "kept")
     assert not [(case, part) for case in alone for part in parts if alone[case][part] != three[case][part]]
 
 
 @pytest.mark.parametrize("where", ["cuda", "server"])
-def test_the_gpu_learns_what_the_cpu_learns(found, where):
-    """The loss of the first round. Masks of dropout are drawn elsewhere, and kernels round otherwise: roughly."""
-    for case, there in found[where, 1].items():
-        mine, others = there["rows"][0]["train_loss"], found["cpu", 1][case]["rows"][0]["train_loss"]
+def test_the_gpu_gives_nearly_the_losses_of_the_cpu(results, where):
+    """Compares the loss of the first round roughly, since dropout masks and rounding differ."""
+    for case, there in results[where, 1].items():
+        mine, others = there["rows"][0]["train_loss"], results["cpu", 1][case]["rows"][0]["train_loss"]
         assert mine == pytest.approx(others, rel=0.2, abs=0.02), case
 
 
-def test_a_server_on_the_gpu_steps_as_one_on_the_cpu(found):
-    """The loss of the second round, of the clients that begin with what its step made: as near as other kernels are."""
-    for case, there in found["server", 1].items():
-        pairs = zip(there["rows"], found["cuda", 1][case]["rows"], strict=True)
+def test_a_server_on_the_gpu_gives_nearly_the_losses_of_one_on_the_cpu(results):
+    """Compares the loss of the second round, which starts from the result of the server's step."""
+    for case, there in results["server", 1].items():
+        pairs = zip(there["rows"], results["cuda", 1][case]["rows"], strict=True)
         losses = [(mine["train_loss"], others["train_loss"]) for mine, others in pairs if "train_loss" in mine]
         for mine, others in losses[1:2]:
             assert mine == pytest.approx(others, rel=0.05, abs=0.01), case

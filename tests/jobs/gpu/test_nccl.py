@@ -1,5 +1,4 @@
-"""The communicator of GPUs: its own code on CPUs, over gloo; on a GPU over NCCL, with one rank, and with several where
-NCCL lets them share it."""
+"""The communicator for GPUs: its code over gloo on CPUs, and NCCL on a GPU with one or several ranks."""
 
 import json
 import subprocess
@@ -18,8 +17,8 @@ IDLE = {"cohort": {"fraction": 0.15}}  # of three ranks one trains nobody
 CHECKS = (ROOT / "tests" / "jobs" / "comm" / "battery.py").read_text().count("\ndef check_")
 
 
-def why_not(kind):
-    """Why this machine cannot do it; "" if it can."""
+def skip_reason(kind):
+    """Return why this machine cannot run a kind of battery; "" if it can."""
     if kind == "gloo":
         return ""
     if not torch.cuda.is_available():
@@ -37,8 +36,8 @@ pytestmark = pytest.mark.xdist_group("nccl")  # all tests read one run
 
 @pytest.fixture(scope="module", params=KINDS)
 def battery(request, tmp_path_factory):
-    if why_not(request.param):
-        pytest.skip(why_not(request.param))
+    if skip_reason(request.param):
+        pytest.skip(skip_reason(request.param))
     folder = tmp_path_factory.mktemp(request.param)
     program = [sys.executable, str(ROOT / "tests" / "jobs" / "gpu" / "nccl_ranks.py"), str(folder)]
     program += [request.param.partition("_")[0]]
@@ -60,7 +59,7 @@ def test_battery(battery):
         assert len(reports) == CHECKS + (kind == "nccl")
 
 
-def test_runs_have_the_bits_of_one_process(battery, monkeypatch):
+def test_runs_give_the_bits_of_one_process(battery, monkeypatch):
     kind, folder, done = battery
     if kind == "nccl":
         pytest.skip("a single rank sends nothing")
@@ -84,10 +83,10 @@ def test_a_silent_rank_is_named(battery):
 
 
 @pytest.mark.parametrize(("version", "reason"), [((2, 29, 7), "NCCL 2.29.7 refuses ranks that"), ((2, 30, 0), "")])
-def test_ranks_share_a_gpu_where_nccl_lets_them(monkeypatch, version, reason):
+def test_ranks_share_a_gpu_only_with_an_nccl_that_allows_it(monkeypatch, version, reason):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: version)
-    assert why_not("nccl_shared").startswith(reason)
-    assert bool(why_not("nccl_shared")) == bool(reason)
-    assert not why_not("nccl")
+    assert skip_reason("nccl_shared").startswith(reason)
+    assert bool(skip_reason("nccl_shared")) == bool(reason)
+    assert not skip_reason("nccl")

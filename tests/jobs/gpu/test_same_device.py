@@ -1,4 +1,4 @@
-"""The same run twice on one device gives the same bits, and so does one that was cut and gone on with."""
+"""The same run twice on one device, also if interrupted and resumed, gives the same bits."""
 
 import json
 
@@ -18,7 +18,7 @@ def hashes(directory):
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
-def test_whole_and_resumed(tmp_path, device):
+def test_a_resumed_run_gives_the_same_bits(tmp_path, device):
     words = [*WORDS, f"compute.device={device}", f"output={tmp_path}"]
     for name, rounds in (("whole", 4), ("cut", 2)):
         done = fedmpi("run", "configs/quickstart.yaml", *words, f"name={name}", f"rounds={rounds}")

@@ -1,4 +1,4 @@
-"""Every method on the simulated GPU (tests/simulated_cuda.py), which has the kernels, and so the bits, of the CPU."""
+"""Every method on the simulated GPU (tests/simulated_cuda.py), whose kernels are those of the CPU."""
 
 import json
 import subprocess
@@ -47,7 +47,10 @@ def run(words, **env):
 
 @pytest.fixture(scope="module")
 def run_cases(tmp_path_factory):
-    """run_cases(set-up, cases): what every_method.py finds; set-up "cpu": one process without the simulated device."""
+    """Return a function run_cases(set-up, cases) that returns the results of every_method.py.
+
+    The set-up "cpu" is one process without the simulated device.
+    """
     found = {}
 
     def make(set_up, cases=()):
@@ -67,7 +70,7 @@ def run_cases(tmp_path_factory):
 
 
 def are_close(x, y):
-    """Whether two trees of JSON are the same but for roundings of their numbers."""
+    """Return whether two JSON trees are equal up to rounding errors of their numbers."""
     if isinstance(x, dict):
         return x.keys() == y.keys() and all(are_close(x[key], y[key]) for key in x)
     if isinstance(x, list):
@@ -76,7 +79,11 @@ def are_close(x, y):
 
 
 def assert_bits_of_the_cpu(found, on_cpu):
-    """Norms of updates, which are recorded, are summed in float64 on a GPU, and in float32 on a CPU."""
+    """Check that results have the bits of the CPU.
+
+    Recorded norms of updates are only compared approximately: they are summed in float64 on a GPU, and in float32 on a
+    CPU.
+    """
     parts = ("w", "b", "server", "kept", "lines")
     assert found.keys() == on_cpu.keys()
     assert not [(case, part) for case in found for part in parts if found[case][part] != on_cpu[case][part]]
@@ -96,8 +103,8 @@ def test_every_method(run_cases, set_up):
     assert_bits_of_the_cpu(run_cases(set_up), run_cases("cpu"))
 
 
-def test_graphs_compute_what_passes_compute(run_cases):
-    """Of batch statistics, dropout, corrected and clipped gradients, other optimisers and several phases."""
+def test_graphs_give_the_bits_of_ordinary_passes(run_cases):
+    """Covers batch statistics, dropout, corrected and clipped gradients, other optimisers and several phases."""
     cases = [case for case in run_cases("cpu") if case not in STEPS_THAT_WAIT]
     on_cpu = run_cases("cpu")
     assert_bits_of_the_cpu(run_cases(GRAPHS, cases), {case: on_cpu[case] for case in cases})
@@ -111,15 +118,15 @@ def waits(tmp_path_factory):
 
 
 def test_training_does_not_wait_for_the_gpu(waits):
-    """No step makes the host wait, and a client once, when all of its work has been asked for."""
+    """No step makes the host wait; a client makes it wait once, when all of its work has been submitted."""
     found = waits["on the GPU"]
     assert {case for case, each in found.items() if each["steps"] > 0} == STEPS_THAT_WAIT
     assert {case for case, each in found.items() if each["a client"] > 1} == CLIENTS_THAT_WAIT
     assert all(each["a client"] == 1 for case, each in found.items() if case not in CLIENTS_THAT_WAIT)
 
 
-def test_messages_on_the_cpu_make_no_client_wait(waits):
-    """With gloo an upload and what a client is sent are copied without a wait of their own."""
+def test_messages_on_the_cpu_cause_no_additional_waits(waits):
+    """With gloo, uploads and downloads are copied without additional waits."""
     assert waits["over gloo"] == waits["on the GPU"]
 
 
@@ -131,16 +138,18 @@ def checks(tmp_path_factory):
 
 
 @pytest.mark.smoke
-def test_what_cuda_refuses_is_refused_and_waits_are_counted(checks):
-    assert checks["mistakes"] == {}
+def test_the_simulation_raises_cudas_errors_and_counts_waits(checks):
+    assert checks["undetected_mistakes"] == {}
     assert checks["synchronisations"] == [0, *[1] * 8]
 
 
 @pytest.mark.smoke
-def test_sums_on_a_gpu(checks):
-    """A block of columns is as wide on a GPU as on a CPU: a model of two is added up as its uploads come. Copies in
-    float64 have a bound, and a model is copied once to be hashed."""
-    assert checks["ways_of_gathering"] == {"streamed": ["StreamingGather"], "local": ["ReducingGather"]}
+def test_sums_on_a_gpu_use_bounded_memory(checks):
+    """A model of two blocks is summed while its uploads arrive, since a block is as wide as on a CPU.
+
+    Copies in float64 are bounded, and a model is copied once for its hash.
+    """
+    assert checks["gather_classes"] == {"streamed": ["StreamingGather"], "local": ["ReducingGather"]}
     assert checks["scratch_memory"] <= 1 << 24
     assert checks["hash_of_a_model"]["download"] == 1
     seven, forty = checks["downloads_of_fedfomo"]  # which reads its table by rows
@@ -148,21 +157,21 @@ def test_sums_on_a_gpu(checks):
 
 
 @pytest.mark.smoke
-def test_a_graph_is_one_launch_and_has_the_same_bits(checks):
-    found = checks["graphs"]
+def test_a_graph_is_one_launch_and_gives_the_same_bits(checks):
+    found = checks["graph_results"]
     launches, fewer = found["launches"]
     assert found["same"]
     assert found["captured"] >= 1
     assert fewer < launches / 2
     assert checks["batch_norm_without_cudnn"] == [False, False, True]
-    text = checks["a_model_that_cannot_be_captured"]
+    text = checks["message_about_a_model_that_cannot_be_captured"]
     assert "compute.graphs: the passes of this model cannot be captured as a CUDA graph" in text
     assert "operation not permitted when stream is capturing" in text
 
 
 @pytest.mark.smoke
-def test_a_pack_does_not_wait_for_the_gpu(checks):
-    """The host waits until its clients are trained, and with messages on the CPU for one copy."""
+def test_clients_trained_together_do_not_wait_for_the_gpu(checks):
+    """The host waits until the clients are trained; with messages on the CPU, it also waits for one copy."""
     found = checks["waits_of_a_pack"]
     assert found["waits"] == [0, 0]
     assert len({*found["models"]}) == 1
@@ -173,8 +182,10 @@ def test_a_pack_does_not_wait_for_the_gpu(checks):
 
 @pytest.mark.smoke
 def test_samples_reach_the_gpu_without_a_wait(checks):
-    """Those in memory are gathered once, of 15.7 MB in 500 batches. Those on disk are copied from pinned memory; and
-    still in small parts, so that training need not wait for all of them."""
+    """Samples in memory are gathered once: 15.7 MB in 500 batches.
+
+    Samples on disk are copied from pinned memory in small parts, so that training need not wait for all of them.
+    """
     assert checks["launches_of_an_epoch"] == {"launch": 2, "same": True}
     found = checks["uploads_of_an_epoch"]
     assert found["same"]
@@ -184,7 +195,7 @@ def test_samples_reach_the_gpu_without_a_wait(checks):
 
 
 @pytest.mark.smoke
-def test_rows_that_a_gpu_is_copied_to_are_pinned(checks):
+def test_buffers_for_copies_from_a_gpu_are_pinned(checks):
     (needed, taken, *are_pinned), (_, on_gpu, *not_there) = checks["pinned_memory"]
     assert taken == needed == on_gpu
     assert are_pinned == [True, True]

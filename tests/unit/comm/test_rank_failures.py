@@ -105,7 +105,7 @@ def play(size, rounds, *plan, patience=30.0):
 
 @pytest.mark.parametrize("where", ["begin", "middle", "gather"])
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_others_go_on_without_a_killed_rank(size, where):
+def test_the_job_continues_without_a_killed_rank(size, where):
     dead = size - 1
     job, program, results = play(size, 4, step(dead, where, "kill", 2))
     survivors = list(range(dead))

@@ -1,13 +1,15 @@
-"""Rounds among ranks of which some die or freeze.  python losses.py FOLDER BACKEND ROUNDS PLAN SIZE
+"""Rounds of messages in which ranks die or freeze. python rank_failures.py FOLDER BACKEND ROUNDS PLAN SIZE
 
-This is the launcher, too: the ranks are forks that need not import torch anew. Their exit codes: FOLDER/codes.
+This program is also the launcher: the ranks are forks of it, so that they need not import torch. It writes their exit
+codes to FOLDER/codes.
 
-PLAN (JSON): [{"rank", "round", "where", "do", ...}]: what a rank does to itself, once, and where:
-    where    begin | middle (all others wait for its row)
+PLAN (JSON) is a list [{"rank", "round", "where", "do", ...}] of what ranks do to themselves, once each, and when:
+
+    where    begin | middle (all others wait for the rank's row)
     do       kill | stop | raise | wake (the stopped rank `of`) | join (wait until the woken rank has ended)
 
-A round: rank 0's numbers to all; a row of each to rank 0, checked there; 1 KB of each on all, likewise.
-Reports {"event": "regrouped" | "end" | "lost", "alive", ...} into FOLDER/rank.jsonl.
+In each round rank 0 broadcasts numbers, every rank sends a row to rank 0, which checks it, and all ranks gather 1 KB
+from each other. Reports {"event": "regrouped" | "end" | "lost", "alive", ...} in FOLDER/rank.jsonl.
 """
 
 import gc
@@ -56,7 +58,7 @@ def main() -> None:
             if step["do"] == "raise":
                 error_reporter.fail("error: the ninth wave", 2)
             elif step["do"] == "join":
-                while state_of(other) not in ("Z", ""):
+                while process_state(other) not in ("Z", ""):
                     time.sleep(0.05)
             else:
                 number = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "wake": signal.SIGCONT}[step["do"]]
@@ -92,8 +94,8 @@ def main() -> None:
         error_reporter.fail(f"error: {error}", 1, is_consequence=isinstance(error, ConnectionLostError))
 
 
-def state_of(pid):
-    """T: stopped; Z: it has ended, and nobody has asked for its exit code; "": there is none."""
+def process_state(pid):
+    """Return the state of a process: T: stopped; Z: zombie; "": there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -101,7 +103,7 @@ def state_of(pid):
 
 
 def launch(size, codes):
-    """Become one of `size` ranks; the launcher itself does not come back."""
+    """Fork `size` ranks and return in each of them; the launcher itself does not return."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
     children = []
@@ -112,7 +114,7 @@ def launch(size, codes):
             os.environ.update(TORCHELASTIC_RUN_ID="test", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
             return
     ended = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children[1:]]
-    if state_of(children[0]) == "T":  # frozen for good
+    if process_state(children[0]) == "T":  # frozen for good
         os.kill(children[0], signal.SIGKILL)
     codes.write_text(json.dumps([os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]), *ended]))
     os._exit(0)
