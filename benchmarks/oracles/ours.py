@@ -113,7 +113,7 @@ def run(changes: dict[str, Any], folder: Path | None = None, options: dict[str, 
         batches.epoch_order = plain
         torch.set_default_dtype(before)
     lines = [line for line in lines if line["round"] >= 0]
-    rows = [fed.states._row(k) for k in range(data.clients)]
+    rows = [fed.states._get_row(k) for k in range(data.clients)]
     views = [made.messages.client_state.views(row) for row in rows]
     kept = {name: torch.stack([getattr(view, name) for view in views]) for name in views[0]}
     if folder is not None:

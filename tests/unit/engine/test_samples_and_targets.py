@@ -37,9 +37,10 @@ class UserClassification:
 @pytest.mark.parametrize("method", sorted(methods))
 def test_every_method_accepts_a_user_defined_classification(method):
     its = {
-        task: play(small_settings(method, rounds=2, task={"name": task})) for task in ("classification", f"{HERE}:Mine")
+        task: play(small_settings(method, rounds=2, task={"name": task}))
+        for task in ("classification", f"{HERE}:UserClassification")
     }
-    mine, theirs = its[f"{HERE}:Mine"], its["classification"]
+    mine, theirs = its[f"{HERE}:UserClassification"], its["classification"]
     assert mine.hashes == theirs.hashes
     assert torch.equal(mine.w, theirs.w)
     name = "personal_right" if "right" not in mine.rows[-1] else "right"
@@ -78,7 +79,7 @@ def make_split_federation():
 
 
 def run_model(method, net="mlp", **more):
-    return {"name": f"{HERE}:halves", "inner": NETS_OF.get(method, NETS)[net], **more}
+    return {"name": f"{HERE}:halves_model", "inner": NETS_OF.get(method, NETS)[net], **more}
 
 
 @pytest.mark.parametrize("method", sorted(methods))
@@ -126,7 +127,11 @@ def make_texts(n=60, length=9, symbols=6):
     return Dataset(x[10:], y[10:], x[:10], y[:10], symbols)
 
 
-TEXT = {"task": {"name": "next_symbol"}, "model": {"name": f"{HERE}:reader"}, "train": {"lr": 0.3, "batch_size": 5}}
+TEXT = {
+    "task": {"name": "next_symbol"},
+    "model": {"name": f"{HERE}:sequence_model"},
+    "train": {"lr": 0.3, "batch_size": 5},
+}
 
 
 def test_a_sequence_model_learns_texts():
