@@ -1,4 +1,4 @@
-"""What docs/hooks.md says of when hooks are called and what they see: round, state, types, autograd."""
+"""Hooks are called when docs/hooks.md says so, and see the rounds, states and types that it describes."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,8 +15,8 @@ from fedmpi.runtime.record.atomic_files import read_tensors
 
 
 @dataclass(frozen=True)
-class Told(Method):
-    """Writes down (hook, client, round, state that it sees)."""
+class RecordingMethod(Method):
+    """A method that records (hook, client, round, the state that it sees)."""
 
     seen: ClassVar[list] = []
     server_state = Slots(count=SCALAR, table=INITIAL.with_leading_dim("N"), last=Slot(("N",)))
@@ -24,16 +24,17 @@ class Told(Method):
     per_client_download = Slots(mine=SCALAR)
     client_state = Slots(rounds=SCALAR, at=FLAT)
 
-    def _tell(self, hook, client, t, *more):
+    def _record(self, hook, client, t, *more):
+        """Record the call of a hook, and check the types that it sees."""
         assert torch.is_grad_enabled(), hook
         self.seen.append((hook, client, t, *more))
 
     def download(self, s, client):
-        self._tell("download", client, s.round, s.state.count.item())
+        self._record("download", client, s.round, s.state.count.item())
         return SlotValues(mine=s.state.count + 100 * client)
 
     def initial_weights(self, k):
-        self._tell("initial_weights", k.id, k.round, k.downloads.count.item(), k.downloads.mine.item())
+        self._record("initial_weights", k.id, k.round, k.downloads.count.item(), k.downloads.mine.item())
         return k.received
 
     def upload(self, k):
@@ -41,14 +42,14 @@ class Told(Method):
         return SlotValues(), State(rounds=k.state.rounds + 1, at=k.w)
 
     def aggregate(self, s, up):
-        self._tell("aggregate", None, s.round, s.state.count.item())
+        self._record("aggregate", None, s.round, s.state.count.item())
         leaf = s.state.last.clone().requires_grad_()
         (grad,) = torch.autograd.grad(leaf.sum() * 3, leaf)
         assert not any(x.requires_grad for x in (s.w, s.state.last, up.dw))
         return up.mean(), State(count=s.state.count + 1, table=s.state.table, last=leaf + grad)
 
     def personal_weights(self, k):
-        self._tell(
+        self._record(
             "personal_weights", k.id, k.round, k.downloads.count.item(), k.downloads.mine.item(), k.state.rounds.item()
         )
         assert k.w0 is k.received
@@ -56,8 +57,8 @@ class Told(Method):
 
 
 @pytest.fixture
-def made(tmp_path, monkeypatch):
-    """made(method class, changes) -> the run directory of two rounds with two of three clients."""
+def run_method(tmp_path, monkeypatch):
+    """Return a function (method class, **changes) -> run directory of two rounds with two of three clients."""
     monkeypatch.chdir(tmp_path)
     g = np.random.default_rng(0)
     y = np.arange(60) % 4
@@ -66,7 +67,7 @@ def made(tmp_path, monkeypatch):
     def run(method, double=False, **changes):
         module = build.make_module
         if double:
-            monkeypatch.setattr(build, "make_module", lambda *a, **k: Double(module(*a, **k)))
+            monkeypatch.setattr(build, "make_module", lambda *a, **k: DoublePrecision(module(*a, **k)))
         monkeypatch.setattr(build, "make_method", lambda *_: method())
         data = {"source": "npz", "path": "a.npz", "root": str(tmp_path), "client_test": "global"}
         more = {"rounds": 2, "output": str(tmp_path), "name": "it", "cohort": {"fraction": 0.67}, **changes}
@@ -79,7 +80,9 @@ def made(tmp_path, monkeypatch):
     return run
 
 
-class Double(torch.nn.Module):
+class DoublePrecision(torch.nn.Module):
+    """A model in float64."""
+
     def __init__(self, module):
         super().__init__()
         self.module = module.double()
@@ -88,10 +91,10 @@ class Double(torch.nn.Module):
         return self.module(x.double())
 
 
-def test_which_round_and_state_each_hook_sees(made):
-    Told.seen.clear()
-    made(Told)
-    rounds = [[each for each in Told.seen if each[2] == t] for t in (0, 1)]
+def test_each_hook_sees_the_documented_round_and_state(run_method):
+    RecordingMethod.seen.clear()
+    run_method(RecordingMethod)
+    rounds = [[each for each in RecordingMethod.seen if each[2] == t] for t in (0, 1)]
     for t, seen in enumerate(rounds):
         cohort = [k for hook, k, *_ in seen if hook == "initial_weights"]
         assert len(cohort) == 2
@@ -108,8 +111,8 @@ def test_which_round_and_state_each_hook_sees(made):
 
 
 @pytest.mark.parametrize(("double", "kind"), [(False, torch.float32), (True, torch.float64)])
-def test_a_checkpoint_is_flat_in_order_of_declaration_and_of_the_models_type(made, double, kind):
-    folder = made(Told, double)
+def test_a_checkpoint_holds_flat_state_in_declaration_order_and_the_models_dtype(run_method, double, kind):
+    folder = run_method(RecordingMethod, double)
     tensors, _ = read_tensors(folder / "checkpoints" / "000001.safetensors")
     d, state = len(tensors["w"]), tensors["state"]
     assert state.dtype is tensors["w"].dtype is kind
@@ -117,7 +120,7 @@ def test_a_checkpoint_is_flat_in_order_of_declaration_and_of_the_models_type(mad
     assert state[0] == 2
     assert torch.equal(state[1 : 1 + d], state[1 + d : 1 + 2 * d])
     assert state[-3:].tolist() == [6, 6, 6]
-    named = Told.server_state.to_packing({"d": d, "N": 3}).views(state)
+    named = RecordingMethod.server_state.to_packing({"d": d, "N": 3}).views(state)
     assert torch.equal(named.table, state[1 : 1 + 3 * d].view(3, d))
     rows = [read_tensors(path)[0]["row"] for path in (folder / "state").iterdir()]
     assert {len(row) for row in rows} == {1 + d}

@@ -1,4 +1,4 @@
-"""Declared slots: shapes from letters, packing without gaps, views that alias and cannot be rebound."""
+"""Declared slots: shapes from letters, packing without gaps, and views that cannot be rebound."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from fedmpi.method.slots import FLAT, HEAD_FLAT, INITIAL, PER_CLASS, PROTOTYPES,
 SIZES = {"d": 12, "s": 9, "h": 3, "b": 2, "c": 4, "z": 5, "N": 7}
 
 
-def test_shapes_from_letters():
+def test_shapes_follow_from_the_letters():
     slots = Slots(a=FLAT, b=SHARED, c=HEAD_FLAT, e=PER_CLASS, f=PROTOTYPES, g=SCALAR, heads=Slot(("N", "h")), v=INITIAL)
     packing = slots.to_packing(SIZES)
     assert packing.shapes == {
@@ -22,8 +22,8 @@ def test_shapes_from_letters():
 
 
 @pytest.mark.parametrize("m", [1, 4])
-def test_views_of_many_rows(m):
-    """Also where the rows are a part of longer ones; a scalar slot is (m,)."""
+def test_views_of_several_rows_share_their_memory(m):
+    """This also holds if the rows are a part of longer rows; a scalar slot is (m,)."""
     packing = Packing({"x": (2, 3), "y": (), "empty": (0,), "z": (2,)})
     rows = torch.arange(11.0 * m).view(m, 11)[:, 1:10]
     views = packing.views(rows)
@@ -35,7 +35,7 @@ def test_views_of_many_rows(m):
     assert not rows[:, :6].any()
 
 
-def test_write_and_read_back():
+def test_values_that_were_written_are_read_back():
     packing = Packing({"x": (2, 3), "y": (), "z": (2,)})
     row = torch.full((9,), 7.0)
     packing.write(row, {"x": torch.arange(6.0).view(2, 3).T.contiguous().T, "y": 3.5})
@@ -43,8 +43,8 @@ def test_write_and_read_back():
 
 
 @pytest.mark.parametrize(("size", "value"), [(5, torch.zeros(2)), (5, torch.zeros(3, 1)), (4, torch.zeros(3))])
-def test_write_refuses_what_does_not_fit(size, value):
-    """Too few entries, as many in another shape, and a row that is too short."""
+def test_values_of_a_wrong_size_are_rejected(size, value):
+    """The cases are too few entries, the right number in a wrong shape, and a row that is too short."""
     packing = Packing({"x": (3,), "y": (2,)})
     with pytest.raises(ValueError, match=r"slot '[xy]' holds"):
         packing.write(torch.zeros(size), {"x": value, "y": torch.zeros(2 if size == 5 else 3)})

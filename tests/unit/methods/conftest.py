@@ -1,4 +1,4 @@
-"""Federations on which methods are computed by hand: quadratics through a user's own files, and one client alone."""
+"""Fixtures for methods that are computed by hand: clients with quadratic losses, and single clients."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ QUADRATICS = Path(__file__).parents[2] / "quadratics.py"
 
 @pytest.fixture
 def quadratic(tmp_path):
-    """config(method, ...) -> Settings, written to a YAML file and read back as on the command line."""
+    """Return a function (method, ...) -> Settings of clients with quadratic losses, read back from a YAML file."""
 
     def make(method, bowls=TWO, start=(1.0,), **changes):
         tree = {
@@ -43,7 +43,7 @@ def quadratic(tmp_path):
 
 @pytest.fixture
 def play_quadratic(quadratic):
-    """The same, run in this process: a `helpers.FinishedRun`."""
+    """Return a function with the same arguments that runs the settings in this process: a `helpers.FinishedRun`."""
 
     def play(*arguments, **changes):
         settings = quadratic(*arguments, **changes)
@@ -56,7 +56,7 @@ def play_quadratic(quadratic):
 
 @pytest.fixture
 def client_of():
-    """client_of(it, k): client k of a prepared experiment as the engine hands it to hooks, with the initial model."""
+    """Return a function (it, k) -> client k of a prepared experiment as hooks see it, with the initial model."""
 
     def make(it, k=0, round_=0):
         fed = it.fed
@@ -75,7 +75,7 @@ def client_of():
 
 @pytest.fixture
 def trained(client_of):
-    """trained(it, k): (client, its upload's views) after one round of training."""
+    """Return a function (it, k) -> (client, views of its upload) after one round of training."""
 
     def make(it, k=0, round_=0):
         packing, client = it.made.messages.upload_layout(round_).packing, client_of(it, k, round_)

@@ -1,4 +1,4 @@
-"""Local training as anybody would write it with torch, for methods to be compared with."""
+"""Local training as one would write it with plain torch, with which methods are compared."""
 
 import copy
 from contextlib import contextmanager
@@ -16,20 +16,20 @@ FULL = {"batch_size": "full", "lr": 0.1, "momentum": 0.9, "weight_decay": 1e-2}
 
 
 def experiment(method, options=None, epochs=5, net=NET, **changes):
-    """Norm64 in float64, `epochs` full-batch steps a round."""
+    """Prepare an experiment with norm64 in float64 and `epochs` full-batch steps per round."""
     return prepare(
         settings(method, "norm", model=net, options=options or {}, train={**FULL, "epochs": epochs}, **changes)
     )
 
 
 def rows_of(it, k=0, part="train"):
-    """x and y of client k's rows of a part: train, test, validation."""
+    """Return x and y of client k's rows of a part: train, test or validation."""
     shard = getattr(it.made.data, part)[k]
     return shard.x[shard.index], shard.y[shard.index]
 
 
 def module_of(it, w=None, b=None):
-    """A copy of the run's module, with other weights and buffers if they are given."""
+    """Return a copy of the run's module, with other weights and buffers if they are given."""
     module = copy.deepcopy(it.made.net.module)
     if w is not None:
         module.load_state_dict(it.made.model.state_dict(w.clone(), (it.b if b is None else b).clone()))
@@ -37,36 +37,37 @@ def module_of(it, w=None, b=None):
 
 
 def flat(module):
-    """All weights (d,)."""
+    """Return all weights of a module as a vector (d,)."""
     return parameters_to_vector(module.parameters()).detach()
 
 
 def pieces(it, w):
-    """The tensors of flat weights (d,)."""
+    """Return flat weights (d,) as a list of tensors."""
     return [segment.view(w).clone() for segment in it.made.model.layout.segments]
 
 
 def load_pieces(module, weights):
+    """Load a list of tensors into a module."""
     with torch.no_grad():
         for p, value in zip(module.parameters(), weights, strict=True):
             p.copy_(value)
 
 
 def weighted_mean(weights, clients):
-    """Tensor by tensor of clients' lists of tensors."""
+    """Return the weighted mean over clients of their lists of tensors."""
     tensors = zip(*clients, strict=True)
     return [sum(n * value for n, value in zip(weights, values, strict=True)) / sum(weights) for values in tensors]
 
 
 def loss_of(module, rows):
-    """The cross-entropy of evaluation."""
+    """Return the cross-entropy in evaluation mode."""
     x, y = rows
     with torch.no_grad():
         return cross_entropy(module.eval()(x), y).item()
 
 
 def batches(it, k, t, fit=0):
-    """x and y of each step of a client's round."""
+    """Yield x and y of each step of a client's round."""
     train, (x, y) = it.made.settings.train, rows_of(it, k)
     generator = seeds.torch_generator(it.made.settings.seed, "batches", t, k, fit)
     for _ in range(train.epochs):
@@ -78,10 +79,10 @@ def batches(it, k, t, fit=0):
 def train_epochs(
     module, rows, stream, lr=0.05, epochs=1, momentum=0.9, weight_decay=0.0, batch_size=10, drop_last=False
 ):
-    """SGD on cross-entropy with a fresh optimiser.
+    """Train a module by SGD on the cross-entropy with a new optimiser.
 
     Args:
-        stream: round, client and which `fit` of that client's round: what the order of batches is drawn from.
+        stream: round, client, and number of the fit in that client's round, which determine the order of batches.
     """
     x, y = rows
     sgd = torch.optim.SGD(module.parameters(), lr, momentum, weight_decay=weight_decay)
@@ -95,12 +96,12 @@ def train_epochs(
 
 
 def gradient(module, loss):
-    """One tensor a parameter."""
+    """Return the gradient of a loss as one tensor per parameter."""
     return torch.autograd.grad(loss, list(module.parameters()), allow_unused=True, materialize_grads=True)
 
 
 def features(module, x):
-    """z and logits of norm64."""
+    """Return features and logits of norm64."""
     z = x.double()
     for layer in module[:-1]:
         z = layer(z)
@@ -108,12 +109,13 @@ def features(module, x):
 
 
 def length(pieces):
+    """Return the norm of a list of tensors."""
     return torch.cat([piece.flatten() for piece in pieces]).norm()
 
 
 @contextmanager
 def displaced(module, eps):
-    """At w + eps; afterwards weights and buffers are as before."""
+    """Context manager: move a module to w + eps, then restore weights and buffers."""
     saved = copy.deepcopy(module.state_dict())
     with torch.no_grad():
         for p, piece in zip(module.parameters(), eps, strict=True):
@@ -123,7 +125,7 @@ def displaced(module, eps):
 
 
 def descend(module, steps, direction, *arguments):
-    """direction(module, *arguments) gives each step's tensors; torch's SGD with FULL's settings does the rest."""
+    """Make SGD steps with the settings FULL along the tensors that direction(module, *arguments) returns."""
     sgd = torch.optim.SGD(module.parameters(), FULL["lr"], FULL["momentum"], weight_decay=FULL["weight_decay"])
     for _ in range(steps):
         for p, g in zip(module.parameters(), direction(module, *arguments), strict=True):
@@ -133,10 +135,10 @@ def descend(module, steps, direction, *arguments):
 
 
 def assert_trains_along(it, client, direction, steps=5):
-    """The client of an `experiment` ends where `steps` steps along direction(module, received, x, y) end.
+    """Check that a client of an `experiment` ends where steps along direction(module, received, x, y) end.
 
     Args:
-        direction: the pieces of one step. `received` is the model that the client got, in evaluation mode.
+        direction: returns the tensors of one step. `received` is the received model in evaluation mode.
     """
     received = module_of(it).eval().requires_grad_(False)
     module = descend(module_of(it), steps, direction, received, *rows_of(it))
@@ -147,7 +149,7 @@ def assert_trains_along(it, client, direction, steps=5):
 
 
 def assert_is_fedavg(method, net="mlp", options=None, **changes):
-    """The run of a method has the bits of FedAvg's, batch statistics included; returns both."""
+    """Check that the run of a method has the bits of FedAvg's, including batch statistics, and return both runs."""
     mine = play(settings(method, net, options=options or {}, **changes))
     theirs = play(settings("fedavg", net, **changes))
     assert mine.hashes == theirs.hashes

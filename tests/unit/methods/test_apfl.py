@@ -1,4 +1,4 @@
-"""APFL: the mixture of a client's own model and the global one, by hand and against a loop."""
+"""APFL: the mixture of a client's own model and the global one equals computations by hand and in a loop."""
 
 import copy
 
@@ -12,7 +12,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 
 def round_by_hand(module, steps, v, v_b, alpha, lr, adapt):
-    """A client's steps with torch: changes module, v (a list) and v_b (its buffers by name), returns alpha."""
+    """Make a client's steps with torch: change module, v (a list) and v_b (its buffers by name), and return alpha."""
     names = [name for name, _ in module.named_parameters()]
     for step, (x, y) in enumerate(steps):
         w = list(module.parameters())
@@ -39,8 +39,8 @@ def round_by_hand(module, steps, v, v_b, alpha, lr, adapt):
         ("round", 1.0, False, 0.6),
     ],
 )
-def test_three_rounds_against_a_loop(adapt, alpha, drop_last, fraction):
-    """Batches of one, or with drop_last clients that make no step; cohorts of one; who is absent keeps v and alpha."""
+def test_three_rounds_equal_a_loop(adapt, alpha, drop_last, fraction):
+    """Batches have one sample, or with drop_last some clients make no step; absent clients keep v and alpha."""
     train = {"batch_size": 22 if drop_last else 11, "drop_last": drop_last, "epochs": 2}
     train |= {"lr": 0.5, "schedule": "exponential", "decay": 0.8}
     options, cohort = {"alpha": alpha, "adapt": adapt}, {"fraction": fraction}
@@ -75,6 +75,6 @@ def test_three_rounds_against_a_loop(adapt, alpha, drop_last, fraction):
 
 
 @pytest.mark.parametrize(("adapt", "model"), [("round", {}), ("step", {"model": NET}), ("never", {"model": NET})])
-def test_the_global_model_is_fedavg_bit_for_bit(adapt, model):
-    """Whatever alpha is, as long as the net does not draw: the gradient at u leaves batch statistics alone."""
+def test_the_global_model_has_the_bits_of_fedavg(adapt, model):
+    """This holds for any alpha without dropout: the gradient at u leaves batch statistics alone."""
     assert_is_fedavg("apfl", options={"adapt": adapt}, train={"momentum": 0.0}, **model)

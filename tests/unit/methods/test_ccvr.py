@@ -1,4 +1,4 @@
-"""CCVR: a calibration against the paper's steps."""
+"""CCVR: the calibration equals the paper's steps."""
 
 import math
 
@@ -15,18 +15,20 @@ from fedmpi.methods.ccvr import draw_features
 
 
 def tensor(*values):
+    """Return a float64 tensor."""
     return torch.tensor(values, dtype=torch.float64)
 
 
 def near(found, expected, atol=1e-12):
+    """Check that two tensors are close."""
     torch.testing.assert_close(found, torch.as_tensor(expected, dtype=found.dtype), rtol=0, atol=atol)
 
 
 # ---- (3) ----
 
 
-def test_draws_do_not_depend_on_which_eigenvectors_a_processor_takes(monkeypatch):
-    """Signs are chance, and where eigenvalues are equal every basis of their space will do."""
+def test_drawn_features_do_not_depend_on_the_choice_of_eigenvectors(monkeypatch):
+    """The signs of eigenvectors are arbitrary, and so is their basis if eigenvalues are equal."""
     sigma = torch.diag(tensor(2.0, 2.0, 0.5))
     plain = draw_features(torch.zeros(3), sigma, 5, torch.Generator().manual_seed(0))
     C, S = math.cos(0.7), math.sin(0.7)
@@ -36,14 +38,14 @@ def test_draws_do_not_depend_on_which_eigenvectors_a_processor_takes(monkeypatch
 
 
 # ---- whole runs ----
-def scarce():
-    """Of class 1 there are two samples, of class 2 one, of class 3 none."""
+def scarce_classes():
+    """A data set with two samples of class 1, one of class 2, and none of class 3."""
     whole = images()
     keep = [i for c, n in enumerate((99, 2, 1)) for i in (whole.train_y == c).nonzero()[:n, 0].tolist()]
     return split(Dataset(whole.train_x[keep], whole.train_y[keep], whole.test_x, whole.test_y, 4), "iid", 7, 0)
 
 
-@pytest.mark.parametrize("data", [federated, scarce])
+@pytest.mark.parametrize("data", [federated, scarce_classes])
 @pytest.mark.parametrize(
     ("rounds", "options"),
     [
@@ -51,9 +53,11 @@ def scarce():
         (1, {"samples": 30, "epochs": 1, "lr": 0.1, "momentum": 0.0, "batch_size": 7}),
     ],
 )
-def test_calibration_against_the_paper(data, rounds, options):
-    """FedAvg until the last round; then the features of all of the cohort's samples of a class, as if in one place.
-    drop_last leaves clients without a step, not without statistics."""
+def test_calibration_equals_the_papers_steps(data, rounds, options):
+    """FedAvg until the last round; then the features of all samples of the cohort, as if they were in one place.
+
+    drop_last leaves clients without a step, but not without statistics.
+    """
     changes = {"model": NET, "cohort": {"fraction": 0.6 if rounds > 1 else 1.0}}
     whole = data()
     changes["train"] = {"batch_size": min(20, int(whole.train_sizes.max())), "drop_last": True}
@@ -83,7 +87,7 @@ def test_calibration_against_the_paper(data, rounds, options):
 
 
 @pytest.mark.parametrize("options", [{"samples": 0}, {"epochs": 0}, {"lr": 0.0}])
-def test_without_calibration_it_is_fedavg(options):
+def test_without_calibration_it_equals_fedavg(options):
     mine, theirs = play(settings("ccvr", "norm", options=options)), play(settings("fedavg", "norm", rounds=2))
     assert mine.hashes == [*theirs.hashes, theirs.hashes[-1]]
     near(mine.b, theirs.b, 1e-6)

@@ -1,4 +1,4 @@
-"""FedALA: whole runs against the paper's loops."""
+"""FedALA: whole runs equal the paper's algorithm in plain loops."""
 
 import numpy as np
 import pytest
@@ -10,13 +10,13 @@ from torch.nn.functional import cross_entropy
 from fedmpi.common import seeds
 
 
-def mixed(w, mine, W, low):
-    """(1) on lists of tensors, those before `low` being the body's."""
+def mix(w, mine, W, low):
+    """Return the mixture (1) on lists of tensors; tensors before index `low` belong to the body."""
     return [p if i < low else m + (p - m) * c for i, (p, m, c) in enumerate(zip(w, mine, W, strict=True))]
 
 
-def by_hand(it, rate, share, threshold, low):
-    """The algorithm: w, and by client w_i and W."""
+def run_by_hand(it, rate, share, threshold, low):
+    """Run the algorithm with plain loops; return w, and w_i and W of each client."""
     module, config, size = module_of(it).train(), it.made.settings, it.made.settings.train.batch_size
     w = pieces(it, it.w0)
     last, Ws, learned = [w] * 7, [[torch.ones_like(p) for p in w]] * 7, set()
@@ -28,11 +28,11 @@ def by_hand(it, rate, share, threshold, low):
             some -= some > 1 and some % size == 1  # no batch of one row
             while any(not torch.equal(m, p) for m, p in zip(last[k], w, strict=True)):
                 for rows in drawn[:some].split(size):
-                    load_pieces(module, mixed(w, last[k], W, low))
+                    load_pieces(module, mix(w, last[k], W, low))
                     loss = cross_entropy(module(x[rows]), y[rows])
                     g = gradient(module, loss)
                     W = [(c - rate * d * (p - m)).clamp(0, 1) for c, d, p, m in zip(W, g, w, last[k], strict=True)]
-                u = mixed(w, last[k], W, low)
+                u = mix(w, last[k], W, low)
                 losses.append(loss.item())
                 if k in learned or len(losses) == 100 or (len(losses) > 10 and np.std(losses[-10:]) < threshold):
                     learned.add(k)
@@ -53,12 +53,12 @@ def by_hand(it, rate, share, threshold, low):
         ({"layers": "head", "share": 0.01, "threshold": 0.0}, {"batch_size": 20, "drop_last": True}),
     ],
 )
-def test_runs_against_the_loops(options, train):
-    """Four of seven clients a round; the others' W and w_i rest. What a client uses is the newest w, mixed."""
+def test_runs_equal_plain_loops(options, train):
+    """Four of seven clients take part in a round; W and w_i of the others do not change."""
     options = {"rate": 1.0, "share": 0.8, "threshold": 0.1} | options
     it = play(settings("fedala", model=NET, options=options, rounds=3, train={"lr": 0.1, **train}))
     low = 4 if options.pop("layers") == "head" else 0  # norm64: two tensors of the convolution, two of the norm
-    w, last, W = by_hand(it, **options, low=low)
+    w, last, W = run_by_hand(it, **options, low=low)
     for k in {k for row in it.rows for k in row["cohort"]}:
         torch.testing.assert_close(pieces(it, it.kept(k).last), last[k], rtol=0, atol=1e-11)
         torch.testing.assert_close(it.kept(k).W, torch.cat([v.flatten() for v in W[k][low:]]), rtol=0, atol=1e-9)
@@ -67,6 +67,6 @@ def test_runs_against_the_loops(options, train):
     module = module_of(it, it.w, it.b)
     for line in it.lines[-7:]:
         k = line["client"]
-        load_pieces(module, mixed(w, last[k], W[k], low))
+        load_pieces(module, mix(w, last[k], W[k], low))
         assert line["loss"] == pytest.approx(loss_of(module, rows_of(it, k, "test")), abs=1e-9)
     assert it.rows[-1]["up_parameters"] == 4 * (len(it.w) + len(it.b))  # as FedAvg's

@@ -1,4 +1,4 @@
-"""Filter decomposition (2.2): virtual clients, fast and slow rounds, bytes, personal atoms, what it goes with."""
+"""Filter decomposition (2.2): virtual clients, fast and slow rounds, bytes, personal atoms, other local steps."""
 
 from itertools import pairwise
 
@@ -17,25 +17,28 @@ from fedmpi.models.filter_atoms import decompose_convolutions
 
 
 def config(net="mlp", method="fedatom", options=None, **changes):
+    """Return the settings of a run with filter decomposition."""
     return small_settings(method, net, options=options or {}, **{"cohort": {"fraction": 1.0}, **changes})
 
 
 def atoms(net="cnn", rounds=3, method="fedatom", **options):
+    """Return a network with atoms in each layer."""
     return prepare(config(net, method, options, rounds=rounds))
 
 
 def factors(it, w):
-    """[(alpha, D)] of every decomposed layer at flat weights (d,), in float64."""
+    """Return [(alpha, D)] of every decomposed layer at flat weights (d,), in float64."""
     tensors = {name: x.double() for name, x in it.made.model.layout.named_views(w).items()}
     return [(tensors[n.replace("atoms", "coef")], tensors[n]) for n in tensors if n.endswith("atoms")]
 
 
 def kernels(alpha, D):
+    """Return the kernels alpha D."""
     return torch.einsum("oia,auv->oiuv", alpha, D)
 
 
-def shares(it):
-    """(m,) of the last round's cohort, by samples."""
+def cohort_weights(it):
+    """Return the weights (m,) of the last round's cohort, proportional to samples."""
     n = torch.tensor([float(it.made.data.train_sizes[k]) for k in it.rows[-1]["cohort"]], dtype=torch.float64)
     return n / n.sum()
 
@@ -45,7 +48,7 @@ def test_the_aggregate_is_the_mean_of_all_clients_and_virtual_clients():
     """(a) sum_i sum_j p_i p_j alpha_i D_j = (sum p alpha)(sum p D), which is the server's model."""
     it = atoms(rounds=1)
     it.fed.run()
-    p, clients = shares(it), [factors(it, it.w0 + row) for row in it.uploads.dw]
+    p, clients = cohort_weights(it), [factors(it, it.w0 + row) for row in it.uploads.dw]
     for layer, (alpha, D) in enumerate(factors(it, it.w)):
         virtual = sum(
             p[i] * p[j] * kernels(a[layer][0], b[layer][1])
@@ -57,7 +60,7 @@ def test_the_aggregate_is_the_mean_of_all_clients_and_virtual_clients():
 
 # ---- (d): fast and slow ----
 def test_with_period_one_it_is_fedavg_on_the_decomposed_model():
-    """Bit for bit, over rounds, personal atoms or not."""
+    """The bits are equal over rounds, with and without personal atoms."""
     mine = play(small_settings("fedatom", "norm"))
     personal = play(small_settings("fedatom_personal", "norm"))
     theirs = play(small_settings("fedavg", "norm", model={"name": f"{__file__}:decomposed"}))
@@ -67,13 +70,14 @@ def test_with_period_one_it_is_fedavg_on_the_decomposed_model():
 
 
 def decomposed(input_shape, classes):
+    """Build the decomposed model."""
     net = norm_net(input_shape, classes)
     with seeds.temporary_seed(0, "prepare"):
         return decompose_convolutions(net)
 
 
-def test_coefficients_change_in_slow_rounds_alone():
-    """period 5: after rounds 0 and 5, not after 1 to 4 and 6; atoms and theta_h move in every round."""
+def test_coefficients_change_in_slow_rounds_only():
+    """With period 5 they change in rounds 0 and 5, not in 1 to 4 and 6; atoms and theta_h change in every round."""
     it = atoms("mlp", rounds=7, period=5)
     models = [it.w.clone()]
     it.fed.reporter.callbacks.record_round = lambda row: models.append(it.w.clone())
@@ -84,8 +88,8 @@ def test_coefficients_change_in_slow_rounds_alone():
         assert moved == [group != COEF or t in (0, 5) for t in range(7)], group
 
 
-def test_a_client_gets_coefficients_that_it_does_not_have():
-    """down_parameters by hand: all at the first visit and after each slow round, else atoms and theta_h."""
+def test_a_client_receives_only_coefficients_that_it_lacks():
+    """By hand: everything at the first visit and after a slow round, else atoms and theta_h."""
     it = play(config(rounds=9, options={"period": 4}, cohort={"fraction": 0.6}))
     full, coefficients = it.made.messages.sizes["d"], it.made.messages.sizes[COEF]
     version, seen = 0, {}
@@ -97,8 +101,8 @@ def test_a_client_gets_coefficients_that_it_does_not_have():
     assert len({row["down_parameters"] for row in it.rows}) > 2
 
 
-def test_fast_rounds_discard_freeze_keep(trained):
-    """Where a client's alpha starts and ends: rounds 1 and 2 are fast, 3 is slow."""
+def test_alpha_fast_discard_freeze_and_keep(trained):
+    """Checks where a client's alpha starts and ends: rounds 1 and 2 are fast, 3 is slow."""
     sent = {}
     for mode in ("discard", "freeze", "keep"):
         it, before = atoms("mlp", period=3, alpha_fast=mode), None
@@ -116,7 +120,7 @@ def test_fast_rounds_discard_freeze_keep(trained):
 
 
 def test_a_kept_alpha_does_not_outlive_a_slow_round(client_of, trained):
-    """It was made from coefficients that are replaced: after the slow round 3 a client starts from the server's."""
+    """After the slow round 3 a client starts from the server's coefficients, which replace those it has kept."""
     it = atoms("mlp", period=3, alpha_fast="keep")
 
     def starts_from_the_servers(k, round_):
@@ -159,9 +163,11 @@ def test_one_client_one_step_is_sgd_on_the_factors(period):
 
 # ---- personal atoms, (g) ----
 @pytest.mark.parametrize("head", ["global", "local"])
-def test_the_personal_pass_changes_personal_parts_alone(trained, client_of, head):
-    """(g) The upload is that without a personal pass, bit for bit; the personal model has alpha, normalisation and,
-    unless it is local, theta_h as received."""
+def test_the_personal_pass_changes_personal_parts_only(trained, client_of, head):
+    """(g) The upload has the bits of one without a personal pass.
+
+    The personal model has alpha, normalisation and, unless it is local, theta_h as received.
+    """
     mine, plain = atoms("norm", method="fedatom_personal", personal_head=head), atoms("norm")
     client, row = trained(mine)
     _, other = trained(plain)
@@ -174,8 +180,10 @@ def test_the_personal_pass_changes_personal_parts_alone(trained, client_of, head
 
 
 def test_personal_atoms_by_hand(trained, client_of):
-    """(4): from the atoms received, SGD with momentum on the atoms alone, in the second of the client's batch orders;
-    the next time from where they were."""
+    """(4): SGD with momentum on the atoms only, from the received atoms, in the second of the client's batch orders.
+
+    The next time it starts where they were.
+    """
     it = atoms("mlp", method="fedatom_personal")
     module = module_of(it).requires_grad_(False)
     module[0].atoms.requires_grad_()
@@ -187,7 +195,7 @@ def test_personal_atoms_by_hand(trained, client_of):
 
 
 def test_the_personal_model_has_its_own_statistics_once_it_was_trained(client_of):
-    """A client that never took part uses the global model."""
+    """A client that has never taken part uses the global model."""
     it = play(settings("fedatom_personal", options={"atoms": 3, "personal_head": "local"}, rounds=1, model=NET))
     for k in range(7):
         if k in it.rows[0]["cohort"]:
@@ -199,7 +207,7 @@ def test_the_personal_model_has_its_own_statistics_once_it_was_trained(client_of
 
 
 # ---- with other methods, with other rules ----
-def test_a_client_side_of_another_method():
+def test_local_steps_of_another_method():
     plain = play(small_settings("fedatom", "mlp"))
     for client in ({"name": "fedprox", "mu": 0.0}, {"name": "fedsol", "rho": 0.0}, "fedavg"):
         assert play(small_settings("fedatom", "mlp", options={"client": client})).hashes == plain.hashes
@@ -214,8 +222,8 @@ def test_a_client_side_of_another_method():
 
 
 @pytest.mark.parametrize("optim", ["momentum", "adam"])
-def test_server_optimisers_rest_with_the_coefficients(optim):
-    """Their memory of the coefficients is untouched by fast rounds: it is that of slow rounds alone."""
+def test_fast_rounds_leave_the_server_optimisers_state_of_coefficients(optim):
+    """The optimiser's state of the coefficients changes in slow rounds only."""
     server, period = {"optim": optim, "lr": 0.01}, 3
     it = prepare(small_settings("fedatom", "mlp", rounds=period, options={"period": period}, server=server))
     after = []
@@ -232,7 +240,7 @@ def test_server_optimisers_rest_with_the_coefficients(optim):
         assert not torch.equal(others.take(state), others.take(first_state))
 
 
-def test_what_its_clients_method_replaces_is_replaced_here():
-    """means is FedAvg's: of a method with an aggregate of its own it is nobody's, borrowed or not."""
+def test_mean_only_slots_follow_the_clients_method():
+    """They are those of FedAvg; for a method with its own aggregate there are none, delegated or not."""
     assert get_mean_only_slots(FedAtom()) == {"dw": ("p",)}
     assert get_mean_only_slots(FedAtom(client=FedLD())) is None

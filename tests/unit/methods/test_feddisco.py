@@ -1,4 +1,4 @@
-"""FedDisco: weights that count against clients whose labels are far from uniform."""
+"""FedDisco: clients whose labels are far from uniform get smaller weights, as computed by hand."""
 
 import math
 
@@ -11,8 +11,8 @@ from torch.nn.functional import cross_entropy
 from fedmpi.methods.feddisco import FedDisco
 
 
-def by_hand(counts, n, a, b, metric, normalise):
-    """p' from label counts and FedAvg's weights n, plain numbers."""
+def weights_by_hand(counts, n, a, b, metric, normalise):
+    """Return p' from label counts and FedAvg's weights n."""
     d = []
     for row in counts:
         share, uniform = [c / sum(row) for c in row], 1 / len(row)
@@ -24,14 +24,15 @@ def by_hand(counts, n, a, b, metric, normalise):
 
 
 def full_gradient(module, x, y):
+    """Return the gradient over all samples."""
     return gradient(module, cross_entropy(module(x), y))
 
 
 @pytest.mark.parametrize(
     ("metric", "normalise", "weighting"), [("kl", True, "samples"), ("kl", False, "uniform"), ("l2", True, "uniform")]
 )
-def test_three_rounds_against_a_loop(weighting, metric, normalise):
-    """Four of seven clients a round, most of them without some class; statistics are averaged with FedAvg's weights."""
+def test_three_rounds_equal_a_loop(weighting, metric, normalise):
+    """Four of seven clients per round, most of which lack a class; statistics are averaged with FedAvg's weights."""
     options = {"a": 0.9 if normalise else 0.4, "b": 0.02, "metric": metric, "normalise": normalise}
     changes = {"cohort": {"fraction": 0.6, "weighting": weighting}, "train": {**FULL, "epochs": 2}}
     it = play(settings("feddisco", "norm", model=NET, options=options, **changes))
@@ -42,7 +43,7 @@ def test_three_rounds_against_a_loop(weighting, metric, normalise):
         samples = [torch.bincount(rows_of(it, k)[1], minlength=4).tolist() for k in row["cohort"]]
         n = [sum(counts) if weighting == "samples" else 1 for counts in samples]
         p = [v / sum(n) for v in n]
-        weights = by_hand(samples, p, **options)
+        weights = weights_by_hand(samples, p, **options)
         ends = []
         for k in row["cohort"]:
             module.load_state_dict(state)
@@ -69,5 +70,5 @@ def test_three_rounds_against_a_loop(weighting, metric, normalise):
     ],
 )
 @pytest.mark.parametrize("net", ["mlp", "norm"])
-def test_fedavg_bit_for_bit(net, changes):
+def test_neutral_options_give_the_bits_of_fedavg(net, changes):
     assert_is_fedavg("feddisco", net, **changes)

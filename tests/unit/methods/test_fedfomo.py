@@ -1,4 +1,4 @@
-"""FedFomo: usefulness and mixtures by hand, who gets which models, and whole runs against the paper's loops."""
+"""FedFomo: usefulness, mixtures and choices by hand, and whole runs against the paper's algorithm in plain loops."""
 
 import numpy as np
 import pytest
@@ -11,12 +11,13 @@ from fedmpi.runtime import build_data
 
 
 def tensor(*values):
+    """Return a float64 tensor."""
     return torch.tensor(values, dtype=torch.float64)
 
 
 @pytest.fixture
-def bowls(quadratic):
-    """An experiment on quadratics with validation rows. A client's rows are all the same: its L_i is its f."""
+def quadratic_clients(quadratic):
+    """Return a function that prepares quadratic clients with validation rows; a client's rows are all equal."""
 
     def make(a, b, copies, start, options, **changes):
         sites = {"a": [list(row) for row in a], "b": [list(row) for row in b], "copies": copies}
@@ -29,8 +30,8 @@ def bowls(quadratic):
     return make
 
 
-def test_losses_are_those_of_evaluation(client_of):
-    """On validation rows with running statistics; looking moves neither weights, nor statistics, nor the mode."""
+def test_losses_equal_those_of_evaluation(client_of):
+    """They use validation rows and running statistics, and change neither weights, statistics nor mode."""
     it = prepare(settings("fedfomo", model=NET, options={"models": 2, "explore": 0.0}))
     last = it.fed.server.state.last
     last += 0.1 * torch.randn(last.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -49,8 +50,8 @@ A = np.array([(1.0, 0.5), (1.5, 1.0), (2.0, 0.25), (0.5, 3.0), (1.0, 1.0)])
 B = np.array([(1, 0), (1.25, 0.5), (-1, 0), (-1.5, 0.25), (0, 2)])
 
 
-def by_hand(it, models, base, explore, decay):
-    """The algorithm with numpy and 10 steps of .05: own models, P."""
+def run_by_hand(it, models, base, explore, decay):
+    """Run the algorithm with numpy and 10 steps of .05; return the clients' models and P."""
     N, P = len(A), np.zeros((len(A), len(A)))
     trained, before, sent = ([np.array([0.5, 0.5])] * N for _ in range(3))
     for t, row in enumerate(it.rows):
@@ -77,23 +78,29 @@ def by_hand(it, models, base, explore, decay):
     ("base", "models", "explore", "fraction"),
     [("trained", 2, 0.5, 0.6), ("mixed", 2, 0.5, 0.6), ("trained", 9, 0.3, 0.4), ("mixed", 1, 0.0, 1.0)],
 )
-def test_runs_against_the_loops(bowls, base, models, explore, fraction):
-    """Nine of four others are four. Who was not sampled yet counts with the initial model. Evaluated: the trained."""
+def test_runs_equal_plain_loops(quadratic_clients, base, models, explore, fraction):
+    """Clients that were not sampled yet count with the initial model; the trained model is evaluated."""
     options = {"models": models, "base": base, "explore": explore, "decay": 0.1}
-    it = bowls(A.tolist(), B.tolist(), [2, 4, 2, 6, 3], (0.5, 0.5), options, rounds=6, cohort={"fraction": fraction})
+    it = quadratic_clients(
+        A.tolist(), B.tolist(), [2, 4, 2, 6, 3], (0.5, 0.5), options, rounds=6, cohort={"fraction": fraction}
+    )
     it.fed.run()
-    trained, P = by_hand(it, **options)
+    trained, P = run_by_hand(it, **options)
     assert it.fed.server.state.P.numpy() == pytest.approx(P, abs=1e-10)
     found = [[line["x0"], line["x1"]] for line in it.lines if line["round"] == 5]
     assert np.array(found) == pytest.approx(np.array(trained), abs=1e-12)
 
 
-def test_who_makes_no_step_sends_its_mixture(bowls):
-    """drop_last leaves client 0, with one row to train on, without a batch: f_0 = x^2 / 2 at x = 1. After round 0
-    client 1 is at 4 - 3 .85^10 = 3.41, which does not help, client 2 at .95^10 = .599, which client 0 takes whole.
-    Of client 3's only row none is held out: without a loss to judge models by it mixes nothing."""
+def test_a_client_without_steps_sends_its_mixture(quadratic_clients):
+    """drop_last leaves client 0, which has one training row, without a batch: f_0 = x^2 / 2 at x = 1.
+
+    After round 0 client 1 is at 4 - 3 .85^10 = 3.41, which does not help, and client 2 at .95^10 = .599, which client 0
+    takes over. The only row of client 3 is not held out: without a validation loss it mixes nothing.
+    """
     options, train = {"models": 3, "explore": 0.0}, {"batch_size": 2, "drop_last": True}
-    it = bowls([[1], [3], [1], [1]], [[0], [4], [0], [4]], [2, 4, 4, 1], (1.0,), options, train=train, rounds=2)
+    it = quadratic_clients(
+        [[1], [3], [1], [1]], [[0], [4], [0], [4]], [2, 4, 4, 1], (1.0,), options, train=train, rounds=2
+    )
     it.fed.run()
     assert [line["x0"] for line in it.lines if line["client"] == 0] == pytest.approx([1, 0.95**10], abs=1e-12)
     assert it.fed.server.state.last[0].item() == pytest.approx(0.95**10, abs=1e-12)
