@@ -92,7 +92,7 @@ class MessageLayouts:
         features: int,
         clients: int,
         rounds: int,
-        wire: Format | None = None,
+        upload_format: Format | None = None,
         optim: Mapping[str, tuple[int, ...]] = {},
     ) -> None:
         """Determine the layouts from the method's declarations.
@@ -100,10 +100,10 @@ class MessageLayouts:
         Args:
             classes, features, clients, rounds: sizes that declarations may refer to (c, z, N), and the number of
                 rounds.
-            wire: the format of large slots in uploads; None: the model's own type.
+            upload_format: the format of large slots in uploads; None: the model's own type.
             optim: the shapes of the optimiser state that each client keeps (engine/local/client_optimizers.py).
         """
-        self.method, self.model, self.rounds, self.wire = method, model, rounds, wire
+        self.method, self.model, self.rounds, self.upload_format = method, model, rounds, upload_format
         check_declarations(method)
         self.all_groups: Groups = frozenset(model.layout.groups() | model.buffer_layout.groups())
         self.check_groups(method.trains, "trains")
@@ -182,7 +182,7 @@ class MessageLayouts:
                 shapes = {"_loss": (), "_seconds": (), "_flag": (), "_b": (b.size,), **declared.shapes}
                 # Large slots come last, as ChunkPlan (transport/gather.py) requires.
                 packing = Packing(dict(sorted(shapes.items(), key=lambda slot: prod(slot[1]) > linear.BLOCK)))
-                codec = None if self.wire is None else self._build_codec(packing, sent, self.wire)
+                codec = None if self.upload_format is None else self._build_codec(packing, sent, self.upload_format)
                 size = packing.size if codec is None else codec.num_entries
                 self._upload_layouts[key] = UploadLayout(
                     packing, w, b, self.model.layout.sub_layout(groups), codec, size

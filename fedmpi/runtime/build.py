@@ -106,7 +106,9 @@ class Experiment:
         rule, a wire format (comm.compression) or record.updates: gram, if uploads may be left out, or if rank 0 also
         trains in a job of several ranks, as it cannot receive during that time.
         """
-        reads_rows = self.rule is not None or self.settings.record.updates == "gram" or self.messages.wire is not None
+        reads_rows = (
+            self.rule is not None or self.settings.record.updates == "gram" or self.messages.upload_format is not None
+        )
         return not self.drops_uploads and not reads_rows and (ranks == 1 or not self.settings.server.trains_clients)
 
 

@@ -210,7 +210,7 @@ def check_uploads(settings: Settings, data: FederatedData, messages: MessageLayo
 
     Raises UserError if one of them cannot be used with these uploads.
     """
-    rule, name, sends, form = settings.server.rule, settings.method.name, messages.method.sends, messages.wire
+    rule, name, sends, form = settings.server.rule, settings.method.name, messages.method.sends, messages.upload_format
     model, wire_name, first = settings.model.name, settings.comm.compression, messages.shared_parts(0)
     uploads = [messages.upload_layout(t) for t in range(max(settings.rounds, 1))]
     large = [key for key, slot in sends.items() if messages.is_large(slot)]
@@ -265,7 +265,7 @@ def _reason_against_local_sums(settings: Settings, messages: MessageLayouts) -> 
         settings.data.silos and "with data.silos the uploads of a site may only be sent to rank 0",
         faults.replay is not None and "faults.replay may exclude some of them",
         settings.record.updates == "gram" and "record.updates: gram compares single uploads",
-        messages.wire is not None and f"comm.compression: {settings.comm.compression} encodes single uploads",
+        messages.upload_format is not None and f"comm.compression: {settings.comm.compression} encodes single uploads",
     ]
     reason = next(filter(None, reasons), "")
     return f"server.reduce: local adds up uploads on each rank, but {reason}; set server.reduce: root" if reason else ""

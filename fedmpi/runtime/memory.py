@@ -37,7 +37,7 @@ def estimate_memory(experiment: Experiment, size: int, gathers_on_gpu: bool) -> 
     """
     s, messages = experiment.settings, experiment.messages
     model, upload = messages.sizes["d"] + messages.sizes["b"], messages.max_upload_size()
-    if messages.wire:  # the encoded bytes are in memory together with the numbers
+    if messages.upload_format:  # the encoded bytes are in memory together with the numbers
         upload += max(messages.upload_layout(t).size for t in range(max(s.rounds, 1)))
     announcement = messages.broadcast_layout().packing.size
     states = _max_client_states(experiment, size) * messages.client_state.size

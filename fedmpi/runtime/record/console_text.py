@@ -88,7 +88,7 @@ def describe_traffic(messages: MessageLayouts, rounds: int, itemsize: int) -> st
     up = [messages.upload_layout(t).size * itemsize for t in range(max(rounds, 1))]
     receives = format_bytes((messages.broadcast_layout().packing.size + messages.per_client_download.size) * itemsize)
     mean = f" ({format_bytes(int(fmean(up)))} on average)" if min(up) < max(up) else ""
-    formats = f"; uploads in {messages.wire.name}" if messages.wire else ""
+    formats = f"; uploads in {messages.upload_format.name}" if messages.upload_format else ""
     return f"a client sends {format_bytes(max(up))}{mean} and receives {receives} per round{formats}"
 
 
