@@ -43,8 +43,10 @@ CHART_WIDTH, LETTER_WIDTH, LINE_HEIGHT = (
     0.087,
     0.24,
 )  # inches: width of a chart, width of a letter, height of a line of text
-MAX_POINTS, MAX_MARKERS = 600, 20  # points and markers of a line, at most
-MAX_VECTOR_CELLS = 600  # cells of a grid that is drawn as vectors, at most; a larger grid is drawn as an image
+MAX_POINTS, MAX_MARKERS = 600, 20  # maximum numbers of points and markers of a line
+MAX_VECTOR_CELLS = (
+    600  # maximum number of cells of a heat map that is drawn as vectors; a larger one is drawn as an image
+)
 TICK_SUFFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 

@@ -280,8 +280,8 @@ def format_virtual_clients(facts: dict[str, Any]) -> list[str]:
     def format_value(name: str, value: float) -> str:
         return "-" if value != value else format_metric(name, value, 4)
 
-    at = {(row["alpha"], row["atoms"]): row[name] for row in facts["models"]}
-    matrix = [[f"alpha {i}", *(format_value(name, at[i, j]) for j in clients)] for i in clients]
+    value_of_pair = {(row["alpha"], row["atoms"]): row[name] for row in facts["models"]}
+    matrix = [[f"alpha {i}", *(format_value(name, value_of_pair[i, j]) for j in clients)] for i in clients]
     groups: dict[str, list[Metrics]] = {
         "clients (diagonal), mean of {}": [row for row in facts["models"] if row["alpha"] == row["atoms"]],
         "virtual clients, mean of {}": [row for row in facts["models"] if row["alpha"] != row["atoms"]],

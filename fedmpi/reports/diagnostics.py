@@ -22,7 +22,7 @@ from fedmpi.reports.run_groups import (
     subsample,
 )
 
-MAX_HEAT_MAP_SIDE = 60  # rows and columns of a heat map, at most
+MAX_HEAT_MAP_SIDE = 60  # maximum number of rows and columns of a heat map
 GLOBAL_LABEL, LOCAL_LABEL = "global model", "local models, mean"
 
 
@@ -202,19 +202,19 @@ def _curves_by_client(run: Run, rows: Sequence[Row], *keys: str) -> dict[str, Cu
 
 
 def _plot_client_heat_map(
-    name: str, title: str, of: Mapping[str, Curve], unit: str, note: str, signed: bool = True
+    name: str, title: str, curves: Mapping[str, Curve], unit: str, note: str, signed: bool = True
 ) -> Figure | None:
     """Plot a heat map of values by client and round; return None if there are none."""
-    if not of:
+    if not curves:
         return None
     rows, columns = (
-        subsample(list(of), MAX_HEAT_MAP_SIDE),
-        subsample(sorted({t for each in of.values() for t in each}), MAX_HEAT_MAP_SIDE),
+        subsample(list(curves), MAX_HEAT_MAP_SIDE),
+        subsample(sorted({t for each in curves.values() for t in each}), MAX_HEAT_MAP_SIDE),
     )
-    values = [[of[k].get(t) for t in columns] for k in rows]
+    values = [[curves[k].get(t) for t in columns] for k in rows]
     chart = HeatMap(rows, [str(t) for t in columns], values, "client", "round", unit, signed)
-    note += f" {len(rows)} of {len(of)} clients are shown." if len(rows) < len(of) else ""
-    data: list[list[Value]] = [[t, client, value] for client, each in of.items() for t, value in each.items()]
+    note += f" {len(rows)} of {len(curves)} clients are shown." if len(rows) < len(curves) else ""
+    data: list[list[Value]] = [[t, client, value] for client, each in curves.items() for t, value in each.items()]
     return Figure(name, title, chart, ("round", "client", unit), data, note)
 
 
@@ -223,10 +223,10 @@ def _plot_layers(run: Run) -> Figure | None:
     keys = ("strength", "evenness", "columns", "norm", "entries")
     data: list[list[Value]] = []
     for row in run.analysis:
-        of = row.get("layers")
-        if isinstance(of, dict) and isinstance(of.get("layers"), list):
-            columns = [[finite_number(v) for v in of.get(key) or ()] for key in keys]
-            data += [[row["round"], str(layer), *v] for layer, *v in zip(of["layers"], *columns, strict=False)]
+        layers = row.get("layers")
+        if isinstance(layers, dict) and isinstance(layers.get("layers"), list):
+            columns = [[finite_number(v) for v in layers.get(key) or ()] for key in keys]
+            data += [[row["round"], str(layer), *v] for layer, *v in zip(layers["layers"], *columns, strict=False)]
     if not data:
         return None
     last = {str(row[1]): float(row[2] or 0.0) for row in data if row[0] == data[-1][0]}

@@ -39,8 +39,8 @@ FAIRNESS_NOTE = (
     "(q-FFL); and Jain's index, (sum x)² / (N sum x²), which is 1 if all clients have equal values, and 1/N if all but "
     "one have 0."
 )
-MAX_ROUNDS_DRAWN, MAX_CLASSES_DRAWN, MAX_CLIENTS_DRAWN = 120, 60, 150  # rows and columns of heat maps, at most
-MAX_FAULT_ROWS = 200  # rows of the table of faults, at most
+MAX_ROUNDS_DRAWN, MAX_CLASSES_DRAWN, MAX_CLIENTS_DRAWN = 120, 60, 150  # maximum sizes of heat maps
+MAX_FAULT_ROWS = 200  # maximum number of rows in the table of faults
 
 
 def build_summary_section(runs: RunCollection) -> list[Part | None]:
@@ -107,9 +107,11 @@ def _build_run_tables(run: Run, names: Sequence[str]) -> list[Part]:
     }
     rows = list[list[Value]]()
     for name in names:
-        mean, best, at = ((run.summary.get(part) or {}).get(name) for part in ("mean_last_10", "best", "best_round"))
+        mean, best, best_round = (
+            (run.summary.get(part) or {}).get(name) for part in ("mean_last_10", "best", "best_round")
+        )
         values = [None if v is None else format_metric(name, v, 4) for v in (run.last.get(name), mean, best)]
-        rows.append([name.replace("_", " "), *values, at])
+        rows.append([name.replace("_", " "), *values, best_round])
     table = Table(("what", "value"), [[key, str(value)] for key, value in facts.items() if value not in (None, "")])
     head = ("metric", "last", "mean of the last ten", "best", "in round")
     biased = "The best round is chosen on the test set itself, so the values of that column are optimistic."
@@ -166,8 +168,8 @@ def _show_client_metric(runs: RunCollection, protocol: str, name: str) -> list[P
             values[run.path].setdefault(line["round"], {})[client] = value
     spread: dict[Path, list[Row]] = {
         run.path: [
-            {"round": t, **compute_client_statistics([*at.values()], run.is_lower_better(name))}
-            for t, at in values[run.path].items()
+            {"round": t, **compute_client_statistics([*values_by_client.values()], run.is_lower_better(name))}
+            for t, values_by_client in values[run.path].items()
         ]
         for run in runs.all
     }

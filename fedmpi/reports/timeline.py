@@ -121,17 +121,17 @@ def plot_timeline(job: JobTimeline, rounds: int) -> tuple[Figure, Figure]:
     note = f"{_describe_busiest_rank(by_rank)} ({', '.join(WAIT_SPANS)}). docs/analysis.md explains the spans."
     bars = Figure("spans", "seconds by rank and span", chart, ("rank", "host", "span", "seconds"), data, note)
 
-    lines = [(i, line) for i, rank in enumerate(ranks) for line in job["ranks"][rank]["rounds"]]
-    first = max(line["round"] for _, line in lines) - rounds + 1
-    lines = [(i, line) for i, line in lines if line["round"] >= first]
-    begin = min(line["at"] for _, line in lines)
+    rounds_of_ranks = [(i, line) for i, rank in enumerate(ranks) for line in job["ranks"][rank]["rounds"]]
+    first = max(line["round"] for _, line in rounds_of_ranks) - rounds + 1
+    rounds_of_ranks = [(i, line) for i, line in rounds_of_ranks if line["round"] >= first]
+    first_start = min(line["at"] for _, line in rounds_of_ranks)
     spans: dict[str, list[tuple[int, float, float]]] = {kind: [] for kind in kinds}
     rows = list[list[Value]]()
-    for i, line in lines:
-        for what, start, ms, *client in line["spans"]:
-            at = line["at"] - begin + start / 1e3
-            spans[kind_of[what]].append((i, at, at + ms / 1e3))
-            rows.append([ranks[i], line["round"], what, at, ms / 1e3, str(client[0]) if client else ""])
+    for i, line in rounds_of_ranks:
+        for name, start, duration_ms, *client in line["spans"]:
+            start_s = line["at"] - first_start + start / 1e3
+            spans[kind_of[name]].append((i, start_s, start_s + duration_ms / 1e3))
+            rows.append([ranks[i], line["round"], name, start_s, duration_ms / 1e3, str(client[0]) if client else ""])
     title = f"the last {rounds} rounds, rank by rank" if rounds > 1 else "the last round, rank by rank"
     head = ("rank", "round", "span", "from_s", "seconds", "client")
     return bars, Figure("timeline", title, BarChart(names, spans, "seconds"), head, rows)

@@ -20,7 +20,8 @@ mean and standard deviation. If `metric` is a list, each cell is a list with one
 value was not published.
 
 There is one run for each combination of labels. The settings of its labels are merged over those of the file, in the
-order of the axes. If the sweep file has no `name`, the sweep is named after the file; a name in `base` is ignored.
+order of the axes. If the sweep file has no `name`, the sweep is named after the file; it does not inherit the name of a
+run in `base`.
 """
 
 from __future__ import annotations

@@ -117,7 +117,8 @@ def write_comparison(sweep: Sweep, to: Path, print_line: PrintLine) -> int:
         UserError: if no run is finished, or the files cannot be written.
     """
     tables = [
-        results_table.collect_results(sweep, metric, of) for of, metric in (each.metric_key for each in sweep.published)
+        results_table.collect_results(sweep, metric, summary_part)
+        for summary_part, metric in (each.metric_key for each in sweep.published)
     ]
     tables = tables or [results_table.collect_results(sweep, None, None)]
     for line in (line for cells in tables for line in (*table_formats.format_text(cells), "")):

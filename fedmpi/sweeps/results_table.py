@@ -114,21 +114,23 @@ class ResultsTable:
         return " ".join(each) or self.metric
 
 
-def collect_results(sweep: Sweep, metric: str | None, of: str | None, rows: str | None = None) -> ResultsTable:
+def collect_results(
+    sweep: Sweep, metric: str | None, summary_part: str | None, rows: str | None = None
+) -> ResultsTable:
     """Collect one metric of all finished runs of a sweep.
 
     Args:
         sweep: the sweep.
         metric: the metric; None: the first published metric, or, if nothing is published, the main metric of the runs.
-        of: the section of summary.json; None: that of the published metric, or else last.
+        summary_part: the section of summary.json; None: that of the published metric, or else last.
         rows: the axis whose labels form the rows; None: the first axis.
 
     Raises:
         UserError: if no run is finished, no run has the metric, or the runs used different plug-ins or data.
     """
-    arguments = {"--metric": metric, "--round": of, "--rows": rows}
+    arguments = {"--metric": metric, "--round": summary_part, "--rows": rows}
     options = [word for name, value in arguments.items() if value for word in (name, value)]
-    metric, of, published = _choose_metric(sweep, metric, of)
+    metric, summary_part, published = _choose_metric(sweep, metric, summary_part)
     axes = [axis for axis in sweep.axes if axis.name != SEED]
     names = [axis.name for axis in axes]
     if rows is not None and rows not in names:
@@ -141,7 +143,7 @@ def collect_results(sweep: Sweep, metric: str | None, of: str | None, rows: str 
             (labels, run, replace(state, summary=progress.summarize_diagnostics(run)))
             for labels, run, state in finished
         ]
-    metrics_of_runs = [state.summary.get(of, {}) for *_, state in finished]
+    metrics_of_runs = [state.summary.get(summary_part, {}) for *_, state in finished]
     protocols = dict.fromkeys(name for _, run, _ in finished for name in run.evaluate.protocol if name != "global")
     name = _find_most_common_name(metrics_of_runs, metric, list(protocols))
     cells: dict[CellKey, TableCell] = {}
@@ -151,7 +153,7 @@ def collect_results(sweep: Sweep, metric: str | None, of: str | None, rows: str 
         cell.published = published.find_cell(labels) if published else None
     for labels, run, state in finished:
         cell = cells[tuple(labels[axis.name] for axis in axes)]
-        seed, value = labels.get(SEED, str(run.seed)), state.get_metric(of, name)
+        seed, value = labels.get(SEED, str(run.seed)), state.get_metric(summary_part, name)
         if math.isfinite(value):
             cell.values[seed] = value
         else:
@@ -164,7 +166,9 @@ def collect_results(sweep: Sweep, metric: str | None, of: str | None, rows: str 
         notes.insert(0, f"{name} is compared, because most runs have no {metric}")
     source = published.source or "published" if published else None
     lower_is_better = is_lower_better(name, metrics_to_minimize)
-    return ResultsTable(sweep, name, of, tuple(axes), cells, tuple(options), source, lower_is_better, tuple(notes))
+    return ResultsTable(
+        sweep, name, summary_part, tuple(axes), cells, tuple(options), source, lower_is_better, tuple(notes)
+    )
 
 
 def _find_finished_runs(sweep: Sweep) -> list[FinishedRun]:
@@ -178,23 +182,25 @@ def _find_finished_runs(sweep: Sweep) -> list[FinishedRun]:
     return runs
 
 
-def _choose_metric(sweep: Sweep, metric: str | None, of: str | None) -> tuple[str | None, str, PublishedResults | None]:
+def _choose_metric(
+    sweep: Sweep, metric: str | None, summary_part: str | None
+) -> tuple[str | None, str, PublishedResults | None]:
     """Choose the metric, its section of summary.json, and the published values to compare it with.
 
     The arguments are the requested metric and section, or None.
     """
     candidates = [each for each in sweep.published if metric in (None, each.metric_key[1])]
-    published = next((each for each in candidates if of in (None, each.metric_key[0])), None)
+    published = next((each for each in candidates if summary_part in (None, each.metric_key[0])), None)
     # A published metric without a round is compared with any round.
     published = published or next((each for each in candidates if each.metric == each.metric_key[1]), None)
     if first := published or next(iter(candidates), None):
-        of, metric = of or first.metric_key[0], first.metric_key[1]
-    of = of or "last"
+        summary_part, metric = summary_part or first.metric_key[0], first.metric_key[1]
+    summary_part = summary_part or "last"
     is_diagnostic = metric is not None and progress.is_diagnostic(metric)
     allowed = ("last", "mean_last_10") if is_diagnostic else SUMMARY_PARTS  # diagnostics have no best value
-    if of not in allowed:
-        raise UserError(f"--round: {of} is not allowed; must be {' or '.join(allowed)}")
-    return metric, of, published
+    if summary_part not in allowed:
+        raise UserError(f"--round: {summary_part} is not allowed; must be {' or '.join(allowed)}")
+    return metric, summary_part, published
 
 
 def _find_most_common_name(

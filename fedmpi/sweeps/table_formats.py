@@ -48,7 +48,7 @@ Rows = list[list[str]]
 def show_table(
     sweep: Sweep,
     metric: str | None,
-    of: str | None,
+    summary_part: str | None,
     rows: str | None,
     to: Path | None,
     print_line: Callable[[str], None],
@@ -58,7 +58,7 @@ def show_table(
     Args:
         sweep: the sweep.
         metric: see `collect_results`.
-        of: see `collect_results`.
+        summary_part: see `collect_results`.
         rows: see `collect_results`.
         to: a file; its suffix selects the format: .md, .tex, .csv, .txt, or, for a plot, .png, .svg or .pdf. None: no
             file.
@@ -69,7 +69,7 @@ def show_table(
     """
     if to is not None and to.suffix not in FILE_SUFFIXES:
         raise UserError(f"--to: {to} is not allowed; must be a file name ending in {', '.join(FILE_SUFFIXES)}")
-    table = collect_results(sweep, metric, of, rows)
+    table = collect_results(sweep, metric, summary_part, rows)
     lines = format_text(table)
     for line in lines:
         print_line(line)
@@ -133,6 +133,7 @@ def _format_mean(table: ResultsTable, key: CellKey) -> str:
 
 
 def _format_difference(table: ResultsTable, key: CellKey) -> str:
+    """Format a cell of the table of paired differences, such as `+3 ± 0.58 * better`."""
     compared = compute_paired_difference(table, key)
     if compared is None:
         return "-"
@@ -196,6 +197,7 @@ def format_markdown(table: ResultsTable) -> str:
 
 
 def _format_markdown_table(rows: Rows) -> str:
+    """Format rows, of which the first is the head, as a table in Markdown."""
     head, *body = ([_escape_markdown(cell) for cell in row] for row in rows)
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *body))
 
@@ -215,6 +217,7 @@ def format_latex(table: ResultsTable) -> str:
 
 
 def _format_latex_table(rows: Rows, notes: str) -> str:
+    """Format rows, of which the first is the head, as a LaTeX table with `notes` as its caption."""
     head, *body = (_format_latex_row(row) for row in rows)
     top = [r"\begin{table}", r"\centering", rf"\caption{{{escape_latex(notes)}}}"]
     top += [rf"\begin{{tabular}}{{l{'c' * (len(rows[0]) - 1)}}}", r"\toprule", head, r"\midrule"]

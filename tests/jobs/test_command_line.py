@@ -118,7 +118,7 @@ def test_a_command_leaves_no_global_state():
         "import sys, matplotlib\nfrom fedmpi.analysis import charts\n"
         "def state(): return {k: matplotlib.rcParams[k] for k in matplotlib.rcParams if k != 'backend'}\n"
         "before = state()\n"  # not the backend: to ask for it is to choose it
-        "charts.svg(charts.Lines([charts.Series('a', [0, 1], [1.0, 2.0])], 'x', 'y'), 'a', 'b')\n"
+        "charts.render_svg(charts.LineChart([charts.Series('a', [0, 1], [1.0, 2.0])], 'x', 'y'), 'a', 'b')\n"
         "print('matplotlib.pyplot' in sys.modules, state() == before)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
