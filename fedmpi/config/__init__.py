@@ -1,4 +1,4 @@
-"""Load the settings of a run from YAML. Torch is not imported, so that every rank reports a mistake at once."""
+"""Load the settings of a run from YAML, without importing torch, so that ranks report a mistake without delay."""
 
 from fedmpi.config.loading import load
 from fedmpi.config.schema import Settings

@@ -1,4 +1,4 @@
-"""List every key of a config with its type, default and meaning, from the schema and the comments on its fields."""
+"""List all config keys with their types, defaults and meanings, from the schema and the comments on its fields."""
 
 import ast
 import inspect
@@ -18,6 +18,8 @@ from fedmpi.config.schema import section_class
 
 @dataclass(frozen=True)
 class ConfigKey:
+    """A config key, as the documentation describes it."""
+
     name: str  # dotted
     kind: str  # the type with its bounds; "section" for a section
     default: str  # "" for a section; "required" if there is none
@@ -26,7 +28,7 @@ class ConfigKey:
 
     @property
     def is_open(self) -> bool:
-        """Whether the key is a section that also takes the options of the component that it selects."""
+        """Whether the key is a section that also takes the options of a component."""
         return self.section is not None and issubclass(self.section, OpenSection)
 
 
@@ -34,7 +36,7 @@ def list_keys(path: tuple[str, ...] = ()) -> Iterator[ConfigKey]:
     """Yield all keys of a section and of its subsections, each section before its keys.
 
     Args:
-        path: keys that lead to the section; () for the whole config.
+        path: The path of keys that leads to the section; () for the whole config.
     """
     holder = section_class(path)
     assert holder is not None
@@ -52,6 +54,7 @@ def list_keys(path: tuple[str, ...] = ()) -> Iterator[ConfigKey]:
 
 
 def _format_default(declared: FieldInfo) -> str:
+    """Return the default of a field as text."""
     if declared.is_required():
         return "required"
     if isinstance(declared.json_schema_extra, dict):  # the default depends on the environment
@@ -60,7 +63,7 @@ def _format_default(declared: FieldInfo) -> str:
 
 
 def _field_comment(holder: type[BaseModel], name: str) -> str:
-    """Return the comment above a field and beside it, from the source of the class that declares the field."""
+    """Return the comments above and after a field, from the source of the class that declares it."""
     kinds = [kind for kind in holder.__mro__ if name in vars(kind).get("__annotations__", {})]
     return _class_comments(kinds[0]).get(name, "")
 

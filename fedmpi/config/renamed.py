@@ -93,6 +93,22 @@ def _rename(document: ConfigLayer, tree: Tree, start: str) -> list[tuple[str, st
                 messages.append((where, f"{key}: {value} was renamed to {values[value]}"))
         if holder is not None and isinstance(value_or_list, str):
             holder[last] = values.get(value_or_list, value_or_list)
+    return messages + _rename_augmentations(document, tree, start)
+
+
+def _rename_augmentations(document: ConfigLayer, tree: Tree, start: str) -> list[tuple[str, str]]:
+    """Rename the items of data.augment in one part of a document; arguments and result are those of `_rename`."""
+    holder, last = _holder(tree, "data.augment")
+    augmentations = holder[last] if holder is not None else None
+    items: list[Any] = augmentations if isinstance(augmentations, list) else []
+    messages, key = [], f"{start}data.augment"
+    for i, item in enumerate(items):
+        name = next(iter(item), None) if isinstance(item, dict) else item
+        if isinstance(name, str) and name in AUGMENTATIONS:
+            new = AUGMENTATIONS[name]
+            where = document.origins.get(f"{key}.{i}.{name}") or document.origins.get(key, "")
+            messages.append((where, f"data.augment: {name} was renamed to {new}"))
+            items[i] = {new if old == name else old: value for old, value in item.items()} if item is not name else new
     return messages
 
 

@@ -1,6 +1,7 @@
-"""Check that this machine has the resources that the settings require, without importing a library.
+"""Check that this machine has the resources that the settings require, without importing torch.
 
-Loading a config does not check this, because the config.yaml of a run directory may be read on another machine.
+Resources are not checked when a config is loaded, because the config.yaml of a run directory may be read on another
+machine.
 """
 
 import os
@@ -16,10 +17,11 @@ def check_resources(settings: Settings, writes: bool = True) -> None:
     """Check the number of threads and the output directory.
 
     Args:
-        writes: whether this process writes the run directory.
+        settings: The settings of the run.
+        writes: Whether this process writes the run directory.
 
     Raises:
-        UserError: if there are more threads than cores, or the output is a file or cannot be written to.
+        UserError: There are more threads than cores, or the output directory is a file or not writable.
     """
     threads = settings.compute.threads
     if threads > (available := count_usable_cores()):
@@ -33,25 +35,27 @@ def check_resources(settings: Settings, writes: bool = True) -> None:
 
 
 def check_compiler(gpu: bool) -> None:
-    """Check that torch.compile finds a compiler, or raise UserError: it needs C++ on a CPU, and C on a GPU."""
+    """Raise UserError if torch.compile finds no compiler: it needs one for C++ on a CPU, and one for C on a GPU."""
     variable, usual = ("CC", ("gcc", "clang")) if gpu else ("CXX", ("g++", "clang++"))
     names = (os.environ[variable],) if variable in os.environ else usual
     if not any(map(shutil.which, names)):
         raise UserError(
-            f"compute.compile: true needs a compiler, and host {platform.node()} has no {names[0]}; install it, name "
-            f"another one in the environment variable {variable}, or set compute.compile: false"
+            f"compute.compile: true needs a compiler, but host {platform.node()} has no {names[0]}; install it, set "
+            f"the environment variable {variable} to another compiler, or set compute.compile: false"
         )
 
 
 def _check_output_directory(settings: Settings) -> None:
+    """Raise UserError if the output directory is a file or not writable."""
     where, output = _key_location(settings, "output"), settings.output
     existing = next(path for path in (output, *output.absolute().parents) if os.path.lexists(path))  # in the end `/`
     if not os.path.isdir(existing):
-        raise UserError(f"{where}: {existing} is a file; it must be a directory")
+        raise UserError(f"{where}: {existing} is a file; must be a directory")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(f"{where}: {existing} cannot be written to; choose another output")
+        raise UserError(f"{where}: {existing} is not writable; choose another output directory")
 
 
 def _key_location(settings: Settings, key: str) -> str:
+    """Return a key for a message, with the place where it was written."""
     origin = settings.origin(key)
     return f"{origin}: {key}" if origin else key

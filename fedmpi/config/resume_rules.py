@@ -8,7 +8,7 @@ from typing import Any
 
 from fedmpi.config.schema import Settings
 
-# Keys, and beginnings of keys, that have no influence on the bits of a round.
+# Keys and prefixes of keys that do not influence the bits of a round.
 MAY_CHANGE_ON_RESUME = (
     "rounds",
     "name",
@@ -36,8 +36,8 @@ AFFECTS_CLIENT_BATCHES = ("client_state.max_gib", "cohort.placement", "server.tr
 def why_rounds_are_fixed(settings: Settings) -> str:
     """Return why the results of past rounds depend on the total number of rounds; "" if they do not."""
     if settings.train.schedule in ("cosine", "step"):
-        return f"train.schedule: {settings.train.schedule} has its course over all rounds"
-    return "method ccvr ends with the last round" if settings.method.name == "ccvr" else ""
+        return f"train.schedule: {settings.train.schedule} depends on the total number of rounds"
+    return "method ccvr calibrates the model in the last round" if settings.method.name == "ccvr" else ""
 
 
 def may_change_on_resume(key: str, settings: Settings) -> bool:
@@ -56,10 +56,10 @@ QUOTED_PATH = re.compile(r"""(['"])/(?:.*/)?([^/]+)\1""")  # a path of a file in
 
 
 def normalize_identity(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of `Settings.identity` in the form in which two starts of a run are compared.
+    """Normalise the result of `Settings.identity`, so that two starts of a run can be compared.
 
-    Absolute paths of files are reduced to file names, because projects are moved; the contents of these files are
-    compared by separate digests.
+    Absolute paths are reduced to file names, because a project may be moved; the contents of the files are compared by
+    separate digests.
 
     >>> normalize_identity({"model.name": "'/home/me/own.py:net'", "data.path": "'/data/a.csv'", "train.lr": "0.1"})
     {'model.name': "'own.py:net'", 'data.path': "'a.csv'", 'train.lr': '0.1'}

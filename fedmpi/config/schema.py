@@ -1,4 +1,4 @@
-"""The settings of a run: the sections on communication, devices, faults and files, and the class `Settings`."""
+"""The class `Settings` of a run, and config sections on communication, devices, faults and files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from fedmpi.config.sections import (
     TrainSettings,
 )
 
-# Ranks do not compare these values: paths, whose contents they compare instead, and what may differ between hosts.
+# Keys that ranks do not compare: paths, whose contents are compared instead, and values that may differ by host.
 NOT_COMPARED = ("data.root", "output", "init.from", "comm.interface")
 
 
@@ -43,9 +43,11 @@ Analysis = Literal[  # engine/diagnostics
 
 
 class CommSettings(Section):
+    """Communication between ranks."""
+
     backend: Literal["auto", "nccl", "gloo", "mpi"] = "auto"  # auto: nccl if each rank has its own GPU, otherwise gloo
     # network interface between hosts, for gloo, NCCL and rank 0's store (docs/hpc.md): a name, a pattern such as ib*,
-    # or a list of them, of which each host uses the first that it has; null: gloo and NCCL choose
+    # or a list, from which each host uses the first one that it has; null: gloo and NCCL choose
     interface: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)] | None = None
     start_timeout_s: Seconds = 300  # how long ranks wait for all ranks to connect
     round_timeout_s: Seconds = 1800  # how long a rank waits for a message during a round
@@ -53,51 +55,69 @@ class CommSettings(Section):
 
 
 class FaultSettings(Section):
-    """The reactions to faults during a round."""
+    """Reactions to faults during a round."""
 
     prerequisites = {"replay": ("on_lost_rank", ("abort",))}
     # largest norm of a valid update; auto: 1,000 times the median of the cohort; null: no limit
     max_norm: Annotated[float, Field(gt=0)] | Literal["auto"] | None = "auto"
-    # after an update that is not finite or has a larger norm. drop: the round continues as if the client had not taken
-    # part
+    # what to do about an update that is not finite or exceeds max_norm. drop: the round continues as if the client had
+    # not taken part
     on_bad_update: Literal["abort", "drop"] = "abort"
-    on_client_error: Literal["abort", "drop"] = "abort"  # after out of memory, a bad sample, or an error in a plug-in
-    on_divergence: Literal["warn", "stop"] = "warn"  # if training diverges; stop: the run ends with exit code 1
-    # after a rank failure (a rank dies or freezes). drop: the round continues without the clients of that rank; redo:
-    # other ranks train them, and the results have the bits of a run without the failure
+    on_client_error: Literal["abort", "drop"] = (
+        "abort"  # what to do about an error in a client: out of memory, a bad sample, or a plug-in
+    )
+    on_divergence: Literal["warn", "stop"] = (
+        "warn"  # what to do if training diverges; stop: the run ends with exit code 1
+    )
+    # what to do if a rank dies or hangs. drop: the round continues without the clients of that rank; redo: other ranks
+    # train them, and the results have the bits of a run without the failure
     on_lost_rank: Literal["abort", "drop", "redo"] = "abort"
-    replay: ExpandedPath | None = None  # the faults.jsonl of a run whose faults are to be repeated
+    replay: ExpandedPath | None = None  # the faults.jsonl of a run whose faults are repeated
 
 
 class ComputeSettings(Section):
+    """Devices, precision and speed."""
+
     prerequisites = {"cudnn_benchmark": ("deterministic", (False,)), "compile": ("graphs", (False, "auto"))}
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU if there is one
     precision: Literal["fp32", "bf16"] = "fp32"  # of forward and backward passes; bf16: autocast, weights stay fp32
     channels_last: bool = True  # memory layout of images and convolutions
-    compile: bool = False  # use torch.compile, which changes last bits; passes that return features are not compiled
-    # On GPUs: run forward and backward passes as CUDA graphs, which makes small models several times as fast with the
+    compile: bool = (
+        False  # use torch.compile, which changes the last bits; passes that return features are not compiled
+    )
+    # on GPUs: run forward and backward passes as CUDA graphs, which makes small models several times as fast with the
     # same bits. Methods with their own loss or step do not use them. auto: if model and task consist of modules of
-    # PyTorch and fedmpi, and compile is false; true: for every model, and a model that cannot be captured is an error
+    # PyTorch and fedmpi, and compile is false; true: always; a model that cannot be captured is an error
     graphs: bool | Literal["auto"] = "auto"
-    # on GPUs: round the factors of fp32 products to TF32 (mantissas of 10 bits). The default of PyTorch is true for
-    # convolutions and recurrent layers, and false for matrix products
+    # on GPUs: round the factors of fp32 products to TF32 (10 mantissa bits). PyTorch's default is true for convolutions
+    # and recurrent layers, and false for matrix products
     tf32: bool = False
-    cudnn_benchmark: bool = False  # on GPUs: try cuDNN's convolution kernels and use the fastest; bits differ by run
+    cudnn_benchmark: bool = (
+        False  # on GPUs: use the fastest of cuDNN's convolution kernels; the last bits differ between runs
+    )
     deterministic: bool = False  # on GPUs: use deterministic kernels only
     # number of clients that a rank trains at once, if method and model support it; auto: the fastest number. It changes
     # the last bits of uploads (docs/packing.md)
     clients_per_pass: Annotated[int, Field(ge=1, le=100_000)] | Literal["auto"] = 1
-    threads: Count = 1  # of each rank, at most the number of cores; they change the last bits of sums
+    threads: Count = 1  # threads per rank, at most the number of cores; the number changes the last bits of sums
 
 
 class CheckpointSettings(Section):
-    every: Annotated[int, Field(ge=0, le=1_000_000)] = 1  # rounds between checkpoints; 0: none, so no resuming
-    keep: Count = 2  # number of newest checkpoints that are kept (one more while a new one is written)
-    resume: Literal["never", "auto", "must"] = "never"  # continue the run in output/name; auto: if there is one
-    changes: Literal["refuse", "accept"] = "refuse"  # of settings, code or data since the run started, at this resume
+    """Checkpoints and resuming."""
+
+    every: Annotated[int, Field(ge=0, le=1_000_000)] = (
+        1  # rounds between checkpoints; 0: no checkpoints, so the run cannot be resumed
+    )
+    keep: Count = 2  # number of newest checkpoints to keep (one more while a new one is written)
+    resume: Literal["never", "auto", "must"] = "never"  # resume the run in output/name; auto: if it exists
+    changes: Literal["refuse", "accept"] = (
+        "refuse"  # whether settings, code or data may differ from those at the start of the run
+    )
 
 
 class RecordSettings(Section):
+    """What is recorded about updates."""
+
     # contents of update_stats.jsonl. norms: the norms of each round's updates, and cosines and spectrum if the server
     # rule computes their Gram matrix; gram: cosines and spectrum for every rule, for which rank 0 (with
     # server.placement: sharded, all ranks) holds the rows of all clients
@@ -105,24 +125,26 @@ class RecordSettings(Section):
 
 
 class ClientStateSettings(Section):
+    """Storage of client state."""
+
     # GiB of client state that a rank holds in memory; the rest is in files; null: all in memory
     max_gib: Annotated[float, Field(gt=0)] | None = None
 
 
 class Settings(Section):
-    """The settings of a run, as `fedmpi.config.load` returns them."""
+    """The settings of a run, as returned by `fedmpi.config.load`."""
 
     name: DirectoryName = "run"  # the run directory is output/name
     seed: Annotated[int, Field(ge=0, le=MAX_INTEGER)] = (
-        0  # of all random numbers: partition, initial weights, cohorts, batches
+        0  # seed of all random numbers: partition, initial weights, cohorts, batches
     )
-    rounds: Rounds = 20  # 0: only evaluate the initial model
+    rounds: Rounds = 20  # number of rounds; 0: only evaluate the initial model
     output: ExpandedPath = Path("runs")  # folder of the run directories
-    trace: bool = True  # each rank records the times of its work (fedmpi analyse timeline)
+    trace: bool = True  # record the times of each rank's work (fedmpi analyse timeline)
     record: RecordSettings = RecordSettings()  # what is recorded about updates
-    report: bool = True  # rank 0 writes report.html at the end (fedmpi report)
-    loggers: tuple[NameWithOptions, ...] = ()  # loggers that get the metrics of each round (`fedmpi list loggers`)
-    callbacks: tuple[NameWithOptions, ...] = ()  # file.py:Class: code of yours that gets them (docs/campaigns.md)
+    report: bool = True  # write report.html at the end (fedmpi report)
+    loggers: tuple[NameWithOptions, ...] = ()  # loggers that receive the metrics of each round (`fedmpi list loggers`)
+    callbacks: tuple[NameWithOptions, ...] = ()  # file.py:Class: your own code that receives them (docs/campaigns.md)
     data: DataSettings  # source, partition and preparation of the samples
     model: ModelSettings  # the architecture
     init: InitSettings = InitSettings()  # initial weights from a file
@@ -132,7 +154,7 @@ class Settings(Section):
     cohort: CohortSettings = CohortSettings()  # which clients take part, on which rank, with which weight
     server: ServerSettings = ServerSettings()  # how the server turns uploads into a step
     evaluate: EvaluateSettings = EvaluateSettings()  # evaluation, selection of the best model, early stopping
-    analysis: tuple[Analysis, ...] = ()  # further measurements in rounds that are evaluated (docs/analysis.md)
+    analysis: tuple[Analysis, ...] = ()  # further diagnostics in evaluated rounds (docs/analysis.md)
     comm: CommSettings = CommSettings()  # communication between ranks
     compute: ComputeSettings = ComputeSettings()  # devices, precision, speed
     faults: FaultSettings = FaultSettings()
@@ -146,30 +168,30 @@ class Settings(Section):
     def _check(self) -> Settings:
         if self.train.warmup_rounds >= self.rounds > 0:
             raise ValueError(
-                f"train.warmup_rounds: {self.train.warmup_rounds} are not fewer than rounds: {self.rounds}, so lr "
-                "would never be reached; lower one or raise the other"
+                f"train.warmup_rounds: {self.train.warmup_rounds} must be less than rounds: {self.rounds}, or "
+                "train.lr is never reached; lower train.warmup_rounds, or raise rounds"
             )
         if self.evaluate.best.metric is not None and not self.data.validation:
             raise ValueError(
-                f"evaluate.best.metric: {self.evaluate.best.metric} is measured on validation rows; there are none: "
-                "set data.validation: 0.1, say"
+                f"evaluate.best.metric: {self.evaluate.best.metric} needs validation rows, but data.validation is 0; "
+                "set it to a fraction such as 0.1"
             )
         if self.data.silos and self.faults.on_lost_rank == "redo":
             raise ValueError(
-                "faults.on_lost_rank: redo has other ranks train the clients of a lost one, and with data.silos nobody "
-                "else has their data; use drop (the run goes on without that site) or abort"
+                "faults.on_lost_rank: redo is not allowed with data.silos, because no other rank has the data of a "
+                "lost rank; set it to drop (the run continues without that site) or abort"
             )
         return self
 
     def with_working_dir(self, directory: str | Path) -> Settings:
-        """Return a copy of these settings whose relative paths refer to `directory`, where the run is started."""
+        """Return a copy of these settings whose relative paths refer to `directory`."""
         copy = self.model_copy()
         copy._start_dir = str(directory)
         return copy
 
     @property
     def working_dir(self) -> Path:
-        """The directory to which relative paths refer: Path(), or the original one if a plug-in has changed it."""
+        """The directory to which relative paths refer: Path(), or the original one if the process has left it."""
         try:
             moved = self._start_dir and os.getcwd() != self._start_dir
         except FileNotFoundError:  # the current directory was deleted
@@ -177,21 +199,25 @@ class Settings(Section):
         return Path(self._start_dir) if moved else Path()
 
     def origin(self, key: str) -> str:
-        """Return where a key was written: "run.yaml:7" or "command line: train.lr=1"; "" if it was not written.
+        """Return where a key was set: "run.yaml:7" or "command line: train.lr=1"; "" if it was not set.
 
         Args:
-            key: a dotted key. If it was not written itself, the origin of its section is returned.
+            key: A dotted key. If only its section was set, the origin of the section is returned.
         """
         return self._origins.get(key) or self._origins.get(key.rpartition(".")[0], "")
 
     def key_origins(self, dotted: str) -> dict[str, str]:
-        """Return where the keys of a section were written, {"mu": "run.yaml:9"}; the key "" stands for the selector."""
+        """Return where the keys of a section were set, {"mu": "run.yaml:9"}; the key "" stands for the selector.
+
+        Args:
+            dotted: The dotted key of the section.
+        """
         start, selector = f"{dotted}.", getattr(section_class(tuple(dotted.split("."))), "selector", "name")
         keys = {key[len(start) :]: where for key, where in self._origins.items() if key.startswith(start)}
         return keys | {"": self.origin(start + selector)}
 
     def identity(self) -> dict[str, str]:
-        """Return `digest_items` with the SHA-256 of each value that may be a secret."""
+        """Return `digest_items`, with values that may be secret replaced by their SHA-256 digests."""
         items = flatten(redact(self.model_dump(mode="json")), "")
         return {
             key: text if repr(items.get(key)) == text else hashlib.sha256(text.encode()).hexdigest()
@@ -199,13 +225,13 @@ class Settings(Section):
         }
 
     def digest_items(self) -> dict[str, str]:
-        """Return {dotted key: repr(value)}, which ranks compare, without paths, which may differ by host."""
+        """Return {dotted key: repr(value)} for the keys that ranks compare, without paths, which may differ by host."""
         items = flatten(self.model_dump(mode="json"), "")
         return {key: repr(value) for key, value in items.items() if key not in NOT_COMPARED}
 
 
 def section_class(path: tuple[str | int, ...], root: type[BaseModel] = Settings) -> type[BaseModel] | None:
-    """Return the class of the section to which a path of keys leads, () for `root`; None if there is no section."""
+    """Return the class of the section at a path of keys, () for `root`; None if there is no such section."""
     known: Any = root
     for part in path:
         if known is None or part not in known.model_fields:

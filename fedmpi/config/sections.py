@@ -30,6 +30,8 @@ from fedmpi.config.field_types import (
 
 
 class PartitionSettings(OpenSection):
+    """The partition of the samples among clients."""
+
     selector = "scheme"
     scheme: Name  # the partition: see `fedmpi list partitions`, or file.py:function; other keys are its options
     clients: Annotated[int, Field(ge=1, le=1_000_000)] | None = (
@@ -47,6 +49,8 @@ class PartitionSettings(OpenSection):
 
 
 class DataSettings(OpenSection):
+    """The data source, and the partition and preparation of its samples."""
+
     selector = "source"
     prerequisites = {"share_ranks": ("silos", None)}
     source: Name  # see `fedmpi list datasets`, or file.py:function; keys that are not listed here are its options
@@ -91,6 +95,8 @@ class DataSettings(OpenSection):
 
 
 class ModelSettings(OpenSection):
+    """The architecture of the model."""
+
     name: Name  # see `fedmpi list models`, or file.py:function; other keys are its options
 
 
@@ -119,6 +125,8 @@ else:
 
 
 class TaskSettings(OpenSection):
+    """The loss and the metrics."""
+
     name: Name = "classification"  # see `fedmpi list tasks`, or file.py:Class; other keys are its options
 
     @model_validator(mode="before")
@@ -131,6 +139,8 @@ class TaskSettings(OpenSection):
 
 
 class MethodSettings(OpenSection):
+    """The federated method."""
+
     name: Name  # see `fedmpi list methods`, or file.py:Class; other keys are its options
 
 
@@ -140,6 +150,8 @@ OPTIMISER_DEFAULTS: dict[str, dict[str, Any]] = {"adam": ADAM_DEFAULTS, "adamw":
 
 
 class TrainSettings(ExclusiveKeysSection):
+    """Local training."""
+
     prerequisites = {
         **dict.fromkeys(("momentum", "nesterov"), ("optim", ("sgd",))),
         **dict.fromkeys(("betas", "eps"), ("optim", ("adam", "adamw"))),
@@ -194,6 +206,8 @@ class TrainSettings(ExclusiveKeysSection):
 
 
 class CohortSettings(ExclusiveKeysSection):
+    """The clients that take part in a round, their ranks and their weights."""
+
     exclusive_keys = ("size", "fraction")
     # share of the clients that is drawn each round, rounded down to at least one client; null if `size` is set
     fraction: Annotated[float, Field(gt=0, le=1)] | None = 1.0
@@ -210,6 +224,8 @@ class CohortSettings(ExclusiveKeysSection):
 
 
 class RuleSettings(ShortFormSection, OpenSection):
+    """The aggregation rule."""
+
     short_key = "name"
     # see `fedmpi list rules`, or file.py:function; auto: the method's rule. A text instead of the section is the name
     name: Name = "auto"
@@ -232,6 +248,8 @@ ADAPTIVE_OPTIMISERS = (
 
 
 class ServerSettings(Section):
+    """The server's aggregation and optimiser."""
+
     prerequisites = {
         "momentum": ("optim", ("momentum",)),
         **dict.fromkeys(("beta1", "beta2", "eps"), ("optim", ADAPTIVE_OPTIMISERS)),
@@ -280,6 +298,8 @@ class BestSettings(ShortFormSection):
 
 
 class EvaluateSettings(Section):
+    """Evaluation and selection of the best model."""
+
     every: Count = 1  # rounds between evaluations; the last round is always evaluated
     # global: the global model on the whole test set; sites: the global model on the test rows of each site; personal:
     # each client's model on its own test rows; personal_on_global: these models on the whole test set; ft(EPOCHS):

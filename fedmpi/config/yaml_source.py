@@ -1,8 +1,8 @@
-"""Read the YAML of configs, with file and line of every key, without duplicate keys, and with 1e-3 as a number.
+"""Read the YAML of configs, record the file and line of each key, and reject duplicate keys.
 
 Differences from YAML 1.1: `1e-3` is a number (1.1 requires `1.0e-3`); dates are texts, so that `name: 2024-05-01` is a
-name; 010 and 1:30 are texts, too, which 1.1 reads as 8 and 90; only the types of JSON are allowed, so that no tag can
-create an object. A value may refer to environment variables; within {...} and [...] it must be quoted:
+name; 010 and 1:30 are texts as well, which 1.1 reads as 8 and 90; only the types of JSON are allowed, so that no tag
+can create an object. A value may refer to environment variables; within {...} and [...] it must be quoted:
 
     seed=${env:SLURM_ARRAY_TASK_ID}        name: digits-${env:USER}        root: ${env:DATA:-data}
 """
@@ -19,7 +19,7 @@ import yaml
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import find_control_character, shorten_repr
 
-MAX_VALUES = 50_000  # in one text with its aliases expanded, as eight lines of aliases can stand for 10^8 values
+MAX_VALUES = 50_000  # in one text with aliases expanded, because eight lines of aliases can stand for 10^8 values
 REFERENCE_START = "${env:"
 _ENV_REFERENCE = re.compile(r"\$\{env:([A-Za-z_]\w*)(:-[^{}\n]*)?\}", re.ASCII)
 
@@ -34,12 +34,12 @@ _NUMBERS = {
 
 @dataclass
 class ConfigLayer:
-    """The content of one source of settings.
+    """The settings from one source: a file or an override.
 
     Attributes:
-        data: the values.
-        origins: dotted key -> where it was written ("run.yaml:7").
-        problems: messages on mistakes, which are reported together.
+        data: The values.
+        origins: Dotted key -> where it was set ("run.yaml:7").
+        problems: Messages on mistakes, which are reported together.
     """
 
     data: dict[str, Any] = field(default_factory=dict)
@@ -51,17 +51,18 @@ def read_yaml_file(path: Path, needs: str = "a config needs at least data, model
     """Read a YAML file that contains a mapping. Duplicate and invalid keys become `problems` of the document.
 
     Args:
-        needs: a hint for the message if the file is empty.
+        path: The file.
+        needs: A hint for the message if the file is empty.
 
     Raises:
-        UserError: if the file cannot be read, is not valid YAML (with line and column), is empty, or is no mapping.
+        UserError: The file cannot be read, is not valid YAML, is empty, or does not contain a mapping.
     """
     document = ConfigLayer()
     value = parse_value(read_config_text(path), str(path), "", document, has_lines=True)
     if value is None:
         raise UserError(f"{path}: is empty; {needs}")
     if not isinstance(value, dict):
-        raise UserError(f"{path}: must hold `key: value` lines, not {shorten_repr(value)}")
+        raise UserError(f"{path}: must contain `key: value` lines, not {shorten_repr(value)}")
     document.data = value
     return document
 
@@ -70,7 +71,7 @@ def read_config_text(path: Path) -> str:
     """Return the text of a config file.
 
     Raises:
-        UserError: if there is no such file (the message suggests a similar name), or it cannot be read as text.
+        UserError: The file does not exist (the message suggests a similar name), or cannot be read as text.
     """
     try:
         return path.read_text(encoding="utf-8-sig")
@@ -85,7 +86,7 @@ def read_config_text(path: Path) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Load YAML 1.1 without dates, and with the numbers defined below in place of base 60 and octal numbers."""
+    """Load YAML 1.1 without dates, base-60 and octal numbers; `_NUMBERS` defines numbers."""
 
     yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag[len(_TAG) :] not in ("timestamp", "int", "float")]
@@ -94,7 +95,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Write YAML in which texts are quoted that `_Loader`, but not yaml, would read as numbers, such as 1e-3."""
+    """Write YAML with quotes around texts that `_Loader` would read as numbers, such as 1e-3."""
 
     yaml_implicit_resolvers = {key: list(each) for key, each in yaml.SafeDumper.yaml_implicit_resolvers.items()}
 
@@ -105,21 +106,22 @@ for _kind, _pattern in _NUMBERS.items():
 
 
 def to_yaml(tree: dict[str, Any]) -> str:
-    """Format a mapping of plain values as YAML, from which `read` returns the same values."""
+    """Format a mapping of plain values as YAML, from which `read_yaml_file` returns the same values."""
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def parse_value(text: str, source: str, path: str, document: ConfigLayer, has_lines: bool = False) -> Any:
-    """Parse the YAML text of one value; an empty text gives None.
+    """Parse the YAML text of one value; return None for an empty text.
 
     Args:
-        source: the file, or the `key=value` override, for messages.
-        path: the dotted key of the value; "" for a whole file.
-        document: receives the origin of each key, and problems.
-        has_lines: whether origins contain line numbers.
+        text: The YAML text.
+        source: The file, or the `key=value` override, for messages.
+        path: The dotted key of the value; "" for an entire file.
+        document: Receives the origin of each key, and problems.
+        has_lines: Whether origins contain line numbers.
 
     Raises:
-        UserError: if the text is not valid YAML, or contains values that a config may not have.
+        UserError: The text is not valid YAML, or contains values that a config may not have.
     """
     try:
         loader = _Loader(text)
@@ -136,12 +138,12 @@ def parse_value(text: str, source: str, path: str, document: ConfigLayer, has_li
     except (yaml.YAMLError, ValueError, KeyError) as error:  # characters that YAML does not allow, or `!!int x`
         raise UserError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
-        raise UserError(f"{source}: nested too deep, or an alias (*) within its own anchor") from error
+        raise UserError(f"{source}: is nested too deeply, or contains an alias (*) within its own anchor") from error
 
 
 @dataclass
 class _NodeChecker:
-    """Check the nodes of a parsed YAML text before they become values.
+    """Check the nodes of a parsed YAML text before they are converted to values.
 
     The origins of keys are recorded, duplicate and invalid keys are removed and reported, and references to environment
     variables are replaced by their values.
@@ -158,10 +160,12 @@ class _NodeChecker:
         where = self._where(node)
         self.values += 1
         if self.values > MAX_VALUES:
-            raise UserError(f"{where}: more than {MAX_VALUES} values, with the aliases (*) written out")
+            raise UserError(
+                f"{where}: contains more than {MAX_VALUES} values, with aliases (*) expanded; use fewer aliases"
+            )
         if node.tag not in _TYPES:
             tag = node.tag.replace(_TAG, "!!")
-            raise UserError(f"{where}: {path}: the YAML tag {tag} is not read here; write plain values")
+            raise UserError(f"{where}: {path}: the YAML tag {tag} is not allowed; write plain values")
         if isinstance(node, yaml.SequenceNode):
             for index, item in enumerate(node.value):
                 self.visit(item, f"{path}.{index}")
@@ -171,9 +175,11 @@ class _NodeChecker:
             self._visit_scalar(node, f"{where}: {path}")
 
     def _where(self, node: yaml.Node) -> str:
+        """Return the source of a node, with its line."""
         return f"{self.source}:{node.start_mark.line + 1}" if self.has_lines else self.source
 
     def _visit_mapping(self, node: yaml.MappingNode, path: str) -> None:
+        """Check the keys and values of a mapping."""
         lines: dict[str, str] = {}  # key -> where it was written
         for pair in list(node.value):
             key, value = pair
@@ -183,7 +189,7 @@ class _NodeChecker:
                 for other in value.value if isinstance(value, yaml.SequenceNode) else [value]:
                     self.visit(other, path)
             elif text in lines:
-                self.document.problems.append(f"{where}: {dotted}: duplicate key; it already stands at {lines[text]}")
+                self.document.problems.append(f"{where}: {dotted}: duplicate key; it is already set in {lines[text]}")
                 node.value.remove(pair)
             elif key.tag not in (_TAG + "str", _TAG + "int") or find_control_character(text) or REFERENCE_START in text:
                 shown = shorten_repr(text) if isinstance(key, yaml.ScalarNode) else "here"
@@ -195,6 +201,7 @@ class _NodeChecker:
                 self.visit(value, dotted)
 
     def _visit_scalar(self, node: yaml.ScalarNode, where: str) -> None:
+        """Replace references to environment variables in a scalar, and check its text."""
         text = _ENV_REFERENCE.sub(lambda reference: _expand_variable(reference, where), node.value)
         if "${" in text:
             raise UserError(f"{where}: {shorten_repr(text)}: write ${{env:NAME}} or ${{env:NAME:-text}} for a variable")
@@ -213,7 +220,7 @@ def _expand_variable(reference: re.Match[str], where: str) -> str:
     value = os.environ.get(name, default[2:] if default else None)
     if value is None:
         raise UserError(
-            f"{where}: the environment variable {name} is not set; set it, or write ${{env:{name}:-text}} with what "
-            "is to stand in its place"
+            f"{where}: the environment variable {name} is not set; set it, or write ${{env:{name}:-default}} with a "
+            "default value"
         )
     return value

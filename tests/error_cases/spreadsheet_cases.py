@@ -72,8 +72,8 @@ SHEETS = {
         *sheet(", drop: [site]", rows=[f"north,{i},Ulm,{i}\n" for i in range(2000)], sites=""),
         r"column 'sick' contains 2000 labels in 2000 rows; set data\.target to class, or to number",
     ),
-    "sheet: a cell less": (*sheet(old="74,", new=""), AT + r"3 cells, the header has 4: south,Ulm,1"),
-    "sheet: empty": (sheet()[0], _put("a.csv", b""), r"a\.csv is empty; the names of the columns"),
+    "sheet: a cell less": (*sheet(old="74,", new=""), AT + r"the row has 3 cells, but the header has 4: south,Ulm,1"),
+    "sheet: empty": (sheet()[0], _put("a.csv", b""), r"a\.csv is empty; its first line must contain the column names"),
     "sheet: a header alone": (sheet()[0], _put("a.csv", HEAD), r"a\.csv has no rows below its header"),
     "sheet: semicolons": (
         sheet()[0],

@@ -135,7 +135,7 @@ EDITS = [
     ),
     ("  weight_decay: .nan", "{path}:7: train.weight_decay: nan is not allowed; must be: number"),
     ("  schedule: off", "{path}:7: train.schedule: False is not allowed; must be: constant, exponential"),
-    ("seed: 1\nseed: 2", "{path}:8: seed: duplicate key; it already stands at {path}:7"),
+    ("seed: 1\nseed: 2", "{path}:8: seed: duplicate key; it is already set in {path}:7"),
     (
         "evaluate: {protocol: [globl]}",  # and not, besides, that a list without it is too short
         "{path}:7: evaluate.protocol.0: 'globl' is not allowed; must be 'global', 'sites', 'personal', "
@@ -146,10 +146,10 @@ EDITS = [
         "{path}:7: evaluate.protocol: [] is not allowed; must be: list of: text (at least",
     ),
     ("no: 3", "{path}:7: the key 'no' is not plain text; put it in quotes"),
-    ("seed: !!python/name:os.system", "{path}:7: seed: the YAML tag !!python/name:os.system is not read here"),
+    ("seed: !!python/name:os.system", "{path}:7: seed: the YAML tag !!python/name:os.system is not allowed"),
     ("seed: [1, 2", "{path}:8:1: not valid YAML: while parsing a flow sequence, expected ',' or ']'"),
     ("\tseed: 1", "{path}:7:1: not valid YAML: while scanning for the next token, found character '\\t'"),
-    ("cohort: &a {x: *a}", "{path}: nested too deep, or an alias (*) within its own anchor"),
+    ("cohort: &a {x: *a}", "{path}: is nested too deeply, or contains an alias (*) within its own anchor"),
     ("seed: ${env:GONE}", "{path}:7: seed: the environment variable GONE is not set; set it, or"),
 ]
 
@@ -179,7 +179,7 @@ def test_all_mistakes_come_in_one_message_in_their_order(tmp_path):
     path = write(tmp_path, "base: [base.yaml, base.yaml]\n" + GOOD + "  epochs: 3\nrounds: x\nsede: 1\n")
     first, *lines = message(path, "train.clip_norm=-2").splitlines()
     wheres = [
-        f"{base}:3: seed: duplicate key; it already stands at {base}:2",
+        f"{base}:3: seed: duplicate key; it is already set in {base}:2",
         f"{path}:8: train.epochs: duplicate key",
         f"{base}:1: train.momentum: 'x' is not allowed",
         f"{path}:9: rounds: 'x' is not allowed",

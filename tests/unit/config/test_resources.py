@@ -31,7 +31,7 @@ def test_output_must_be_possible(tmp_path, monkeypatch):
     assert not (tmp_path / "a").exists()
     (tmp_path / "f").write_text("")
     for place in ("f", "f/x"):
-        with pytest.raises(UserError, match=r"output: .*/f is a file; it must be a directory"):
+        with pytest.raises(UserError, match=r"output: .*/f is a file; must be a directory"):
             resources.check_resources(settings(output=str(tmp_path / place)))
     resources.check_resources(
         settings(output=f"{tmp_path}/f"), writes=False

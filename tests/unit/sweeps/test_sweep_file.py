@@ -212,7 +212,7 @@ tune: {grid: {train.lr: [0.1, 0.2], mu: {a: {train: {epochs: 2}}, b: {}}}, by: a
     assert first.name == "b_alpha-0.1_seed-1_lr-0.1_a"
     assert (first.train.lr, first.train.epochs, first.evaluate.best.metric) == (0.1, 2, "accuracy")
     assert sweep.tuning.get_cell_key(labels) == ("B",)
-    with pytest.raises(UserError, match=r"best\.metric: accuracy is measured on validation rows; there are none"):
+    with pytest.raises(UserError, match=r"best\.metric: accuracy needs validation rows, but data.validation is 0"):
         list(expand.load_sweep(small, ["data.validation=0"]).first_stage_runs())
     assert expand.load_sweep(small, ["evaluate.best.metric=loss"]).run_settings(labels).evaluate.best.metric == "loss"
     assert len(list(expand.load_sweep(small, ["tune=null"]).first_stage_runs())) == 4
