@@ -80,7 +80,7 @@ VALUES = {
     "evaluate.protocol=[global, global]": r"protocol: 'global' is listed twice; list each name only once",
     "comm.backend=tcp": r"backend: 'tcp' .*auto, nccl, gloo, mpi",
     "comm.compression=int4": r"comm\.compression: 'int4' is not allowed; must be: fp32, bf16, fp16, int8",
-    "comm.compression=int8;;method.name=fedfomo;;data.validation=0.2": r"compression: int8 encodes only updates.* theta",
+    "comm.compression=int8;;method.name=fedfomo;;data.validation=0.2": r"int8 encodes only updates.* theta",
     "compute.clients_per_pass=all": r"compute\.clients_per_pass: 'all' .*whole number .*; auto",
     "compute.clients_per_pass=4;;method.name=fedsam": r"compute\.cl.*: 4: .*FedSAM overrides the hook step; .* to 1",
     "compute.threads=100000": r"compute\.threads: 100000 .*may use \d+ core",

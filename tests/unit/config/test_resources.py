@@ -37,5 +37,5 @@ def test_output_must_be_possible(tmp_path, monkeypatch):
         settings(output=f"{tmp_path}/f"), writes=False
     )  # another rank writes, and has files of its own
     monkeypatch.setattr(os, "access", lambda path, how: False)
-    with pytest.raises(UserError, match=r"output: .* cannot be written to; choose another output"):
+    with pytest.raises(UserError, match=r"output: .* is not writable; choose another output"):
         resources.check_resources(settings(output=f"{tmp_path}/x"))
