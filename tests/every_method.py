@@ -1,4 +1,6 @@
-"""Run every method on a tiny federation, in one job of any size. Once per rank:  every_method.py FILE BACKEND [DEVICE]
+"""Run every method on a tiny federation, in one job of any size.
+
+Once per rank: every_method.py FILE BACKEND [DEVICE]
 
 Rank 0 writes {case: results} to FILE: results that must not depend on the ranks, and the bytes that each rank counted.
 DEVICE cuda gives each rank the GPU of its local rank, or the CPU if the rank sees no GPU.

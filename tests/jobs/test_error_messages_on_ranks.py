@@ -25,7 +25,7 @@ def test_three_ranks_print_one_message(tmp_path, label):
 
 
 def test_ranks_of_torchrun_print_one_message(tmp_path):
-    """torchrun has its own exit code and prints stack frames."""
+    """The launcher torchrun has its own exit code and prints stack frames."""
     case = CASES["data.partition.clients=5000"]
     done = fedmpi("run", *write(case, tmp_path), kind="torchrun", size=2, cold=True, cwd=tmp_path)
     said = done.stderr + done.stdout

@@ -1,4 +1,4 @@
-"""What a job says when one of its ranks fails: one message, on rank 0, which names the cause; then nobody is left."""
+"""If a rank of a job fails, the job prints one message, on rank 0, which names the cause; then no process remains."""
 
 import json
 import os
@@ -77,7 +77,7 @@ def reason(job):
     return job.summary()["exit_reason"]
 
 
-def test_a_rank_that_a_signal_ends_shows_where_it_was(start_job):
+def test_a_rank_that_a_signal_ends_prints_its_stack(start_job):
     job = start_job(GLOO, "crash")
     assert job.wait()
     assert re.search(r'(?s)Fatal Python error: Segmentation fault.*plugin\.py", line \d+ in forward', job.said())
@@ -99,7 +99,7 @@ CAUSES = {
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
-def test_a_client_that_fails_is_named_with_rank_and_round(start_job, how, cause):
+def test_a_failed_client_is_named_with_rank_and_round(start_job, how, cause):
     job = start_job(how, cause)
     code = job.wait()
     assert code == (1 if how is TORCHRUN else 2)  # torchrun has its own
@@ -110,8 +110,8 @@ def test_a_client_that_fails_is_named_with_rank_and_round(start_job, how, cause)
     assert job.summary()["rounds"] == len(rounds)
 
 
-def test_a_mistake_of_one_rank_alone_before_the_ranks_meet(start_job):
-    """Rank 0 waits for it, and hears why it does not come."""
+def test_a_mistake_on_one_rank_before_the_ranks_connect_is_reported(start_job):
+    """Rank 0 waits for that rank, and is told why it does not arrive."""
     job = start_job(TORCHRUN, "alone", comm={"start_timeout_s": 200})
     job.wait()
     assert re.search(r"^fedmpi \[rank 2 on .*\]: error: .*this one cannot be built here", job.only_message())
@@ -131,7 +131,7 @@ def test_a_killed_rank_is_named(start_job):
 
 
 @pytest.mark.parametrize("how", [GLOO, pytest.param(MPI, marks=pytest.mark.smoke), TORCHRUN], ids="-".join)
-def test_a_frozen_rank_is_named_and_not_left_behind(start_job, how):
+def test_a_frozen_rank_is_named_and_ended(start_job, how):
     job = start_job(how, cold=True, comm={"round_timeout_s": 10})
     job.wait_for_rounds(2)
     frozen = job.rank(2)
@@ -146,7 +146,7 @@ def test_a_frozen_rank_is_named_and_not_left_behind(start_job, how):
 
 @pytest.mark.parametrize("how", [MPI, pytest.param(TORCHRUN, marks=pytest.mark.smoke)], ids="-".join)
 def test_a_dead_launcher_ends_its_ranks(start_job, tmp_path, how):
-    """Even one that is stuck in a batch."""
+    """Even a rank that is in the middle of a batch ends."""
     job = start_job(how, "stuck", cold=True)
     job.wait_for((tmp_path / "stuck.mark").exists)
     job.process.kill()
@@ -169,7 +169,7 @@ def shell(words, env=None):
 
 
 @pytest.mark.smoke
-def test_a_checkpoint_that_does_not_fit_is_one_message(tmp_path):
+def test_a_checkpoint_that_does_not_fit_on_the_disk_is_one_message(tmp_path):
     done = shell(f"ulimit -f 16; fedmpi run {shlex.quote(str(config(tmp_path, rounds=10_000)))}")
     assert done.returncode == 2
     assert re.fullmatch(
@@ -179,9 +179,11 @@ def test_a_checkpoint_that_does_not_fit_is_one_message(tmp_path):
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["exit_reason"].startswith("failed: ")
 
 
-def test_a_disk_that_is_full_and_has_room_again(tmp_path):
-    """A real one, of 3 MB, in the middle of a checkpoint; once there is room the run goes on with the bits that it
-    would have had."""
+def test_a_run_resumes_after_its_disk_was_full(tmp_path):
+    """A real disk of 3 MB is full in the middle of a checkpoint.
+
+    Once there is space, the run resumes with the same bits.
+    """
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)]
@@ -209,7 +211,7 @@ def test_a_disk_that_is_full_and_has_room_again(tmp_path):
 
 
 @pytest.mark.parametrize("to", ["> /dev/full", "<&- >&- 2>&-", "| head -1"])
-def test_streams_that_take_nothing_do_not_end_a_run(tmp_path, to):
+def test_closed_or_full_streams_do_not_end_a_run(tmp_path, to):
     done = shell(f"set -o pipefail; fedmpi run {shlex.quote(str(config(tmp_path)))} {to}")
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["exit_reason"] == "finished"
@@ -227,7 +229,7 @@ mpi.initialize_mpi(Job("mpi", 0, 2, 0, 2, "here"), 2)
 """
 
 
-def test_mpi_init_past_its_time_out_is_one_line():
+def test_a_time_out_of_mpi_init_prints_one_line():
     command = [*launcher("mpirun", 2), sys.executable, "-c", INIT]
     done = subprocess.run(command, env=clean_env(), cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode != 0

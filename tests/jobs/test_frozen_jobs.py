@@ -1,4 +1,4 @@
-"""Frozen parameters in real runs: kept once, given back, the same on all ranks."""
+"""Frozen parameters in real runs: stored once, exported, and the same on all ranks."""
 
 import json
 import shutil
@@ -47,7 +47,7 @@ def write(folder, value="float(open('backbone.txt').read())"):
     (folder / "backbone.txt").write_text("0.01")
 
 
-def test_a_run_keeps_it_once_gives_it_back_and_knows_it_again(tmp_path, monkeypatch):
+def test_frozen_parameters_are_stored_once_exported_and_recognised(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path)
     done = command(tmp_path, "run", "run.yaml")
@@ -82,7 +82,7 @@ def test_a_run_keeps_it_once_gives_it_back_and_knows_it_again(tmp_path, monkeypa
 
 
 @pytest.mark.smoke
-def test_ranks_that_have_others_are_told(tmp_path):
+def test_ranks_with_different_frozen_parameters_are_an_error(tmp_path):
     write(tmp_path, "float(os.environ['OMPI_COMM_WORLD_RANK'])")
     done = command(tmp_path, "run", "run.yaml", ranks=2)
     assert done.returncode == 2, done.stderr

@@ -1,4 +1,4 @@
-"""`make gpu` with parts that hang."""
+"""`make gpu` ends parts that hang."""
 
 import json
 import signal
@@ -23,7 +23,7 @@ time.sleep(600)
 
 @pytest.fixture
 def kit(monkeypatch):
-    """The module, of which the parts are what a test says; SIGTERM means afterwards what it meant before."""
+    """Return the module, with parts that the test defines; the handler of SIGTERM is restored afterwards."""
     monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks" / "gpu"), *sys.path])
     import kit
 
@@ -34,7 +34,7 @@ def kit(monkeypatch):
 
 
 @pytest.mark.smoke
-def test_a_part_that_hangs_is_ended_with_its_children(kit, tmp_path, monkeypatch, capsys):
+def test_a_hanging_part_is_ended_with_its_children(kit, tmp_path, monkeypatch, capsys):
     word, wait = f"hangs-{tmp_path}", subprocess.Popen.wait
     parts = [
         kit.Part("first", ["-c", "print('one')"], 100),

@@ -1,4 +1,4 @@
-"""Importing fedmpi does nothing else, and torch is not imported before it is needed."""
+"""Importing fedmpi has no side effects, and does not import torch before it is needed."""
 
 import pkgutil
 import subprocess
@@ -48,7 +48,7 @@ print(*[name for name in ("mpi4py",) if name in sys.modules], sep=", ")
 
 
 @pytest.mark.smoke
-def test_importing_everything_changes_nothing(tmp_path):
+def test_imports_have_no_side_effects(tmp_path):
     modules = [found.name for found in pkgutil.walk_packages(fedmpi.__path__, "fedmpi.")]
     command = [sys.executable, "-c", EFFECTS, *modules]
     done = subprocess.run(command, cwd=tmp_path, env=clean_env(), capture_output=True, text=True, timeout=300)

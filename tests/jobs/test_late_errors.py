@@ -1,4 +1,4 @@
-"""Mistakes that show late, or on one rank only, end in one message too; the others are in tests/error_cases."""
+"""Mistakes that appear late, or on one rank only, end in one message, too; tests/error_cases has the others."""
 
 import re
 import subprocess
@@ -23,7 +23,7 @@ train:
 
 @pytest.fixture
 def config(tmp_path):
-    """Writes run.yaml, with text replaced in it, and gives its path."""
+    """Return a function that writes run.yaml with some text replaced, and returns its path."""
 
     def write(old="", new="", name="run.yaml", net="logistic"):
         text = CONFIG.replace("OUTPUT", str(tmp_path / "runs")).replace("ROOT", str(tmp_path)).replace("logistic", net)
@@ -45,8 +45,8 @@ def check(done, message):
 # ---- under a launcher ----
 
 
-def ranks_of(tmp_path, *paths):
-    """An mpirun of `fedmpi run`, each rank with its own config."""
+def mpirun_with_configs(tmp_path, *paths):
+    """Return an mpirun command of `fedmpi run` that gives each rank its own config."""
     script = by_rank(tmp_path / "start.sh", *(f"fedmpi run {path}" for path in paths))
     command = [*launcher("mpirun", len(paths)), str(script)]
     return subprocess.run(command, env=warm(), cwd=ROOT, capture_output=True, text=True, timeout=60)
@@ -57,14 +57,14 @@ def test_a_rank_with_another_config_is_named(config, tmp_path):
     more = "name: run\ncomm: {backend: mpi}\ntrain:\n"
     one = config("train:\n", more)
     other = config("train:\n  lr: 0.1", f"{more}  lr: 0.2\nseed: 5", name="other.yaml")
-    done = ranks_of(tmp_path, one, one, other)
+    done = mpirun_with_configs(tmp_path, one, one, other)
     check(done, r"rank 2 differs from rank 0 in seed, train\.lr")
     assert "rank 1 differs" not in done.stderr
     assert gone(str(tmp_path))
 
 
-def own_data(config, tmp_path, name, labels):
-    """A config whose data.root holds a table with these labels; None: no table."""
+def config_with_data(config, tmp_path, name, labels):
+    """Write a config whose data.root contains a table with these labels, or no table if `labels` is None."""
     root = tmp_path / name
     root.mkdir()
     if labels is not None:
@@ -75,6 +75,6 @@ def own_data(config, tmp_path, name, labels):
 
 
 def test_a_rank_with_other_data_is_named(config, tmp_path):
-    one = own_data(config, tmp_path, "one", np.arange(40) % 2)
-    other = own_data(config, tmp_path, "other", np.arange(40) // 20)
-    check(ranks_of(tmp_path, one, other, one), r"rank 1 differs from rank 0 in .*\(training data\)")
+    one = config_with_data(config, tmp_path, "one", np.arange(40) % 2)
+    other = config_with_data(config, tmp_path, "other", np.arange(40) // 20)
+    check(mpirun_with_configs(tmp_path, one, other, one), r"rank 1 differs from rank 0 in .*\(training data\)")

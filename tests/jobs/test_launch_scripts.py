@@ -1,4 +1,4 @@
-"""launch/*.sh: with a stand-in for `fedmpi` that prints how it was called, and with few programs on PATH."""
+"""launch/*.sh: with a replacement for `fedmpi` that prints its arguments, and with few programs on PATH."""
 
 import contextlib
 import json
@@ -33,8 +33,8 @@ def program(path, text):
 
 
 @pytest.fixture
-def stand_in(tmp_path):
-    """An environment in which `fedmpi` prints its threads and its arguments, one per bar."""
+def env_with_fake_fedmpi(tmp_path):
+    """Return an environment in which `fedmpi` prints its threads and its arguments, separated by bars."""
     # One write a rank: ranks share the launcher's output.
     program(tmp_path / "fedmpi", 'line=$OMP_NUM_THREADS\nfor each in "$@"; do line="$line|$each"; done\necho "$line"')
     names = ("OMP_NUM_THREADS", "SLURM_JOB_ID")
@@ -47,7 +47,7 @@ def stand_in(tmp_path):
 
 @pytest.fixture
 def slim_env(tmp_path):
-    """An environment whose PATH holds PROGRAMS and the launchers, and nothing else."""
+    """Return an environment whose PATH contains only PROGRAMS and the launchers."""
     path, env = tmp_path / "bin", clean_env()
     path.mkdir()
     for name in PROGRAMS.split():
@@ -65,19 +65,19 @@ def start(script, *args, env, **more):
 
 @pytest.mark.smoke
 @pytest.mark.parametrize(("script", "ranks"), SCRIPTS)
-def test_every_rank_gets_the_command_as_given(script, ranks, stand_in):
+def test_every_rank_gets_the_same_command(script, ranks, env_with_fake_fedmpi):
     arguments = ["a config.yaml", "rounds=3", "name=two words"]
-    done = start(script, *([ranks] if ranks else []), *arguments, env=stand_in)
+    done = start(script, *([ranks] if ranks else []), *arguments, env=env_with_fake_fedmpi)
     lines = [line for line in done.stdout.splitlines() if line]
     assert lines == ["1|run|a config.yaml|rounds=3|name=two words"] * (ranks or 1), done.stderr
     assert done.returncode == 0
     if script == "local.sh":  # threads are the user's if set
-        assert start(script, "c.yaml", env=stand_in | {"OMP_NUM_THREADS": "4"}).stdout == "4|run|c.yaml\n"
+        assert start(script, "c.yaml", env=env_with_fake_fedmpi | {"OMP_NUM_THREADS": "4"}).stdout == "4|run|c.yaml\n"
 
 
-def test_ranks_that_end_without_a_run_are_no_success(stand_in, tmp_path):
-    """Where ranks may die mpirun's exit code says nothing; rank 0's does, or that there is none."""
-    lets_die = stand_in | {"FEDMPI_ULFM": "1"}
+def test_ranks_that_end_without_a_run_are_a_failure(env_with_fake_fedmpi, tmp_path):
+    """If ranks may die, mpirun's exit code is not used; rank 0's exit code, or its absence, decides."""
+    lets_die = env_with_fake_fedmpi | {"FEDMPI_ULFM": "1"}
     done = start("mpirun.sh", 2, "c.yaml", env=lets_die)
     assert done.returncode == 1
     assert "the run did not finish" in done.stderr
@@ -85,15 +85,15 @@ def test_ranks_that_end_without_a_run_are_no_success(stand_in, tmp_path):
     assert start("mpirun.sh", 2, "c.yaml", env=lets_die).returncode == AGAIN
 
 
-def test_what_a_killed_mpirun_left_stops_no_other(stand_in, tmp_path):
-    """Process numbers come again, in minutes on a busy machine: Open MPI refuses a number whose folder is there."""
-    real = shutil.which("mpirun", path=stand_in["PATH"])
+def test_files_of_a_killed_mpirun_do_not_stop_a_later_one(env_with_fake_fedmpi, tmp_path):
+    """Process ids repeat, within minutes on a busy machine; Open MPI does not start if the folder of its id exists."""
+    real = shutil.which("mpirun", path=env_with_fake_fedmpi["PATH"])
     if "Open MPI" not in subprocess.run([real, "--version"], capture_output=True, text=True).stdout:
         pytest.skip("no mpirun of Open MPI on PATH")
     # What is left is there before the script looks, under the number that mpirun will have.
     leftover = f'touch "$left/pmix.$(hostname).tool.${{left##*.}}" {tmp_path}/asked'
     program(tmp_path / "rm", f'for left in "$@"; do :; done\nmkdir -p "$left"\n{leftover}\nexec /bin/rm "$@"')
-    done = start("mpirun.sh", 1, "c.yaml", env=stand_in)
+    done = start("mpirun.sh", 1, "c.yaml", env=env_with_fake_fedmpi)
     assert (tmp_path / "asked").exists()
     assert (done.stdout, done.returncode) == ("1|run|c.yaml\n", 0), done.stderr
 
@@ -101,7 +101,7 @@ def test_what_a_killed_mpirun_left_stops_no_other(stand_in, tmp_path):
 @pytest.mark.parametrize("place", ["here", "beside launch"])
 @pytest.mark.parametrize(("script", "ranks"), SCRIPTS)
 def test_venv_is_found_unless_another_environment_is_active(tmp_path, script, ranks, place):
-    """As Slurm's scripts find it: a shell in which nothing is activated has no fedmpi."""
+    """Like Slurm's scripts, they run in a shell without an active environment, where fedmpi is not on PATH."""
     checkout, elsewhere = tmp_path / "checkout", tmp_path / "elsewhere"
     shutil.copytree(ROOT / "launch", checkout / "launch")
     elsewhere.mkdir()
@@ -120,8 +120,8 @@ def test_venv_is_found_unless_another_environment_is_active(tmp_path, script, ra
 
 
 @pytest.mark.parametrize(("script", "args"), [("local.sh", []), ("mpirun.sh", ["c.yaml", "x=1"]), ("torchrun.sh", [3])])
-def test_a_wrong_call_shows_the_usage(script, args, stand_in):
-    done = start(script, *args, env=stand_in)
+def test_wrong_arguments_print_the_usage(script, args, env_with_fake_fedmpi):
+    done = start(script, *args, env=env_with_fake_fedmpi)
     assert done.returncode == 2
     assert f"launch/{script}" in done.stderr
     assert "CONFIG.yaml [key=value ...]" in done.stderr
@@ -129,7 +129,7 @@ def test_a_wrong_call_shows_the_usage(script, args, stand_in):
 
 @pytest.mark.parametrize("missing", ["mpirun", "torchrun"])
 def test_a_missing_launcher_is_named(tmp_path, slim_env, missing):
-    """The exit code was 0, as if the run had come to its end."""
+    """The exit code must not be 0."""
     (tmp_path / "bin" / missing).unlink(missing_ok=True)
     done = start(f"{missing}.sh", 2, "run.yaml", env=slim_env)
     assert done.returncode == 127
@@ -138,7 +138,7 @@ def test_a_missing_launcher_is_named(tmp_path, slim_env, missing):
 
 # ---- stopping ----
 @pytest.mark.parametrize("kind", ["mpirun", pytest.param("torchrun", marks=pytest.mark.smoke)])
-def test_a_script_that_is_told_to_stop_stops_its_ranks(tmp_path, slim_env, kind):
+def test_a_script_forwards_a_stop_signal_to_its_ranks(tmp_path, slim_env, kind):
     launcher(kind, 2)  # or skip
     config, output, rows = tmp_path / "run.yaml", tmp_path / "output", tmp_path / "run" / "metrics.jsonl"
     config.write_text(yaml.safe_dump({**CONFIG, "output": str(tmp_path)}))
@@ -168,7 +168,7 @@ def test_a_script_that_is_told_to_stop_stops_its_ranks(tmp_path, slim_env, kind)
 
 
 def test_a_launcher_that_has_started_no_rank_is_ended(tmp_path, slim_env):
-    """torchrun, for one, looks for minutes for a host name that does not resolve."""
+    """torchrun, for example, searches for minutes for a host name that does not resolve."""
     started = tmp_path / "started"
     program(tmp_path / "bin" / "torchrun", f": > {started}\nexec sleep 1000")
     job = subprocess.Popen([str(ROOT / "launch" / "torchrun.sh"), "2", "run.yaml"], env=slim_env)

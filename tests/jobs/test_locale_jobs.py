@@ -1,4 +1,4 @@
-"""Site names that the locale's encoding does not have: every command prints them as escapes."""
+"""Site names that the locale cannot encode are printed as escapes by every command."""
 
 import re
 
@@ -22,13 +22,13 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_commands_print_names_that_the_locale_does_not_have(folder):
+def test_commands_escape_names_that_the_locale_cannot_encode(folder):
     assert ESCAPED in succeed("partition", folder / "run.yaml", cold=True, env=LOCALE, encoding="iso-8859-1").stdout
     succeed("run", folder / "run.yaml", cold=True, env=LOCALE, encoding="iso-8859-1")
 
 
 @pytest.mark.parametrize("kind", ["alone", "torchrun"])
-def test_errors_name_what_the_locale_does_not_have(folder, kind):
+def test_errors_escape_names_that_the_locale_cannot_encode(folder, kind):
     words = ["run", folder / "run.yaml", "data.label_column=ετικέτα"]
     size = 1 if kind == "alone" else 2
     done = fedmpi(*words, kind=kind, size=size, cold=True, env=LOCALE, encoding="iso-8859-1")

@@ -1,4 +1,4 @@
-"""The modes of all files of a run."""
+"""The file modes of all files of a run."""
 
 import subprocess
 import sys
@@ -17,8 +17,8 @@ train: {{batch_size: 200}}
 
 
 @pytest.mark.parametrize(("umask", "folder", "file"), [(0o027, 0o750, 0o640), (0o077, 0o700, 0o600)])
-def test_modes(tmp_path, umask, folder, file):
-    """Of every file of a run, those that are written under a temporary name and renamed too."""
+def test_file_modes_follow_the_umask(tmp_path, umask, folder, file):
+    """Checks every file of a run, including files that are written under a temporary name and renamed."""
     (tmp_path / "c.yaml").write_text(CONFIG + f"output: {tmp_path}\n")
     program = f"import os, sys; os.umask({umask}); from fedmpi.cli import main; main()"
     more = ["method={name: fedavg}", "model={name: logistic}", "evaluate.protocol=[personal]"]

@@ -1,4 +1,4 @@
-"""The memory that `fedmpi plan` estimates is what a run takes on this machine, with this build of PyTorch."""
+"""The memory that `fedmpi plan` estimates is what a run uses on this machine with this build of PyTorch."""
 
 import json
 import subprocess
@@ -26,7 +26,7 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 
 
 @pytest.mark.smoke
-def test_a_run_takes_the_memory_that_was_estimated(tmp_path):
+def test_a_run_uses_the_memory_that_was_estimated(tmp_path):
     config = tmp_path / "run.yaml"
     config.write_text(yaml.safe_dump({**CONFIG, "output": str(tmp_path)}))
     planned = succeed("plan", config, "--json", cold=True)

@@ -15,7 +15,7 @@ def write(path, rows):
 
 @pytest.mark.smoke
 def test_any_number_of_ranks_writes_the_same_preparation_and_predictions(tmp_path):
-    """With data.silos each site's rank writes its own; else rank 0 does."""
+    """With data.silos each site's rank writes its own preparation; otherwise rank 0 writes all."""
     draw = random.Random(0)
     rows = [
         [f"{draw.gauss(50, 9):.1f}", f"p{k}", "north" if k % 2 else "south", "yes" if k % 3 else "no"]

@@ -1,4 +1,4 @@
-"""What is set up once in a process: the heap, torchvision's operators, the locks of random number generators."""
+"""What is set up once per process: the heap, torchvision's operators, and the locks of random number generators."""
 
 import subprocess
 import sys
@@ -6,8 +6,8 @@ import sys
 from helpers import ROOT, clean_env
 
 
-def python(code, **variables):
-    """Run `code` in a Python of its own; returns what it prints."""
+def run_python(code, **variables):
+    """Run `code` in a separate Python, and return what it prints."""
     command, env = [sys.executable, "-c", code], clean_env() | variables
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -28,9 +28,9 @@ assert again is torchvision
 """
 
 
-def test_torchvision_can_be_imported_beside_a_torch_that_it_was_not_built_for():
-    """Operators are declared once in a process."""
-    python(FORWARD)
+def test_torchvision_can_be_imported_with_a_torch_that_it_was_not_built_for():
+    """Operators are declared once per process."""
+    run_python(FORWARD)
 
 
 RESEEDING_THREADS = """
@@ -55,6 +55,6 @@ threads = [threading.Thread(target=work) for _ in range(3)]
 """
 
 
-def test_threads_that_reseed_at_once_do_not_deadlock():
-    """torch holds a mutex while a generator gives its state; garbage collection and other threads may run then."""
-    python(RESEEDING_THREADS)
+def test_threads_that_seed_at_the_same_time_do_not_deadlock():
+    """A generator's mutex is held while its state is returned; meanwhile garbage collection and threads may run."""
+    run_python(RESEEDING_THREADS)

@@ -1,8 +1,8 @@
-"""Random faults under real launchers: nobody is left behind, no round is lost, the numbers are those of no fault.
+"""Random faults under real launchers: no process remains, no round is lost, and the results are those without faults.
 
-A fault is drawn from its number: who starts the job, over what it talks, whether it goes on without a lost rank, what
-happens to which rank or to the launcher, and when. After it the run is gone on with, in one process, and its hashes are
-compared: with those of an undisturbed run, or where ranks were done without, with those of its replay. A few in the
+A fault is drawn from its number: launcher, back end, whether the job continues without a lost rank, what happens to
+which rank or to the launcher, and when. Afterwards the run is resumed in one process, and its hashes are compared with
+those of an undisturbed run, or, if the job continued without ranks, with those of its replay. A few faults are in the
 default suite; `make test-soak` draws FEDMPI_FAULTS of them.
 """
 
@@ -52,8 +52,8 @@ def wait_until(limit_s, true):
     return False
 
 
-def readable(run):
-    """Whole lines, whole files; rounds without a gap. Returns how many rounds were told."""
+def check_run_files(run):
+    """Check that lines and files are complete and rounds have no gap; return the number of recorded rounds."""
     rounds = []
     for path in run.rglob("*"):
         if path.name.startswith(".") or not path.is_file():
@@ -74,16 +74,16 @@ def readable(run):
     return len(rounds)
 
 
-def in_this_process(file, **changes):
-    """The run of a file; its directory."""
+def run_in_this_process(file, **changes):
+    """Run a config file in this process, and return the run directory."""
     overrides = [f"{name.replace('__', '.')}={json.dumps(value)}" for name, value in changes.items()]
     result, code = execute_run(config.load(file, overrides))
     assert code == 0
     return Path(result["directory"])
 
 
-class Undisturbed:
-    """The hashes of a run without faults, as many rounds as are asked for."""
+class UndisturbedRun:
+    """The hashes of a run without faults, for any number of rounds."""
 
     def __init__(self, folder):
         self.file, self.found = folder / "quiet.yaml", []
@@ -91,31 +91,31 @@ class Undisturbed:
 
     def __call__(self, rounds):
         if len(self.found) < rounds:
-            self.found = hashes(in_this_process(self.file, rounds=rounds + 50, checkpoint__resume="auto"))
+            self.found = hashes(run_in_this_process(self.file, rounds=rounds + 50, checkpoint__resume="auto"))
         return self.found[:rounds]
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    return Undisturbed(tmp_path_factory.mktemp("undisturbed"))
+    return UndisturbedRun(tmp_path_factory.mktemp("undisturbed"))
 
 
-def gone_on(job, undisturbed, label):
-    """The run goes on, two rounds further than it was told; its hashes are what they must be."""
+def resume_and_compare(job, undisturbed, label):
+    """Resume the run for two more rounds, and check its hashes."""
     run = job.folder / "run"
-    told = readable(run)
+    told = check_run_files(run)
     if told or (run / "identity.json").exists():
         shutil.rmtree(run / "ranks", ignore_errors=True)
         log = run / "log.txt"
         before = len(log.read_text()) if log.exists() else 0
         faults = {"on_lost_rank": "abort"}  # it is alone now
-        found = in_this_process(job.folder / "run.yaml", rounds=told + 2, checkpoint__resume="auto", faults=faults)
+        found = run_in_this_process(job.folder / "run.yaml", rounds=told + 2, checkpoint__resume="auto", faults=faults)
         assert found == run, f"{label}: {found}"
         after = re.search(r"resuming after round (\d+)", log.read_text()[before:])
         reached = int(after[1]) + 1 if after else 0
         assert reached >= told - 1, f"{label}: {told} rounds were told, {reached} were there to go on from"
     else:
-        run = in_this_process(job.folder / "run.yaml", rounds=2, checkpoint__resume="auto")
+        run = run_in_this_process(job.folder / "run.yaml", rounds=2, checkpoint__resume="auto")
     if (run / "faults.jsonl").exists():
         settings = load_replay_settings(run, False)
         said, same = replay.compare_hashes(run, Path(execute_run(settings)[0]["directory"]))
@@ -126,7 +126,7 @@ def gone_on(job, undisturbed, label):
 
 
 def inflict(job, fault, rank):
-    """When it was done, by the clock, or None if nobody was there any more."""
+    """Carry out a fault; return the time at which it happened, or None if the process had already ended."""
     who, _, how = fault.partition(" ") if fault.startswith("launcher") else ("rank", "", fault)
     pid = job.process.pid if who == "launcher" else job.find_rank(rank)
     struck = time.monotonic()
@@ -141,8 +141,8 @@ def inflict(job, fault, rank):
     return struck
 
 
-def strike(folder, number, undisturbed):
-    """One fault; what became of it."""
+def run_with_fault(folder, number, undisturbed):
+    """Run a job with one fault, and check the result."""
     rng = random.Random(number)
     (kind, backend, policy), fault, moment = rng.choice(STARTS), rng.choice(FAULTS), rng.choice(MOMENTS)
     if kind == "ulfm" and moment in ("start", "import"):
@@ -192,7 +192,7 @@ def strike(folder, number, undisturbed):
             assert code in (0, 1 if kind == "torchrun" else 75), f"{label}: exit code {code}: {job.said()}"
             assert done in ("finished", "stopped") or done.startswith("signal "), f"{label}: {done}: {job.said()}"
         if run.exists():
-            gone_on(job, undisturbed, label)
+            resume_and_compare(job, undisturbed, label)
         facts = {"fault": fault, "moment": moment, "kind": kind, "backend": backend, "policy": policy, "rank": rank}
         return {"number": number, **facts, "code": code, "seconds": round(seconds, 1), "asked": asked, "reason": done}
     finally:
@@ -200,14 +200,14 @@ def strike(folder, number, undisturbed):
 
 
 @pytest.mark.parametrize("number", range(FEW))
-def test_a_few_faults(tmp_path, number, undisturbed):
-    strike(tmp_path / "job", number, undisturbed)
+def test_a_job_survives_a_random_fault(tmp_path, number, undisturbed):
+    run_with_fault(tmp_path / "job", number, undisturbed)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("number", range(FEW, FEW + MANY))
-def test_many_faults(tmp_path, number, undisturbed):
-    facts = strike(tmp_path / "job", number, undisturbed)
+def test_a_job_survives_many_random_faults(tmp_path, number, undisturbed):
+    facts = run_with_fault(tmp_path / "job", number, undisturbed)
     if "FEDMPI_FAULTS_LOG" in os.environ:
         with Path(os.environ["FEDMPI_FAULTS_LOG"]).open("a") as log:
             log.write(f"{json.dumps(facts)}\n")

@@ -1,4 +1,7 @@
-"""One experiment, the same bits: alone, under mpirun and torchrun, over gloo and MPI, whoever trains whom."""
+"""An experiment gives the same bits in one process and on any ranks.
+
+Ranks are started by mpirun and torchrun, communicate over gloo and MPI, and are assigned clients in any way.
+"""
 
 import json
 import os
@@ -22,7 +25,7 @@ BYTES = ("sent_bytes", "received_bytes")  # rank 0's: they depend on how many ra
 # ---- every method, in one job per way to start ----
 @pytest.fixture(scope="module")
 def every_method(tmp_path_factory):
-    """{case: results} of a job of `size` ranks."""
+    """Return a function that runs a job of `size` ranks, and returns {case: results}."""
 
     def start(kind, size, backend):
         file = tmp_path_factory.mktemp("ranks") / "found.json"
@@ -76,7 +79,7 @@ def alone(tmp_path_factory):
     return main_job(tmp_path_factory.mktemp("alone"))
 
 
-def test_alone(alone):
+def test_the_main_job_in_one_process(alone):
     rows, _, _, _ = alone
     assert [row["round"] for row in rows] == [0, 1, 2]
     assert len({row["sha256"] for row in rows}) == 3
@@ -110,7 +113,7 @@ evaluate: {protocol: [global, personal]}
 
 
 def write_silos(folder, *homes):
-    """silos.yaml, and the files of its two sites in `homes`, of which all.npz holds both."""
+    """Write silos.yaml and the files of its two sites to `homes`, where all.npz contains both."""
     (folder / "silos.yaml").write_text(SILOS)
     sites = []
     for k, name in enumerate(("north", "south")):
@@ -122,8 +125,11 @@ def write_silos(folder, *homes):
     np.savez(folder / "all.npz", **{key: np.concatenate([site[key] for site in sites]) for key in sites[0]})
 
 
-def test_a_rank_needs_the_files_of_its_own_silos_only(tmp_path):
-    """Three folders, one a rank: rank 0's is empty, each other holds one hospital's file. Alone: both in one."""
+def test_a_rank_needs_only_the_files_of_its_own_silos(tmp_path):
+    """Each of three ranks has a folder: rank 0's is empty, each other contains one hospital's file.
+
+    One process has both.
+    """
     roots = [tmp_path / str(rank) for rank in range(3)]
     for root in roots:
         root.mkdir()
@@ -146,7 +152,7 @@ def test_a_rank_needs_the_files_of_its_own_silos_only(tmp_path):
 
 
 def test_a_rank_opens_two_sites_files_only_if_allowed(tmp_path):
-    """Two sites, and one rank to train: nothing is opened."""
+    """With two sites and one rank to train, no file is opened."""
     write_silos(tmp_path)
     words = ["run", tmp_path / "silos.yaml", f"data.root={tmp_path}", f"output={tmp_path}"]
     done = fedmpi(*words, kind="mpirun", size=2)
@@ -160,9 +166,11 @@ def test_a_rank_opens_two_sites_files_only_if_allowed(tmp_path):
 
 
 @pytest.mark.parametrize(("share", "sent"), [(True, [67, 2]), (False, [67])])
-def test_what_a_site_says_of_itself_at_the_start(tmp_path, share, sent):
-    """Rank 1's messages: three numbers, and 64 columns of text, shapes and types; its two label counts only where it
-    shares them."""
+def test_a_site_sends_only_counts_shapes_and_types_at_the_start(tmp_path, share, sent):
+    """Rank 1 sends three numbers and 64 columns of text with shapes and types.
+
+    Its two label counts only if it shares them.
+    """
     np.savez(tmp_path / "north.npz", x=np.zeros((20, 5), dtype="float32"), y=np.arange(20) % 2)
     data = {"source": "npz", "silos": ["north.npz"], "root": str(tmp_path), "share_label_counts": share}
     settings = Settings.model_validate({"data": data, "model": {"name": "mlp"}, "method": {"name": "fedavg"}})
@@ -202,8 +210,8 @@ class Hashes(Method):
 
 
 @pytest.mark.smoke
-def test_a_site_writes_down_what_has_left_it(tmp_path):
-    """Its hashes are those of what rank 0 received; nothing that went out is missing."""
+def test_the_audit_lists_all_messages_of_a_site(tmp_path):
+    """The hashes are those of the bytes that rank 0 received, and no message is missing."""
     (tmp_path / "hashes.py").write_text(HASHES)
     write_silos(tmp_path)
     method = f"method={{name: '{tmp_path}/hashes.py:Hashes'}}"
@@ -233,7 +241,7 @@ def test_a_site_writes_down_what_has_left_it(tmp_path):
     assert json.loads((told / "partition.json").read_text())["label_counts"]
 
 
-def test_methods_that_need_label_counts_are_refused_where_sites_keep_them(tmp_path):
+def test_methods_that_need_label_counts_are_rejected_if_sites_do_not_share_them(tmp_path):
     (tmp_path / "nosy.py").write_text(
         "from dataclasses import dataclass\nfrom fedmpi.method import Method\n\n@dataclass(frozen=True)\n"
         "class Nosy(Method):\n    def aggregate(self, s, up):\n"
@@ -252,8 +260,8 @@ def test_methods_that_need_label_counts_are_refused_where_sites_keep_them(tmp_pa
     assert "Traceback" not in done.stderr
 
 
-def test_what_sites_judge_is_the_model_that_is_kept(tmp_path):
-    """Figures, and the choice of the best, are of w, on any ranks and with or without silos."""
+def test_the_evaluated_model_is_the_saved_model(tmp_path):
+    """Metrics and the choice of the best model refer to w, on any ranks and with or without silos."""
     write_silos(tmp_path)
     words = ["run", tmp_path / "silos.yaml", f"data.root={tmp_path}", f"output={tmp_path}", "rounds=6", "train.lr=0.3"]
     words += ["data.validation=0.2", "evaluate.best=loss"]

@@ -1,4 +1,4 @@
-"""A run of many rounds holds after 200 what it held after 20, and writes the same each round."""
+"""A run uses after 200 rounds what it used after 20, and writes the same amount in each round."""
 
 import json
 import subprocess
@@ -16,8 +16,11 @@ OTHERS = sorted(set(registry) - set(SOME))
 @pytest.mark.parametrize(
     "names", [SOME, *(pytest.param(OTHERS[i::6], marks=pytest.mark.soak) for i in range(6))], ids=lambda names: names[0]
 )
-def test_nothing_grows(tmp_path, names):
-    """Memory, the process's files and threads within 2 %, checkpoints not at all, records by as much a round."""
+def test_resources_do_not_grow_with_rounds(tmp_path, names):
+    """Memory, open files and threads stay within 2 %, checkpoints do not grow.
+
+    Records grow by the same amount per round.
+    """
     command = [sys.executable, "-W", "ignore", str(ROOT / "tests" / "leak_check.py"), str(tmp_path), *names]
     done = subprocess.run(command, env=clean_env(), cwd=ROOT / "tests", capture_output=True, text=True, timeout=1500)
     assert done.returncode == 0, done.stderr

@@ -1,5 +1,7 @@
-"""Real jobs that are killed, stopped or preempted and resumed, elsewhere: the bits of the undisturbed run. What is
-refused; and a directory that a job uses is left alone by all others."""
+"""Real jobs that are killed, stopped or preempted, and resumed elsewhere, give the bits of an uninterrupted run.
+
+Also: what a resume rejects, and that no other job changes a run directory that is in use.
+"""
 
 import hashlib
 import json
@@ -30,7 +32,7 @@ def place(tmp_path_factory):
     return folder
 
 
-def test_killed_twice_and_ended_on_other_ranks(start):
+def test_a_run_killed_twice_and_resumed_on_other_ranks_has_the_same_bits(start):
     job = start("mpirun", 3, checkpoint={"resume": "auto"}, **PARTIAL)
     job.wait_for_rounds(5)
     job.kill()
@@ -46,8 +48,8 @@ def test_killed_twice_and_ended_on_other_ranks(start):
 
 @pytest.mark.smoke
 @pytest.mark.skipif(not ULFM, reason="no Open MPI 5")
-def test_a_job_does_without_a_rank_that_is_killed(start):
-    """The command that docs/reliability.md gives; its exit code is rank 0's. The replay has the same bits."""
+def test_a_job_continues_without_a_killed_rank(start):
+    """Uses the command in docs/reliability.md; the exit code is rank 0's, and the replay has the same bits."""
     job = start("script mpirun", 4, env={"FEDMPI_ULFM": "1"}, faults={"on_lost_rank": "drop"}, **PARTIAL)
     job.wait_for_rounds(3)
     os.kill(job.rank(2), signal.SIGKILL)
@@ -61,8 +63,8 @@ def test_a_job_does_without_a_rank_that_is_killed(start):
     assert f"{len(job.rows())} rounds of {job.run}: the same bits in" in done.stdout
 
 
-def test_a_replay_ends_where_its_run_did(place):
-    """A run of 24 rounds that was stopped after five: their learning rates are those of 24."""
+def test_a_replay_stops_where_its_run_stopped(place):
+    """A run of 24 rounds was stopped after five; its learning rates are those of 24 rounds."""
     folder = place / "short"
     shutil.copytree(place / "whole", folder)
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows(place / "whole")[:5]))
@@ -76,9 +78,11 @@ def test_a_replay_ends_where_its_run_did(place):
     ("kind", "size", "number", "every"),
     [("alone", 1, signal.SIGTERM, 1), pytest.param("mpirun", 3, signal.SIGUSR1, 50, marks=pytest.mark.smoke)],
 )
-def test_a_request_to_stop_is_gone_on_with(start, kind, size, number, every):
-    """Repeated, as by Slurm at a time limit; exit code 75, and the command to go on with. Nothing that was complete
-    is lost, however rare checkpoints are."""
+def test_a_stopped_run_can_be_resumed(start, kind, size, number, every):
+    """Signals are repeated, as by Slurm at a time limit.
+
+    The exit code is 75, the run prints the command that resumes it, and no complete round is lost.
+    """
     job = start(kind, size, cold=False, checkpoint={"every": every}, **PARTIAL)
     job.wait_for_rounds(3)
     job.process.send_signal(number)
@@ -104,7 +108,7 @@ def test_a_request_to_stop_is_gone_on_with(start, kind, size, number, every):
         (["data.partition.alpha=5"], "data.partition.alpha is 5, was 0.3; partition changed"),
     ],
 )
-def test_another_experiment_is_refused(place, words, said):
+def test_resuming_with_other_settings_is_rejected(place, words, said):
     done = fedmpi("resume", place / "whole", *words)
     assert done.returncode == 2
     assert said in done.stderr
@@ -120,9 +124,8 @@ def net(input_shape, classes):
 """
 
 
-def test_plug_ins_and_data_that_changed_are_named(tmp_path):
-    """And copied. A function that makes a module of torch's own
-    counts as well."""
+def test_changed_plug_ins_and_data_are_named(tmp_path):
+    """Changed plug-ins are also copied. A function that creates one of torch's modules counts as a plug-in, too."""
     (tmp_path / "mine.py").write_text(PLUGIN)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.py").write_text("from fedmpi.data.partitions.random_partitions import iid as deal\n")
@@ -159,7 +162,7 @@ def test_plug_ins_and_data_that_changed_are_named(tmp_path):
     assert (run / "plugins" / "mine-2.py").read_text().endswith("# edited\n")
 
 
-def test_what_was_accepted_once_is_written_down_and_asked_for_again(place):
+def test_accepted_changes_are_recorded_and_must_be_accepted_again(place):
     assert fedmpi("run", place / "run.yaml", "name=changed", "rounds=2").returncode == 0
     done = succeed("resume", place / "changed", "rounds=3", "train.lr=0.3", "checkpoint.changes=accept")
     said = "accepted: train.lr is 0.3, was 0.01; from round 2 on"
@@ -172,7 +175,7 @@ def test_what_was_accepted_once_is_written_down_and_asked_for_again(place):
     assert fedmpi("resume", place / "changed", "rounds=4").returncode == 0
 
 
-def test_name_and_output_are_refused_where_the_directory_is_given(place):
+def test_resume_rejects_name_and_output(place):
     for command, word in (("resume", "name=zz"), ("resume", "output=zz"), ("replay", "name=zz")):
         done = fedmpi(command, place / "whole", word)
         said = f"error: {word}: has no effect here, for {place / 'whole'} says where the run is; leave it out"
@@ -181,7 +184,7 @@ def test_name_and_output_are_refused_where_the_directory_is_given(place):
 
 # ---- preempted again and again ----
 def preempt(folder, times, seed):
-    """Stop an endless run at a random time after a random number of its rounds, `times` times; then let it end.
+    """Stop an endless run `times` times, each time at a random moment after a random number of rounds; then let it end.
 
     Returns the job, and the number of rounds at its end.
     """
@@ -207,7 +210,7 @@ def preempt(folder, times, seed):
 
 
 @pytest.mark.parametrize("times", [pytest.param(3, marks=pytest.mark.smoke), pytest.param(20, marks=pytest.mark.soak)])
-def test_preemptions(tmp_path, times):
+def test_preemptions_do_not_change_the_bits(tmp_path, times):
     job, rounds = preempt(tmp_path / "torn", times, 0 if times == 3 else random.randrange(10**6))
     assert job.text().count("stopped early") <= times
     assert "Traceback" not in job.text()
@@ -225,8 +228,11 @@ def is_stopped(pid):
 
 
 @pytest.mark.parametrize(("kind", "size"), [("alone", 1), ("mpirun", 2)])
-def test_a_run_that_lives_is_not_gone_on_with(start, kind, size):
-    """Stopped meanwhile, so that nothing but the second job could touch the directory. Killed, it has no lock."""
+def test_a_running_run_cannot_be_resumed(start, kind, size):
+    """The first job is stopped meanwhile, so that only the second could change the directory.
+
+    A killed job holds no lock.
+    """
     job = start()
     job.wait_for_rounds(1)
     job.process.send_signal(signal.SIGSTOP)
@@ -242,7 +248,7 @@ def test_a_run_that_lives_is_not_gone_on_with(start, kind, size):
 
 
 @pytest.mark.smoke
-def test_the_status_of_a_real_run_stopped_gone_on_with_and_killed(start):
+def test_status_of_a_stopped_resumed_and_killed_run(start):
     job = start()
     job.wait_for_rounds(1)
     done = succeed("status", job.run)
@@ -273,8 +279,11 @@ INITIAL = {
 }
 
 
-def test_a_command_on_any_ranks_and_gone_on_with_without_the_file(tmp_path):
-    """Clients that train for the first time after that start from the given weights, too."""
+def test_a_run_from_initial_weights_resumes_without_their_file(tmp_path):
+    """The ranks may differ.
+
+    Clients that train for the first time after the resume start from the given weights, too.
+    """
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({**INITIAL, "output": str(tmp_path)}))
 
     def hashes(name):

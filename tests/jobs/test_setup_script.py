@@ -1,4 +1,4 @@
-"""Setting up refuses a Python that will not do, by its name."""
+"""Setting up rejects an unsuitable Python, and names it."""
 
 import shutil
 import subprocess
@@ -15,7 +15,7 @@ from helpers import ROOT
         ("[[ $2 = *version_info* ]]", "python-of-tests can make no virtual environment with pip"),
     ],
 )
-def test_a_python_that_will_not_do(tmp_path, answer, expected):
+def test_an_unsuitable_python_is_rejected(tmp_path, answer, expected):
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "setup", tmp_path / ".ci")
     if answer:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1, signal.SIGHUP], ids=lambda s: s.name)
-def test_a_signal_alone(start, number):
+def test_a_signal_stops_a_single_process(start, number):
     job = start()
     job.wait_for_rounds(2)
     os.killpg(job.process.pid, number)
@@ -46,7 +46,7 @@ def stuck(input_shape, classes):
 """
 
 
-def test_nohup_goes_on(start):
+def test_a_run_under_nohup_ignores_hangup(start):
     job = start()
     job.wait_for_rounds(2)
     job.kill()
@@ -68,7 +68,7 @@ def test_nohup_goes_on(start):
 
 
 def test_a_second_signal_ends_the_process_at_once(start, tmp_path):
-    """The first is heard after the batch, and this batch takes 1000 s."""
+    """The first signal takes effect after the batch, which takes 1000 s."""
     mark = tmp_path / "mark"
     (tmp_path / "stuck.py").write_text(STUCK.replace("MARK", str(mark)))
     job = start(model={"name": f"{tmp_path / 'stuck.py'}:stuck"})
@@ -80,8 +80,8 @@ def test_a_second_signal_ends_the_process_at_once(start, tmp_path):
     assert job.wait() == 128 + signal.SIGINT
 
 
-def test_one_rank_is_told_and_all_stop(start):
-    """Its upload says so, the round is abandoned, rank 0 tells the others; nobody is left waiting."""
+def test_a_signal_to_one_rank_stops_all_ranks(start):
+    """Its upload contains the request, the round is abandoned, and rank 0 tells the others; no rank waits for ever."""
     job = start("mpirun", 3, cold=False)
     job.wait_for_rounds(2)
     os.kill(job.rank(2), signal.SIGTERM)
@@ -97,8 +97,8 @@ MOMENTS = {  # of the start of a job under mpirun -> the words of a process that
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_the_script_of_a_launcher_is_told_in_the_start(start, moment):
-    """Before the launcher listens, before the ranks do, while they meet."""
+def test_a_signal_to_a_launch_script_during_the_start_stops_the_job(start, moment):
+    """The signal comes before the launcher or the ranks have handlers, or while the ranks connect."""
     job = start("script mpirun", 2)
     job.wait_for(lambda: processes(str(job.folder), *MOMENTS[moment]) or job.rows())
     job.process.terminate()
@@ -107,25 +107,25 @@ def test_the_script_of_a_launcher_is_told_in_the_start(start, moment):
 
 
 @pytest.mark.parametrize(("kind", "size"), [("alone", 1), ("mpirun", 2)])
-def test_one_rank_is_told_in_the_start(start, kind, size):
-    """As soon as it listens, long before its first round."""
+def test_a_signal_to_one_rank_during_the_start_stops_the_job(start, kind, size):
+    """The signal comes as soon as the rank has handlers, long before its first round."""
     job = start(kind, size)
     pid = job.rank(size - 1) if size > 1 else job.process.pid
-    job.wait_for(lambda: catches(pid, signal.SIGTERM))
+    job.wait_for(lambda: has_handler(pid, signal.SIGTERM))
     os.kill(pid, signal.SIGTERM)
     assert job.wait() == AGAIN, job.text()
     assert job.summary()["exit_reason"] in ("stopped", f"signal {int(signal.SIGTERM)}")
     assert "Traceback" not in job.text()
 
 
-def catches(pid, number):
+def has_handler(pid, number):
     with open(f"/proc/{pid}/status") as status:
         mask = next(int(line.split()[1], 16) for line in status if line.startswith("SigCgt"))
     return bool(mask >> (number - 1) & 1)
 
 
-def test_a_rank_that_is_told_while_the_others_do_not_come_leaves(tmp_path):
-    """It would wait for them for comm.start_timeout_s."""
+def test_a_signal_ends_a_rank_that_waits_for_the_others(tmp_path):
+    """Otherwise it would wait for them for comm.start_timeout_s."""
     config = CONFIG | {"output": str(tmp_path), "comm": {"start_timeout_s": 3000}}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
     code = "import sys; sys.argv = ['fedmpi', 'run', sys.argv[1]]; from fedmpi.common import signals; "
@@ -135,6 +135,6 @@ def test_a_rank_that_is_told_while_the_others_do_not_come_leaves(tmp_path):
     told = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}
     env = clean_env(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), **told)
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "run.yaml")], env=env, cwd=ROOT)
-    wait_until(lambda: catches(process.pid, signal.SIGTERM))
+    wait_until(lambda: has_handler(process.pid, signal.SIGTERM))
     process.terminate()
     assert process.wait(600) == AGAIN

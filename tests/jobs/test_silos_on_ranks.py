@@ -1,11 +1,11 @@
-"""Silos give one partition and one model on any number of ranks, though each rank opens its own sites alone."""
+"""Silos give the same partition and model on any number of ranks, although each rank opens only its own sites."""
 
 import numpy as np
 from real_job import hashes, rows, succeed
 
 
-def on_ranks(folder, config, kind="mpirun"):
-    """The run directories of one process and of three ranks, which have the same models."""
+def run_on_one_and_three_ranks(folder, config, kind="mpirun"):
+    """Return the run directories of one process and of three ranks, after a check that their models are equal."""
     (folder / "run.yaml").write_text(f"rounds: 2\noutput: {folder}/runs\nreport: false\n{config}")
     for name, how in (("one", {}), ("three", {"kind": kind, "size": 3})):
         succeed("run", folder / "run.yaml", f"name={name}", "compute.threads=1", cwd=folder, **how)
@@ -14,13 +14,13 @@ def on_ranks(folder, config, kind="mpirun"):
     return runs
 
 
-def test_patients(tmp_path):
-    """Only a site knows how many rows it has held out by patient; every rank's partition.json has the same numbers."""
+def test_held_out_patients_are_the_same_on_any_ranks(tmp_path):
+    """Only a site knows how many rows it holds out by patient; every rank's partition.json has the same numbers."""
     g = np.random.default_rng(0)
     for site, n in (("north", 40), ("south", 60)):
         lines = [f"{g.normal()},{g.integers(2)},p{i // 4 if i < 20 else i}" for i in range(n)]
         (tmp_path / f"{site}.csv").write_text("\n".join(["age,sick,who", *lines, ""]))
-    one, several = on_ranks(
+    one, several = run_on_one_and_three_ranks(
         tmp_path,
         f"data: {{source: table, root: {tmp_path}, silos: [north, south], path: '{{site}}.csv', label_column: sick,\n"
         "  group_column: who, class_names: [0, 1], validation: 0.3}\nmodel: {name: logistic}\nmethod: {name: fedavg}\n",
@@ -35,7 +35,7 @@ def test_standardised_targets_are_pooled_by_sums(tmp_path):
         x = rng.normal(size=(30, 2)).round(3)
         lines = [f"{u},{v},{150_000 * (1 + k) + 60_000 * u - 20_000 * v:.0f}" for u, v in x]
         (tmp_path / f"{name}.csv").write_text("\n".join(["x,z,price", *lines]) + "\n")
-    _, several = on_ranks(
+    _, several = run_on_one_and_three_ranks(
         tmp_path,
         f"data: {{source: table, root: {tmp_path}, silos: [a, b], path: '{{site}}.csv', label_column: price,\n"
         "  target: number, standardise_target: pooled}\nmodel: {name: logistic}\ntask: {name: regression}\n"
@@ -74,9 +74,9 @@ def reader(input_shape, classes):
 
 
 def test_a_server_without_samples_knows_that_they_are_several_tensors(tmp_path):
-    """Rank 0 makes its dry run on whole numbers, by name, though it opens no site."""
+    """Rank 0 makes its dry run with named integer tensors, although it opens no site."""
     (tmp_path / "mine.py").write_text(SITES)
-    runs = on_ranks(
+    runs = run_on_one_and_three_ranks(
         tmp_path,
         'data: {source: "mine.py:source", silos: [a, bb]}\nmodel: {name: "mine.py:reader"}\n'
         "task: {name: next_symbol}\nmethod: {name: fedavg}\nevaluate: {protocol: [global, personal]}\n",

@@ -1,4 +1,4 @@
-"""Real ranks of which one is slow: it gets less, the bits stay, and the timeline shows who waits."""
+"""If one rank is slow it gets fewer clients, the bits stay the same, and the timeline shows which ranks wait."""
 
 import pytest
 import yaml
@@ -26,8 +26,8 @@ pytestmark = pytest.mark.xdist_group("slow rank")  # all tests read the same run
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """Runs on three ranks of which one that trains takes 120 ms more for each of its clients."""
+def runs_folder(tmp_path_factory):
+    """Run jobs on three ranks, one of which takes 120 ms more for each client."""
     path = tmp_path_factory.mktemp("slow")
     (path / "slow.py").write_text(PLUGIN)
     config = {
@@ -52,31 +52,31 @@ def start(path, *words, slow="2", code=0, size=3):
     return done
 
 
-def trained(run, rank, job=0):
-    """round -> clients that the rank trained in it."""
+def clients_of_rank(run, rank, job=0):
+    """Return {round: clients that the rank trained in it}."""
     lines = read_timelines(run)[job]["ranks"][rank]["rounds"]
     who = {x["round"]: [s[3] for s in x["spans"] if s[0] == "train" and len(s) > 3] for x in lines}
     return {t: sum(len(each) if isinstance(each, list) else 1 for each in found) for t, found in who.items()}
 
 
 @pytest.mark.smoke
-def test_a_slow_rank_gets_less(place):
-    share = trained(place / "one", 2)
+def test_a_slow_rank_gets_fewer_clients(runs_folder):
+    share = clients_of_rank(runs_folder / "one", 2)
     assert share[0] == share[2] == 6
     assert max(share[t] for t in range(3, ROUNDS)) <= 4
 
 
-def test_a_packed_run_has_the_same_bits_again(place):
-    """Whose clients are trained together is a matter of placement, which is therefore none of time."""
-    share = trained(place / "packed", 2)
+def test_a_repeated_packed_run_has_the_same_bits(runs_folder):
+    """Which clients are trained together depends on their placement, which therefore must not depend on time."""
+    share = clients_of_rank(runs_folder / "packed", 2)
     assert {share[t] for t in range(ROUNDS)} == {6}
-    start(place, "run", place / "run.yaml", "name=again", "compute.clients_per_pass=5", slow="none")
-    assert hashes(place / "again") == hashes(place / "packed")
+    start(runs_folder, "run", runs_folder / "run.yaml", "name=again", "compute.clients_per_pass=5", slow="none")
+    assert hashes(runs_folder / "again") == hashes(runs_folder / "packed")
 
 
 # ---- the timeline ----
-def test_every_rank_tells_all_of_every_round(place):
-    (job,) = read_timelines(place / "one")
+def test_every_rank_records_all_spans_of_every_round(runs_folder):
+    (job,) = read_timelines(runs_folder / "one")
     assert sorted(job["ranks"]) == [0, 1, 2]
     for rank, each in job["ranks"].items():
         lines = each["rounds"]
@@ -91,11 +91,17 @@ def test_every_rank_tells_all_of_every_round(place):
                 assert line["at"] + line["s"] == pytest.approx(after["at"], abs=0.01)
         names = {span[0] for line in lines for span in line["spans"]}
         assert {"broadcast", "uploads"} <= names if rank == 0 else {"wait_command", "train"} <= names
-    assert sum(trained(place / "one", 1)[t] + trained(place / "one", 2)[t] for t in range(ROUNDS)) == 12 * ROUNDS
+    assert (
+        sum(
+            clients_of_rank(runs_folder / "one", 1)[t] + clients_of_rank(runs_folder / "one", 2)[t]
+            for t in range(ROUNDS)
+        )
+        == 12 * ROUNDS
+    )
 
 
-def test_a_line_has_its_bounds(monkeypatch):
-    """However many clients a round has; and where nobody wants them nothing is kept."""
+def test_the_size_of_a_timeline_row_is_bounded(monkeypatch):
+    """It does not grow with the number of clients, and nothing is recorded if the timeline is off."""
     clock = iter(range(10**6))
     monkeypatch.setattr(
         "fedmpi.engine.tracing.time", type("Time", (), {"perf_counter": lambda: next(clock) / 10, "time": lambda: 0})

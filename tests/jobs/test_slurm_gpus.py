@@ -1,4 +1,4 @@
-"""The lines by which fedmpi asks a real Slurm for GPUs: each rank sees those of all ranks on its node."""
+"""The options with which fedmpi requests GPUs from a real Slurm: each rank sees the GPUs of all ranks on its node."""
 
 import re
 import shlex
@@ -20,8 +20,8 @@ ON_ONE_NODE = (
 )
 
 
-def documented():
-    """Options and batch file of each sbatch line with GPUs, on the one small node of the tests; each file has one."""
+def documented_commands():
+    """Return options and batch file of each documented sbatch command with GPUs, for the small node of the tests."""
     for file in FILES:
         lines = re.findall(r"sbatch (.*--gpus.*? slurm/\w+\.sbatch)", (ROOT / file).read_text())
         assert lines, file
@@ -41,32 +41,32 @@ def say(slurm_env):
     return said
 
 
-def seen(said):
-    """What each task printed: the GPUs of its node that it sees."""
+def visible_gpus(said):
+    """Return the GPUs of its node that each task printed."""
     return sorted(said.split())
 
 
-@pytest.mark.parametrize("line", [*documented()])
-def test_of_the_documentation(say, line):
+@pytest.mark.parametrize("line", [*documented_commands()])
+def test_documented_commands_show_all_gpus_to_each_rank(say, line):
     *options, file = line
     tasks = 1 if file == "slurm/torchrun.sbatch" else 4
-    assert seen(say("srun", "--immediate=60", *options, "sh", "-c", SEES)) == ["0,1,2,3"] * tasks
+    assert visible_gpus(say("srun", "--immediate=60", *options, "sh", "-c", SEES)) == ["0,1,2,3"] * tasks
     say("sbatch", "--test-only", *line, "configs/quickstart.yaml")  # beside the options in the file
 
 
-def test_of_a_sweep(say, tmp_path):
+def test_sweep_jobs_get_the_requested_gpus(say, tmp_path):
     (tmp_path / "sweep.yaml").write_text(f"base: [{ROOT}/configs/quickstart.yaml]\ngrid: {{seed: [0, 1]}}\n")
     found = expand.load_sweep(tmp_path / "sweep.yaml")
     text = slurm.build_array_script(found, slurm.ArrayOptions(ranks=2, gpus=2), ["a"], tmp_path, 1)
     say("sbatch", "--test-only", input=text)
     options = [option for option in re.findall(r"#SBATCH (.*)", text) if re.match("--(nodes|ntasks|gpus)", option)]
-    assert seen(say("srun", "--immediate=60", *options, "sh", "-c", SEES)) == ["0,1,2,3"] * 2
+    assert visible_gpus(say("srun", "--immediate=60", *options, "sh", "-c", SEES)) == ["0,1,2,3"] * 2
     more = ("--option=--nodes=1-2", "--option=--gpus-per-node=1")  # the last one counts
     done = succeed("sweep", tmp_path / "sweep.yaml", "--sbatch", "--dry-run", "--ranks=2", "--gpus=1", *more)
     assert done.stdout.index("--gpus-per-node=2") < done.stdout.index("--gpus-per-node=1")
 
 
-def test_an_option_of_each_task_would_hide_the_others(say):
-    """Why none of them has it."""
+def test_gpus_per_task_would_hide_the_other_gpus(say):
+    """This is why no documented command uses it."""
     words = ("srun", "--immediate=60", "--ntasks=4", "--gpus-per-task=1")
-    assert seen(say(*words, "sh", "-c", SEES)) == ["0", "1", "2", "3"]
+    assert visible_gpus(say(*words, "sh", "-c", SEES)) == ["0", "1", "2", "3"]

@@ -1,4 +1,4 @@
-"""Jobs in a real Slurm that run out of time, are preempted, cancelled, or lose their node; the bits of a whole run."""
+"""Jobs in a real Slurm that run out of time, are preempted or cancelled, or lose their node, give the same bits."""
 
 import os
 import re
@@ -60,7 +60,7 @@ class Cluster:
         self.jobs = []
 
     def open(self, name="all"):
-        """Let the jobs go on that wait at their gate, or one task of an array."""
+        """Let the jobs that wait at their gate continue, or one task of an array."""
         (self.gate / name).touch()
 
     def say(self, *words, check=True, **variables):
@@ -73,7 +73,10 @@ class Cluster:
         return self.folder / name
 
     def submit(self, *words, pace=None):
-        """words: what sbatch is told, up to the settings. The job waits at its gate; or each batch takes `pace` s."""
+        """Submit a job. It waits at its gate, or, if `pace` is set, takes that many seconds for each batch.
+
+        words: the arguments of sbatch up to the settings.
+        """
         *options, script = [word for word in words if "=" not in word or word.startswith("-")]
         settings = [word for word in words if "=" in word and not word.startswith("-")]
         log = f"--output={self.folder}/%A-%a.log" if any("--array" in o for o in options) else None
@@ -100,7 +103,7 @@ class Cluster:
             time.sleep(0.2)
 
     def after_rounds(self, n, jobs, act):
-        """act(job) for each of the jobs as soon as it has done n rounds."""
+        """Call act(job) for each of the jobs as soon as it has completed n rounds."""
         waiting = list(jobs)
 
         def all_done():
@@ -112,7 +115,10 @@ class Cluster:
         self.until(all_done, jobs[-1])
 
     def lose_the_node(self, jobs):
-        """Its processes die, and Slurm believes it down. What is still ending there would be started beside itself."""
+        """Kill the processes of the node, and make Slurm believe that it is down.
+
+        Waits for their end; otherwise a restarted job would run next to itself.
+        """
         self.until(lambda: not self.say("squeue", "--noheader", "--states=COMPLETING", "--format=%i"), jobs[0])
         ids = {self.fact(job, "JobId") for job in jobs}
         for path in Path("/proc").glob("[0-9]*"):
@@ -129,7 +135,7 @@ class Cluster:
             time.sleep(0.2)
 
     def ended(self, job, limit_s=900):
-        """(state, how often it was started again)"""
+        """Wait for the end of a job; return its state and the number of its restarts."""
         self.until(lambda: self.fact(job, "JobState") not in UNDER_WAY, job, limit_s)
         return self.fact(job, "JobState"), int(self.fact(job, "Restarts"))
 
@@ -146,8 +152,11 @@ def cluster(slurm_env, tmp_path):
 
 
 @pytest.mark.smoke
-def test_a_warned_job_goes_on_by_itself(cluster):
-    """The warning of --signal, sent by hand: to the batch shell. Each script asks Slurm to start its job again."""
+def test_a_warned_job_requeues_itself(cluster):
+    """The signal that --signal would send is sent by hand to the batch shell.
+
+    Each script asks Slurm to requeue its job.
+    """
     whole = cluster.whole("whole")
     jobs = {kind: cluster.submit(*words) for kind, words in SCRIPTS.items()}
     cluster.after_rounds(2, [*jobs.values()], lambda job: cluster.say("scancel", "--signal=USR1", "--batch", job))
@@ -172,8 +181,8 @@ def test_a_cancelled_job_stays_cancelled(cluster):
 
 
 @pytest.mark.soak
-def test_a_job_that_is_requeued_in_a_round_goes_on(cluster):
-    """As preemption does it, too: SIGTERM, later SIGKILL, and a start that the job has not asked for."""
+def test_a_job_that_is_requeued_within_a_round_resumes(cluster):
+    """Like preemption: SIGTERM, later SIGKILL, and a restart that the job has not requested."""
     whole = cluster.whole("whole")
     jobs = [cluster.submit(*words) for words in SCRIPTS.values()]
     cluster.after_rounds(2, jobs, lambda job: cluster.say("scontrol", "requeue", job))
@@ -183,7 +192,7 @@ def test_a_job_that_is_requeued_in_a_round_goes_on(cluster):
         assert_same(cluster.run(job), whole)
 
 
-def test_a_job_whose_node_fails_goes_on(cluster):
+def test_a_job_whose_node_fails_resumes(cluster):
     whole = cluster.whole("whole")
     job = cluster.submit(*SCRIPTS["srun"])
     cluster.after_rounds(2, [job], lambda job: None)
@@ -194,8 +203,8 @@ def test_a_job_whose_node_fails_goes_on(cluster):
 
 
 @pytest.mark.soak
-def test_no_round_no_requeue(cluster):
-    """A round that the job's time does not suffice for: it is started again once, not for ever."""
+def test_a_job_that_completes_no_round_is_not_requeued_again(cluster):
+    """The job's time is too short for a round: it is restarted once, not for ever."""
     job = cluster.submit(*SCRIPTS["srun"], pace="0.5")
     for restarts in (0, 1):
         cluster.until(lambda n=restarts: cluster.log(job).count("a client sends") > n, job)  # the round has begun
@@ -206,8 +215,8 @@ def test_no_round_no_requeue(cluster):
 
 
 @pytest.mark.soak
-def test_time_limits(cluster):
-    """Two minutes are not enough for these rounds, nor for those of an array, whose tasks have seeds of their own."""
+def test_jobs_resume_after_time_limits(cluster):
+    """Two minutes are not enough for these rounds, nor for those of an array, whose tasks have different seeds."""
     limit = ["--time=2", "--signal=B:USR1@5"]
     jobs = {cluster.submit(*limit, *words, pace="0.5"): "seed=0" for words in SCRIPTS.values()}
     array = cluster.submit(*limit, "--array=0-2", *SCRIPTS["srun"], "seed=${env:SLURM_ARRAY_TASK_ID}", pace="0.5")

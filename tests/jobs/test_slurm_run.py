@@ -1,4 +1,4 @@
-"""The main job in a real Slurm, by each sbatch file: the bits of one process."""
+"""The main job in a real Slurm gives the bits of one process with each sbatch file."""
 
 import json
 
@@ -18,7 +18,7 @@ def alone(tmp_path_factory):
 
 
 def submit(env, log, *words):
-    """Runs a batch file to its end; (state, exit code)."""
+    """Run a batch file to its end; return state and exit code."""
     cluster = Cluster(warm(env), log.parent)
     job = cluster.say("sbatch", "--parsable", f"--output={log}", *words)
     state, _ = cluster.ended(job)

@@ -1,4 +1,4 @@
-"""A sweep as an array of a real Slurm: its tasks requeued, cancelled, without their node; the bits of a whole sweep."""
+"""A sweep as an array of a real Slurm gives the same bits if tasks are requeued or cancelled, or lose their node."""
 
 import json
 import re
@@ -38,7 +38,10 @@ class Sweep:
         self.file.write_text(yaml.safe_dump(told))
 
     def submit(self, *words):
-        """(job of the array, job at the end, number of runs); the runs wait at their gates."""
+        """Submit the sweep.
+
+        Return the array's job, the final job, and the number of runs, which wait at their gates.
+        """
         env = self.cluster.env | {"GATE": str(self.cluster.gate)}
         done = succeed("sweep", self.file, "--sbatch", *words, env=env)
         found = re.search(r"(\d+) runs? in job (\d+); job (\d+) fails", done.stdout)
@@ -46,7 +49,7 @@ class Sweep:
         return found[2], found[3], int(found[1])
 
     def tasks(self, job):
-        """name -> the task that has it."""
+        """Return {name: the task that runs it}."""
         for line in (self.place / "slurm" / "submitted.jsonl").read_text().splitlines():
             entry = json.loads(line)
             if entry["job"] == job:
@@ -68,9 +71,9 @@ class Sweep:
         return path.read_text() if path.exists() else ""
 
     def ended(self, job):
-        """How the job at the end of an array has ended. What is requeued need not wait for two minutes.
+        """Return how the job at the end of an array has ended; requeued tasks do not wait for two minutes.
 
-        Slurm kills what starts again within the second in which it was ended: "job credential revoked".
+        Slurm kills tasks that restart within the second in which they ended: "job credential revoked".
         """
 
         def over():
@@ -85,7 +88,7 @@ class Sweep:
         return self.cluster.fact(job, "JobState"), self.cluster.fact(job, "ExitCode")
 
 
-def test_killed_and_resumed_twice_it_has_the_bits_of_one_that_was_not(sweep):
+def test_a_sweep_killed_and_resumed_twice_has_the_same_bits(sweep):
     cluster = sweep.cluster
     succeed("sweep", sweep.file, "name=whole")
     expected = hashes(cluster.folder / "whole")
@@ -137,7 +140,7 @@ def test_killed_and_resumed_twice_it_has_the_bits_of_one_that_was_not(sweep):
     assert fedmpi("sweep", sweep.file, "--sbatch", env=cluster.env).stdout.startswith("nothing to submit")
 
 
-def test_a_choice_is_made_before_the_runs_that_wait_for_it(sweep):
+def test_tuning_runs_end_before_the_final_runs_start(sweep):
     """The tuning runs form one array, and the final runs another array that starts after it."""
     cluster = sweep.cluster
     words = ["rounds=2", "data.validation=0.2", "tune={grid: {train.lr: [0.001, 0.1]}, by: accuracy, using: {seed: 0}}"]
@@ -152,7 +155,7 @@ def test_a_choice_is_made_before_the_runs_that_wait_for_it(sweep):
     assert len(json.loads((sweep.place / "tuning.json").read_text())["cells"]) == 2
 
 
-def test_what_slurm_refuses_is_one_message(sweep):
+def test_an_error_of_sbatch_is_one_message(sweep):
     cluster = sweep.cluster
     done = fedmpi("sweep", sweep.file, "--sbatch", "--option=--partition=none", env=cluster.env)
     assert (done.returncode, done.stderr.count("\n")) == (2, done.stderr.count("sbatch: error"))

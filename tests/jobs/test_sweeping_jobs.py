@@ -1,4 +1,4 @@
-"""A sweep whose runs are processes: failures, signals, and what is resumed."""
+"""A sweep whose runs are processes: failures, signals, and resuming."""
 
 import multiprocessing
 import os
@@ -20,7 +20,7 @@ def file(tmp_path):
 
 
 @pytest.mark.smoke
-def test_a_run_that_fails_is_loud(file, tmp_path):
+def test_a_failed_run_is_reported(file, tmp_path):
     file.write_text(SMALL_SWEEP.replace("FedAvg: {}", f'bad: {{model: {{name: "{tmp_path}/mine.py:net"}}}}'))
     (tmp_path / "mine.py").write_text("def net(input_shape, classes):\n    raise OSError('no such weights')\n")
     done = fedmpi("sweep", file, "--jobs", 1, cwd=tmp_path, cold=True)
@@ -37,8 +37,8 @@ def test_a_run_that_fails_is_loud(file, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_stopped_and_gone_on_with(file, tmp_path, number):
-    """Whatever ends it, no child is left; the same command does the rest, with the bits of a run without a stop."""
+def test_a_stopped_sweep_leaves_no_process_and_can_be_resumed(file, tmp_path, number):
+    """The same command runs the rest, with the bits of a sweep that was not stopped."""
     command = [BIN / "fedmpi", "sweep", file, "rounds=100000", "--jobs", "2"]
     process = subprocess.Popen(command, cwd=tmp_path, env=warm(clean_env()), stdout=subprocess.PIPE, text=True)
     first = tmp_path / "runs" / "few" / "fedavg_seed-0"
@@ -57,9 +57,11 @@ def test_stopped_and_gone_on_with(file, tmp_path, number):
     assert [row["sha256"] for row in rows(first)] == [row["sha256"] for row in rows(whole)]
 
 
-def test_no_run_begins_after_a_signal(file):
-    """One that comes between the look for it and the start of the next run; nor does a child that has just ended
-    make its handler fail."""
+def test_no_run_starts_after_a_signal(file):
+    """Even if the signal comes just before the next run starts.
+
+    A child that has just ended does not make the handler fail.
+    """
     (_, settings), *_ = expand.load_sweep(file).first_stage_runs()
     begun = pool.ProcessPool(lambda settings: os._exit(3), 1, (), lambda ended: None)
     begun.stop_signals = 1

@@ -10,7 +10,7 @@ def test_there_are_enough():
 
 
 @pytest.mark.parametrize("label", CASES, ids=lambda label: label[:60])
-def test_alone(tmp_path, label):
+def test_the_main_job_in_one_process(tmp_path, label):
     case = CASES[label]
     done = fedmpi("run", *write(case, tmp_path), cwd=tmp_path)
     check(case, done.returncode, done.stdout, done.stderr)

@@ -1,4 +1,6 @@
-"""Checks that every communication back end must pass. Run once per rank: python battery.py FOLDER BACKEND
+"""Checks that every communication back end must pass.
+
+Run once per rank: python battery.py FOLDER BACKEND
 
 Each check runs on all ranks of one communicator. Entry i of a message from rank a to rank b is 1000 a + 100 b + i, so
 that a wrong peer, order or length is detected. Reports {check, error} in FOLDER/rank.jsonl.

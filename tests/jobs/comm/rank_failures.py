@@ -1,9 +1,10 @@
-"""Rounds of messages in which ranks die or freeze. python rank_failures.py FOLDER BACKEND ROUNDS PLAN SIZE
+"""Run rounds of messages in which ranks die or freeze.
+
+    python rank_failures.py FOLDER BACKEND ROUNDS PLAN SIZE
 
 This program is also the launcher: the ranks are forks of it, so that they need not import torch. It writes their exit
-codes to FOLDER/codes.
-
-PLAN (JSON) is a list [{"rank", "round", "where", "do", ...}] of what ranks do to themselves, once each, and when:
+codes to FOLDER/codes. PLAN (JSON) is a list [{"rank", "round", "where", "do", ...}] of what ranks do to themselves,
+once each, and when:
 
     where    begin | middle (all others wait for the rank's row)
     do       kill | stop | raise | wake (the stopped rank `of`) | join (wait until the woken rank has ended)

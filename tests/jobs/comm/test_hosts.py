@@ -20,7 +20,7 @@ MASTER = f"{NETWORKS['net0']}.1"  # host 0
 
 @pytest.fixture
 def hosts(tmp_path, ranks):
-    """Return a function hosts(hosts_file, names) that creates two hosts."""
+    """Return a function that creates two hosts with the given names and /etc/hosts."""
     opened = []
 
     def make(hosts_file, names=("alpha.unknown", "beta.unknown")):

@@ -1,4 +1,6 @@
-"""Run the checks of tests/jobs/comm on NcclCommunicator. Run once per rank: nccl_ranks.py FOLDER gloo|nccl
+"""Run the checks of tests/jobs/comm on NcclCommunicator.
+
+Run once per rank: nccl_ranks.py FOLDER gloo|nccl
 
 gloo: the code of NcclCommunicator over torch's default group of gloo, on CPUs, with any number of ranks; then whole
 runs, and a rank that does not answer. nccl: NCCL itself on one GPU, with one rank, or with several ranks if this NCCL

@@ -1,4 +1,6 @@
-"""Check parts of fedmpi around training on the simulated GPU. simulated_cuda.py --gpus 2 simulated_checks.py FILE
+"""Check parts of fedmpi around training on the simulated GPU.
+
+    simulated_cuda.py --gpus 2 simulated_checks.py FILE
 
 Writes {check: its results} to FILE.
 """

@@ -1,4 +1,6 @@
-"""Count how often training waits for the simulated GPU. simulated_cuda.py synchronisations.py FILE
+"""Count how often training waits for the simulated GPU.
+
+    simulated_cuda.py synchronisations.py FILE
 
 Writes {"on the GPU" or "over gloo": {case of every_method.py: {"steps": ..., "a client": ..., "uploads": ...}}} to
 FILE: how often the host waited in all steps of a client's round, in its whole round, and for a copy to the GPU; each

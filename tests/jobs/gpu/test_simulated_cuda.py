@@ -47,7 +47,7 @@ def run(words, **env):
 
 @pytest.fixture(scope="module")
 def run_cases(tmp_path_factory):
-    """Return a function run_cases(set-up, cases) that returns the results of every_method.py.
+    """Return a function that runs cases of every_method.py in a set-up and returns their results.
 
     The set-up "cpu" is one process without the simulated device.
     """

@@ -1,4 +1,4 @@
-"""The audit's file: whole lines, and one error where it cannot be written."""
+"""The audit file contains complete lines, and an error is raised if it cannot be written."""
 
 import errno
 import json
@@ -11,7 +11,7 @@ from fedmpi.comm import audit
 from fedmpi.common.errors import UserError
 
 
-def test_half_a_line_is_cut_off_before_the_next(tmp_path):
+def test_an_incomplete_line_is_removed_before_the_next(tmp_path):
     path = tmp_path / "audit" / "rank-1.jsonl"
     path.parent.mkdir()
     path.write_text('{"round": 0}\n{"round": 1, "wh')
@@ -36,7 +36,7 @@ def test_a_full_disk_is_one_error(tmp_path, monkeypatch):
         it.record_tensor((0, ("dw",)), 0, torch.ones(1))
 
 
-def test_a_place_that_cannot_be_is_one_error(tmp_path):
+def test_an_impossible_path_is_one_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"data\.audit: cannot write .*(Not a directory|File)"):
         audit.AuditLog().open(tmp_path / "file" / "rank-1.jsonl")

@@ -1,4 +1,4 @@
-"""The broadcast's tree, simulated for every number of ranks."""
+"""The tree of a broadcast, simulated for every number of ranks."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from fedmpi.comm.base import Communicator
 
 @pytest.mark.parametrize("size", [*range(1, 18), 31, 32, 33])
 def test_the_tree_reaches_every_rank_once_in_few_steps(size):
-    """What ranks send and expect agrees; all but 0 receive once, at most ceil(log2 size) hops from rank 0."""
+    """Sends match receives; every rank except 0 receives once, at most ceil(log2 size) hops from rank 0."""
     sends, expects = [], []
     for rank in range(size):
 

@@ -1,4 +1,7 @@
-"""Launchers, as their environments were seen: Open MPI 5.0.11, MPICH 5.0.2, prterun, torchrun 2.13, Slurm 22.05."""
+"""Detection of launchers in recorded environments.
+
+Open MPI 5.0.11, MPICH 5.0.2, prterun, torchrun 2.13, Slurm 22.05.
+"""
 
 import pytest
 
@@ -14,16 +17,16 @@ from fedmpi.comm.launchers import (
 from fedmpi.common.errors import UserError
 
 
-def numbers(names, values="3512"):
-    """Variables with these names, of rank, size, local rank and local size."""
+def rank_variables(names, values="3512"):
+    """Return variables with these names for rank, size, local rank and local size."""
     return dict(zip(names.split(), values, strict=True))
 
 
 OMPI = "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE"
-OPEN_MPI = numbers(OMPI) | {"PMIX_RANK": "3", "PRTE_LAUNCHED": "1"}
-MPICH = numbers("PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS") | {"PMI_FD": "9"}
-CRAY = numbers("PMI_RANK PMI_SIZE PMI_LOCAL_RANK PMI_LOCAL_SIZE")
-TORCHRUN = numbers("RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE")
+OPEN_MPI = rank_variables(OMPI) | {"PMIX_RANK": "3", "PRTE_LAUNCHED": "1"}
+MPICH = rank_variables("PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS") | {"PMI_FD": "9"}
+CRAY = rank_variables("PMI_RANK PMI_SIZE PMI_LOCAL_RANK PMI_LOCAL_SIZE")
+TORCHRUN = rank_variables("RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE")
 TORCHRUN |= {"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
 BATCH = {"SLURM_JOB_ID": "12", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
 STEP = BATCH | {
@@ -64,7 +67,7 @@ def host(monkeypatch):
         ("slurm", STEP | {"WORLD_SIZE": "1", "RANK": "0"}),
     ],
 )
-def test_launcher(launcher, env):
+def test_a_launcher_is_detected(launcher, env):
     assert detect(env) == Job(launcher, rank=3, size=5, local_rank=1, local_size=2, host="a02")
 
 
@@ -83,7 +86,7 @@ def test_launcher(launcher, env):
         {"LSB_JOBID": "7"},
     ],
 )
-def test_single(env):
+def test_a_single_process_is_detected(env):
     assert detect(env) == Job("single", 0, 1, 0, 1, "a02")
 
 
@@ -99,10 +102,10 @@ def test_single(env):
         ({"SLURM_JOB_ID": "12", "SLURM_NTASKS": "4"}, 0, 1),  # started by ssh from a batch script
         ({"FLUX_JOB_SIZE": "5", "FLUX_TASK_RANK": "3"}, 0, 1),  # the remedy for launchers that are not supported
         ({"PMIX_RANK": "3"}, 0, 1),
-        (numbers(OMPI, "0101"), 0, 1),  # an mpirun -n 1 on each host
+        (rank_variables(OMPI, "0101"), 0, 1),  # an mpirun -n 1 on each host
     ],
 )
-def test_ranks_join_by_torchs_variables(more, local_rank, local_size):
+def test_torch_variables_describe_a_job(more, local_rank, local_size):
     env = BY_ENV | more
     assert detect(env) == Job("env://", int(env["RANK"]), 5, local_rank, local_size, "a02")
 
@@ -136,7 +139,7 @@ ONLY_ADDRESS = {"MASTER_ADDR": "a01", "MASTER_PORT": "29500"}
         (BY_ENV | {"MASTER_PORT": "http"}, "MASTER_PORT: 'http'"),
     ],
 )
-def test_variables_that_cannot_be_are_named_with_the_remedy(env, message):
+def test_invalid_variables_are_named_with_the_remedy(env, message):
     with pytest.raises(UserError, match=message):
         detect(env)
 
@@ -169,7 +172,7 @@ def test_ranks_of_other_launchers_do_not_train_alone(env, remedy):
         ("slurm", {}, ""),
     ],
 )
-def test_which_launchers_let_a_job_outlive_a_rank(launcher, env, reason):
+def test_which_launchers_let_a_job_continue_without_a_rank(launcher, env, reason):
     why = explain_why_failure_ends_job(Job(launcher, 1, 3, 1, 3, "here"), env)
     assert reason in why
     assert bool(reason) == bool(why)
@@ -190,7 +193,7 @@ def test_tasks_per_node():
         ("r[1-2]n[1-2],login", "r1n1"),
     ],
 )
-def test_the_first_of_slurms_hosts(hostlist, first):
+def test_first_host_of_a_slurm_host_list(hostlist, first):
     assert get_first_host(hostlist) == first
 
 
@@ -203,7 +206,7 @@ def test_the_first_of_slurms_hosts(hostlist, first):
         ("unknown.invalid", "192.0.2.9", "192.0.2.9"),
     ],
 )
-def test_a_name_that_leads_nowhere_has_the_address_of_the_job_script(name, master, expected):
+def test_a_node_without_an_address_uses_master_addr(name, master, expected):
     assert resolve_slurm_node(name, {"MASTER_ADDR": master}) == expected
 
 

@@ -1,4 +1,4 @@
-"""What is done before MPI starts."""
+"""Preparations before MPI starts."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from fedmpi.comm.backends import mpi
 from fedmpi.common.errors import UserError
 
 
-def test_missing_mpi4py_is_said_with_the_remedy(monkeypatch):
+def test_missing_mpi4py_is_an_error_with_a_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(UserError, match=r"pip install 'fedmpi\[mpi\]'"):
         mpi.import_mpi()
@@ -19,7 +19,7 @@ def test_missing_mpi4py_is_said_with_the_remedy(monkeypatch):
 @pytest.mark.parametrize(
     ("under_mpirun", "asked", "becomes"), [(True, None, "^ofi"), (True, "self,tcp", "self,tcp"), (False, None, None)]
 )
-def test_mpi_init_does_not_sleep_in_btl_ofi_and_a_users_choice_stands(monkeypatch, under_mpirun, asked, becomes):
+def test_btl_ofi_is_excluded_unless_the_user_has_set_it(monkeypatch, under_mpirun, asked, becomes):
     pytest.importorskip("mpi4py")
     monkeypatch.setattr(os, "environ", {"PRTE_LAUNCHED": "1"} if under_mpirun else {})
     if asked:

@@ -1,4 +1,4 @@
-"""Who may use NCCL, how its group is built, and what is said where it fails."""
+"""When NCCL is chosen, how its group is created, and the messages about its failures."""
 
 import os
 from types import SimpleNamespace
@@ -18,8 +18,8 @@ GPU, CPU = torch.device("cuda", 1), torch.device("cpu")
 NO_GPU, FIRST = {"card": ""}, {"card": "0000:0:00"}  # the latter also where both are slices of it
 
 
-def cards(*changes, backend="auto"):
-    """A card for each rank, on one host, with a GPU of its own; and what is different."""
+def describe_ranks(*changes, backend="auto"):
+    """Return the description of each rank on one host with a GPU of its own, with some fields replaced."""
     own = [{"backend": backend, "host": "a", "card": f"0000:{n}:00", "nccl": True} for n in range(9)]
     return [card | change for card, change in zip(own, changes, strict=False)]
 
@@ -37,20 +37,20 @@ def cards(*changes, backend="auto"):
         (({}, {"nccl": False}), r"rank 1 on a has a PyTorch that was built without NCCL"),
     ],
 )
-def test_nccl_needs_a_card_for_each_rank(changes, refused):
-    """auto takes gloo where NCCL would refuse; nccl is refused with the reason."""
-    assert choose_backend("auto", cards(*changes)) == ("gloo" if refused else "nccl")
-    assert choose_backend("gloo", cards(*changes, backend="gloo")) == "gloo"
+def test_nccl_needs_a_gpu_for_each_rank(changes, refused):
+    """The back end `auto` chooses gloo if NCCL is impossible; `nccl` is then an error with the reason."""
+    assert choose_backend("auto", describe_ranks(*changes)) == ("gloo" if refused else "nccl")
+    assert choose_backend("gloo", describe_ranks(*changes, backend="gloo")) == "gloo"
     if refused:
         with pytest.raises(UserError, match=f"(?s)comm.backend=nccl, but .*{refused}"):
-            choose_backend("nccl", cards(*changes, backend="nccl"))
+            choose_backend("nccl", describe_ranks(*changes, backend="nccl"))
     else:
-        assert choose_backend("nccl", cards(*changes, backend="nccl")) == "nccl"
+        assert choose_backend("nccl", describe_ranks(*changes, backend="nccl")) == "nccl"
 
 
-def test_ranks_with_different_back_ends_are_told():
+def test_different_back_ends_are_an_error():
     with pytest.raises(UserError, match="differs between ranks"):
-        choose_backend("gloo", [*cards(NO_GPU, backend="gloo"), *cards({}, backend="nccl")])
+        choose_backend("gloo", [*describe_ranks(NO_GPU, backend="gloo"), *describe_ranks({}, backend="nccl")])
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_ranks_with_different_back_ends_are_told():
     [({}, "u"), ({"pci_domain_id": 0, "pci_bus_id": 0x3B, "pci_device_id": 0}, "0000:3b:00")],
     ids=["torch does not tell the address", "torch tells it"],
 )
-def test_a_card_is_known_by_its_address(monkeypatch, address, card):
+def test_a_gpu_is_identified_by_its_pci_address(monkeypatch, address, card):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="u", **address))
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     facts = {"backend": "auto", "host": "a", "nccl": True}
@@ -68,9 +68,11 @@ def test_a_card_is_known_by_its_address(monkeypatch, address, card):
 
 # ---- its group ----
 @pytest.mark.parametrize("user_set", ["", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"])
-def test_a_group_of_gpus_is_built_on_the_ranks_own(monkeypatch, user_set):
-    """By a thread, which begins on the first GPU of the host, whatever the rank's is. torch's watchdog leaves errors to
-    us, unless the user has set what it is to do."""
+def test_the_nccl_group_is_created_on_the_ranks_own_gpu(monkeypatch, user_set):
+    """A new thread starts on the host's first GPU, whatever the rank's GPU is.
+
+    Torch's watchdog must leave errors to fedmpi, unless the user has configured it.
+    """
     done, names = [], ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")
     for name in names:
         monkeypatch.setenv(name, "3")  # so that it is as it was in the end
@@ -89,8 +91,8 @@ def test_a_group_of_gpus_is_built_on_the_ranks_own(monkeypatch, user_set):
     assert done == [here, (here, handling)]
 
 
-class Store(dist.HashStore):
-    """One whose connections end like that of the ranks."""
+class FakeStore(dist.HashStore):
+    """A store whose connections end like those of the ranks."""
 
     def get_ip_addresses(self):
         return "127.0.0.1", "127.0.0.1"
@@ -113,10 +115,10 @@ class PatientClock(Clock):
 
 @pytest.fixture
 def connecting(monkeypatch):
-    """connect(error) as a single rank that NCCL suits: its store. error: of the building of the group."""
-    store = Store()
+    """Return a function connect(error) that connects a single rank by NCCL, where creating the group raises `error`."""
+    store = FakeStore()
     monkeypatch.setattr(torch_dist.lookup, "connect_to_store", lambda *_, **__: store)
-    monkeypatch.setattr(torch_dist, "choose_backend", lambda backend, cards: "nccl")
+    monkeypatch.setattr(torch_dist, "choose_backend", lambda backend, describe_ranks: "nccl")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
 
     def connect(error=None):
@@ -133,7 +135,7 @@ def connecting(monkeypatch):
     return connect
 
 
-def test_every_rank_leaves_word_of_its_end(connecting):
+def test_the_store_is_told_when_a_rank_ends(connecting):
     assert connecting().get(f"{torch_dist.ENDED_RANK_KEY} at end") == b"0"
 
 
@@ -155,7 +157,7 @@ LAST = "Error: failed to extend /dev/shm/nccl-WU88OE to 9637892 bytes, error: No
         ),
     ],
 )
-def test_a_group_that_cannot_be_built_names_nccls_last_error_and_all_causes(connecting, error, begins, ends):
+def test_a_failed_group_reports_nccls_last_error_and_possible_causes(connecting, error, begins, ends):
     with pytest.raises(RankLostError) as ended:
         connecting(error)
     first, *rest = str(ended.value).splitlines()
@@ -165,7 +167,7 @@ def test_a_group_that_cannot_be_built_names_nccls_last_error_and_all_causes(conn
     assert all(word in NCCL_REMEDY for word in ("rank has died", "NCCL_SOCKET_IFNAME", "shm-size", "--gpu-bind=none"))
 
 
-def test_what_is_no_failure_of_the_group_keeps_its_own_remedy(connecting):
+def test_other_errors_keep_their_own_remedy(connecting):
     with pytest.raises(torch.OutOfMemoryError):
         connecting(torch.OutOfMemoryError("CUDA out of memory"))
 
@@ -181,7 +183,7 @@ def test_what_is_no_failure_of_the_group_keeps_its_own_remedy(connecting):
         ),
     ],
 )
-def test_a_message_that_fails(gone, said):
+def test_a_failed_message_names_the_lost_rank(gone, said):
     class Gone:
         def gather(self, *_):
             if gone:
@@ -199,8 +201,8 @@ def test_a_message_that_fails(gone, said):
 @pytest.mark.parametrize(
     ("ended", "said", "after"), [(True, "rank 2 on b is dead: its process", 1), (False, "silent", 9)]
 )
-def test_a_process_that_ends_is_noticed_at_once(ended, said, after):
-    """NCCL itself would wait on."""
+def test_the_end_of_a_process_is_noticed_at_once(ended, said, after):
+    """NCCL itself would continue to wait."""
     clock, store = SkippingClock(), dist.HashStore()
     if ended:
         store.set(torch_dist.ENDED_RANK_KEY, "2")

@@ -1,4 +1,4 @@
-"""The interfaces of this host, and which of them messages take."""
+"""The network interfaces of this host, and which of them messages use."""
 
 import os
 import socket
@@ -21,7 +21,7 @@ def interfaces(monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "a02")
 
 
-def test_the_loopback_interface_has_its_address_and_leads_to_itself():
+def test_the_loopback_interface_is_found():
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
     assert network.list_addresses()[loopback] == "127.0.0.1"
     assert network.find_interface_towards("127.0.0.1") == loopback
@@ -37,12 +37,12 @@ def test_the_loopback_interface_has_its_address_and_leads_to_itself():
     ("asked", "chosen"),
     [("eth0", "eth0"), ("ib*", "ib1"), (["ens3", "ib1"], "ib1"), (["ib*", "eth0"], "ib1"), (["ib0", "e*"], "eth0")],
 )
-def test_the_first_interface_that_has_an_address_is_taken(interfaces, asked, chosen):
+def test_the_first_matching_interface_with_an_address_is_chosen(interfaces, asked, chosen):
     assert network.choose_interface(asked) == (chosen, INTERFACES[chosen])
 
 
 @pytest.mark.parametrize("asked", ["ens*", ["ens3", "eth"], "ib0"])
-def test_what_no_interface_matches_is_refused_with_those_that_there_are(interfaces, asked):
+def test_without_a_matching_interface_the_error_lists_all_interfaces(interfaces, asked):
     names = asked if isinstance(asked, str) else ", ".join(asked)
     with pytest.raises(
         UserError, match=r"host a02 has no such .*eth0 \(10\.0\.0\.5\), ib0 \(no IPv4 address\)"
@@ -71,7 +71,7 @@ CARDS = [
         (0, CARDS, "127.0.1.1", "eth7", "eth7"),
     ],
 )
-def test_gloo_takes_the_way_on_which_the_ranks_have_met(monkeypatch, rank, cards, own_name_is, user_set, expected):
+def test_gloo_uses_the_interface_towards_rank_0(monkeypatch, rank, cards, own_name_is, user_set, expected):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", user_set)
     if not user_set:
         monkeypatch.delenv("GLOO_SOCKET_IFNAME")
@@ -84,16 +84,16 @@ def test_gloo_takes_the_way_on_which_the_ranks_have_met(monkeypatch, rank, cards
 
 # ---- comm.interface ----
 @pytest.mark.parametrize("option", [None, "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude"])
-def test_the_interface_is_given_to_open_mpi_unless_the_user_has_chosen(option):
-    """Open MPI refuses to start if both options are set."""
+def test_open_mpi_gets_the_interface_unless_the_user_has_set_one(option):
+    """Open MPI does not start if both options are set."""
     env = {option: "docker0"} if option else {}
     network.set_interface_variables("ib0", env)
     chosen = {name: value for name, value in env.items() if name.startswith("OMPI")}
     assert chosen == ({option: "docker0"} if option else {"OMPI_MCA_btl_tcp_if_include": "ib0"})
 
 
-def test_the_interface_is_given_to_gloo_and_nccl_by_its_exact_name(interfaces, monkeypatch):
-    """NCCL_SOCKET_IFNAME takes names that begin so, unless "=" is before them (NCCL's user guide)."""
+def test_gloo_and_nccl_get_the_exact_interface_name(interfaces, monkeypatch):
+    """NCCL_SOCKET_IFNAME matches prefixes unless the name begins with "=" (NCCL's user guide)."""
     told = []
     monkeypatch.setattr(torch_dist, "connect", lambda *arguments: told.append(arguments[-1]) or SimpleNamespace())
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include"):
@@ -108,8 +108,8 @@ def test_the_interface_is_given_to_gloo_and_nccl_by_its_exact_name(interfaces, m
     assert connect(Job("single", 0, 1, 0, 1, "a02"), interface="ens3").size == 1  # which needs none
 
 
-def test_hosts_may_have_interfaces_of_their_own():
-    """The setting is neither compared between ranks nor by `fedmpi resume`."""
+def test_the_interface_may_differ_between_hosts():
+    """The setting is compared neither between ranks nor by `fedmpi resume`."""
     quick = ROOT / "configs" / "quickstart.yaml"
     one, other = (config.load(quick, [f"comm.interface={text}"]) for text in ("[ens3, ib*]", "eth0"))
     assert one.comm.interface == ["ens3", "ib*"]
@@ -117,6 +117,6 @@ def test_hosts_may_have_interfaces_of_their_own():
 
 
 @pytest.mark.parametrize("value", ["[]", "3", '""'])
-def test_an_interface_that_is_no_name_is_refused(value):
+def test_an_invalid_interface_name_is_rejected(value):
     with pytest.raises(UserError, match=r"comm\.interface"):
         config.load(ROOT / "configs" / "quickstart.yaml", [f"comm.interface={value}"])

@@ -1,4 +1,4 @@
-"""The standard streams of a process, and where they are seen."""
+"""The standard streams of a process, and which consoles show them."""
 
 import os
 import subprocess
@@ -14,8 +14,8 @@ PROGRAM = "import sys; from fedmpi.comm.failures import process_exit; process_ex
 
 @pytest.mark.parametrize("to", [">&-", "> /dev/full", "| true"])
 @pytest.mark.parametrize("python", ["python", "python -u"])
-def test_a_stream_that_takes_nothing_ends_no_command(to, python):
-    """Exit code 3 also says that Python's own flush at the exit does not fail, which would make it 120."""
+def test_a_closed_or_full_stream_does_not_end_a_command(to, python):
+    """Exit code 3 shows that Python's own flush at the exit does not fail, either; it would give 120."""
     program = PROGRAM + "print('line\\n' * 99999, flush=True); sys.stdout.write('end'); sys.exit(3)"
     command = f'set -o pipefail; {python.replace("python", sys.executable)} -c "$PROGRAM" {to}'
     done = subprocess.run(
@@ -24,7 +24,7 @@ def test_a_stream_that_takes_nothing_ends_no_command(to, python):
     assert (done.returncode, done.stderr) == (3, "")
 
 
-def test_streams_keep_their_options_and_escape_characters_that_they_do_not_have():
+def test_streams_keep_their_options_and_escape_unencodable_characters():
     program = (
         PROGRAM + "print('\u03a9 \u00e9'); print(sys.stdout.encoding, sys.stdout.write_through, sys.stdout.isatty())"
     )
@@ -51,7 +51,7 @@ def test_streams_keep_their_options_and_escape_characters_that_they_do_not_have(
         ("env://", 1, 0, {"MASTER_ADDR": "192.0.2.1", "FLUX_TASK_RANK": "1"}, False),
     ],
 )
-def test_ranks_away_from_the_console_of_rank_0(monkeypatch, launcher, rank, local_rank, env, expected):
+def test_which_ranks_have_a_console_of_their_own(monkeypatch, launcher, rank, local_rank, env, expected):
     for name in ("SLURM_PROCID", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"):
         monkeypatch.delenv(name, raising=False)
     for name, value in env.items():
@@ -61,7 +61,7 @@ def test_ranks_away_from_the_console_of_rank_0(monkeypatch, launcher, rank, loca
 
 
 @pytest.mark.parametrize("closes", [True, False])
-def test_a_message_that_its_stream_does_not_take_is_dropped(closes):
+def test_a_message_to_a_closed_stream_is_dropped(closes):
     read, write = os.pipe()
     os.close(read)
     out = open(write, "w")  # noqa: SIM115

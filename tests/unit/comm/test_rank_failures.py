@@ -1,4 +1,4 @@
-"""A job goes on after ranks have died or frozen; or it ends with one message. Ranks are threads, time is simulated."""
+"""After ranks have died or frozen, a job continues, or ends with one message. Ranks are threads, time is simulated."""
 
 from types import SimpleNamespace
 
@@ -17,17 +17,18 @@ DEADLINE_S = 20
 
 
 def step(rank, where, act, t=None, **more):
-    """One thing that a rank does to itself, once.
+    """Return one thing that a rank does to itself, once.
 
-    where: begin | middle (all others wait for its row) | gather (all others are in allgather_bytes) |
-    vote (it has voted in a regroup) | build (it is to connect to the members).
+    where: begin | middle (all others wait for its row) | gather (all others are in allgather_bytes) | vote (it has
+    voted in a regroup) | build (it is about to connect to the members).
+
     act: kill | freeze | sleep (`s` seconds) | fail (report an error of its own) | thaw (the frozen rank `of`).
     """
     return {"rank": rank, "where": where, "act": act, "round": t, **more}
 
 
 class Program:
-    """Rounds of a broadcast, one row of each rank to rank 0, and an allgather; regroups after each failure."""
+    """Rounds of a broadcast, one row from each rank to rank 0, and an allgather; ranks regroup after each failure."""
 
     def __init__(self, rounds, plan, patience=30.0):
         self.rounds, self.plan, self.patience = rounds, plan, patience
@@ -90,7 +91,7 @@ class Program:
         assert comm.allgather_bytes(b"%d" % comm.rank, DEADLINE_S) == [b"%d" % rank for rank in comm.alive]
 
     def members(self, survivors):
-        """The members after each regroup, about which all survivors agree, with their payloads."""
+        """Return the members after each regroup, on which all survivors must agree, and check their payloads."""
         found = [[(members, payloads) for members, payloads, _, _ in self.regroups.get(r, [])] for r in survivors]
         assert all(each == found[0] for each in found), found
         for members, payloads in found[0]:
@@ -98,7 +99,7 @@ class Program:
         return [members for members, _ in found[0]]
 
 
-def play(size, rounds, *plan, patience=30.0):
+def run_job(size, rounds, *plan, patience=30.0):
     job, program = SimulatedJob(size, start=30, round=30), Program(rounds, list(plan), patience)
     return job, program, job.run(program)
 
@@ -107,7 +108,7 @@ def play(size, rounds, *plan, patience=30.0):
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_the_job_continues_without_a_killed_rank(size, where):
     dead = size - 1
-    job, program, results = play(size, 4, step(dead, where, "kill", 2))
+    job, program, results = run_job(size, 4, step(dead, where, "kill", 2))
     survivors = list(range(dead))
     assert results == dict.fromkeys(survivors, survivors)
     assert program.members(survivors) == [survivors]
@@ -135,8 +136,8 @@ DURING = [step(2, "middle", "kill", 1), step(3, "vote", "kill"), step(4, "build"
     ],
     ids=["two, then another one", "during a regroup", "frozen", "late", "too late"],
 )
-def test_the_living_go_on(size, patience, plan, members, codes):
-    job, program, results = play(size, 5, *plan, patience=patience)
+def test_living_ranks_continue(size, patience, plan, members, codes):
+    job, program, results = run_job(size, 5, *plan, patience=patience)
     survivors = members[-1]
     assert results == dict.fromkeys(survivors, survivors)
     assert program.members(survivors) == members
@@ -169,9 +170,9 @@ NINTH = "fedmpi [rank 3 on node]: error: the ninth wave"
         ),
     ],
 )
-def test_all_end_with_one_message(plan, codes, said):
+def test_a_job_ends_with_one_message(plan, codes, said):
     """The exit code is that of the error."""
-    job, _, results = play(4, 4, *plan, patience=4)
+    job, _, results = run_job(4, 4, *plan, patience=4)
     assert results == {}
     assert job.codes[0] == codes[0]
     if said == NINTH:  # rank 0, which has the message, may end the others
@@ -184,8 +185,8 @@ def test_all_end_with_one_message(plan, codes, said):
 
 
 @pytest.mark.parametrize("failing", [1, 2, 5])
-def test_each_host_with_a_console_of_its_own_shows_the_error_once(failing):
-    """Two ranks a host; rank 0 speaks at the first one."""
+def test_each_host_with_its_own_console_shows_the_error_once(failing):
+    """Each host has two ranks; rank 0 prints on the first host."""
     job = SimulatedJob(6, per_host=2, start=30, round=60)
 
     def program(rank):
@@ -236,7 +237,7 @@ def test_ranks_that_never_arrive_are_named(absent):
     assert 30 <= job.time.now < 30 + 4 * 5
 
 
-def test_the_error_for_an_absent_rank_says_what_to_check_at_the_start(monkeypatch):
+def test_the_error_about_a_missing_rank_says_what_to_check(monkeypatch):
     job, said, stores = SimulatedJob(3, start=30), {}, {}
 
     def program(rank):
@@ -258,7 +259,7 @@ def test_the_error_for_an_absent_rank_says_what_to_check_at_the_start(monkeypatc
             assert check in text
 
 
-def test_under_mpi_the_error_for_an_absent_rank_says_the_same_at_the_start(monkeypatch):
+def test_under_mpi_the_error_about_a_missing_rank_says_what_to_check(monkeypatch):
     comm = mpi.MpiCommunicator(Job("mpi", 0, 2, 0, 1, "node"), SimpleNamespace(rank=0, size=2), Timeouts())
     monkeypatch.setattr(comm, "_receive", lambda peer, *_: peer)
     monkeypatch.setattr(comm, "_wait", lambda posted, timeout_s: set(posted))
@@ -270,8 +271,8 @@ def test_under_mpi_the_error_for_an_absent_rank_says_the_same_at_the_start(monke
         comm.allgather_bytes(b"", 30)
 
 
-def test_a_rank_that_does_not_leave_is_named():
-    """Else the launcher would wait for it for ever."""
+def test_a_rank_that_does_not_disconnect_is_named():
+    """Otherwise the launcher would wait for it for ever."""
     job, said = SimulatedJob(3, start=30, round=40), {}
 
     def program(rank):
@@ -302,8 +303,8 @@ def test_a_rank_that_does_not_leave_is_named():
         ({0: [1], 1: [3], 2: [0], 3: [4], 4: None}, 2, [4]),
     ],
 )
-def test_the_cause_of_a_silence_is_found_through_the_ranks_that_wait(waits_for, asker, expected):
-    """None: frozen; []: busy with its training."""
+def test_the_cause_of_a_time_out_is_traced_through_waiting_ranks(waits_for, asker, expected):
+    """In `waits_for`, None means that the rank is frozen, [] that it is busy with its training."""
     job, found = SimulatedJob(len(waits_for), start=30, round=100), []
 
     def program(rank):
@@ -321,7 +322,7 @@ def test_the_cause_of_a_silence_is_found_through_the_ranks_that_wait(waits_for, 
     assert found == [expected]
 
 
-def test_a_call_that_takes_too_long_is_left_behind():
+def test_a_call_that_takes_too_long_is_abandoned():
     def program(rank):
         assert rank.clock.call_with_timeout(5, lambda: rank.clock.sleep(1) or "answer") == "answer"
         with pytest.raises(TimeoutError):
@@ -331,7 +332,7 @@ def test_a_call_that_takes_too_long_is_left_behind():
     assert SimulatedJob(1, start=30).run(program) == {0: "done"}
 
 
-def test_messages_of_silent_ranks():
+def test_messages_name_silent_ranks():
     assert str(RankTimeoutError([2], 3, " (x)")) == "rank 2 is silent: no message from or to it for 3 s (x)"
     assert str(RankTimeoutError([2, 3], 3, hosts={2: "node5"})).startswith("ranks 2 on node5, 3 are silent: ")
     assert str(RankTimeoutError({3, 1}, 1800)) == "ranks 1, 3 are silent: no message from or to them for 1800 s"

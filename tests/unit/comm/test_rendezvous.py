@@ -1,4 +1,4 @@
-"""Several ranks find each other by the launcher's variables alone, a foreign service on the derived port included."""
+"""Ranks find each other by the launcher's variables alone, even if a foreign service uses the derived port."""
 
 import contextlib
 import socket
@@ -26,7 +26,7 @@ RANKS = [Job("slurm", rank, 2, rank, 2, "here") for rank in range(2)]
 
 @pytest.fixture
 def job_id():
-    """A job whose first ports are free here and now."""
+    """Return the id of a job whose first ports are free on this machine."""
     jobs = ((job_id, lookup.derive_ports(f"{job_id}.0.0")[:4]) for job_id in range(10**6, 2 * 10**6))
     return next(job_id for job_id, ports in jobs if free(*ports))
 
@@ -42,7 +42,7 @@ def free(*ports):
 
 @pytest.fixture(autouse=True)
 def servers(monkeypatch):
-    """Stores are threads of this process, not processes."""
+    """Run stores as threads of this process instead of as processes."""
     started = []
 
     def start(listener, key):
@@ -55,7 +55,7 @@ def servers(monkeypatch):
         server.close()
 
 
-def test_a_rank_with_another_secret_is_told_so_and_another_job_is_not_ours(job_id):
+def test_another_secret_or_another_job_is_an_error(job_id):
     lookup.connect_to_store(RANKS[0], 60, step_env(job_id))
     skipping = Timeouts(clock=SkippingClock())
     with pytest.raises(
@@ -69,8 +69,11 @@ def test_a_rank_with_another_secret_is_told_so_and_another_job_is_not_ours(job_i
         lookup.retry_connecting([ours.address], key, 60, Timeouts(clock=SkippingClock()))
 
 
-def test_foreign_services_are_passed_over_and_who_comes_early_waits(job_id, monkeypatch):
-    """One never answers, one speaks HTTP, one sends what is no text; rank 0 comes after all have been tried."""
+def test_foreign_services_are_skipped_and_early_ranks_wait(job_id, monkeypatch):
+    """One service never answers, one speaks HTTP, one sends bytes that are no text.
+
+    Rank 0 comes after all have been tried.
+    """
     monkeypatch.setattr(lookup, "CONNECT_TIMEOUTS_S", (0.1, 10.0))
     env = step_env(job_id)
     sockets, tried = [], threading.Event()
@@ -104,14 +107,14 @@ def test_foreign_services_are_passed_over_and_who_comes_early_waits(job_id, monk
         each.close()
 
 
-def test_no_free_port_is_said(monkeypatch, job_id):
+def test_without_a_free_port_there_is_an_error(monkeypatch, job_id):
     with socket.create_server(("", 0)) as taken:
         monkeypatch.setattr(lookup, "derive_ports", lambda step: [taken.getsockname()[1]])
         with pytest.raises(UserError, match=r"rank 0 cannot listen on port \d+ of here"):
             lookup.connect_to_store(RANKS[0], 5, step_env(1))
 
 
-def test_ports_are_few_below_the_ephemeral_range_and_differ_between_jobs_and_requeues():
+def test_ports_are_below_the_ephemeral_range_and_differ_between_jobs_and_requeues():
     env = step_env(4711)
     assert lookup.identify_slurm_step(env) == "4711.0.0"
     assert lookup.identify_slurm_step(env | {"SLURM_RESTART_COUNT": "1"}) == "4711.0.1"
@@ -122,7 +125,7 @@ def test_ports_are_few_below_the_ephemeral_range_and_differ_between_jobs_and_req
     assert set(here) != set(there)
 
 
-def test_rank_0_listens_where_it_must_and_nowhere_else(monkeypatch):
+def test_rank_0_listens_only_where_ranks_connect(monkeypatch):
     names = {"own": "127.0.0.2", "near": "127.0.1.1", "far": "192.0.2.7", "unknown": ""}
     monkeypatch.setattr(lookup.network, "resolve_host", names.__getitem__)
     monkeypatch.setattr(lookup.network, "is_loopback", lambda address: address in ("", "127.0.1.1"))
@@ -133,8 +136,8 @@ def test_rank_0_listens_where_it_must_and_nowhere_else(monkeypatch):
         assert listener.getsockname()[0] in ("::", "0.0.0.0")
 
 
-def test_a_name_that_no_host_can_have_is_passed_over():
-    """Python's encoding of host names raises UnicodeError for a label without letters, or of more than 63."""
+def test_an_impossible_host_name_is_skipped():
+    """Python raises UnicodeError for a label of a host name that is empty or longer than 63 characters."""
     with pytest.raises(RankLostError, match="host name resolves here"):
         lookup.retry_connecting([("a..b", 1), ("a" * 64, 1)], b"k" * 32, 0, Timeouts(clock=SkippingClock()))
 
@@ -145,7 +148,7 @@ def env_of(rank, size, port):
 
 
 @pytest.mark.parametrize("more", [{}, {"LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}], ids=["env", "torchrun"])
-def test_ranks_find_each_other_by_torchs_variables(more):
+def test_ranks_connect_by_torch_variables(more):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     envs = [env_of(rank, 2, port) | ({"LOCAL_RANK": str(rank)} | more if more else {}) for rank in range(2)]
@@ -159,14 +162,14 @@ def test_ranks_find_each_other_by_torchs_variables(more):
             lookup.connect_to_store(jobs[0], 60, envs[0])
 
 
-def test_a_first_host_that_does_not_resolve_is_said_at_once():
+def test_a_first_host_that_does_not_resolve_is_an_immediate_error():
     env = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "no-such-host-[1-2].invalid"}
     with pytest.raises(UserError, match="'no-such-host-1"):
         lookup.connect_to_store(Job("slurm", 1, 2, 0, 1, "here"), 30, env | {"FEDMPI_SECRET": "s" * 32})
 
 
 # ---- the user's secret ----
-def test_the_secret_is_made_once_however_many_ranks_start(tmp_path):
+def test_ranks_that_start_together_create_one_secret(tmp_path):
     env, keys = {"HOME": str(tmp_path)}, set()
     threads = [threading.Thread(target=lambda: keys.add(auth.derive_job_key("a", env))) for _ in range(16)]
     for thread in threads:
@@ -177,7 +180,7 @@ def test_the_secret_is_made_once_however_many_ranks_start(tmp_path):
     assert [path.name for path in (tmp_path / ".fedmpi").iterdir()] == ["secret"]
 
 
-def test_a_variable_comes_before_the_file_and_keys_differ_by_job(tmp_path):
+def test_the_variable_overrides_the_secret_file_and_keys_differ_by_job(tmp_path):
     env = {"HOME": str(tmp_path), "FEDMPI_SECRET": "x" * 32}
     assert (
         auth.derive_job_key("a", env)
@@ -198,7 +201,7 @@ def test_a_variable_comes_before_the_file_and_keys_differ_by_job(tmp_path):
         ),
     ],
 )
-def test_a_secret_that_is_none_is_refused(tmp_path, spoil, message):
+def test_an_unusable_secret_is_rejected(tmp_path, spoil, message):
     env = {"HOME": str(tmp_path)}
     auth.derive_job_key("a", env)
     spoil(tmp_path / ".fedmpi" / "secret")
@@ -206,6 +209,6 @@ def test_a_secret_that_is_none_is_refused(tmp_path, spoil, message):
         auth.derive_job_key("a", env)
 
 
-def test_a_short_variable_is_refused():
+def test_a_short_secret_variable_is_rejected():
     with pytest.raises(UserError, match="FEDMPI_SECRET has 5 characters; at least 32"):
         auth.derive_job_key("a", {"FEDMPI_SECRET": "guess"})

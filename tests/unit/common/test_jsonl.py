@@ -1,4 +1,4 @@
-"""Files with a JSON object on each line."""
+"""Files with one JSON object per line."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from fedmpi.common.jsonl import parse_jsonl, read_jsonl
 CONTENT = b'{"round": 0}\n\n[1]\n{"a": 1}\n\xff{}\n{"round": "1"}\n{"round": 2}\n{"rou'
 
 
-def test_rows_damaged_lines_and_a_cut_end():
+def test_rows_damaged_lines_and_a_truncated_end_are_told_apart():
     found = parse_jsonl(CONTENT)
     assert found.rows == [{"round": 0}, {"a": 1}, {"round": "1"}, {"round": 2}]
     assert (found.damaged_lines, found.is_truncated) == ([3, 5], True)
@@ -24,7 +24,7 @@ def test_rows_damaged_lines_and_a_cut_end():
         (b"", ([], [], False)),
     ],
 )
-def test_odd_files(content, found):
+def test_unusual_files_are_parsed(content, found):
     lines = parse_jsonl(content)
     assert (lines.rows, lines.damaged_lines, lines.is_truncated) == found
 
@@ -43,7 +43,7 @@ def test_errors_name_file_and_line(tmp_path):
         read_jsonl(tmp_path)
 
 
-def test_a_tail_begins_with_a_whole_line(tmp_path):
+def test_a_tail_starts_with_a_complete_line(tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_text("".join(f'{{"round": {t}}}\n' for t in range(5)))
     assert [row["round"] for row in read_jsonl(file, tail_bytes=30).rows] == [3, 4]

@@ -1,4 +1,4 @@
-"""Options against their declarations: fields of dataclasses, parameters of functions."""
+"""Options are checked against their declarations: fields of dataclasses, and parameters of functions."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +41,7 @@ def message(target, given, **more):
     return str(caught.value)
 
 
-def test_values_are_converted_but_never_guessed():
+def test_values_are_converted_to_declared_types():
     checked = check_options(Prox, {"mu": 1, "layers": [3, 4], "cap": None}, "method")
     assert checked == {"mu": 1.0, "layers": (3, 4), "cap": None}  # what is given and nothing else
     assert type(checked["mu"]) is float
@@ -79,18 +79,18 @@ def test_a_message_names_the_option_and_what_is_allowed(target, engine_arguments
     assert message(target, given, engine_arguments=engine_arguments).startswith(text)
 
 
-def test_an_option_without_a_type_is_told():
+def test_an_option_without_a_type_annotation_is_an_error():
     with pytest.raises(TypeError, match="'mu' is a field but has no type annotation"):
         dataclass(type("Untyped", (), {"mu": option(0.1, "weight")}))
 
 
-def test_every_mistake_has_a_line_with_its_origin():
+def test_each_mistake_has_a_line_with_its_origin():
     lines = message(Prox, {"mu": "a", "kep": 1}, origins={"mu": "a.yaml:3", "kep": "b.yaml:4"}).splitlines()
     assert [line.split(" ")[:2] for line in lines] == [["a.yaml:3:", "method.mu:"], ["b.yaml:4:", "method.kep:"]]
 
 
 def test_options_of_a_function_or_a_class_are_its_parameters():
-    """Those that fedmpi passes itself are none, by whatever names the user's function calls them."""
+    """Parameters that fedmpi passes itself are not options, whatever the user's function calls them."""
 
     def free(root, **options): ...
 

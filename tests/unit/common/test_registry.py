@@ -1,4 +1,4 @@
-"""Names -> objects: the three spellings, and a message for each way to get one wrong."""
+"""Names are resolved to objects: three forms, and a message for each mistake."""
 
 import sys
 
@@ -17,7 +17,7 @@ def message(name, **more):
     return str(caught.value)
 
 
-def test_a_name_is_registered_or_a_module_or_a_file(tmp_path):
+def test_a_name_is_a_key_or_in_a_module_or_in_a_file(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("def cube(x):\n    return x ** 3\n")
     assert registry.load_object("root", REGISTRY, "function")(9.0) == 3.0
@@ -25,7 +25,7 @@ def test_a_name_is_registered_or_a_module_or_a_file(tmp_path):
     assert registry.load_object(f"{file}:cube", REGISTRY, "function")(2) == 8
 
 
-def test_names_of_one_file_share_its_module_and_an_edit_is_read(tmp_path):
+def test_names_of_one_file_share_its_module_and_edits_are_loaded(tmp_path):
     file = tmp_path / "mine.py"  # dataclasses look the module up in sys.modules while the file is still running
     file.write_text(
         "from __future__ import annotations\nfrom dataclasses import dataclass\n"
@@ -48,7 +48,7 @@ def test_names_of_one_file_share_its_module_and_an_edit_is_read(tmp_path):
         ("math:sqroot", "'math' has no 'sqroot'"),
     ],
 )
-def test_a_name_that_stands_for_nothing(tmp_path, name, text):
+def test_an_unknown_name_is_an_error(tmp_path, name, text):
     source = "import math\nfrom os import getcwd\n_hidden = 1\ndef cube(x): ...\nclass Quad: ...\n"
     (tmp_path / "mine.py").write_text(source)
     said = message(name.replace("FOLDER", str(tmp_path)), origin="run.yaml:7")
@@ -65,8 +65,8 @@ def test_a_name_that_stands_for_nothing(tmp_path, name, text):
         ("import sys\n\nsys.exit(3)\n", 3, "SystemExit: 3"),
     ],
 )
-def test_an_error_inside_the_users_code_names_its_line(tmp_path, monkeypatch, source, line, text):
-    """Of a file, and of a module in a package."""
+def test_an_error_in_the_users_code_names_its_line(tmp_path, monkeypatch, source, line, text):
+    """The code is in a file, or in a module of a package."""
     (tmp_path / "brokenpackage").mkdir()
     (tmp_path / "brokenpackage" / "__init__.py").write_text("")
     file = tmp_path / "brokenpackage" / "part.py"
@@ -79,8 +79,8 @@ def test_an_error_inside_the_users_code_names_its_line(tmp_path, monkeypatch, so
     sys.modules.pop("brokenpackage", None)
 
 
-def test_an_option_does_not_stand_where_something_else_is_passed(tmp_path):
-    """It would be taken for an option, and be given the server's view."""
+def test_an_option_must_not_precede_engine_arguments(tmp_path):
+    """Otherwise the server's view would be passed as the option."""
     file = tmp_path / "rule.py"
     file.write_text("def wrong(up, factor: float = 0.5): ...\ndef right(updates, server, factor: float = 0.5): ...\n")
     with pytest.raises(UserError, match=r"cannot be called with \(up, s, .*\): the option factor comes before them"):
@@ -91,7 +91,7 @@ def test_an_option_does_not_stand_where_something_else_is_passed(tmp_path):
 
 
 def test_a_plugin_imports_from_its_own_directory(tmp_path):
-    """Wherever the process is; the path of imports is as before, and a namesake of another plug-in is not taken."""
+    """This works in any working directory; the import path is restored, and a module of another plug-in is not used."""
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "beside_of_test.py").write_text(f"NAME = '{name}'\n")
@@ -106,7 +106,7 @@ def test_a_plugin_imports_from_its_own_directory(tmp_path):
     )
 
 
-def test_what_a_module_draws_while_it_is_imported_is_always_the_same(tmp_path):
+def test_random_numbers_drawn_during_an_import_are_reproducible(tmp_path):
     found = []
     for name in ("one", "two"):
         (tmp_path / f"{name}.py").write_text("import random, numpy as np\nX = [random.random(), np.random.rand()]\n")

@@ -1,4 +1,4 @@
-"""One stream a purpose, a function of its arguments alone."""
+"""Each purpose has a stream of random numbers that depends only on its arguments."""
 
 import hashlib
 import random
@@ -11,7 +11,7 @@ from fedmpi.common import seeds
 
 
 def test_seed_is_the_sha256_of_the_purpose():
-    """The first eight bytes of SHA-256 of the words, little-endian, top bit dropped: any language can redo it."""
+    """The seed is the first eight bytes of the SHA-256 of the words, little-endian, without the top bit."""
     head = hashlib.sha256(b"7/batches/3/12/0").digest()[:8]
     seed = int.from_bytes(head, "little") // 2
     assert seeds.derive_seed(7, "batches", 3, 12, 0) == seed
@@ -20,7 +20,7 @@ def test_seed_is_the_sha256_of_the_purpose():
 
 
 def test_no_two_purposes_share_a_stream():
-    """All that the engine asks for, with rounds and clients whose digits could run together: (1, 12), (11, 2)."""
+    """Covers all purposes of the engine, with rounds and clients whose digits could be confused: (1, 12), (11, 2)."""
     numbers = (0, 1, 2, 11, 12, 112)
     purposes = [("init",), ("partition",), ("holdout",)]
     purposes += [("cohort", t) for t in numbers] + [("client_test", k) for k in numbers]
@@ -40,8 +40,8 @@ def draw():
     return torch.rand(8, dtype=torch.float64).tolist(), np.random.rand(8).tolist(), random.random()
 
 
-def test_global_generators_are_seeded_for_a_purpose_and_put_back():
-    """Those of torch, numpy and random, also after an error; no two of them draw the same numbers."""
+def test_global_generators_are_seeded_and_restored():
+    """This holds for torch, numpy and random, even after an error; no two of them draw the same numbers."""
     torch.manual_seed(4), np.random.seed(4), random.seed(4)
     at = seeds.get_rng_state()
     expected = draw()
@@ -57,7 +57,7 @@ def test_global_generators_are_seeded_for_a_purpose_and_put_back():
     assert not {*inside[0][0]} & {*inside[0][1]}
 
 
-def test_generators_of_gpus_are_seeded_and_put_back(monkeypatch):
+def test_generators_of_gpus_are_seeded_and_restored(monkeypatch):
     gpus = [torch.Generator(), torch.Generator()]
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [g.get_state() for g in gpus])

@@ -1,4 +1,4 @@
-"""torchvision beside a torch that it was not built for; its imports are tried in tests/jobs/test_process_setup.py."""
+"""The import of torchvision with another torch; see also tests/jobs/test_process_setup.py."""
 
 import importlib
 import sys
