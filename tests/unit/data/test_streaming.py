@@ -31,8 +31,8 @@ def federation(folder, stream):
     with streaming.streaming_mode(stream):
         data = hdf5(folder, path="a.h5")
     chain = [
-        make_transform(name, given, "data.augment.0", {})
-        for name, given in (("random_crop", 2), ("horizontal_flip", None), ("cutout", 4))
+        make_transform(name, options, "data.augment.0", {})
+        for name, options in (("random_crop", 2), ("horizontal_flip", None), ("cutout", 4))
     ]
     return add_augmentation(split(data, "iid", 2, 0), chain)
 
@@ -71,8 +71,8 @@ def test_stream_true_is_an_error_for_sources_that_read_into_memory(tmp_path):
     data = {"source": "npz", "path": "a.npz", "root": tmp_path, "stream": True}
     data["partition"] = {"scheme": "iid", "clients": 2}
     config = Settings.model_validate({"data": data, "model": {"name": "mlp"}, "method": {"name": "fedavg"}})
-    says = r"data\.stream: true, but source npz loads all samples of these data into memory; .*HDF5"
-    with pytest.raises(UserError, match=says):
+    message = r"data\.stream: true, but source npz loads all samples of these data into memory; .*HDF5"
+    with pytest.raises(UserError, match=message):
         build_data.build_partitioned_data(config)
 
 

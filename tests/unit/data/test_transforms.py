@@ -23,8 +23,8 @@ N = 40
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
-def make(name, given=None):
-    return make_transform(name, given, "data.augment.0", {})
+def make(name, options=None):
+    return make_transform(name, options, "data.augment.0", {})
 
 
 def make_pixels(c=3, h=12, w=9, dtype=torch.float32, n=N):
@@ -67,10 +67,10 @@ def naive_crop(x, u, p, mode, size):
 
 @every_storage
 @pytest.mark.parametrize(
-    "given", [4, {"padding": 2, "size": 7}, {"padding_mode": "reflect"}, {"padding": 0, "size": 9}]
+    "options", [4, {"padding": 2, "size": 7}, {"padding_mode": "reflect"}, {"padding": 0, "size": 9}]
 )
-def test_random_crop_equals_a_loop(given, channels_last, channels, dtype):
-    crop, x = make("random_crop", given), make_pixels(channels, dtype=dtype)
+def test_random_crop_equals_a_loop(options, channels_last, channels, dtype):
+    crop, x = make("random_crop", options), make_pixels(channels, dtype=dtype)
     u = draw_numbers(crop)
     u[0], u[1] = 0, 1 - 2**-24  # the first and the last window
     result = crop(to_memory_format(x, channels_last), u)
@@ -110,7 +110,7 @@ def test_rotation_equals_torchvision(channels_last):
 
 
 @pytest.mark.parametrize(
-    ("shape", "channels", "given"),
+    ("shape", "channels", "options"),
     [
         ((20, 16), 3, {"size": 12, "scale": [0.6, 1.0]}),
         ((8, 8), 1, {"size": 24, "scale": [0.8, 1.2]}),  # areas larger than the image are rejected
@@ -118,14 +118,14 @@ def test_rotation_equals_torchvision(channels_last):
         ((10, 40), 1, {"ratio": [0.9, 1.1], "scale": [0.9, 1.0]}),
     ],
 )
-def test_random_resized_crop_equals_torchvision(shape, given, channels_last, channels):
-    crop, x = make("random_resized_crop", given), make_pixels(channels, *shape)
+def test_random_resized_crop_equals_torchvision(shape, options, channels_last, channels):
+    crop, x = make("random_resized_crop", options), make_pixels(channels, *shape)
     u = draw_numbers(crop)
     result, boxes = crop(to_memory_format(x, channels_last), u), torch.stack(crop.draw_boxes(u, *shape), 1)
-    for each, v, box, got in zip(x, u, boxes.tolist(), result, strict=True):
+    for each, v, box, cropped in zip(x, u, boxes.tolist(), result, strict=True):
         assert box == naive_box(crop, v, *shape)
         expected = functional.resized_crop(each, *box, list(crop.output_shape(x.shape[1:])[1:]), antialias=True)
-        torch.testing.assert_close(got, expected, atol=2e-6, rtol=0)
+        torch.testing.assert_close(cropped, expected, atol=2e-6, rtol=0)
 
 
 def naive_box(crop, u, h, w):
@@ -168,19 +168,19 @@ COLOR_FUNCTIONS = {
 
 
 @pytest.mark.parametrize(
-    "given", [{"saturation": 0.4}, dict.fromkeys(COLOR_FUNCTIONS, 0.2)], ids=["saturation", "all in turn"]
+    "options", [{"saturation": 0.4}, dict.fromkeys(COLOR_FUNCTIONS, 0.2)], ids=["saturation", "all in turn"]
 )
-def test_color_jitter_equals_torchvision(given, channels_last):
-    colour, x = make("color_jitter", given), make_pixels()
-    u, expected = draw_numbers(colour), x.clone()
+def test_color_jitter_equals_torchvision(options, channels_last):
+    jitter, x = make("color_jitter", options), make_pixels()
+    u, expected = draw_numbers(jitter), x.clone()
     for i, (name, theirs) in enumerate(COLOR_FUNCTIONS.items()):
-        a = given.get(name, 0)
+        a = options.get(name, 0)
         if a:
             factors = (2 * u[:, i] - 1) * a + 1
             expected = torch.stack(
                 [theirs(each, float(factor)) for each, factor in zip(expected, factors, strict=True)]
             )
-    torch.testing.assert_close(colour(to_memory_format(x.clone(), channels_last), u), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(jitter(to_memory_format(x.clone(), channels_last), u), expected, atol=1e-5, rtol=0)
 
 
 # ---- pipelines ----
@@ -210,9 +210,9 @@ def test_bytes_are_read_as_normalised_floats(channels_last):
 def test_normalize_replaces_the_normalisation_of_the_source():
     x = make_pixels(dtype=torch.uint8)
     expected = (x.float().div(255) - 0.5) / 0.5
-    for given in ("half", {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}):
+    for options in ("half", {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}):
         assert torch.equal(
-            LazyImages(x, image_pipeline("horizontal_flip", ("normalize", given), ("cutout", 4))).all_inputs(),
+            LazyImages(x, image_pipeline("horizontal_flip", ("normalize", options), ("cutout", 4))).all_inputs(),
             expected,
         )
 
@@ -295,10 +295,10 @@ def test_a_crop_with_a_size_sets_the_input_shape():
         )
         assert data.input_shape == (3, 7, 7)
         shard = data.train[0]
-        given = [each for each, _ in batches(shard, 3, None, augment=torch.Generator().manual_seed(0))]
+        trained = [each for each, _ in batches(shard, 3, None, augment=torch.Generator().manual_seed(0))]
         tested = [each for each, _ in batches(shard, 3, None)]
-        assert {each.shape[1:] for each in given + tested} == {(3, 7, 7)}
-        assert not torch.equal(torch.cat(given), torch.cat(tested))
+        assert {each.shape[1:] for each in trained + tested} == {(3, 7, 7)}
+        assert not torch.equal(torch.cat(trained), torch.cat(tested))
 
 
 # ---- batches ----
