@@ -126,24 +126,24 @@ def test_rows_are_stored_if_uploads_may_be_dropped(size, gather_classes):
 class RowReader(fedmpi.Method):
     """A method that reads the rows themselves."""
 
-    def aggregate(self, s, up):
-        return up.dw.sort(0).values[0], State()
+    def aggregate(self, server, updates):
+        return updates.dw.sort(0).values[0], State()
 
 
 @dataclass(frozen=True)
 class UndeclaredReader(fedmpi.Method):
     mean_only_slots = {"dw": ("p",)}
 
-    def aggregate(self, s, up):
-        return up.dw[0], State()
+    def aggregate(self, server, updates):
+        return updates.dw[0], State()
 
 
 @dataclass(frozen=True)
 class UndeclaredSum(fedmpi.Method):
     mean_only_slots = {"dw": ("uniform",)}
 
-    def aggregate(self, s, up):
-        return up.mean("dw"), State()
+    def aggregate(self, server, updates):
+        return updates.mean("dw"), State()
 
 
 def config_of_class(cls, **changes):
@@ -221,11 +221,11 @@ def test_an_entry_beyond_the_range_of_integer_sums_is_an_error(size, monkeypatch
 class NanSender(fedmpi.Method):
     mean_only_slots = {"dw": ("p",)}
 
-    def upload(self, k):
-        return State(dw=(k.w - k.w0) / (0.0 if k.id == 1 else 1.0)), State()
+    def upload(self, client):
+        return State(dw=(client.w - client.w0) / (0.0 if client.id == 1 else 1.0)), State()
 
-    def aggregate(self, s, up):
-        return up.mean("dw"), State()
+    def aggregate(self, server, updates):
+        return updates.mean("dw"), State()
 
 
 @pytest.mark.parametrize("size", [1, 3])
