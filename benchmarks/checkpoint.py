@@ -21,7 +21,7 @@ from engine import images, settings
 from fedmpi.comm.base import SingleProcess
 from fedmpi.data.federated import split
 from fedmpi.runtime import build
-from fedmpi.runtime.checkpoints import Checkpoints, ClientStateFiles
+from fedmpi.runtime.checkpoints import CheckpointWriter, ClientStateFiles
 
 
 def main():
@@ -40,7 +40,7 @@ def main():
     fed = build.make_federation(experiment, SingleProcess(torch.device("cpu")), lambda: False)
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         (Path(folder) / "checkpoints").mkdir()
-        stored = Checkpoints(Path(folder) / "checkpoints", ClientStateFiles(Path(folder) / "state"), 1, 2)
+        stored = CheckpointWriter(Path(folder) / "checkpoints", ClientStateFiles(Path(folder) / "state"), 1, 2)
         seconds, stamps = {True: [], False: []}, []
 
         def keep(fed, t, memory, last):

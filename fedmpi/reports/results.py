@@ -77,7 +77,7 @@ def _list_warnings(runs: RunCollection) -> list[str]:
         warnings.append(f"{who}; all numbers refer to the rounds so far.")
     different = dict[str, None]()
     for group in runs.groups:
-        known = [compare.seed_independent_digests(run.identity) for run in group.runs]
+        known = [compare.select_seed_independent_digests(run.identity) for run in group.runs]
         different |= {name[1:-1]: None for each in known for name in each if len({k.get(name) for k in known}) > 1}
     if different:
         warnings.append(f"Runs with the same settings differ in {', '.join(different)}.")

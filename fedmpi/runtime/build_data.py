@@ -149,18 +149,18 @@ def standardise_targets(
             "number)"
         )
 
-    def sums(y: Tensor) -> np.ndarray:
+    def sum_counted_targets(y: Tensor) -> np.ndarray:
         return sum_targets(y, is_counted(y, settings.task.options.get("ignore")))
 
     if settings.data.standardise_target == "pooled":
-        scales[""] = TargetScale.from_sums(exchange([sums(y) for y, _ in train]))
+        scales[""] = TargetScale.from_sums(exchange([sum_counted_targets(y) for y, _ in train]))
         new = {id(y): scales[""].stack_with_targets(y) for y, _ in all_targets}
     else:
         new = {id(y): torch.stack([y, y, y], dim=1) for y, _ in all_targets}
         owned = [(y, site) for y, site in all_targets if site is not None]
         for k in sorted({k for _, site in owned for k in site.unique().tolist()}):
             rows = torch.cat([y[site == k] for y, site in train])
-            scale = scales[names[k] if names else str(k)] = TargetScale.from_sums([sums(rows)])
+            scale = scales[names[k] if names else str(k)] = TargetScale.from_sums([sum_counted_targets(rows)])
             for y, site in owned:
                 new[id(y)][site == k] = scale.stack_with_targets(y[site == k])
     data = data.with_samples(lambda x: x, lambda y: new[id(y)])

@@ -107,7 +107,7 @@ class ClientStateFiles:
         return [(int(client), int(t)) for client, t, _ in names]
 
 
-class Checkpoints:
+class CheckpointWriter:
     """Writes this rank's part of the checkpoints of a run. The engine calls `save` after each round."""
 
     def __init__(self, folder: Path, rows: ClientStateFiles, every: int, keep: int) -> None:
@@ -288,7 +288,7 @@ def _describe_change(key: str, before: Mapping[str, str], now: Mapping[str, str]
 
 # ---- resuming: restore a checkpoint ----
 def restore_newest_checkpoint(
-    fed: Federation, checkpoints: Checkpoints, timeout_s: float, print_line: Callable[[str], None]
+    fed: Federation, checkpoints: CheckpointWriter, timeout_s: float, print_line: Callable[[str], None]
 ) -> int:
     """Restore the newest complete checkpoint on all ranks, and return its round; -1 if there is none.
 
@@ -328,7 +328,7 @@ def restore_newest_checkpoint(
 
 
 def _iter_intact_checkpoints(
-    checkpoints: Checkpoints, print_line: Callable[[str], None]
+    checkpoints: CheckpointWriter, print_line: Callable[[str], None]
 ) -> Iterator[tuple[int, dict[str, Tensor], dict[str, Any]]]:
     """Yield (round, server's tensors, rank 0's other values) of checkpoints with an intact server file, newest first.
 
@@ -352,7 +352,7 @@ def _iter_intact_checkpoints(
         )
 
 
-def _find_damage(fed: Federation, checkpoints: Checkpoints, t: int) -> str:
+def _find_damage(fed: Federation, checkpoints: CheckpointWriter, t: int) -> str:
     """Return an error text if a state row of this rank's clients in the checkpoint of round t is damaged; else ""."""
     if not fed.trainer.messages.client_state.size:
         return ""

@@ -165,7 +165,7 @@ def find_plugins(names: Iterable[str]) -> list[PluginFile]:
     return plugins
 
 
-def plugin_digests(plugins: Sequence[PluginFile]) -> dict[str, str]:
+def compute_plugin_digests(plugins: Sequence[PluginFile]) -> dict[str, str]:
     """Return digests (short checksums) of plug-in files and of modules that they import, by name.
 
     They are compared between ranks, and when a run is resumed. The paths of the files may differ.
@@ -189,7 +189,7 @@ def copy_plugins(directory: RunDirectory, plugins: Sequence[PluginFile]) -> list
         copy = f"plugins/{name}"
         before = directory.path / copy
         if before.exists() and before.read_bytes() != content:
-            before.rename(before.with_name(f"{before.stem}.{file_sha256(before)[:8]}{before.suffix}"))
+            before.rename(before.with_name(f"{before.stem}.{compute_file_sha256(before)[:8]}{before.suffix}"))
         directory.write(copy, content)
         rows.append({"copy": copy, "file": str(path), "sha256": hashlib.sha256(content).hexdigest()})
     return rows
@@ -211,10 +211,10 @@ def _load_with_plugin_copies(run_dir: Path, overrides: Sequence[str], changed: b
     for name in filter(registry.is_file_reference, find_external_code(tree).values()):
         place, _, attribute = name.rpartition(":")
         row, is_there = copies.get(os.path.realpath(place)), Path(place).is_file()
-        if row is None or (is_there and (not changed or file_sha256(Path(place)) == row["sha256"])):
+        if row is None or (is_there and (not changed or compute_file_sha256(Path(place)) == row["sha256"])):
             continue
         copy = run_dir.absolute() / row["copy"]
-        if not copy.is_file() or file_sha256(copy) != row["sha256"]:
+        if not copy.is_file() or compute_file_sha256(copy) != row["sha256"]:
             what = "has changed" if copy.is_file() else "is missing"
             raise UserError(
                 f"{copy} {what}: it was the copy of {row['file']} that this run used (SHA-256 "
@@ -240,6 +240,6 @@ def _read_plugin_copies(run_dir: Path) -> dict[str, dict[str, str]]:
     return {row["file"]: row for row in inside}
 
 
-def file_sha256(path: Path) -> str:
+def compute_file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file's content, in hexadecimal."""
     return hashlib.sha256(path.read_bytes()).hexdigest()

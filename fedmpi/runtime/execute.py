@@ -34,7 +34,7 @@ from fedmpi.engine.faults.lost_ranks import LostRanks
 from fedmpi.engine.federation import Federation
 from fedmpi.runtime import build, build_data, checkpoints, code_trust, memory, rank_agreement
 from fedmpi.runtime.build import Experiment
-from fedmpi.runtime.checkpoints import Checkpoints, ClientStateFiles
+from fedmpi.runtime.checkpoints import CheckpointWriter, ClientStateFiles
 from fedmpi.runtime.device import choose_device, configure_numerics
 from fedmpi.runtime.record import atomic_files, console_text
 from fedmpi.runtime.record.data_files import write_own_preprocessing
@@ -130,13 +130,13 @@ def _run(
     # Objects are built before the ranks connect, so that errors are found before any rank waits for another. Silos are
     # opened later, when this rank knows which of them it owns.
     configure_numerics(settings)
-    device, experiment, digests = choose_device(settings, job), None, rank_agreement.code_digests()
+    device, experiment, digests = choose_device(settings, job), None, rank_agreement.compute_code_digests()
     if settings.data.silos:
         build.make_method(settings)
     else:
         data = build_data.build_partitioned_data(settings)
         if job.size > 1 or settings.checkpoint.every:  # otherwise they are not compared
-            digests |= rank_agreement.data_digests(data)
+            digests |= rank_agreement.compute_data_digests(data)
         experiment = build.make_experiment(settings, data, device)
 
     comm = connect(job, settings.comm.backend, device, timeouts, error_reporter, settings.comm.interface)
@@ -147,14 +147,17 @@ def _run(
     written = resolve_settings(settings)
     # Settings are compared with all defaults filled in: rank 0 may resume from the config.yaml of the run directory,
     # the others from the user's file, which leaves defaults out.
-    items = {key: rank_agreement.short_digest(text) for key, text in normalize_identity(written.digest_items()).items()}
+    items = {
+        key: rank_agreement.compute_short_digest(text)
+        for key, text in normalize_identity(written.digest_items()).items()
+    }
     rank_agreement.check_agreement(comm, items, settings.comm.start_timeout_s)
     if experiment is None:
         experiment = build.make_experiment(settings, build_data.build_silo_data(settings, comm), device)
     ranks = exchange_rank_info(experiment, job, comm, device)
     own_code = code_trust.find_plugins(code_trust.find_external_code(settings.model_dump(mode="json")).values())
-    digests |= rank_agreement.model_digests(experiment.model, experiment.initial)
-    digests |= code_trust.plugin_digests(own_code) if own_code else {}
+    digests |= rank_agreement.compute_model_digests(experiment.model, experiment.initial)
+    digests |= code_trust.compute_plugin_digests(own_code) if own_code else {}
     rank_agreement.check_agreement(comm, digests, settings.comm.start_timeout_s)
 
     no_regroup = next((each["no_regroup"] for each in ranks if each["no_regroup"]), "")
@@ -262,7 +265,7 @@ def _set_up_files_and_restore(experiment: Experiment, fed: Federation, recorder:
     rows = ClientStateFiles(path / "state", silos)
     if comm.rank == 0:
         (path / "checkpoints").mkdir(exist_ok=True)
-    recorder.checkpoints = Checkpoints(path / "checkpoints", rows, checkpoint.every, checkpoint.keep)
+    recorder.checkpoints = CheckpointWriter(path / "checkpoints", rows, checkpoint.every, checkpoint.keep)
     if stateful:
         fed.states.store, fed.states.max_in_memory = rows, experiment.max_states_in_memory or experiment.data.clients
     if not start["is_resumed"]:

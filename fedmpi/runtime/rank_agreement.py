@@ -29,7 +29,7 @@ CHUNK_BYTES = 1 << 20  # bytes hashed at a time
 DIGEST_BYTES = 6  # bytes of SHA-256 per item, so that 60 items with their names fit into one allgather_bytes
 
 
-def short_digest(*parts: str | bytes | Iterable[bytes]) -> str:
+def compute_short_digest(*parts: str | bytes | Iterable[bytes]) -> str:
     """Return the first SHORT bytes of the SHA-256 over all parts, in hexadecimal.
 
     A part can be an iterator over pieces, so that the pieces are not in memory at the same time.
@@ -41,16 +41,16 @@ def short_digest(*parts: str | bytes | Iterable[bytes]) -> str:
     return sha256.hexdigest()[: 2 * DIGEST_BYTES]
 
 
-def code_digests() -> dict[str, str]:
+def compute_code_digests() -> dict[str, str]:
     """Return digests of fedmpi's source files and of the version of torch, by name."""
     package = Path(__file__).parents[1]
     own = [
         part for path in sorted(package.rglob("*.py")) for part in (str(path.relative_to(package)), path.read_bytes())
     ]
-    return {"(code of fedmpi)": short_digest(*own), "(torch version)": short_digest(torch.__version__)}
+    return {"(code of fedmpi)": compute_short_digest(*own), "(torch version)": compute_short_digest(torch.__version__)}
 
 
-def data_digests(federated: FederatedData) -> dict[str, str]:
+def compute_data_digests(federated: FederatedData) -> dict[str, str]:
     """Return digests (short checksums) of the partition, the training data and the test data, by name.
 
     In silo mode the result is {}, as each rank has different data. For images, the digest covers the stored bytes and
@@ -61,23 +61,23 @@ def data_digests(federated: FederatedData) -> dict[str, str]:
         return {}
     (_, x, y), test = next(distinct_samples(federated.train)), federated.global_test
     return {
-        "(partition)": short_digest(federated.parts.order.tobytes()),
-        "(training data)": short_digest(_iter_chunks(x), _iter_chunks(y)),
-        "(test data)": short_digest(_iter_chunks(test.x), _iter_chunks(test.y)),
+        "(partition)": compute_short_digest(federated.parts.order.tobytes()),
+        "(training data)": compute_short_digest(_iter_chunks(x), _iter_chunks(y)),
+        "(test data)": compute_short_digest(_iter_chunks(test.x), _iter_chunks(test.y)),
     }
 
 
-def model_digests(model: FlatModel, initial: InitialWeights | None) -> dict[str, str]:
+def compute_model_digests(model: FlatModel, initial: InitialWeights | None) -> dict[str, str]:
     """Return digests of the model's layout, of initial weights from a file, and of frozen parameters, by name."""
-    given = {} if initial is None else {"(initial weights)": short_digest(initial.content)}
-    frozen = frozen_digest(model.frozen) if model.frozen else {}
-    return {"(layout)": short_digest(repr(model.layout)), **given, **frozen}
+    given = {} if initial is None else {"(initial weights)": compute_short_digest(initial.content)}
+    frozen = compute_frozen_digest(model.frozen) if model.frozen else {}
+    return {"(layout)": compute_short_digest(repr(model.layout)), **given, **frozen}
 
 
-def frozen_digest(parameters: Mapping[str, Tensor]) -> dict[str, str]:
+def compute_frozen_digest(parameters: Mapping[str, Tensor]) -> dict[str, str]:
     """Return one digest of all frozen parameters, which are never sent, as a dict; {} if there are none."""
     pieces = (piece for name, p in parameters.items() for piece in (name.encode(), *_iter_chunks(p.detach())))
-    return {"(frozen parameters)": short_digest(pieces)} if parameters else {}
+    return {"(frozen parameters)": compute_short_digest(pieces)} if parameters else {}
 
 
 def _iter_chunks(x: Samples | LazyImages) -> Iterator[bytes]:
@@ -114,7 +114,7 @@ def check_agreement(comm: Communicator, items: Mapping[str, str], timeout_s: flo
     """
     mine = "\n".join(f"{name}={value}" for name, value in items.items())
     if len(mine.encode()) > 4000:  # too many items for one message: compare one digest of all
-        mine = f"(config)={short_digest(mine)}"
+        mine = f"(config)={compute_short_digest(mine)}"
     texts = [payload.decode() for payload in comm.allgather_bytes(mine.encode(), timeout_s)]
     answers = [dict(line.rsplit("=", 1) for line in text.split("\n")) for text in texts]
     problems = []

@@ -130,10 +130,10 @@ def test_torch_compile_without_a_compiler_is_told_before_anything_runs(monkeypat
 def test_one_differing_row_is_noticed():
     """All of the data are digested, not a sample of them: a rank would quietly train something else."""
     whole = images(n=9000)  # more than two pieces of the stream
-    same = rank_agreement.data_digests(split(images(n=9000), "iid", 3, 0))
+    same = rank_agreement.compute_data_digests(split(images(n=9000), "iid", 3, 0))
     for part, row in (("train_x", 5000), ("train_y", 8999), ("test_x", 30), ("test_y", 59)):
         values = getattr(whole, part).clone()
         values[row] = 1 - values[row].clamp(max=1)
-        other = rank_agreement.data_digests(split(replace(whole, **{part: values}), "iid", 3, 0))
+        other = rank_agreement.compute_data_digests(split(replace(whole, **{part: values}), "iid", 3, 0))
         name = "(training data)" if part.startswith("train") else "(test data)"
         assert {key for key in same if same[key] != other[key]} == {name}, part

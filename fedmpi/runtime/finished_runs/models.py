@@ -204,7 +204,7 @@ def _rebuild_experiment(
         return build.make_experiment(settings, build_data.build_one_site_data(settings, client), device)
     data = build_data.build_partitioned_data(settings)
     recorded = json.loads((run_dir / "identity.json").read_text(encoding="utf-8"))
-    digests = rank_agreement.data_digests(data)
+    digests = rank_agreement.compute_data_digests(data)
     if different := [key[1:-1] for key, digest in digests.items() if recorded.get(key, digest) != digest]:
         raise UserError(
             f"{' and '.join(different)} in {settings.data.root} differ from those of the run, but method "

@@ -147,7 +147,7 @@ class Predictor:
     settings: Settings
 
     def __call__(self, rows: Any, *, site: str | None = None, ids: Sequence[str] = ()) -> Predictions:
-        preprocessing, site = self._preprocessing(site)
+        preprocessing, site = self._find_preprocessing(site)
         preparation = preprocessing.preparation
         given = parse_overrides(self.run_model.overrides).data.get("data")
         with set_ignored_target(self.settings.task.options.get("ignore")):
@@ -163,10 +163,10 @@ class Predictor:
         shape, trained = get_sample_shape(new_rows.x), parse_input_shape(self.run_model.metadata)[0]
         if shape != trained:
             raise UserError(f"the rows have samples of shape {shape}, but the model was trained on shape {trained}")
-        scales = preprocessing.scales(new_rows.sites if site is None else (site,), len(new_rows.x))
-        return self._predict(new_rows, preparation.output_names, scales)
+        scales = preprocessing.find_target_scales(new_rows.sites if site is None else (site,), len(new_rows.x))
+        return self._predict_rows(new_rows, preparation.output_names, scales)
 
-    def _preprocessing(self, site: str | None) -> tuple[Preprocessing, str | None]:
+    def _find_preprocessing(self, site: str | None) -> tuple[Preprocessing, str | None]:
         """Return the preprocessing of rows, and the site whose statistics it uses; None for statistics of all sites."""
         silos, client = self.settings.data.silos, self.run_model.client
         if silos is not None:
@@ -182,7 +182,7 @@ class Predictor:
             site = find_client_site(preprocessing.client_sites, client)
         return preprocessing, site
 
-    def _predict(self, rows: NewRows, names: Sequence[str], scales: Sequence[TargetScale] | None) -> Predictions:
+    def _predict_rows(self, rows: NewRows, names: Sequence[str], scales: Sequence[TargetScale] | None) -> Predictions:
         """Predict all rows, and compute the task's metrics if they have targets."""
         construct = registry.make_component(tasks.KIND, self.settings.task, self.settings.key_origins("task"))
         with seeds.temporary_seed(self.settings.seed, "task"):
@@ -194,7 +194,7 @@ class Predictor:
         reason, start = rows.why_no_targets if rows.has_target is None else "", 0
         with torch.inference_mode():
             for x, y in batches(shard, self.settings.evaluate.batch_size, None):
-                f = self._outputs(x)
+                f = self._compute_outputs(x)
                 if scales is not None:
                     own, start = scales[start : start + len(f)], start + len(f)
                     f = torch.cat([scale.to_original_units(row[None]) for scale, row in zip(own, f, strict=True)])
@@ -212,7 +212,7 @@ class Predictor:
         predictions.why_no_metrics = reason or rows.why_no_targets
         return predictions
 
-    def _outputs(self, x: Any) -> Tensor:
+    def _compute_outputs(self, x: Any) -> Tensor:
         """Return the model's outputs (B, ...) on the CPU, in the precision that evaluations of the run use."""
         module = self.module.eval()
         like = next(iter(module.parameters()), torch.empty(0))

@@ -40,7 +40,7 @@ from fedmpi.runtime.record.run_dir import (
     ROUND_FILES,
     RunDirectory,
     compute_checksums,
-    total_checksum,
+    compute_total_checksum,
 )
 from fedmpi.runtime.record.saved_model import describe_best_model, read_model_metadata
 from fedmpi.runtime.record.summary import metric_names, summarize_run
@@ -86,7 +86,7 @@ class Findings:
         self.print_line(f"  cannot tell: {text}")
 
     @property
-    def code(self) -> int:
+    def exit_code(self) -> int:
         return ALTERED if self.altered else UNKNOWN if self.undecided else VERIFIED
 
 
@@ -144,15 +144,15 @@ def verify_run(run: Path, print_line: PrintLine, options: VerifyOptions, working
             _check_files(run, settings, rows, reason, findings)
         replayed = _replay_some_rounds(run, settings, sorted({row["round"] for row in rows}), reason, options, findings)
     rest = len(rows) - len(replayed)
-    if findings.code == VERIFIED and not rows:
+    if findings.exit_code == VERIFIED and not rows:
         findings.add_undecided("this run has recorded no round")
-    elif findings.code == VERIFIED and rest and not has_checksums:
+    elif findings.exit_code == VERIFIED and rest and not has_checksums:
         why = f"there is no {CHECKSUMS}: the run was killed, or has not ended"
         findings.add_undecided(f"{why}; --rounds all replays all rounds")
     others = f"; the other {rest} by checksums, which do not reveal a change by someone who rewrites them, too"
     verdicts = {ALTERED: f"ALTERED: {pluralize(findings.altered, 'finding')}", UNKNOWN: "CANNOT TELL"}
-    print_line(verdicts.get(findings.code, f"verified{others if rest else ''}"))
-    return findings.code
+    print_line(verdicts.get(findings.exit_code, f"verified{others if rest else ''}"))
+    return findings.exit_code
 
 
 # ---- without training ----
@@ -167,7 +167,7 @@ def _check_checksums(run: Path, published: str | None, findings: Findings) -> bo
         return False
     recorded, now = read_json_object(run / CHECKSUMS) or {}, compute_checksums(run)
     digest = str(recorded.get("checksum"))
-    if digest != total_checksum(recorded):
+    if digest != compute_total_checksum(recorded):
         findings.add_altered(f"{CHECKSUMS}: its content does not match the SHA-256 in it")
     if published is not None and not digest.startswith(published.lower()):
         findings.add_altered(f"{CHECKSUMS}: the checksum is {digest[: max(len(published), 12)]}, not {published}")
@@ -291,7 +291,7 @@ def _replay_some_rounds(
                 findings.add_undecided(f"{text}. {why}")
             else:
                 findings.add_altered(text)
-    if done and findings.code == VERIFIED:
+    if done and findings.exit_code == VERIFIED:
         same = "the same bits and metrics" if options.tolerance is None else f"metrics within {options.tolerance:g}"
         findings.print_line(f"  ok {pluralize(len(done), 'round')} replayed: {same}")
     return done

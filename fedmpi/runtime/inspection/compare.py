@@ -99,18 +99,18 @@ def find_differing_rows(
         x, y = left.get(key, {}), right.get(key, {})
         names = [each for each in {**x, **y} if each not in left_out and (key[0] != partial or each in y)]
         pairs = [Difference(each, x.get(each, MISSING), y.get(each, MISSING)) for each in names]
-        if differences := [pair for pair in pairs if not _is_same(pair.a, pair.b, tolerance)]:
+        if differences := [pair for pair in pairs if not _are_equal(pair.a, pair.b, tolerance)]:
             yield key, differences
 
 
-def _is_same(a: Any, b: Any, tolerance: float | None) -> bool:
+def _are_equal(a: Any, b: Any, tolerance: float | None) -> bool:
     if tolerance is not None and bool not in (type(a), type(b)):
         if isinstance(a, int | float) and isinstance(b, int | float):
             return abs(a - b) <= tolerance * max(1.0, abs(a), abs(b))
         if isinstance(a, list) and isinstance(b, list):
-            return len(a) == len(b) and all(_is_same(x, y, tolerance) for x, y in zip(a, b, strict=True))
+            return len(a) == len(b) and all(_are_equal(x, y, tolerance) for x, y in zip(a, b, strict=True))
         if isinstance(a, dict) and isinstance(b, dict):
-            return a.keys() == b.keys() and all(_is_same(a[key], b[key], tolerance) for key in a)
+            return a.keys() == b.keys() and all(_are_equal(a[key], b[key], tolerance) for key in a)
     return bool(a == b)
 
 
@@ -213,7 +213,7 @@ def _format_pair(name: str, values: list[Any]) -> str:
 
 
 # ---- comparability of runs that are combined in a table cell or in a curve of a report ----
-def seed_independent_digests(identity: Mapping[str, Any]) -> dict[str, str]:
+def select_seed_independent_digests(identity: Mapping[str, Any]) -> dict[str, str]:
     """Return the digests of identity.json that do not depend on the seed.
 
     A data source that is a plug-in may depend on the seed, so digests of its data are left out.
@@ -238,7 +238,7 @@ def find_digest_differences(runs: Iterable[tuple[Settings, Mapping[str, Any]]]) 
     first: dict[tuple[str, ...], tuple[str, str]] = {}
     differing: dict[str, tuple[str, str]] = {}
     for settings, identity in runs:
-        same_for_seeds = seed_independent_digests(identity)
+        same_for_seeds = select_seed_independent_digests(identity)
         for item in (
             key for key in identity if key in same_for_seeds or key in (*CODE_DIGESTS, PARTITION, TRAINING, TEST)
         ):

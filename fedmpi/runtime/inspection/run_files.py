@@ -94,7 +94,7 @@ def read_tail(path: Path, size: int = TAIL_BYTES) -> list[Row]:
         return []
 
 
-def last_modified(paths: Sequence[Path]) -> float | None:
+def find_last_modified(paths: Sequence[Path]) -> float | None:
     """Return the time at which any of the files was last modified, in seconds since 1970; None if no file exists."""
     times = []
     for path in paths:

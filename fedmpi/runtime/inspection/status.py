@@ -102,7 +102,7 @@ def read_brief_status(run: Path, lines: JsonLines | None = None, now: float | No
     )
     run_files.check_written_by_this_version(run, identity)
     rounds, round_s = _planned_rounds(identity), _mean_round_seconds(lines.rows)
-    written = run_files.last_modified([run / "metrics.jsonl", run / "log.txt", *run.glob("trace/rank-*.jsonl")])
+    written = run_files.find_last_modified([run / "metrics.jsonl", run / "log.txt", *run.glob("trace/rank-*.jsonl")])
     is_late = written is None or now - written >= RECENT_S + RECENT_ROUNDS * (round_s or 0.0)
     is_locked, who = lock.inspect_lock(run)
     reason = str(summary.get("exit_reason", ""))
@@ -119,7 +119,7 @@ def read_brief_status(run: Path, lines: JsonLines | None = None, now: float | No
     else:
         state, why = NEVER_STARTED, "the directory contains no files of a run"
     newest = max(run.glob("checkpoints/[0-9]*.safetensors"), default=None)
-    times = run_files.last_modified([newest] if newest else []), written
+    times = run_files.find_last_modified([newest] if newest else []), written
     age, since = (None if t is None else max(now - t, 0.0) for t in times)
     has_eta = state == RUNNING and not is_late and rounds is not None and round_s is not None
     return {

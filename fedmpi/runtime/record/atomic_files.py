@@ -54,7 +54,7 @@ def serialize_tensors(tensors: Mapping[str, Tensor], facts: Any) -> bytes:
     Equal arguments give equal bytes.
     """
     text = json.dumps(facts, sort_keys=True)
-    manifest = {"facts": text, "sha256": _digest(tensors, text)}
+    manifest = {"facts": text, "sha256": _compute_digest(tensors, text)}
     return safetensors.torch.save(dict(tensors), {"fedmpi": json.dumps(manifest)})
 
 
@@ -74,12 +74,12 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
         raise CorruptFileError(f"{path}: {error.strerror}") from error
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise CorruptFileError(f"{path} is damaged: not a complete file of tensors ({error})") from error
-    if _digest(tensors, facts) != recorded:
+    if _compute_digest(tensors, facts) != recorded:
         raise CorruptFileError(f"{path} is damaged: its content does not match the SHA-256 recorded in it")
     return tensors, json.loads(facts)
 
 
-def _digest(tensors: Mapping[str, Tensor], facts: str) -> str:
+def _compute_digest(tensors: Mapping[str, Tensor], facts: str) -> str:
     digest = hashlib.sha256(facts.encode())
     for name in sorted(tensors):
         x = tensors[name]

@@ -103,7 +103,7 @@ class Preprocessing:
         """The sites that standardise targets with their own statistics; () if there are none."""
         return tuple(name for name in self.targets if name)
 
-    def scales(self, sites: Sequence[str], rows: int) -> list[TargetScale] | None:
+    def find_target_scales(self, sites: Sequence[str], rows: int) -> list[TargetScale] | None:
         """Return the mean and standard deviation of the targets for each row; None if targets are not standardised.
 
         Args:
@@ -133,7 +133,7 @@ class Preprocessing:
         pairs = [(item, None) if isinstance(item, str) else next(iter(item.items())) for item in self.augment]
         return tuple(make_transform(name, given, f"data.augment.{i}", {}) for i, (name, given) in enumerate(pairs))
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the content of preprocessing.json."""
         facts = {"format": FORMAT, **self.preparation.to_dict(), "augment": self.augment}
         facts |= {"client_sites": self.client_sites} if self.client_sites else {}
@@ -160,7 +160,7 @@ def write_preprocessing(directory: RunDirectory, settings: Settings, data: Feder
         by_site = data.preparation.site_names or any(data.target_scales)
         sites = data.site_names if by_site or data.clients <= MAX_CLIENTS_IN_JSON else ()
         prepared = Preprocessing(data.preparation, settings.data.augment, sites, data.target_scales)
-        directory.write_json(PREPROCESSING, prepared.facts())
+        directory.write_json(PREPROCESSING, prepared.to_dict())
 
 
 def write_own_preprocessing(folder: Path, settings: Settings, data: FederatedData) -> None:
@@ -170,7 +170,7 @@ def write_own_preprocessing(folder: Path, settings: Settings, data: FederatedDat
         site = data.site_names[client]
         scale = data.target_scales.get("", data.target_scales.get(site))
         own = Preprocessing(preparation, settings.data.augment, targets={} if scale is None else {"": scale})
-        directory.write_json(str(site_preprocessing_path(Path(), site)), own.facts())
+        directory.write_json(str(site_preprocessing_path(Path(), site)), own.to_dict())
 
 
 def site_preprocessing_path(run: Path, site: str) -> Path:

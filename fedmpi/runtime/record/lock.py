@@ -45,7 +45,7 @@ def hold_lock(directory: Path) -> Iterator[None]:
     with ExitStack() as stack:
         try:
             file = stack.enter_context(path.open("ab", buffering=0))
-            _acquire(file, path)
+            _acquire_lock(file, path)
             file.truncate(0)
             file.write(json.dumps(holder).encode())
         except OSError as error:
@@ -54,7 +54,7 @@ def hold_lock(directory: Path) -> Iterator[None]:
         yield
 
 
-def _acquire(file: FileIO, path: Path) -> None:
+def _acquire_lock(file: FileIO, path: Path) -> None:
     """Lock an open file; try for RETRY_S seconds, as `inspect_lock` in another process may lock it for a moment."""
     until = time.monotonic() + RETRY_S
     while True:

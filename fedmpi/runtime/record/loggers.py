@@ -59,16 +59,16 @@ class LoggerCollection:
         about = {"id": known.get("id") or uuid.uuid4().hex[:16], "name": directory.path.name, "first": first}
         directory.write_json(STATE_FILE, {"id": about["id"]})
         about |= {"directory": str(directory.path.absolute()), "resumed": resumed}
-        self._call("begin", {**about, "settings": redact(settings.model_dump(mode="json"))})
+        self._call_hook("begin", {**about, "settings": redact(settings.model_dump(mode="json"))})
 
     def round(self, row: Mapping[str, Any]) -> None:
         """Call the hook `round` of all loggers with a row of metrics.jsonl."""
-        self._call("round", row)
+        self._call_hook("round", row)
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        self._call("end", summary)
+        self._call_hook("end", summary)
 
-    def _call(self, hook: str, argument: Mapping[str, Any]) -> None:
+    def _call_hook(self, hook: str, argument: Mapping[str, Any]) -> None:
         for name, logger in list(self.loggers.items()):
             try:
                 with _preserve_process_state():

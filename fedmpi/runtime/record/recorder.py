@@ -21,7 +21,7 @@ from fedmpi.engine.federation_config import RunCallbacks
 from fedmpi.engine.model_selection import BestModel
 from fedmpi.runtime import code_trust
 from fedmpi.runtime.build import Experiment
-from fedmpi.runtime.checkpoints import Checkpoints
+from fedmpi.runtime.checkpoints import CheckpointWriter
 from fedmpi.runtime.record import console_text
 from fedmpi.runtime.record.data_files import write_partition, write_preprocessing
 from fedmpi.runtime.record.loggers import LoggerCollection
@@ -36,7 +36,7 @@ CLIENTS_TAIL = 1 << 16  # bytes read from the end of clients.jsonl, enough for t
 class RankRecorder(RunCallbacks):
     """The recorder of a rank other than 0, which only writes the rank's checkpoints; other callbacks do nothing."""
 
-    checkpoints: Checkpoints | None = None  # None: the run has no checkpoints
+    checkpoints: CheckpointWriter | None = None  # None: the run has no checkpoints
 
     def __init__(self) -> None:
         super().__init__()

@@ -80,8 +80,8 @@ class RunDirectory:
 
     def append(self, name: str, *lines: Mapping[str, Any] | str) -> None:
         """Append lines to a file, all of them or none. Texts are written unchanged, mappings as JSON."""
-        content = "".join(f"{each if isinstance(each, str) else _json(each)}\n" for each in lines).encode()
-        with self._writing(name) as path, open(path, "ab", buffering=0) as file:
+        content = "".join(f"{each if isinstance(each, str) else _to_json(each)}\n" for each in lines).encode()
+        with self._open_for_writing(name) as path, open(path, "ab", buffering=0) as file:
             before = file.tell()
             try:
                 while content:  # a write to a disk that is almost full may be partial
@@ -94,17 +94,17 @@ class RunDirectory:
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file atomically: a reader sees the complete file or the previous one."""
-        with self._writing(name) as path:
+        with self._open_for_writing(name) as path:
             path.parent.mkdir(parents=True, exist_ok=True)
             atomic_files.write_atomically(path, content)
 
     def write_json(self, name: str, facts: Mapping[str, Any]) -> None:
         """Write a JSON file with one object."""
-        self.write(name, f"{_json(facts, indent=2)}\n".encode())
+        self.write(name, f"{_to_json(facts, indent=2)}\n".encode())
 
     def write_rows(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write or replace a .jsonl file, with one line per row."""
-        self.write(name, "".join(f"{_json(row)}\n" for row in rows).encode())
+        self.write(name, "".join(f"{_to_json(row)}\n" for row in rows).encode())
 
     def write_model(
         self, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any] | None = None, name: str = MODEL
@@ -113,7 +113,7 @@ class RunDirectory:
         self.write(name, serialize_model(tensors, facts or {}))
 
     @contextmanager
-    def _writing(self, name: str) -> Iterator[Path]:
+    def _open_for_writing(self, name: str) -> Iterator[Path]:
         """Lock the directory for this thread, and yield the path of a file to write. Turns OSError into UserError."""
         try:
             with self._lock:
@@ -150,7 +150,7 @@ class RunDirectory:
                 rows = read_jsonl(self.path / name, need_round=True, strict=name in SYNCED).rows
                 self.write_rows(name, [row for row in rows if row["round"] < end])
         for name in ("summary.json", CHECKSUMS, REPORT, MODEL, BEST, *(path.name for path in self.path.glob(".*.tmp"))):
-            with self._writing(name) as path:
+            with self._open_for_writing(name) as path:
                 path.unlink(missing_ok=True)
         return rows_before
 
@@ -181,7 +181,7 @@ def serialize_model(tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any
     return safetensors.torch.save(copies, {"fedmpi": json.dumps(dict(facts))})
 
 
-def _json(value: Any, indent: int | None = None) -> str:
+def _to_json(value: Any, indent: int | None = None) -> str:
     return json.dumps(to_jsonable(value), indent=indent, allow_nan=False)
 
 
@@ -206,10 +206,10 @@ def compute_checksums(run: Path) -> dict[str, Any]:
             rows = parse_jsonl(line, need_round=True).rows
             digests.setdefault(str(rows[0]["round"]) if rows else "?", hashlib.sha256()).update(line)
         rounds[name] = {t: digest.hexdigest()[:16] for t, digest in digests.items()}
-    return {"files": files, "rounds": rounds, "checksum": total_checksum({"files": files, "rounds": rounds})}
+    return {"files": files, "rounds": rounds, "checksum": compute_total_checksum({"files": files, "rounds": rounds})}
 
 
-def total_checksum(facts: Mapping[str, Any]) -> str:
+def compute_total_checksum(facts: Mapping[str, Any]) -> str:
     """Return the SHA-256 of the content of checksums.json without its key `checksum`."""
     rest = {key: value for key, value in facts.items() if key != "checksum"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()

@@ -66,7 +66,7 @@ def describe_best_model(run_dir: Path) -> dict[str, Any] | None:
 def read_model_metadata(path: Path) -> dict[str, Any]:
     """Read the metadata of a model file; return {} if the file is missing or damaged."""
     try:
-        facts = _metadata(path)
+        facts = _read_metadata(path)
     except (SafetensorError, OSError, ValueError, KeyError):
         return {}
     return facts if isinstance(facts, dict) else {}
@@ -82,7 +82,7 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], tuple[Shape, Type], int]:
         UserError: The file is missing or damaged, or fedmpi has not written it.
     """
     try:
-        facts = _metadata(path)
+        facts = _read_metadata(path)
         return load_file(path), parse_input_shape(facts), int(facts["classes"])
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         message = f"{path} is damaged, or is not a model file of fedmpi"
@@ -97,7 +97,7 @@ def parse_input_shape(facts: Mapping[str, Any]) -> tuple[Shape, Type]:
     return decode_format(facts["input"])
 
 
-def _metadata(path: Path) -> Any:
+def _read_metadata(path: Path) -> Any:
     with safe_open(path, framework="pt") as file:
         return json.loads((file.metadata() or {})["fedmpi"])
 

@@ -151,7 +151,7 @@ def test_folders_of_sites_are_streamed(sites):
         with streaming.streaming_mode(stream):
             data = image_folder(sites, sites=True, size=6)
         assert isinstance(data.train_x.stored, Stream) == stream
-        results.append((data, rank_agreement.data_digests(split(data, "site", None, 0))))
+        results.append((data, rank_agreement.compute_data_digests(split(data, "site", None, 0))))
     (in_memory, _), (on_disk, digest) = results
     assert torch.equal(in_memory.train_x.all_inputs(), on_disk.train_x.all_inputs())
     assert torch.equal(in_memory.test_x.all_inputs(), on_disk.test_x.all_inputs())
@@ -159,4 +159,4 @@ def test_folders_of_sites_are_streamed(sites):
     (sites / "north/cat/0.png").write_bytes((sites / "north/cat/6.png").read_bytes() + b"x")
     with streaming.streaming_mode(True):
         other = image_folder(sites, sites=True, size=6)
-    assert rank_agreement.data_digests(split(other, "site", None, 0)) != digest
+    assert rank_agreement.compute_data_digests(split(other, "site", None, 0)) != digest

@@ -52,10 +52,10 @@ def test_clients_are_trained_together_above_a_backbone():
 
 def test_the_digest_tells_names_shapes_types_and_values():
     x = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor(1.0)}
-    same = rank_agreement.frozen_digest(x)
+    same = rank_agreement.compute_frozen_digest(x)
     assert set(same) == {"(frozen parameters)"}
-    assert rank_agreement.frozen_digest({k: v.clone() for k, v in x.items()}) == same
-    assert rank_agreement.frozen_digest({}) == {}
+    assert rank_agreement.compute_frozen_digest({k: v.clone() for k, v in x.items()}) == same
+    assert rank_agreement.compute_frozen_digest({}) == {}
     others = [
         {**x, "b": torch.tensor(1.0).nextafter(torch.tensor(2.0))},
         {**x, "a": x["a"].view(3, 2)},
@@ -63,4 +63,7 @@ def test_the_digest_tells_names_shapes_types_and_values():
         {**x, "b": torch.tensor(1.0, dtype=torch.bfloat16)},
         {"b": x["b"]},
     ]
-    assert len({*same.values(), *(v for other in others for v in rank_agreement.frozen_digest(other).values())}) == 6
+    assert (
+        len({*same.values(), *(v for other in others for v in rank_agreement.compute_frozen_digest(other).values())})
+        == 6
+    )

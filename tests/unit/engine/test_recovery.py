@@ -15,7 +15,7 @@ from fedmpi.engine.scheduler import assign_pinned
 from fedmpi.flat import linear
 from fedmpi.methods import registry
 from fedmpi.runtime import checkpoints
-from fedmpi.runtime.checkpoints import Checkpoints, ClientStateFiles
+from fedmpi.runtime.checkpoints import CheckpointWriter, ClientStateFiles
 
 ROUNDS, SIZE = 5, 4
 
@@ -29,7 +29,7 @@ def fault_tolerant_config(method, policy="drop", placement="balanced", **changes
 def attach_checkpoints(it, folder, room):
     """Make a federation write checkpoints into `folder`, with at most `room` client states in memory."""
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-    it.checkpoints = Checkpoints(folder / "checkpoints", ClientStateFiles(folder / "state"), 1, 2)
+    it.checkpoints = CheckpointWriter(folder / "checkpoints", ClientStateFiles(folder / "state"), 1, 2)
     it.fed.reporter.callbacks.save_state = it.checkpoints.save
     if it.made.messages.client_state.size:
         it.fed.states.store, it.fed.states.max_in_memory = it.checkpoints.rows, room

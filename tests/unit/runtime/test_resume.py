@@ -15,7 +15,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.data.transforms.geometric import Resize
 from fedmpi.methods import registry
 from fedmpi.runtime import checkpoints
-from fedmpi.runtime.checkpoints import Checkpoints, ClientStateFiles
+from fedmpi.runtime.checkpoints import CheckpointWriter, ClientStateFiles
 from fedmpi.runtime.record.atomic_files import CorruptFileError
 
 ROUNDS = 4
@@ -27,7 +27,7 @@ class Killed(Exception):  # noqa: N818
 
 def kept_in(folder, every=1, keep=2):
     (folder / "checkpoints").mkdir(exist_ok=True)
-    return Checkpoints(folder / "checkpoints", ClientStateFiles(folder / "state"), every, keep)
+    return CheckpointWriter(folder / "checkpoints", ClientStateFiles(folder / "state"), every, keep)
 
 
 def attach(it, folder, room, every=1, keep=2):
