@@ -173,7 +173,7 @@ def test_the_hessian_includes_terms_of_the_weights(monkeypatch, weight):
     [
         (lambda self, k: k.w, r"hook regularizer returned shape \(\d+,\)"),
         (lambda self, k: 3.0, "hook regularizer returned float"),
-        (lambda self, k: k.w.detach().sum(), "hook regularizer returned a number that does not depend on client.w"),
+        (lambda self, k: k.w.detach().sum(), "hook regularizer returned a value that does not depend on client.w"),
         (lambda self, k: Quadratic(1.0, k.w0[:3]), r"hook regularizer: Quadratic returned shape \(3,\)"),
     ],
 )

@@ -1,4 +1,4 @@
-"""FedSOL against the algorithm written out with two passes, and numbers by hand."""
+"""FedSOL: steps equal the algorithm with two passes, and values computed by hand."""
 
 import math
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ TABLE_10 = f"{PAPERS}/fedsol_table10.py:Objective"
 
 
 def strengths(module, start, norm="layer"):
-    """Lambda of (7) for each tensor by name; a layer is what stands before the last dot of a name."""
+    """Return Lambda of (7) for each tensor by name; a layer's tensors have equal names up to the last dot."""
     moved = {name: (p.detach() - start[name]).abs() for name, p in module.named_parameters()}
     layers = {}
     for name, m in moved.items():
@@ -45,7 +45,7 @@ def strengths(module, start, norm="layer"):
 
 
 def perturb(module, start, g_p, rho, groups="all", norm="layer", adaptive=True):
-    """eps of (6): along g_p, scaled by Lambda, on the tensors of `groups` alone. Less than 1e-10 is rounding noise."""
+    """Return eps of (6): along g_p, scaled by Lambda, on the tensors of `groups`; 0 if ||g_p|| < 1e-10."""
     named = dict(zip(start, g_p, strict=True))
     named = {name: g if TARGETS[groups](name) else torch.zeros_like(g) for name, g in named.items()}
     size, share = length(named.values()), strengths(module, start, norm)
@@ -55,12 +55,12 @@ def perturb(module, start, g_p, rho, groups="all", norm="layer", adaptive=True):
 
 
 def distillation(module, teacher, x, tau=3.0):
-    """L_p of (4)."""
+    """Return L_p of (5)."""
     return kl_div(log_softmax(module(x) / tau, 1), softmax(teacher(x) / tau, 1), reduction="batchmean")
 
 
 def two_passes(rho, groups="all", norm="layer"):
-    """A step of (4) to (7) with two full passes; batch statistics belong to the first alone."""
+    """Return a step of (4) to (7) with two full passes; only the first updates batch statistics."""
 
     def direction(module, received, x, y):
         g_p = gradient(module, distillation(module, received, x))
@@ -80,8 +80,8 @@ TARGETS = {
 
 @pytest.mark.parametrize("norm", ["layer", "tensor", "dim0"])
 @pytest.mark.parametrize("layers", TARGETS)
-def test_five_steps_against_two_full_passes(client_of, layers, norm):
-    """The one-pass form of the head, and batch statistics that the second pass does not touch."""
+def test_five_steps_equal_two_full_passes(client_of, layers, norm):
+    """This covers the one-pass form for the head, and that the second pass does not update batch statistics."""
     it = experiment("fedsol", {"rho": 2.0, "layers": layers, "norm": norm})
     direction, received = two_passes(0.0), module_of(it).eval().requires_grad_(False)
     plain = descend(module_of(it), 5, direction, received, *rows_of(it))
@@ -89,16 +89,16 @@ def test_five_steps_against_two_full_passes(client_of, layers, norm):
     assert (plain[5].weight - it.made.net.module[5].weight).abs().max() > 1e-4  # the perturbation matters
 
 
-def test_batch_statistics_that_count_batches(client_of):
-    """momentum=None averages over num_batches_tracked batches: the second pass must not count as one."""
+def test_the_second_pass_does_not_count_as_a_batch(client_of):
+    """With momentum=None statistics are averaged over num_batches_tracked batches."""
     it = experiment("fedsol", {"rho": 2.0, "layers": "all"}, 4, net={**NET, "momentum": None})
     assert_trains_along(it, client_of(it), two_passes(2.0), steps=4)
     assert it.made.net.module[1].num_batches_tracked == 4
 
 
 @pytest.mark.parametrize("layers", TARGETS)
-def test_one_step_a_round_is_fedavg(layers):
-    """At the first step of a round w = w0, so Lambda = 0 and eps is 0 exactly, however large rho."""
+def test_one_step_per_round_equals_fedavg(layers):
+    """In the first step of a round w = w0, so Lambda = 0 and eps is exactly 0 for any rho."""
     train = {"batch_size": "full", "epochs": 1}
     _, fedavg = assert_is_fedavg("fedsol", options={"rho": 1e6, "layers": layers}, train=train)
     two = play(settings("fedsol", options={"rho": 2.0, "layers": layers}, train={**train, "epochs": 2}))
@@ -106,8 +106,8 @@ def test_one_step_a_round_is_fedavg(layers):
 
 
 @pytest.mark.parametrize("adaptive", [True, False])
-def test_no_perturbation_from_rounding_noise(client_of, adaptive):
-    """||g_p|| < 1e-10 is noise: the fixed variant would blow it up to length rho."""
+def test_rounding_noise_gives_no_perturbation(client_of, adaptive):
+    """||g_p|| < 1e-10 is noise, which the fixed variant would scale up to length rho."""
     client = client_of(experiment("fedsol", epochs=1))
     noise = torch.full_like(client.w, 1e-13)
     client.w.add_(1)
@@ -115,8 +115,8 @@ def test_no_perturbation_from_rounding_noise(client_of, adaptive):
 
 
 # ---- the perturbation alone ----
-def standing_at(w, w0):
-    """A client with one 2 x 2 head."""
+def client_at(w, w0):
+    """Return a client at w whose model is one 2 x 2 head."""
     segment = Segment("weight", (2, 2), 0, "head")
     w, w0 = (torch.tensor(v, dtype=torch.float64).flatten() for v in (w, w0))
     return SimpleNamespace(w=w, w0=w0, segments=lambda groups=None: [segment])
@@ -132,8 +132,8 @@ def standing_at(w, w0):
         ("dim0", [0, 0.316228, 1, 0.948683]),
     ],
 )
-def test_strengths_by_hand(norm, strengths):
-    client = standing_at([[1.0, 2], [3, 4]], [[1.0, 1], [1, 1]])
+def test_perturbations_equal_values_by_hand(norm, strengths):
+    client = client_at([[1.0, 2], [3, 4]], [[1.0, 1], [1, 1]])
     g_p = torch.tensor([0.1, 0.2, 0.2, 0.4], dtype=torch.float64)
     eps = FedSOL(rho=2.0, norm=norm).perturbation(client, g_p)
     assert eps.tolist() == pytest.approx([4 * s * g for s, g in zip(strengths, g_p.tolist(), strict=True)], abs=2e-6)
@@ -142,9 +142,11 @@ def test_strengths_by_hand(norm, strengths):
 # ---- Table 10 ----
 @pytest.mark.parametrize("adaptive", [True, False])
 @pytest.mark.parametrize("objective", ["A0", "A1", "A2", "A3", "A4", "A5", "A6"])
-def test_the_ablations_of_table_10(client_of, objective, adaptive):
-    """As the table prints them, A4 without Lambda; four steps on all layers. Batch statistics come from passes at w.
-    At w0 L_p is least, so that there is nothing to perturb along; as a term of the loss it is what the network says."""
+def test_the_ablations_of_table_10_equal_their_formulas(client_of, objective, adaptive):
+    """The formulas are those of the table, A4 without Lambda, with four steps on all layers.
+
+    Batch statistics come from passes at w. At w0, where L_p has its minimum, there is no perturbation.
+    """
     rho, beta = 0.5, 0.6
     sol = {"name": "fedsol", "rho": rho, "layers": "all", "adaptive": adaptive}
     it = experiment(TABLE_10, {"fedsol": sol, "objective": objective, "beta": beta}, 4)
@@ -182,8 +184,8 @@ def test_the_ablations_of_table_10(client_of, objective, adaptive):
 # ---- Table 4: other proximal terms ----
 
 
-def by_hand_along(prox, rounds, eta=0.05, steps=10, rho=0.3, mu=0.7, alpha=1.0, x=1.0):
-    """Two one-dimensional clients, where eps is rho times the sign of the term's gradient, 0 at the first step."""
+def run_by_hand(prox, rounds, eta=0.05, steps=10, rho=0.3, mu=0.7, alpha=1.0, x=1.0):
+    """Run two one-dimensional clients: eps is rho times the sign of the term's gradient, 0 in the first step."""
     c, own = 0.0, [0.0, 0.0]
     for _ in range(rounds):
         ends, before = [], own
@@ -218,12 +220,12 @@ PROX = {
 
 
 @pytest.mark.parametrize("prox", PROX)
-def test_along_other_terms(play_quadratic, prox):
-    """States and server are the other method's, the local gradient is the plain one at w + eps."""
+def test_perturbation_along_other_regularizers(play_quadratic, prox):
+    """State and server step are those of the other method; the local gradient is the plain one at w + eps."""
     options = {"rho": 0.3, "layers": "all", "prox": PROX[prox]}
     for rounds in (1, 2, 5):
         it = play_quadratic("fedsol", rounds=rounds, options=options)
-        x, c, own = by_hand_along(prox, rounds)
+        x, c, own = run_by_hand(prox, rounds)
         assert it.w.item() == pytest.approx(x, abs=1e-12)
         slots = {"scaffold": ("c", "c_i"), "fednova": ("d", "d_k"), "feddyn": ("h", "g_k")}.get(prox)
         if slots:
@@ -233,8 +235,8 @@ def test_along_other_terms(play_quadratic, prox):
 
 
 @pytest.mark.parametrize("layers", TARGETS)
-def test_along_moons_term(client_of, layers):
-    """The contrastive term's gradient on the perturbed tensors; a last model unlike the received one."""
+def test_perturbation_along_moons_contrastive_term(client_of, layers):
+    """The last model differs from the received one."""
     it = experiment(f"{PAPERS}/fedsol_table4.py:AlongMOON", {"rho": 2.0, "layers": layers, "mu": 0.5})
     client = client_of(it)
     client.state.last.add_(0.1)
@@ -253,16 +255,16 @@ def test_along_moons_term(client_of, layers):
     assert torch.equal(uploaded["last"], client.w)  # MOON's memory goes on
 
 
-def test_it_needs_what_the_term_needs():
-    """A regression without features will do where nothing asks for them."""
+def test_requirements_are_those_of_the_regularizer():
+    """A regression without features is accepted if no part of the method needs features."""
     assert FedSOL().needs == {SGD_STEPS, FEATURES, CLASSES}
     assert FedSOL(layers="all").needs == {SGD_STEPS, CLASSES}
     assert FedSOL(layers="all", prox=FedProx()).needs == {SGD_STEPS}
     assert FedSOL.needs == {SGD_STEPS, FEATURES, CLASSES}
 
 
-def test_at_w0_is_known_without_looking(client_of):
-    """Until the first step, and not while the model is elsewhere or after a hook has written to its weights."""
+def test_at_w0_is_false_after_any_change_of_w(client_of):
+    """It is true until the first step, unless another model is loaded or a hook has written to the weights."""
     it = experiment("fedavg")
     client, seen = client_of(it), []
 

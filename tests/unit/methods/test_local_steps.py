@@ -7,16 +7,19 @@ from torch.nn.functional import cosine_similarity, cross_entropy, kl_div, log_so
 
 
 def distillation(module, received, x, tau):
+    """Return the distillation loss from the received model."""
     return kl_div(log_softmax(module(x) / tau, 1), softmax(received(x) / tau, 1), reduction="batchmean")
 
 
 # ---- naive steps: (live module, received module, x, y, options) -> a tensor a parameter ----
 def fedprox(module, received, x, y, mu):
+    """Return FedProx's gradient."""
     distance = sum((p - q).square().sum() for p, q in zip(module.parameters(), received.parameters(), strict=True))
     return gradient(module, cross_entropy(module(x), y) + mu / 2 * distance)
 
 
 def fedld(module, received, x, y, margin, variant="text"):
+    """Return FedLD's gradient."""
     f = module(x)
     if variant == "code":
         term = torch.log(1 + (f.softmax(1) ** 2).sum())
@@ -26,6 +29,7 @@ def fedld(module, received, x, y, margin, variant="text"):
 
 
 def fedntd(module, received, x, y, beta, tau):
+    """Return FedNTD's gradient."""
     others = torch.ones(len(y), 4).scatter_(1, y[:, None], 0).bool()
     f = module(x)
     q = softmax(received(x)[others].view(-1, 3) / tau, 1)
@@ -34,7 +38,7 @@ def fedntd(module, received, x, y, beta, tau):
 
 
 def feduv(module, received, x, y, mu=0.5, lam=1.0):
-    """lam is a quarter of the four classes where it is not given."""
+    """Return FedUV's gradient; by default lam is a quarter of the four classes."""
     z, f = features(module, x)
     n = len(y)
     d = torch.stack([(z[i] - z[j]).square().sum() for i in range(n) for j in range(i + 1, n)])
@@ -45,7 +49,7 @@ def feduv(module, received, x, y, mu=0.5, lam=1.0):
 
 
 def feddecorr(module, received, x, y, beta, scale):
-    """Off-diagonal correlations of the features; batch normalisation leaves every feature some variance."""
+    """Return FedDecorr's gradient from the off-diagonal correlations of the features."""
     z, f = features(module, x)
     n, d = z.shape
     z = (z - z.mean(0)) / (z.var(0) + 1e-8).sqrt()
@@ -59,19 +63,21 @@ def feddecorr(module, received, x, y, beta, scale):
 
 
 def fedlc(module, received, x, y, tau):
-    """-log(exp(f_y - m_y) / sum_c exp(f_c - m_c)), m_c = tau n_c^(-1/4), the mean of a batch of all samples."""
+    """Return the gradient of the mean of -log(exp(f_y - m_y) / sum_c exp(f_c - m_c)), m_c = tau n_c^(-1/4)."""
     f = module(x)
     e = [(f[:, c] - tau * ((y == c).sum().item() or 1e-8) ** -0.25).exp() for c in range(4)]
     return gradient(module, sum((sum(e) / e[c])[i].log() for i, c in enumerate(y.tolist())) / len(y))
 
 
 def fedsam(module, received, x, y, rho):
+    """Return FedSAM's gradient."""
     g = gradient(module, cross_entropy(module(x), y))
     with displaced(module, [rho * piece / length(g) for piece in g]):
         return gradient(module, cross_entropy(module(x), y))
 
 
 def fedasam(module, received, x, y, rho, scaled):
+    """Return FedASAM's gradient."""
     g = gradient(module, cross_entropy(module(x), y))
     named = module.named_parameters()
     T = [
@@ -84,7 +90,7 @@ def fedasam(module, received, x, y, rho, scaled):
 
 
 def gradproj(module, received, x, y, tau):
-    """At w0 g_p is 0, though the student in training mode and the teacher in evaluation mode do not agree."""
+    """Return GradProj's gradient; at w0 g_p is 0, although student and teacher are in different modes."""
     g_l = gradient(module, cross_entropy(module(x), y))
     pairs = zip(module.parameters(), received.parameters(), strict=True)
     if all(torch.equal(p, q) for p, q in pairs):
@@ -114,8 +120,8 @@ def gradproj(module, received, x, y, tau):
         (gradproj, {"tau": 2.0}),
     ],
 )
-def test_five_steps_against_the_formula(client_of, step, options):
-    """Batch statistics included: of a step's passes the first alone moves them."""
+def test_five_steps_equal_the_formula(client_of, step, options):
+    """Batch statistics are included: only the first pass of a step updates them."""
     it = experiment(step.__name__, options)
 
     def plain(module, x, y):
@@ -132,8 +138,8 @@ def test_five_steps_against_the_formula(client_of, step, options):
 
 
 @pytest.mark.parametrize(("mu", "tau"), [(1.0, 0.5), (5.0, 1.0)])
-def test_five_steps_of_moon(client_of, mu, tau):
-    """Another last model with statistics of its own; both anchors in evaluation mode."""
+def test_five_steps_of_moon_equal_the_formula(client_of, mu, tau):
+    """The last model has its own statistics; both reference models are in evaluation mode."""
     it = experiment("moon", {"mu": mu, "tau": tau})
     client = client_of(it)
     g = torch.Generator().manual_seed(0)
@@ -151,7 +157,7 @@ def test_five_steps_of_moon(client_of, mu, tau):
     assert_trains_along(it, client, direction)
 
 
-def test_no_gradient_of_fedntd_at_the_received_model(client_of):
+def test_fedntds_distillation_has_no_gradient_at_the_received_model(client_of):
     it = experiment("fedntd")
     x, y = rows_of(it)
     client = client_of(it)

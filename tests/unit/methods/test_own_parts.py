@@ -38,9 +38,11 @@ ALL_CLIENTS = {"fraction": 1.0}
         ("local", "mlp", {}, lambda s: True),
     ],
 )
-def test_own_tensors(client_of, method, net, options, is_own):
-    """No two of the seven clients use the same own tensors, which never travel and never move at the server; all use
-    its others."""
+def test_own_tensors_stay_with_their_client(client_of, method, net, options, is_own):
+    """No two of the seven clients use the same own tensors, which are never sent and never change on the server.
+
+    All other tensors are the server's for all clients.
+    """
     it = play(settings(method, net, options=options, cohort=ALL_CLIENTS, rounds=2))
     used = [it.made.method.personal_weights(client_of(it, k)).clone() for k in range(7)]
     for s in it.made.model.layout.segments:
@@ -56,8 +58,8 @@ def test_own_tensors(client_of, method, net, options, is_own):
 
 
 @pytest.mark.parametrize("net", NETS)
-def test_a_head_that_is_not_trained_is_the_initial_one_everywhere(net):
-    """Freeze, and FedBABU until it is fine-tuned, which trains the same way."""
+def test_an_untrained_head_keeps_its_initial_weights(net):
+    """This holds for Freeze, and for FedBABU, which trains in the same way until it is fine-tuned."""
     mine, theirs = (play(settings(method, net, train=MOVING)) for method in ("freeze", "fedbabu"))
     assert mine.hashes == theirs.hashes
     assert torch.equal(mine.b, theirs.b)
@@ -73,15 +75,15 @@ def test_a_head_that_is_not_trained_is_the_initial_one_everywhere(net):
 
 
 @pytest.mark.parametrize("method", ["fedper", "lg_fedavg"])
-def test_training_is_joint(method):
-    """What is shared is in round 0 FedAvg's."""
+def test_head_and_body_are_trained_jointly(method):
+    """In round 0 the shared part equals FedAvg's."""
     config = {"rounds": 1, "cohort": {"fraction": 1.0, "weighting": "uniform"}}
     mine, theirs = play(settings(method, "norm", **config)), play(settings("fedavg", "norm", **config))
     assert torch.equal(mine.made.messages.shared.take(mine.w), mine.made.messages.shared.take(theirs.w))
 
 
 def test_fedrep_trains_the_head_first(client_of):
-    """The two phases one after the other are the method's `train`."""
+    """The hook `train` runs the two phases one after the other."""
     it = prepare(settings("fedrep", options={"head_epochs": 2, "body_epochs": 1}, train=MOVING))
     it.made.method.train(client_of(it))
     whole = it.made.model.w.clone()
@@ -93,8 +95,8 @@ def test_fedrep_trains_the_head_first(client_of):
     assert not torch.equal(middle, whole)
 
 
-def test_fine_tuning_trains_in_training_mode_whoever_was_evaluated_before(client_of):
-    """Dropout draws and batch statistics move, from the client's own random numbers."""
+def test_fine_tuning_is_in_training_mode_and_independent_of_other_clients(client_of):
+    """Dropout draws, and batch statistics change, with the client's own random numbers."""
     it = prepare(settings("fedbabu", "norm"))
 
     def tuned():
@@ -111,8 +113,8 @@ def test_fine_tuning_trains_in_training_mode_whoever_was_evaluated_before(client
 
 
 # ---- FedBN ----
-class Names(nn.Module):
-    """As in torchvision's ResNets: normalisation with and without bn in its name; and a layer norm."""
+class NamedNorms(nn.Module):
+    """A model with normalisation layers with and without bn in their named_norms, as in torchvision's ResNets, and a layer norm."""
 
     def __init__(self):
         super().__init__()
@@ -125,16 +127,20 @@ class Names(nn.Module):
         return self.head(self.norm(self.downsample(self.bn1(x.flatten(1)))))
 
 
-def names(input_shape, classes):
-    return Names()
+def named_norms(input_shape, classes):
+    """Build a NamedNorms."""
+    return NamedNorms()
 
 
 @pytest.mark.parametrize(
     ("bn_match", "stays"),
     [("type", {"bn1", "downsample.1"}), ("any", {"bn1", "downsample.1", "norm"}), ("name", {"bn1"})],
 )
-def test_which_layers_stay(bn_match, stays):
-    net = {"model": {"name": f"{__file__}:names"}, "train": {"batch_size": "full"}}  # a batch of one has no variance
+def test_bn_match_selects_the_layers_that_stay(bn_match, stays):
+    net = {
+        "model": {"name": f"{__file__}:named_norms"},
+        "train": {"batch_size": "full"},
+    }  # a batch of one has no variance
     it = play(settings("fedbn", "norm", options={"bn_match": bn_match}, **net))
     for layout in (it.made.model.layout, it.made.model.buffer_layout):
         own = {s.name.rsplit(".", 1)[0] for s in layout.segments if s.group not in it.made.messages.shared_groups}
@@ -142,7 +148,7 @@ def test_which_layers_stay(bn_match, stays):
     assert it.hashes != play(settings("fedavg", "norm", **net)).hashes
 
 
-def test_a_model_without_normalisation_is_fedavg():
+def test_fedbn_without_normalisation_equals_fedavg():
     with pytest.warns(UserWarning, match="but model mlp has none of them"):
         assert_is_fedavg("fedbn")
 
@@ -150,13 +156,13 @@ def test_a_model_without_normalisation_is_fedavg():
 # ---- FedPara, pFedPara ----
 
 
-def test_a_net_whose_layers_would_grow_is_fedavgs():
+def test_layers_that_would_grow_stay_dense():
     with pytest.warns(UserWarning, match="no layer"):
         assert_is_fedavg("fedpara", model={"name": "mlp", "hidden": [4]})
 
 
-def test_personal_factors():
-    """W = W_1 . (W_2 + 1): with W_2 = 0 a client uses W_1 alone."""
+def test_personal_factors_multiply_the_shared_ones():
+    """W = W_1 . (W_2 + 1): with W_2 = 0 a client uses W_1."""
     made = prepare(settings("pfedpara", "cnn")).made
     own = {s.name.split(".two.")[1] for s in made.model.layout.segments if s.group == PERSONAL_GROUP}
     assert own == {"T", "O", "I", "X", "Y"}
@@ -168,7 +174,7 @@ def test_personal_factors():
 
 
 # ---- a model of one's own ----
-def test_nothing_of_local_training_travels(tmp_path):
+def test_local_training_sends_no_weights(tmp_path):
     """Rank 0 sends its command; clients send loss, seconds and the stop flag."""
     it = play(settings("local", "norm"))
     messages = it.made.messages
@@ -190,9 +196,11 @@ def test_nothing_of_local_training_travels(tmp_path):
     ],
     ids=["local", "ditto", "apfl"],
 )
-def test_without_the_others_it_is_local_training(method, options, fit, name, train, momentum):
-    """Against SGD with a fresh optimiser in each round in which a client takes part; batch statistics are those of the
-    client's own passes."""
+def test_personal_models_equal_separate_sgd(method, options, fit, name, train, momentum):
+    """SGD has a new optimiser in each round in which a client takes part.
+
+    Batch statistics are those of the client's own passes.
+    """
     train = {"epochs": 2, "momentum": 0.9, "weight_decay": 1e-3, "schedule": "exponential", "decay": 0.9, **train}
     it = play(settings(method, options=options, rounds=4, train=train, model={**NET, "momentum": momentum}))
     modules = {}
@@ -210,10 +218,10 @@ def test_without_the_others_it_is_local_training(method, options, fit, name, tra
         assert losses[k] == pytest.approx(loss_of(module, rows_of(it, k, "test")), rel=1e-6)
 
 
-def test_one_step_of_dittos_personal_model(quadratic, client_of):
+def test_one_step_of_dittos_personal_model_by_hand(quadratic, client_of):
     """a = 3, b = 4, v = 2, w_g = 1, eta = .05, lam = .75:  2 - .05 (3 (2 - 4) + .75 (2 - 1)) = 2.2625.
 
-    The global model makes its own step before, 1 - .05 * 3 (1 - 4) = 1.45; a pull towards that would give 2.279375.
+    The global model makes its own step first, 1 - .05 * 3 (1 - 4) = 1.45; a proximal term at 1.45 would give 2.279375.
     """
     config = quadratic("ditto", {"a": [[3.0]], "b": [[4.0]], "copies": [1]}, options={"lam": 0.75}, train={"epochs": 1})
     it = prepare(config, build_data.build_partitioned_data(config))
@@ -225,15 +233,15 @@ def test_one_step_of_dittos_personal_model(quadratic, client_of):
 
 
 @pytest.mark.parametrize("net", ["mlp", "norm"])
-def test_the_first_round_of_moon_is_fedavg_bit_for_bit(net):
-    """The last model is the initial one, as is the received: exact zeros are added to the gradient."""
+def test_the_first_round_of_moon_has_the_bits_of_fedavg(net):
+    """The last model is the initial one, like the received model: exact zeros are added to the gradient."""
     mine, theirs = (play(settings(name, net, rounds=4)) for name in ("moon", "fedavg"))
     assert mine.hashes[0] == theirs.hashes[0]
     assert mine.hashes[3] != theirs.hashes[3]
 
 
-def test_moons_last_model_is_what_was_sent(client_of):
-    """Weights and batch statistics of the client's last round; the initial ones before that."""
+def test_moons_last_model_is_the_one_that_was_uploaded(client_of):
+    """It has the weights and batch statistics of the client's last round, and before that the initial ones."""
     it = play(settings("moon", "norm", rounds=1))
     cohort = it.rows[0]["cohort"]
     assert 0 < len(cohort) < 7

@@ -1,4 +1,4 @@
-"""Per-FedAvg (4.9): its three outer gradients on quadratics and against autograd, its batches, its fine-tuning."""
+"""Per-FedAvg (4.9): its three outer_gradient gradients on quadratics and by autograd, its batches, its fine-tuning."""
 
 import pytest
 import torch
@@ -12,8 +12,8 @@ from fedmpi.common import seeds
 VARIANTS = ("first_order", "hessian_free", "exact")
 
 
-def outer(module, w, batches, alpha, variant, delta):
-    """The outer gradient on three batches, by autograd through the inner step where it is exact."""
+def outer_gradient(module, w, batches, alpha, variant, delta):
+    """Return the outer_gradient gradient on three batches; the exact variant uses autograd through the inner step."""
     shapes = {name: p.shape for name, p in module.named_parameters()}
 
     def loss(w, batch):
@@ -36,8 +36,8 @@ def outer(module, w, batches, alpha, variant, delta):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_one_client_by_hand(client_of, variant):
-    """Batches in pairs or triples, what is left over unused; momentum and decay in the outer step alone."""
+def test_steps_of_one_client_equal_values_by_hand(client_of, variant):
+    """Incomplete pairs or triples of batches are not used; momentum and decay are in the outer step only."""
     many = 2 if variant == "first_order" else 3
     options = {"alpha": 0.1, "variant": variant, "delta": 0.01}
     it = prepare(settings("perfedavg", options=options, train={"batch_size": 4, "epochs": 2, "weight_decay": 1e-2}))
@@ -49,7 +49,7 @@ def test_one_client_by_hand(client_of, variant):
         cut = torch.randperm(len(x), generator=generator).split(4)
         for at in range(0, len(cut) - len(cut) % many, many):
             batches = [(x[i], y[i]) for i in cut[at : at + many]]
-            w.grad = outer(module, w.detach(), batches, 0.1, variant, 0.01)
+            w.grad = outer_gradient(module, w.detach(), batches, 0.1, variant, 0.01)
             sgd.step()
             steps += 1
     it.made.method.train(client)
@@ -59,14 +59,14 @@ def test_one_client_by_hand(client_of, variant):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_one_batch_is_cut_up_as_it_is_drawn(client_of, variant):
-    """Not in the order of a file that lies class by class."""
+def test_a_single_batch_is_divided_in_random_order(client_of, variant):
+    """The order is not that of the file, which may be sorted by class."""
     many = 2 if variant == "first_order" else 3
     it = prepare(settings("perfedavg", options={"alpha": 0.1, "variant": variant}, train={"batch_size": "full"}))
     client, module, (x, y) = client_of(it, 2), module_of(it), rows_of(it, 2)
     w = flat(module).requires_grad_(True)
     rows = torch.randperm(len(x), generator=seeds.torch_generator(0, "batches", 0, 2, 0)).chunk(many)
-    expected = (w - 0.05 * outer(module, w, [(x[i], y[i]) for i in rows], 0.1, variant, 0.001)).detach()
+    expected = (w - 0.05 * outer_gradient(module, w, [(x[i], y[i]) for i in rows], 0.1, variant, 0.001)).detach()
     it.made.method.train(client)
     assert client.steps == 1
     torch.testing.assert_close(client.w, expected, rtol=0, atol=1e-3 if variant == "hessian_free" else 2e-5)
@@ -75,8 +75,8 @@ def test_one_batch_is_cut_up_as_it_is_drawn(client_of, variant):
 @pytest.mark.parametrize(
     "train", [{"momentum": 0.9, "weight_decay": 0.1, "clip_norm": 0.01}, {"optim": "adam", "momentum": None}]
 )
-def test_fine_tuning_is_plain_sgd_of_rate_alpha(client_of, train):
-    """Whatever the optimiser of training."""
+def test_fine_tuning_is_plain_sgd_with_rate_alpha(client_of, train):
+    """This holds for any optimiser of training."""
     it = prepare(settings("perfedavg", options={"alpha": 0.02}, train=train))
     module = module_of(it)
     client_of(it, 2).fine_tune(2)
@@ -89,17 +89,19 @@ def test_fine_tuning_is_plain_sgd_of_rate_alpha(client_of, train):
     assert torch.equal(tuned, client.w)
 
 
-def partly(input_shape, classes):
-    """A model with a layer that the outputs do not depend on."""
+def with_unused_layer(input_shape, classes):
+    """Build a model with a layer on which the outputs do not depend."""
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
     net[0].unused = nn.Linear(3, 2)
     return net
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_layer_that_is_not_used(variant):
-    """Its gradient is zero, as in other methods."""
-    config = settings("perfedavg", rounds=1, options={"variant": variant}, model={"name": f"{__file__}:partly"})
+def test_an_unused_layer_has_gradient_zero(variant):
+    """As in other methods."""
+    config = settings(
+        "perfedavg", rounds=1, options={"variant": variant}, model={"name": f"{__file__}:with_unused_layer"}
+    )
     it = play(config)
     unused = [s for s in it.made.model.layout.segments if "unused" in s.name]
     assert unused

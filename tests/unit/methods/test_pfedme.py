@@ -1,4 +1,4 @@
-"""pFedMe: Moreau envelopes and theta against the paper's loops."""
+"""pFedMe: Moreau envelopes and personal models equal the paper's algorithm in plain loops."""
 
 import pytest
 import torch
@@ -7,8 +7,8 @@ from naive import NET, batches, gradient, load_pieces, module_of, pieces, weight
 from torch.nn.functional import cross_entropy
 
 
-def by_hand(it, lam, personal_lr, steps, start, decay, beta):
-    """Algorithm 1 on lists of tensors: (w, {client: theta})."""
+def run_by_hand(it, lam, personal_lr, steps, start, decay, beta):
+    """Run algorithm 1 on lists of tensors; return (w, {client: theta})."""
     module, train = module_of(it).train(), it.made.settings.train
     w, theta = pieces(it, it.w0), {}
     for row in it.rows:
@@ -31,12 +31,12 @@ def by_hand(it, lam, personal_lr, steps, start, decay, beta):
 
 
 @pytest.mark.parametrize(("start", "decay"), [("theta", 0.0), ("w", 0.0), ("theta", 0.1)])
-def test_rounds_of_a_network_against_the_loops(start, decay):
-    """Batches of 10, two epochs, four of seven clients a round, beta 1.5; one batch for all K steps of (2)."""
+def test_rounds_of_a_network_equal_plain_loops(start, decay):
+    """Batches of 10, two epochs, four of seven clients per round, beta 1.5; all K steps of (2) use one batch."""
     options = {"lam": 5.0, "personal_lr": 0.08, "steps": 3, "start": start, "decay": decay}
     train = {"lr": 0.05, "batch_size": 10, "epochs": 2}
     it = play(settings("pfedme", model=NET, options=options, train=train, server={"lr": 1.5}))
-    w, theta = by_hand(it, **options, beta=1.5)
+    w, theta = run_by_hand(it, **options, beta=1.5)
     torch.testing.assert_close(pieces(it, it.w), w, rtol=0, atol=1e-12)
     assert 4 < len(theta) <= 7
     for k in it.fed.states.rows:

@@ -1,4 +1,4 @@
-"""The protocols (algorithms: personal, personal_on_global, ft(e), global) against their definitions."""
+"""The evaluation protocols (personal, personal_on_global, ft(e), global) equal their definitions."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ ALL = {"evaluate": {"protocol": ["global", "personal", "personal_on_global", "ft
 
 
 def accuracy(module, x, y):
-    """Percent, by a loop; of equal logits the lowest class."""
+    """Return the accuracy in per cent, by a loop; the lowest class wins if logits are equal."""
     module.eval()
     with torch.no_grad():
         outputs = module(x).numpy()
@@ -23,22 +23,24 @@ def accuracy(module, x, y):
     return 100 * hits / len(y)
 
 
-def used(it, client_of, k, round_):
-    """A module that holds what client k is evaluated with, batch statistics included."""
+def evaluated_module(it, client_of, k, round_):
+    """Return the module with which client k is evaluated, including batch statistics."""
     client = client_of(it, k, round_)
     return module_of(it, it.made.method.personal_weights(client), it.made.method.personal_buffers(client))
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedper", "fedbn", "ditto", "local"])
-def test_personal_is_over_all_clients_sampled_or_not(client_of, method):
-    """Each its own split; the mean unweighted, the standard deviation that of the population, the worst tenth of seven
-    clients the worst one."""
+def test_personal_includes_clients_that_were_not_sampled(client_of, method):
+    """Each client uses its own split. The mean is unweighted, the standard deviation that of the population.
+
+    The worst tenth of seven clients is the worst client.
+    """
     data = federated(client_test="aligned")
     it = play(settings(method, "norm", **ALL), data)
     assert len(it.rows[-1]["cohort"]) < 7
     assert len(set(data.test_sizes.tolist())) > 1, "or weights would not show"
     everything, last = (data.global_test.x, data.global_test.y), it.rows[-1]
-    modules = [used(it, client_of, k, 2) for k in range(7)]
+    modules = [evaluated_module(it, client_of, k, 2) for k in range(7)]
     expected = {
         "personal": [accuracy(module, *rows_of(it, k, "test")) for k, module in enumerate(modules)],
         "personal_on_global": [accuracy(module, *everything) for module in modules],
@@ -55,8 +57,8 @@ def test_personal_is_over_all_clients_sampled_or_not(client_of, method):
         assert "accuracy" not in last, "a global model of which parts have their initial values"
 
 
-def test_no_global_model_where_parts_stay_with_clients():
-    """`global` is left out with a warning beside protocols of the clients' own models."""
+def test_global_is_left_out_if_parts_stay_with_clients():
+    """There is a warning if `global` is listed in addition to protocols of the clients' own models."""
     with pytest.warns(
         RankWarning, match=r"global is not evaluated, because method FedPer has no global model: clients keep head"
     ):
@@ -68,7 +70,7 @@ def test_no_global_model_where_parts_stay_with_clients():
 
 
 def test_sites_are_those_of_the_data_set():
-    """Whoever the clients are: the global model on each site's test rows; nothing else of the round changes."""
+    """The global model is evaluated on each site's test rows, whoever the clients are; the round does not change."""
     data = images()
     site = torch.arange(len(data.test_y)) % 3
     data = replace(data, site=torch.arange(len(data.train_y)) % 2, test_site=site, site_names=("a", "b", "c"))
@@ -89,8 +91,8 @@ def test_sites_are_those_of_the_data_set():
         play(settings("fedavg", evaluate={"protocol": ["sites"]}), federated())
 
 
-def test_fine_tuning_comes_after_the_last_round_with_its_rate():
-    """From the final global model, a fresh optimiser, cross-entropy, all parameters; each client on its own split."""
+def test_fine_tuning_follows_the_last_round_with_its_learning_rate():
+    """It starts from the final global model, with a new optimiser, and trains all parameters on the client's split."""
     train = {"schedule": "exponential", "decay": 0.5, "weight_decay": 1e-3}
     it = play(settings("fedprox", options={"mu": 1.0}, train=train, **ALL), federated(client_test="aligned"))
     assert all("ft(2)_accuracy" not in row for row in it.rows[:-1])

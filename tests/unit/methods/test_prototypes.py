@@ -1,11 +1,11 @@
-"""Prototypes and features: FedProto, FedPAC and kNN-Per against naive loops."""
+"""Prototypes and features: FedProto, FedPAC and kNN-Per equal naive_neighbours loops."""
 
 import math
 
 import pytest
 import torch
 from helpers import play, prepare, settings
-from naive import assert_is_fedavg, gradient, module_of, rows_of, train_epochs
+from naive_neighbours import assert_is_fedavg, gradient, module_of, rows_of, train_epochs
 from torch.nn.functional import cross_entropy, nll_loss
 from torch.nn.utils import parameters_to_vector
 
@@ -17,7 +17,7 @@ ONE_BATCH = {"batch_size": "full", "epochs": 1, "momentum": 0.0}
 
 
 def test_a_client_sends_its_class_means(trained):
-    """One full batch: the means of z at the received weights; absent classes are zero rows and not present."""
+    """With one full batch, they are the means of z at the received weights; absent classes have zero rows."""
     it = prepare(settings("fedproto", train=ONE_BATCH))
     received, absent = module_of(it), 0
     for k in range(7):
@@ -33,9 +33,11 @@ def test_a_client_sends_its_class_means(trained):
     assert absent > 0
 
 
-def test_prototypes_are_those_of_the_last_epoch(trained):
-    """With two full-batch epochs, z is taken at the weights after the first step. Where train.steps ends the round one
-    step into a pass, of as many steps as make a pass: it would be that step's batch alone."""
+def test_prototypes_come_from_the_last_epoch(trained):
+    """With two full-batch epochs, z is computed with the weights after the first step.
+
+    If train.steps ends within a pass, the last epoch consists of as many steps as make a pass, not of one batch.
+    """
     steps = -(-len(rows_of(prepare(settings("fedproto")))[0]) // 10) + 1
     it = prepare(settings("fedproto", train={"epochs": None, "steps": steps}))
     assert (trained(it)[1].present > 0).tolist() == (it.made.data.label_counts[0] > 0).tolist()
@@ -50,7 +52,7 @@ def test_prototypes_are_those_of_the_last_epoch(trained):
     assert (early[y == c].mean(0) - sent.protos[c]).abs().max() > 1e-4
 
 
-def test_the_server_takes_the_unweighted_mean_over_owners():
+def test_the_server_averages_prototypes_without_weights():
     it = play(settings("fedproto", rounds=1, cohort={"fraction": 1.0}, train=ONE_BATCH))
     counts = it.made.data.label_counts
     for c in range(4):
@@ -61,7 +63,7 @@ def test_the_server_takes_the_unweighted_mean_over_owners():
 
 
 @pytest.mark.parametrize("known", [[1.0, 1.0, 1.0, 1.0], [0.0, 1.0, 1.0, 0.0]])
-def test_one_step_against_autograd(client_of, known):
+def test_one_step_of_fedproto_equals_autograd(client_of, known):
     """L = CE + lam / (B d) sum_b [class of b has a prototype] ||z_b - P_y||^2."""
     lam, known = 0.7, torch.tensor(known)
     it = prepare(settings("fedproto", options={"lam": lam}, train=ONE_BATCH))
@@ -78,8 +80,8 @@ def test_one_step_against_autograd(client_of, known):
     assert torch.stack(client.losses).mean().item() == pytest.approx(loss.item(), rel=1e-5)
 
 
-def test_no_prototypes_in_round_0():
-    """With shared weights the one round that has no prototypes yet is FedAvg; later ones are not."""
+def test_round_0_without_prototypes_equals_fedavg():
+    """With shared weights only round 0, which has no prototypes yet, equals FedAvg."""
     options = {"lam": 1.0, "share_weights": True}
     mine, theirs = (play(settings(name, options=o)) for name, o in (("fedproto", options), ("fedavg", {})))
     assert mine.hashes[0] == theirs.hashes[0]
@@ -88,7 +90,7 @@ def test_no_prototypes_in_round_0():
 
 # ---- FedPAC ----
 def naive_statistics(z, y, classes):
-    """h (c, z) and V of (1), class by class, in float64."""
+    """Return h (c, z) and V of (1), class by class, in float64."""
     z, n = z.double(), len(y)
     h, V = torch.zeros(classes, z.shape[1], dtype=torch.float64), 0.0
     for c in range(classes):
@@ -101,7 +103,7 @@ def naive_statistics(z, y, classes):
     return h, V / n
 
 
-def test_statistics_are_taken_with_the_received_body(trained):
+def test_statistics_are_computed_with_the_received_body(trained):
     it = prepare(settings("fedpac"))
     received = module_of(it)
     for k in range(7):
@@ -129,13 +131,13 @@ def test_statistics_are_taken_with_the_received_body(trained):
         ([0, 0], [1, 900], 0, [900 / 901, 1 / 901]),
     ],
 )
-def test_mixtures_by_hand(h, V, client, mixture):
+def test_head_mixtures_equal_values_by_hand(h, V, client, mixture):
     h, V = (torch.tensor(values, dtype=torch.float64) for values in (h, V))
     assert head_mixing_weights(h[:, None, None], V, client).tolist() == pytest.approx(mixture)
 
 
-def test_a_round_of_the_server():
-    """Prototypes by counts, a mixture for who took part, the old head for who did not."""
+def test_a_server_round_of_fedpac():
+    """Prototypes are averaged by counts; clients that took part get a mixture, others keep their old head."""
     it = play(settings("fedpac", rounds=1))
     sent, cohort, state = it.uploads, it.rows[0]["cohort"], it.fed.server.state
     assert 1 < len(cohort) < 7
@@ -151,8 +153,8 @@ def test_a_round_of_the_server():
             assert torch.equal(state.heads[k], it.made.messages.head.take(it.w0))
 
 
-def test_one_step_of_the_body_against_autograd(client_of):
-    """(2) with the class prototypes of the server, and of the client itself where the server has none."""
+def test_one_step_of_the_body_equals_autograd(client_of):
+    """(2) uses the server's class prototypes, and the client's own for classes without one."""
     options = {"lam": 0.7, "head_epochs": 0}
     it = prepare(settings("fedpac", options=options, train={"batch_size": "full", "momentum": 0.0}))
     known = torch.tensor([0.0, 1.0, 1.0, 0.0])
@@ -171,8 +173,8 @@ def test_one_step_of_the_body_against_autograd(client_of):
     torch.testing.assert_close(body.take(client.w0 - client.w) / 0.05, body.take(g), rtol=0, atol=1e-5)
 
 
-def test_one_step_of_the_head_at_its_own_rate(client_of):
-    """The rate of the head phase is head_lr in every round, whatever train.lr has fallen to; the body stays."""
+def test_the_head_phase_has_its_own_learning_rate(client_of):
+    """It is head_lr in every round, whatever the schedule of train.lr; the body does not change."""
     train = {"batch_size": "full", "momentum": 0.0, "epochs": 0, "schedule": "exponential", "decay": 0.1}
     it = prepare(settings("fedpac", options={"head_lr": 0.3}, train=train))
     module, client = module_of(it), client_of(it, 0, round_=2)
@@ -185,8 +187,8 @@ def test_one_step_of_the_head_at_its_own_rate(client_of):
 
 
 # ---- kNN-Per ----
-def naive(z, memory, labels, k, classes, scale, similarity="code"):
-    """p_knn (classes,) of one z, in float64."""
+def naive_neighbours(z, memory, labels, k, classes, scale, similarity="code"):
+    """Return p_knn (classes,) of one z, in float64."""
     d2 = sorted((float((z - m).double().square().sum()), j) for j, m in enumerate(memory))[:k]
     votes = [0.0] * classes
     for d, j in d2:
@@ -195,9 +197,11 @@ def naive(z, memory, labels, k, classes, scale, similarity="code"):
 
 
 @pytest.mark.parametrize(("mix", "similarity"), [("softmax", "code"), ("logits", "code"), ("softmax", "paper")])
-def test_prediction_by_hand(client_of, mix, similarity):
-    """(3) at the live weights, sample by sample; outputs are log p, so that cross-entropy is -log p[y]. The paper's
-    kernel is exp of minus the distance, the code's of minus its square."""
+def test_predictions_equal_values_by_hand(client_of, mix, similarity):
+    """(3) is computed sample by sample; outputs are log p, so that the cross-entropy is -log p[y].
+
+    The paper's kernel is the exponential of the negative distance, the code's that of its negative square.
+    """
     options = {"k": 3, "lam": 0.3, "scale": 0.02, "mix": mix, "similarity": similarity}
     it = prepare(settings("knnper", "norm", options=options))
     client, net, test = client_of(it, 1), it.made.net, it.made.data.global_test
@@ -212,7 +216,7 @@ def test_prediction_by_hand(client_of, mix, similarity):
     with torch.inference_mode():
         outputs = predict(test.x)
     for i in range(len(z)):
-        p_knn = torch.tensor(naive(z[i], memory, labels, 3, 4, 0.02, similarity))
+        p_knn = torch.tensor(naive_neighbours(z[i], memory, labels, 3, 4, 0.02, similarity))
         expected = 0.3 * p_knn + 0.7 * (f[i].softmax(0) if mix == "softmax" else f[i])
         torch.testing.assert_close(outputs[i].exp() if mix == "softmax" else outputs[i], expected, rtol=0, atol=1e-5)
     if mix == "softmax":
@@ -237,7 +241,7 @@ def test_memory_is_a_uniform_subset_and_the_same_in_every_round(client_of):
     assert remembered(2, 0) == remembered(2, 5) != remembered(3, 0)
 
 
-def test_training_is_fedavgs_and_the_memory_counts_unless_lam_is_zero():
+def test_knnper_trains_as_fedavg_and_uses_its_memory_if_lam_is_positive():
     changes = {"evaluate": {"protocol": ["global", "personal", "ft(2)"]}}
     off, theirs = assert_is_fedavg("knnper", "norm", {"lam": 0.0}, **changes)
     assert off.lines == theirs.lines

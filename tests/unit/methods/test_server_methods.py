@@ -1,4 +1,4 @@
-"""What servers make of updates: FedGH, FedLD and FedExP, in full rounds and by hand."""
+"""Server steps of FedGH, FedLD and FedExP, in full rounds and by hand."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from fedmpi.engine import scheduler
 
 
 # ---- FedGH ----
-def test_a_round_of_the_server():
+def test_a_server_round_of_fedgh():
     it = play(settings("fedgh", rounds=1, train={"epochs": 3}, cohort={"fraction": 1.0}))
     G, n = it.uploads.dw.double().numpy(), it.made.data.train_sizes
     assert (G @ G.T < 0).any(), "or no pair conflicts"
@@ -22,15 +22,15 @@ def test_a_round_of_the_server():
     np.testing.assert_allclose(it.w.double().numpy(), expected, rtol=0, atol=1e-6)
 
 
-def test_it_is_fedavg_with_the_rule_harmonize():
+def test_fedgh_equals_fedavg_with_the_rule_harmonize():
     rule, train = {"rule": "harmonize"}, {"epochs": 3}
     mine, plain = play(settings("fedgh", train=train)), play(settings("fedavg", train=train))
     assert play(settings("fedavg", server=rule, train=train)).hashes == mine.hashes != plain.hashes
     assert play(settings("scaffold", server=rule)).reason == "finished"
 
 
-def test_the_hierarchical_variant_over_three_rounds():
-    """Tensor by tensor against vectors; round 0 is the plain unweighted mean, the history follows with .99."""
+def test_three_rounds_of_the_hierarchical_variant():
+    """It works tensor by tensor; round 0 is the plain unweighted mean, and the history follows with weight .99."""
     it = prepare(settings("fedgh", options={"variant": "hierarchical"}, train={"epochs": 2}))
     tensors = [(s.start, s.stop) for s in it.made.model.layout.segments]
     history, changes = None, []
@@ -67,8 +67,8 @@ RULE = {"server": {"rule": {"name": "principal", "correction": "axis", "share": 
     ("variant", "share", "correction"), [("text", "l2", "text"), ("printed", "l2", "axis"), (None, "sum", "axis")]
 )
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
-def test_a_full_round_against_the_literal_steps(variant, share, correction, weighting):
-    """Two readings of the method, and the rule alone with the authors' weights of directions."""
+def test_a_full_round_of_fedld_equals_the_papers_steps(variant, share, correction, weighting):
+    """Checks two readings of the method, and the rule alone with the authors' weights of directions."""
     cohort = {"fraction": 0.6, "weighting": weighting}
     chosen = {"method": "fedavg", **RULE} if variant is None else {"method": "fedld", "options": {"variant": variant}}
     it = play(settings(net="cnn", rounds=1, cohort=cohort, **chosen))
@@ -82,8 +82,8 @@ def test_a_full_round_against_the_literal_steps(variant, share, correction, weig
     assert np.abs(expected - p @ G).max() > 1e-4  # not the mean
 
 
-def test_code_is_the_authors_program():
-    """Round 0 is the plain mean; after it the rule is theirs, tensor by tensor."""
+def test_variant_code_equals_the_authors_code():
+    """Round 0 is the plain mean; later rounds use the authors' rule, tensor by tensor."""
     options, fedavg = {"margin": 0.0, "variant": "code"}, play(settings("fedavg", rounds=1, **EVERYONE))
     it = play(settings("fedld", rounds=2, options=options, **EVERYONE))
     assert it.hashes[0] == fedavg.hashes[0]
@@ -94,7 +94,7 @@ def test_code_is_the_authors_program():
 
 
 def test_divergence_names_the_client():
-    """Not an eigenproblem's complaint."""
+    """The error is not one of the eigenvalue solver."""
     config = settings("fedld", train={"lr": 1e30}, **EVERYONE)
     with pytest.raises(UserError, match=r"round 0: client .* sent values that are not finite"):
         play(config, comm=SingleProcess(CPU))
@@ -105,8 +105,8 @@ def test_divergence_names_the_client():
 BOWLS = ([[1, 2], [3, 1], [2, 2], [1, 1]], [[4, 0], [-2, 1], [0, -3], [1, 5]], [3, 1, 2, 2])
 
 
-def by_hand(rounds, eps, uniform, seed, fraction, eta=0.05, steps=10):
-    """The algorithm as its paper prints it, updates as global - local: [(w, eta_g)] after each round."""
+def run_fedexp_by_hand(rounds, eps, uniform, seed, fraction, eta=0.05, steps=10):
+    """Run the algorithm as its paper prints it, with updates global - local: [(w, eta_g)] after each round."""
     a, b, n = (torch.tensor(v, dtype=torch.float64) for v in BOWLS)
     w, out = torch.zeros(2, dtype=torch.float64), []
     for t in range(rounds):
@@ -124,9 +124,9 @@ def by_hand(rounds, eps, uniform, seed, fraction, eta=0.05, steps=10):
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 @pytest.mark.parametrize(("eps", "fraction"), [(0.5, 1.0), (0.2, 0.5), (0.2, 0.75)])
-def test_rounds_and_what_is_reported(play_quadratic, client_of, weighting, eps, fraction):
-    """Metrics, and what clients use, are of the mean of the last two w, at first of w_1; training goes on from w."""
-    expected = by_hand(5, eps, weighting == "uniform", 3, fraction)
+def test_fedexp_reports_the_mean_of_the_last_two_models(play_quadratic, client_of, weighting, eps, fraction):
+    """Metrics and the clients' models are those of that mean, at first of w_1; training continues from w."""
+    expected = run_fedexp_by_hand(5, eps, weighting == "uniform", 3, fraction)
     assert max(step for _, step in expected) > 1.2
     same = {"seed": 3, "rounds": 5, "cohort": {"fraction": fraction, "weighting": weighting}}
     same["evaluate"] = {"protocol": ["global", "personal"]}
@@ -147,7 +147,7 @@ def test_rounds_and_what_is_reported(play_quadratic, client_of, weighting, eps, 
 
 @pytest.mark.parametrize("changes", [{"options": {"eps": 1e30}}, {"cohort": {"fraction": 0.15}}])
 @pytest.mark.parametrize("net", ["norm", "mlp"])
-def test_where_the_step_is_one_it_is_fedavg_bit_for_bit(net, changes):
-    """An eps that is large beside the updates, and a cohort of one."""
+def test_a_server_step_of_one_has_the_bits_of_fedavg(net, changes):
+    """The cases are an eps that is large compared with the updates, and a cohort of one."""
     mine, _ = assert_is_fedavg("fedexp", net, **changes)
     assert [row["server_step"] for row in mine.rows] == [1, 1, 1]

@@ -17,6 +17,7 @@ from fedmpi.methods.moon import contrastive_loss
 
 
 def tensor(*values):
+    """Return a float64 tensor."""
     return torch.tensor(values, dtype=torch.float64)
 
 
@@ -32,7 +33,7 @@ W, G = tensor(1, -2, 0.5), tensor(0.3, 0.4, 0)
 
 
 def not_true_term(f, tau):
-    """FedNTD's (1)."""
+    """Return FedNTD's term of (1)."""
     return tau**2 * distillation_loss(not_true_logits(f, Y), not_true_logits(TEACHER, Y), tau)
 
 
@@ -64,12 +65,13 @@ def not_true_term(f, tau):
         (distillation_loss(TEACHER, TEACHER, 3.0), 0, 1e-15),
     ],
 )
-def test_values_by_hand(value, expected, tolerance):
+def test_terms_equal_values_by_hand(value, expected, tolerance):
     assert value.item() == pytest.approx(expected, abs=tolerance)
 
 
 # ---- gradients ----
 def gradient(term, at):
+    """Return the value's gradient at a point."""
     x = at.clone().requires_grad_()
     return torch.autograd.grad(term(x) + 0 * x.sum(), x)[0]
 
@@ -88,15 +90,15 @@ def test_the_true_logit_has_no_gradient():
     assert not_true_logits(f, torch.arange(4)).tolist() == [[6, 7, 8], [5, 7, 8], [5, 6, 8], [5, 6, 7]]
 
 
-def test_gradient_of_the_margin():
+def test_the_gradient_of_the_margin_by_hand():
     """(lambda / B) 2 f / (1 + ||f||^2): one row (1, 2, 2), lambda = .1, gives (.02, .04, .04)."""
     assert gradient(lambda f: 0.1 * margin_penalty(f), LOGITS[:1])[0].tolist() == pytest.approx(
         [0.02, 0.04, 0.04], abs=1e-15
     )
 
 
-def test_the_gradient_goes_through_sigma():
-    """U does not change with scale, so its gradient has no part along z; with sigma held it has."""
+def test_the_gradient_of_uniformity_flows_through_sigma():
+    """U does not depend on the scale of z, so its gradient is orthogonal to z; with a constant sigma it is not."""
     along = [(gradient(lambda z, d=detach: uniformity(z, d), Z) * Z).sum().item() for detach in (False, True)]
     assert along[0] == pytest.approx(0, abs=1e-12)
     assert along[1] < -0.1
@@ -105,7 +107,7 @@ def test_the_gradient_goes_through_sigma():
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_retention_is_exactly_zero_up_to_rounding_and_not_beyond(dtype, scale):
+def test_distillation_is_exactly_zero_if_logits_differ_by_rounding_only(dtype, scale):
     teacher = scale * torch.randn(20, 10, generator=torch.Generator().manual_seed(0), dtype=dtype)
     ulp = torch.finfo(dtype).eps * teacher.abs().max()
     for ulps, moves in ((0, False), (2, False), (100, True)):
@@ -114,7 +116,7 @@ def test_retention_is_exactly_zero_up_to_rounding_and_not_beyond(dtype, scale):
 
 
 # ---- perturbations ----
-def test_perturbation_of_fedsam():
+def test_the_perturbation_of_fedsam_by_hand():
     assert scale_perturbation(G, 0.1).tolist() == pytest.approx([0.06, 0.08, 0], abs=1e-12)
 
 
@@ -127,7 +129,7 @@ def test_perturbation_of_fedsam():
         ("layer.bias", 0.2, "weights", [0.06, 0.08, 0]),  # T = 1: SAM
     ],
 )
-def test_perturbation_of_fedasam(name, eta, scaled, expected):
+def test_the_perturbation_of_fedasam_by_hand(name, eta, scaled, expected):
     client = SimpleNamespace(w=W, segments=lambda: [Segment(name, (3,), 0, "body")])
     eps = FedASAM(rho=0.1, eta=eta, scaled=scaled).perturbation(client, G)
     assert eps.tolist() == pytest.approx(expected, abs=5e-8)
@@ -143,7 +145,7 @@ TWO, THREE = tensor((0, 0), (1, 2), (2, 1)), tensor((1, 0, 2), (2, 1, 0), (4, 1,
 @pytest.mark.parametrize("m", [1, 3, 8, 20])
 @pytest.mark.parametrize("rank", [2, 30])
 def test_simplex_minimum_is_optimal(m, rank):
-    """Convex, so these suffice: on the simplex, and the slope 2 P a is least, and equal, where a > 0."""
+    """The problem is convex: a must be on the simplex, and 2 P a must be smallest, and equal, where a > 0."""
     R = torch.randn(rank, m, generator=torch.Generator().manual_seed(m), dtype=torch.float64)
     P = R.T @ R + (0 if rank > m else 1e-3) * torch.eye(m, dtype=torch.float64)
     a = _prototypes.minimize_on_simplex(P)
@@ -156,8 +158,10 @@ def test_simplex_minimum_is_optimal(m, rank):
 
 
 def test_simplex_minimum_by_hand():
-    """a' P a with a = (t, 1 - t) is 2 t^2 + t (1 - t) + (1 - t)^2, least where 4 t - 1 = 0. Without a preference it is
-    uniform; what is not finite gives nan, which the engine reports with the client's name."""
+    """a' P a with a = (t, 1 - t) is 2 t^2 + t (1 - t) + (1 - t)^2, smallest for 4 t - 1 = 0.
+
+    If all a are equally good, a is uniform; values that are not finite give nan, which the engine reports.
+    """
     found = _prototypes.minimize_on_simplex(torch.tensor([[2.0, 0.5], [0.5, 1.0]]))
     assert found.tolist() == pytest.approx([0.25, 0.75], abs=1e-9)
     for P in (torch.eye(4), torch.zeros(4, 4), 1e-20 * torch.eye(4)):
