@@ -114,7 +114,7 @@ def test_fine_tuning_is_in_training_mode_and_independent_of_other_clients(client
 
 # ---- FedBN ----
 class NamedNorms(nn.Module):
-    """A model with normalisation layers with and without bn in their named_norms, as in torchvision's ResNets, and a layer norm."""
+    """A model with a layer norm, and batch norms with and without bn in their names, as in torchvision."""
 
     def __init__(self):
         super().__init__()

@@ -1,11 +1,11 @@
-"""Prototypes and features: FedProto, FedPAC and kNN-Per equal naive_neighbours loops."""
+"""Prototypes and features: FedProto, FedPAC and kNN-Per equal naive loops."""
 
 import math
 
 import pytest
 import torch
 from helpers import play, prepare, settings
-from naive_neighbours import assert_is_fedavg, gradient, module_of, rows_of, train_epochs
+from naive import assert_is_fedavg, gradient, module_of, rows_of, train_epochs
 from torch.nn.functional import cross_entropy, nll_loss
 from torch.nn.utils import parameters_to_vector
 
