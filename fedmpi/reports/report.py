@@ -28,7 +28,7 @@ SECTIONS: tuple[tuple[str, str, str, Callable[[RunCollection], list[Part | None]
     # name, title, attribute of Run that must not be empty in some run, function that returns the parts of the section
     ("summary", "Summary", "path", results.build_summary_section),
     ("learning", "Learning", "rows", results.build_learning_section),
-    ("method", "Metrics of the method", "own_metrics", results.build_method_metrics_section),
+    ("method", "Metrics of the method", "method_metrics", results.build_method_metrics_section),
     ("clients", "Clients", "clients", results.build_clients_section),
     ("updates", "Updates: drift and conflict", "updates", diagnostics.build_updates_section),
     ("analysis", "Analysis", "analysis", diagnostics.build_analysis_section),

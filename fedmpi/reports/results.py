@@ -135,11 +135,12 @@ def build_learning_section(runs: RunCollection) -> list[Part | None]:
 
 def build_method_metrics_section(runs: RunCollection) -> list[Part | None]:
     """Plot the metrics that methods record with `server.log` over rounds."""
-    names = dict.fromkeys(name for run in runs.all for name in run.own_metrics)
+    names = dict.fromkeys(name for run in runs.all for name in run.method_metrics)
     return [_plot_metric(runs, "method", name, name) for name in names]
 
 
 def _plot_metric(runs: RunCollection, section: str, name: str, label: str) -> Figure | None:
+    """Plot a metric in metrics.jsonl over rounds, with one line for each group of runs."""
     curves = {run.path: extract_curve(run.rows, name) for run in runs.all}
     return plot_by_group(runs, f"{section}-{name}", name.replace("_", " "), label, curves, name)
 

@@ -59,7 +59,7 @@ class Run:
         last_hash: SHA-256 of the model after the last round.
         last: the last value of each metric; None if it is not a finite number.
         metrics: the names of the metrics of training and evaluation; those for which higher is better come first.
-        own_metrics: the names of the metrics that the method recorded.
+        method_metrics: the names of the metrics that the method recorded.
     """
 
     def __init__(self, path: Path) -> None:
@@ -85,7 +85,7 @@ class Run:
             numbers |= dict.fromkeys(name for name in names if finite_number(row[name]) is not None)
             if "server_s" in names and "sent_bytes" in names:  # the method's metrics are between these two keys
                 own.update(names[names.index("server_s") + 1 : names.index("sent_bytes")])
-        self.own_metrics = [name for name in numbers if name in own]
+        self.method_metrics = [name for name in numbers if name in own]
         self.metrics = sorted(
             (name for name in numbers if name not in own and name not in NON_METRIC_NAMES), key=self.is_lower_better
         )
@@ -303,7 +303,7 @@ def format_axis_label(axis: str, label: str) -> str:
 
 
 # ---- curves of groups ----
-def mean_and_std_by_round(curves: Iterable[Curve]) -> dict[int, tuple[float, float | None, int]]:
+def compute_mean_and_std_by_round(curves: Iterable[Curve]) -> dict[int, tuple[float, float | None, int]]:
     """Average curves by round.
 
     Returns:
@@ -319,7 +319,7 @@ def mean_and_std_by_round(curves: Iterable[Curve]) -> dict[int, tuple[float, flo
 
 def average_curves(curves: Iterable[Curve]) -> Curve:
     """Return the mean of several curves, by round."""
-    return {t: mean for t, (mean, _, _) in mean_and_std_by_round(curves).items()}
+    return {t: mean for t, (mean, _, _) in compute_mean_and_std_by_round(curves).items()}
 
 
 def plot_by_group(
@@ -348,7 +348,7 @@ def plot_by_group(
     series, data = list[Series](), list[list[Value]]()
     least, most = (0.0, 100.0) if y_label.endswith("(%)") else (-math.inf, math.inf)  # limits of a band
     for group in runs.groups:
-        by_round = mean_and_std_by_round(curves[run.path] for run in group.runs)
+        by_round = compute_mean_and_std_by_round(curves[run.path] for run in group.runs)
         if by_round:
             band = [(max(m - (s or 0.0), least), min(m + (s or 0.0), most)) for m, s, _ in by_round.values()]
             low, high = zip(*band, strict=True) if len(group.runs) > 1 else ((), ())

@@ -67,7 +67,7 @@ def write_site_pages(
         print_line: prints a line of output.
 
     Raises:
-        UserError: the directory does not contain exactly one run, its clients are not sites, the baseline or the
+        UserError: if the directory does not contain exactly one run, its clients are not sites, the baseline or the
             statements are not valid, or the pages cannot be written.
     """
     runs = read_runs([directory])
@@ -149,6 +149,7 @@ def render_site_page(site: Site, all_sites: Sequence[Site], baseline: BaselineRu
 
 
 def _plot_classes(site: Site) -> Figure | None:
+    """Plot the number of training samples of a site by class."""
     if not site.label_counts:
         return None
     names = [f"class {c}" for c in range(len(site.label_counts))]
@@ -172,6 +173,7 @@ def plot_update_norms(site: Site) -> Figure | None:
 
 
 def _plot_gain(site: Site, baseline: BaselineRun, name: str) -> Figure | None:
+    """Plot a metric of a site over rounds, in the joint run and in the local baseline."""
     title, both = format_metric_title(name), {"together": site, "alone": baseline.sites[site.client]}
     lines = {label: each.evaluation.curves.get(name, {}) if each.evaluation else {} for label, each in both.items()}
     return plot_curves(f"gained-{name}", f"{title} on its own test samples", title, lines)
@@ -272,6 +274,7 @@ def build_samples_table(all_sites: Sequence[Site]) -> Table:
 
 
 def _plot_samples(all_sites: Sequence[Site], samples: Table) -> Figure:
+    """Plot the number of training samples by site and, if the table has them, by class."""
     columns = [list(column) for column in zip(*samples.rows, strict=True)]
     bars: Any = dict(zip(samples.head[3:], columns[3:], strict=True)) or {"samples": columns[1]}
     chart = stack_bars([site.name for site in all_sites], bars, "training samples")
