@@ -267,7 +267,7 @@ def test_incomplete_files_of_a_killed_run_are_removed(tmp_path):
         cut_off(path)
     it, t, output = begin(tmp_path, config("scaffold"), cut=0)
     assert (t, len(output)) == (-1, 2)
-    assert set(ClientStateFiles(tmp_path / "state").found()) == {(k, 0) for k in it.fed.scheduler.cohort(0)}
+    assert set(ClientStateFiles(tmp_path / "state").list_keys()) == {(k, 0) for k in it.fed.scheduler.cohort(0)}
 
 
 class StopAt:
