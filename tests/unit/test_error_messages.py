@@ -5,30 +5,30 @@ from error_cases import CASES, check, write
 from helpers import fedmpi
 
 
-def test_there_are_enough():
+def test_there_are_at_least_150_cases():
     assert len(CASES) >= 150
 
 
 @pytest.mark.parametrize("label", CASES, ids=lambda label: label[:60])
-def test_the_main_job_in_one_process(tmp_path, label):
+def test_each_mistake_is_one_message(tmp_path, label):
     case = CASES[label]
-    done = fedmpi("run", *write(case, tmp_path), cwd=tmp_path)
-    check(case, done.returncode, done.stdout, done.stderr)
+    result = fedmpi("run", *write(case, tmp_path), cwd=tmp_path)
+    check(case, result.returncode, result.stdout, result.stderr)
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("label", ["trainn.lr=1", "anchor bomb", "csv: inf", "data.partition.clients=5000"])
-def test_validate_says_the_same(tmp_path, label):
+def test_validate_reports_the_same_message(tmp_path, label):
     case = CASES[label]
-    done = fedmpi("validate", *write(case, tmp_path), cwd=tmp_path)
-    check(case, done.returncode, done.stdout, done.stderr)
+    result = fedmpi("validate", *write(case, tmp_path), cwd=tmp_path)
+    check(case, result.returncode, result.stdout, result.stderr)
 
 
-def test_the_config_itself_is_sound(tmp_path):
+def test_the_config_without_mistakes_is_valid(tmp_path):
     """Else the cases would fail for another reason."""
     case = CASES["rounds=-1"]._replace(overrides=())
-    done = fedmpi("validate", *write(case, tmp_path), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    result = fedmpi("validate", *write(case, tmp_path), cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
 
 
 def test_sites_need_no_number_of_clients(tmp_path):
@@ -36,6 +36,6 @@ def test_sites_need_no_number_of_clients(tmp_path):
     arguments = write(case, tmp_path)
     path = tmp_path / "processed.va.data"
     path.write_text(path.read_text().replace("inf", "120"))
-    done = fedmpi("validate", *arguments, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("clients")] == ["4,"]
+    result = fedmpi("validate", *arguments, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert [line.split()[1] for line in result.stdout.splitlines() if line.startswith("clients")] == ["4,"]

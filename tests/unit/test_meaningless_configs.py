@@ -51,19 +51,19 @@ def test_a_partition_cannot_write_to_the_labels():
         ),
     ],
 )
-def test_refused(changes, message):
+def test_a_meaningless_config_is_refused(changes, message):
     with pytest.raises(UserError, match=message):
         prepare(settings(**changes))
 
 
-def test_clients_that_will_not_train_are_counted():
+def test_validate_counts_clients_that_will_not_train():
     with pytest.warns(UserWarning, match=r"drop_last: \d of 7 clients have fewer than train.batch_size = 20 samples"):
         prepare(settings(train={"drop_last": True, "batch_size": 20}))
 
 
-def test_an_empty_test_set_is_told():
-    whole = images()
-    empty = Dataset(whole.train_x, whole.train_y, whole.test_x[:0], whole.test_y[:0], 4)
+def test_an_empty_test_set_causes_a_warning():
+    dataset = images()
+    empty = Dataset(dataset.train_x, dataset.train_y, dataset.test_x[:0], dataset.test_y[:0], 4)
     data = split(empty, "iid", 3, 0, "global")
     with pytest.warns(UserWarning, match="the test set is empty"):
         prepare(settings(evaluate={"protocol": ["global"]}), data)
@@ -75,7 +75,7 @@ OWN = {*OWN.split(), "local", "pfedme", "pfedpara"}  # fedbn keeps what the test
 
 @pytest.mark.filterwarnings("ignore:method fedbn keeps parts")
 @pytest.mark.parametrize("name", sorted(registry))
-def test_own_models_that_nobody_looks_at_are_warned_of(name):
+def test_personal_models_that_are_never_evaluated_cause_a_warning(name):
     """A warning under `global` alone for methods whose clients have models of their own, for no other, and no more."""
     for protocol, expected in ((["global"], name in OWN), (["global", "personal"], False)):
         with warnings.catch_warnings(record=True) as caught:
@@ -103,7 +103,7 @@ class Weighing:
         return {"accuracy": 100 * (outputs.argmax(1) == y).double().mean().item()}
 
 
-def test_a_task_that_weighs_by_each_clients_own_counts_trains_them_one_by_one():
+def test_private_class_weights_disable_packed_training():
     """Together they would all have the counts of the client that was told last."""
     more = {"task": {"name": f"{__file__}:Weighing"}, "cohort": {"fraction": 1.0}}
     data = federated()
@@ -121,19 +121,19 @@ def test_a_task_that_weighs_by_each_clients_own_counts_trains_them_one_by_one():
     assert auto.hashes == run(1).hashes
 
 
-def test_torch_compile_without_a_compiler_is_told_before_anything_runs(monkeypatch):
+def test_torch_compile_without_a_compiler_is_refused_at_start(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(UserError, match=r"compute.compile: true needs a compiler, .* has no no-such-compiler; "):
         prepare(settings(compute={"compile": True}))
 
 
-def test_one_differing_row_is_noticed():
+def test_a_single_differing_row_is_detected():
     """All of the data are digested, not a sample of them: a rank would quietly train something else."""
-    whole = images(n=9000)  # more than two pieces of the stream
+    dataset = images(n=9000)  # more than two pieces of the stream
     same = rank_agreement.compute_data_digests(split(images(n=9000), "iid", 3, 0))
     for part, row in (("train_x", 5000), ("train_y", 8999), ("test_x", 30), ("test_y", 59)):
-        values = getattr(whole, part).clone()
+        values = getattr(dataset, part).clone()
         values[row] = 1 - values[row].clamp(max=1)
-        other = rank_agreement.compute_data_digests(split(replace(whole, **{part: values}), "iid", 3, 0))
+        other = rank_agreement.compute_data_digests(split(replace(dataset, **{part: values}), "iid", 3, 0))
         name = "(training data)" if part.startswith("train") else "(test data)"
         assert {key for key in same if same[key] != other[key]} == {name}, part

@@ -90,7 +90,7 @@ def main(monkeypatch, *arguments):
 
 
 @pytest.mark.parametrize("code", [0, 75])
-def test_run_hands_settings_over_and_returns_the_exit_code(monkeypatch, path, engine, code):
+def test_run_passes_settings_on_and_returns_the_exit_code(monkeypatch, path, engine, code):
     engine.outcome = code
     assert main(monkeypatch, "run", path, "seed=5", "train.lr=-0") == code
     settings, *threads = engine.seen[0]
@@ -98,7 +98,7 @@ def test_run_hands_settings_over_and_returns_the_exit_code(monkeypatch, path, en
     assert threads == ["1", "1"]  # the config's, not the shell's
 
 
-def test_garbage_is_looked_for_in_a_run_but_not_in_its_imports(monkeypatch, path, engine):
+def test_garbage_collection_is_disabled_only_during_imports(monkeypatch, path, engine):
     assert main(monkeypatch, "run", path) == 0
     assert engine.garbage[0]
     assert engine.garbage[1] > 0
@@ -124,7 +124,7 @@ def test_validate_shows_a_table(monkeypatch, path, engine, capsys):
         (["show", "method.nu"], "show: unknown key 'method.nu'; "),
     ],
 )
-def test_a_users_mistake_is_one_message_and_code_2(monkeypatch, path, engine, capsys, arguments, text):
+def test_a_user_error_is_one_message_with_exit_code_2(monkeypatch, path, engine, capsys, arguments, text):
     assert main(monkeypatch, *[argument.format(path=path) for argument in arguments]) == 2
     out, err = capsys.readouterr()
     assert err.startswith(f"fedmpi: error: {text.format(path=path)}")
@@ -156,7 +156,7 @@ def test_an_error_of_the_engine_is_one_line(monkeypatch, path, engine, capsys, o
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_an_error_or_a_defect_names_its_rank(monkeypatch, path, engine, capsys, number):
+def test_an_error_message_names_its_rank(monkeypatch, path, engine, capsys, number):
     rank(monkeypatch, number)
     who = f"fedmpi [rank {number} on {os.uname().nodename}]" if number else "fedmpi"
     assert main(monkeypatch, "run", path, "seed=x") == 2
@@ -188,7 +188,7 @@ def test_show_explains_a_key(monkeypatch, capsys):
     assert out.endswith("for the options of the component in model, use `fedmpi list` and `fedmpi list NAME`\n")
 
 
-def test_list_shows_the_options_of_one_thing(monkeypatch, capsys):
+def test_list_describes_the_options_of_a_component(monkeypatch, capsys):
     assert main(monkeypatch, "list", "random_crop") == 0
     assert capsys.readouterr().out == (
         "augmentations: random_crop\n\n"
@@ -205,7 +205,7 @@ def test_list_shows_the_options_of_one_thing(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("kind", introspection.KIND_MODULES)
-def test_every_entry_and_every_option_is_described(kind):
+def test_every_component_and_option_has_a_description(kind):
     assert all(introspection.list_summaries(kind).values())
     options = [
         (name, each) for name in introspection.read_registry(kind) for each in describe_component(kind, name).options

@@ -57,14 +57,14 @@ def test_an_exponent_without_a_point_is_a_number_and_a_date_is_text(load):
         assert load(f"name={name}").name == name
 
 
-def test_overrides_win_and_the_last_of_two_wins(load):
+def test_overrides_take_precedence_and_the_last_one_wins(load):
     settings = load("train.epochs=5", "train.epochs=7", "train={lr: 0.5}", "seed=3")
     assert (settings.train.epochs, settings.train.lr, settings.seed) == (7, 0.5, 3)
     assert settings.origin("train.epochs") == "command line: train.epochs=7"
     assert settings.origin("train.lr") == "command line: train={lr: 0.5}"
 
 
-def test_base_files_lie_beneath_and_are_relative_to_the_file_that_names_them(tmp_path):
+def test_a_file_overrides_its_base_files_which_are_relative_to_it(tmp_path):
     write(tmp_path, "train: {epochs: 1, lr: 0.1, momentum: 0.5}\nseed: 1\nrounds: 1", "parts/deep/a.yaml")
     write(tmp_path, "base: [deep/a.yaml]\ntrain: {epochs: 9}\nseed: 2", "parts/b.yaml")
     path = write(tmp_path, f"base: [parts/b.yaml]\n{GOOD}")
@@ -76,14 +76,14 @@ def test_base_files_lie_beneath_and_are_relative_to_the_file_that_names_them(tmp
     assert settings.key_origins("method") == {"": f"{path}:4", "name": f"{path}:4", "margin": f"{path}:4"}
 
 
-def test_another_method_does_not_inherit_the_options_of_the_first(load):
+def test_another_method_does_not_inherit_options(load):
     assert load("method.mu=1", "method.name=fedprox").method.options == {"mu": 1}
     partition = load("data.partition.scheme=iid").data.partition
     assert (partition.clients, partition.options) == (4, {})
     assert load("method.name=fedld").method.options == {"margin": 0.03}
 
 
-def test_sections_in_short(load):
+def test_short_forms_of_sections(load):
     """A server rule by its name, to which options may be added; `comm.compression: int8` is what clients send."""
     assert load("server.rule=krum").origin("server.rule.name") == "command line: server.rule=krum"
     rule = load("server.rule=krum", "server.rule.byzantine=1").server.rule
@@ -106,7 +106,7 @@ def test_digest_items_name_the_keys_that_differ(load):
 
 
 @pytest.mark.parametrize("key", ["compute.precision", "compute.tf32", "compute.cudnn_benchmark"])
-def test_what_decides_last_bits_is_part_of_a_runs_identity(load, key):
+def test_settings_that_affect_last_bits_are_part_of_the_identity(load, key):
     one, two = load().identity(), load(f"{key}={'bf16' if 'precision' in key else 'true'}").identity()
     assert {name for name in one if one[name] != two[name]} == {key}
 
@@ -155,7 +155,7 @@ EDITS = [
 
 
 @pytest.mark.parametrize(("text", "expected"), EDITS)
-def test_mistakes_in_a_file(tmp_path, text, expected):
+def test_a_mistake_in_a_file_is_reported_with_its_line(tmp_path, text, expected):
     path = write(tmp_path, GOOD + text + "\n")
     assert message(path).startswith(expected.format(path=path))
 
@@ -165,15 +165,15 @@ def test_a_single_mark_on_the_command_line_is_a_text(load, mark):
     assert load(f"data.delimiter={mark}").data.options["delimiter"] == mark
 
 
-def test_an_override_that_yaml_cannot_read_is_answered_with_how_to_write_a_text(tmp_path):
+def test_an_override_with_invalid_yaml_suggests_quotes(tmp_path):
     path = write(tmp_path, GOOD)
-    said = message(path, "data.folder=@home")
-    assert "not valid YAML" in said
-    assert said.endswith("""; if it is a text, put it in quotes: 'data.folder="@home"'""")
+    text = message(path, "data.folder=@home")
+    assert "not valid YAML" in text
+    assert text.endswith("""; if it is a text, put it in quotes: 'data.folder="@home"'""")
     assert "quotes" not in message(path, "seed=[1")
 
 
-def test_all_mistakes_come_in_one_message_in_their_order(tmp_path):
+def test_all_mistakes_are_reported_in_one_message_in_order(tmp_path):
     """A mistake in a base, which is named twice here, has the line in the base."""
     base = write(tmp_path, "train: {momentum: x}\nseed: 1\nseed: 2", "base.yaml")
     path = write(tmp_path, "base: [base.yaml, base.yaml]\n" + GOOD + "  epochs: 3\nrounds: x\nsede: 1\n")
@@ -190,7 +190,7 @@ def test_all_mistakes_come_in_one_message_in_their_order(tmp_path):
     assert [line.startswith(f"  {where}") for line, where in zip(lines, wheres, strict=True)] == [True] * 6
 
 
-def test_a_plugin_lies_beside_the_config_that_names_it_else_in_the_working_directory(tmp_path, monkeypatch):
+def test_a_plugin_is_searched_next_to_its_config_then_in_the_working_directory(tmp_path, monkeypatch):
     for place in ("configs/parts/mine.py", "here/mine.py", "here/only.py"):
         write(tmp_path, "", place)
     write(tmp_path, "method: {name: 'mine.py:M'}", "configs/parts/part.yaml")
@@ -207,7 +207,7 @@ def test_a_plugin_lies_beside_the_config_that_names_it_else_in_the_working_direc
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "expected"),
     [
         ("seed=${env:GONE}", "command line: seed=${env:GONE}: seed: the environment variable GONE is not set; set it"),
         ("method={name: fedprox, mu: '${env:GONE}'}", "method.mu: the environment variable GONE is not set"),
@@ -220,16 +220,16 @@ def test_a_plugin_lies_beside_the_config_that_names_it_else_in_the_working_direc
         ("train={'${env:TEXT}': 3}", "the key '${env:TEXT}' is not plain text"),
     ],
 )
-def test_what_no_reference_stands_for_is_one_mistake(tmp_path, monkeypatch, override, said):
+def test_an_invalid_environment_reference_is_one_mistake(tmp_path, monkeypatch, override, expected):
     monkeypatch.delenv("GONE", raising=False)
     for name, value in {"TEXT": "seven", "CIRCLE": "${env:TEXT}", "CONTROL": "a\x07"}.items():
         monkeypatch.setenv(name, value)
-    told = message(write(tmp_path, GOOD), override)
-    assert said in told
-    assert told.count("\n") == 0
+    text = message(write(tmp_path, GOOD), override)
+    assert expected in text
+    assert text.count("\n") == 0
 
 
-def test_a_secret_from_a_variable_is_not_shown(load, monkeypatch):
+def test_a_secret_from_an_environment_variable_is_redacted(load, monkeypatch):
     monkeypatch.setenv("HIDDEN", "hunter2")
     settings = load("method.token=${env:HIDDEN}")
     assert settings.method.options["token"] == "hunter2"

@@ -10,21 +10,21 @@ from fedmpi.common.host_memory import count_usable_cores
 from fedmpi.config import resources
 
 
-def test_threads_are_at_most_the_cores_of_this_process(monkeypatch):
+def test_more_threads_than_cores_are_refused(monkeypatch):
     monkeypatch.setattr(resources, "count_usable_cores", lambda: 3)
     resources.check_resources(settings(compute={"threads": 3}), writes=False)
     with pytest.raises(UserError, match=r"compute\.threads: 4 .* may use 3 core"):
         resources.check_resources(settings(compute={"threads": 4}), writes=False)
 
 
-def test_cores_are_those_that_a_launcher_left(monkeypatch):
+def test_cores_respect_the_affinity_set_by_a_launcher(monkeypatch):
     if not hasattr(os, "sched_getaffinity"):
         pytest.skip("this system binds no process")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {5})
     assert count_usable_cores() == 1
 
 
-def test_output_must_be_possible(tmp_path, monkeypatch):
+def test_output_must_be_a_writable_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for place in (tmp_path, tmp_path / "a" / "b", "."):  # `.` has no parts
         resources.check_resources(settings(output=str(place)))

@@ -49,7 +49,7 @@ def load(folder, **options):
     ],
 )
 @pytest.mark.filterwarnings("error")
-def test_axes_that_the_shape_or_the_config_says(tmp_path, shape, axes, order, dtype):
+def test_axes_are_derived_from_the_shape_or_set_by_the_config(tmp_path, shape, axes, order, dtype):
     """order None: one channel is put in."""
     x, data = save(tmp_path, shape, dtype), load(tmp_path, axes=axes)
     expected = (x[:, None] if order is None else x.transpose(order)).astype(np.float32)
@@ -61,7 +61,7 @@ OPEN = r"a\.npz: x has the shape \(10, .*\), .* is ambiguous; set data\.axes to 
 
 
 @pytest.mark.parametrize(
-    ("shape", "options", "says"),
+    ("shape", "options", "pattern"),
     [
         *((shape, {}, OPEN) for shape in ((7, 7, 7), (8, 8, 5), (5, 8, 8), (3, 8, 3), (6, 5, 5, 2), (1, 6, 5, 3))),
         ((8, 9, 3), {"axes": "NHWX"}, "data.axes: 'NHWX' is not allowed; must contain the letters N, C, D, H and W"),
@@ -71,29 +71,29 @@ OPEN = r"a\.npz: x has the shape \(10, .*\), .* is ambiguous; set data\.axes to 
         ((4, 5), {"pixel_range": (2, 1)}, r"data\.pixel_range: \[2, 1\]"),
     ],
 )
-def test_axes_that_are_open_or_that_the_array_does_not_have_are_refused(tmp_path, shape, options, says):
+def test_ambiguous_or_wrong_axes_are_refused(tmp_path, shape, options, pattern):
     save(tmp_path, shape)
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=pattern):
         load(tmp_path, **options)
 
 
 @pytest.mark.parametrize(("axes", "channels"), [("NDHW", 1), ("NHWC", 6)])
-def test_volumes_stay_on_disk_alike(tmp_path, axes, channels):
+def test_volumes_on_disk_equal_those_in_memory(tmp_path, axes, channels):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["x"], file["y"] = RNG.integers(0, 256, (N, 6, 6, 6), np.uint8), np.arange(N) % 2
     both = []
     for stream in (False, True):
         with streaming.streaming_mode(stream):
             both.append(hdf5(tmp_path, path="a.h5", axes=axes, mean=[0.5] * channels, test_fraction=0).train_x)
-    held, read = both
+    in_memory, read = both
     assert isinstance(read.stored, Stream)
     for last in (False, True):
         rows = torch.tensor([3, 1, 4])
-        assert torch.equal(held.to("cpu", last).read(rows), read.to("cpu", last).read(rows))
-        assert torch.equal(held.to("cpu", last).all_inputs(), read.to("cpu", last).all_inputs())
+        assert torch.equal(in_memory.to("cpu", last).read(rows), read.to("cpu", last).read(rows))
+        assert torch.equal(in_memory.to("cpu", last).all_inputs(), read.to("cpu", last).all_inputs())
 
 
-def test_numbers_of_sixteen_bits_are_scaled_by_a_range(tmp_path):
+def test_16_bit_numbers_are_scaled_by_a_range(tmp_path):
     x = RNG.integers(-1000, 3000, (N, 4, 5)).astype(np.int16)
     np.savez(tmp_path / "a.npz", x=x, y=np.arange(N) % 2)
     assert np.array_equal(load(tmp_path).train_x.numpy(), x[:, None])  # as they are, without an option
@@ -104,14 +104,14 @@ def test_numbers_of_sixteen_bits_are_scaled_by_a_range(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("shape", "axes", "says"),
+    ("shape", "axes", "expected"),
     [
         ((6, 6, 6), "NDHW", "(1, 6, 6, 6): 1 channel of 6 x 6 x 6 voxels (C, D, H, W)"),
     ],
 )
-def test_validate_shows_shape_and_axes(tmp_path, shape, axes, says):
+def test_validate_shows_shape_and_axes(tmp_path, shape, axes, expected):
     save(tmp_path, shape)
     data = {"source": "npz", "path": "a.npz", "root": tmp_path, "axes": axes}
     data["partition"] = {"scheme": "iid", "clients": 2}
     settings = {"data": data, "model": {"name": "logistic"}, "method": {"name": "fedavg"}, "rounds": 1}
-    assert dict(validate_settings(Settings.model_validate(settings)))["sample"] == says
+    assert dict(validate_settings(Settings.model_validate(settings)))["sample"] == expected

@@ -25,7 +25,7 @@ def test_natural_order(names, expected):
     assert sort_naturally(names) == expected
 
 
-def test_sources_number_classes_and_sites_alike(tmp_path):
+def test_all_sources_number_classes_and_sites_in_the_same_order(tmp_path):
     """Two pictures of each class, whose grey is ten times the number of the class; as text the order is 1, 10, 2."""
     names, rows = [str(k) for k in range(1, 11)], []
     (tmp_path / "texts").mkdir()
@@ -40,9 +40,9 @@ def test_sources_number_classes_and_sites_alike(tmp_path):
     (tmp_path / "b.csv").write_text(
         "path,site,grey,label\n" + "\n".join(f"{row},c{k % 2}" for k, row in enumerate(rows))
     )
-    whole = {"test_fraction": 0}
-    folder, listed = image_folder(tmp_path, path="images", **whole), csv_images(tmp_path, path="a.csv", **whole)
-    rows = table(tmp_path, path="a.csv", label_column="label", features=["grey"], standardise="none", **whole)
+    dataset = {"test_fraction": 0}
+    folder, listed = image_folder(tmp_path, path="images", **dataset), csv_images(tmp_path, path="a.csv", **dataset)
+    rows = table(tmp_path, path="a.csv", label_column="label", features=["grey"], standardise="none", **dataset)
     for data, greys in (
         *((data, (data.train_x.all_inputs()[:, 0, 0, 0] * 127.5 + 127.5).round()) for data in (folder, listed)),
         (rows, rows.train_x[:, 0]),
@@ -51,6 +51,6 @@ def test_sources_number_classes_and_sites_alike(tmp_path):
         assert by_grey == {10 * (k + 1): k for k in range(10)}
     texts = text(tmp_path, path="texts", context=4)
     assert np.array_equal(np.unique(texts.site), range(10))
-    sites = (image_folder(tmp_path, path="sites", sites=True, **whole), texts)
-    for data in (*sites, csv_images(tmp_path, path="b.csv", site_column="site", **whole)):
+    sites = (image_folder(tmp_path, path="sites", sites=True, **dataset), texts)
+    for data in (*sites, csv_images(tmp_path, path="b.csv", site_column="site", **dataset)):
         assert data.site_names == tuple(names)

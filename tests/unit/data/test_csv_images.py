@@ -25,7 +25,7 @@ def greys(x):
     return x[:, 0, 0, 0].round().int().tolist()
 
 
-def test_classes_and_sites_in_order(tmp_path, monkeypatch):
+def test_classes_and_sites_are_in_natural_order(tmp_path, monkeypatch):
     monkeypatch.setattr(read_images, "IMAGES_PER_TASK", 3)  # several threads
     write(tmp_path)
     data = csv_images(tmp_path, path="a.csv", site_column="site", **GREY)
@@ -41,7 +41,7 @@ def test_classes_and_sites_in_order(tmp_path, monkeypatch):
     assert (without.site, len(without.test_y)) == (None, 4)
 
 
-def test_a_sheet_of_a_spreadsheet(tmp_path):
+def test_a_csv_file_exported_from_a_spreadsheet(tmp_path):
     """Semicolons, quotations, blanks, columns of other names, numbers for classes, a name from Windows."""
     rows = [f'"{i}.png"; {(i % 4) * 5 + 5} ;"Wien; 9. Bezirk"' for i in range(20)]
     rows[9] = rows[9].replace('"9.png"', r'".\9.png"')
@@ -54,7 +54,7 @@ def test_a_sheet_of_a_spreadsheet(tmp_path):
     assert data.train_y.tolist() == [grey % 4 for grey in greys(data.train_x)]  # 5, 10, 15, 20: by size, not as text
 
 
-def test_words_for_gaps_are_no_class(tmp_path):
+def test_words_for_missing_values_are_not_classes(tmp_path):
     rows = [f"{i}.png,{('cat', 'dog', 'NA')[i % 3]},a" for i in range(20)]
     write(tmp_path, rows=rows)
     with pytest.raises(

@@ -35,9 +35,9 @@ def both(files, chosen):
     return in_memory
 
 
-def refused(files, chosen, says):
+def refused(files, chosen, pattern):
     for on_disk in (False, True):
-        with streaming.streaming_mode(on_disk), pytest.raises(UserError, match=says):
+        with streaming.streaming_mode(on_disk), pytest.raises(UserError, match=pattern):
             decode_images(files, chosen)
 
 
@@ -46,7 +46,7 @@ CT = np.array([[0, 1000, 2047], [3000, 4095, 4096]], np.uint16)  # 12 bits, and 
 
 
 @pytest.mark.parametrize("ending", ["png", "tif"])
-def test_sixteen_bits_are_scaled_by_the_given_range_or_the_files_own(tmp_path, ending):
+def test_16_bit_images_are_scaled_by_a_range_or_the_range_of_the_file(tmp_path, ending):
     file = tmp_path / f"a.{ending}"
     Image.fromarray(CT).save(file)
     given = both([file], options(pixel_range=(0, 4095)))
@@ -57,7 +57,7 @@ def test_sixteen_bits_are_scaled_by_the_given_range_or_the_files_own(tmp_path, e
     refused([file], options(), r"mode I;16\); set data\.pixel_range to \[low, high\].* or to file")
 
 
-def test_wide_and_signed_numbers_have_a_range_too(tmp_path):
+def test_32_bit_and_signed_numbers_are_scaled_by_a_range(tmp_path):
     hounsfield = np.array([[-1000, -160, 40, 240, 3000]])
     for file, array in (("a.tif", hounsfield.astype(np.int32)), ("b.tif", hounsfield.astype(np.float32))):
         Image.fromarray(array).save(tmp_path / file)
@@ -71,7 +71,7 @@ def test_wide_and_signed_numbers_have_a_range_too(tmp_path):
         decode_images([tmp_path / "nan.tif"], options(pixel_range="file"))
 
 
-def test_eight_bits_with_a_range_are_their_255th_parts(tmp_path):
+def test_8_bit_images_with_range_0_to_255_are_divided_by_255(tmp_path):
     array = RNG.integers(0, 256, (4, 5, 3), np.uint8)
     Image.fromarray(array).save(tmp_path / "a.png")
     np.save(tmp_path / "a.npy", array.astype(np.float64))
@@ -83,7 +83,7 @@ def test_eight_bits_with_a_range_are_their_255th_parts(tmp_path):
     assert np.allclose(grey, 0.299 * red + 0.587 * green + 0.114 * blue, atol=1e-6)
 
 
-def test_a_folder_of_sixteen_bits_is_normalised_and_augmented_as_pixels(tmp_path):
+def test_a_folder_of_16_bit_images_is_normalised_and_augmented(tmp_path):
     for k in range(8):
         (tmp_path / "ab"[k % 2]).mkdir(exist_ok=True)
         Image.fromarray(np.full((4, 4), 100 * k, np.uint16)).save(tmp_path / "ab"[k % 2] / f"{k}.png")
@@ -97,14 +97,14 @@ def test_a_folder_of_sixteen_bits_is_normalised_and_augmented_as_pixels(tmp_path
 
 # ---- several pages ----
 @pytest.mark.parametrize("ending", ["tif", "gif"])
-def test_files_of_several_pages_are_refused(tmp_path, ending):
+def test_files_with_several_pages_are_refused(tmp_path, ending):
     file, pages = tmp_path / f"a.{ending}", RNG.integers(0, 256, (3, 4, 5), np.uint8)
     first, *others = [Image.fromarray(page) for page in pages]
     first.save(file, save_all=True, append_images=others, duration=40)
     refused([file], options(), r"it has 3 pages or frames; save each of them as a separate file")
 
 
-def test_the_previews_of_a_camera_are_no_pages(tmp_path):
+def test_previews_in_a_camera_file_do_not_count_as_pages(tmp_path):
     image = Image.fromarray(RNG.integers(0, 256, (16, 16, 3), np.uint8))
     image.save(tmp_path / "a.jpg", "MPO", save_all=True, append_images=[image.resize((8, 8))])
     with Image.open(tmp_path / "a.jpg") as opened:
@@ -148,7 +148,7 @@ def test_an_alpha_channel_without_a_transparent_pixel_changes_nothing(tmp_path):
         ((4, 5, 13), "must have 1, 3 or 4 channels"),
     ],
 )
-def test_axes_of_arrays(tmp_path, shape, expected):
+def test_axes_of_npy_files(tmp_path, shape, expected):
     np.save(tmp_path / "a.npy", RNG.integers(0, 250, shape))
     if isinstance(expected, str):
         refused([tmp_path / "a.npy"], options(channels=3), expected)

@@ -67,7 +67,7 @@ def server(monkeypatch):
 
 
 @pytest.mark.parametrize(("how", "requests"), [("plain", 1), ("cut", 2), ("busy", 2)])
-def test_a_file_comes_complete_or_not_at_all(server, tmp_path, how, requests):
+def test_an_incomplete_download_leaves_no_file(server, tmp_path, how, requests):
     """Over connections that break and errors that pass; an earlier process may have left a part."""
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub/a.bin.part").write_bytes(b"x" * 2 * len(CONTENT))
@@ -77,7 +77,7 @@ def test_a_file_comes_complete_or_not_at_all(server, tmp_path, how, requests):
     assert len(server.asked) == requests
 
 
-def test_what_is_wrong_at_each_address_is_said(server, tmp_path):
+def test_the_error_names_the_problem_of_each_url(server, tmp_path):
     server.files["b.bin"], server.breaks = b"<html>log in first</html>", 99
     urls = [server.url(path) for path in ("plain/b.bin", "plain/none", "busy/a.bin")]
     with pytest.raises(UserError) as caught:
@@ -149,7 +149,7 @@ def test_an_archive_is_unpacked(listed, tmp_path, pack, files):
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "pattern"),
     [
         (tape(**FILES)[:-30], "cannot be unpacked"),
         (tape(**FILES, **{"../out": b"x"}), "cannot be unpacked"),
@@ -158,13 +158,13 @@ def test_an_archive_is_unpacked(listed, tmp_path, pack, files):
     ],
     ids=["cut", "out", "text", "another one"],
 )
-def test_an_archive_that_is_refused(listed, tmp_path, content, says):
+def test_an_invalid_archive_is_refused(listed, tmp_path, content, pattern):
     listed(content)
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=pattern):
         fetch.fetch_dataset("small", tmp_path / "data")
     assert not (tmp_path / "out").exists()
-    left = {path.name for path in (tmp_path / "data").iterdir()}
-    assert left <= ({"small"} if "is missing" in says else {"small.pack"})
+    remaining = {path.name for path in (tmp_path / "data").iterdir()}
+    assert remaining <= ({"small"} if "is missing" in pattern else {"small.pack"})
 
 
 # ---- the commands
@@ -180,7 +180,7 @@ def command(monkeypatch, capsys, *words):
     return ended.value.code, output.out, output.err
 
 
-def test_the_commands(listed, tmp_path, monkeypatch, capsys):
+def test_data_commands_list_check_and_fetch(listed, tmp_path, monkeypatch, capsys):
     listed(tape(**FILES))
     root = ("small", "--root", tmp_path)
     code, out, _ = command(monkeypatch, capsys, "check", *root)
@@ -196,7 +196,7 @@ def test_the_commands(listed, tmp_path, monkeypatch, capsys):
     assert all(name in out for name in ("mnist", "pathmnist", "pacs", "manual download"))
 
 
-def test_without_a_network_the_command_says_what_to_do(listed, server, tmp_path, monkeypatch, capsys):
+def test_without_a_network_the_error_has_instructions(listed, server, tmp_path, monkeypatch, capsys):
     nowhere = "http://127.0.0.1:9/small.pack"
     listed(tape(**FILES), nowhere)
     code, _, err = command(monkeypatch, capsys, "fetch", "small", "--root", tmp_path)
@@ -210,7 +210,7 @@ def test_without_a_network_the_command_says_what_to_do(listed, server, tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "pattern"),
     [
         (("fetch", "cifar"), r"unknown data set 'cifar'; did you mean 'cifar10'"),
         (("check", "heart_disease"), r"unknown data set 'heart_disease'; .*allowed: bloodmnist, breastmnist"),
@@ -218,17 +218,17 @@ def test_without_a_network_the_command_says_what_to_do(listed, server, tmp_path,
         (("fetch", "mnist", "--root", __file__), "--root: .* is not a folder"),
     ],
 )
-def test_a_wrong_command_is_refused(monkeypatch, capsys, tmp_path, words, says):
+def test_a_wrong_command_is_refused(monkeypatch, capsys, tmp_path, words, pattern):
     monkeypatch.setenv("FEDMPI_DATA", str(tmp_path))
     code, _, err = command(monkeypatch, capsys, *words)
     assert code == 2
-    assert re.search(says, err), err
+    assert re.search(pattern, err), err
 
 
 # ---- the list
 
 
-def test_listings_are_complete():
+def test_catalogue_entries_are_complete():
     """Every set says what it is, how it is brought, what its files are; no checksum is copied from line to line."""
     for name, listing in CATALOGUE.items():
         assert bool(listing.downloads) != bool(listing.manual_steps), name

@@ -26,7 +26,7 @@ def dataset(group, site=None):
         ([*[0] * 9, *[1] * 8, *[2] * 7], 0.05, {7}),  # all groups are too large: the smallest is held out
     ],
 )
-def test_groups_are_held_out_as_a_whole(group, fraction, sizes):
+def test_entire_groups_are_held_out(group, fraction, sizes):
     """A group is added if it brings the number of samples closer to the fraction."""
     numbers = set()
     for seed in range(20):

@@ -39,7 +39,7 @@ def same(a, b):
         (("data/train/features", "data/train/target"), ("data/test/features", "data/test/target")),
     ],
 )
-def test_common_names(tmp_path, train, test):
+def test_default_names_of_arrays(tmp_path, train, test):
     """The same data set as from npz."""
     arrays = X[:15], Y[:15], X[15:], Y[15:]
     save(tmp_path / "a.h5", dict(zip((*train, *test), arrays, strict=True)))
@@ -47,7 +47,7 @@ def test_common_names(tmp_path, train, test):
     same(hdf5(tmp_path, path="a.h5"), npz(tmp_path, path="a.npz"))
 
 
-def test_names_in_the_config_and_a_file_for_the_test_part(tmp_path):
+def test_names_from_the_config_and_a_separate_test_file(tmp_path):
     save(tmp_path / "train.h5", {"scan": X[:15], "grade": Y[:15].reshape(15, 1, 1), "who": [2, 1, 0] * 5, "x": X})
     save(tmp_path / "test.h5", {"scan": X[15:], "grade": Y[15:].reshape(5, 1, 1), "who": [1, 0, 2, 1, 0]})
     options = {"inputs": "scan", "labels": "grade", "sites": "who"}
@@ -83,9 +83,9 @@ def test_federated_emnist(tmp_path):
     new = data.preparation.read(PredictionRequest(x[1:4]))  # as the file holds them, not as they are kept
     assert torch.equal(new.x, torch.from_numpy(x[1:4, None]))
     assert data.test_site.tolist() == [0, 1]
-    found = split(data, "site", None, 0)
-    assert [part.tolist() for part in found.parts] == [[0], [1, 2, 3]]
-    assert found.test_sizes.tolist() == [1, 1]
+    dataset = split(data, "site", None, 0)
+    assert [part.tolist() for part in dataset.parts] == [[0], [1, 2, 3]]
+    assert dataset.test_sizes.tolist() == [1, 1]
 
 
 def test_floats_of_one_client_make_all_images_floats(tmp_path):
@@ -109,7 +109,7 @@ def test_federated_cifar100(tmp_path):
     assert data.test_site is None
 
 
-def test_a_group_for_each_site(tmp_path):
+def test_one_group_per_site(tmp_path):
     """test_fraction is held out of each class of each site."""
     save(tmp_path / "a.h5", {"south/x": X, "south/y": Y, "north/x": X[:10], "north/y": Y[:10]})
     data = hdf5(tmp_path, path="a.h5")
@@ -119,7 +119,7 @@ def test_a_group_for_each_site(tmp_path):
         assert torch.bincount(data.test_y[data.test_site == k]).tolist() == [test // 2] * 2
 
 
-def test_a_file_for_each_silo(tmp_path):
+def test_one_file_per_silo(tmp_path):
     for name in ("north", "south"):
         save(tmp_path / f"{name}.h5", {"x": X, "y": Y})
     opened = open_silos(hdf5, tmp_path, ["north", "south"], [1], path="{site}.h5")
@@ -131,7 +131,7 @@ def test_a_file_for_each_silo(tmp_path):
 @pytest.mark.parametrize(
     ("options", "by_client"), [({}, True), ({"chunks": (2, 6, 5, 3), "compression": "gzip"}, False)]
 )
-def test_images_that_stay_on_disk(tmp_path, options, by_client):
+def test_images_on_disk_equal_those_in_memory(tmp_path, options, by_client):
     """Of every layout in the file, rows in any order; the bits are those of images in memory."""
     images, labels = RNG.integers(0, 256, (9, 6, 5, 3), np.uint8), np.arange(9) % 2
     cut = {"b/x": images[:5], "a/x": images[5:]} if by_client else {"x": images}
@@ -140,18 +140,18 @@ def test_images_that_stay_on_disk(tmp_path, options, by_client):
             file.create_dataset(name, data=array, **options)
         for name, array in ({"b/y": labels[:5], "a/y": labels[5:]} if by_client else {"y": labels}).items():
             file.create_dataset(name, data=array)
-    whole = hdf5(tmp_path, path="a.h5")
+    in_memory = hdf5(tmp_path, path="a.h5")
     with streaming.streaming_mode(True):
         data = hdf5(tmp_path, path="a.h5")
     assert isinstance(data.train_x.stored, Stream)
     assert isinstance(data.train_x.stored.source.array, StoredArrays)
-    same(whole, data)
+    same(in_memory, data)
     rows = torch.tensor([3, 0, 3, 5])
-    assert torch.equal(data.train_x.read(rows), whole.train_x.read(rows))
+    assert torch.equal(data.train_x.read(rows), in_memory.train_x.read(rows))
 
 
 @pytest.mark.parametrize(
-    ("arrays", "said"),
+    ("arrays", "pattern"),
     [
         ({"a": X}, r"a\.h5 has no data set for x: x, images, .*; its other data sets: a"),
         ({"x": X, "images": X, "y": Y}, r"/images and /x could both be x; set data\.inputs"),
@@ -162,7 +162,7 @@ def test_images_that_stay_on_disk(tmp_path, options, by_client):
         ({"x": np.float32(1), "y": Y}, r"/x has the shape \(\)"),
     ],
 )
-def test_mistakes(tmp_path, arrays, said):
+def test_an_invalid_file_is_refused(tmp_path, arrays, pattern):
     save(tmp_path / "a.h5", arrays)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=pattern):
         hdf5(tmp_path, path="a.h5")

@@ -47,7 +47,7 @@ def expected(numbers):
     return {picture(k).tobytes(): mask(k).tobytes() for k in numbers}
 
 
-def test_each_picture_has_its_own_mask(tmp_path):
+def test_each_image_has_its_own_mask(tmp_path):
     write(tmp_path, [f"scan{k}" for k in range(12)])  # scan10 before scan2 by letters
     data = image_mask(tmp_path, classes=2)
     assert pairs_of(data) == expected(range(12))
@@ -67,7 +67,7 @@ def test_sites_and_parts_are_folders(tmp_path):
     assert pairs_of(alone) == expected(range(4, 9))
 
 
-def test_a_csv_file_names_pairs_sites_parts_and_groups(tmp_path):
+def test_a_csv_file_lists_pairs_sites_parts_and_groups(tmp_path):
     write(tmp_path, "abcdef")
     rows = ["image,mask,hospital,part,patient"]
     for n, part, patient in zip("abcdef", ["train", "val", "test"] * 2, "112334", strict=True):
@@ -94,7 +94,7 @@ def test_a_csv_file_names_pairs_sites_parts_and_groups(tmp_path):
     ],
     ids=["palette", "equal channels", "16 bits", "opaque", "npy"],
 )
-def test_masks_are_numbers_however_they_are_stored(tmp_path, save):
+def test_masks_in_all_file_formats_are_class_numbers(tmp_path, save):
     write(tmp_path, "ab")
     for k, name in enumerate("ab"):
         at = tmp_path / "masks" / f"{name}.png"
@@ -103,7 +103,7 @@ def test_masks_are_numbers_however_they_are_stored(tmp_path, save):
     assert pairs_of(image_mask(tmp_path, classes=2, test_fraction=0.0)) == expected(range(2))
 
 
-def test_numbers_in_masks_become_classes_and_ignored_ones_stay(tmp_path):
+def test_mask_values_become_classes_and_ignored_values_stay(tmp_path):
     write(tmp_path, "abcd", values=(0, 128, 255))
     with set_ignored_target(128):
         data = image_mask(tmp_path, mask_values=(0, 255), test_fraction=0.0)
@@ -112,7 +112,7 @@ def test_numbers_in_masks_become_classes_and_ignored_ones_stay(tmp_path):
     assert data.classes == 2
 
 
-def test_a_mask_is_scaled_and_cut_as_its_picture(tmp_path):
+def test_a_mask_is_scaled_and_cropped_like_its_image(tmp_path):
     """A square that is white in the picture and 7 in the mask; no other number comes up in between."""
     for k, place in enumerate(("images", "masks")):
         (tmp_path / place).mkdir()
@@ -130,7 +130,7 @@ def other(tmp_path, place, array):
 
 
 @pytest.mark.parametrize(
-    ("change", "options", "says"),
+    ("change", "options", "pattern"),
     [
         (lambda p: (p / "masks" / "b.png").unlink(), {}, r"images/b\.png has no mask .*masks/b"),
         (
@@ -152,27 +152,27 @@ def other(tmp_path, place, array):
         (lambda p: None, {"image_pattern": "scans/*"}, r"masks/a\.png has no image .*scans/a"),
     ],
 )
-def test_what_is_wrong_with_a_pair_is_said_with_its_file(tmp_path, change, options, says):
+def test_an_invalid_pair_is_reported_with_its_file(tmp_path, change, options, pattern):
     write(tmp_path, "ab")
     change(tmp_path)
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=pattern):
         image_mask(tmp_path, **{"classes": 2, **options})
 
 
-def test_a_config_tells_the_source_what_the_task_ignores(tmp_path):
+def test_the_source_keeps_the_ignored_target_of_the_task(tmp_path):
     write(tmp_path / "d", "abcdef", values=(0, 1, 255))
     (tmp_path / "run.yaml").write_text(
         f"data: {{source: image_mask, root: {tmp_path}, path: d, classes: 2, partition: {{scheme: iid, clients: 2}}}}\n"
         "model: {name: unet, width: 8, levels: 1}\nmethod: {name: fedavg}\nrounds: 1\n"
         "task: {name: segmentation, ignore: 255}\n"
     )
-    found = build_data.build_partitioned_data(load(tmp_path / "run.yaml"))
-    assert found.train[0].y.unique().tolist() == [0, 1, 255]
+    masks = build_data.build_partitioned_data(load(tmp_path / "run.yaml"))
+    assert masks.train[0].y.unique().tolist() == [0, 1, 255]
     with pytest.raises(UserError, match=r"contains 255; allowed: 0, 1"):
         build_data.build_partitioned_data(load(tmp_path / "run.yaml", ["task.ignore=null"]))
 
 
-def test_new_pictures_are_prepared_as_those_of_the_training(tmp_path):
+def test_new_images_are_prepared_like_training_images(tmp_path):
     """With the options of the training, which a run stores as JSON."""
     write(tmp_path, "ab")
     for k, name in enumerate("ab"):

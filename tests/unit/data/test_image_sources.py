@@ -44,15 +44,15 @@ def value(x, mean, std):
     return (first.flatten(1).mean(1) * 255).round().int().tolist()
 
 
-def assert_standardised(found, image, mean, std):
+def assert_standardised(actual, image, mean, std):
     """`found` (3, H, W) is `image` (H, W, 3), bytes, standardised channel by channel."""
     x = torch.from_numpy(image.transpose(2, 0, 1) / 255.0)
     expected = (x - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
-    torch.testing.assert_close(found, expected.float(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(actual, expected.float(), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
-def test_a_missing_set_names_its_files_and_the_command_that_brings_them(tmp_path, name):
+def test_the_error_for_missing_files_names_them_and_the_fetch_command(tmp_path, name):
     listing = CATALOGUE[name]
     text = f"data: {{{listing.config}, root: {tmp_path}"
     (tmp_path / "run.yaml").write_text(
@@ -88,7 +88,7 @@ def test_emnist(tmp_path):
     torch.testing.assert_close(data.train_x[3, 0].double(), (upright - 0.1307) / 0.3081, atol=1e-5, rtol=0)
     theirs = torchvision.datasets.EMNIST(tmp_path, "letters", train=False)
     assert (theirs.targets - 1).tolist() == data.test_y.tolist()
-    assert {name: len(found) for name, found in theirs.classes_split_dict.items()} == EMNIST | {"letters": 27}
+    assert {name: len(dataset) for name, dataset in theirs.classes_split_dict.items()} == EMNIST | {"letters": 27}
     write_emnist(tmp_path, "balanced", first=46, classes=2)
     with pytest.raises(UserError, match=r"emnist-balanced-train-labels.* label 47 in row 1; labels must be in 0\.\.46"):
         emnist(tmp_path)
@@ -153,9 +153,9 @@ def test_medmnist(tmp_path, name):
     assert data.train_y.tolist() == labels[:, 0].tolist()
     last = torch.from_numpy(arrays["val_images"][-1] / 255.0 * 2 - 1).float().reshape(28, 28, channels).permute(2, 0, 1)
     torch.testing.assert_close(data.train_x[-1], last, atol=1e-5, rtol=0)
-    apart = medmnist(tmp_path, set=name, val="leave", channels=3)
-    assert (len(apart.train_y), apart.train_x.shape[1]) == (6, 3)
-    assert torch.equal(apart.train_x[:, -1], data.train_x[:6, -1])
+    without_val = medmnist(tmp_path, set=name, val="leave", channels=3)
+    assert (len(without_val.train_y), without_val.train_x.shape[1]) == (6, 3)
+    assert torch.equal(without_val.train_x[:, -1], data.train_x[:6, -1])
 
 
 # ---- folders
@@ -169,9 +169,9 @@ def test_cinic10(tmp_path):
     assert data.train_y.tolist() == data.test_y.tolist() == list(range(10))
     assert value(data.train_x, 0.4789, 0.2421) == list(range(10))
     assert value(data.test_x, 0.4789, 0.2421) == list(range(40, 50))
-    joined = cinic10(tmp_path, val="join")
-    assert value(joined.train_x, 0.4789, 0.2421) == [*range(10), *range(20, 30)]
-    assert joined.train_y.tolist() == [*range(10)] * 2
+    with_val = cinic10(tmp_path, val="join")
+    assert value(with_val.train_x, 0.4789, 0.2421) == [*range(10), *range(20, 30)]
+    assert with_val.train_y.tolist() == [*range(10)] * 2
     plain(tmp_path / "CINIC-10/train/cat/odd.png", 0, side=33)
     assert len(cinic10(tmp_path).train_y) == 11  # scaled to 32
 
@@ -278,7 +278,7 @@ def write_ham(root, more="", header="lesion_id,image_id,dx,dx_type,age,sex,local
     (root / "HAM10000/HAM10000_metadata.csv").write_text("\n".join(lines) + "\n" + more)
 
 
-def test_ham10000_by_source_with_lesions_apart(tmp_path):
+def test_ham10000_sites_are_sources_and_lesions_are_not_split(tmp_path):
     write_ham(tmp_path)
     data = ham10000(tmp_path, size=8, test_fraction=0.3)
     assert data.site_names == SOURCES == ("vidir_molemax", "vidir_modern", "rosendahl", "vienna_dias")

@@ -19,8 +19,8 @@ def save(folder, part, users, name="all_data_0_niid_0_keep_0.json", **more):
     (folder / part).mkdir(parents=True, exist_ok=True)
     data = {user: {"x": x, "y": y} for user, (x, y) in users.items()}
     counts = [len(x) for x, _ in users.values()]
-    whole = {"users": list(users), **more, "num_samples": counts, "user_data": data}
-    (folder / part / name).write_text(json.dumps(whole))
+    content = {"users": list(users), **more, "num_samples": counts, "user_data": data}
+    (folder / part / name).write_text(json.dumps(content))
 
 
 def test_images_of_users_in_several_files(tmp_path):
@@ -120,10 +120,10 @@ def test_users_without_training_rows(tmp_path):
     data = leaf(tmp_path, path=".")
     assert data.site_names == ("a", "c")
     assert data.test_site.tolist() == [-1, 1, 1]
-    found = split(data, "site", None, 0)
-    assert found.test_sizes.tolist() == [0, 2]
-    assert len(found.global_test) == 3
-    assert {name: len(rows) for name, rows in found.test_by_site.items()} == {"c": 2}
+    dataset = split(data, "site", None, 0)
+    assert dataset.test_sizes.tolist() == [0, 2]
+    assert len(dataset.global_test) == 3
+    assert {name: len(rows) for name, rows in dataset.test_by_site.items()} == {"c": 2}
     save(tmp_path, "test", {"x": ([[3.0]], [0])})
     assert leaf(tmp_path, path=".").test_site is None
 
@@ -132,7 +132,7 @@ GOOD = {"a": ([[1.0, 2.0]], [0]), "b": ([[3.0, 4.0]], [1])}
 
 
 @pytest.mark.parametrize(
-    ("train", "options", "said"),
+    ("train", "options", "pattern"),
     [
         ({"a": ([[1.0, 2.0]], [0, 1])}, {}, r"user 'a': .* has no lists x and y of equal length"),
         (
@@ -163,15 +163,15 @@ GOOD = {"a": ([[1.0, 2.0]], [0]), "b": ([[3.0, 4.0]], [1])}
         ),
     ],
 )
-def test_mistakes(tmp_path, train, options, said):
+def test_an_invalid_file_is_refused(tmp_path, train, options, pattern):
     save(tmp_path, "train", train)
-    characters = "abc" in str(train) and "numbers" not in said
+    characters = "abc" in str(train) and "numbers" not in pattern
     save(tmp_path, "test", {"b": (["abc"], ["d"]) if characters else ([[3.0, 4.0]], [1])})
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=pattern):
         leaf(tmp_path, path=".", **options)
 
 
-def test_folders_and_files_that_are_not_leafs(tmp_path):
+def test_other_folders_and_files_are_refused(tmp_path):
     save(tmp_path, "train", GOOD)
     with pytest.raises(MissingDataError, match=r"test/\*\.json found; .*preprocess\.sh"):
         leaf(tmp_path, path=".")

@@ -48,7 +48,7 @@ def test_sites_are_folders_of_volumes_with_masks(tmp_path):
     assert (len(alone.train_y), len(alone.test_y)) == (2, 1)
 
 
-def test_decathlons_folders(tmp_path):
+def test_the_folders_of_the_medical_decathlon(tmp_path):
     """imagesTr/NAME.nii.gz and labelsTr/NAME.nii.gz, of several channels."""
     image = np.stack([volume(0), volume(1)], 3)
     save(image, tmp_path / "imagesTr" / "brain_1.nii.gz")
@@ -64,7 +64,7 @@ def test_decathlons_folders(tmp_path):
 LEFT_UP_FRONT = np.array([[-2.0, 0, 0, 7], [0, 0, 3, -5], [0, 1, 0, 2], [0, 0, 0, 1]])
 
 
-def test_axes_are_turned_to_the_patients(tmp_path):
+def test_axes_are_reoriented_to_the_patient(tmp_path):
     write(tmp_path / "a", "x", affine=LEFT_UP_FRONT)
     data = nifti(tmp_path, classes=3, intensity="stored")
     turned = [array[::-1].transpose(0, 2, 1) for array in (volume(0), mask(0))]
@@ -112,7 +112,7 @@ def test_volumes_are_resampled(tmp_path, options, shape):
         assert np.array_equal(data.train_y[0].numpy(), mask(0).repeat(2, 0).repeat(3, 1))
 
 
-def test_intensities(tmp_path):
+def test_intensities_are_standardised_clipped_or_unchanged(tmp_path):
     write(tmp_path / "a", "x")
     save(np.full(SHAPE, 7, np.int16), tmp_path / "a" / "flat_image.nii.gz")
     save(mask(9), tmp_path / "a" / "flat_mask.nii.gz")
@@ -129,7 +129,7 @@ def cut_off(file):
 
 
 @pytest.mark.parametrize(
-    ("change", "options", "says"),
+    ("change", "options", "pattern"),
     [
         (lambda p: save(mask(0, (6, 5, 3)), p / "x_mask.nii.gz"), {}, r"different sizes, 6 x 5 x 4 and 6 x 5 x 3"),
         (
@@ -160,14 +160,14 @@ def cut_off(file):
         ),
     ],
 )
-def test_what_is_wrong_with_a_volume_is_said_with_its_file(tmp_path, change, options, says):
+def test_an_invalid_volume_is_reported_with_its_file(tmp_path, change, options, pattern):
     write(tmp_path / "a", "x")
     change(tmp_path / "a")
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=pattern):
         nifti(tmp_path, **{"classes": 3, **options})
 
 
-def test_new_volumes_are_prepared_as_those_of_the_training(tmp_path):
+def test_new_volumes_are_prepared_like_training_volumes(tmp_path):
     """With the options of the training, which a run stores as JSON; the masks beside them are no images."""
     write(tmp_path / "a", "xy", affine=LEFT_UP_FRONT)
     data = nifti(tmp_path, classes=3, spacing=(2.0, 1.0, 2.0), size=(5, 5, 9), test_fraction=0.0)

@@ -19,7 +19,7 @@ def needs(folder):
 
 
 @needs("heart_disease")
-def test_heart_disease_equals_flambys():
+def test_heart_disease_equals_that_of_flamby():
     """Sizes equal those in Table 1 of the FLamby paper."""
     data = heart_disease(ROOT, variant="flamby")
     assert torch.bincount(data.site).tolist() == [199, 172, 30, 85]

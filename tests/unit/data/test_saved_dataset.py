@@ -69,7 +69,7 @@ def test_symbols_and_nested_lists(tmp_path):
     assert read(tmp_path, input_column="m").train_x.tolist() == [[[1], [2]], [[3], [4]]]
 
 
-def test_splits_by_all_their_names(tmp_path):
+def test_all_names_of_splits_are_recognised(tmp_path):
     names = ["train", "valid", "dev", "validation", "test", "unlabelled"]
     splits = {name: {"x": [[k + 0.0, 4.0], [7.0, 5.0]], "label": ["b", "a"]} for k, name in enumerate(names)}
     save_splits(tmp_path / "d", **splits)
@@ -104,13 +104,13 @@ def test_splits_by_all_their_names(tmp_path):
         ({"x": [encoded(GREY, GREY, kind="TIFF")] * 2}, "row 0: column 'x' .* it has 2 pages or frames"),
     ],
 )
-def test_refused(tmp_path, columns, message):
+def test_an_invalid_dataset_is_refused(tmp_path, columns, message):
     save(tmp_path / "d", {"label": [0, 1], **columns}, ["cat", "dog"])
     with pytest.raises(UserError, match=message):
         read(tmp_path, input_column="x")
 
 
-def test_class_names_are_no_gaps_and_large_integers_are_not_rounded(tmp_path):
+def test_class_names_are_not_missing_values_and_large_integers_are_not_rounded(tmp_path):
     sites = [2**60, 2**60 + 1, 2**60, 2**60 + 1]
     save(tmp_path / "d", {"x": [1.0, 2.0, 3.0, 4.0], "label": [0, 1, 2, 0], "who": sites}, ["none", "favor", "NA"])
     data = read(tmp_path, input_column="x", site_column="who")
@@ -129,7 +129,7 @@ KINDS = {
 
 @pytest.mark.filterwarnings("ignore:data. pictures with transparent pixels")
 @pytest.mark.parametrize("kind", KINDS)
-def test_pictures_are_decoded_as_those_of_other_sources(tmp_path, kind):
+def test_images_are_decoded_like_those_of_other_sources(tmp_path, kind):
     images, options = KINDS[kind]
     cells = [encoded(*pages, kind="TIFF") for pages in images]
     save(tmp_path / "d", {"image": cells, "label": [0, 1] * 4})
@@ -143,7 +143,7 @@ def test_pictures_are_decoded_as_those_of_other_sources(tmp_path, kind):
         assert torch.equal(a.all_inputs(), b.all_inputs())
 
 
-def test_pictures_that_are_named_only(tmp_path):
+def test_images_stored_as_paths(tmp_path):
     pixels = RNG.integers(0, 256, (2, 5, 6), np.uint8)
     for k, each in enumerate(pixels):
         Image.fromarray(each).save(tmp_path / f"{k}.png")

@@ -51,7 +51,7 @@ def test_ranks_open_only_their_own_files_and_know_all_sizes(tmp_path):
         ({"classes": (2, 3, 2)}, r"north\.npz has 2 classes.*south\.npz has 3 classes.*options of the data source"),
     ],
 )
-def test_sites_that_differ_are_named(tmp_path, differences, message):
+def test_the_error_names_sites_that_differ(tmp_path, differences, message):
     """An option of the source tells a site how many classes the others have."""
     write_sites(tmp_path, **differences)
     opened = open_silos(npz, tmp_path, SILOS, range(3))

@@ -84,7 +84,7 @@ def test_mnist(tmp_path, source, folder, packed, channels, mean, std):
     assert (data.input_shape, data.classes) == ((channels, 28, 28), 10)
 
 
-def test_a_set_that_is_there_is_not_downloaded_again(tmp_path, monkeypatch):
+def test_an_existing_data_set_is_not_downloaded_again(tmp_path, monkeypatch):
     calls = []
 
     def get(urls, to, md5):
@@ -168,7 +168,7 @@ def test_heart_disease_standardises_with_the_training_part(tmp_path):
         assert (data.test_x[:, column] == 0).all()
 
 
-def test_heart_disease_sites_in_order(tmp_path):
+def test_heart_disease_sites_are_in_order(tmp_path):
     for k, name in enumerate(("cleveland", "hungarian", "switzerland", "va")):
         write_heart(tmp_path / f"processed.{name}.data", patients(10 * (k + 1)))
     data = heart_disease(tmp_path)
@@ -182,7 +182,7 @@ def test_heart_disease_sites_in_order(tmp_path):
 # ---- npz
 
 
-def test_npz_validation_part_joins_the_training_part(tmp_path):
+def test_npz_validation_part_is_added_to_the_training_part(tmp_path):
     """Behind the training rows and with their normalisation."""
     x = np.arange(7 * 2 * 2, dtype=np.uint8).reshape(7, 2, 2)
     y = np.array([[0], [1], [2], [1], [0], [3], [1]], dtype=np.uint8)

@@ -66,7 +66,7 @@ def test_arrays_read_from_disk_equal_those_in_memory(tmp_path, shape, parts):
         assert isinstance(b.global_test.x, torch.Tensor), "a small test part is stored as floats in memory"
 
 
-def test_stream_true_is_an_error_for_sources_that_read_into_memory(tmp_path):
+def test_stream_true_is_refused_for_sources_that_read_into_memory(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.zeros((N, 8, 8), np.uint8), y=np.arange(N) % 3)
     data = {"source": "npz", "path": "a.npz", "root": tmp_path, "stream": True}
     data["partition"] = {"scheme": "iid", "clients": 2}

@@ -35,7 +35,7 @@ NO_NUMBER = (
         (["red", "green"] * 20, {}),
     ],
 )
-def test_a_cell_that_is_no_number_is_named_with_the_options_that_help(tmp_path, cells, options):
+def test_an_invalid_number_is_reported_with_the_options_that_help(tmp_path, cells, options):
     with pytest.raises(UserError, match=rf"a\.csv, line 2: column 'x' contains .*{re.escape(cells[0])}.*{NO_NUMBER}"):
         read_table(tmp_path, {"x": cells}, **options)
 
@@ -67,12 +67,12 @@ REFUSED = [  # columns, options, message
 
 
 @pytest.mark.parametrize(("columns", "options", "message"), REFUSED)
-def test_refused(tmp_path, columns, options, message):
+def test_an_invalid_table_is_refused(tmp_path, columns, options, message):
     with pytest.raises(UserError, match=message):
         read_table(tmp_path, columns, **options)
 
 
-def test_missing_drop_warns_of_the_rows_and_refuses_to_lose_a_site(tmp_path):
+def test_missing_drop_warns_about_rows_and_refuses_to_drop_a_site(tmp_path):
     columns = {"age": ["" if i == 4 else i for i in range(30)], "sick": ["none", "ill"] * 15}
     options = {"label_column": "sick", "missing": "drop", "target": "class", "class_names": ["ill", "well"]}
     (message,) = warnings_of(read_table, tmp_path, columns, **options)

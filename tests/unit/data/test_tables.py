@@ -46,7 +46,7 @@ def root(tmp_path):
     return tmp_path
 
 
-def test_each_site_by_its_own_training_rows(root):
+def test_each_site_is_standardised_by_its_own_training_rows(root):
     data = table(root, path="a.csv", **BY)
     north, south = np.array([50, 60, 55.0]), np.array([10, 20, 30.0])  # the gap is the median of 50 and 60
     age = np.concatenate([(ages - ages.mean()) / ages.std() for ages in (north, south)])
@@ -61,13 +61,13 @@ def test_each_site_by_its_own_training_rows(root):
     assert data.global_test_x is None
 
 
-def test_pooled(root):
+def test_pooled_standardisation_uses_the_training_rows_of_all_sites(root):
     data = table(root, path="a.csv", **BY, standardise="pooled")
     ages = np.array([50, 60, 55, 10, 20, 30.0])
     assert np.allclose(data.train_x[:, 0], (ages - ages.mean()) / ages.std(), atol=1e-6)
 
 
-def test_options_name_features_values_and_classes(root):
+def test_options_set_features_values_and_classes(root):
     data = table(root, path="a.csv", **(BY | {"missing": "drop"}), standardise="none")
     assert data.train_x.tolist() == [[50, 0, 1], [60, 1, 0], [10, 1, 0], [20, 1, 0]]
     assert len(data.test_x) == 0
@@ -108,7 +108,7 @@ def test_targets(tmp_path, columns, options, targets):
     )  # new rows are read alike
 
 
-def test_the_task_refuses_negative_times_of_any_source():
+def test_the_survival_task_refuses_negative_times():
     y = torch.tensor([[1.0, 3.0], [1.0, 0.0], [0.0, -2.0]])
     assert "the time in row 2 is -2" in Survival(1).check(y, (1,))
     assert Survival(1).check(y[:2], (1,)) == ""
@@ -141,19 +141,19 @@ def test_identifiers_are_not_rounded(cells, words):
 
 
 @pytest.mark.parametrize(
-    ("given", "left"),
+    ("given", "remaining"),
     [
         ([-9], [60, 70, 99, 50, 40, 61]),
         (["-9", 99], [60, 70, 50, 40, 61]),
         ({"days": [80]}, [60, -9, 70, -9, 99, 50, 40]),
     ],
 )
-def test_missing_values_are_gaps_of_all_columns_or_of_the_named_ones(tmp_path, given, left):
+def test_missing_values_apply_to_all_columns_or_to_the_named_ones(tmp_path, given, remaining):
     write_table(tmp_path, {"age": [60, -9, 70, "-9.0", 99, 50, 40, 61], "days": range(10, 90, 10), "label": [0, 1] * 4})
     data = table(tmp_path, **AS_THEY_ARE, missing="drop", missing_values=given)
-    assert data.train_x[:, 0].tolist() == left
+    assert data.train_x[:, 0].tolist() == remaining
     new = data.preparation.read(PredictionRequest(str(tmp_path / "a.csv")))
-    assert (99 in new.x[:, 0].tolist()) == (99 in left)  # new rows are read alike
+    assert (99 in new.x[:, 0].tolist()) == (99 in remaining)  # new rows are read alike
 
 
 def test_a_site_of_one_class_is_a_site_and_one_without_training_rows_is_refused(root):
@@ -164,7 +164,7 @@ def test_a_site_of_one_class_is_a_site_and_one_without_training_rows_is_refused(
         table(root, path="a.csv", **BY)
 
 
-def test_a_silos_warnings_are_shown_by_the_rank_that_has_opened_it(tmp_path):
+def test_warnings_about_a_silo_are_shown_by_its_own_rank(tmp_path):
     """Other warnings are shown by rank 0 alone, which has opened none."""
     for name in ("north", "south"):
         write_table(tmp_path, {"id": range(60), "a": noise(), "label": [0] * 30 + [1] * 30}, f"{name}.csv")
@@ -181,7 +181,7 @@ def test_a_silos_warnings_are_shown_by_the_rank_that_has_opened_it(tmp_path):
 
 
 # ---- Parquet ----
-def test_parquet_reads_as_csv_does(root):
+def test_parquet_and_csv_give_the_same_data(root):
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     columns = {
         "hospital": arrow.array(["north"] * 4 + ["south"] * 4).dictionary_encode(),

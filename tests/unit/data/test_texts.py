@@ -46,7 +46,7 @@ def test_a_folder_of_authors(folder):
     assert (given.input_and_class_names, given.train_x[0].tolist()) == (tuple("?cba"), [3, 2, 1])
 
 
-def test_a_table_says_the_same(folder):
+def test_a_table_gives_the_same_data_as_a_folder(folder):
     """Rows of one author are joined by a line feed, and so are lines of any ending."""
     (folder / "a.csv").write_bytes(f'author,text\nbob,"{BOB[:5]}"\nann,{ANN}\nbob,"{BOB[5:9]}\r\n{BOB[9:]}"\n'.encode())
     (folder / "novels" / "bob.txt").write_text(f"{BOB[:5]}\n{BOB[5:9]}\n{BOB[9:]}")
@@ -56,12 +56,12 @@ def test_a_table_says_the_same(folder):
         assert torch.equal(getattr(data, name), getattr(expected, name))
 
 
-def test_silos_are_the_sites_of_one_text(folder):
-    whole = text(folder, path="novels", context=2, alphabet="abc?")
+def test_silos_give_the_same_data_as_sites(folder):
+    by_sites = text(folder, path="novels", context=2, alphabet="abc?")
     opened = open_silos(text, folder, ["ann", "bob"], [0, 1], path="novels/{site}.txt", context=2, alphabet="abc?")
     for k, data in opened.items():
-        assert torch.equal(data.train_x, whole.train_x[whole.site == k])
-        assert torch.equal(data.test_y, whole.test_y[whole.test_site == k])
+        assert torch.equal(data.train_x, by_sites.train_x[by_sites.site == k])
+        assert torch.equal(data.test_y, by_sites.test_y[by_sites.test_site == k])
     assert not count_local_labels(
         opened, describe_silos(opened), ["ann", "bob"]
     ).any()  # characters are no class of a sample
@@ -89,7 +89,7 @@ def test_tiny_shakespeare():
     assert (data.train_x[:, 1:] == data.train_y[:, :-1]).all()
 
 
-def test_hidden_files_and_byte_order_marks_are_no_text(folder):
+def test_hidden_files_and_byte_order_marks_are_ignored(folder):
     before = text(folder, path="novels", context=3)
     (folder / "novels/ann.txt").rename(folder / "novels/ann.TXT")
     (folder / "novels/bob.txt").write_bytes(b"\xef\xbb\xbf" + BOB.encode())
