@@ -115,7 +115,7 @@ def submit_sweep(sweep: Sweep, options: ArrayOptions, dry_run: bool, print_line:
     end_job = _submit_job(end_arguments, None, dry_run, print_line)
     if not dry_run:
         runs = pluralize(sum(map(len, arrays)), "run")
-        print_line(f"{runs} in job {', '.join(jobs)}; job {end_job} runs after them and fails if a run is missing")
+        print_line(f"{runs} in job {', '.join(jobs)}; job {end_job} fails if a run is missing at the end")
     return 0
 
 
