@@ -10,7 +10,7 @@ import math
 import shlex
 from pathlib import Path
 
-from fedmpi.config.renamed import KEYS
+from fedmpi.config.renamed import RENAMED_KEYS
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "reproduction"
@@ -35,7 +35,7 @@ def results(folder=RESULTS):
 
 def with_new_name(override):
     key, equals, value = override.partition("=")
-    return f"{KEYS.get(key, key)}{equals}{value}"
+    return f"{RENAMED_KEYS.get(key, key)}{equals}{value}"
 
 
 def compared_cells(found):

@@ -120,14 +120,14 @@ class RecordSettings(Section):
 
     # contents of update_stats.jsonl. norms: the norms of each round's updates, and cosines and spectrum if the server
     # rule computes their Gram matrix; gram: cosines and spectrum for every rule, for which rank 0 (with
-    # server.placement: sharded, all ranks) holds the rows of all clients
+    # server.placement: sharded, all ranks) stores the rows of all clients
     updates: Literal[False, "norms", "gram"] = "norms"
 
 
 class ClientStateSettings(Section):
     """Storage of client state."""
 
-    # GiB of client state that a rank holds in memory; the rest is in files; null: all in memory
+    # GiB of client state that a rank keeps in memory; the rest is stored in files; null: all in memory
     max_gib: Annotated[float, Field(gt=0)] | None = None
 
 

@@ -209,9 +209,7 @@ class _NodeChecker:
             node.tag = self.loader.resolve(yaml.ScalarNode, text, (True, False))
         node.value = text
         if find_control_character(text):
-            raise UserError(
-                f"{where}: {shorten_repr(text)} holds {find_control_character(text)}; write text without it"
-            )
+            raise UserError(f"{where}: {shorten_repr(text)} contains {find_control_character(text)}; remove it")
 
 
 def _expand_variable(reference: re.Match[str], where: str) -> str:

@@ -42,7 +42,7 @@ from fedmpi.common.text import suggest_key
 from fedmpi.config import loading
 from fedmpi.config.field_types import Section
 from fedmpi.config.loading import SWEEP_KEYS
-from fedmpi.config.renamed import KEYS
+from fedmpi.config.renamed import RENAMED_KEYS
 from fedmpi.config.schema import Settings
 from fedmpi.config.yaml_source import ConfigLayer
 from fedmpi.runtime.inspection.run_files import SWEEP_FILE
@@ -201,7 +201,7 @@ def is_sweep_file(path: str | Path) -> bool:
 def _is_sweep_key(override: str) -> bool:
     """Return whether an override, such as include={seed: 0}, sets a key of sweep files, by its new or its old name."""
     key = re.split(r"[.=]", override)[0]
-    return KEYS.get(key, key) in SWEEP_KEYS
+    return RENAMED_KEYS.get(key, key) in SWEEP_KEYS
 
 
 def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:

@@ -23,7 +23,7 @@ FILES = {
     "duplicate key": ("rounds: 2\n", None, r"run\.yaml:11: rounds: duplicate key; it is already set in .*run\.yaml:1"),
     "tag": ("seed: !!python/name:os.system\n", None, r"the YAML tag !!python/name:os\.system is not allowed"),
     "odd key": ("yes: 1\n", None, r"the key 'yes' is not plain text; put it in quotes"),
-    "half a pair": ('name: "\\ud800"\n', None, r"holds the control character"),
+    "half a pair": ('name: "\\ud800"\n', None, r"contains the control character"),
     "dots in a file": ("train.epochs: 3\n", None, "in a config file, write the section and the key inside it"),
     "base is a text": ("base: a.yaml\n", None, r"base: 'a\.yaml' is not allowed; must be a list of file names"),
     "base is not there": ("base: [none.yaml]\n", None, r"none\.yaml: there is no such config file"),

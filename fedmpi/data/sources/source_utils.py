@@ -177,7 +177,7 @@ def encode_groups(groups: Sequence[str] | np.ndarray) -> Tensor | None:
 def select_sites(source: str, names: Sequence[str], site: str | None) -> Sequence[str]:
     """Return the sites of a public data set that are to be read: the given one, or all of them."""
     if site not in (None, *names):
-        raise UserError(f"{source}: there is no site {site!r}; allowed: {', '.join(names)}")
+        raise UserError(f"{source}: unknown site {site!r}; allowed: {', '.join(names)}")
     return names if site is None else (site,)
 
 

@@ -216,7 +216,7 @@ def test_a_plugin_is_searched_next_to_its_config_then_in_the_working_directory(t
         ("name=run-${USER}", "name: 'run-${USER}': write ${env:NAME}"),
         ("name=a${env:TEXT", "name: 'a${env:TEXT': write ${env:NAME}"),
         ("name=${env:CIRCLE}", "name: '${env:TEXT}': write ${env:NAME}"),
-        ("name='${env:CONTROL}'", "holds the control character"),
+        ("name='${env:CONTROL}'", "contains the control character"),
         ("train={'${env:TEXT}': 3}", "the key '${env:TEXT}' is not plain text"),
     ],
 )

@@ -6,7 +6,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.config import load
 from fedmpi.config.loading import SWEEP_KEYS, nest_value, read_with_bases
 from fedmpi.config.reference import list_keys
-from fedmpi.config.renamed import KEYS, VALUES, use_new_names
+from fedmpi.config.renamed import RENAMED_KEYS, RENAMED_VALUES, use_new_names
 from fedmpi.sweeps.expand import load_sweep
 
 CONFIG = """
@@ -59,21 +59,25 @@ def test_new_names_take_the_values_of_the_old_ones(config):
     assert "state" not in document.data
 
 
-@pytest.mark.parametrize("old", KEYS)
+@pytest.mark.parametrize("old", RENAMED_KEYS)
 def test_the_new_key_exists_and_the_old_one_does_not(old):
     names = {key.name for key in list_keys()} | {*SWEEP_KEYS, "tune.grid"}
-    assert KEYS[old] in names
+    assert RENAMED_KEYS[old] in names
     assert old not in names
     document = nest_value(old, 1, "here")
     use_new_names(document)
-    assert document.problems == [f"here: {old} was renamed to {KEYS[old]}"]
-    assert KEYS[old] in document.origins
+    assert document.problems == [f"here: {old} was renamed to {RENAMED_KEYS[old]}"]
+    assert RENAMED_KEYS[old] in document.origins
     assert old not in document.origins
 
 
 def test_no_old_value_is_allowed():
     kinds = {key.name: key.kind.split(", ") for key in list_keys()}
-    assert all(new in kinds[key] and old not in kinds[key] for key in VALUES for old, new in VALUES[key].items())
+    assert all(
+        new in kinds[key] and old not in kinds[key]
+        for key in RENAMED_VALUES
+        for old, new in RENAMED_VALUES[key].items()
+    )
 
 
 OLD_SWEEP = """
