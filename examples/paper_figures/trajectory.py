@@ -1,15 +1,16 @@
-"""The ways of filter decomposition and of FedAvg over one loss landscape, with the clients of some rounds.
+"""The trajectories of filter decomposition and of FedAvg on one loss landscape, with the clients of some rounds.
 
 Chen, Qiu. Extra Clients at No Extra Cost. 2025. https://arxiv.org/abs/2503.08652, Fig. 4
 
     python examples/paper_figures/trajectory.py configs/quickstart.yaml rounds=25 method.atoms=9 --to figures
 
-Both are trained from the same kernels, with the same clients, cohorts and batches; FedAvg on the plain network. A model
-is a point: all its weights, with kernels alpha x D in place of alpha and D, so that both ways lie in one space.
+Both start from the same kernels, and use the same clients, cohorts and batches; FedAvg trains the plain network. A
+model is a point that holds all its weights, with kernels alpha x D in place of alpha and D, so that both trajectories
+lie in one space.
     plane     through the last model of filter decomposition, along the two principal directions of all models of both
-              ways (Li 2018); a model is shown where it projects to, and the loss is that of the plane's own points
-    (i, j)    alpha_i x D_j of a round, the rest as in the aggregate: i = j the local clients, i != j the virtual ones.
-              Their mean with weights p_i p_j is the next model
+              trajectories (Li 2018); models are projected onto it, and the loss is that of the points of the plane
+    (i, j)    alpha_i x D_j of a round, with all other parts of the aggregate: i = j are the local clients, i != j the
+              virtual clients. Their mean with weights p_i p_j is the next model
 The loss is the mean over all training samples, in evaluation mode, without augmentation.
 """
 
@@ -32,8 +33,8 @@ MARGIN = 0.15  # of the landscape around the models
 Parameters = dict[str, Tensor]
 
 
-def dense(model: Parameters) -> Parameters:
-    """The parameters of a network with filter atoms as those of the plain network: W = alpha D."""
+def to_dense(model: Parameters) -> Parameters:
+    """Return the parameters of a network with filter atoms as those of the plain network, W = alpha D."""
     plain = {name: x for name, x in model.items() if name.rpartition(".")[2] not in ("coef", "atoms")}
     for name, coef in model.items():
         if name.endswith(".coef"):
@@ -43,20 +44,20 @@ def dense(model: Parameters) -> Parameters:
     return plain
 
 
-def point(model: Parameters) -> Tensor:
-    """All parameters in the order of their names, (n,) float64."""
+def to_point(model: Parameters) -> Tensor:
+    """Return all parameters as a vector (n,) float64, in the order of their names."""
     return torch.cat([model[name].double().flatten() for name in sorted(model)])
 
 
 def train(config: str, overrides: list[str], method: str) -> tuple[list[recording.Round], dict[str, Tensor]]:
-    """The rounds of a run, and the state_dict of its last model."""
+    """Train a method; return the rounds of the run, and the state_dict of its last model."""
     recording.ROUNDS.clear()
     run = fedmpi.run(config, [f"method={{name: 'recording:{method}'}}", *overrides])
     return list(recording.ROUNDS), fedmpi.load(run["directory"], trust=True).state_dict()
 
 
-def loss_of(config: str, overrides: list[str], like: Parameters, points: list[Tensor]) -> list[float]:
-    """The training losses of plain models (n,)."""
+def training_losses(config: str, overrides: list[str], like: Parameters, points: list[Tensor]) -> list[float]:
+    """Return the training losses of plain models (n,)."""
     names = sorted(like)
     sizes = [like[name].numel() for name in names]
     recording.MODELS[:] = [
@@ -64,25 +65,25 @@ def loss_of(config: str, overrides: list[str], like: Parameters, points: list[Te
         for each in points
     ]
     recording.LOSSES[:] = [0.0] * len(points)
-    train(config, [*overrides, "rounds=1", "cohort={fraction: 1.0}"], "Evaluate")
+    train(config, [*overrides, "rounds=1", "cohort={fraction: 1.0}"], "EvaluateModels")
     return [total / sum(recording.SAMPLES.values()) for total in recording.LOSSES]
 
 
-def products(of: recording.Round) -> list[tuple[int, int, Tensor]]:
-    """(i, j, alpha_i x D_j) of a round's clients, the rest as in the aggregate."""
+def combine_clients(of: recording.Round) -> list[tuple[int, int, Tensor]]:
+    """Return (i, j, model) for all pairs of a round's clients: alpha_i x D_j, with the aggregate of all other parts."""
     mean = {name: sum(of.p[k] * x[name] for k, x in of.local.items()) for name in of.before}
     found = []
     for i, alpha in of.local.items():
         for j, atoms in of.local.items():
             parts = {"coef": alpha, "atom": atoms}
-            found.append((i, j, point(dense({n: parts.get(g, mean)[n] for n, g in of.groups.items()}))))
+            found.append((i, j, to_point(to_dense({n: parts.get(g, mean)[n] for n, g in of.groups.items()}))))
     return found
 
 
 class Plane:
-    """origin + x v1 + y v2 along the two unit directions in which the models (m, n) vary most.
+    """The plane origin + x v1 + y v2 along the two unit directions in which the models (m, n) vary most.
 
-    explained: their share of the variance of the models.
+    explained: the fraction of the variance of the models that lies in the plane.
     """
 
     def __init__(self, origin: Tensor, models: Tensor) -> None:
@@ -91,11 +92,11 @@ class Plane:
         self.explained = (s[:2].square().sum() / s.square().sum()).item()
 
     def project(self, models: Tensor) -> Tensor:
-        """(..., n) -> (..., 2)"""
+        """Return the coordinates (..., 2) of models (..., n)."""
         return (models - self.origin) @ self.v.T
 
     def grid(self, models: Tensor, size: int) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """x, y (size,) with MARGIN around where models project to, and the points of the plane there, row by row."""
+        """Return x and y (size,) around the projected models, and the points of the plane there, row by row."""
         at = self.project(models)
         low, high = at.amin(0), at.amax(0)
         room = MARGIN * (high - low).clamp(min=1e-9)
@@ -104,7 +105,7 @@ class Plane:
 
 
 def draw(facts: dict, path: Path) -> None:
-    """Left: training loss by round. Middle: both ways over the loss of the plane. Right: some rounds of the first."""
+    """Draw the training loss by round, both trajectories on the loss landscape, and the clients of some rounds."""
     figure = Figure(figsize=(12.6, 4.2), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     for (name, way), style in zip(facts["ways"].items(), ("o-", "s--"), strict=True):
@@ -129,27 +130,29 @@ def draw(facts: dict, path: Path) -> None:
 
 
 def measure(config: str, overrides: list[str], first: int, last: int, size: int, to: Path) -> dict:
-    """Train both, and evaluate their models, the clients' of rounds first to last, and two grids around them."""
+    """Train both methods, and evaluate their models, those of the clients of some rounds, and two grids around them."""
     plain = [each for each in overrides if not each.startswith("method")]
     rounds, final = train(config, [*overrides, "name=trajectory-fedatom"], "RecordedFedAtom")
     if not 0 <= first < last <= len(rounds):
         raise SystemExit(f"--first {first} --last {last}: two of the {len(rounds)} rounds are needed, in this order")
-    like = dense(rounds[0].before)
+    like = to_dense(rounds[0].before)
     save_file({name: x.contiguous() for name, x in like.items()}, to / "start.safetensors")
     start = [f"init.from={to / 'start.safetensors'}", "name=trajectory-fedavg"]
     fedavg, last_plain = train(config, [*plain, *start], "RecordedFedAvg")
-    own = torch.stack([*(point(dense(each.before)) for each in rounds), point({n: dense(final)[n] for n in like})])
-    other = torch.stack([*(point(each.before) for each in fedavg), point({n: last_plain[n] for n in like})])
+    own = torch.stack(
+        [*(to_point(to_dense(each.before)) for each in rounds), to_point({n: to_dense(final)[n] for n in like})]
+    )
+    other = torch.stack([*(to_point(each.before) for each in fedavg), to_point({n: last_plain[n] for n in like})])
 
     plane = Plane(own[-1], torch.cat([own, other]))
-    clients = {t: products(rounds[t]) for t in range(first, last)}
+    clients = {t: combine_clients(rounds[t]) for t in range(first, last)}
     every = [v for found in clients.values() for _, _, v in found]
     grids = [plane.grid(torch.cat([own, other]), size), plane.grid(torch.stack([*own[first : last + 1], *every]), size)]
     save_file(
-        {name: x.contiguous() for name, x in dense(final).items()}, to / "last.safetensors"
+        {name: x.contiguous() for name, x in to_dense(final).items()}, to / "last.safetensors"
     )  # with its statistics
     judge = [*plain, f"init.from={to / 'last.safetensors'}", "name=trajectory-losses"]
-    loss = iter(loss_of(config, judge, like, [*own, *other, *every, *grids[0][2], *grids[1][2]]))
+    loss = iter(training_losses(config, judge, like, [*own, *other, *every, *grids[0][2], *grids[1][2]]))
 
     facts = {"first": first, "last": last, "explained": plane.explained, "ways": {}, "rounds": []}
     for name, way in (("fedatom", own), ("fedavg", other)):
@@ -168,6 +171,7 @@ def measure(config: str, overrides: list[str], first: int, last: int, size: int,
 
 
 def main() -> None:
+    """Parse the command line, measure, and draw the figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config")
     parser.add_argument("overrides", nargs="*", help="KEY=VALUE of the config; method.atoms, ... are fedatom's")

@@ -51,23 +51,25 @@ class ClientTrainer:
         graphs: bool | str = False,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Args:
-        model: the flat model in which all clients of the rank are trained.
-        net: the same model, split into features and head.
-        task: the task.
-        method: the method.
-        data: the federated data.
-        messages: the layout of messages and of client state.
-        local_training: the settings of local training.
-        seed: the seed of the run.
-        bf16: whether to train with bf16 autocast.
-        drops_bad_updates: whether updates that are not finite are sent to the server, which leaves them out; otherwise
-            they end the run.
-        drops_failed_clients: whether a client is left out of the round if its code raises an error.
-        pack: number of clients that are trained at once.
-        strict: whether the run ends if clients cannot be trained at once; otherwise they are trained one by one.
-        graphs: whether to capture training passes as CUDA graphs; "auto": if all code in them is known to permit it.
-        stop: returns whether the run has been asked to stop.
+        """Set up the training of this rank's clients.
+
+        Args:
+            model: the flat model in which all clients of the rank are trained.
+            net: the same model, split into features and head.
+            task: the task.
+            method: the method.
+            data: the federated data.
+            messages: the layout of messages and of client state.
+            local_training: the settings of local training.
+            seed: the seed of the run.
+            bf16: whether to train with bf16 autocast.
+            drops_bad_updates: whether updates that are not finite are sent to the server, which leaves them out;
+                otherwise they end the run.
+            drops_failed_clients: whether a client is left out of the round if its code raises an error.
+            pack: number of clients that are trained at once.
+            strict: whether the run ends if clients cannot be trained at once; otherwise they are trained one by one.
+            graphs: whether to capture training passes as CUDA graphs; "auto": if all their code is known to permit it.
+            stop: returns whether the run has been asked to stop.
         """
         self.model, self.net, self.task, self.method = model, net, task, method
         self.data, self.messages, self.local_training, self.seed = data, messages, local_training, seed

@@ -48,11 +48,13 @@ class LocalOptimizer:
     def __init__(
         self, config: LocalTrainingConfig, parameters: Sequence[nn.Parameter], lr: float, state: Moments | None = None
     ) -> None:
-        """Args:
-        config: the settings of local training.
-        parameters: the trained parameters, all on one device and of one dtype.
-        lr: the learning rate.
-        state: moments and numbers of steps from earlier rounds, which are updated in place; None: start from zero.
+        """Create the optimiser.
+
+        Args:
+            config: the settings of local training.
+            parameters: the trained parameters, all on one device and of one dtype.
+            lr: the learning rate.
+            state: moments and numbers of steps from earlier rounds, which are updated in place; None: start from zero.
         """
         self.optim, self.parameters = config.optim, parameters
         self.w = [p.detach() for p in parameters]  # shares memory with the parameters; writable outside of no_grad

@@ -69,8 +69,10 @@ class PassGraphs:
     """Runs the passes of one rank's model as CUDA graphs, one for each kind of pass and batch shape."""
 
     def __init__(self, strict: bool = True) -> None:
-        """Args:
-        strict: raise an error if passes cannot be captured; otherwise all passes then run without graphs.
+        """Create an empty set of graphs.
+
+        Args:
+            strict: raise an error if passes cannot be captured; otherwise all passes then run without graphs.
         """
         self.strict, self._enabled = strict, True
         self._counts: dict[Hashable, int] = {}

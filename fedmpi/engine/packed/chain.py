@@ -85,12 +85,14 @@ class PackedChain:
     """Trains a chain of layers for n clients by plain SGD on the mean cross-entropy, and holds their weights."""
 
     def __init__(self, layers: Sequence[nn.Module], model: FlatModel, w0: Tensor, clients: int, samples: int) -> None:
-        """Args:
-        layers: the linear layers and ReLUs of `model`.
-        model: the flat model, for the positions of the parameter tensors.
-        w0: (d,) weights from which all clients start.
-        clients: the number n of clients.
-        samples: the number K of rows that factors need for all steps.
+        """Create the weights of all clients.
+
+        Args:
+            layers: the linear layers and ReLUs of `model`.
+            model: the flat model, for the positions of the parameter tensors.
+            w0: (d,) weights from which all clients start.
+            clients: the number n of clients.
+            samples: the number K of rows that factors need for all steps.
         """
         segment = {id(p): s for s, p in model.segment_parameters}
         self.layers: list[

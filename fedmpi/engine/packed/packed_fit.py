@@ -34,9 +34,11 @@ class PackedFit:
     """Trains n clients together when it is called; `loss` (n,) then holds each client's mean loss over its steps."""
 
     def __init__(self, trainer: ClientTrainer, clients: Sequence[ClientContext]) -> None:
-        """Args:
-        trainer: the model, method and data of this rank.
-        clients: the clients, in descending order of their numbers of batches.
+        """Prepare the training of the clients.
+
+        Args:
+            trainer: the model, method and data of this rank.
+            clients: the clients, in descending order of their numbers of batches.
         """
         self.trainer, self.clients = trainer, clients
         self.epochs = trainer.local_training.epochs or 0

@@ -1,4 +1,4 @@
-"""Per-FedAvg (4.9): its three outer_gradient gradients on quadratics and by autograd, its batches, its fine-tuning."""
+"""Per-FedAvg (4.9): its three outer gradients on quadratics and by autograd, its batches, its fine-tuning."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ VARIANTS = ("first_order", "hessian_free", "exact")
 
 
 def outer_gradient(module, w, batches, alpha, variant, delta):
-    """Return the outer_gradient gradient on three batches; the exact variant uses autograd through the inner step."""
+    """Return the outer gradient on three batches; the exact variant uses autograd through the inner step."""
     shapes = {name: p.shape for name, p in module.named_parameters()}
 
     def loss(w, batch):
