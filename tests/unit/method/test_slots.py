@@ -46,7 +46,7 @@ def test_values_that_were_written_are_read_back():
 def test_values_of_a_wrong_size_are_rejected(size, value):
     """The cases are too few entries, the right number in a wrong shape, and a row that is too short."""
     packing = Packing({"x": (3,), "y": (2,)})
-    with pytest.raises(ValueError, match=r"slot '[xy]' holds"):
+    with pytest.raises(ValueError, match=r"slot '[xy]' has shape"):
         packing.write(torch.zeros(size), {"x": value, "y": torch.zeros(2 if size == 5 else 3)})
     with pytest.raises(KeyError):
         packing.write(torch.zeros(5), {"w": torch.zeros(3)})
