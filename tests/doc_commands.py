@@ -23,7 +23,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, clean_env, warm
+from helpers import ROOT, clean_env, warm_env
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -95,7 +95,7 @@ def shortened(line, rounds="rounds=1"):
 
 def run(command, checkout, **variables):
     """Run a command in a checkout and return its output; the test fails if the command fails."""
-    env = warm(clean_env(**LAUNCHERS) | variables)
+    env = warm_env(clean_env(**LAUNCHERS) | variables)
     done = subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
     return done.stdout

@@ -135,7 +135,7 @@ def main() -> None:
             "bytes": (comm.sent_bytes - counted[0], comm.received_bytes - counted[1]),
         }
         ranks = [json.loads(said) for said in comm.allgather_bytes(json.dumps(mine).encode(), 600)]
-        messages = it.made.messages
+        messages = it.experiment.messages
         found[name] = record(it) | {
             "kept": sorted(pair for rank in ranks for pair in rank["kept"].items()),  # a client held twice would show
             "bytes": [rank["bytes"] for rank in ranks],

@@ -3,7 +3,7 @@
 The child behaves like a command of the shell: a process of its own that calls `fedmpi.cli.main()` with the given
 arguments, environment, working directory and standard streams. Only the seconds for importing torch are saved.
 
-WORDS is a command that a launcher may start in place of `fedmpi`, or of `python` with a program of the tests. It is a
+COMMAND is a command that a launcher may start in place of `fedmpi`, or of `python` with a program of the tests. It is a
 small process that asks the server to run the command, forwards its signals to the child and ends with the child's exit
 code. If it is killed, the child is killed, too.
 """
@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 SOCKET = "FEDMPI_FORK_SERVER"  # environment variable: path of the server's socket
-WORDS = [sys.executable, "-I", "-S", __file__]
-HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+COMMAND = [sys.executable, "-I", "-S", __file__]
+FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Server:
@@ -41,11 +41,11 @@ class Server:
         assert self._process.stdout
         assert self._process.stdout.readline() == b"ready\n"
         command = Path(self._folder.name) / "fedmpi"
-        command.write_text(f'#!/bin/sh\nexec {shlex.join(WORDS)} "$@"\n')
+        command.write_text(f'#!/bin/sh\nexec {shlex.join(COMMAND)} "$@"\n')
         command.chmod(0o755)
 
-    def known(self, env: dict[str, str]) -> dict[str, str]:
-        """Return environment variables with which WORDS find this server, and the command `fedmpi` starts WORDS."""
+    def client_env(self, env: dict[str, str]) -> dict[str, str]:
+        """Return environment variables with which COMMAND find this server, and the command `fedmpi` starts COMMAND."""
         return env | {SOCKET: self.name, "PATH": f"{self._folder.name}:{env['PATH']}"}
 
     def close(self) -> None:
@@ -56,20 +56,20 @@ class Server:
 
 
 # ---- the process that is started in place of the command ----
-def _stand_in() -> None:
-    asked = socket.socket(socket.AF_UNIX)
-    asked.connect(os.environ[SOCKET])
+def _run_client() -> None:
+    client = socket.socket(socket.AF_UNIX)
+    client.connect(os.environ[SOCKET])
     job = json.dumps({"arguments": sys.argv[1:], "cwd": os.getcwd(), "env": dict(os.environ)}).encode()
-    socket.send_fds(asked, [len(job).to_bytes(8, "big")], [0, 1, 2])
-    asked.sendall(job)
+    socket.send_fds(client, [len(job).to_bytes(8, "big")], [0, 1, 2])
+    client.sendall(job)
 
-    def hand_on(number: int, frame: object) -> None:
+    def forward_signal(number: int, frame: object) -> None:
         with contextlib.suppress(OSError):  # the child has just ended
-            asked.send(bytes([number]))
+            client.send(bytes([number]))
 
-    for number in HANDED_ON:
-        signal.signal(number, hand_on)
-    answer = asked.recv(8)
+    for number in FORWARDED_SIGNALS:
+        signal.signal(number, forward_signal)
+    answer = client.recv(8)
     code = int.from_bytes(answer, "big", signed=True) if answer else -signal.SIGKILL
     if code < 0:  # ended by this signal
         if code != -signal.SIGKILL:
@@ -105,56 +105,56 @@ def _serve(name: str) -> NoReturn:
                     _kill(pid, signal.SIGKILL)
                 os._exit(0)
             if key.fileobj is listener:
-                asked, _ = listener.accept()
-                children[_fork(asked, (listener, wakes, woken, selector))] = asked
-                selector.register(asked, selectors.EVENT_READ)
+                client, _ = listener.accept()
+                children[_fork(client, (listener, wakes, woken, selector))] = client
+                selector.register(client, selectors.EVENT_READ)
             elif key.fileobj is wakes:
                 wakes.recv(4096)
-                _bury(children, selector)
+                _reap_children(children, selector)
             else:
-                _hand_on(key.fileobj, children, selector)
+                _forward_signals(key.fileobj, children, selector)
 
 
-def _fork(asked: socket.socket, own: tuple[Any, ...]) -> int:
-    head, files, *_ = socket.recv_fds(asked, 8, 3)
-    with asked.makefile("rb") as stream:
+def _fork(client: socket.socket, own: tuple[Any, ...]) -> int:
+    head, files, *_ = socket.recv_fds(client, 8, 3)
+    with client.makefile("rb") as stream:
         job = json.loads(stream.read(int.from_bytes(head, "big")))
     child = os.fork()
     if not child:
-        for each in (*own, asked):
+        for each in (*own, client):
             each.close()
-        _be(job, files)
+        _run_child(job, files)
     for file in files:
         os.close(file)
     return child
 
 
-def _bury(children: dict[int, socket.socket], selector: selectors.BaseSelector) -> None:
+def _reap_children(children: dict[int, socket.socket], selector: selectors.BaseSelector) -> None:
     with contextlib.suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
                 return
-            asked = children.pop(pid)
+            client = children.pop(pid)
             with contextlib.suppress(KeyError):
-                selector.unregister(asked)
+                selector.unregister(client)
             with contextlib.suppress(OSError):
-                asked.sendall(os.waitstatus_to_exitcode(status).to_bytes(8, "big", signed=True))
-            asked.close()
+                client.sendall(os.waitstatus_to_exitcode(status).to_bytes(8, "big", signed=True))
+            client.close()
 
 
-def _hand_on(asked: Any, children: dict[int, socket.socket], selector: selectors.BaseSelector) -> None:
-    """Forward the signals that WORDS has received to the child; kill the child if WORDS has ended."""
-    pid = next((pid for pid, each in children.items() if each is asked), None)
+def _forward_signals(client: Any, children: dict[int, socket.socket], selector: selectors.BaseSelector) -> None:
+    """Forward the signals that COMMAND has received to the child; kill the child if COMMAND has ended."""
+    pid = next((pid for pid, each in children.items() if each is client), None)
     if pid is None:  # the child has just ended
         return
     numbers = b""
     with contextlib.suppress(OSError):
-        numbers = asked.recv(64)
+        numbers = client.recv(64)
     for number in numbers or [signal.SIGKILL]:
         _kill(pid, number)
     if not numbers:
-        selector.unregister(asked)
+        selector.unregister(client)
 
 
 def _kill(pid: int, number: int) -> None:
@@ -165,7 +165,7 @@ def _kill(pid: int, number: int) -> None:
             os.killpg(pid, number)
 
 
-def _be(job: dict[str, Any], files: list[int]) -> None:
+def _run_child(job: dict[str, Any], files: list[int]) -> None:
     """Run the command in this child process, and exit with its exit code."""
     try:
         signal.set_wakeup_fd(-1)
@@ -207,4 +207,4 @@ def _run(words: list[str]) -> int:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["serve"]:
         _serve(sys.argv[2])
-    _stand_in()
+    _run_client()

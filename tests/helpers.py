@@ -160,7 +160,7 @@ class FinishedRun:
     """An experiment and its results: `rows` as in metrics.jsonl, `files` with the rows of the other files by name."""
 
     fed: Federation
-    made: build.Experiment
+    experiment: build.Experiment
     rows: list[dict[str, Any]]
     files: dict[str, list[dict[str, Any]]]
     reason: str
@@ -187,12 +187,12 @@ class FinishedRun:
     def uploads(self) -> Views:
         """Return the uploads of the last round's cohort, one row per client."""
         t, members = self.rows[-1]["round"], self.rows[-1]["cohort"]
-        packing = self.made.messages.upload_layout(t).packing
+        packing = self.experiment.messages.upload_layout(t).packing
         return packing.views(self.fed.transport.buffers.get("rows", len(members), packing.size))
 
-    def kept(self, k: int) -> Views:
+    def client_state(self, k: int) -> Views:
         """Return the client state of client k; `_w` and `_b` are its personal weights and buffers."""
-        return self.made.messages.client_state.views(self.fed.states.rows[k])
+        return self.experiment.messages.client_state.views(self.fed.states.rows[k])
 
     @property
     def hashes(self) -> list[str]:
@@ -220,7 +220,7 @@ def prepare(
     return FinishedRun(fed, made, rows, files, "", w0, b0)
 
 
-def play(config: Settings, data: FederatedData | None = None, comm: Any = None) -> FinishedRun:
+def run_experiment(config: Settings, data: FederatedData | None = None, comm: Any = None) -> FinishedRun:
     """Build an experiment and run it."""
     it = prepare(config, data, comm)
     it.reason = it.fed.run()
@@ -240,7 +240,7 @@ def record(it: FinishedRun) -> dict[str, Any]:
         "rows": [{name: value for name, value in row.items() if name not in times} for row in it.rows],
         "lines": it.lines,
         "updates": it.updates,
-        "w": it.made.model.layout.sha256(it.fed.server.w) if it.fed.server else None,
+        "w": it.experiment.model.layout.sha256(it.fed.server.w) if it.fed.server else None,
         "b": digest(it.fed.server.b) if it.fed.server else None,
         "server": digest(it.fed.server.state_row) if it.fed.server else None,
         "best": [digest(x) for x in best.state_tensors.values()] if best else [],
@@ -248,7 +248,7 @@ def record(it: FinishedRun) -> dict[str, Any]:
 
 
 # ---- processes ----
-def by_rank(script: Path, *commands: str) -> Path:
+def write_rank_script(script: Path, *commands: str) -> Path:
     """Write a program that runs a different command on each rank of an mpirun; further ranks run the last one."""
     cases = [f'[ "$OMPI_COMM_WORLD_RANK" = {rank} ] && exec {command}' for rank, command in enumerate(commands)]
     script.write_text("\n".join(["#!/bin/sh", *cases, f"exec {commands[-1]}", ""]))
@@ -261,19 +261,19 @@ def clean_env(**more: str) -> dict[str, str]:
     launchers = ("SLURM_", "OMPI_", "PMI", "PRTE", "MPI_LOCAL", "TORCHELASTIC")
     ranks = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     env = {k: v for k, v in os.environ.items() if not k.startswith(launchers) and k not in ranks}
-    return env | {"OMP_NUM_THREADS": "1", "PATH": f"{BIN}:{env['PATH']}"} | mpirun_files() | more
+    return env | {"OMP_NUM_THREADS": "1", "PATH": f"{BIN}:{env['PATH']}"} | mpirun_tmp_env() | more
 
 
-def mpirun_files() -> dict[str, str]:
+def mpirun_tmp_env() -> dict[str, str]:
     """Return a variable that gives one mpirun its own folder for temporary files.
 
     In a common folder, files that a killed mpirun has left end a later mpirun with the same process number.
     """
-    return {"PRTE_MCA_prte_tmpdir_base": tempfile.mkdtemp(dir=mpirun_places())}
+    return {"PRTE_MCA_prte_tmpdir_base": tempfile.mkdtemp(dir=mpirun_tmp_root())}
 
 
 @functools.cache
-def mpirun_places() -> str:
+def mpirun_tmp_root() -> str:
     places = tempfile.mkdtemp(prefix="mpirun-")
     atexit.register(shutil.rmtree, places, ignore_errors=True)
     return places
@@ -307,9 +307,9 @@ def fork_server() -> Any:
     return server
 
 
-def warm(env: dict[str, str] | None = None) -> dict[str, str]:
-    """Return environment variables with which `fedmpi`, and WORDS of fork_server.py, start with torch imported."""
-    return fork_server().known(clean_env() if env is None else env)
+def warm_env(env: dict[str, str] | None = None) -> dict[str, str]:
+    """Return environment variables with which `fedmpi`, and COMMAND of fork_server.py, start with torch imported."""
+    return fork_server().client_env(clean_env() if env is None else env)
 
 
 @functools.cache
@@ -334,7 +334,7 @@ def fedmpi(
         return invoke(*arguments, **options)
     command = [*launcher(kind, size), "fedmpi", *map(str, arguments)]
     env = options.pop("env", clean_env())
-    env = env if cold else warm(env)
+    env = env if cold else warm_env(env)
     return subprocess.run(command, capture_output=True, text=True, timeout=limit_s, env=env, **{"cwd": ROOT, **options})
 
 
@@ -369,7 +369,7 @@ def invoke(*arguments: object, cwd: Path = ROOT, env: dict[str, str] | None = No
     return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
-def left_over(word: str) -> list[str]:
+def find_processes(word: str) -> list[str]:
     """Return the ids of processes that have this word in their command line."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -381,13 +381,13 @@ def left_over(word: str) -> list[str]:
     return found
 
 
-def gone(word: str) -> bool:
+def wait_until_ended(word: str) -> bool:
     """Return whether all processes with this word in their command line end within two minutes.
 
     The limit is long because the machine may be overloaded.
     """
     for _ in range(1200):
-        if not left_over(word):
+        if not find_processes(word):
             return True
         time.sleep(0.1)
     return False

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import yaml
-from helpers import ROOT, clean_env, fedmpi, launcher, warm
+from helpers import ROOT, clean_env, fedmpi, launcher, warm_env
 
-AGAIN = 75  # exit code of a run that can be resumed
+RESUMABLE = 75  # exit code of a run that can be resumed
 LIMIT_S = 240  # limit of waits that normally take seconds, since the machine may be busy
 CONFIG = {
     "name": "run",
@@ -85,7 +85,7 @@ def assert_same(a, b):
     assert (a / "model.safetensors").read_bytes() == (b / "model.safetensors").read_bytes()
 
 
-def undisturbed(job, rounds):
+def run_undisturbed(job, rounds):
     """Run the config of a job for `rounds` rounds in one process, undisturbed, and return the run directory."""
     done = fedmpi("run", job.folder / "run.yaml", f"name=whole-{rounds}", f"rounds={rounds}", limit_s=600)
     assert done.returncode == 0, done.stderr
@@ -93,7 +93,7 @@ def undisturbed(job, rounds):
 
 
 @contextlib.contextmanager
-def inherited(number, handler):
+def inherited_handler(number, handler):
     """Set the handler of a signal that processes inherit within this context; pytest itself may run under nohup."""
     before = signal.signal(number, handler)
     try:
@@ -119,7 +119,7 @@ class Job:
         folder.mkdir(exist_ok=True)
         (folder / "run.yaml").write_text(yaml.safe_dump({**CONFIG, "output": str(folder), **changes}))
         self.log = (folder / "out").open("a")
-        self.env = (clean_env() if cold else warm()) | (env or {})
+        self.env = (clean_env() if cold else warm_env()) | (env or {})
         self.command = self._command(kind, size)
         self.start()
 
@@ -137,7 +137,9 @@ class Job:
 
     def start(self, *overrides):
         # A new session, so that signals to the launcher's process group do not reach pytest.
-        with inherited(signal.SIGHUP, signal.SIG_DFL):  # a shell cannot trap a signal that it was started to ignore
+        with inherited_handler(
+            signal.SIGHUP, signal.SIG_DFL
+        ):  # a shell cannot trap a signal that it was started to ignore
             self.process = subprocess.Popen(
                 [*self.command, str(self.folder / "run.yaml"), *overrides],
                 env=self.env,
@@ -166,18 +168,18 @@ class Job:
 
     def text(self):
         """Return the output of the launcher and of the ranks."""
-        return (self.folder / "out").read_text(errors="replace") + self.said() * (self.kind == "torchrun")
+        return (self.folder / "out").read_text(errors="replace") + self.ranks_output() * (self.kind == "torchrun")
 
-    def said(self):
+    def ranks_output(self):
         """Return the output of the ranks; under mpirun it includes that of mpirun."""
         logs = sorted((self.folder / "ranks").rglob("*.log"))
         return "".join(path.read_text(errors="replace") for path in (logs or [self.folder / "out"]))
 
     def only_message(self):
         """Return the job's error message; fail if there are several, or none."""
-        messages = [line for line in self.said().splitlines() if line.startswith("fedmpi")]
-        assert len(messages) == 1, self.said()
-        assert "Traceback" not in self.said()
+        messages = [line for line in self.ranks_output().splitlines() if line.startswith("fedmpi")]
+        assert len(messages) == 1, self.ranks_output()
+        assert "Traceback" not in self.ranks_output()
         return messages[0]
 
     def find_rank(self, number):

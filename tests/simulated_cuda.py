@@ -36,7 +36,7 @@ KNOWN_VERSIONS = ("2.13.",)  # of torch: the patches rest on internals that chan
 CPU = torch.device("cpu")
 MEMORY = 8 << 30  # bytes of a simulated GPU
 COUNTS: Counter[str] = Counter()  # launch, upload, asynchronous upload, download or sync -> times
-UNDER_WAY: list[tuple[Tensor, Tensor]] = []  # asynchronous copies to pinned memory: target, its future values
+PENDING_COPIES: list[tuple[Tensor, Tensor]] = []  # asynchronous copies to pinned memory: target, its future values
 SETTINGS = SimpleNamespace(gpus=1, nccl=False)
 
 # The results of these operators have a shape or a value that the host must know, so that it waits for the GPU.
@@ -76,7 +76,7 @@ def _storage(x: Tensor) -> torch.UntypedStorage:
     return x.untyped_storage()
 
 
-def place_of(x: Tensor) -> torch.device | None:
+def device_of(x: Tensor) -> torch.device | None:
     """Return the device of a tensor; None if torch's C++ code has created it and the device is not known yet."""
     try:
         return getattr(_storage(x), "simulated_device", None)
@@ -109,11 +109,11 @@ def _count(what: str) -> None:
     if getattr(_thread, "graph", None) is not None and what in ("sync", "download"):
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
     COUNTS[what] += 1
-    if what == "sync" and UNDER_WAY:
+    if what == "sync" and PENDING_COPIES:
         with _disable_current_modes(), torch.no_grad():
-            for target, values in UNDER_WAY:
+            for target, values in PENDING_COPIES:
                 target.copy_(values)
-        UNDER_WAY.clear()
+        PENDING_COPIES.clear()
 
 
 def _count_upload(waits: bool) -> None:
@@ -152,7 +152,7 @@ class SimulatedCuda(TorchDispatchMode):
     def _run(self, func, args, kwargs):
         name = func._schema.name.split("::")[1]
         operands = _tensors([args, kwargs])
-        places = {id(x): place_of(x) for x in operands}
+        places = {id(x): device_of(x) for x in operands}
         gpus = {place for place in places.values() if place is not None and place.type == "cuda"}
         asked, target = kwargs.get("device"), getattr(_thread, "target", None)
         if asked is not None:
@@ -247,12 +247,12 @@ class SimulatedCuda(TorchDispatchMode):
         In calls by a C++ function `asked` is the CPU for tensors of both devices.
         """
         if name == "_to_copy":
-            source = place_of(args[0])
+            source = device_of(args[0])
             target = getattr(_thread, "target", None) or (
                 asked if asked is not None and asked.type == "cuda" else source
             )
         else:
-            target, source = (place_of(x) for x in args[:2])
+            target, source = (device_of(x) for x in args[:2])
             target = target or source  # the target may have been created by C++ code, which sets no device
         found = func(*args, **kwargs)
         if target is not None and source is not None and target != source:
@@ -268,7 +268,7 @@ class SimulatedCuda(TorchDispatchMode):
                     _count("sync")
                 else:
                     _storage(place).simulated_pinned = True
-                    UNDER_WAY.append((place, place.clone()))
+                    PENDING_COPIES.append((place, place.clone()))
                     place.fill_(torch.nan if place.is_floating_point() else 0)
         elif target is not None and target.type == "cuda":
             _count("launch")
@@ -640,7 +640,7 @@ def install(gpus: int = 1) -> None:
     _patch_cuda()
     _patch_distributed()
     torch.autocast = _Autocast
-    Tensor.device = property(lambda self: META if _is_meta(self) else place_of(self) or CPU)
+    Tensor.device = property(lambda self: META if _is_meta(self) else device_of(self) or CPU)
     Tensor.is_cuda = property(lambda self: self.device.type == "cuda")
     Tensor.is_cpu = property(lambda self: self.device.type == "cpu")
     Tensor.to, Tensor.cpu = _to, lambda self, **_: _to(self, CPU)

@@ -16,11 +16,11 @@ LIMIT_S = 60.0
 FOR_EVER = AssertionError("a rank waits for ever")
 
 
-class Dead(BaseException):
+class RankDied(BaseException):
     """Raised in the thread of a rank to end it."""
 
 
-class Hall:
+class SharedState:
     """The state that the ranks share: queues of messages, the dead ranks, and the votes of those that regroup."""
 
     def __init__(self, size: int, dies: dict[int, Sequence[int]]) -> None:
@@ -44,26 +44,26 @@ class Hall:
             raise late if patience_s < LIMIT_S else FOR_EVER
 
 
-class Seat(Communicator):
+class ThreadCommunicator(Communicator):
     """The communicator of one rank that is a thread."""
 
     can_regroup = ""
 
-    def __init__(self, hall: Hall, rank: int) -> None:
-        Communicator.__init__(self, torch.device("cpu"), rank, hall.size)
-        self.hall, self.generation, self.count, self.gathers = hall, 0, 0, 0
+    def __init__(self, shared: SharedState, rank: int) -> None:
+        Communicator.__init__(self, torch.device("cpu"), rank, shared.size)
+        self.shared, self.generation, self.count, self.gathers = shared, 0, 0, 0
         self.message_timeout_s = LIMIT_S
 
     def step(self) -> None:
         """Count a message, and end the rank if it is to die before this message."""
         self.count += 1
-        hall = self.hall
-        if self.count in hall.dies.get(self.rank, ()):
-            with hall.changed:
-                hall.dead.add(self.rank)
-                hall.changed.notify_all()
-            raise Dead
-        if hall.generation > self.generation:
+        shared = self.shared
+        if self.count in shared.dies.get(self.rank, ()):
+            with shared.changed:
+                shared.dead.add(self.rank)
+                shared.changed.notify_all()
+            raise RankDied
+        if shared.generation > self.generation:
             raise ConnectionLostError("the group is broken")
 
     def _broadcast(self, x: torch.Tensor) -> None:
@@ -74,70 +74,70 @@ class Seat(Communicator):
 
     def _post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> Posted:
         self.step()
-        hall, mine = self.hall, self.generation
-        with hall.changed:
+        shared, mine = self.shared, self.generation
+        with shared.changed:
             for peer, x in outgoing:
-                if peer in hall.dead:
+                if peer in shared.dead:
                     raise ConnectionLostError(f"rank {peer} is dead")
-                hall.boxes[mine, self.rank, peer].append(x.clone())
-            hall.changed.notify_all()
+                shared.boxes[mine, self.rank, peer].append(x.clone())
+            shared.changed.notify_all()
         return [(mine, peer, x) for peer, x in incoming]
 
     def _finish(self, posted: Posted) -> None:
-        hall = self.hall
-        with hall.changed:
+        shared = self.shared
+        with shared.changed:
             for mine, peer, x in posted:
-                box = hall.boxes[mine, peer, self.rank]
-                hall.wait(
-                    lambda box=box, peer=peer, mine=mine: bool(box) or peer in hall.dead or hall.generation > mine,
+                box = shared.boxes[mine, peer, self.rank]
+                shared.wait(
+                    lambda box=box, peer=peer, mine=mine: bool(box) or peer in shared.dead or shared.generation > mine,
                     self.message_timeout_s,
                     self.make_timeout_error([peer]),
                 )
                 if not box:
-                    raise ConnectionLostError(f"rank {peer} is dead" if peer in hall.dead else "the group is broken")
+                    raise ConnectionLostError(f"rank {peer} is dead" if peer in shared.dead else "the group is broken")
                 x.copy_(box.popleft())
 
     def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
         self.step()
-        hall, mine = self.hall, self.generation
+        shared, mine = self.shared, self.generation
         self.gathers += 1
-        with hall.changed:
-            texts = hall.texts[mine, self.gathers]
+        with shared.changed:
+            texts = shared.texts[mine, self.gathers]
             texts[self.rank] = payload
-            hall.changed.notify_all()
-            broken = lambda: bool(hall.dead & set(self.alive)) or hall.generation > mine  # noqa: E731
-            hall.wait(lambda: len(texts) == len(self.alive) or broken())
+            shared.changed.notify_all()
+            broken = lambda: bool(shared.dead & set(self.alive)) or shared.generation > mine  # noqa: E731
+            shared.wait(lambda: len(texts) == len(self.alive) or broken())
             if len(texts) < len(self.alive):
                 raise ConnectionLostError("the group is broken")
             return [texts[rank] for rank in self.alive]
 
     def regroup(self, payload: bytes, deadline_s: float) -> dict[int, bytes]:
-        hall = self.hall
+        shared = self.shared
         while True:
-            with hall.changed:
-                if 0 in hall.dead:
+            with shared.changed:
+                if 0 in shared.dead:
                     raise RankLostError("rank 0 is dead")
                 mine = self.generation = self.generation + 1
-                hall.generation = max(hall.generation, mine)
-                hall.votes[mine][self.rank] = payload
-                hall.changed.notify_all()
-                votes = hall.votes[mine]
+                shared.generation = max(shared.generation, mine)
+                shared.votes[mine][self.rank] = payload
+                shared.changed.notify_all()
+                votes = shared.votes[mine]
                 if self.rank == 0:
-                    hall.wait(lambda mine=mine: not set(self.alive) - hall.dead - set(hall.votes[mine]))
-                    hall.members[mine] = sorted(set(votes) - hall.dead)
-                    hall.changed.notify_all()
-                hall.wait(lambda mine=mine: mine in hall.members or 0 in hall.dead or hall.generation > mine)
-                if mine not in hall.members:
+                    shared.wait(lambda mine=mine: not set(self.alive) - shared.dead - set(shared.votes[mine]))
+                    shared.members[mine] = sorted(set(votes) - shared.dead)
+                    shared.changed.notify_all()
+                shared.wait(lambda mine=mine: mine in shared.members or 0 in shared.dead or shared.generation > mine)
+                if mine not in shared.members:
                     continue
-                self.alive = hall.members[mine]
+                self.alive = shared.members[mine]
                 self.gathers = 0
             return {rank: votes[rank] for rank in self.alive}
 
     def _shutdown(self) -> None: ...
 
 
-def play_in_threads(
-    size: int, dies: dict[int, Sequence[int]], make: Callable[[Seat], Any], one: Callable[[Any], Any]
+def run_in_threads(
+    size: int, dies: dict[int, Sequence[int]], make: Callable[[ThreadCommunicator], Any], one: Callable[[Any], Any]
 ) -> dict[int, Any]:
     """Run one(make(communicator)) for each rank in a thread.
 
@@ -146,19 +146,19 @@ def play_in_threads(
     Returns:
         {rank: the result, or the error that was raised}, without ranks that have died.
     """
-    hall, found = Hall(size, dies), dict[int, Any]()
-    made = [make(Seat(hall, rank)) for rank in range(size)]
+    shared, found = SharedState(size, dies), dict[int, Any]()
+    made = [make(ThreadCommunicator(shared, rank)) for rank in range(size)]
 
     def body(rank: int) -> None:
         try:
             found[rank] = one(made[rank])
-        except Dead:
+        except RankDied:
             return
         except Exception as error:
             found[rank] = error
-            with hall.changed:  # wake ranks that wait for this one
-                hall.dead.add(rank)
-                hall.changed.notify_all()
+            with shared.changed:  # wake ranks that wait for this one
+                shared.dead.add(rank)
+                shared.changed.notify_all()
 
     threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 import torch
-from helpers import BIN, ROOT, clean_env, fedmpi, gone, left_over
+from helpers import BIN, ROOT, clean_env, fedmpi, find_processes, wait_until_ended
 from real_job import succeed, wait_until
 
 QUICK = str(ROOT / "configs" / "quickstart.yaml")
@@ -34,10 +34,10 @@ def test_ctrl_c_ends_the_programs_that_doctor_runs(tmp_path):
     doctor = subprocess.Popen(
         [BIN / "fedmpi", "doctor"], env=env | {"PATH": f"{tmp_path}:{env['PATH']}"}, stdout=subprocess.DEVNULL
     )
-    wait_until(lambda: left_over("987.75"))
+    wait_until(lambda: find_processes("987.75"))
     doctor.send_signal(signal.SIGINT)
     assert doctor.wait(240) == 130
-    assert gone("987.75")
+    assert wait_until_ended("987.75")
 
 
 @NEEDS_CPU_TORCH
@@ -59,7 +59,7 @@ def test_a_report_with_everything_wrong(tmp_path):
         "machine",
         "config",
     ]
-    assert gone("986.5")
+    assert wait_until_ended("986.5")
 
 
 @pytest.mark.smoke

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from error_cases import CASES, check, write
-from helpers import BIN, ROOT, clean_env, fedmpi, gone
+from helpers import BIN, ROOT, clean_env, fedmpi, wait_until_ended
 
 # Found before torch is imported, and after: what files of data hold, what the parts say about each other.
 EARLY = ["colour=red", "model.name=none.py:f", "compute.threads=100000", "base is the file"]
@@ -21,7 +21,7 @@ def test_three_ranks_print_one_message(tmp_path, label):
     done = fedmpi("run", *write(case, tmp_path), kind="mpirun", size=3, cold=label in COLD, cwd=tmp_path)
     check(case, done.returncode, done.stdout, done.stderr)
     assert not (tmp_path / "runs").exists()
-    assert gone(str(tmp_path))
+    assert wait_until_ended(str(tmp_path))
 
 
 def test_ranks_of_torchrun_print_one_message(tmp_path):
@@ -33,7 +33,7 @@ def test_ranks_of_torchrun_print_one_message(tmp_path):
     assert said.count("fedmpi: error: ") == 1, said
     assert "fedmpi [rank" not in said
     assert f"{ROOT}/fedmpi/" not in said  # no frame of a traceback
-    assert gone(str(tmp_path))
+    assert wait_until_ended(str(tmp_path))
 
 
 def test_a_rank_that_torchrun_ends_prints_nothing(tmp_path):

@@ -80,7 +80,9 @@ def reason(job):
 def test_a_rank_that_a_signal_ends_prints_its_stack(start_job):
     job = start_job(GLOO, "crash")
     assert job.wait()
-    assert re.search(r'(?s)Fatal Python error: Segmentation fault.*plugin\.py", line \d+ in forward', job.said())
+    assert re.search(
+        r'(?s)Fatal Python error: Segmentation fault.*plugin\.py", line \d+ in forward', job.ranks_output()
+    )
 
 
 CAUSES = {
@@ -123,11 +125,11 @@ def test_a_killed_rank_is_named(start_job):
     job.wait_for_rounds(2)
     os.kill(job.rank(2), signal.SIGKILL)
     assert job.wait() != 0
-    if "stopped early (signal 15)" in job.said():
+    if "stopped early (signal 15)" in job.ranks_output():
         return  # torchrun, which looks ten times a second, has seen the dead rank first and told the others to stop
     assert f"rank 2 on {HOST} is dead" in job.only_message()
     assert reason(job) == f"failed: rank 2 on {HOST} is dead: its connection has ended"
-    assert f"\nto resume: fedmpi resume {job.folder}/run\n" in job.said()
+    assert f"\nto resume: fedmpi resume {job.folder}/run\n" in job.ranks_output()
 
 
 @pytest.mark.parametrize("how", [GLOO, pytest.param(MPI, marks=pytest.mark.smoke), TORCHRUN], ids="-".join)
@@ -150,7 +152,7 @@ def test_a_dead_launcher_ends_its_ranks(start_job, tmp_path, how):
     job = start_job(how, "stuck", cold=True)
     job.wait_for((tmp_path / "stuck.mark").exists)
     job.process.kill()
-    wait_until(lambda: not job.alive(), job.said)
+    wait_until(lambda: not job.alive(), job.ranks_output)
     if how is TORCHRUN:  # Open MPI ends ranks without a daemon by itself
         assert re.search(r"error: the launcher \(torchrun, process \d+\) has died", job.only_message())
         assert "the launcher" in reason(job)

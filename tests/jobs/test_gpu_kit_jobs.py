@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from helpers import ROOT, gone
+from helpers import ROOT, wait_until_ended
 
 # Its child has left the process group, as torchrun's ranks do, and does not heed SIGTERM.
 HANGS = """
@@ -58,7 +58,7 @@ def test_a_hanging_part_is_ended_with_its_children(kit, tmp_path, monkeypatch, c
     with pytest.raises(SystemExit) as ended:
         kit.main()
     assert ended.value.code == 1
-    assert gone(word)
+    assert wait_until_ended(word)
     (file,) = (tmp_path / "to").iterdir()
     found = json.loads(file.read_text())
     assert [(part["part"], part["code"]) for part in found["parts"]] == [

@@ -5,7 +5,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from helpers import ROOT, by_rank, gone, launcher, warm
+from helpers import ROOT, launcher, wait_until_ended, warm_env, write_rank_script
 
 CONFIG = """\
 rounds: 1
@@ -47,9 +47,9 @@ def check(done, message):
 
 def mpirun_with_configs(tmp_path, *paths):
     """Return an mpirun command of `fedmpi run` that gives each rank its own config."""
-    script = by_rank(tmp_path / "start.sh", *(f"fedmpi run {path}" for path in paths))
+    script = write_rank_script(tmp_path / "start.sh", *(f"fedmpi run {path}" for path in paths))
     command = [*launcher("mpirun", len(paths)), str(script)]
-    return subprocess.run(command, env=warm(), cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=warm_env(), cwd=ROOT, capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.smoke
@@ -60,7 +60,7 @@ def test_a_rank_with_another_config_is_named(config, tmp_path):
     done = mpirun_with_configs(tmp_path, one, one, other)
     check(done, r"rank 2 differs from rank 0 in seed, train\.lr")
     assert "rank 1 differs" not in done.stderr
-    assert gone(str(tmp_path))
+    assert wait_until_ended(str(tmp_path))
 
 
 def config_with_data(config, tmp_path, name, labels):

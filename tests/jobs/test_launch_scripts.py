@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers import ROOT, clean_env, gone, launcher, left_over
+from helpers import ROOT, clean_env, find_processes, launcher, wait_until_ended
 
-AGAIN = 75  # the run can be resumed
+RESUMABLE = 75  # the run can be resumed
 CONFIG = {
     "name": "run",
     "rounds": 100_000,
@@ -82,7 +82,7 @@ def test_ranks_that_end_without_a_run_are_a_failure(env_with_fake_fedmpi, tmp_pa
     assert done.returncode == 1
     assert "the run did not finish" in done.stderr
     program(tmp_path / "fedmpi", '[ "$OMPI_COMM_WORLD_RANK" = 1 ] || echo "75 3" >"$FEDMPI_OUTCOME"')
-    assert start("mpirun.sh", 2, "c.yaml", env=lets_die).returncode == AGAIN
+    assert start("mpirun.sh", 2, "c.yaml", env=lets_die).returncode == RESUMABLE
 
 
 def test_files_of_a_killed_mpirun_do_not_stop_a_later_one(env_with_fake_fedmpi, tmp_path):
@@ -152,8 +152,8 @@ def test_a_script_forwards_a_stop_signal_to_its_ranks(tmp_path, slim_env, kind):
             assert time.monotonic() < until, output.read_text()
             time.sleep(0.05)
         job.terminate()
-        assert job.wait(300) == AGAIN, output.read_text()
-        assert gone(str(config))
+        assert job.wait(300) == RESUMABLE, output.read_text()
+        assert wait_until_ended(str(config))
         count = len(rows.read_text().splitlines())
         summary = json.loads(rows.with_name("summary.json").read_text())
         assert summary["rounds"] == count
@@ -161,7 +161,7 @@ def test_a_script_forwards_a_stop_signal_to_its_ranks(tmp_path, slim_env, kind):
         assert sorted((rows.parent / "checkpoints").iterdir())[-1].name == f"{count - 1:06}.safetensors"
         assert "Traceback" not in output.read_text()
     finally:
-        for pid in left_over(str(config)):
+        for pid in find_processes(str(config)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
     assert "not found" not in output.read_text()
@@ -176,4 +176,4 @@ def test_a_launcher_that_has_started_no_rank_is_ended(tmp_path, slim_env):
         assert job.poll() is None
         time.sleep(0.05)
     job.terminate()
-    assert job.wait(300) == AGAIN
+    assert job.wait(300) == RESUMABLE

@@ -176,21 +176,23 @@ def run_with_fault(folder, number, undisturbed):
             # It was frozen on its way out, with all written and no other rank left to notice it: mpirun waits for it.
             os.kill(job.find_rank(rank), signal.SIGCONT)
             ended = wait_until(ENDED_S, lambda: job.process.poll() is not None)
-        assert ended, f"{label}: goes on: {job.said()}"
+        assert ended, f"{label}: goes on: {job.ranks_output()}"
         left_s = max(ORPHANS_S - (time.monotonic() - began), 5)
         gone = wait_until(left_s, lambda: not job.alive())
-        assert gone, f"{label}: {job.alive()} are left: {job.said()}"
+        assert gone, f"{label}: {job.alive()} are left: {job.ranks_output()}"
         seconds, code, run = time.monotonic() - began, job.process.returncode, job.folder / "run"
-        said = STARTING.sub("", job.said())
+        said = STARTING.sub("", job.ranks_output())
         for word in ("Traceback", "defect"):
             assert word not in said, f"{label}: {said}"
         summary = run / "summary.json"
         done = json.loads(summary.read_text())["exit_reason"] if summary.exists() else None
-        assert code or done, f"{label}: exit code 0: {job.said()}"
+        assert code or done, f"{label}: exit code 0: {job.ranks_output()}"
         trained = moment in ("training", "end") and struck is not None
         if trained and (asked or fault in REQUESTS):
-            assert code in (0, 1 if kind == "torchrun" else 75), f"{label}: exit code {code}: {job.said()}"
-            assert done in ("finished", "stopped") or done.startswith("signal "), f"{label}: {done}: {job.said()}"
+            assert code in (0, 1 if kind == "torchrun" else 75), f"{label}: exit code {code}: {job.ranks_output()}"
+            assert done in ("finished", "stopped") or done.startswith("signal "), (
+                f"{label}: {done}: {job.ranks_output()}"
+            )
         if run.exists():
             resume_and_compare(job, undisturbed, label)
         facts = {"fault": fault, "moment": moment, "kind": kind, "backend": backend, "policy": policy, "rank": rank}

@@ -10,8 +10,8 @@ import subprocess
 import numpy as np
 import pytest
 import torch
-from fork_server import WORDS
-from helpers import ROOT, by_rank, digest, fedmpi, launcher, warm
+from fork_server import COMMAND
+from helpers import ROOT, digest, fedmpi, launcher, warm_env, write_rank_script
 from real_job import rows, succeed
 from safetensors.torch import load_file
 
@@ -29,9 +29,9 @@ def every_method(tmp_path_factory):
 
     def start(kind, size, backend):
         file = tmp_path_factory.mktemp("ranks") / "found.json"
-        program = [*WORDS, str(ROOT / "tests" / "every_method.py"), str(file), backend]
+        program = [*COMMAND, str(ROOT / "tests" / "every_method.py"), str(file), backend]
         command = [*launcher(kind, size), *program]
-        done = subprocess.run(command, env=warm(), capture_output=True, text=True, timeout=600)
+        done = subprocess.run(command, env=warm_env(), capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr[-3000:]
         return json.loads(file.read_text())
 
@@ -136,9 +136,9 @@ def test_a_rank_needs_only_the_files_of_its_own_silos(tmp_path):
     write_silos(tmp_path)
     write_silos(tmp_path, *roots[1:])
     start = f"fedmpi run {tmp_path}/silos.yaml output={tmp_path}/runs data.root="
-    script = by_rank(tmp_path / "start.sh", *(f"{start}{root}" for root in roots))
+    script = write_rank_script(tmp_path / "start.sh", *(f"{start}{root}" for root in roots))
     for command in ([*launcher("mpirun", 3), str(script)], f"{start}{tmp_path}".split()):
-        done = subprocess.run(command, env=warm(), capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, env=warm_env(), capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
     spread, together = tmp_path / "runs" / "silos", tmp_path / "runs" / "silos-2"
     assert {"accuracy", "personal_accuracy"} <= _facts(together)[0].keys()

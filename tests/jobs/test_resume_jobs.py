@@ -18,7 +18,18 @@ import pytest
 import torch
 import yaml
 from helpers import clean_env, fedmpi
-from real_job import AGAIN, LIMIT_S, PARTIAL, Job, assert_same, processes, rows, succeed, undisturbed, wait_until
+from real_job import (
+    LIMIT_S,
+    PARTIAL,
+    RESUMABLE,
+    Job,
+    assert_same,
+    processes,
+    rows,
+    run_undisturbed,
+    succeed,
+    wait_until,
+)
 from safetensors.torch import save_file
 
 ULFM = bool(shutil.which("ompi_info", path=clean_env()["PATH"]))  # Open MPI's
@@ -43,7 +54,7 @@ def test_a_run_killed_twice_and_resumed_on_other_ranks_has_the_same_bits(start):
     rounds = len(job.rows()) + 3
     done = succeed("resume", job.run, "comm.backend=mpi", f"rounds={rounds}", kind="mpirun", size=4)
     assert "resuming after round" in done.stdout
-    assert_same(job.run, undisturbed(job, rounds))
+    assert_same(job.run, run_undisturbed(job, rounds))
 
 
 @pytest.mark.smoke
@@ -56,7 +67,7 @@ def test_a_job_continues_without_a_killed_rank(start):
     job.wait_for(lambda: re.search("without rank 2|rank 2 .* lost", job.text()))
     job.wait_for_rounds(len(job.rows()) + 3)
     job.process.terminate()
-    assert job.wait() == AGAIN, job.text()
+    assert job.wait() == RESUMABLE, job.text()
     assert re.search(r"lost ranks: 2 \(round \d+\)", job.text())
     assert list(job.summary()["lost_ranks"]) == ["2"]
     done = succeed("replay", job.run)
@@ -87,13 +98,13 @@ def test_a_stopped_run_can_be_resumed(start, kind, size, number, every):
     job.wait_for_rounds(3)
     job.process.send_signal(number)
     job.process.send_signal(number)
-    assert job.wait() == AGAIN, job.text()
+    assert job.wait() == RESUMABLE, job.text()
     assert f"fedmpi resume {job.run}" in job.text()
     job.assert_stopped(number)
     complete = job.rows()[-1]["round"]
     done = succeed("resume", job.run, f"rounds={complete + 4}")
     assert f"resuming after round {complete} (" in done.stdout
-    assert_same(job.run, undisturbed(job, complete + 4))
+    assert_same(job.run, run_undisturbed(job, complete + 4))
 
 
 @pytest.mark.parametrize(
@@ -202,7 +213,7 @@ def preempt(folder, times, seed):
             job.wait_for(lambda job=job: processes(str(folder / "run.yaml"), "OMPI_COMM_WORLD_RANK="))
         time.sleep(chance.random() * (0.2 if more else 4))
         job.process.send_signal(chance.choice([signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP]))
-        assert job.wait() == AGAIN, job.text()
+        assert job.wait() == RESUMABLE, job.text()
     rounds = len(job.rows()) + 3
     job.start(f"rounds={rounds}")
     assert job.wait() == 0, job.text()
@@ -214,7 +225,7 @@ def test_preemptions_do_not_change_the_bits(tmp_path, times):
     job, rounds = preempt(tmp_path / "torn", times, 0 if times == 3 else random.randrange(10**6))
     assert job.text().count("stopped early") <= times
     assert "Traceback" not in job.text()
-    assert_same(job.run, undisturbed(job, rounds))
+    assert_same(job.run, run_undisturbed(job, rounds))
 
 
 # ---- one job at a time ----
@@ -255,15 +266,15 @@ def test_status_of_a_stopped_resumed_and_killed_run(start):
     assert f"running (process {job.process.pid} on " in done.stdout
     assert "1 on 1 host" in done.stdout
     job.process.send_signal(signal.SIGTERM)
-    assert job.process.wait(LIMIT_S) == AGAIN
+    assert job.process.wait(LIMIT_S) == RESUMABLE
     done = fedmpi("status", job.run, "--json")
-    assert (json.loads(done.stdout)["state"], done.returncode) == ("stopped", AGAIN)
+    assert (json.loads(done.stdout)["state"], done.returncode) == ("stopped", RESUMABLE)
     job.start("checkpoint.resume=must")
     job.wait_for(lambda: not (job.run / "summary.json").exists())
     assert fedmpi("status", job.run).returncode == 0
     job.kill()
     done = fedmpi("status", job.run)
-    assert done.returncode == AGAIN
+    assert done.returncode == RESUMABLE
     assert "state       died" in done.stdout
     assert f"fedmpi resume {job.run}" in done.stdout
 

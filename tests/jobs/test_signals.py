@@ -10,7 +10,7 @@ import time
 import pytest
 import yaml
 from helpers import ROOT, clean_env
-from real_job import AGAIN, CONFIG, inherited, processes, wait_until
+from real_job import CONFIG, RESUMABLE, inherited_handler, processes, wait_until
 from safetensors.torch import load_file
 
 
@@ -19,7 +19,7 @@ def test_a_signal_stops_a_single_process(start, number):
     job = start()
     job.wait_for_rounds(2)
     os.killpg(job.process.pid, number)
-    assert job.wait() == AGAIN
+    assert job.wait() == RESUMABLE
     job.assert_stopped(number)
     assert f"stopped early (signal {int(number)})" in job.text()
     assert all(bool(x.isfinite().all()) for x in load_file(job.run / "model.safetensors").values())
@@ -50,7 +50,7 @@ def test_a_run_under_nohup_ignores_hangup(start):
     job = start()
     job.wait_for_rounds(2)
     job.kill()
-    with inherited(signal.SIGHUP, signal.SIG_IGN):
+    with inherited_handler(signal.SIGHUP, signal.SIG_IGN):
         process = subprocess.Popen(
             [*job.command, str(job.folder / "run.yaml"), "name=ignores"],
             env=job.env,
@@ -63,7 +63,7 @@ def test_a_run_under_nohup_ignores_hangup(start):
     os.kill(process.pid, signal.SIGHUP)
     job.wait_for_rounds(len(job.rows()) + 2)
     os.kill(process.pid, signal.SIGTERM)
-    assert job.wait() == AGAIN
+    assert job.wait() == RESUMABLE
     job.assert_stopped(signal.SIGTERM)
 
 
@@ -85,7 +85,7 @@ def test_a_signal_to_one_rank_stops_all_ranks(start):
     job = start("mpirun", 3, cold=False)
     job.wait_for_rounds(2)
     os.kill(job.rank(2), signal.SIGTERM)
-    assert job.wait() == AGAIN
+    assert job.wait() == RESUMABLE
     job.assert_stopped(None)
 
 
@@ -102,7 +102,7 @@ def test_a_signal_to_a_launch_script_during_the_start_stops_the_job(start, momen
     job = start("script mpirun", 2)
     job.wait_for(lambda: processes(str(job.folder), *MOMENTS[moment]) or job.rows())
     job.process.terminate()
-    assert job.wait() == AGAIN, job.text()
+    assert job.wait() == RESUMABLE, job.text()
     assert "Traceback" not in job.text()
 
 
@@ -113,7 +113,7 @@ def test_a_signal_to_one_rank_during_the_start_stops_the_job(start, kind, size):
     pid = job.rank(size - 1) if size > 1 else job.process.pid
     job.wait_for(lambda: has_handler(pid, signal.SIGTERM))
     os.kill(pid, signal.SIGTERM)
-    assert job.wait() == AGAIN, job.text()
+    assert job.wait() == RESUMABLE, job.text()
     assert job.summary()["exit_reason"] in ("stopped", f"signal {int(signal.SIGTERM)}")
     assert "Traceback" not in job.text()
 
@@ -137,4 +137,4 @@ def test_a_signal_ends_a_rank_that_waits_for_the_others(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "run.yaml")], env=env, cwd=ROOT)
     wait_until(lambda: has_handler(process.pid, signal.SIGTERM))
     process.terminate()
-    assert process.wait(600) == AGAIN
+    assert process.wait(600) == RESUMABLE

@@ -33,12 +33,12 @@ def documented_commands():
 
 @pytest.fixture
 def say(slurm_env):
-    def said(*words, **more):
+    def run_srun(*words, **more):
         return subprocess.run(words, env=slurm_env, cwd=ROOT, check=True, capture_output=True, text=True, **more).stdout
 
-    if "gpu:8" not in said("sinfo", "--noheader", "--format=%G"):
+    if "gpu:8" not in run_srun("sinfo", "--noheader", "--format=%G"):
         pytest.skip("the Slurm that runs here has no eight GPUs on a node")
-    return said
+    return run_srun
 
 
 def visible_gpus(said):

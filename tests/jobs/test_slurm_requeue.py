@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers import ROOT, warm
+from helpers import ROOT, warm_env
 from real_job import assert_same, rows, succeed
 
 pytestmark = pytest.mark.xdist_group("slurm")
@@ -136,16 +136,16 @@ class Cluster:
 
     def ended(self, job, limit_s=900):
         """Wait for the end of a job; return its state and the number of its restarts."""
-        self.until(lambda: self.fact(job, "JobState") not in UNDER_WAY, job, limit_s)
+        self.until(lambda: self.fact(job, "JobState") not in PENDING_COPIES, job, limit_s)
         return self.fact(job, "JobState"), int(self.fact(job, "Restarts"))
 
 
-UNDER_WAY = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED")
+PENDING_COPIES = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED")
 
 
 @pytest.fixture
 def cluster(slurm_env, tmp_path):
-    it = Cluster(warm(slurm_env), tmp_path)
+    it = Cluster(warm_env(slurm_env), tmp_path)
     yield it
     for job in it.jobs:
         it.say("scancel", job, check=False)

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from helpers import warm
+from helpers import warm_env
 from real_job import hashes, succeed
 from test_slurm_requeue import Cluster
 
@@ -19,7 +19,7 @@ def alone(tmp_path_factory):
 
 def submit(env, log, *words):
     """Run a batch file to its end; return state and exit code."""
-    cluster = Cluster(warm(env), log.parent)
+    cluster = Cluster(warm_env(env), log.parent)
     job = cluster.say("sbatch", "--parsable", f"--output={log}", *words)
     state, _ = cluster.ended(job)
     return state, int(cluster.fact(job, "ExitCode").partition(":")[0])

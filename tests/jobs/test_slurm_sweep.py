@@ -6,9 +6,9 @@ import time
 
 import pytest
 import yaml
-from helpers import fedmpi, warm
+from helpers import fedmpi, warm_env
 from real_job import succeed
-from test_slurm_requeue import CONFIG, UNDER_WAY, Cluster
+from test_slurm_requeue import CONFIG, PENDING_COPIES, Cluster
 
 pytestmark = pytest.mark.xdist_group("slurm")
 NAMES = [f"{method}_seed-{seed}" for method in ("fedavg", "scaffold") for seed in (0, 1)]
@@ -23,7 +23,7 @@ def hashes(folder):
 
 @pytest.fixture
 def sweep(slurm_env, tmp_path):
-    cluster = Cluster(warm(slurm_env), tmp_path)
+    cluster = Cluster(warm_env(slurm_env), tmp_path)
     yield Sweep(cluster)
     for job in cluster.jobs:
         cluster.say("scancel", job, check=False)
@@ -82,7 +82,7 @@ class Sweep:
                 if why == "BeginTime":
                     time.sleep(2)
                     self.cluster.say("scontrol", "update", f"job={task}", "StartTime=now", check=False)
-            return self.cluster.fact(job, "JobState") not in UNDER_WAY
+            return self.cluster.fact(job, "JobState") not in PENDING_COPIES
 
         self.cluster.until(over, job)
         return self.cluster.fact(job, "JobState"), self.cluster.fact(job, "ExitCode")

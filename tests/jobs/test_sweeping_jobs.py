@@ -6,7 +6,7 @@ import signal
 import subprocess
 
 import pytest
-from helpers import BIN, SMALL_SWEEP, clean_env, fedmpi, gone, warm
+from helpers import BIN, SMALL_SWEEP, clean_env, fedmpi, wait_until_ended, warm_env
 from real_job import LIMIT_S, rows, succeed, wait_until
 
 from fedmpi.sweeps import expand, pool
@@ -40,13 +40,13 @@ def test_a_failed_run_is_reported(file, tmp_path):
 def test_a_stopped_sweep_leaves_no_process_and_can_be_resumed(file, tmp_path, number):
     """The same command runs the rest, with the bits of a sweep that was not stopped."""
     command = [BIN / "fedmpi", "sweep", file, "rounds=100000", "--jobs", "2"]
-    process = subprocess.Popen(command, cwd=tmp_path, env=warm(clean_env()), stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, cwd=tmp_path, env=warm_env(clean_env()), stdout=subprocess.PIPE, text=True)
     first = tmp_path / "runs" / "few" / "fedavg_seed-0"
     wait_until(lambda: process.poll() is not None or len(rows(first)) >= 3)
     process.send_signal(number)
     said = process.communicate(timeout=LIMIT_S)[0]
     assert process.returncode == (-number if number == signal.SIGKILL else 75), said
-    assert gone(str(file))
+    assert wait_until_ended(str(file))
     if number != signal.SIGKILL:
         assert f"stopped; to continue: fedmpi sweep {file} rounds=100000" in said
     words = [f"rounds={len(rows(first)) + 3}", "include={seed: [0], method: [FedAvg]}"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROOT, play, small_settings
+from helpers import ROOT, run_experiment, small_settings
 
 from fedmpi.methods import registry
 
@@ -37,7 +37,7 @@ def measure(method):
     """The metrics of every round on two nets."""
     rows = []
     for net in ("mlp", "norm"):
-        for row in play(small_settings(method, net, train={"epochs": 2})).rows:
+        for row in run_experiment(small_settings(method, net, train={"epochs": 2})).rows:
             rows.append({"net": net, **{name: row[name] for name in ("round", *METRICS, "sha256") if name in row}})
     return rows
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers import federated, images, play, prepare, settings, small_settings
+from helpers import federated, images, prepare, run_experiment, settings, small_settings
 from torch import nn
 
 from fedmpi.common.errors import UserError
@@ -112,7 +112,7 @@ def test_private_class_weights_disable_packed_training():
 
     def run(pack):
         config = small_settings("fedavg", **more, compute={"clients_per_pass": pack})
-        return play(config.model_copy(update={"data": share}), data)
+        return run_experiment(config.model_copy(update={"data": share}), data)
 
     with pytest.raises(UserError, match=r"compute\.clients_per_pass: 3.*the label counts of each client"):
         run(3)

@@ -6,7 +6,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 import torch
-from helpers import NETS, SPECIAL, digest, federated, images, play, prepare, small_settings
+from helpers import NETS, SPECIAL, digest, federated, images, prepare, run_experiment, small_settings
 from torch import nn
 
 from fedmpi.common import seeds
@@ -35,7 +35,7 @@ every_net = pytest.mark.parametrize("net", NETS)
 
 @lru_cache
 def fedavg(net, momentum):
-    return play(small_settings("fedavg", net, train={"momentum": momentum}))
+    return run_experiment(small_settings("fedavg", net, train={"momentum": momentum}))
 
 
 def neutral(method):
@@ -47,7 +47,7 @@ def neutral(method):
 @pytest.mark.parametrize("method", NEUTRAL)
 def test_equals_fedavg_bit_for_bit_at_neutral(method, net):
     config = small_settings(method, net, options=neutral(method))
-    mine, theirs = play(config), fedavg(net, config.train.momentum)
+    mine, theirs = run_experiment(config), fedavg(net, config.train.momentum)
     assert mine.hashes == theirs.hashes
     assert torch.equal(mine.b, theirs.b)
     assert [row["train_loss"] for row in mine.rows] == [row["train_loss"] for row in theirs.rows]
@@ -61,7 +61,7 @@ def test_one_client_is_plain_sgd(method, net):
         method, net, options=neutral(method), cohort={"fraction": 1.0}, train={"weight_decay": 1e-3}
     )
     data = split(images(), "iid", 1, 0)
-    it = play(config, data)
+    it = run_experiment(config, data)
     w = by_hand(it)
     assert not torch.equal(w, it.w0)
     torch.testing.assert_close(it.w, w, rtol=1e-4, atol=2e-6)
@@ -69,12 +69,12 @@ def test_one_client_is_plain_sgd(method, net):
 
 def by_hand(it):
     """The same rounds as anybody would write them, on a module of the same start; dropout draws from the same place."""
-    config, shard = it.made.settings, it.made.data.train[0]
+    config, shard = it.experiment.settings, it.experiment.data.train[0]
     x, y = shard.x[shard.index], shard.y[shard.index]
     train = config.train
-    module = it.made.net.module
+    module = it.experiment.net.module
     with torch.no_grad():
-        it.made.model.load(it.w0, it.b0)
+        it.experiment.model.load(it.w0, it.b0)
     for t in range(config.rounds):
         sgd = torch.optim.SGD(module.parameters(), train.lr, train.momentum, weight_decay=train.weight_decay)
         order = torch.randperm(len(x), generator=seeds.torch_generator(config.seed, "batches", t, 0, 0))
@@ -84,7 +84,7 @@ def by_hand(it):
                 sgd.zero_grad()
                 nn.functional.cross_entropy(module(x[rows]), y[rows]).backward()
                 sgd.step()
-    return it.made.model.w  # which the module's parameters are views of
+    return it.experiment.model.w  # which the module's parameters are views of
 
 
 # ---- what it must not depend on ----
@@ -106,7 +106,7 @@ def test_client_ids_do_not_matter(method):
         validation={k: data.validation[j] for k, j in enumerate(new) if data.validation},
         parts=Partition.from_parts(data.parts[j] for j in new),
     )
-    one, other = play(config, data), play(config, renamed)
+    one, other = run_experiment(config, data), run_experiment(config, renamed)
     moved = (one.w - one.w0).abs().max()
     torch.testing.assert_close(one.w, other.w, rtol=0, atol=float(1e-4 * moved) + 1e-12)
     losses = [{line["client"]: line["loss"] for line in it.lines if line["round"] == 2} for it in (one, other)]
@@ -117,12 +117,12 @@ def test_client_ids_do_not_matter(method):
 @every_method
 def test_a_client_trains_the_same_whoever_trained_before(method, net):
     """And leaves the others' state, the message and the data bit-unchanged: nothing leaks through the shared model."""
-    it = play(small_settings(method, net))
+    it = run_experiment(small_settings(method, net))
     fed = it.fed
     before = {k: digest(row) for k, row in fed.states.rows.items()}
-    received, x = digest(fed.transport.broadcast_copy), digest(it.made.data.train[0].x)
+    received, x = digest(fed.transport.broadcast_copy), digest(it.experiment.data.train[0].x)
     downloads = fed.transport.send_downloads(3, range(7), fed.states.owners, fed.server)
-    packing = it.made.messages.upload_layout(3).packing
+    packing = it.experiment.messages.upload_layout(3).packing
 
     def train(order):
         rows = {k: torch.zeros(packing.size) for k in order}
@@ -138,7 +138,9 @@ def test_a_client_trains_the_same_whoever_trained_before(method, net):
     kept = {k: row.clone() for k, row in fed.states.rows.items()}
     assert len(kept) == 7
     alone = train([4])
-    assert {k for k in before if digest(fed.states.rows[k]) != before[k]} == ({4} if _keeps_news(it.made) else set())
+    assert {k for k in before if digest(fed.states.rows[k]) != before[k]} == (
+        {4} if _keeps_news(it.experiment) else set()
+    )
     for k, row in kept.items():
         fed.states.rows[k].copy_(row)
     first = train([0, 4, 2])
@@ -147,7 +149,7 @@ def test_a_client_trains_the_same_whoever_trained_before(method, net):
     last = train([2, 0, 4])
     assert first == last
     assert first[4] == alone[4]
-    assert (digest(fed.transport.broadcast_copy), digest(it.made.data.train[0].x)) == (received, x)
+    assert (digest(fed.transport.broadcast_copy), digest(it.experiment.data.train[0].x)) == (received, x)
 
 
 def _keeps_news(made):
@@ -169,8 +171,10 @@ def _travelling(made, round_=None):
 @pytest.mark.parametrize("net", ["mlp", "norm"])
 @every_method
 def test_evaluation_changes_nothing(method, net):
-    plain = play(small_settings(method, net, evaluate={"protocol": ["global"], "every": 100}))
-    busy = play(small_settings(method, net, evaluate={"protocol": ["personal_on_global", "global", "personal"]}))
+    plain = run_experiment(small_settings(method, net, evaluate={"protocol": ["global"], "every": 100}))
+    busy = run_experiment(
+        small_settings(method, net, evaluate={"protocol": ["personal_on_global", "global", "personal"]})
+    )
     assert plain.hashes == busy.hashes
     assert torch.equal(plain.b, busy.b)
     assert torch.equal(plain.fed.server.state_row, busy.fed.server.state_row)
@@ -180,8 +184,8 @@ def test_evaluation_changes_nothing(method, net):
 @every_method
 def test_bytes_sent_are_the_bytes_declared(method):
     """One process: the download once, each client's own download and upload onto itself; 4 bytes an entry."""
-    it = play(small_settings(method))
-    messages = it.made.messages
+    it = run_experiment(small_settings(method))
+    messages = it.experiment.messages
     for row in it.rows:
         m, t = len(row["cohort"]), row["round"]
         told = messages.broadcast_layout(messages.groups_in_round(t - 1) if t else None).packing.size
@@ -195,7 +199,7 @@ def test_the_declared_bytes_are_the_sum_of_what_the_method_names(method):
     """Nothing else travels: the shared weights and float buffers, the declared slots, and four numbers of the
     engine's."""
     it = prepare(small_settings(method, "norm"))
-    made, messages, method = it.made, it.made.messages, it.made.method
+    made, messages, method = it.experiment, it.experiment.messages, it.experiment.method
     travelling = _travelling(made)
     shared, all_weights = _entries_in(travelling, made.model.layout), made.model.layout.size
     buffers, all_buffers = _entries_in(travelling, made.model.buffer_layout), 2 * 6  # mean, variance of the six maps
@@ -256,8 +260,8 @@ def test_identical_clients_make_their_common_step(method):
     """Any sensible server rule gives back the update on which all agree: three identical clients are as good as one."""
     options = WITHOUT_IDS.get(method, SPECIAL.get(method, {}))
     config = small_settings(method, options=options, cohort={"fraction": 1.0}, train={"batch_size": "full"})
-    three = play(config, clients_of(range(10), range(10, 20), range(20, 30)))
-    one = play(config, clients_of(range(10)))
+    three = run_experiment(config, clients_of(range(10), range(10, 20), range(20, 30)))
+    one = run_experiment(config, clients_of(range(10)))
     moved = float((one.w - one.w0).abs().max())
     torch.testing.assert_close(three.w, one.w, rtol=0, atol=1e-4 * moved + 1e-12)
 
@@ -265,5 +269,5 @@ def test_identical_clients_make_their_common_step(method):
 @every_method
 def test_clients_with_one_sample_leave_a_finite_model(method):
     config = small_settings(method, "mlp", options=SPECIAL.get(method, {}), cohort={"fraction": 1.0})
-    it = play(config, clients_of([5], range(10, 20), [7]))
+    it = run_experiment(config, clients_of([5], range(10, 20), [7]))
     assert it.w.isfinite().all()

@@ -76,7 +76,7 @@ class Alike(Mine):
 
 
 @pytest.fixture
-def made(tmp_path):
+def make_config(tmp_path):
     """Return a function that makes settings in which all components are plug-ins next to the config."""
     (tmp_path / "own.py").write_text(OWN)
     tree = {"rounds": 2, "report": False, "output": str(tmp_path), "train": {"batch_size": 5, "lr": 0.1}}
@@ -98,16 +98,16 @@ def facts(directory):
 @pytest.mark.parametrize(
     "more", [("server.rule={own}:rule",), ("compute.clients_per_pass=3", "method.name={own}:Alike")]
 )
-def test_random_numbers_of_plug_ins_depend_only_on_the_seed(made, tmp_path, more):
+def test_random_numbers_of_plug_ins_depend_only_on_the_seed(make_config, tmp_path, more):
     """Two runs in one process are equal, whatever was drawn before; another seed gives other numbers."""
     words = [word.format(own=tmp_path / "own.py") for word in more]
-    first = facts(fedmpi.run(made(*words))["directory"])
+    first = facts(fedmpi.run(make_config(*words))["directory"])
     torch.rand(3), np.random.rand(3)
     before = np.random.get_state()[1].copy()
-    again = facts(fedmpi.run(made(*words))["directory"])
+    again = facts(fedmpi.run(make_config(*words))["directory"])
     assert again == first
     assert np.array_equal(np.random.get_state()[1], before)
-    other = facts(fedmpi.run(made(*words, "seed=1"))["directory"])
+    other = facts(fedmpi.run(make_config(*words, "seed=1"))["directory"])
     assert all(theirs != own for theirs, own in zip(other, first, strict=True))
 
 

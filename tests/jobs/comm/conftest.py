@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from fork_server import WORDS
-from helpers import clean_env, warm
+from fork_server import COMMAND
+from helpers import clean_env, warm_env
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -22,7 +22,7 @@ LIMIT_S = 120  # of one start of several processes: all time-outs under test are
 
 
 def environment() -> dict[str, str]:
-    return warm(clean_env(PYTHONPATH=str(ROOT)))
+    return warm_env(clean_env(PYTHONPATH=str(ROOT)))
 
 
 def free_port() -> int:
@@ -57,7 +57,7 @@ class RankLauncher:
 
     def start(self, program: str, *args: str, envs: list[dict[str, str]], backend: str = "gloo") -> Outcome:
         """Start one process per environment, as a launcher would."""
-        command = [*WORDS, str(HERE / program), str(self.folder), backend, *args]
+        command = [*COMMAND, str(HERE / program), str(self.folder), backend, *args]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         processes = [subprocess.Popen(command, env=environment() | env, **pipes) for env in envs]
         try:
@@ -79,7 +79,7 @@ class RankLauncher:
         if not mpirun:
             pytest.skip("no mpirun on PATH")
         pytest.importorskip("mpi4py")
-        command = [mpirun, "-n", str(size), *WORDS, str(HERE / program), str(self.folder), backend, *args]
+        command = [mpirun, "-n", str(size), *COMMAND, str(HERE / program), str(self.folder), backend, *args]
         if "Open MPI" in subprocess.run([mpirun, "--version"], capture_output=True, text=True).stdout:
             command[1:1] = [
                 "--oversubscribe",

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import BIN, warm
+from helpers import BIN, warm_env
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -23,7 +23,7 @@ def submit(slurm_env, tmp_path):
         (tmp_path / "fedmpi").write_text(f"#!/usr/bin/env bash\n{body}\n")
         (tmp_path / "fedmpi").chmod(0o755)
         (tmp_path / "launch").symlink_to(ROOT / "launch")
-        env = warm(slurm_env | {"PYTHONPATH": str(ROOT)})
+        env = warm_env(slurm_env | {"PYTHONPATH": str(ROOT)})
         env["PATH"] = f"{tmp_path}:{Path(sys.executable).parent}:{slurm_env['PATH']}"
         say = {"env": env, "cwd": tmp_path, "check": True, "stdout": subprocess.PIPE, "text": True}
         job = subprocess.run(

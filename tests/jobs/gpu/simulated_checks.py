@@ -126,7 +126,7 @@ def scratch_memory():
 
 def hash_of_a_model():
     it = prepare(settings("fedavg", "norm"), device=GPU)
-    return count(it.made.model.layout.sha256, it.made.model.w)
+    return count(it.experiment.model.layout.sha256, it.experiment.model.w)
 
 
 def downloads_of_fedfomo():
@@ -232,7 +232,10 @@ def pinned_memory():
     for messages in ("cpu", "cuda"):
         it = prepare(small_settings("scaffold", rounds=1), comm=SingleProcess(torch.device(messages)), device=GPU)
         it.fed.run()
-        rows, row = it.fed.transport.buffers.tensors["rows"], it.made.itemsize * it.made.messages.max_upload_size()
+        rows, row = (
+            it.fed.transport.buffers.tensors["rows"],
+            it.experiment.itemsize * it.experiment.messages.max_upload_size(),
+        )
         pinned = rows.is_pinned(), it.fed.transport.broadcast_row.is_pinned()
         found.append((row * len(it.rows[-1]["cohort"]), rows.nbytes, *pinned))
     return found

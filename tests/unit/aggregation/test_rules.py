@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import play, prepare, settings
+from helpers import prepare, run_experiment, settings
 from naive_fedld import principal_mean as literal
 
 from fedmpi.aggregation import gradient_harmonization, rules
@@ -43,13 +43,15 @@ def test_principal_with_scope_tensor_treats_each_tensor_alone(keep, share, corre
 
 def test_a_rule_replaces_the_aggregation_of_the_method():
     """FedLD consists of its margin and `principal`, so FedAvg with this rule equals FedLD without a margin."""
-    fedavg = play(settings("fedavg", rounds=2)).hashes
-    fedld = play(settings("fedld", rounds=2, options={"margin": 0.0})).hashes
+    fedavg = run_experiment(settings("fedavg", rounds=2)).hashes
+    fedld = run_experiment(settings("fedld", rounds=2, options={"margin": 0.0})).hashes
     assert fedavg != fedld
-    assert play(settings("fedavg", rounds=2, server={"rule": "principal"})).hashes == fedld
-    assert play(settings("fedld", rounds=2, options={"margin": 0.0}, server={"rule": "mean"})).hashes == fedavg
+    assert run_experiment(settings("fedavg", rounds=2, server={"rule": "principal"})).hashes == fedld
+    assert (
+        run_experiment(settings("fedld", rounds=2, options={"margin": 0.0}, server={"rule": "mean"})).hashes == fedavg
+    )
     other = {"rule": {"name": "principal", "keep": 0.3}}
-    assert play(settings("fedavg", rounds=2, server=other)).hashes not in (fedavg, fedld)
+    assert run_experiment(settings("fedavg", rounds=2, server=other)).hashes not in (fedavg, fedld)
 
 
 def test_uploads_combine_any_slot():
@@ -97,7 +99,7 @@ def test_configured_rules_call_their_functions_with_their_options(rule, options,
 @pytest.mark.parametrize(("method", "fraction"), [("scaffold", 0.15), ("fedper", 0.6)])
 def test_rules_work_with_any_method(rule, method, fraction):
     """Also if only parts of an update are sent, and with a cohort of one client."""
-    it = play(settings(method, "norm", rounds=2, server={"rule": rule}, cohort={"fraction": fraction}))
+    it = run_experiment(settings(method, "norm", rounds=2, server={"rule": rule}, cohort={"fraction": fraction}))
     assert it.reason == "finished"
     assert it.w.isfinite().all()
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from helpers import play, settings, small_settings
+from helpers import run_experiment, settings, small_settings
 
 from fedmpi.aggregation.update_stats import RecordingUploads, compute_update_stats
 from fedmpi.common.errors import UserError
@@ -79,9 +79,9 @@ def test_zero_updates_and_single_updates():
 @pytest.mark.parametrize("method", ["fedavg", "fedld", "fedexp", "scaffold", "fedper"])
 def test_statistics_of_a_round_describe_its_uploads(method):
     """They are computed from what the clients sent in the last round and from the step of the global model."""
-    it = play(small_settings(method, "mlp", rounds=2, **EVERYTHING))
-    before = play(small_settings(method, "mlp", rounds=1, **EVERYTHING))
-    upload = it.made.messages.upload_layout(1)
+    it = run_experiment(small_settings(method, "mlp", rounds=2, **EVERYTHING))
+    before = run_experiment(small_settings(method, "mlp", rounds=1, **EVERYTHING))
+    upload = it.experiment.messages.upload_layout(1)
     step = upload.w.take(it.w.double() - before.w.double())
     assert [row["round"] for row in it.updates] == [0, 1]
     actual = {name: value for name, value in it.updates[-1].items() if name != "round"}
@@ -93,16 +93,16 @@ def test_statistics_of_a_round_describe_its_uploads(method):
 
 def test_statistics_that_are_recorded_by_default():
     """Norms, and statistics of the Gram matrix if the rule computes it; nothing if no updates are sent or wanted."""
-    assert KNOWN.isdisjoint(play(settings("fedavg", rounds=1)).updates[0])
-    assert play(settings("fedld", rounds=1)).updates[0].keys() >= KNOWN
-    assert play(settings("fedavg", rounds=1, server={"rule": "krum"})).updates[0].keys() >= KNOWN
-    assert play(settings("local", rounds=1)).updates == []
-    assert play(settings("fedld", rounds=1, record={"updates": False})).updates == []
+    assert KNOWN.isdisjoint(run_experiment(settings("fedavg", rounds=1)).updates[0])
+    assert run_experiment(settings("fedld", rounds=1)).updates[0].keys() >= KNOWN
+    assert run_experiment(settings("fedavg", rounds=1, server={"rule": "krum"})).updates[0].keys() >= KNOWN
+    assert run_experiment(settings("local", rounds=1)).updates == []
+    assert run_experiment(settings("fedld", rounds=1, record={"updates": False})).updates == []
 
 
 def test_refused_clients_are_not_in_the_statistics():
-    bound = sorted(play(settings("fedavg", rounds=1)).updates[0]["norms"])[-2] * 0.999
-    it = play(settings("fedavg", rounds=1, faults={"on_bad_update": "drop", "max_norm": bound}, **EVERYTHING))
+    bound = sorted(run_experiment(settings("fedavg", rounds=1)).updates[0]["norms"])[-2] * 0.999
+    it = run_experiment(settings("fedavg", rounds=1, faults={"on_bad_update": "drop", "max_norm": bound}, **EVERYTHING))
     row, bad = it.updates[0], it.rows[0]["refused"]
     assert len(bad) == 2
     assert len(row["clients"]) == len(row["norms"]) == len(row["to_direction"]) == 2
@@ -112,4 +112,4 @@ def test_refused_clients_are_not_in_the_statistics():
 
 def test_a_warning_is_issued_if_there_is_nothing_to_record():
     with pytest.raises(UserError, match=r"record.updates: gram needs updates .* method local sends none; use norms"):
-        play(settings("local", rounds=1, **EVERYTHING))
+        run_experiment(settings("local", rounds=1, **EVERYTHING))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import CPU, federated, play, settings
+from helpers import CPU, federated, run_experiment, settings
 
 from fedmpi.analysis import filter_decomposition
 from fedmpi.analysis.filter_decomposition import (
@@ -91,7 +91,7 @@ def test_measuring_does_not_change_the_run(net):
     config = settings("fedatom", net, rounds=4, options={"atoms": 3, "period": 3, "alpha_fast": "keep"})
     rows = []
     facts = measure_variance(build_experiment(config), 2, rows.append)
-    assert facts["sha256"] == play(config).hashes[-1]
+    assert facts["sha256"] == run_experiment(config).hashes[-1]
     assert [row["round"] for row in rows] == [0, 1, 2, 3]
     assert facts["rounds"] == rows
     assert all(row["kernel_mean"] > 0 and row["product_mean"] > 0 and row["clients"] > 0 for row in rows)

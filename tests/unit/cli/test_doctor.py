@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import ROOT, clean_env, gone
+from helpers import ROOT, clean_env, wait_until_ended
 
 from fedmpi.comm.launchers import Job
 from fedmpi.doctor import FAIL, OK, WARN, ReportRow, config_checks, machine, report_rows
@@ -52,7 +52,7 @@ def test_an_mpirun_of_any_kind_is_one_line(tmp_path, monkeypatch, script, mark, 
     row = machine.check_launcher("mpirun")
     assert (row.name, row.mark) == ("mpirun", mark)
     assert text in row.text
-    assert gone("987.25")
+    assert wait_until_ended("987.25")
 
 
 def test_a_launcher_that_cannot_be_started_and_a_torchrun_of_another_python(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from helpers import play, settings
+from helpers import run_experiment, settings
 
 from fedmpi.common import seeds
 from fedmpi.data import batches as batches_module
@@ -57,7 +57,7 @@ def test_a_run_makes_no_object_for_a_client_that_is_not_sampled(object_counts, m
             train={"steps": 1, "momentum": 0.0},
             evaluate={"protocol": ["global"]},
         )
-        it = play(config, split(rows_of_numbers(6_000), "iid", clients, 0))
+        it = run_experiment(config, split(rows_of_numbers(6_000), "iid", clients, 0))
         assert len(it.fed.states.rows) <= 6
         assert len(it.fed.states.owners) <= 6
         numbers.append(dict(object_counts))

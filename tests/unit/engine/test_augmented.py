@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import images, play, record, small_settings
+from helpers import images, record, run_experiment, small_settings
 from test_packed import TOLERANCE, apart
 from test_transport import run_on_ranks
 
@@ -32,19 +32,24 @@ def make_config(method="fedavg", net="mlp", **changes):
 
 
 def test_augmentation_changes_training_and_not_evaluation():
-    plain, changed = play(make_config(), make_federation(())), play(make_config(), make_federation())
+    plain, changed = (
+        run_experiment(make_config(), make_federation(())),
+        run_experiment(make_config(), make_federation()),
+    )
     assert torch.equal(plain.w0, changed.w0)
     assert not torch.equal(plain.w, changed.w)
-    before = [play(make_config(rounds=0), make_federation(chain)).rows[-1]["loss"] for chain in ((), CHAIN)]
+    before = [run_experiment(make_config(rounds=0), make_federation(chain)).rows[-1]["loss"] for chain in ((), CHAIN)]
     assert before[0] == before[1], "the initial model, on test pictures as they are"
-    assert play(make_config(), make_federation()).hashes == changed.hashes
+    assert run_experiment(make_config(), make_federation()).hashes == changed.hashes
     nothing = (("random_crop", {"padding": 0}), ("horizontal_flip", 0))
-    assert play(make_config(), make_federation(nothing)).hashes == plain.hashes, "neither moves the order of batches"
+    assert run_experiment(make_config(), make_federation(nothing)).hashes == plain.hashes, (
+        "neither moves the order of batches"
+    )
 
 
 @pytest.mark.parametrize("method", ["fedavg", "perfedavg", "ditto"])
 def test_bits_do_not_depend_on_the_number_of_ranks(method):
-    alone = record(play(make_config(method, "cnn"), make_federation()))
+    alone = record(run_experiment(make_config(method, "cnn"), make_federation()))
     assert record(run_on_ranks(make_config(method, "cnn"), 3, make_federation())[0]) == alone
 
 
@@ -54,5 +59,5 @@ def test_clients_trained_at_once_get_the_same_samples(train, monkeypatch):
     monkeypatch.setattr(PackedFit, "__call__", lambda self: (sizes.append(len(self.clients)), call(self))[1])
     one = make_config(train={"epochs": 2, "lr": 0.05, **train}, cohort={"fraction": 1.0})
     several = one.model_copy(update={"compute": one.compute.model_copy(update={"clients_per_pass": 7})})
-    assert apart(play(one, make_federation()), play(several, make_federation())) < 2 * TOLERANCE
+    assert apart(run_experiment(one, make_federation()), run_experiment(several, make_federation())) < 2 * TOLERANCE
     assert sizes == [7, 7]

@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from helpers import digest, federated, play, prepare, settings
+from helpers import digest, federated, prepare, run_experiment, settings
 
 from fedmpi.common.errors import UserError
 from fedmpi.engine import scheduler
@@ -101,7 +101,7 @@ def config_with_all_clients(method="fedavg", **more):
 def test_a_huge_update_ends_the_run_by_default(monkeypatch, factor):
     scale_upload(monkeypatch, factor)
     with pytest.raises(UserError) as caught:
-        play(config_with_all_clients())
+        run_experiment(config_with_all_clients())
     message = str(caught.value)
     assert message.startswith("round 1: client 2 sent an update of norm ")
     assert "above the bound of" in message
@@ -121,7 +121,7 @@ def test_a_dropped_upload_equals_an_absent_client(monkeypatch, method, slot):
     with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         scale_upload(patch, 1e6 if slot == "dw" else torch.nan, slot=slot)
-        spoiled = play(config, federated())
+        spoiled = run_experiment(config, federated())
     message = [str(w.message) for w in caught if "sent" in str(w.message)]
     assert len(message) == 1
     assert message[0].startswith(f"round 1: client 2 sent {'an update of norm' if slot == 'dw' else 'values that are'}")
@@ -131,7 +131,7 @@ def test_a_dropped_upload_equals_an_absent_client(monkeypatch, method, slot):
         return [k for k in draw_cohort(seed, t, *how) if (t, k) != (1, BAD)]
 
     monkeypatch.setattr(scheduler, "draw_cohort", without)
-    clean = play(config, federated())
+    clean = run_experiment(config, federated())
     assert spoiled.hashes == clean.hashes
     assert digest(spoiled.fed.server.state_row) == digest(clean.fed.server.state_row)
     assert digest(spoiled.b) == digest(clean.b)
@@ -149,7 +149,7 @@ def test_a_dropped_upload_equals_an_absent_client(monkeypatch, method, slot):
 def test_a_round_without_accepted_uploads_changes_nothing():
     config = config_with_all_clients(rounds=2, faults={"max_norm": 1e-9, "on_bad_update": "drop"})
     with pytest.warns(UserWarning, match="client 0 sent .* no upload is left, so the model does not change"):
-        it = play(config)
+        it = run_experiment(config)
     assert torch.equal(it.w, it.w0)
     assert [len(row["refused"]) for row in it.rows] == [7, 7]
     assert math.isnan(it.rows[0]["train_loss"])
@@ -204,7 +204,7 @@ def test_a_client_with_an_error_equals_a_refused_upload(monkeypatch, method, err
     with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         raise_error_in_training(patch, error)
-        failed = play(config, federated())
+        failed = run_experiment(config, federated())
     message = [str(w.message) for w in caught if "client 2" in str(w.message)]
     assert len(message) == 1
     assert message[0].startswith("round 1, client 2: ")
@@ -213,7 +213,7 @@ def test_a_client_with_an_error_equals_a_refused_upload(monkeypatch, method, err
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         scale_upload(monkeypatch, torch.nan)
-        refused = play(config, federated())
+        refused = run_experiment(config, federated())
     assert failed.hashes == refused.hashes
     assert digest(failed.b) == digest(refused.b)
     assert {k: digest(x) for k, x in failed.fed.states.rows.items()} == {

@@ -36,15 +36,15 @@ def test_the_training_loss_equals_that_of_torch(weights, smoothing):
     x, y = (getattr(data.train[0], name)[data.train[0].index] for name in "xy")
     counts = data.label_counts.sum(0)
     w = {"balanced": counts.sum() / (4 * counts), None: np.ones(4)}.get(weights if weights != GIVEN else "", GIVEN)
-    module = it.made.net.module
+    module = it.experiment.net.module
     sgd = torch.optim.SGD(module.parameters(), 0.05, 0.9)
     criterion = torch.nn.CrossEntropyLoss(torch.as_tensor(w, dtype=torch.float32), label_smoothing=smoothing)
     for rows in torch.randperm(len(x), generator=seeds.torch_generator(0, "batches", 0, 0, 0)).split(10):
         sgd.zero_grad()
         criterion(module(x[rows]), y[rows]).backward()
         sgd.step()
-    expected = it.made.model.w.clone()
-    it.made.model.drop_gradient()
-    it.made.model.load(k.received)
+    expected = it.experiment.model.w.clone()
+    it.experiment.model.drop_gradient()
+    it.experiment.model.load(k.received)
     k.fit()
     torch.testing.assert_close(k.w, expected, rtol=1e-5, atol=1e-6)

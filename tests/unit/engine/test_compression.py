@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from helpers import norm_net, play, prepare, record, small_settings
+from helpers import norm_net, prepare, record, run_experiment, small_settings
 from test_transport import run_on_ranks
 
 from fedmpi.common.errors import UserError
@@ -52,7 +52,7 @@ def test_every_upload_equals_that_of_the_naive_loop(monkeypatch, fmt):
         seen.append((self.round, self.id, self.w - self.w0, sent))
 
     monkeypatch.setattr(ClientContext, "run_round", watched)
-    it = play(compressed_config(fmt=fmt, rounds=3))
+    it = run_experiment(compressed_config(fmt=fmt, rounds=3))
     w = it.w0.clone()
     for t in range(3):
         here = [each for each in seen if each[0] == t]
@@ -67,7 +67,7 @@ def test_every_upload_equals_that_of_the_naive_loop(monkeypatch, fmt):
 @pytest.mark.parametrize("fmt", ["fp32", "bf16", "int8"])
 def test_counted_bytes_and_parameters(fmt):
     """In one process; buffers, command, loss, seconds and flag take 4 bytes each."""
-    it = play(compressed_config(fmt=fmt, evaluate={"protocol": ["global"]}))
+    it = run_experiment(compressed_config(fmt=fmt, evaluate={"protocol": ["global"]}))
     d, b = len(it.w), len(it.b)
     padded = lambda n: -(-n // 8) * 8  # noqa: E731
     each = padded(4 * (3 + b)) + padded(2 * d if fmt == "bf16" else d + 4 * -(-d // BLOCK))
@@ -83,7 +83,7 @@ def test_counted_bytes_and_parameters(fmt):
 def test_ranks_have_the_bits_of_one_process(method, fmt):
     config = compressed_config(method, "mlp", fmt, rounds=4)
     runs = run_on_ranks(config, 3)
-    assert record(runs[0]) == record(play(config))
+    assert record(runs[0]) == record(run_experiment(config))
     sent, received = (sum(getattr(it.fed.comm, f"{way}_bytes") for it in runs.values()) for way in ("sent", "received"))
     assert sent == received
 
@@ -104,8 +104,10 @@ def test_values_that_are_not_finite_are_refused(monkeypatch, fmt, value):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(UserError, match=r"round 1: client 2 sent values that are not finite"):
-            play(compressed_config(fmt=fmt, cohort={"fraction": 1.0}))
-        it = play(compressed_config(fmt=fmt, cohort={"fraction": 1.0}, faults={"on_bad_update": "drop"}, rounds=2))
+            run_experiment(compressed_config(fmt=fmt, cohort={"fraction": 1.0}))
+        it = run_experiment(
+            compressed_config(fmt=fmt, cohort={"fraction": 1.0}, faults={"on_bad_update": "drop"}, rounds=2)
+        )
     assert [[each["client"] for each in row["refused"]] for row in it.rows] == [[], [2]]
     assert bool(it.w.isfinite().all())
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import federated, play, prepare, record, settings, small_settings
+from helpers import federated, prepare, record, run_experiment, settings, small_settings
 from test_transport import run_on_ranks
 from torch.nn import functional as F
 
@@ -27,7 +27,7 @@ def watched(config, data=None):
 
 
 def whole(method):
-    made = prepare(small_settings(method)).made
+    made = prepare(small_settings(method)).experiment
     return made.messages.shared.selects_all
 
 
@@ -36,9 +36,9 @@ def test_a_round_against_plain_loops():
     config = settings("fedavg", rounds=1, analysis=ALL, cohort={"fraction": 0.6})
     [row] = watched(config).files["analysis.jsonl"]
     it = prepare(config)
-    trainer = build.make_trainer(it.made, lambda: False)
+    trainer = build.make_trainer(it.experiment, lambda: False)
     members = row["clients"]
-    made, data = train_local_models(it.fed, trainer, members, 0), it.made.data
+    made, data = train_local_models(it.fed, trainer, members, 0), it.experiment.data
     w0, p = it.fed.server.w.clone(), made.p
     mean = (p.float() @ made.w), (p.float() @ made.b)
 
@@ -76,7 +76,7 @@ def test_a_run_has_the_bits_that_it_has_without(method):
         return
     config = small_settings(method, rounds=2)
     analysis = ["losses", "drift", "features", "orthogonality", "layers"]
-    assert record(watched(config.model_copy(update={"analysis": analysis}))) == record(play(config))
+    assert record(watched(config.model_copy(update={"analysis": analysis}))) == record(run_experiment(config))
 
 
 @pytest.mark.parametrize("server", [{}, {"trains_clients": True}, {"placement": "sharded"}])

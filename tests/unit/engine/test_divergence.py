@@ -5,7 +5,7 @@ import math
 import warnings
 
 import pytest
-from helpers import play, settings
+from helpers import run_experiment, settings
 
 from fedmpi.engine.faults.divergence import DivergenceMonitor, LossTracker
 
@@ -79,29 +79,32 @@ def test_rounds_without_evaluation_or_accepted_upload_do_not_count():
 def test_runs_that_learn_are_not_reported(method):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        it = play(settings(method, rounds=8))
+        it = run_experiment(settings(method, rounds=8))
     assert not [w for w in caught if "diverged" in str(w.message)]
     assert not any("diverged" in row for row in it.rows)
 
 
 def test_an_incomplete_global_model_is_not_monitored():
-    it = play(settings("fedper", rounds=1))
+    it = run_experiment(settings("fedper", rounds=1))
     assert [loss.name for loss in it.fed.reporter.divergence.losses] == ["train_loss", "personal_loss"]
-    assert [loss.name for loss in play(settings(rounds=1)).fed.reporter.divergence.losses] == ["train_loss", "loss"]
+    assert [loss.name for loss in run_experiment(settings(rounds=1)).fed.reporter.divergence.losses] == [
+        "train_loss",
+        "loss",
+    ]
 
 
 def test_stop_ends_the_run_after_the_current_round():
     """On every rank; the model of this round is complete."""
     more = {"rounds": 40, "train": {"lr": 4.0, "momentum": 0.9}}
     with pytest.warns(UserWarning, match="diverged"):
-        it = play(settings(**more, faults={"on_divergence": "stop"}))
+        it = run_experiment(settings(**more, faults={"on_divergence": "stop"}))
     assert it.reason == "diverged"
     reported_in = next(row["round"] for row in it.rows if "diverged" in row)
     assert [row["round"] for row in it.rows] == list(range(reported_in + 2))
-    assert it.rows[-1]["sha256"] == it.made.model.layout.sha256(it.w)
+    assert it.rows[-1]["sha256"] == it.experiment.model.layout.sha256(it.w)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        on = play(settings(**{**more, "rounds": reported_in + 2}))
+        on = run_experiment(settings(**{**more, "rounds": reported_in + 2}))
     assert on.reason == "finished"
     assert on.hashes == it.hashes
 

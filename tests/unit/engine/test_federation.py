@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 import torch
-from helpers import CPU, federated, play, prepare, settings
+from helpers import CPU, federated, prepare, run_experiment, settings
 from torch.nn.functional import cross_entropy
 
 from fedmpi.common import seeds
@@ -59,9 +59,9 @@ def test_rounds_equal_those_of_a_naive_loop(net, weighting):
     data = federated()
     changes = {"train": {"epochs": 2, "weight_decay": 1e-3, "lr": 0.02}, "server": {"lr": 0.7}}
     config = settings("fedavg", net, cohort={"weighting": weighting}, evaluate={"protocol": ["global"]}, **changes)
-    it = play(config, data)
+    it = run_experiment(config, data)
     module, states, losses = naive_fedavg(config, data)
-    final = it.made.model.state_dict(it.w, it.b)
+    final = it.experiment.model.state_dict(it.w, it.b)
     for name, value in states[-1].items():
         if value.is_floating_point():
             torch.testing.assert_close(final[name], value, rtol=1e-3, atol=2e-5)
@@ -79,14 +79,14 @@ def test_rounds_equal_those_of_a_naive_loop(net, weighting):
 def test_metrics_of_clients_are_those_of_their_own_models():
     """FedRep: the shared body with the client's own head, on the client's test rows; mean, spread and worst tenth."""
     data = federated()
-    it = play(settings("fedrep", "norm", rounds=2), data)
-    module, messages = it.made.net.module, it.made.messages
+    it = run_experiment(settings("fedrep", "norm", rounds=2), data)
+    module, messages = it.experiment.net.module, it.experiment.messages
     losses = {}
     for k in range(7):
         own = messages.client_state.views(it.fed.states.rows[k])
         w = it.w.clone()
         messages.personal.put(own._w, w)
-        state = it.made.model.layout.named_views(w) | it.made.model.buffer_layout.named_views(it.b)
+        state = it.experiment.model.layout.named_views(w) | it.experiment.model.buffer_layout.named_views(it.b)
         module.load_state_dict({**module.state_dict(), **{n: v.clone() for n, v in state.items()}})
         module.eval()
         shard = data.test[k]
@@ -103,35 +103,35 @@ def test_metrics_of_clients_are_those_of_their_own_models():
 
 
 def test_recorded_sha256_is_that_of_the_parameters_in_state_dict_order():
-    it = play(settings("fedavg", "cnn", rounds=1))
-    values = it.made.model.state_dict(it.w, it.b)
+    it = run_experiment(settings("fedavg", "cnn", rounds=1))
+    values = it.experiment.model.state_dict(it.w, it.b)
     content = b"".join(v.contiguous().numpy().astype("<f4").tobytes() for v in values.values())
     assert it.hashes == [hashlib.sha256(content).hexdigest()]
 
 
 # ---- the end of a run ----
 def test_a_run_without_rounds_evaluates_the_initial_model():
-    it = play(settings("fedavg", rounds=0))
+    it = run_experiment(settings("fedavg", rounds=0))
     assert (it.reason, [row["round"] for row in it.rows]) == ("finished", [-1])
     assert it.rows[0]["loss"] > 0
-    assert it.rows[0]["sha256"] == it.made.model.layout.sha256(it.w0)
+    assert it.rows[0]["sha256"] == it.experiment.model.layout.sha256(it.w0)
     assert {line["round"] for line in it.lines} == {-1}
     assert torch.equal(it.w, it.w0)
 
 
 def test_evaluation_is_every_second_round_and_after_the_last():
-    it = play(settings("fedavg", rounds=5, evaluate={"every": 2}))
+    it = run_experiment(settings("fedavg", rounds=5, evaluate={"every": 2}))
     assert [row["round"] for row in it.rows] == [0, 1, 2, 3, 4]
     assert [row["round"] for row in it.rows if "loss" in row] == [1, 3, 4]
     assert sorted({line["round"] for line in it.lines}) == [1, 3, 4]
-    always = play(settings("fedavg", rounds=5))
+    always = run_experiment(settings("fedavg", rounds=5))
     assert [always.rows[t]["loss"] for t in (1, 3, 4)] == [it.rows[t]["loss"] for t in (1, 3, 4)]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "ditto", "fedpac"])
 def test_a_stop_leaves_only_complete_rounds(method):
     """Whenever the stop comes, the result is the state after the last complete round."""
-    complete = play(settings(method, "norm"))
+    complete = run_experiment(settings(method, "norm"))
     stop_calls = [0]
     it = prepare(settings(method, "norm"), stop=lambda: bool(stop_calls.append(0)))
     it.fed.run()
@@ -144,7 +144,7 @@ def test_a_stop_leaves_only_complete_rounds(method):
         n = len(it.rows)
         assert reason == "stopped"
         assert it.hashes == complete.hashes[:n]
-        expected = play(settings(method, "norm", rounds=n))
+        expected = run_experiment(settings(method, "norm", rounds=n))
         assert torch.equal(it.w, expected.w)
         assert torch.equal(it.b, expected.b)
         assert torch.equal(it.fed.server.state_row, expected.fed.server.state_row)
@@ -155,13 +155,13 @@ def test_a_stop_leaves_only_complete_rounds(method):
 
 def test_an_error_about_nan_names_round_and_clients():
     with pytest.raises(UserError, match=r"round 0: client \d.* sent values that are not finite.*lower train.lr"):
-        play(settings("fedavg", train={"lr": 1e30}))
+        run_experiment(settings("fedavg", train={"lr": 1e30}))
 
 
 def test_class_accuracy_is_that_of_the_global_model():
-    it = play(settings(rounds=2))
+    it = run_experiment(settings(rounds=2))
     test = it.fed.trainer.data.global_test
-    it.made.model.load(it.w, it.b)
-    predicted, y = it.made.model.module.eval()(test.x[test.index]).argmax(1), test.y[test.index]
+    it.experiment.model.load(it.w, it.b)
+    predicted, y = it.experiment.model.module.eval()(test.x[test.index]).argmax(1), test.y[test.index]
     expected = [100 * float((predicted[y == c] == c).double().mean()) for c in range(4)]
     assert it.rows[-1]["class_accuracy"] == pytest.approx(expected, abs=1e-3)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import NETS, NETS_OF, play, settings, small_settings
+from helpers import NETS, NETS_OF, run_experiment, settings, small_settings
 from torch import nn
 
 from fedmpi.common import registry
@@ -33,20 +33,20 @@ def layers(module):
 def test_every_method_leaves_it_alone(method):
     inner = NETS_OF.get(method, NETS)["mlp"]
     model = {"name": f"{HERE}:on_backbone", "width": 64, "inner": inner}
-    it = play(small_settings(method, rounds=2, model=model))
-    frozen = it.made.model.frozen
+    it = run_experiment(small_settings(method, rounds=2, model=model))
+    frozen = it.experiment.model.frozen
     assert sum(p.numel() for p in frozen.values()) == 64 * 64 + 64
-    fresh = play(small_settings(method, rounds=0, model=model)).made.model.frozen
+    fresh = run_experiment(small_settings(method, rounds=0, model=model)).experiment.model.frozen
     assert list(fresh) == list(frozen)
     assert all(torch.equal(p, fresh[name]) for name, p in frozen.items())
-    assert not any("backbone" in s.name or s.stop - s.start == 4096 for s in it.made.model.layout.segments)
-    assert it.made.model.w.numel() == it.made.model.layout.size < 4096 + 2000
+    assert not any("backbone" in s.name or s.stop - s.start == 4096 for s in it.experiment.model.layout.segments)
+    assert it.experiment.model.w.numel() == it.experiment.model.layout.size < 4096 + 2000
     assert not torch.equal(it.w, it.w0) or method in ("local", "fedproto", "fedfomo")
 
 
 def test_clients_are_trained_together_above_a_backbone():
     tree = {"rounds": 2, "model": {"name": f"{HERE}:on_backbone", "width": 64}}
-    together, alone = (play(settings(compute={"clients_per_pass": pack}, **tree)) for pack in (3, 1))
+    together, alone = (run_experiment(settings(compute={"clients_per_pass": pack}, **tree)) for pack in (3, 1))
     torch.testing.assert_close(together.w, alone.w, rtol=1e-4, atol=1e-6)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import play, settings
+from helpers import run_experiment, settings
 from test_transport import run_on_ranks
 from torch import nn
 
@@ -118,6 +118,6 @@ def test_what_evaluation_writes_is_refused(protocol, size):
 
 def test_what_says_the_same_again_is_fine():
     run_on_ranks(config("caches"), 1)
-    expected = play(config("caches")).hashes
+    expected = run_experiment(config("caches")).hashes
     assert run_on_ranks(config("caches"), 3)[0].hashes == expected
     run_on_ranks(config("caches", evaluating=True), 3)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers import play, prepare, settings
+from helpers import prepare, run_experiment, settings
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from fedmpi.common.errors import UserError
@@ -172,7 +172,7 @@ def make_config(ignored=NAN, **more):
 def test_bits_do_not_depend_on_the_value_of_unknown_labels():
     """NaN and -1 give the same bits, and known labels are learned."""
     runs = [
-        play(settings(rounds=8, **make_config(v, train={"lr": 0.5})), split(make_labels(v), "iid", 3, 0))
+        run_experiment(settings(rounds=8, **make_config(v, train={"lr": 0.5})), split(make_labels(v), "iid", 3, 0))
         for v in (NAN, -1.0)
     ]
     assert runs[0].hashes == runs[1].hashes
@@ -183,8 +183,8 @@ def test_bits_do_not_depend_on_the_value_of_unknown_labels():
 @pytest.mark.parametrize("size", [1, 7, 20])
 def test_the_loss_of_a_split_does_not_depend_on_its_batches(size):
     it = prepare(settings(rounds=1, **make_config()), split(make_labels(), "iid", 3, 0))
-    data, task = make_labels(), it.made.task
-    f = it.made.net.module(data.test_x).detach().double()
+    data, task = make_labels(), it.experiment.task
+    f = it.experiment.net.module(data.test_x).detach().double()
     expected = torch.stack(naive_losses(task, f, data.test_y)).mean().item()
     assert evaluate(it.fed.trainer, it.fed.trainer.data.global_test, size).metrics["loss"] == pytest.approx(
         expected, rel=1e-5
@@ -203,7 +203,7 @@ def test_sites_are_weighted_by_their_counted_targets():
     sites[1].test_y[:, :2] = NAN
     sites[2].test_y[:] = NAN
     names = ("north", "south", "west")
-    it = play(settings(rounds=1, evaluate={"protocol": ["global"]}, **make_config()), silo_data(sites, names))
+    it = run_experiment(settings(rounds=1, evaluate={"protocol": ["global"]}, **make_config()), silo_data(sites, names))
     rows = {line["site"]: line for line in it.lines}
     north, south = (rows[name]["accuracy"] for name in names[:2])
     assert math.isnan(rows["west"]["accuracy"])

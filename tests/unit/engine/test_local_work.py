@@ -4,7 +4,7 @@ from itertools import count
 
 import pytest
 import torch
-from helpers import CPU, federated, play, settings
+from helpers import CPU, federated, run_experiment, settings
 from torch.nn.functional import cross_entropy
 
 from fedmpi.common import seeds
@@ -91,8 +91,8 @@ def test_it_is_that_of_a_naive_loop(name, net):
     """Tolerance: sums run in another order, and convolutions read another memory format."""
     config = settings("fedavg", net, train=TRAIN[name], rounds=4, evaluate={"protocol": ["global"]})
     data = federated()
-    it = play(config, data)
-    final = it.made.model.state_dict(it.w, it.b)
+    it = run_experiment(config, data)
+    final = it.experiment.model.state_dict(it.w, it.b)
     for key, value in naive(config, data).items():
         torch.testing.assert_close(final[key], value, rtol=1e-3, atol=3e-5)
     assert not torch.equal(it.w, it.w0)
@@ -120,9 +120,9 @@ def test_steps_and_passes():
 def test_clipping_looks_at_what_is_trained():
     """FedBABU trains the body: the norm is that of the body's gradient, and the head stays what it is."""
     config = settings("fedbabu", "mlp", rounds=1, train={"clip_norm": 0.1, "momentum": 0.0, "steps": 1})
-    it = play(config)
+    it = run_experiment(config)
     moved = it.w - it.w0
-    assert not it.made.model.layout.select({"head"}).take(moved).any()
+    assert not it.experiment.model.layout.select({"head"}).take(moved).any()
     fed = it.fed
     k = fed.states.client_context(
         0, 1, fed.config.learning_rate(1), fed.transport.broadcast_copy, fed.transport.empty_download
@@ -134,12 +134,12 @@ def test_clipping_looks_at_what_is_trained():
 def test_evaluation_leaves_what_is_kept_alone():
     """Fine-tuning before evaluation has an optimiser of its own; phases and parts of a round share what is kept."""
     train = {**ADAMW, "persist_optimizer": True}
-    plain = play(settings("fedrep", "mlp", train=train, evaluate={"protocol": ["personal"]}))
-    tuned = play(settings("fedrep", "mlp", train=train, evaluate={"protocol": ["personal", "ft(1)"]}))
+    plain = run_experiment(settings("fedrep", "mlp", train=train, evaluate={"protocol": ["personal"]}))
+    tuned = run_experiment(settings("fedrep", "mlp", train=train, evaluate={"protocol": ["personal", "ft(1)"]}))
     assert plain.hashes == tuned.hashes
     for k in plain.fed.states.rows:
         assert torch.equal(plain.fed.states.rows[k], tuned.fed.states.rows[k])
-    kept = plain.kept(plain.rows[-1]["cohort"][0])
-    segments = plain.made.model.layout.segments
+    kept = plain.client_state(plain.rows[-1]["cohort"][0])
+    segments = plain.experiment.model.layout.segments
     steps = {s.group: float(n) for s, n in zip(segments, kept._optim_steps, strict=True)}
     assert steps["head"] == 2 * steps["body"] > 0  # two passes of the head for each of the body

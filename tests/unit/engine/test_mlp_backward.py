@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import play, small_settings
+from helpers import run_experiment, small_settings
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -22,7 +22,7 @@ CHAINS = {
 }
 
 
-def made(module, task=None, flat=False):
+def make_mlp_backward(module, task=None, flat=False):
     return MLPBackward.create(module, task or Classification(2), flat)
 
 
@@ -39,7 +39,7 @@ def test_loss_and_gradients_are_those_of_autograd(name, batch):
     y = torch.randint(f.shape[1], (batch,))
     loss = cross_entropy(f, y)
     expected = torch.autograd.grad(loss, model.parameters)
-    by_hand = made(module, flat=name == "vectors")
+    by_hand = make_mlp_backward(module, flat=name == "vectors")
     by_hand.attach_gradients()
     for p in model.parameters:
         p.grad.fill_(7.0)
@@ -61,9 +61,9 @@ def test_a_run_with_it_has_the_bits_of_one_without(train, monkeypatch):
     calls, call = [], MLPBackward.__call__
     monkeypatch.setattr(MLPBackward, "__call__", lambda *a: calls.append(1) or call(*a))
     config = small_settings("fedavg", "mlp", train=train)
-    with_it = play(config)
+    with_it = run_experiment(config)
     made_calls = len(calls)
     assert made_calls
     monkeypatch.setattr(MLPBackward, "create", staticmethod(lambda *_: None))
-    assert play(config).hashes == with_it.hashes
+    assert run_experiment(config).hashes == with_it.hashes
     assert len(calls) == made_calls

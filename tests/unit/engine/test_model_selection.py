@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from helpers import fedmpi, play, settings
+from helpers import fedmpi, run_experiment, settings
 from safetensors import safe_open
 from torch.nn.functional import cross_entropy
 
@@ -50,16 +50,16 @@ def test_comparison_of_models_by_the_criterion():
 
 def validate_by_hand(it, w, shards):
     """Return loss and accuracy of w on the rows of some shards, computed by hand."""
-    it.made.model.load(w, it.b)
-    module = it.made.net.module.eval()
+    it.experiment.model.load(w, it.b)
+    module = it.experiment.net.module.eval()
     x, y = (torch.cat([getattr(s, name)[s.index] for s in shards]) for name in "xy")
     logits = module(x)
     return cross_entropy(logits, y).item(), 100 * (logits.argmax(1) == y).double().mean().item()
 
 
 def test_the_metric_is_that_of_the_global_model_on_all_validation_rows():
-    it = play(config_with_best("loss", net="norm"))
-    data = it.made.data
+    it = run_experiment(config_with_best("loss", net="norm"))
+    data = it.experiment.data
     assert set(data.validation) == set(range(7))
     loss, accuracy = validate_by_hand(it, it.w, [data.validation[k] for k in data.validation])
     assert it.rows[-1]["validation_loss"] == pytest.approx(loss, rel=1e-5)
@@ -68,20 +68,20 @@ def test_the_metric_is_that_of_the_global_model_on_all_validation_rows():
 
 @pytest.mark.parametrize("metric", ["loss", "accuracy"])
 def test_the_best_model_is_that_of_the_best_round_and_selection_changes_no_bits(metric):
-    it, plain = play(config_with_best(metric)), play(settings("fedavg", "mlp", **VALIDATED))
+    it, plain = run_experiment(config_with_best(metric)), run_experiment(settings("fedavg", "mlp", **VALIDATED))
     assert it.hashes == plain.hashes
     values = [row[f"validation_{metric}"] for row in it.rows]
     t = values.index(min(values) if metric == "loss" else max(values))
     best_model = it.fed.server.best
     assert (best_model.round, best_model.value) == (t, values[t])
-    assert it.made.model.layout.sha256(best_model.w) == it.hashes[t]
+    assert it.experiment.model.layout.sha256(best_model.w) == it.hashes[t]
 
 
 def test_a_run_stops_early_when_patience_is_exhausted():
     """The round that is in progress at the last evaluation becomes the last one, and is evaluated as such."""
     # accuracy rises, so the first model remains the best one
-    plain = play(config_with_best({"metric": "accuracy", "goal": "lowest"}))
-    it = play(config_with_best({"metric": "accuracy", "goal": "lowest", "patience": 3}))
+    plain = run_experiment(config_with_best({"metric": "accuracy", "goal": "lowest"}))
+    it = run_experiment(config_with_best({"metric": "accuracy", "goal": "lowest", "patience": 3}))
     assert (plain.reason, it.reason) == ("finished", "early_stopped")
     first = it.fed.server.best.round
     assert len(it.rows) == first + 3 + 2 < len(plain.rows)
@@ -90,7 +90,7 @@ def test_a_run_stops_early_when_patience_is_exhausted():
     assert it.fed.server.best.stop_reason.startswith(
         "validation_accuracy has not become lower in 3 evaluations; best: "
     )
-    every = play(
+    every = run_experiment(
         config_with_best(
             {"metric": "accuracy", "goal": "lowest", "patience": 3},
             evaluate={"every": 2, "best": {"metric": "accuracy", "goal": "lowest", "patience": 3}},

@@ -70,11 +70,13 @@ def test_a_round_step_by_step(method):
     config = settings(method, rounds=1, analysis=["orthogonality"], options=METHODS[method])
     [row] = watched(config).files["analysis.jsonl"]
     told, it = row["orthogonality"], prepare(config)
-    trainer, hands = build.make_trainer(it.made, lambda: False), []
+    trainer, hands = build.make_trainer(it.experiment, lambda: False), []
     for k in row["clients"]:
-        it.made.model.load(it.w0, it.b0)
+        it.experiment.model.load(it.w0, it.b0)
         order, _ = trainer.make_generators(0, k, 0)
-        hands.append(by_hand(method, copy.deepcopy(it.made.net.module), it.made.data.train[k], config, order))
+        hands.append(
+            by_hand(method, copy.deepcopy(it.experiment.net.module), it.experiment.data.train[k], config, order)
+        )
     near = {"rel": 2e-3, "abs": 1e-6}
     assert min(len(hand.losses) for hand in hands) > 1
     assert told["losses"] == pytest.approx([hand.end for hand in hands], **near)

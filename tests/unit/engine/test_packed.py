@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from helpers import federated, play, prepare, small_settings
+from helpers import federated, prepare, run_experiment, small_settings
 from torch import nn
 
 from fedmpi.common.errors import UserError
@@ -43,7 +43,7 @@ def packed(monkeypatch):
 
 def sent(it):
     """(m, row) what the clients of the last round sent, without loss, seconds and flag."""
-    packing = it.made.messages.upload_layout(it.rows[-1]["round"]).packing
+    packing = it.experiment.messages.upload_layout(it.rows[-1]["round"]).packing
     return it.fed.transport.buffers.get("rows", len(it.rows[-1]["cohort"]), packing.size)[:, 3:]
 
 
@@ -64,7 +64,7 @@ def both(method="fedavg", net="mlp", pack=3, data=None, **changes):
     changes = {"rounds": 2, "evaluate": {"protocol": ["global"], "every": 5}, **changes}
     config = small_settings(method, net, **changes)
     at_once = config.model_copy(update={"compute": config.compute.model_copy(update={"clients_per_pass": pack})})
-    return play(config, data), play(at_once, data)
+    return run_experiment(config, data), run_experiment(at_once, data)
 
 
 # ---- which methods ----
@@ -82,16 +82,16 @@ def test_the_others_say_why_not(method, packed):
     with pytest.raises(
         UserError, match=rf"compute\.clients_per_pass: 3: clients .*{WHY_NOT[method]}.*set compute\.clients_per_pass: 1"
     ):
-        play(small_settings(method, rounds=1, compute={"clients_per_pass": 3}))
+        run_experiment(small_settings(method, rounds=1, compute={"clients_per_pass": 3}))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        auto = play(small_settings(method, rounds=1, compute={"clients_per_pass": "auto"}))
+        auto = run_experiment(small_settings(method, rounds=1, compute={"clients_per_pass": "auto"}))
     assert [
         str(w.message).count("compute.clients_per_pass: auto")
         for w in told
         if "compute.clients_per_pass" in str(w.message)
     ] == [1]
-    assert auto.hashes == play(one).hashes
+    assert auto.hashes == run_experiment(one).hashes
     assert not packed
 
 

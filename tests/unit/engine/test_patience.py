@@ -3,8 +3,8 @@
 import time
 
 import pytest
-from helpers import FinishedRun, play, prepare, small_settings
-from thread_ranks import play_in_threads
+from helpers import FinishedRun, prepare, run_experiment, small_settings
+from thread_ranks import run_in_threads
 
 from fedmpi.comm.base import RankLostError
 from fedmpi.engine.evaluate import Evaluator
@@ -46,13 +46,13 @@ def run_on_ranks(short_run_config):
         it.reason = it.fed.run()
         return it
 
-    return play_in_threads(SIZE, {}, lambda seat: prepare(short_run_config, comm=seat), one)
+    return run_in_threads(SIZE, {}, lambda seat: prepare(short_run_config, comm=seat), one)
 
 
 @pytest.mark.parametrize(("what", "method"), [("evaluation", "fedavg"), ("downloads", "fedfomo")])
 def test_ranks_wait_for_a_slow_rank_that_is_alive(monkeypatch, what, method):
     """However long it takes: a warning is issued, no rank fails, and no work is repeated again and again."""
-    calm = play(short_run_config(method))
+    calm = run_experiment(short_run_config(method))
     once = 2 * 7 if what == "evaluation" else 4 * 7
     began = make_slow(monkeypatch, what, 0.15)
     with pytest.warns(UserWarning, match=r"round \d: no rank has failed, but one was silent for \d"):

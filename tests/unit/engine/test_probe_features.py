@@ -21,8 +21,8 @@ def test_a_round_against_numpy():
     config = settings("fedavg", rounds=1, analysis=["features"], cohort={"fraction": 0.6})
     [row] = watched(config).files["analysis.jsonl"]
     it = prepare(config)
-    trainer = build.make_trainer(it.made, lambda: False)
-    made, test = train_local_models(it.fed, trainer, row["clients"], 0), it.made.data.global_test
+    trainer = build.make_trainer(it.experiment, lambda: False)
+    made, test = train_local_models(it.fed, trainer, row["clients"], 0), it.experiment.data.global_test
     x = test.x[test.index]
 
     def seen(w, b):

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import pytest
 from helpers import FinishedRun, digest, federated, prepare, small_settings
-from thread_ranks import Seat, play_in_threads
+from thread_ranks import ThreadCommunicator, run_in_threads
 from torch import nn
 
 from fedmpi.engine.faults import lost_ranks
@@ -31,7 +31,7 @@ def attach_checkpoints(it, folder, room):
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     it.checkpoints = CheckpointWriter(folder / "checkpoints", ClientStateFiles(folder / "state"), 1, 2)
     it.fed.reporter.callbacks.save_state = it.checkpoints.save
-    if it.made.messages.client_state.size:
+    if it.experiment.messages.client_state.size:
         it.fed.states.store, it.fed.states.max_in_memory = it.checkpoints.rows, room
 
 
@@ -46,7 +46,7 @@ def silo_federation(seat=None):
 
 
 def make(config, folder=None, room=10**6, feds=None):
-    def on(seat: Seat) -> FinishedRun:
+    def on(seat: ThreadCommunicator) -> FinishedRun:
         it = prepare(config, silo_federation(seat) if "global" not in config.evaluate.protocol else None, comm=seat)
         it.recorded_failures, it.fed.reporter.callbacks.record_lost_ranks = (
             [],
@@ -68,7 +68,7 @@ def run(it: FinishedRun) -> FinishedRun:
 
 def run_with_failures(config, dies, folder=None, room=10**6, feds=None):
     """Return rank 0's run, after all other living ranks have ended; feds: rank -> its federation."""
-    runs = play_in_threads(SIZE, dies, make(config, folder, room, feds), run)
+    runs = run_in_threads(SIZE, dies, make(config, folder, room, feds), run)
     wrong = {rank: it for rank, it in runs.items() if not isinstance(it, FinishedRun)}
     assert not wrong, wrong
     assert set(runs) >= set(range(SIZE)) - set(dies)
@@ -130,7 +130,7 @@ def metrics_of(row):
 @lru_cache(maxsize=4)
 def run_without_failures(config):
     """Return a run without failures, and the number of messages of each rank in it."""
-    runs = play_in_threads(SIZE, {}, make(config), run)
+    runs = run_in_threads(SIZE, {}, make(config), run)
     return runs[0], {rank: it.fed.comm.count for rank, it in runs.items()}
 
 
@@ -235,13 +235,13 @@ def test_a_failed_site_is_unavailable_until_the_run_is_resumed(tmp_path, method)
 
 def test_the_run_ends_if_all_training_ranks_fail():
     config = fault_tolerant_config("fedavg")
-    runs = play_in_threads(3, {1: [4], 2: [4]}, make(config), run)
+    runs = run_in_threads(3, {1: [4], 2: [4]}, make(config), run)
     assert "all training ranks have failed" in str(runs[0])
 
 
 def test_without_the_policy_a_rank_failure_ends_the_run():
     config = fault_tolerant_config("fedavg", "abort")
-    runs = play_in_threads(SIZE, {2: [4]}, make(config), run)
+    runs = run_in_threads(SIZE, {2: [4]}, make(config), run)
     assert all("dead" in str(runs[rank]) or "broken" in str(runs[rank]) for rank in (0, 1, 3))
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import prepare, small_settings
 from test_recovery import assert_same_results, attach_checkpoints, run, run_replay, run_with_failures, set_rank_failures
-from thread_ranks import Dead, Seat
+from thread_ranks import RankDied, ThreadCommunicator
 
 from fedmpi.comm.base import ConnectionLostError
 from fedmpi.common.errors import UserError
@@ -33,20 +33,20 @@ def test_a_refused_state_is_not_restored_from_disk(tmp_path, monkeypatch):
             self.trainer.messages.upload_layout(self.round).packing.views(row).dw.mul_(1e30)
         return fine
 
-    step = Seat.step
+    step = ThreadCommunicator.step
 
     def dying(self):
         if self.rank == 1 and feds[1].states.round == 3:
             with self.hall.changed:
                 self.hall.dead.add(1)
                 self.hall.changed.notify_all()
-            raise Dead
+            raise RankDied
         step(self)
 
     monkeypatch.setattr(ClientContext, "run_round", spoiled)
-    monkeypatch.setattr(Seat, "step", dying)
+    monkeypatch.setattr(ThreadCommunicator, "step", dying)
     it = run_with_failures(config, {1: ()}, tmp_path, 1, feds)
-    monkeypatch.setattr(Seat, "step", step)
+    monkeypatch.setattr(ThreadCommunicator, "step", step)
     assert [each["client"] for each in it.rows[2]["refused"]] == [0]
     assert it.recorded_failures
     assert_same_results(it, run_replay(config, it.fed.scheduler.lost_ranks.rows))
@@ -77,7 +77,7 @@ def test_a_rank_without_clients_does_not_miss_a_round(monkeypatch):
         options={"period": 2},  # the groups that are sent depend on the round
         evaluate={"protocol": ["global"]},  # with other protocols, all ranks exchange messages
     ).model_copy(update={"seed": seed})
-    feds, plain = {}, Seat._broadcast
+    feds, plain = {}, ThreadCommunicator._broadcast
 
     def broadcast(self, x):
         at, hall = feds[self.rank].states.round, self.hall
@@ -92,10 +92,10 @@ def test_a_rank_without_clients_does_not_miss_a_round(monkeypatch):
             with hall.changed:
                 hall.dead.add(dead)
                 hall.changed.notify_all()
-            raise Dead
+            raise RankDied
         plain(self, x)
 
-    monkeypatch.setattr(Seat, "_broadcast", broadcast)
+    monkeypatch.setattr(ThreadCommunicator, "_broadcast", broadcast)
     it = run_with_failures(config, {dead: ()}, feds=feds)
     assert it.recorded_failures
     assert_same_results(it, run_replay(config, it.fed.scheduler.lost_ranks.rows))

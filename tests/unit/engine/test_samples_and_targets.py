@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from helpers import NETS, NETS_OF, federated, images, play, prepare, settings, small_settings
+from helpers import NETS, NETS_OF, federated, images, prepare, run_experiment, settings, small_settings
 from torch import nn
 
 from fedmpi.common import registry
@@ -37,7 +37,7 @@ class UserClassification:
 @pytest.mark.parametrize("method", sorted(methods))
 def test_every_method_accepts_a_user_defined_classification(method):
     its = {
-        task: play(small_settings(method, rounds=2, task={"name": task}))
+        task: run_experiment(small_settings(method, rounds=2, task={"name": task}))
         for task in ("classification", f"{HERE}:UserClassification")
     }
     mine, theirs = its[f"{HERE}:UserClassification"], its["classification"]
@@ -85,8 +85,8 @@ def run_model(method, net="mlp", **more):
 @pytest.mark.parametrize("method", sorted(methods))
 def test_every_method_trains_on_several_tensors_as_on_one(method):
     """Training on the halves of images has the same bits as training on the images."""
-    undivided = play(small_settings(method, rounds=2), federated())
-    parts = play(small_settings(method, rounds=2, model=run_model(method)), make_split_federation())
+    undivided = run_experiment(small_settings(method, rounds=2), federated())
+    parts = run_experiment(small_settings(method, rounds=2, model=run_model(method)), make_split_federation())
     assert parts.hashes == undivided.hashes
     assert torch.equal(parts.w, undivided.w)
     metric_names = [name for name in undivided.rows[-1] if name.endswith(("loss", "accuracy", "decile"))]
@@ -135,7 +135,7 @@ TEXT = {
 
 
 def test_a_sequence_model_learns_texts():
-    it = play(settings(rounds=12, cohort={"fraction": 1.0}, **TEXT), split(make_texts(), "iid", 3, 0))
+    it = run_experiment(settings(rounds=12, cohort={"fraction": 1.0}, **TEXT), split(make_texts(), "iid", 3, 0))
     first, last = it.rows[0], it.rows[-1]
     assert last["accuracy"] > first["accuracy"] + 10, (first, last)
     assert last["perplexity"] == pytest.approx(torch.tensor(last["loss"]).exp().item(), rel=1e-5)
@@ -156,11 +156,13 @@ SURVIVAL = {"task": {"name": "survival"}, "model": {"name": "logistic"}, "train"
 
 
 def test_survival_loss_is_computed_on_the_whole_split():
-    it = play(settings(rounds=8, cohort={"fraction": 1.0}, **SURVIVAL), split(make_survival_data(), "iid", 3, 0))
+    it = run_experiment(
+        settings(rounds=8, cohort={"fraction": 1.0}, **SURVIVAL), split(make_survival_data(), "iid", 3, 0)
+    )
     assert it.rows[-1]["c_index"] > 0.6
     data = make_survival_data()
-    f = it.made.net.module(data.test_x)
-    expected = it.made.task.loss(lambda x: f, None, data.test_y).item()
+    f = it.experiment.net.module(data.test_x)
+    expected = it.experiment.task.loss(lambda x: f, None, data.test_y).item()
     for size in (1, 7, 20):  # for any batch size
         actual = evaluate(it.fed.trainer, it.fed.trainer.data.global_test, size).metrics
         assert actual["loss"] == pytest.approx(expected, abs=1e-6)

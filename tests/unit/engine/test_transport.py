@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from helpers import play, prepare, record, small_settings
-from thread_ranks import play_in_threads
+from helpers import prepare, record, run_experiment, small_settings
+from thread_ranks import run_in_threads
 
 import fedmpi
 from fedmpi.common.errors import UserError
@@ -42,7 +42,7 @@ def run_with_rows(config, monkeypatch):
     """Run in one process that stores all rows."""
     with monkeypatch.context() as patch:
         patch.setattr("fedmpi.engine.transport.round_transport.get_mean_only_slots", lambda method: None)
-        return record(play(config))
+        return record(run_experiment(config))
 
 
 def run_on_ranks(config, size=SIZE, data=None):
@@ -52,7 +52,7 @@ def run_on_ranks(config, size=SIZE, data=None):
         it.reason = it.fed.run()
         return it
 
-    runs = play_in_threads(size, {}, lambda seat: prepare(config, data, seat), run)
+    runs = run_in_threads(size, {}, lambda seat: prepare(config, data, seat), run)
     for it in runs.values():
         if isinstance(it, Exception):
             raise it
@@ -81,7 +81,7 @@ def test_sharded_gather_has_the_bits_of_rows(method, monkeypatch, gather_classes
     expected = run_with_rows(config, monkeypatch)
     runs = run_on_ranks(sharded_config(config))
     assert record(runs[0]) == expected
-    packing = runs[0].made.messages.upload_layout(0).packing
+    packing = runs[0].experiment.messages.upload_layout(0).packing
     assert ("ShardedGather" in gather_classes) == bool(ChunkPlan(packing).large)
 
 
@@ -154,14 +154,14 @@ def config_of_class(cls, **changes):
 
 def test_a_method_that_reads_rows_gets_them_from_all_holders(gather_classes):
     config = config_of_class(RowReader)
-    assert record(run_on_ranks(sharded_config(config))[0]) == record(play(config))
+    assert record(run_on_ranks(sharded_config(config))[0]) == record(run_experiment(config))
     assert "StreamingGather" not in gather_classes
 
 
 @pytest.mark.parametrize(("cls", "text"), [(UndeclaredReader, "reads updates.dw"), (UndeclaredSum, "another sum")])
 def test_undeclared_use_of_a_slot_is_an_error(cls, text):
     with pytest.raises(UserError, match=f"mean_only_slots declares .*'dw'.*{text}.*remove 'dw'"):
-        play(config_of_class(cls))
+        run_experiment(config_of_class(cls))
 
 
 # ---- the gather mode reducing ----
@@ -169,13 +169,13 @@ def test_undeclared_use_of_a_slot_is_an_error(cls, text):
 def test_reducing_has_the_same_bits_on_any_number_of_ranks(method):
     config = small_settings(method, "mlp", rounds=3)
     it = prepare(config)
-    large = {name for t in range(3) for name in ChunkPlan(it.made.messages.upload_layout(t).packing).large}
-    means = get_mean_only_slots(it.made.method)
+    large = {name for t in range(3) for name in ChunkPlan(it.experiment.messages.upload_layout(t).packing).large}
+    means = get_mean_only_slots(it.experiment.method)
     if means is None or not large <= {*means, "_b"}:
         with pytest.raises(UserError, match=r"uses single .*; set server"):
             prepare(reducing_config(config))
         return
-    root, alone = play(config), play(reducing_config(config))
+    root, alone = run_experiment(config), run_experiment(reducing_config(config))
     expected = record(alone)
     for size in (2, 3, SIZE, 6):
         runs = run_on_ranks(reducing_config(config), size)
@@ -278,7 +278,7 @@ def test_memory_of_each_rank(monkeypatch):
     monkeypatch.setattr(linear, "CHUNK", 16)
     monkeypatch.setattr(linear, "BLOCK", 32)
     runs = run_on_ranks(config)
-    experiment = runs[0].made
+    experiment = runs[0].experiment
     d, m = experiment.model.layout.size, 7
     for it in runs.values():
         entries = {name: x.numel() for name, x in it.fed.transport.buffers.tensors.items()}

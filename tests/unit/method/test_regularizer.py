@@ -119,7 +119,7 @@ def test_the_slope_of_a_quadratic_is_subtracted():
 
 def test_untrained_parameters_do_not_change(monkeypatch):
     it = run_with_hooks(monkeypatch, {"trains": ("head",), "regularizer": lambda self, k: k.w.square().sum()})
-    segments = it.made.model.layout.segments
+    segments = it.experiment.model.layout.segments
     assert all(torch.equal(s.view(it.w), s.view(it.w0)) == (s.group != "head") for s in segments)
 
 

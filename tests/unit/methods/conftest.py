@@ -61,8 +61,8 @@ def client_of():
     def make(it, k=0, round_=0):
         fed = it.fed
         fed.transport.broadcast(TRAIN, fed.server)
-        it.made.model.load(it.w, it.b)
-        it.made.net.module.train()
+        it.experiment.model.load(it.w, it.b)
+        it.experiment.net.module.train()
         downloads = fed.transport.send_downloads(round_, range(fed.trainer.data.clients), fed.states.owners, fed.server)
         client = fed.states.client_context(
             k, round_, fed.config.learning_rate(round_), fed.transport.broadcast_copy, downloads[k]
@@ -78,8 +78,8 @@ def trained(client_of):
     """Return a function (it, k) -> (client, views of its upload) after one round of training."""
 
     def make(it, k=0, round_=0):
-        packing, client = it.made.messages.upload_layout(round_).packing, client_of(it, k, round_)
-        row = torch.zeros(packing.size, dtype=it.made.model.w.dtype)
+        packing, client = it.experiment.messages.upload_layout(round_).packing, client_of(it, k, round_)
+        row = torch.zeros(packing.size, dtype=it.experiment.model.w.dtype)
         client.run_round(row)
         return client, packing.views(row)
 

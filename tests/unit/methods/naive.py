@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from helpers import play, prepare, settings
+from helpers import prepare, run_experiment, settings
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector
 
@@ -24,15 +24,15 @@ def experiment(method, options=None, epochs=5, net=NET, **changes):
 
 def rows_of(it, k=0, part="train"):
     """Return x and y of client k's rows of a part: train, test or validation."""
-    shard = getattr(it.made.data, part)[k]
+    shard = getattr(it.experiment.data, part)[k]
     return shard.x[shard.index], shard.y[shard.index]
 
 
 def module_of(it, w=None, b=None):
     """Return a copy of the run's module, with other weights and buffers if they are given."""
-    module = copy.deepcopy(it.made.net.module)
+    module = copy.deepcopy(it.experiment.net.module)
     if w is not None:
-        module.load_state_dict(it.made.model.state_dict(w.clone(), (it.b if b is None else b).clone()))
+        module.load_state_dict(it.experiment.model.state_dict(w.clone(), (it.b if b is None else b).clone()))
     return module
 
 
@@ -43,7 +43,7 @@ def flat(module):
 
 def pieces(it, w):
     """Return flat weights (d,) as a list of tensors."""
-    return [segment.view(w).clone() for segment in it.made.model.layout.segments]
+    return [segment.view(w).clone() for segment in it.experiment.model.layout.segments]
 
 
 def load_pieces(module, weights):
@@ -68,8 +68,8 @@ def loss_of(module, rows):
 
 def batches(it, k, t, fit=0):
     """Yield x and y of each step of a client's round."""
-    train, (x, y) = it.made.settings.train, rows_of(it, k)
-    generator = seeds.torch_generator(it.made.settings.seed, "batches", t, k, fit)
+    train, (x, y) = it.experiment.settings.train, rows_of(it, k)
+    generator = seeds.torch_generator(it.experiment.settings.seed, "batches", t, k, fit)
     for _ in range(train.epochs):
         for rows in torch.randperm(len(x), generator=generator).split(train.batch_size):
             if len(rows) == train.batch_size or not train.drop_last:
@@ -142,16 +142,16 @@ def assert_trains_along(it, client, direction, steps=5):
     """
     received = module_of(it).eval().requires_grad_(False)
     module = descend(module_of(it), steps, direction, received, *rows_of(it))
-    it.made.method.train(client)
-    mine = it.made.net.module.state_dict()
+    it.experiment.method.train(client)
+    mine = it.experiment.net.module.state_dict()
     for name, value in module.state_dict().items():
         torch.testing.assert_close(mine[name], value, rtol=0, atol=1e-11, msg=name)
 
 
 def assert_is_fedavg(method, net="mlp", options=None, **changes):
     """Check that the run of a method has the bits of FedAvg's, including batch statistics, and return both runs."""
-    mine = play(settings(method, net, options=options or {}, **changes))
-    theirs = play(settings("fedavg", net, **changes))
+    mine = run_experiment(settings(method, net, options=options or {}, **changes))
+    theirs = run_experiment(settings("fedavg", net, **changes))
     assert mine.hashes == theirs.hashes
     assert torch.equal(mine.b, theirs.b)
     return mine, theirs

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from helpers import play, settings
+from helpers import run_experiment, settings
 from naive import NET, assert_is_fedavg, batches, flat, loss_of, module_of, rows_of
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
@@ -44,7 +44,7 @@ def test_three_rounds_equal_a_loop(adapt, alpha, drop_last, fraction):
     train = {"batch_size": 22 if drop_last else 11, "drop_last": drop_last, "epochs": 2}
     train |= {"lr": 0.5, "schedule": "exponential", "decay": 0.8}
     options, cohort = {"alpha": alpha, "adapt": adapt}, {"fraction": fraction}
-    it = play(settings("apfl", "norm", model=NET, options=options, cohort=cohort, train=train))
+    it = run_experiment(settings("apfl", "norm", model=NET, options=options, cohort=cohort, train=train))
     module = module_of(it, it.w0, it.b0).train()
     own = {
         k: [[p.detach().clone() for p in module.parameters()], dict(copy.deepcopy(module).named_buffers()), alpha]
@@ -55,7 +55,7 @@ def test_three_rounds_equal_a_loop(adapt, alpha, drop_last, fraction):
         for k in row["cohort"]:
             module.load_state_dict(before)
             own[k][2] = round_by_hand(module, batches(it, k, t), *own[k], 0.5 * 0.8**t, adapt)
-            size = len(it.made.data.train[k])
+            size = len(it.experiment.data.train[k])
             n += size
             mean = {name: mean.get(name, 0) + size * value for name, value in module.state_dict().items()}
         module.load_state_dict({name: value / n for name, value in mean.items()})
@@ -64,7 +64,7 @@ def test_three_rounds_equal_a_loop(adapt, alpha, drop_last, fraction):
     torch.testing.assert_close(it.w, w, rtol=0, atol=1e-11)
     losses = {line["client"]: line["loss"] for line in it.lines if line["round"] == 2}
     for k in it.fed.states.rows:
-        v, share = it.kept(k).v, it.kept(k).alpha.item()
+        v, share = it.client_state(k).v, it.client_state(k).alpha.item()
         torch.testing.assert_close(v, parameters_to_vector(own[k][0]), rtol=0, atol=1e-11)
         assert share == pytest.approx(own[k][2], abs=1e-11)
         vector_to_parameters(share * v + (1 - share) * w, module.parameters())

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from helpers import federated, images, play, settings
+from helpers import federated, images, run_experiment, settings
 from naive import NET, features, module_of, rows_of
 from torch.nn.functional import cross_entropy
 
@@ -61,8 +61,8 @@ def test_calibration_equals_the_papers_steps(data, rounds, options):
     changes = {"model": NET, "cohort": {"fraction": 0.6 if rounds > 1 else 1.0}}
     whole = data()
     changes["train"] = {"batch_size": min(20, int(whole.train_sizes.max())), "drop_last": True}
-    it = play(settings("ccvr", options=options, rounds=rounds, **changes), whole)
-    before = play(settings("fedavg", rounds=rounds - 1, **changes), whole)
+    it = run_experiment(settings("ccvr", options=options, rounds=rounds, **changes), whole)
+    before = run_experiment(settings("fedavg", rounds=rounds - 1, **changes), whole)
     assert it.hashes[:-1] == before.hashes
     module = module_of(it, before.w, before.b).eval().requires_grad_(False)
     rows = [rows_of(it, k) for k in it.rows[-1]["cohort"]]
@@ -81,13 +81,16 @@ def test_calibration_equals_the_papers_steps(data, rounds, options):
             sgd.zero_grad()
             cross_entropy(head(torch.cat(virtual)[drawn]), torch.tensor(labels)[drawn]).backward()
             sgd.step()
-    for segment, p in zip(it.made.model.layout.segments, module.parameters(), strict=True):
+    for segment, p in zip(it.experiment.model.layout.segments, module.parameters(), strict=True):
         near(segment.view(it.w), p.detach(), 1e-7)
     near(it.b, before.b)
 
 
 @pytest.mark.parametrize("options", [{"samples": 0}, {"epochs": 0}, {"lr": 0.0}])
 def test_without_calibration_it_equals_fedavg(options):
-    mine, theirs = play(settings("ccvr", "norm", options=options)), play(settings("fedavg", "norm", rounds=2))
+    mine, theirs = (
+        run_experiment(settings("ccvr", "norm", options=options)),
+        run_experiment(settings("fedavg", "norm", rounds=2)),
+    )
     assert mine.hashes == [*theirs.hashes, theirs.hashes[-1]]
     near(mine.b, theirs.b, 1e-6)

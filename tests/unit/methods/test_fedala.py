@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import play, settings
+from helpers import run_experiment, settings
 from naive import NET, gradient, load_pieces, loss_of, module_of, pieces, rows_of, train_epochs, weighted_mean
 from torch.nn.functional import cross_entropy
 
@@ -17,7 +17,7 @@ def mix(w, mine, W, low):
 
 def run_by_hand(it, rate, share, threshold, low):
     """Run the algorithm with plain loops; return w, and w_i and W of each client."""
-    module, config, size = module_of(it).train(), it.made.settings, it.made.settings.train.batch_size
+    module, config, size = module_of(it).train(), it.experiment.settings, it.experiment.settings.train.batch_size
     w = pieces(it, it.w0)
     last, Ws, learned = [w] * 7, [[torch.ones_like(p) for p in w]] * 7, set()
     for t, row in enumerate(it.rows):
@@ -40,7 +40,7 @@ def run_by_hand(it, rate, share, threshold, low):
             load_pieces(module, u)
             train_epochs(module, (x, y), (t, k, 0), 0.1, batch_size=size, drop_last=config.train.drop_last)
             last[k], Ws[k] = [p.detach().clone() for p in module.parameters()], W
-        w = weighted_mean([len(it.made.data.train[k]) for k in row["cohort"]], [last[k] for k in row["cohort"]])
+        w = weighted_mean([len(it.experiment.data.train[k]) for k in row["cohort"]], [last[k] for k in row["cohort"]])
     return w, last, Ws
 
 
@@ -56,12 +56,14 @@ def run_by_hand(it, rate, share, threshold, low):
 def test_runs_equal_plain_loops(options, train):
     """Four of seven clients take part in a round; W and w_i of the others do not change."""
     options = {"rate": 1.0, "share": 0.8, "threshold": 0.1} | options
-    it = play(settings("fedala", model=NET, options=options, rounds=3, train={"lr": 0.1, **train}))
+    it = run_experiment(settings("fedala", model=NET, options=options, rounds=3, train={"lr": 0.1, **train}))
     low = 4 if options.pop("layers") == "head" else 0  # norm64: two tensors of the convolution, two of the norm
     w, last, W = run_by_hand(it, **options, low=low)
     for k in {k for row in it.rows for k in row["cohort"]}:
-        torch.testing.assert_close(pieces(it, it.kept(k).last), last[k], rtol=0, atol=1e-11)
-        torch.testing.assert_close(it.kept(k).W, torch.cat([v.flatten() for v in W[k][low:]]), rtol=0, atol=1e-9)
+        torch.testing.assert_close(pieces(it, it.client_state(k).last), last[k], rtol=0, atol=1e-11)
+        torch.testing.assert_close(
+            it.client_state(k).W, torch.cat([v.flatten() for v in W[k][low:]]), rtol=0, atol=1e-9
+        )
     torch.testing.assert_close(pieces(it, it.w), w, rtol=0, atol=1e-11)
     assert min(v.min() for k in range(7) for v in W[k][low:]) < 0.9
     module = module_of(it, it.w, it.b)

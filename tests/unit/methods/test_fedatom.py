@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from helpers import federated, norm_net, play, prepare, settings, small_settings
+from helpers import federated, norm_net, prepare, run_experiment, settings, small_settings
 from naive import NET, module_of, rows_of, train_epochs
 from torch.nn.functional import cross_entropy
 
@@ -28,7 +28,7 @@ def atoms(net="cnn", rounds=3, method="fedatom", **options):
 
 def factors(it, w):
     """Return [(alpha, D)] of every decomposed layer at flat weights (d,), in float64."""
-    tensors = {name: x.double() for name, x in it.made.model.layout.named_views(w).items()}
+    tensors = {name: x.double() for name, x in it.experiment.model.layout.named_views(w).items()}
     return [(tensors[n.replace("atoms", "coef")], tensors[n]) for n in tensors if n.endswith("atoms")]
 
 
@@ -39,7 +39,7 @@ def kernels(alpha, D):
 
 def cohort_weights(it):
     """Return the weights (m,) of the last round's cohort, proportional to samples."""
-    n = torch.tensor([float(it.made.data.train_sizes[k]) for k in it.rows[-1]["cohort"]], dtype=torch.float64)
+    n = torch.tensor([float(it.experiment.data.train_sizes[k]) for k in it.rows[-1]["cohort"]], dtype=torch.float64)
     return n / n.sum()
 
 
@@ -61,9 +61,9 @@ def test_the_aggregate_is_the_mean_of_all_clients_and_virtual_clients():
 # ---- (d): fast and slow ----
 def test_with_period_one_it_is_fedavg_on_the_decomposed_model():
     """The bits are equal over rounds, with and without personal atoms."""
-    mine = play(small_settings("fedatom", "norm"))
-    personal = play(small_settings("fedatom_personal", "norm"))
-    theirs = play(small_settings("fedavg", "norm", model={"name": f"{__file__}:decomposed"}))
+    mine = run_experiment(small_settings("fedatom", "norm"))
+    personal = run_experiment(small_settings("fedatom_personal", "norm"))
+    theirs = run_experiment(small_settings("fedavg", "norm", model={"name": f"{__file__}:decomposed"}))
     assert mine.hashes == theirs.hashes == personal.hashes
     assert torch.equal(mine.b, theirs.b)
     assert mine.rows[-1]["train_loss"] == theirs.rows[-1]["train_loss"]
@@ -83,15 +83,15 @@ def test_coefficients_change_in_slow_rounds_only():
     it.fed.reporter.callbacks.record_round = lambda row: models.append(it.w.clone())
     it.fed.run()
     for group in (ATOM, COEF, BODY, HEAD):
-        part = it.made.model.layout.select({group})
+        part = it.experiment.model.layout.select({group})
         moved = [not torch.equal(part.take(a), part.take(b)) for a, b in pairwise(models)]
         assert moved == [group != COEF or t in (0, 5) for t in range(7)], group
 
 
 def test_a_client_receives_only_coefficients_that_it_lacks():
     """By hand: everything at the first visit and after a slow round, else atoms and theta_h."""
-    it = play(config(rounds=9, options={"period": 4}, cohort={"fraction": 0.6}))
-    full, coefficients = it.made.messages.sizes["d"], it.made.messages.sizes[COEF]
+    it = run_experiment(config(rounds=9, options={"period": 4}, cohort={"fraction": 0.6}))
+    full, coefficients = it.experiment.messages.sizes["d"], it.experiment.messages.sizes[COEF]
     version, seen = 0, {}
     for row in it.rows:
         current = sum(seen.get(k) == version for k in row["cohort"])
@@ -114,7 +114,7 @@ def test_alpha_fast_discard_freeze_and_keep(trained):
             assert torch.equal(start, end) == (mode == "freeze" and t < 3), (mode, t)
             assert torch.equal(start, received if mode != "keep" or t == 1 else before), (mode, t)
             before = end
-        sent[mode] = it.made.model.layout.select({COEF}).take(row.dw)
+        sent[mode] = it.experiment.model.layout.select({COEF}).take(row.dw)
         torch.testing.assert_close(sent[mode], end - received, rtol=0, atol=1e-7)
     assert not torch.equal(sent["keep"], sent["discard"])
 
@@ -125,7 +125,7 @@ def test_a_kept_alpha_does_not_outlive_a_slow_round(client_of, trained):
 
     def starts_from_the_servers(k, round_):
         client = client_of(it, k, round_)
-        return torch.equal(it.made.method.initial_weights(client), client.received)
+        return torch.equal(it.experiment.method.initial_weights(client), client.received)
 
     trained(it, 0, 2)
     assert not starts_from_the_servers(0, 3)
@@ -158,7 +158,7 @@ def test_one_client_one_step_is_sgd_on_the_factors(period):
                 if t % period == 0 or i > 2:  # biases and the 1x1 convolution are among the coefficients
                     p -= 0.1 * q
     expected = {n: p.detach() for n, p in module.named_parameters()}
-    torch.testing.assert_close(dict(it.made.model.layout.named_views(it.w)), expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(dict(it.experiment.model.layout.named_views(it.w)), expected, rtol=1e-4, atol=1e-6)
 
 
 # ---- personal atoms, (g) ----
@@ -173,8 +173,8 @@ def test_the_personal_pass_changes_personal_parts_only(trained, client_of, head)
     _, other = trained(plain)
     assert torch.equal(row.dw, other.dw)
     assert torch.equal(row._b, other._b)
-    used = mine.made.method.personal_weights(client_of(mine))
-    for s in mine.made.model.layout.segments:
+    used = mine.experiment.method.personal_weights(client_of(mine))
+    for s in mine.experiment.model.layout.segments:
         own = s.group == ATOM or (head == "local" and s.group == HEAD)
         assert torch.equal(s.view(used), s.view(client.received)) != own, s.name
 
@@ -190,34 +190,36 @@ def test_personal_atoms_by_hand(trained, client_of):
     for t in (0, 1):
         trained(it, 0, t)
         train_epochs(module, rows_of(it), (t, 0, 1))
-        used = it.made.method.personal_weights(client_of(it, 0, t + 1))
-        torch.testing.assert_close(it.made.model.layout.named_views(used)["0.atoms"], module[0].atoms.detach())
+        used = it.experiment.method.personal_weights(client_of(it, 0, t + 1))
+        torch.testing.assert_close(it.experiment.model.layout.named_views(used)["0.atoms"], module[0].atoms.detach())
 
 
 def test_the_personal_model_has_its_own_statistics_once_it_was_trained(client_of):
     """A client that has never taken part uses the global model."""
-    it = play(settings("fedatom_personal", options={"atoms": 3, "personal_head": "local"}, rounds=1, model=NET))
+    it = run_experiment(
+        settings("fedatom_personal", options={"atoms": 3, "personal_head": "local"}, rounds=1, model=NET)
+    )
     for k in range(7):
         if k in it.rows[0]["cohort"]:
-            assert not torch.equal(it.kept(k).own_b, it.b)
+            assert not torch.equal(it.client_state(k).own_b, it.b)
         else:
             client = client_of(it, k)
-            assert torch.equal(it.made.method.personal_weights(client), it.w)
-            assert torch.equal(it.made.method.personal_buffers(client), it.b)
+            assert torch.equal(it.experiment.method.personal_weights(client), it.w)
+            assert torch.equal(it.experiment.method.personal_buffers(client), it.b)
 
 
 # ---- with other methods, with other rules ----
 def test_local_steps_of_another_method():
-    plain = play(small_settings("fedatom", "mlp"))
+    plain = run_experiment(small_settings("fedatom", "mlp"))
     for client in ({"name": "fedprox", "mu": 0.0}, {"name": "fedsol", "rho": 0.0}, "fedavg"):
-        assert play(small_settings("fedatom", "mlp", options={"client": client})).hashes == plain.hashes
+        assert run_experiment(small_settings("fedatom", "mlp", options={"client": client})).hashes == plain.hashes
     for client in ("fedprox", "fedsol", "scaffold", "moon"):
-        it = play(small_settings("fedatom", "mlp", options={"client": client}, train={"momentum": 0.0}))
+        it = run_experiment(small_settings("fedatom", "mlp", options={"client": client}, train={"momentum": 0.0}))
         assert it.reason == "finished"
         assert it.hashes[0] != plain.hashes[0], client
     principal = {"client": {"name": "fedld", "margin": 0.0}, "period": 2}
-    mine = play(small_settings("fedatom", "mlp", options=principal))
-    rule = play(small_settings("fedatom", "mlp", options={"period": 2}, server={"rule": "principal"}))
+    mine = run_experiment(small_settings("fedatom", "mlp", options=principal))
+    rule = run_experiment(small_settings("fedatom", "mlp", options={"period": 2}, server={"rule": "principal"}))
     assert mine.hashes == rule.hashes
 
 
@@ -231,7 +233,7 @@ def test_fast_rounds_leave_the_server_optimisers_state_of_coefficients(optim):
         (it.fed.server.optimizer.state.clone(), it.w.clone())
     )
     it.fed.run()
-    layout = it.made.model.layout
+    layout = it.experiment.model.layout
     rest, others = layout.select({COEF}), layout.select(layout.groups() - {COEF})
     (first_state, first_w), *later = after
     for state, w in later:

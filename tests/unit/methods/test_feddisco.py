@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from helpers import play, settings
+from helpers import run_experiment, settings
 from naive import FULL, NET, assert_is_fedavg, descend, gradient, module_of, rows_of
 from torch.nn.functional import cross_entropy
 
@@ -35,7 +35,7 @@ def test_three_rounds_equal_a_loop(weighting, metric, normalise):
     """Four of seven clients per round, most of which lack a class; statistics are averaged with FedAvg's weights."""
     options = {"a": 0.9 if normalise else 0.4, "b": 0.02, "metric": metric, "normalise": normalise}
     changes = {"cohort": {"fraction": 0.6, "weighting": weighting}, "train": {**FULL, "epochs": 2}}
-    it = play(settings("feddisco", "norm", model=NET, options=options, **changes))
+    it = run_experiment(settings("feddisco", "norm", model=NET, options=options, **changes))
     module = module_of(it, it.w0, it.b0).train()
     state = {name: value.clone() for name, value in module.state_dict().items()}
     rounds = []

@@ -36,10 +36,10 @@ def test_losses_equal_those_of_evaluation(client_of):
     last = it.fed.server.state.last
     last += 0.1 * torch.randn(last.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     client = client_of(it, 3)
-    it.made.method.initial_weights(client)
+    it.experiment.method.initial_weights(client)
     assert torch.equal(client.w, it.w)
     assert torch.equal(client.b, it.b)
-    assert it.made.net.module.training
+    assert it.experiment.net.module.training
     assert client.downloads.who.tolist() == [0, 1]  # P is 0
     losses = [loss_of(module_of(it, w), rows_of(it, 3, "validation")) for w in (it.w, last[0], last[1])]
     u = [(losses[0] - losses[i + 1]) / (last[i] - it.w0).norm().item() for i in range(2)]

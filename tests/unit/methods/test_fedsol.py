@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import ROOT, play, settings
+from helpers import ROOT, run_experiment, settings
 from naive import (
     NET,
     assert_is_fedavg,
@@ -86,14 +86,14 @@ def test_five_steps_equal_two_full_passes(client_of, layers, norm):
     direction, received = two_passes(0.0), module_of(it).eval().requires_grad_(False)
     plain = descend(module_of(it), 5, direction, received, *rows_of(it))
     assert_trains_along(it, client_of(it), two_passes(2.0, layers, norm))
-    assert (plain[5].weight - it.made.net.module[5].weight).abs().max() > 1e-4  # the perturbation matters
+    assert (plain[5].weight - it.experiment.net.module[5].weight).abs().max() > 1e-4  # the perturbation matters
 
 
 def test_the_second_pass_does_not_count_as_a_batch(client_of):
     """With momentum=None statistics are averaged over num_batches_tracked batches."""
     it = experiment("fedsol", {"rho": 2.0, "layers": "all"}, 4, net={**NET, "momentum": None})
     assert_trains_along(it, client_of(it), two_passes(2.0), steps=4)
-    assert it.made.net.module[1].num_batches_tracked == 4
+    assert it.experiment.net.module[1].num_batches_tracked == 4
 
 
 @pytest.mark.parametrize("layers", TARGETS)
@@ -101,7 +101,7 @@ def test_one_step_per_round_equals_fedavg(layers):
     """In the first step of a round w = w0, so Lambda = 0 and eps is exactly 0 for any rho."""
     train = {"batch_size": "full", "epochs": 1}
     _, fedavg = assert_is_fedavg("fedsol", options={"rho": 1e6, "layers": layers}, train=train)
-    two = play(settings("fedsol", options={"rho": 2.0, "layers": layers}, train={**train, "epochs": 2}))
+    two = run_experiment(settings("fedsol", options={"rho": 2.0, "layers": layers}, train={**train, "epochs": 2}))
     assert two.hashes != fedavg.hashes
 
 
@@ -230,7 +230,7 @@ def test_perturbation_along_other_regularizers(play_quadratic, prox):
         slots = {"scaffold": ("c", "c_i"), "fednova": ("d", "d_k"), "feddyn": ("h", "g_k")}.get(prox)
         if slots:
             assert getattr(it.fed.server.state, slots[0]).item() == pytest.approx(c, abs=1e-11)
-            rows = [it.kept(k) for k in sorted(it.fed.states.rows)]
+            rows = [it.client_state(k) for k in sorted(it.fed.states.rows)]
             assert [getattr(row, slots[1]).item() for row in rows] == pytest.approx(own, abs=1e-11)
 
 
@@ -251,7 +251,7 @@ def test_perturbation_along_moons_contrastive_term(client_of, layers):
             return gradient(module, cross_entropy(module(x), y))
 
     assert_trains_along(it, client, direction)
-    _, uploaded = it.made.method.upload(client)
+    _, uploaded = it.experiment.method.upload(client)
     assert torch.equal(uploaded["last"], client.w)  # MOON's memory goes on
 
 

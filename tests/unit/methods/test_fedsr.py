@@ -73,5 +73,5 @@ def test_one_round_of_a_client_by_hand(client_of, options):
             loss.backward()
             sgd.step()
     with seeds.temporary_seed(0, "torch", 0, 2):
-        it.made.method.train(client)
+        it.experiment.method.train(client)
     torch.testing.assert_close(client.w, flat(module), rtol=0, atol=1e-5)

@@ -132,9 +132,11 @@ def test_five_steps_equal_the_formula(client_of, step, options):
 
     fedavg = descend(module_of(it), 5, plain, *rows_of(it))
     assert_trains_along(it, client_of(it), direction)
-    moved = [(p - q).abs().max() for p, q in zip(fedavg.parameters(), it.made.net.module.parameters(), strict=True)]
+    moved = [
+        (p - q).abs().max() for p, q in zip(fedavg.parameters(), it.experiment.net.module.parameters(), strict=True)
+    ]
     assert max(moved) > 1e-5, "or the term does not matter"
-    assert it.made.net.module[1].num_batches_tracked == 5
+    assert it.experiment.net.module[1].num_batches_tracked == 5
 
 
 @pytest.mark.parametrize(("mu", "tau"), [(1.0, 0.5), (5.0, 1.0)])
@@ -161,7 +163,7 @@ def test_fedntds_distillation_has_no_gradient_at_the_received_model(client_of):
     it = experiment("fedntd")
     x, y = rows_of(it)
     client = client_of(it)
-    it.made.net.module.eval()  # the teacher's mode, or batch statistics would differ
+    it.experiment.net.module.eval()  # the teacher's mode, or batch statistics would differ
 
     def task_loss(client, x, y):
         return client.task_loss(client.logits(x), x, y)

@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 import torch
-from helpers import NETS, fedmpi, play, prepare, settings
+from helpers import NETS, fedmpi, prepare, run_experiment, settings
 from naive import (
     NET,
     assert_is_fedavg,
@@ -43,9 +43,9 @@ def test_own_tensors_stay_with_their_client(client_of, method, net, options, is_
 
     All other tensors are the server's for all clients.
     """
-    it = play(settings(method, net, options=options, cohort=ALL_CLIENTS, rounds=2))
-    used = [it.made.method.personal_weights(client_of(it, k)).clone() for k in range(7)]
-    for s in it.made.model.layout.segments:
+    it = run_experiment(settings(method, net, options=options, cohort=ALL_CLIENTS, rounds=2))
+    used = [it.experiment.method.personal_weights(client_of(it, k)).clone() for k in range(7)]
+    for s in it.experiment.model.layout.segments:
         values = [s.view(w) for w in used]
         if is_own(s):
             assert all((a - b).abs().max() > 1e-6 for a, b in combinations(values, 2)), s.name
@@ -53,22 +53,22 @@ def test_own_tensors_stay_with_their_client(client_of, method, net, options, is_
         else:
             assert all(torch.equal(value, s.view(it.w)) for value in values), s.name
             assert not torch.equal(s.view(it.w), s.view(it.w0)), s.name
-    shared = sum(s.stop - s.start for s in it.made.model.layout.segments if not is_own(s))
-    assert it.made.messages.upload_layout(1).packing.shapes["dw"] == (shared,)
+    shared = sum(s.stop - s.start for s in it.experiment.model.layout.segments if not is_own(s))
+    assert it.experiment.messages.upload_layout(1).packing.shapes["dw"] == (shared,)
 
 
 @pytest.mark.parametrize("net", NETS)
 def test_an_untrained_head_keeps_its_initial_weights(net):
     """This holds for Freeze, and for FedBABU, which trains in the same way until it is fine-tuned."""
-    mine, theirs = (play(settings(method, net, train=MOVING)) for method in ("freeze", "fedbabu"))
+    mine, theirs = (run_experiment(settings(method, net, train=MOVING)) for method in ("freeze", "fedbabu"))
     assert mine.hashes == theirs.hashes
     assert torch.equal(mine.b, theirs.b)
-    head, shared = mine.made.messages.head, mine.made.messages.shared
+    head, shared = mine.experiment.messages.head, mine.experiment.messages.shared
     assert torch.equal(head.take(mine.w), head.take(mine.w0))
     assert not torch.equal(shared.take(mine.w), shared.take(mine.w0))
     for it in (mine, theirs):
         assert it.fed.states.rows
-        assert all(torch.equal(it.kept(k)._w, head.take(it.w0)) for k in it.fed.states.rows)
+        assert all(torch.equal(it.client_state(k)._w, head.take(it.w0)) for k in it.fed.states.rows)
 
 
 # ---- FedPer, LG-FedAvg, FedRep ----
@@ -78,15 +78,18 @@ def test_an_untrained_head_keeps_its_initial_weights(net):
 def test_head_and_body_are_trained_jointly(method):
     """In round 0 the shared part equals FedAvg's."""
     config = {"rounds": 1, "cohort": {"fraction": 1.0, "weighting": "uniform"}}
-    mine, theirs = play(settings(method, "norm", **config)), play(settings("fedavg", "norm", **config))
-    assert torch.equal(mine.made.messages.shared.take(mine.w), mine.made.messages.shared.take(theirs.w))
+    mine, theirs = (
+        run_experiment(settings(method, "norm", **config)),
+        run_experiment(settings("fedavg", "norm", **config)),
+    )
+    assert torch.equal(mine.experiment.messages.shared.take(mine.w), mine.experiment.messages.shared.take(theirs.w))
 
 
 def test_fedrep_trains_the_head_first(client_of):
     """The hook `train` runs the two phases one after the other."""
     it = prepare(settings("fedrep", options={"head_epochs": 2, "body_epochs": 1}, train=MOVING))
-    it.made.method.train(client_of(it))
-    whole = it.made.model.w.clone()
+    it.experiment.method.train(client_of(it))
+    whole = it.experiment.model.w.clone()
     client = client_of(it)
     client.fit(2, groups=("head",))
     middle = client.w.clone()
@@ -101,7 +104,7 @@ def test_fine_tuning_is_in_training_mode_and_independent_of_other_clients(client
 
     def tuned():
         client = client_of(it, 2)
-        it.made.net.module.eval()  # as the evaluation of another client leaves it
+        it.experiment.net.module.eval()  # as the evaluation of another client leaves it
         torch.manual_seed(torch.seed())
         client.fine_tune(1)
         return client.w.clone(), client.b.clone(), client.b0
@@ -141,11 +144,11 @@ def test_bn_match_selects_the_layers_that_stay(bn_match, stays):
         "model": {"name": f"{__file__}:named_norms"},
         "train": {"batch_size": "full"},
     }  # a batch of one has no variance
-    it = play(settings("fedbn", "norm", options={"bn_match": bn_match}, **net))
-    for layout in (it.made.model.layout, it.made.model.buffer_layout):
-        own = {s.name.rsplit(".", 1)[0] for s in layout.segments if s.group not in it.made.messages.shared_groups}
-        assert own == {name for name in stays if name != "norm" or layout is it.made.model.layout}
-    assert it.hashes != play(settings("fedavg", "norm", **net)).hashes
+    it = run_experiment(settings("fedbn", "norm", options={"bn_match": bn_match}, **net))
+    for layout in (it.experiment.model.layout, it.experiment.model.buffer_layout):
+        own = {s.name.rsplit(".", 1)[0] for s in layout.segments if s.group not in it.experiment.messages.shared_groups}
+        assert own == {name for name in stays if name != "norm" or layout is it.experiment.model.layout}
+    assert it.hashes != run_experiment(settings("fedavg", "norm", **net)).hashes
 
 
 def test_fedbn_without_normalisation_equals_fedavg():
@@ -163,7 +166,7 @@ def test_layers_that_would_grow_stay_dense():
 
 def test_personal_factors_multiply_the_shared_ones():
     """W = W_1 . (W_2 + 1): with W_2 = 0 a client uses W_1."""
-    made = prepare(settings("pfedpara", "cnn")).made
+    made = prepare(settings("pfedpara", "cnn")).experiment
     own = {s.name.split(".two.")[1] for s in made.model.layout.segments if s.group == PERSONAL_GROUP}
     assert own == {"T", "O", "I", "X", "Y"}
     layer = made.net.module.body[3]
@@ -176,8 +179,8 @@ def test_personal_factors_multiply_the_shared_ones():
 # ---- a model of one's own ----
 def test_local_training_sends_no_weights(tmp_path):
     """Rank 0 sends its command; clients send loss, seconds and the stop flag."""
-    it = play(settings("local", "norm"))
-    messages = it.made.messages
+    it = run_experiment(settings("local", "norm"))
+    messages = it.experiment.messages
     assert (messages.broadcast_layout().packing.size, messages.upload_layout(0).packing.size) == (1, 3)
     assert torch.equal(it.b, it.b0)
     assert it.rows[-1]["personal_loss"] != it.rows[0]["personal_loss"]
@@ -202,7 +205,7 @@ def test_personal_models_equal_separate_sgd(method, options, fit, name, train, m
     Batch statistics are those of the client's own passes.
     """
     train = {"epochs": 2, "momentum": 0.9, "weight_decay": 1e-3, "schedule": "exponential", "decay": 0.9, **train}
-    it = play(settings(method, options=options, rounds=4, train=train, model={**NET, "momentum": momentum}))
+    it = run_experiment(settings(method, options=options, rounds=4, train=train, model={**NET, "momentum": momentum}))
     modules = {}
     for row in it.rows:
         for k in row["cohort"]:
@@ -214,7 +217,7 @@ def test_personal_models_equal_separate_sgd(method, options, fit, name, train, m
     assert len(modules) >= 5
     losses = {line["client"]: line["loss"] for line in it.lines if line["round"] == 3}
     for k, module in modules.items():
-        torch.testing.assert_close(getattr(it.kept(k), name), flat(module))
+        torch.testing.assert_close(getattr(it.client_state(k), name), flat(module))
         assert losses[k] == pytest.approx(loss_of(module, rows_of(it, k, "test")), rel=1e-6)
 
 
@@ -227,7 +230,7 @@ def test_one_step_of_dittos_personal_model_by_hand(quadratic, client_of):
     it = prepare(config, build_data.build_partitioned_data(config))
     client = client_of(it)
     client.state.v.fill_(2.0)
-    state = it.made.method.train(client)
+    state = it.experiment.method.train(client)
     assert client.w.item() == pytest.approx(1.45, abs=1e-12)
     assert state["v"].item() == pytest.approx(2.2625, abs=1e-12)
 
@@ -235,14 +238,14 @@ def test_one_step_of_dittos_personal_model_by_hand(quadratic, client_of):
 @pytest.mark.parametrize("net", ["mlp", "norm"])
 def test_the_first_round_of_moon_has_the_bits_of_fedavg(net):
     """The last model is the initial one, like the received model: exact zeros are added to the gradient."""
-    mine, theirs = (play(settings(name, net, rounds=4)) for name in ("moon", "fedavg"))
+    mine, theirs = (run_experiment(settings(name, net, rounds=4)) for name in ("moon", "fedavg"))
     assert mine.hashes[0] == theirs.hashes[0]
     assert mine.hashes[3] != theirs.hashes[3]
 
 
 def test_moons_last_model_is_the_one_that_was_uploaded(client_of):
     """It has the weights and batch statistics of the client's last round, and before that the initial ones."""
-    it = play(settings("moon", "norm", rounds=1))
+    it = run_experiment(settings("moon", "norm", rounds=1))
     cohort = it.rows[0]["cohort"]
     assert 0 < len(cohort) < 7
     for k in range(7):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import play, prepare, settings
+from helpers import prepare, run_experiment, settings
 from naive import flat, module_of, rows_of, train_epochs
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -52,7 +52,7 @@ def test_steps_of_one_client_equal_values_by_hand(client_of, variant):
             w.grad = outer_gradient(module, w.detach(), batches, 0.1, variant, 0.01)
             sgd.step()
             steps += 1
-    it.made.method.train(client)
+    it.experiment.method.train(client)
     assert client.steps == steps >= 4
     torch.testing.assert_close(client.w, w.detach(), rtol=0, atol=2e-5)
     assert (client.w - client.w0).abs().max() > 0.01
@@ -67,7 +67,7 @@ def test_a_single_batch_is_divided_in_random_order(client_of, variant):
     w = flat(module).requires_grad_(True)
     rows = torch.randperm(len(x), generator=seeds.torch_generator(0, "batches", 0, 2, 0)).chunk(many)
     expected = (w - 0.05 * outer_gradient(module, w, [(x[i], y[i]) for i in rows], 0.1, variant, 0.001)).detach()
-    it.made.method.train(client)
+    it.experiment.method.train(client)
     assert client.steps == 1
     torch.testing.assert_close(client.w, expected, rtol=0, atol=1e-3 if variant == "hessian_free" else 2e-5)
 
@@ -81,10 +81,10 @@ def test_fine_tuning_is_plain_sgd_with_rate_alpha(client_of, train):
     module = module_of(it)
     client_of(it, 2).fine_tune(2)
     train_epochs(module, rows_of(it, 2), (0, 2, 0), 0.02, 2, momentum=0.0)
-    torch.testing.assert_close(it.made.model.w, flat(module), rtol=0, atol=1e-6)
+    torch.testing.assert_close(it.experiment.model.w, flat(module), rtol=0, atol=1e-6)
     it = prepare(settings("perfedavg", options={"alpha": 0.02, "tuning": "meta"}))  # more of the steps of training
     client_of(it, 2).fine_tune(2)
-    tuned, client = it.made.model.w.clone(), client_of(it, 2)
+    tuned, client = it.experiment.model.w.clone(), client_of(it, 2)
     client.fit(2)
     assert torch.equal(tuned, client.w)
 
@@ -102,8 +102,8 @@ def test_an_unused_layer_has_gradient_zero(variant):
     config = settings(
         "perfedavg", rounds=1, options={"variant": variant}, model={"name": f"{__file__}:with_unused_layer"}
     )
-    it = play(config)
-    unused = [s for s in it.made.model.layout.segments if "unused" in s.name]
+    it = run_experiment(config)
+    unused = [s for s in it.experiment.model.layout.segments if "unused" in s.name]
     assert unused
     assert all(torch.equal(s.view(it.w), s.view(it.w0)) for s in unused)
     assert not torch.equal(it.w, it.w0)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from helpers import play, prepare, settings
+from helpers import prepare, run_experiment, settings
 from naive import assert_is_fedavg, gradient, module_of, rows_of, train_epochs
 from torch.nn.functional import cross_entropy, nll_loss
 from torch.nn.utils import parameters_to_vector
@@ -40,7 +40,7 @@ def test_prototypes_come_from_the_last_epoch(trained):
     """
     steps = -(-len(rows_of(prepare(settings("fedproto")))[0]) // 10) + 1
     it = prepare(settings("fedproto", train={"epochs": None, "steps": steps}))
-    assert (trained(it)[1].present > 0).tolist() == (it.made.data.label_counts[0] > 0).tolist()
+    assert (trained(it)[1].present > 0).tolist() == (it.experiment.data.label_counts[0] > 0).tolist()
     it = prepare(settings("fedproto", train={**ONE_BATCH, "epochs": 2}))
     module, (x, y) = module_of(it), rows_of(it)
     early = module.features(x).detach()
@@ -53,8 +53,8 @@ def test_prototypes_come_from_the_last_epoch(trained):
 
 
 def test_the_server_averages_prototypes_without_weights():
-    it = play(settings("fedproto", rounds=1, cohort={"fraction": 1.0}, train=ONE_BATCH))
-    counts = it.made.data.label_counts
+    it = run_experiment(settings("fedproto", rounds=1, cohort={"fraction": 1.0}, train=ONE_BATCH))
+    counts = it.experiment.data.label_counts
     for c in range(4):
         owners = [k for k in range(7) if counts[k, c]]
         expected = it.uploads.protos[owners, c].mean(0)
@@ -74,7 +74,7 @@ def test_one_step_of_fedproto_equals_autograd(client_of, known):
     z = module.features(x)
     term = sum(((z[b] - protos[y[b]]) ** 2).sum() for b in range(len(y)) if known[y[b]]) / (len(y) * 16)
     loss = cross_entropy(module.head(z), y) + lam * term
-    it.made.method.train(client)
+    it.experiment.method.train(client)
     g = parameters_to_vector(gradient(module, loss))
     torch.testing.assert_close((client.w0 - client.w) / 0.05, g, rtol=0, atol=1e-5)
     assert torch.stack(client.losses).mean().item() == pytest.approx(loss.item(), rel=1e-5)
@@ -83,7 +83,7 @@ def test_one_step_of_fedproto_equals_autograd(client_of, known):
 def test_round_0_without_prototypes_equals_fedavg():
     """With shared weights only round 0, which has no prototypes yet, equals FedAvg."""
     options = {"lam": 1.0, "share_weights": True}
-    mine, theirs = (play(settings(name, options=o)) for name, o in (("fedproto", options), ("fedavg", {})))
+    mine, theirs = (run_experiment(settings(name, options=o)) for name, o in (("fedproto", options), ("fedavg", {})))
     assert mine.hashes[0] == theirs.hashes[0]
     assert (mine.w - theirs.w).abs().max() > 1e-4
 
@@ -117,7 +117,7 @@ def test_statistics_are_computed_with_the_received_body(trained):
         for c in range(4):
             expected = z[y == c].mean(0) if (y == c).any() else torch.zeros(16)
             torch.testing.assert_close(sent.protos[c], expected, rtol=0, atol=1e-5)
-        assert sent.counts.tolist() == it.made.data.label_counts[k].tolist()
+        assert sent.counts.tolist() == it.experiment.data.label_counts[k].tolist()
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_head_mixtures_equal_values_by_hand(h, V, client, mixture):
 
 def test_a_server_round_of_fedpac():
     """Prototypes are averaged by counts; clients that took part get a mixture, others keep their old head."""
-    it = play(settings("fedpac", rounds=1))
+    it = run_experiment(settings("fedpac", rounds=1))
     sent, cohort, state = it.uploads, it.rows[0]["cohort"], it.fed.server.state
     assert 1 < len(cohort) < 7
     means = (sent.counts[:, :, None] * sent.protos).sum(0) / sent.counts.sum(0)[:, None]
@@ -150,7 +150,7 @@ def test_a_server_round_of_fedpac():
             torch.testing.assert_close(state.heads[k].double(), expected, rtol=0, atol=1e-6)
             assert (state.heads[k] - sent.head[i]).abs().max() > 1e-4
         else:
-            assert torch.equal(state.heads[k], it.made.messages.head.take(it.w0))
+            assert torch.equal(state.heads[k], it.experiment.messages.head.take(it.w0))
 
 
 def test_one_step_of_the_body_equals_autograd(client_of):
@@ -168,8 +168,8 @@ def test_one_step_of_the_body_equals_autograd(client_of):
     means = {c: z[y == c].mean(0).detach() for c in set(y.tolist())}
     targets = torch.stack([protos[c] if known[c] else means[c] for c in y.tolist()])
     g = parameters_to_vector(gradient(module, cross_entropy(module.head(z), y) + 0.7 * (z - targets).square().mean()))
-    it.made.method.train(client)
-    body = it.made.messages.shared
+    it.experiment.method.train(client)
+    body = it.experiment.messages.shared
     torch.testing.assert_close(body.take(client.w0 - client.w) / 0.05, body.take(g), rtol=0, atol=1e-5)
 
 
@@ -180,8 +180,8 @@ def test_the_head_phase_has_its_own_learning_rate(client_of):
     module, client = module_of(it), client_of(it, 0, round_=2)
     x, y = rows_of(it)
     g = parameters_to_vector(gradient(module, cross_entropy(module(x), y)))
-    it.made.method.train(client)
-    head, body = it.made.messages.head, it.made.messages.shared
+    it.experiment.method.train(client)
+    head, body = it.experiment.messages.head, it.experiment.messages.shared
     torch.testing.assert_close(head.take(client.w0 - client.w) / 0.3, head.take(g), rtol=0, atol=1e-5)
     assert torch.equal(body.take(client.w), body.take(client.w0))
 
@@ -204,14 +204,14 @@ def test_predictions_equal_values_by_hand(client_of, mix, similarity):
     """
     options = {"k": 3, "lam": 0.3, "scale": 0.02, "mix": mix, "similarity": similarity}
     it = prepare(settings("knnper", "norm", options=options))
-    client, net, test = client_of(it, 1), it.made.net, it.made.data.global_test
+    client, net, test = client_of(it, 1), it.experiment.net, it.experiment.data.global_test
     client.fine_tune(1)
     net.module.eval()
     x, labels = rows_of(it, 1)
     with torch.no_grad():
         memory, _ = net.forward(x)
         z, f = net.forward(test.x)
-    predict = it.made.method.predict(client)
+    predict = it.experiment.method.predict(client)
     net.module.eval()
     with torch.inference_mode():
         outputs = predict(test.x)
@@ -234,7 +234,7 @@ def test_memory_is_a_uniform_subset_and_the_same_in_every_round(client_of):
         client = client_of(it, k, round_)
         z, y = next((z, y) for z, _, y in client.forward_batches())
         chosen = torch.randperm(len(y), generator=client.generator("memory"))[:4]
-        labels = it.made.method.predict(client)(rows_of(it, k)[0]).argmax(1)
+        labels = it.experiment.method.predict(client)(rows_of(it, k)[0]).argmax(1)
         assert torch.equal(labels, y[chosen][torch.cdist(z, z[chosen]).argmin(1)])
         return chosen.tolist()
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import play, settings
+from helpers import run_experiment, settings
 from naive import assert_is_fedavg, gradient, module_of, rows_of
 from quadratics import TWO
 from torch.nn.functional import cross_entropy
@@ -153,7 +153,9 @@ def test_rounds_and_states(play_quadratic, method, naive, options, sampling):
     if by_hand.slots:
         server, own = by_hand.slots
         assert getattr(it.fed.server.state, server).item() == pytest.approx(by_hand.c, abs=1e-11)
-        assert [getattr(it.kept(k), own).item() for k in range(len(bowls))] == pytest.approx(by_hand.own, abs=1e-11)
+        assert [getattr(it.client_state(k), own).item() for k in range(len(bowls))] == pytest.approx(
+            by_hand.own, abs=1e-11
+        )
     if method == "fedcm":
         assert it.fed.server.state.delta.item() == pytest.approx(by_hand.c, abs=1e-12)
 
@@ -184,7 +186,7 @@ def test_fixed_points(play_quadratic, method, options, rounds, changes, limit, t
     if limit == 3:  # what clients keep are their gradients at the optimum, whose mean is 0
         server, own = {"scaffold": ("c", "c_i"), "feddyn": ("h", "g_k")}[method]
         assert getattr(it.fed.server.state, server).item() == pytest.approx(0, abs=1e-6)
-        assert [getattr(it.kept(k), own).item() for k in (0, 1)] == pytest.approx([3, -3], abs=1e-6)
+        assert [getattr(it.client_state(k), own).item() for k in (0, 1)] == pytest.approx([3, -3], abs=1e-6)
 
 
 def test_one_round_of_unequal_steps(play_quadratic):
@@ -198,13 +200,15 @@ def test_one_round_of_unequal_steps(play_quadratic):
 # ---- networks ----
 def shares(it):
     """p of the round's cohort, by samples."""
-    n = torch.tensor([float(it.made.data.train_sizes[k]) for k in it.rows[0]["cohort"]], dtype=torch.float64)
+    n = torch.tensor([float(it.experiment.data.train_sizes[k]) for k in it.rows[0]["cohort"]], dtype=torch.float64)
     return n / n.sum()
 
 
 def test_one_full_batch_each_is_a_gradient_step_on_the_union():
     """sum_k (n_k / n) grad F_k = grad of the mean loss over all samples; exact but for float32 sums."""
-    it = play(settings("fedavg", rounds=1, cohort={"fraction": 1.0}, train={"batch_size": "full", "momentum": 0.0}))
+    it = run_experiment(
+        settings("fedavg", rounds=1, cohort={"fraction": 1.0}, train={"batch_size": "full", "momentum": 0.0})
+    )
     module = module_of(it, it.w0)
     x, y = (torch.cat(parts) for parts in zip(*(rows_of(it, k) for k in range(7)), strict=True))
     g = parameters_to_vector(gradient(module, cross_entropy(module(x), y)))
@@ -216,20 +220,20 @@ def test_one_full_batch_each_is_a_gradient_step_on_the_union():
 def test_fednova_in_the_form_of_the_fedsol_authors(train):
     """w = (1 - c1 c2) w_g + sum_k (c1 p_k / a_k) w_k,  c1 = sum p a,  c2 = sum p / a. A client with fewer samples than
     a batch makes no step with drop_last: a_k = 0, and its w_k counts as w_g."""
-    it = play(settings("fednova", rounds=1, cohort={"fraction": 1.0}, train=train))
+    it = run_experiment(settings("fednova", rounds=1, cohort={"fraction": 1.0}, train=train))
     p, a, start = shares(it), it.uploads.a.double(), it.w0.double()
     assert len(set(a.tolist())) > 1
     assert bool((a == 0).any()) == bool(train)
     share = torch.where(a > 0, (p @ a) * p / a, 0.0)
     expected = (1 - share.sum()) * start + share @ (start + it.uploads.dw.double())
     torch.testing.assert_close(it.w.double(), expected, rtol=0, atol=1e-6)
-    assert (it.made.messages.client_state.size, it.made.messages.server_state.size) == (0, 0)
+    assert (it.experiment.messages.client_state.size, it.experiment.messages.server_state.size) == (0, 0)
 
 
 def test_equal_steps_of_fednova_are_fedavg_bit_for_bit():
     """Full batches: everybody makes as many steps, with momentum too. Weights are by samples, so p are odd numbers."""
     _, fedavg = assert_is_fedavg("fednova", "norm", train={"batch_size": "full", "epochs": 3})
-    assert play(settings("fednova", "norm")).hashes != fedavg.hashes
+    assert run_experiment(settings("fednova", "norm")).hashes != fedavg.hashes
 
 
 def test_momentum_counts_how_often_a_gradient_enters(play_quadratic):
@@ -239,17 +243,17 @@ def test_momentum_counts_how_often_a_gradient_enters(play_quadratic):
     it = play_quadratic("scaffold", bowl, (0.0,), rounds=1, train={"momentum": 0.9})
     a = (10 - 0.9 * (1 - 0.9**10) / 0.1) / 0.1
     assert it.w.item() == pytest.approx(0.05 * a, rel=1e-4)  # against the gradient -1
-    assert it.kept(0).c_i.item() == pytest.approx(-1.0, rel=1e-4)
+    assert it.client_state(0).c_i.item() == pytest.approx(-1.0, rel=1e-4)
 
 
 @pytest.mark.parametrize("fraction", [0.6, 1.0])
 def test_h_of_feddyn_is_the_mean_of_g_k(fraction):
     """Over all N clients, whoever took part; the mean in (4) has the cohort's weights, h's step has not."""
-    it = play(settings("feddyn", rounds=4, cohort={"fraction": fraction}))
+    it = run_experiment(settings("feddyn", rounds=4, cohort={"fraction": fraction}))
     h = it.fed.server.state.h
     assert h.abs().max() > 0.001
-    torch.testing.assert_close(h, sum(it.kept(k).g_k for k in it.fed.states.rows) / 7, rtol=0, atol=1e-6)
-    it = play(settings("feddyn", rounds=1, cohort={"fraction": fraction}))
+    torch.testing.assert_close(h, sum(it.client_state(k).g_k for k in it.fed.states.rows) / 7, rtol=0, atol=1e-6)
+    it = run_experiment(settings("feddyn", rounds=1, cohort={"fraction": fraction}))
     dw = it.uploads.dw
     expected = it.w0 + shares(it).float() @ dw + dw.sum(0) / 7
     torch.testing.assert_close(it.w, expected, rtol=0, atol=1e-6)
@@ -264,7 +268,7 @@ def test_feddyn_reports_the_mean_in_place_of_w(play_quadratic, client_of):
         assert abs(avg.w.item() - w.w.item()) > 0.01
         torch.testing.assert_close(avg.fed.server.state.h, h, rtol=0, atol=1e-12)
         for k in (0, 1):
-            torch.testing.assert_close(avg.kept(k).g_k, w.kept(k).g_k, rtol=0, atol=1e-12)
+            torch.testing.assert_close(avg.client_state(k).g_k, w.client_state(k).g_k, rtol=0, atol=1e-12)
     client = client_of(avg, 0, 5)
-    assert avg.made.method.initial_weights(client).item() == pytest.approx(w.w.item(), abs=1e-12)
-    assert avg.made.method.personal_weights(client).item() == pytest.approx(avg.w.item(), abs=1e-12)
+    assert avg.experiment.method.initial_weights(client).item() == pytest.approx(w.w.item(), abs=1e-12)
+    assert avg.experiment.method.personal_weights(client).item() == pytest.approx(avg.w.item(), abs=1e-12)

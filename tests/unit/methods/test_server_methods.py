@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import CPU, play, prepare, settings
+from helpers import CPU, prepare, run_experiment, settings
 from naive import assert_is_fedavg
 from naive_conflicts import literal_hierarchy, literal_pairs
 from naive_fedld import principal_mean as literal
@@ -15,8 +15,8 @@ from fedmpi.engine import scheduler
 
 # ---- FedGH ----
 def test_a_server_round_of_fedgh():
-    it = play(settings("fedgh", rounds=1, train={"epochs": 3}, cohort={"fraction": 1.0}))
-    G, n = it.uploads.dw.double().numpy(), it.made.data.train_sizes
+    it = run_experiment(settings("fedgh", rounds=1, train={"epochs": 3}, cohort={"fraction": 1.0}))
+    G, n = it.uploads.dw.double().numpy(), it.experiment.data.train_sizes
     assert (G @ G.T < 0).any(), "or no pair conflicts"
     expected = it.w0.double().numpy() + n / n.sum() @ np.array(literal_pairs(G))
     np.testing.assert_allclose(it.w.double().numpy(), expected, rtol=0, atol=1e-6)
@@ -24,15 +24,15 @@ def test_a_server_round_of_fedgh():
 
 def test_fedgh_equals_fedavg_with_the_rule_harmonize():
     rule, train = {"rule": "harmonize"}, {"epochs": 3}
-    mine, plain = play(settings("fedgh", train=train)), play(settings("fedavg", train=train))
-    assert play(settings("fedavg", server=rule, train=train)).hashes == mine.hashes != plain.hashes
-    assert play(settings("scaffold", server=rule)).reason == "finished"
+    mine, plain = run_experiment(settings("fedgh", train=train)), run_experiment(settings("fedavg", train=train))
+    assert run_experiment(settings("fedavg", server=rule, train=train)).hashes == mine.hashes != plain.hashes
+    assert run_experiment(settings("scaffold", server=rule)).reason == "finished"
 
 
 def test_three_rounds_of_the_hierarchical_variant():
     """It works tensor by tensor; round 0 is the plain unweighted mean, and the history follows with weight .99."""
     it = prepare(settings("fedgh", options={"variant": "hierarchical"}, train={"epochs": 2}))
-    tensors = [(s.start, s.stop) for s in it.made.model.layout.segments]
+    tensors = [(s.start, s.stop) for s in it.experiment.model.layout.segments]
     history, changes = None, []
     step = it.fed.server.step
 
@@ -71,9 +71,9 @@ def test_a_full_round_of_fedld_equals_the_papers_steps(variant, share, correctio
     """Checks two readings of the method, and the rule alone with the authors' weights of directions."""
     cohort = {"fraction": 0.6, "weighting": weighting}
     chosen = {"method": "fedavg", **RULE} if variant is None else {"method": "fedld", "options": {"variant": variant}}
-    it = play(settings(net="cnn", rounds=1, cohort=cohort, **chosen))
+    it = run_experiment(settings(net="cnn", rounds=1, cohort=cohort, **chosen))
     G = it.uploads.dw.double().numpy()
-    n = it.made.data.train_sizes[it.rows[0]["cohort"]].astype(float)
+    n = it.experiment.data.train_sizes[it.rows[0]["cohort"]].astype(float)
     p = n / n.sum() if weighting == "samples" else np.full(4, 1 / 4)
     assert G.shape == (4, it.w.numel())
     expected = literal(G, p, 0.8, share, correction)
@@ -84,11 +84,11 @@ def test_a_full_round_of_fedld_equals_the_papers_steps(variant, share, correctio
 
 def test_variant_code_equals_the_authors_code():
     """Round 0 is the plain mean; later rounds use the authors' rule, tensor by tensor."""
-    options, fedavg = {"margin": 0.0, "variant": "code"}, play(settings("fedavg", rounds=1, **EVERYONE))
-    it = play(settings("fedld", rounds=2, options=options, **EVERYONE))
+    options, fedavg = {"margin": 0.0, "variant": "code"}, run_experiment(settings("fedavg", rounds=1, **EVERYONE))
+    it = run_experiment(settings("fedld", rounds=2, options=options, **EVERYONE))
     assert it.hashes[0] == fedavg.hashes[0]
-    G, n, moved = it.uploads.dw.double().numpy(), it.made.data.train_sizes, it.w.double() - fedavg.w.double()
-    for s in it.made.model.layout.segments:
+    G, n, moved = it.uploads.dw.double().numpy(), it.experiment.data.train_sizes, it.w.double() - fedavg.w.double()
+    for s in it.experiment.model.layout.segments:
         expected = literal(G[:, s.start : s.stop], n / n.sum(), 0.8, "sum", "axis")
         np.testing.assert_allclose(moved[s.start : s.stop].numpy(), expected, rtol=0, atol=1e-7)
 
@@ -97,7 +97,7 @@ def test_divergence_names_the_client():
     """The error is not one of the eigenvalue solver."""
     config = settings("fedld", train={"lr": 1e30}, **EVERYONE)
     with pytest.raises(UserError, match=r"round 0: client .* sent values that are not finite"):
-        play(config, comm=SingleProcess(CPU))
+        run_experiment(config, comm=SingleProcess(CPU))
 
 
 # ---- FedExP ----
@@ -142,7 +142,7 @@ def test_fedexp_reports_the_mean_of_the_last_two_models(play_quadratic, client_o
             assert all([line["x0"], line["x1"]] == shown for line in lines)
         client = client_of(it, 1, 5)
         assert client.received.tolist() == it.w.tolist() == shown
-        assert it.made.method.initial_weights(client).tolist() == pytest.approx(w.tolist(), abs=1e-10)
+        assert it.experiment.method.initial_weights(client).tolist() == pytest.approx(w.tolist(), abs=1e-10)
 
 
 @pytest.mark.parametrize("changes", [{"options": {"eps": 1e30}}, {"cohort": {"fraction": 0.15}}])

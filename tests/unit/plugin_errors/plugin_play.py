@@ -42,7 +42,7 @@ class TaskBase:
         return {"hits": 1.0}
 
 
-def play(**sections):
+def run_plugins(**sections):
     """Two rounds of three clients with 13 or 14 rows each; sections replace those of the config."""
     tree = {
         "rounds": 2,

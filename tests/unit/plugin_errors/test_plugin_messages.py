@@ -7,7 +7,7 @@ says, a regular expression, stands on the next.
 import re
 
 import pytest
-from plugin_play import GOOD, play
+from plugin_play import GOOD, run_plugins
 
 from fedmpi.common.errors import UserError
 
@@ -190,7 +190,7 @@ def run_with(folder, kind, code):
         "partition": {"data": data | {"partition": {"scheme": name, "clients": 3}}},
         "rule": {"server": {"rule": {"name": name}}},
     }
-    play(**sections.get(kind, {kind: {"name": name}}))
+    run_plugins(**sections.get(kind, {kind: {"name": name}}))
 
 
 METHOD_WITHOUT_LINE = r"""

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from plugin_play import GOOD, TaskBase, changed, play, sections_of, table
+from plugin_play import GOOD, TaskBase, changed, run_plugins, sections_of, table
 from torch import nn
 
 import fedmpi
@@ -23,7 +23,7 @@ DATA = {"source": GOOD, "partition": {"scheme": "iid", "clients": 3}}
 
 
 def run(method, **changes):
-    return play(**sections_of("method", method), **changes)
+    return run_plugins(**sections_of("method", method), **changes)
 
 
 # ---- what works ----
@@ -129,7 +129,7 @@ class Helpers(fedmpi.Method):
     ],
 )
 def test_works(kind, thing):
-    one, two = (play(**sections_of(kind, thing)) for _ in range(2))
+    one, two = (run_plugins(**sections_of(kind, thing)) for _ in range(2))
     assert one.reason == "finished"
     assert one.w.isfinite().all()
     assert one.hashes == two.hashes  # whatever a model makes later is seeded, too
@@ -138,27 +138,27 @@ def test_works(kind, thing):
 
 def test_no_graph_is_kept_alive():
     """A row that keeps one keeps all activations of its round."""
-    it, same = run(Graphs), play()
+    it, same = run(Graphs), run_plugins()
     assert torch.equal(it.w, same.w)
     rows = [*it.fed.states.rows.values(), it.fed.server.state_row, it.w, it.fed.transport.broadcast_row]
     assert not any(row.requires_grad or row.grad_fn is not None for row in rows)
 
 
 def test_the_final_model_of_tied_weights_is_the_global_one():
-    it = play(**sections_of("model", Tied))
+    it = run_plugins(**sections_of("model", Tied))
     w = it.w + 1  # not what the module holds at the moment
-    saved = it.made.model.state_dict(w, it.b)
+    saved = it.experiment.model.state_dict(w, it.b)
     assert torch.equal(saved["a.weight"], saved["b.weight"])
-    other = copy.deepcopy(it.made.net.module)
+    other = copy.deepcopy(it.experiment.net.module)
     other.load_state_dict(saved)
-    first = next(s for s in it.made.model.layout.segments if s.name == "a.weight")
+    first = next(s for s in it.experiment.model.layout.segments if s.name == "a.weight")
     assert torch.equal(other.b.weight, first.view(w))
 
 
 def test_rows_have_the_keys_that_are_listed_in_their_order_with_their_types():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        it = play(data=DATA)
+        it = run_plugins(data=DATA)
     metrics = {"accuracy", "auroc"}
     types = {"integer": int, "number": float, "text": str, "list": list}
     for rows, keys in ((it.rows, METRICS_KEYS), (it.lines, CLIENTS_KEYS)):
@@ -191,7 +191,7 @@ def test_rows_hold_what_this_round_sent():
     """A slot that does not travel in a round is not there in it, and what it held before is not seen again."""
     it = run(OddRounds, rounds=4)
     assert [row["note"] for row in it.rows] == [-1.0, 33.0, -1.0, 93.0]  # 3 clients: 3 x 10 t + (0 + 1 + 2)
-    d = it.made.model.layout.size
+    d = it.experiment.model.layout.size
     assert [row["up_parameters"] for row in it.rows] == [3 * d, 3 * d + 3, 3 * d, 3 * d + 3]
 
 
@@ -208,8 +208,8 @@ def test_state_may_be_moved_from_slot_to_slot():
     """The values returned are views of the row that they go to; in which order they are named does not matter."""
     it = run(Moving, rounds=3)
     for k in range(3):
-        assert it.kept(k).before.any()
-        assert not torch.equal(it.kept(k).last, it.kept(k).before)
+        assert it.client_state(k).before.any()
+        assert not torch.equal(it.client_state(k).last, it.client_state(k).before)
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ class Aliased(fedmpi.Method):
 
 def test_a_start_at_the_live_weights_does_not_move_with_them():
     """dw = w - w0 would be 0 for ever."""
-    assert torch.equal(play().w, run(Aliased).w)
+    assert torch.equal(run_plugins().w, run(Aliased).w)
 
 
 @dataclass(frozen=True)
@@ -348,7 +348,7 @@ def test_batch_normalisation_needs_two_samples_in_a_batch():
     model = {"model": {"name": f"{__file__}:normed"}}
     text = r"round 0, client 0: a batch of one sample gives batch normalisation nothing.*drop_last: true, or another"
     with pytest.raises(UserError, match=text):
-        play(**model, train={"batch_size": 13})
-    assert play(**model, train={"batch_size": 13, "drop_last": True}).reason == "finished"
+        run_plugins(**model, train={"batch_size": 13})
+    assert run_plugins(**model, train={"batch_size": 13, "drop_last": True}).reason == "finished"
     with pytest.raises(UserError, match=r"round 0, client 0: .*OneSample.train at .*a batch of one sample"):
         run(OneSample, **model)

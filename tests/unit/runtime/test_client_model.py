@@ -85,7 +85,7 @@ def test_every_method_with_client_models_is_in_the_test_cases():
     """A new method of this kind must be added to the lists above."""
     results = set()
     for name in registry:
-        made = prepare(small_settings(name, "norm")).made
+        made = prepare(small_settings(name, "norm")).experiment
         if personal_groups(made.messages) or any(overrides(made.method, hook) for hook in PERSONAL_MODEL_HOOKS):
             results.add(name)
     assert results == {*PARTS, *MODELS}

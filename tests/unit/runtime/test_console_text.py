@@ -25,11 +25,11 @@ def headlines(made):
 def test_classes_are_those_of_a_classification():
     x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
     real = split(Dataset(x[:30], x[:30, 0], x[30:], x[30:, 0], 1), "iid", 2, 0)
-    text = headlines(prepare(settings(model={"name": "mlp"}, task={"name": "regression"}), real).made)
+    text = headlines(prepare(settings(model={"name": "mlp"}, task={"name": "regression"}), real).experiment)
     assert "2 clients with 15 to 15 samples; one process" in text
     assert "class" not in text
     plugin = settings(model={"name": f"{ROOT}/tests/helpers.py:norm_net"})
-    text = headlines(prepare(plugin, split(images(), "iid", 2, 0)).made)
+    text = headlines(prepare(plugin, split(images(), "iid", 2, 0)).experiment)
     assert "2 clients with 85 to 85 samples, 4 classes; one process" in text
     assert text.startswith("run: fedavg on digits, helpers.py:norm_net ")  # not its whole path
 
@@ -38,7 +38,7 @@ def test_traffic_depends_on_the_compression():
     """The printed bytes follow from the format of uploads."""
 
     def lines(method, wire="fp32"):
-        made = prepare(settings(method, "norm", comm={"compression": wire})).made
+        made = prepare(settings(method, "norm", comm={"compression": wire})).experiment
         return console_text.describe_traffic(made.messages, 1, made.itemsize), made.model.layout.size
 
     text = format_bytes
@@ -79,7 +79,7 @@ def facts(*gpus):
 )
 def test_the_devices_of_all_ranks_are_described(gpus, output):
     assert console_text.describe_devices(facts(*gpus)) == output
-    made = prepare(settings()).made  # of rank 0, on its CPU
+    made = prepare(settings()).experiment  # of rank 0, on its CPU
     job = Job("torchrun" if gpus[1:] else "single", 0, len(gpus), 0, len(gpus), "node0")
     where = "one process" if len(gpus) == 1 else f"{len(gpus)} ranks (torchrun, gloo)"
     expected = f"; {where}, {output}, 1 thread per rank"

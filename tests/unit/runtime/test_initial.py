@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from helpers import norm_net, play, prepare, settings
+from helpers import norm_net, prepare, run_experiment, settings
 from safetensors.torch import load_file, save_file
 
 from fedmpi.common.errors import UserError
@@ -31,9 +31,9 @@ def changed(file, **tensors):
 
 def test_all_tensors_are_loaded_including_buffers(file):
     it = prepare(settings("fedavg", "norm", init={"from": str(file)}))
-    state = it.made.model.state_dict(it.fed.server.w, it.fed.server.b)
+    state = it.experiment.model.state_dict(it.fed.server.w, it.fed.server.b)
     assert all(torch.equal(state[name], x) for name, x in load_file(file).items())
-    assert it.made.initial.lines == [f"9 of 9 tensors of the model are loaded from {file}"]
+    assert it.experiment.initial.lines == [f"9 of 9 tensors of the model are loaded from {file}"]
     assert torch.equal(it.w0, it.fed.server.w)
 
 
@@ -41,11 +41,11 @@ def test_tensors_that_do_not_match_keep_their_random_values(file):
     changed(file, **{"6_weight": torch.zeros(3, 5), "6_bias": None, "old_head": torch.zeros(2)})
     plain = prepare(settings("fedavg", "norm"))
     it = prepare(settings("fedavg", "norm", init={"from": str(file)}))
-    state, before = (x.made.model.state_dict(x.fed.server.w, x.fed.server.b) for x in (it, plain))
+    state, before = (x.experiment.model.state_dict(x.fed.server.w, x.fed.server.b) for x in (it, plain))
     assert torch.equal(state["6.weight"], before["6.weight"])
     assert torch.equal(state["6.bias"], before["6.bias"])
     assert torch.equal(state["0.weight"], load_file(file)["0.weight"])
-    assert it.made.initial.lines == [
+    assert it.experiment.initial.lines == [
         f"7 of 9 tensors of the model are loaded from {file}",
         "with another shape or type: 6.weight (4, 96), in the file torch.float32 (3, 5)",
         "only in the file: old.head",
@@ -77,9 +77,9 @@ def test_unsuitable_files_are_errors(file, harm, output):
 
 def test_a_run_started_from_its_end_has_the_figures_of_its_end(tmp_path, file):
     for method in ("fedavg", "fednova", "fedatom"):
-        it = play(settings(method, "cnn", rounds=2))
-        state = it.made.model.state_dict(it.w, it.b)
+        it = run_experiment(settings(method, "cnn", rounds=2))
+        state = it.experiment.model.state_dict(it.w, it.b)
         save_file({name: x.clone(memory_format=torch.contiguous_format) for name, x in state.items()}, file)
-        again = play(settings(method, "cnn", rounds=0, init={"from": str(file), "strict": True}))
+        again = run_experiment(settings(method, "cnn", rounds=0, init={"from": str(file), "strict": True}))
         names = ("loss", "accuracy", "sha256")
         assert [again.rows[-1][n] for n in names] == [it.rows[-1][n] for n in names]

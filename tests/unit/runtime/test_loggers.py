@@ -54,7 +54,7 @@ class Late:
 
 
 @pytest.fixture
-def made(tmp_path):
+def make_settings(tmp_path):
     (tmp_path / "mine.py").write_text(WATCH)
 
     def load(rounds=3, *more):
@@ -77,7 +77,7 @@ def rows(folder, name):
     return [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_loggers_receive_each_round_and_do_not_change_the_run(made, tmp_path, monkeypatch, recwarn):
+def test_loggers_receive_each_round_and_do_not_change_the_run(make_settings, tmp_path, monkeypatch, recwarn):
     monkeypatch.chdir(tmp_path)  # the output is relative to it
     several = ", ".join(
         [
@@ -87,8 +87,8 @@ def test_loggers_receive_each_round_and_do_not_change_the_run(made, tmp_path, mo
         ]
     )
     place = ["output=.", "evaluate.protocol=[global, personal]"]
-    execute_run(made(3, *place, "name=bare"))
-    execute_run(made(3, *place, f"callbacks=[{several}]"))
+    execute_run(make_settings(3, *place, "name=bare"))
+    execute_run(make_settings(3, *place, f"callbacks=[{several}]"))
     assert [row["sha256"] for row in rows(tmp_path, "one")] == [row["sha256"] for row in rows(tmp_path, "bare")]
     good = heard(tmp_path, "good")
     assert [hook for hook, _ in good] == ["begin", "round", "round", "round", "end"]
@@ -104,7 +104,7 @@ def test_loggers_receive_each_round_and_do_not_change_the_run(made, tmp_path, mo
     assert "Watch: round: " in said[1]
     assert "ValueError: broken here; it is not called again, and the run continues" in said[1]
     # It goes on with more rounds: the line of the last one is written, and told, once more.
-    execute_run(made(5, *place, f"callbacks=[{callback(tmp_path, 'good')}]", "checkpoint.resume=must"))
+    execute_run(make_settings(5, *place, f"callbacks=[{callback(tmp_path, 'good')}]", "checkpoint.resume=must"))
     messages = [what["round"] for hook, what in heard(tmp_path, "good") if hook == "round"]
     assert messages == [0, 1, 2, 2, 3, 4]
     assert heard(tmp_path, "good")[5][1]["first"] == 2
@@ -132,19 +132,19 @@ def test_loggers_receive_each_round_and_do_not_change_the_run(made, tmp_path, mo
         ("callbacks=[mine.py:Watch]", r"callbacks\.0\..*mine\.py:Watch\.to: missing"),
     ],
 )
-def test_mistakes_in_loggers_are_reported_before_training(made, tmp_path, monkeypatch, given, words):
+def test_mistakes_in_loggers_are_reported_before_training(make_settings, tmp_path, monkeypatch, given, words):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UserError, match=words):
-        execute_run(made(3, given))
+        execute_run(make_settings(3, given))
     assert not (tmp_path / "one").exists()
 
 
-def test_tensorboard_events_can_be_read(made, tmp_path):
+def test_tensorboard_events_can_be_read(make_settings, tmp_path):
     """TensorBoard's reader finds one value per round, as in metrics.jsonl, also after the run was resumed."""
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    execute_run(made(2, "loggers=[tensorboard]"))
-    execute_run(made(4, "loggers=[tensorboard]", "checkpoint.resume=must"))
+    execute_run(make_settings(2, "loggers=[tensorboard]"))
+    execute_run(make_settings(4, "loggers=[tensorboard]", "checkpoint.resume=must"))
     results = reader.EventAccumulator(str(tmp_path / "one" / "tensorboard"))
     results.Reload()
     for name in ("accuracy", "loss", "wall_s"):
@@ -167,12 +167,12 @@ class Recorder(types.ModuleType):
         return call
 
 
-def test_wandb_receives_the_rows_of_metrics(made, tmp_path, monkeypatch):
+def test_wandb_receives_the_rows_of_metrics(make_settings, tmp_path, monkeypatch):
     module = Recorder("wandb")
     monkeypatch.setattr(Recorder, "said", said := [])
     monkeypatch.setitem(sys.modules, "wandb", module)
-    execute_run(made(2, "loggers=[{wandb: {project: mine}}]"))
-    execute_run(made(3, "loggers=[{wandb: {project: mine}}]", "checkpoint.resume=must"))
+    execute_run(make_settings(2, "loggers=[{wandb: {project: mine}}]"))
+    execute_run(make_settings(3, "loggers=[{wandb: {project: mine}}]", "checkpoint.resume=must"))
     calls = [each for each, _, _ in said if each != "Settings"]
     assert calls == ["init", "log", "log", "finish", "init", "log", "log", "finish"]
     begun = [named for each, _, named in said if each == "init"]

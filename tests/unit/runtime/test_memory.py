@@ -109,7 +109,7 @@ def test_the_smallest_measurement_of_shared_memory_counts():
 )
 def test_the_memory_of_a_host_is_checked_before_ranks_connect(monkeypatch, rank, local_rank, here, trains, asked):
     """`fedmpi validate`, `doctor` and `plan` check the memory in one process."""
-    made = prepare(settings(server={"trains_clients": trains}, compute={"device": "cpu"})).made
+    made = prepare(settings(server={"trains_clients": trains}, compute={"device": "cpu"})).experiment
     job = Job("mpi", rank, 5, local_rank, here, "here")
     total = sum(memory.estimate_memory(made, 5, False)[part] for part in asked)
     monkeypatch.setattr(memory, "get_available_bytes", lambda: total)
@@ -122,7 +122,7 @@ def test_the_memory_of_a_host_is_checked_before_ranks_connect(monkeypatch, rank,
 @pytest.mark.parametrize("on_gpu", [False, True])
 def test_every_rank_raises_the_same_memory_error(monkeypatch, on_gpu):
     """Two ranks share a GPU that has memory for one; with NCCL it also stores the uploads of rank 0."""
-    made = prepare(settings(compute={"device": "cpu"})).made
+    made = prepare(settings(compute={"device": "cpu"})).experiment
     needs = memory.estimate_memory(made, 3, on_gpu)
     left = needs["rank 0"] * on_gpu + 2 * needs["a training rank"]
     device = SimpleNamespace(type="cuda" if on_gpu else "cpu")
@@ -148,7 +148,7 @@ def test_every_rank_raises_the_same_memory_error(monkeypatch, on_gpu):
 
 def test_float64_copies_are_counted(monkeypatch):
     """Sums over the rows on rank 0 are computed in chunks of columns, whose size is bounded on a GPU."""
-    made = prepare(settings("fedavg", cohort={"fraction": 1.0}, server={"rule": "median"})).made
+    made = prepare(settings("fedavg", cohort={"fraction": 1.0}, server={"rule": "median"})).experiment
     rows, width = 7, made.messages.max_upload_size()
     assert linear.scratch_bytes(rows, width, False) >= 8 * rows * width
     monkeypatch.setattr(linear, "SCRATCH_ENTRIES_GPU", 64 * rows)

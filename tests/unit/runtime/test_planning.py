@@ -7,16 +7,16 @@ import pytest
 import torch
 import yaml
 from helpers import fedmpi, prepare, small_settings
-from thread_ranks import play_in_threads
+from thread_ranks import run_in_threads
 
 from fedmpi.common.host_memory import format_bytes
 from fedmpi.doctor import plan
 from fedmpi.engine.scheduler import RankSpeeds
 
 
-def made(config, size):
+def count_traffic(config, size):
     """Return the bytes that rank 0 sent and received in each round of a run."""
-    results = play_in_threads(size, {}, lambda seat: prepare(config, comm=seat), lambda it: (it.fed.run(), it)[1])
+    results = run_in_threads(size, {}, lambda seat: prepare(config, comm=seat), lambda it: (it.fed.run(), it)[1])
     for it in results.values():
         if isinstance(it, Exception):
             raise it
@@ -39,8 +39,8 @@ def made(config, size):
 def test_planned_bytes_equal_those_of_a_run(method, changes, monkeypatch):
     monkeypatch.setattr(RankSpeeds, "relative_costs", lambda *_: {})  # states that move are not counted
     config = small_settings(method, "mlp", rounds=3, **changes)
-    results = plan._estimate_traffic(prepare(config).made, 3)
-    rounds = made(config, 3)
+    results = plan._estimate_traffic(prepare(config).experiment, 3)
+    rounds = count_traffic(config, 3)
     assert (results["round"]["down"], results["round"]["up"]) == tuple(map(max, zip(*rounds, strict=True)))
     assert (results["run"]["down"], results["run"]["up"]) == tuple(map(sum, zip(*rounds, strict=True)))
 
@@ -93,7 +93,7 @@ class OnGpu(torch.Tensor):
 )
 def test_host_and_gpu_memory_are_separate_sums(backend, size, on_gpu, monkeypatch):
     """Each part counts as host or GPU memory by where it is stored; uploads on rank 0 depend on the backend."""
-    made = prepare(small_settings("scaffold", "mlp", comm={"backend": backend})).made
+    made = prepare(small_settings("scaffold", "mlp", comm={"backend": backend})).experiment
     needed = {"rank 0": 100 * MIB, "a training rank": 90 * MIB, "of which client state": 10 * MIB}
     monkeypatch.setattr(plan.memory, "estimate_memory", lambda *_: needed)
     monkeypatch.setattr(plan, "_read_peak_bytes", lambda: 700 * MIB)
@@ -116,7 +116,7 @@ def test_host_and_gpu_memory_are_separate_sums(backend, size, on_gpu, monkeypatc
 
 def test_activation_memory_of_a_step():
     """A perceptron stores the inputs and hidden units of each layer: 64 + h floats, and h more for the ReLUs."""
-    net = prepare(small_settings("fedavg", "mlp")).made.net
+    net = prepare(small_settings("fedavg", "mlp")).experiment.net
     hidden = sum(layer.out_features for layer in net.module.modules() if isinstance(layer, torch.nn.Linear))
     assert 4 * 64 <= net.activation_bytes() <= 4 * (64 + 3 * hidden)
 

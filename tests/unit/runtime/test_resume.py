@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import digest, fedmpi, prepare, record, small_settings
-from thread_ranks import play_in_threads
+from thread_ranks import run_in_threads
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.transforms.geometric import Resize
@@ -34,7 +34,7 @@ def attach(it, folder, room, every=1, keep=2):
     """Make a federation write checkpoints, with at most `room` clients' rows in memory."""
     it.kept = kept_in(folder, every, keep)
     it.fed.reporter.callbacks.save_state = it.kept.save
-    if it.made.messages.client_state.size:
+    if it.experiment.messages.client_state.size:
         it.fed.states.store, it.fed.states.max_in_memory = it.kept.rows, room
 
 
@@ -157,7 +157,7 @@ def test_every_method_can_be_resumed_on_another_number_of_ranks(tmp_path, method
             hashes.update({row["round"]: row["sha256"] for row in it.rows})
 
     for size, cut in ((4, cuts[0]), (2, cuts[1]), (3, None)):
-        ended = play_in_threads(size, {}, start, lambda it, cut=cut: play(it, cut))
+        ended = run_in_threads(size, {}, start, lambda it, cut=cut: play(it, cut))
         assert all(end is None for end in ended.values()) == (cut is None), ended
     assert [hashes[t] for t in range(6)] == full.hashes
 

@@ -16,7 +16,7 @@ def row(t, **more):
     return {**first, "sent_bytes": 100, "received_bytes": 50, "sha256": f"{t:064}", **more}
 
 
-def made(place, rows=(), summary=None, rounds=10, rows_held=False, checkpoint=None, **named):
+def make_run(place, rows=(), summary=None, rounds=10, rows_held=False, checkpoint=None, **named):
     """Write a run directory by hand."""
     place.mkdir(parents=True, exist_ok=True)
     (place / "identity.json").write_text(json.dumps({"rounds": str(rounds), "name": "'x'"}))
@@ -49,7 +49,7 @@ FEW = [row(t) for t in range(4)]
     ],
 )
 def test_states_and_exit_codes(tmp_path, summary, rows, checkpoint, state, why, code):
-    results = status.read_run_status(made(tmp_path / "run", rows, summary, checkpoint=checkpoint))
+    results = status.read_run_status(make_run(tmp_path / "run", rows, summary, checkpoint=checkpoint))
     assert (results["state"], status.status_exit_code(results)) == (state, code)
     assert why in results["why"]
     assert results["rounds_done"] == len(rows)
@@ -58,7 +58,7 @@ def test_states_and_exit_codes(tmp_path, summary, rows, checkpoint, state, why, 
 
 
 def test_a_running_job_is_recognised_by_its_lock(tmp_path):
-    run = made(tmp_path / "run", FEW, "failed: before it was gone on with")
+    run = make_run(tmp_path / "run", FEW, "failed: before it was gone on with")
     with lock.hold_lock(run):
         results = status.read_run_status(run)
         assert results["state"] == status.RUNNING
@@ -82,21 +82,21 @@ def test_reading_the_status_does_not_prevent_a_job_from_starting(tmp_path, monke
 
 
 def test_without_locks_a_recent_write_means_running(tmp_path, monkeypatch):
-    run = made(tmp_path / "run", FEW, checkpoint=3)
+    run = make_run(tmp_path / "run", FEW, checkpoint=3)
     monkeypatch.setattr(lock, "inspect_lock", lambda _: (None, {"host": "far"}))
     assert status.read_run_status(run)["state"] == status.RUNNING
     assert status.read_run_status(run, time.time() + 3600)["state"] == status.DIED
 
 
 def test_the_eta_uses_measured_rounds_except_the_first(tmp_path):
-    run = made(tmp_path / "run", FEW)
+    run = make_run(tmp_path / "run", FEW)
     with lock.hold_lock(run):
         results = status.read_run_status(run)
         assert results["round_s"] == 2.0
         assert results["eta_s"] == 6 * 2.0
-        first = status.read_run_status(made(tmp_path / "first", [row(0)]))
+        first = status.read_run_status(make_run(tmp_path / "first", [row(0)]))
     assert first["round_s"] == 9.0  # there is no other
-    long = made(tmp_path / "long", [row(t, wall_s=1.0 + (t >= 30)) for t in range(50)], rounds=100)
+    long = make_run(tmp_path / "long", [row(t, wall_s=1.0 + (t >= 30)) for t in range(50)], rounds=100)
     assert status.read_run_status(long)["round_s"] == 2.0  # of the last twenty
 
 
@@ -105,7 +105,7 @@ def test_status_shows_metrics_bytes_faults_and_ranks(tmp_path):
     loss = {"round": 2, "ranks": {"2": "node5"}, "clients": [3]}
     ranks = {"ranks": [{"rank": r, "host": f"node{r}"} for r in range(3)], "launcher": "slurm", "slurm_job_id": "77"}
     named = {"faults.jsonl": json.dumps(loss) + "\n", "environment.json": json.dumps(ranks)}
-    run = made(tmp_path / "run", rows, **named)
+    run = make_run(tmp_path / "run", rows, **named)
     with lock.hold_lock(run):
         results = status.read_run_status(run)
     assert (results["metrics"], results["metrics_round"]) == ({"train_loss": 1.9, "loss": 1.5, "accuracy": 50.0}, 1)
@@ -119,7 +119,7 @@ def test_status_shows_metrics_bytes_faults_and_ranks(tmp_path):
 
 
 def test_status_skips_incomplete_and_damaged_lines(tmp_path):
-    run = made(tmp_path / "run", FEW)
+    run = make_run(tmp_path / "run", FEW)
     complete = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_bytes(b"\xff\xfe{}\n" + complete.encode() + b'{"round": 4, "wa')
     (run / "identity.json").write_text('{"rounds": "1')
@@ -152,8 +152,8 @@ def test_status_of_something_else_is_an_error(tmp_path):
 
 def test_status_of_a_sweep_directory(tmp_path):
     place = tmp_path / "few"
-    made(place / "a", [row(t) for t in range(10)], "finished")
-    made(place / "b", FEW, "failed: no such weights")
+    make_run(place / "a", [row(t) for t in range(10)], "finished")
+    make_run(place / "b", FEW, "failed: no such weights")
     (place / "c.log").write_text("fedmpi: error: data.root: no such directory\n")
     (place / run_files.SWEEP_FILE).write_text(json.dumps({"runs": ["a", "b", "c", "d", "e"]}))
     results = sweep_status.read_directory_status(place)

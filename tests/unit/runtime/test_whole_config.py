@@ -7,7 +7,7 @@ import torch
 import yaml
 from every_method import VARIANTS
 from helpers import fedmpi as command
-from helpers import play, small_settings
+from helpers import run_experiment, small_settings
 
 import fedmpi
 from fedmpi import config
@@ -55,7 +55,7 @@ def test_the_written_config_gives_the_same_run(tmp_path, name):
     assert metadata.resolve_settings(again).identity() == full.identity()
     assert normalize_identity(again.digest_items()) == normalize_identity(full.digest_items())
     assert set(asked.model_dump(mode="json")["method"]) <= set(full.model_dump(mode="json")["method"])
-    one, two = play(asked), play(again)
+    one, two = run_experiment(asked), run_experiment(again)
     assert one.hashes == two.hashes
     assert torch.equal(one.b, two.b)
 
@@ -78,7 +78,7 @@ train: {{batch_size: 200}}
 
 
 @pytest.fixture
-def made(tmp_path, monkeypatch):
+def run_with_plug_in(tmp_path, monkeypatch):
     """A run with a plug-in model, and the file of the plug-in."""
     own = tmp_path / "code"
     own.mkdir()
@@ -88,13 +88,13 @@ def made(tmp_path, monkeypatch):
     return tmp_path / "runs" / "mine", own / "mynet.py"
 
 
-def test_options_of_plug_ins_are_written(made):
-    assert yaml.safe_load((made[0] / "config.yaml").read_text())["model"]["width"] == 8
+def test_options_of_plug_ins_are_written(run_with_plug_in):
+    assert yaml.safe_load((run_with_plug_in[0] / "config.yaml").read_text())["model"]["width"] == 8
 
 
 @pytest.mark.parametrize("what", ["deleted", "moved run", "changed"])
-def test_a_model_is_loaded_from_the_copy_in_the_run_directory(made, tmp_path, what):
-    run, file = made
+def test_a_model_is_loaded_from_the_copy_in_the_run_directory(run_with_plug_in, tmp_path, what):
+    run, file = run_with_plug_in
     before = fedmpi.load(run, trust=True)
     if what == "changed":
         file.write_text(NET.format("Tanh"))  # would fit, and give other outputs
@@ -111,8 +111,8 @@ def test_a_model_is_loaded_from_the_copy_in_the_run_directory(made, tmp_path, wh
     assert torch.equal(before(x), after(x))
 
 
-def test_commands_use_the_copy_of_a_deleted_plug_in(made, tmp_path):
-    run, file = made[0], made[1].rename(tmp_path / "own.py")
+def test_commands_use_the_copy_of_a_deleted_plug_in(run_with_plug_in, tmp_path):
+    run, file = run_with_plug_in[0], run_with_plug_in[1].rename(tmp_path / "own.py")
     for words in (("verify", run), ("replay", run), ("export", run), ("resume", run, "rounds=3")):
         result = command(*words, *(["--trust"] if words[0] != "resume" else []))
         assert result.returncode == 0, (words, result.stdout, result.stderr)
@@ -126,8 +126,8 @@ def test_commands_use_the_copy_of_a_deleted_plug_in(made, tmp_path):
     assert result.returncode == 0, result.stderr  # the options of the model stay, too
 
 
-def test_the_same_plug_in_in_two_folders_gives_the_same_settings(made, tmp_path):
-    run, file = made
+def test_the_same_plug_in_in_two_folders_gives_the_same_settings(run_with_plug_in, tmp_path):
+    run, file = run_with_plug_in
     other = file.rename(tmp_path / "mynet.py")
     execute_run(config.load(tmp_path / "c.yaml", [f"output={tmp_path}/runs", "name=d", f"model.name={other}:net"]))
     assert "mynet.py" not in json.dumps(compare.compare_runs(run, tmp_path / "runs" / "d")["settings"])
