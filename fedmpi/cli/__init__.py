@@ -26,7 +26,7 @@ def main() -> NoReturn:
     end the whole job.
     """
     process = CommandProcess()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `run_command` installs its own handler
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `run_and_exit` installs its own handler
     if sys.argv[1:2] in (["run"], ["resume"]):
         gc.disable()  # imports are 10 % faster without it; it is enabled again before training
         process.stop.install_handlers(signal.SIGINT)
