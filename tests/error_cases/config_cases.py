@@ -82,7 +82,7 @@ VALUES = {
     "comm.compression=int4": r"comm\.compression: 'int4' is not allowed; must be: fp32, bf16, fp16, int8",
     "comm.compression=int8;;method.name=fedfomo;;data.validation=0.2": r"int8 encodes only updates.* theta",
     "compute.clients_per_pass=all": r"compute\.clients_per_pass: 'all' .*whole number .*; auto",
-    "compute.clients_per_pass=4;;method.name=fedsam": r"compute\.cl.*: 4: .*FedSAM overrides the hook step; .* to 1",
+    "compute.clients_per_pass=4;;method.name=fedsam": r"compute\.cl.*: 4: .*FedSAM overrides the hook step; .*: 1 ",
     "compute.threads=100000": r"compute\.threads: 100000 .*may use \d+ core",
     "compute=null": r"compute: None is not allowed; must be: mapping",
     "model.name=mlp;;model.hidden=[]": r"model\.hidden: \[\] .*list of: .*at least 1 item",
@@ -119,7 +119,7 @@ TOGETHER = {
     "compute.cudnn_benchmark=true;;compute.deterministic=true": (
         r"compute\.cudnn_benchmark: true has no effect, because compute\.deterministic is true"
     ),
-    "compute.clients_per_pass=4;;train.optim=adam": r"per_pass: 4: .*: train\.optim is adam; set compute\.cl.* to 1",
+    "compute.clients_per_pass=4;;train.optim=adam": r"per_pass: 4: .*: train\.optim is adam; set compute\.cl.*: 1 ",
     "compute.clients_per_pass=4;;train.steps=3": r"compute\.clients_per_pass: 4: .*: train\.steps is 3",
     "evaluate.best=accuracy": r"line: evaluate\.best=accuracy: evaluate\.best\.metric: accuracy needs validation",
     "evaluate.best=f2;;data.validation=0.1": r"=f2: evaluate\.best\.metric: task classification has no 'f2'",
