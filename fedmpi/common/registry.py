@@ -105,12 +105,12 @@ def make_component(
         if wrong := [name for name in optional if name not in passed]:
             raise TypeError(f"the option {wrong[0]} comes before them")
     except (TypeError, ValueError) as error:  # ValueError: a function written in C without a signature
-        wanted = f"({', '.join(passed)}, **options)" if passed else "options only"
-        raise UserError(f"{where}: cannot be called with {wanted}: {error}") from error
-    given = options.check_options(
+        expected = f"({', '.join(passed)}, **options)" if passed else "options only"
+        raise UserError(f"{where}: cannot be called with {expected}: {error}") from error
+    bound_options = options.check_options(
         target, choice.options, kind.section, kind.engine_arguments, origins, named, choice.reserved_keys
     )
-    return partial(target, **given)
+    return partial(target, **bound_options)
 
 
 def is_file_reference(name: str) -> bool:

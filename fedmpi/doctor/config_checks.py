@@ -60,14 +60,14 @@ def check_ranks(settings: configs.Settings, job: Job) -> ReportRow:
             "ranks", "one process, which is the server and all clients; start more ranks with mpirun, srun or torchrun"
         )
     started = f"{job.size} ({job.launcher}), {job.local_size} of them on this host"
-    wanted = settings.faults.on_lost_rank
-    if wanted == "abort":
+    policy = settings.faults.on_lost_rank
+    if policy == "abort":
         return ReportRow("ranks", started)
     why = explain_why_failure_ends_job(job, os.environ)
     if not why and settings.comm.backend in ("nccl", "mpi"):
         why = f"{settings.comm.backend} cannot continue after a rank failure (comm.backend=gloo can)"
     return ReportRow(
-        "ranks", join_nonempty([started, f"faults.on_lost_rank: {wanted}, but {why}" * bool(why)]), WARN if why else OK
+        "ranks", join_nonempty([started, f"faults.on_lost_rank: {policy}, but {why}" * bool(why)]), WARN if why else OK
     )
 
 
