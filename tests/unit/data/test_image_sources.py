@@ -241,7 +241,7 @@ def test_pacs_domains_are_the_sites(tmp_path):
     assert opened[0].site is None
     with pytest.raises(UserError, match=r"photo/dog/pic_000\.png cannot be read as an image"):
         pacs(tmp_path, size=8)
-    with pytest.raises(UserError, match="no site 'art'; allowed: art_painting, cartoon, photo, sketch"):
+    with pytest.raises(UserError, match="unknown site 'art'; allowed: art_painting, cartoon, photo, sketch"):
         pacs(tmp_path, site="art")
 
 
