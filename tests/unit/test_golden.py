@@ -1,9 +1,9 @@
-"""Losses at full precision: what no change may move without saying so and showing why.
+"""Golden losses at full precision, which only a justified change may move.
 
-    pytest tests/unit/test_golden.py [-k METHOD] --write-golden        write tests/unit/golden/METHOD.jsonl anew
+    pytest tests/unit/test_golden.py [-k METHOD] --write-golden        rewrite tests/unit/golden/METHOD.jsonl
 
-On the machine that wrote a file (same torch, same processor) every digit must agree; kernels of others sum in another
-order, and there four digits must.
+On the machine that wrote a file (same torch, same processor) every digit must agree. Kernels of other machines sum in a
+different order, and there four digits must agree.
 """
 
 import json
@@ -20,8 +20,8 @@ FOLDER = ROOT / "tests" / "unit" / "golden"
 METRICS = ("loss", "accuracy", "train_loss", "personal_loss", "personal_accuracy")
 
 
-def machine():
-    """What decides the last digits: torch's kernels are chosen by the processor's abilities and caches."""
+def describe_machine():
+    """Return what determines the last digits: torch, and the processor's instruction sets and caches."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     facts = dict(map(str.strip, line.split(":", 1)) for line in lines if ":" in line)
@@ -34,7 +34,7 @@ def machine():
 
 
 def measure(method):
-    """The metrics of every round on two nets."""
+    """Return the metrics of every round on two networks."""
     rows = []
     for net in ("mlp", "norm"):
         for row in run_experiment(small_settings(method, net, train={"epochs": 2})).rows:
@@ -43,15 +43,15 @@ def measure(method):
 
 
 @pytest.mark.parametrize("method", sorted(registry))
-def test_golden_losses(method, request):
-    """The file's first line is the machine that wrote it; one line a round follows."""
+def test_losses_equal_the_golden_files(method, request):
+    """The first line of a file describes the machine that wrote it; one line per round follows."""
     file = FOLDER / f"{method}.jsonl"
     if request.config.getoption("--write-golden"):
-        file.write_text("".join(json.dumps(line) + "\n" for line in (machine(), *measure(method))))
+        file.write_text("".join(json.dumps(line) + "\n" for line in (describe_machine(), *measure(method))))
     assert file.exists(), f"write it: pytest tests/unit/test_golden.py -k {method} --write-golden"
     writer, *golden = map(json.loads, file.read_text().splitlines())
     for row, expected in zip(measure(method), golden, strict=True):
-        if writer == machine():
+        if writer == describe_machine():
             assert row == expected
         else:
             assert row.keys() == expected.keys()

@@ -1,4 +1,4 @@
-"""What every registered method must hold. A new method is in here by its registry line and needs no code of its own."""
+"""Properties of every registered method; a new method is included by its line in the registry."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -35,18 +35,20 @@ every_net = pytest.mark.parametrize("net", NETS)
 
 @lru_cache
 def fedavg(net, momentum):
+    """Run FedAvg."""
     return run_experiment(small_settings("fedavg", net, train={"momentum": momentum}))
 
 
-def neutral(method):
+def options_equal_to_fedavg(method):
+    """Return the options at which a method equals FedAvg."""
     return {**SPECIAL.get(method, {}), **load_object(method, registry, "method").equals_fedavg_at}
 
 
 # ---- what it becomes ----
 @every_net
 @pytest.mark.parametrize("method", NEUTRAL)
-def test_equals_fedavg_bit_for_bit_at_neutral(method, net):
-    config = small_settings(method, net, options=neutral(method))
+def test_methods_have_the_bits_of_fedavg_at_equals_fedavg_at(method, net):
+    config = small_settings(method, net, options=options_equal_to_fedavg(method))
     mine, theirs = run_experiment(config), fedavg(net, config.train.momentum)
     assert mine.hashes == theirs.hashes
     assert torch.equal(mine.b, theirs.b)
@@ -55,20 +57,20 @@ def test_equals_fedavg_bit_for_bit_at_neutral(method, net):
 
 @pytest.mark.parametrize("net", ["mlp", "norm"])
 @pytest.mark.parametrize("method", NEUTRAL)
-def test_one_client_is_plain_sgd(method, net):
-    """Tolerance: w + (w' - w) is w' but for two roundings of float32, a round."""
+def test_one_client_equals_plain_sgd(method, net):
+    """The tolerance is for w + (w' - w), which equals w' up to two roundings of float32 per round."""
     config = small_settings(
-        method, net, options=neutral(method), cohort={"fraction": 1.0}, train={"weight_decay": 1e-3}
+        method, net, options=options_equal_to_fedavg(method), cohort={"fraction": 1.0}, train={"weight_decay": 1e-3}
     )
     data = split(images(), "iid", 1, 0)
     it = run_experiment(config, data)
-    w = by_hand(it)
+    w = run_by_hand(it)
     assert not torch.equal(w, it.w0)
     torch.testing.assert_close(it.w, w, rtol=1e-4, atol=2e-6)
 
 
-def by_hand(it):
-    """The same rounds as anybody would write them, on a module of the same start; dropout draws from the same place."""
+def run_by_hand(it):
+    """Run the same rounds with plain torch on a module with the same start and random numbers."""
     config, shard = it.experiment.settings, it.experiment.data.train[0]
     x, y = shard.x[shard.index], shard.y[shard.index]
     train = config.train
@@ -89,8 +91,8 @@ def by_hand(it):
 
 # ---- what it must not depend on ----
 @every_method
-def test_client_ids_do_not_matter(method):
-    """Full batches of all clients: ids choose neither batches nor cohorts, only the order of the sums."""
+def test_results_do_not_depend_on_client_ids(method):
+    """With full batches of all clients, ids determine neither batches nor cohorts, only the order of sums."""
     options = WITHOUT_IDS.get(method, SPECIAL.get(method, {}))
     config = small_settings(method, options=options, cohort={"fraction": 1.0}, train={"batch_size": "full"})
     data = federated(client_test="global")
@@ -115,8 +117,8 @@ def test_client_ids_do_not_matter(method):
 
 @pytest.mark.parametrize("net", ["mlp", "norm"])
 @every_method
-def test_a_client_trains_the_same_whoever_trained_before(method, net):
-    """And leaves the others' state, the message and the data bit-unchanged: nothing leaks through the shared model."""
+def test_training_does_not_depend_on_the_client_trained_before(method, net):
+    """Other clients' states, the message and the data keep their bits: nothing leaks through the shared model."""
     it = run_experiment(small_settings(method, net))
     fed = it.fed
     before = {k: digest(row) for k, row in fed.states.rows.items()}
@@ -139,7 +141,7 @@ def test_a_client_trains_the_same_whoever_trained_before(method, net):
     assert len(kept) == 7
     alone = train([4])
     assert {k for k in before if digest(fed.states.rows[k]) != before[k]} == (
-        {4} if _keeps_news(it.experiment) else set()
+        {4} if _changes_client_state(it.experiment) else set()
     )
     for k, row in kept.items():
         fed.states.rows[k].copy_(row)
@@ -152,15 +154,15 @@ def test_a_client_trains_the_same_whoever_trained_before(method, net):
     assert (digest(fed.transport.broadcast_copy), digest(it.experiment.data.train[0].x)) == (received, x)
 
 
-def _keeps_news(made):
-    """Whether a client's round changes what it keeps: its declared state, or own parts that are trained."""
+def _changes_client_state(made):
+    """Return whether a client's round changes its declared state, or own parts that are trained."""
     method, groups = made.method, made.model.layout.groups()
-    own = groups - _travelling(made)
+    own = groups - _shared_groups(made)
     return bool(method.client_state) or bool(own & (groups if "*" in method.trains else set(method.trains)))
 
 
-def _travelling(made, round_=None):
-    """The layout groups that the method says travel in a round; in any round if none is named."""
+def _shared_groups(made, round_=None):
+    """Return the layout groups that the method sends in a round, or in any round if none is given."""
     method, rounds, found = made.method, made.settings.rounds, set()
     for t in range(rounds) if round_ is None else [round_]:
         said, groups = method.shared_parts(t, rounds), made.model.layout.groups() | made.model.buffer_layout.groups()
@@ -182,8 +184,8 @@ def test_evaluation_changes_nothing(method, net):
 
 # ---- what it sends ----
 @every_method
-def test_bytes_sent_are_the_bytes_declared(method):
-    """One process: the download once, each client's own download and upload onto itself; 4 bytes an entry."""
+def test_sent_bytes_equal_the_declared_bytes(method):
+    """One process: the download once, and each client's own download and upload; 4 bytes per entry."""
     it = run_experiment(small_settings(method))
     messages = it.experiment.messages
     for row in it.rows:
@@ -195,14 +197,13 @@ def test_bytes_sent_are_the_bytes_declared(method):
 
 
 @every_method
-def test_the_declared_bytes_are_the_sum_of_what_the_method_names(method):
-    """Nothing else travels: the shared weights and float buffers, the declared slots, and four numbers of the
-    engine's."""
+def test_declared_bytes_are_the_sum_of_the_declared_parts(method):
+    """Sent are the shared weights and float buffers, the declared slots, and four numbers of the engine."""
     it = prepare(small_settings(method, "norm"))
     made, messages, method = it.experiment, it.experiment.messages, it.experiment.method
-    travelling = _travelling(made)
-    shared, all_weights = _entries_in(travelling, made.model.layout), made.model.layout.size
-    buffers, all_buffers = _entries_in(travelling, made.model.buffer_layout), 2 * 6  # mean, variance of the six maps
+    travelling = _shared_groups(made)
+    shared, all_weights = _count_entries(travelling, made.model.layout), made.model.layout.size
+    buffers, all_buffers = _count_entries(travelling, made.model.buffer_layout), 2 * 6  # mean, variance of the six maps
 
     def entries(slots, s=shared):
         sizes = {**messages.sizes, "s": s}
@@ -211,9 +212,9 @@ def test_the_declared_bytes_are_the_sum_of_what_the_method_names(method):
     received = sum(entries({n: method.server_state[n]}) for n in method.receives)
     assert messages.broadcast_layout().packing.size == shared + buffers + received + 1
     for t in range(made.settings.rounds):
-        groups, named = _travelling(made, t), method.shared_parts(t, made.settings.rounds).slots
+        groups, named = _shared_groups(made, t), method.shared_parts(t, made.settings.rounds).slots
         slots = {n: slot for n, slot in method.sends.items() if named is None or n in named}
-        of_w, of_b = (_entries_in(groups, layout) for layout in (made.model.layout, made.model.buffer_layout))
+        of_w, of_b = (_count_entries(groups, layout) for layout in (made.model.layout, made.model.buffer_layout))
         assert messages.upload_layout(t).packing.size == entries(slots, of_w) + of_b + 3
     assert messages.per_client_download.size == entries(method.per_client_download)
     kept = (all_weights - shared) + (all_buffers - buffers)
@@ -221,17 +222,19 @@ def test_the_declared_bytes_are_the_sum_of_what_the_method_names(method):
     assert all_weights == sum(p.numel() for p in made.net.module.parameters())
 
 
-def _entries_in(groups, layout):
-    """Entries of the tensors of these groups, one by one."""
+def _count_entries(groups, layout):
+    """Return the number of entries of the tensors of these groups."""
     return sum(int(np.prod(s.shape)) for s in layout.segments if s.group in groups)
 
 
 # ---- the edges ----
 @pytest.mark.parametrize("net", ["mlp", "norm"])
 @every_method
-def test_learning_rate_zero_leaves_the_weights(method, net):
-    """Every server rule is zero at zero updates. Batch statistics move all the same, and head phases may have a rate of
-    their own, but what they train does not travel."""
+def test_learning_rate_zero_changes_no_shared_weights(method, net):
+    """Server rules give zero for zero updates.
+
+    Batch statistics change all the same, and head phases may have their own learning rate, but that part is not sent.
+    """
     options = OWN_RATES.get(method, SPECIAL.get(method, {}))
     it = prepare(small_settings(method, net, options=options, train={"lr": 0.0, "weight_decay": 1e-3}))
     before = it.w.clone()
@@ -240,7 +243,7 @@ def test_learning_rate_zero_leaves_the_weights(method, net):
 
 
 def clients_of(*parts):
-    """Clients with these of thirty samples, which are the same ten in the same order three times."""
+    """Return a function that makes clients with these of thirty samples, which are the same ten three times."""
     data = images()
     rows = torch.arange(10).repeat(3)
     data = Dataset(data.train_x[rows], data.train_y[rows], data.test_x, data.test_y, data.classes)
@@ -256,8 +259,8 @@ def clients_of(*parts):
 
 
 @every_method
-def test_identical_clients_make_their_common_step(method):
-    """Any sensible server rule gives back the update on which all agree: three identical clients are as good as one."""
+def test_identical_clients_equal_one_client(method):
+    """Every sensible server rule returns the update on which all clients agree."""
     options = WITHOUT_IDS.get(method, SPECIAL.get(method, {}))
     config = small_settings(method, options=options, cohort={"fraction": 1.0}, train={"batch_size": "full"})
     three = run_experiment(config, clients_of(range(10), range(10, 20), range(20, 30)))
@@ -267,7 +270,7 @@ def test_identical_clients_make_their_common_step(method):
 
 
 @every_method
-def test_clients_with_one_sample_leave_a_finite_model(method):
+def test_clients_with_one_sample_give_a_finite_model(method):
     config = small_settings(method, "mlp", options=SPECIAL.get(method, {}), cohort={"fraction": 1.0})
     it = run_experiment(config, clients_of([5], range(10, 20), [7]))
     assert it.w.isfinite().all()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from helpers import images, record, run_experiment, small_settings
-from test_packed import TOLERANCE, apart
+from test_packed import TOLERANCE, relative_difference
 from test_transport import run_on_ranks
 
 from fedmpi.data.dataset import Dataset
@@ -59,5 +59,8 @@ def test_clients_trained_at_once_get_the_same_samples(train, monkeypatch):
     monkeypatch.setattr(PackedFit, "__call__", lambda self: (sizes.append(len(self.clients)), call(self))[1])
     one = make_config(train={"epochs": 2, "lr": 0.05, **train}, cohort={"fraction": 1.0})
     several = one.model_copy(update={"compute": one.compute.model_copy(update={"clients_per_pass": 7})})
-    assert apart(run_experiment(one, make_federation()), run_experiment(several, make_federation())) < 2 * TOLERANCE
+    assert (
+        relative_difference(run_experiment(one, make_federation()), run_experiment(several, make_federation()))
+        < 2 * TOLERANCE
+    )
     assert sizes == [7, 7]

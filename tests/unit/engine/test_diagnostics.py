@@ -1,4 +1,4 @@
-"""What `analysis` measures of a round, against a naive computation; and that it changes nothing."""
+"""The probes of `analysis` equal naive computations and do not change the run."""
 
 from dataclasses import replace
 
@@ -20,7 +20,8 @@ ALL = list(PROBES)
 KEEP_PARTS = ("fedper", "fedrep", "fedbn", "ditto")
 
 
-def watched(config, data=None):
+def run_with_probes(config, data=None):
+    """Run the settings with all probes."""
     it = prepare(config, data)
     it.fed.run()
     return it
@@ -32,9 +33,9 @@ def whole(method):
 
 
 # ---- a round, by hand ----
-def test_a_round_against_plain_loops():
+def test_a_round_equals_plain_loops():
     config = settings("fedavg", rounds=1, analysis=ALL, cohort={"fraction": 0.6})
-    [row] = watched(config).files["analysis.jsonl"]
+    [row] = run_with_probes(config).files["analysis.jsonl"]
     it = prepare(config)
     trainer = build.make_trainer(it.experiment, lambda: False)
     members = row["clients"]
@@ -69,20 +70,20 @@ def test_a_round_against_plain_loops():
 
 # ---- it changes nothing, and ranks change nothing in it ----
 @pytest.mark.parametrize("method", sorted(set(registry) - {"fedsr"}))
-def test_a_run_has_the_bits_that_it_has_without(method):
+def test_probes_do_not_change_the_bits_of_a_run(method):
     if not whole(method):
         with pytest.raises(UserError, match=r"analysis: drift .* keep parts"):
             prepare(small_settings(method, analysis=["drift"]))
         return
     config = small_settings(method, rounds=2)
     analysis = ["losses", "drift", "features", "orthogonality", "layers"]
-    assert record(watched(config.model_copy(update={"analysis": analysis}))) == record(run_experiment(config))
+    assert record(run_with_probes(config.model_copy(update={"analysis": analysis}))) == record(run_experiment(config))
 
 
 @pytest.mark.parametrize("server", [{}, {"trains_clients": True}, {"placement": "sharded"}])
-def test_ranks_say_the_same_as_one_process(server):
+def test_several_ranks_measure_the_same_as_one_process(server):
     config = settings("scaffold", rounds=3, analysis=ALL, evaluate={"every": 2}, server=server)
-    alone = watched(config)
+    alone = run_with_probes(config)
     assert [row["round"] for row in alone.files["analysis.jsonl"]] == [1, 2]
     spread = run_on_ranks(config, 3)[0]
     assert repr(spread.files["analysis.jsonl"]) == repr(alone.files["analysis.jsonl"])
@@ -94,7 +95,7 @@ def test_ranks_say_the_same_as_one_process(server):
 def test_sites_without_a_common_test_set():
     data = replace(federated(), global_test=None)
     config = settings("fedavg", rounds=1, analysis=["losses", "drift", "contribution", "orthogonality", "layers"])
-    [row] = watched(config, data).files["analysis.jsonl"]
+    [row] = run_with_probes(config, data).files["analysis.jsonl"]
     gains = torch.tensor(row["contribution"]["gain"])
     assert len(gains) == len(row["clients"])
     assert gains.isfinite().all()
@@ -105,7 +106,7 @@ def test_sites_without_a_common_test_set():
 @pytest.mark.parametrize(
     "faults", [{"on_lost_rank": "drop"}, {"on_client_error": "drop"}, {"on_bad_update": "drop", "max_norm": 9}]
 )
-def test_rounds_with_holes_are_refused(faults):
+def test_probes_reject_rounds_that_may_lose_clients(faults):
     with pytest.raises(UserError, match="needs all clients of a round"):
         prepare(settings("fedavg", analysis=["drift"], faults=faults))
 
@@ -117,11 +118,11 @@ def test_rounds_with_holes_are_refused(faults):
         ("fedexp", {"options": {"report": "average"}}),
     ],
 )
-def test_updates_are_counted_from_where_a_client_begins(method, changes):
-    """Which is not the global model where a method announces or makes another."""
+def test_updates_are_relative_to_the_clients_initial_weights(method, changes):
+    """These are not the global model if a method sends or computes other weights."""
     config = settings(method, analysis=["drift", "layers"], **{"rounds": 4, "cohort": {"fraction": 1}, **changes})
     config = config.model_copy(update={"record": config.record.model_copy(update={"updates": "gram"})})
-    it = watched(config)
+    it = run_with_probes(config)
     for row, line in zip(it.files["analysis.jsonl"], it.updates, strict=True):
         assert row["drift"]["norms"] == pytest.approx(line["norms"], rel=1e-4)
         assert row["drift"]["cosine"] == pytest.approx(line["cosine_mean"], abs=1e-4)
@@ -130,7 +131,7 @@ def test_updates_are_counted_from_where_a_client_begins(method, changes):
     assert repr(run_on_ranks(config, 3)[0].files["analysis.jsonl"]) == repr(it.files["analysis.jsonl"])
 
 
-def test_who_has_not_moved_is_in_no_pair():
+def test_clients_with_update_zero_are_in_no_pair():
     still = round_metrics.gram_statistics(torch.tensor([[1.0, -0.5, 0.0], [-0.5, 1.0, 0.0], [0.0, 0.0, 0.0]]))
     assert (still["cosine"], still["conflicts"]) == (-0.5, 1.0)
     nobody = round_metrics.gram_statistics(torch.zeros(3, 3))

@@ -1,4 +1,4 @@
-"""Frozen parameters: on every rank once, in no message; a head on a backbone is a model like any."""
+"""Frozen parameters exist once on every rank and are part of no message; any method can train a head on a backbone."""
 
 import pytest
 import torch
@@ -13,8 +13,8 @@ from fedmpi.runtime import rank_agreement
 HERE = __file__
 
 
-def on_backbone(input_shape, classes, width: int = 1000, inner: dict | None = None):
-    """A linear layer that is frozen, with about 1000 weights a pixel, behind it a small network that is trained."""
+def with_backbone(input_shape, classes, width: int = 1000, inner: dict | None = None):
+    """Build a frozen linear layer with about 1000 weights per pixel, followed by a small network that is trained."""
     backbone = nn.Sequential(nn.Flatten(), nn.Linear(torch.Size(input_shape).numel(), width), nn.Tanh())
     backbone.requires_grad_(False)
     if inner is None:
@@ -30,9 +30,9 @@ def layers(module):
 
 
 @pytest.mark.parametrize("method", sorted(methods))
-def test_every_method_leaves_it_alone(method):
+def test_no_method_changes_frozen_parameters(method):
     inner = NETS_OF.get(method, NETS)["mlp"]
-    model = {"name": f"{HERE}:on_backbone", "width": 64, "inner": inner}
+    model = {"name": f"{HERE}:with_backbone", "width": 64, "inner": inner}
     it = run_experiment(small_settings(method, rounds=2, model=model))
     frozen = it.experiment.model.frozen
     assert sum(p.numel() for p in frozen.values()) == 64 * 64 + 64
@@ -44,13 +44,13 @@ def test_every_method_leaves_it_alone(method):
     assert not torch.equal(it.w, it.w0) or method in ("local", "fedproto", "fedfomo")
 
 
-def test_clients_are_trained_together_above_a_backbone():
-    tree = {"rounds": 2, "model": {"name": f"{HERE}:on_backbone", "width": 64}}
+def test_clients_with_a_frozen_backbone_are_trained_at_once():
+    tree = {"rounds": 2, "model": {"name": f"{HERE}:with_backbone", "width": 64}}
     together, alone = (run_experiment(settings(compute={"clients_per_pass": pack}, **tree)) for pack in (3, 1))
     torch.testing.assert_close(together.w, alone.w, rtol=1e-4, atol=1e-6)
 
 
-def test_the_digest_tells_names_shapes_types_and_values():
+def test_the_digest_depends_on_names_shapes_dtypes_and_values():
     x = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor(1.0)}
     same = rank_agreement.compute_frozen_digest(x)
     assert set(same) == {"(frozen parameters)"}

@@ -1,4 +1,4 @@
-"""What no message carries stays what it is: else results would depend on who is trained after whom on a rank."""
+"""Tensors that are not part of any message must not change: results would depend on the assignment of clients."""
 
 import pytest
 import torch
@@ -10,16 +10,16 @@ from fedmpi.common.errors import UserError
 from fedmpi.engine import hook_checks
 
 
-def refused(config, size):
-    """On ranks that are threads, where Python 3.11 cannot look for the lines of two classes at once."""
+def assert_rejected(config, size):
+    """Check that the run ends with an error; ranks are threads."""
     with pytest.MonkeyPatch.context() as patch:
         if size > 1:
             patch.setattr(hook_checks, "make_located_error", lambda text, *_: UserError(text))
         run_on_ranks(config, size)
 
 
-class Leaky(nn.Module):
-    """(1, 8, 8) -> linear; `how` says what a pass writes, and where."""
+class LeakyModel(nn.Module):
+    """(1, 8, 8) -> linear layer; `how` names the tensor to which a pass writes."""
 
     def __init__(self, classes, how, evaluating):
         super().__init__()
@@ -69,7 +69,7 @@ class Leaky(nn.Module):
         self.count = self.count + 1
 
     def caches(self, m):
-        """Nothing leaks of these: they say again what was there, travel, or are made by the first pass."""
+        """Write to tensors that do not leak: they keep their values, are sent, or are created by the first pass."""
         self.table = torch.arange(64.0)
         self.seen.zero_()
         self.target.bias.copy_(self.target.bias.clone())
@@ -79,7 +79,7 @@ class Leaky(nn.Module):
 
 
 def leaky(input_shape, classes, how: str = "caches", evaluating: bool = False):
-    return Leaky(classes, how, evaluating)
+    return LeakyModel(classes, how, evaluating)
 
 
 def config(how, *, evaluating=False, **changes):
@@ -102,21 +102,21 @@ LEAKS = {
 
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize(("how", "name"), LEAKS.items())
-def test_what_would_pass_from_client_to_client_is_refused(how, name, size):
-    said = rf"round 0, client \d: '{name}' of model Leaky has changed since .*persistent=False"
+def test_tensors_that_leak_between_clients_are_rejected(how, name, size):
+    said = rf"round 0, client \d: '{name}' of model LeakyModel has changed since .*persistent=False"
     with pytest.raises(UserError, match=said):
-        refused(config(how), size)
+        assert_rejected(config(how), size)
 
 
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("protocol", ["global", "personal"])
-def test_what_evaluation_writes_is_refused(protocol, size):
-    """Rank 0, which trains nobody, would say other figures than a rank that trains."""
+def test_writes_during_evaluation_are_rejected(protocol, size):
+    """Otherwise rank 0, which trains no clients, would compute other metrics than a rank that trains."""
     with pytest.raises(UserError, match=r"evaluation after round 0.*: 'mean' of model"):
-        refused(config("buffer", evaluating=True, evaluate={"protocol": [protocol]}), size)
+        assert_rejected(config("buffer", evaluating=True, evaluate={"protocol": [protocol]}), size)
 
 
-def test_what_says_the_same_again_is_fine():
+def test_writes_that_do_not_change_values_are_accepted():
     run_on_ranks(config("caches"), 1)
     expected = run_experiment(config("caches")).hashes
     assert run_on_ranks(config("caches"), 3)[0].hashes == expected

@@ -1,4 +1,4 @@
-"""Which passes `compute.graphs: auto` captures, and what becomes of a capture that fails."""
+"""`compute.graphs: auto` captures only suitable passes, and a capture that fails is handled."""
 
 import pytest
 import torch
@@ -11,15 +11,20 @@ from fedmpi.tasks.classification import Classification
 from fedmpi.tasks.survival import Survival
 
 
-class Own(nn.Linear):
+class UserModule(nn.Linear):
+    """A module that is not fedmpi's or torch's."""
+
     pass
 
 
-class OwnTask(Classification):
+class UserTask(Classification):
+    """A task that is not fedmpi's."""
+
     pass
 
 
-def with_a_hook():
+def module_with_hook():
+    """Return a module with a forward hook."""
     layer = nn.Linear(2, 2)
     layer.register_forward_hook(lambda *_: None)
     return layer
@@ -33,19 +38,19 @@ CLASSES = Classification(3)
     [
         (nn.Sequential(nn.Linear(2, 2), nn.Dropout()), CLASSES, True),
         (resnet18((3, 32, 32), 10, "small"), CLASSES, True),
-        (nn.Sequential(nn.Linear(2, 2), Own(2, 2)), CLASSES, False),
-        (nn.Linear(2, 2), OwnTask(3), False),
+        (nn.Sequential(nn.Linear(2, 2), UserModule(2, 2)), CLASSES, False),
+        (nn.Linear(2, 2), UserTask(3), False),
         (nn.Linear(2, 1), Survival(1), False),
         (nn.BatchNorm1d(2, momentum=None), CLASSES, False),
-        (with_a_hook(), CLASSES, False),
+        (module_with_hook(), CLASSES, False),
     ],
 )
-def test_auto_captures_code_that_depends_on_tensors_alone(module, task, captured):
+def test_auto_captures_only_code_that_depends_on_tensors_only(module, task, captured):
     assert graphs.consists_of_known_parts(module, task) == captured
 
 
-class Refusing:
-    """In place of torch.cuda.graph: a capture that fails."""
+class FailingCapture:
+    """A replacement of torch.cuda.graph whose capture fails."""
 
     def __init__(self, *args, **options):
         pass
@@ -61,7 +66,7 @@ class Refusing:
 def passes(monkeypatch):
     """(function that makes one pass more of the given graphs, how many were made by Python)"""
     monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
-    monkeypatch.setattr(torch.cuda, "graph", Refusing)
+    monkeypatch.setattr(torch.cuda, "graph", FailingCapture)
     made, x = [], torch.zeros(2, 3)
 
     def make(x, y):
@@ -74,15 +79,15 @@ def passes(monkeypatch):
     return run, made
 
 
-def start(these, run):
-    """Make the passes that come before a capture."""
+def run_passes_before_capture(these, run):
+    """Run the passes that precede a capture."""
     for _ in range(graphs.PASSES_BEFORE_CAPTURE):
         run(these)
 
 
-def test_passes_that_cannot_be_captured_are_made_one_by_one(passes):
+def test_auto_runs_passes_without_graphs_if_the_capture_fails(passes):
     (run, made), these = passes, graphs.PassGraphs(strict=False)
-    start(these, run)
+    run_passes_before_capture(these, run)
     with pytest.warns(
         RankWarning, match=r"auto: the passes of this model cannot be captured .*operation not permitted"
     ):
@@ -92,8 +97,8 @@ def test_passes_that_cannot_be_captured_are_made_one_by_one(passes):
     assert len(made) == count + 1
 
 
-def test_true_refuses_passes_that_cannot_be_captured(passes):
+def test_true_is_an_error_if_the_capture_fails(passes):
     (run, _), these = passes, graphs.PassGraphs()
-    start(these, run)
-    with pytest.raises(UserError, match=r"Set compute\.graphs: false"):
+    run_passes_before_capture(these, run)
+    with pytest.raises(UserError, match=r"set compute\.graphs: false"):
         run(these)

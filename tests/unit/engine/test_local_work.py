@@ -1,4 +1,4 @@
-"""What clients do in a round (train.*) against a loop over torch's own optimisers and torch.nn.utils."""
+"""Local training (section train) equals a loop over torch's own optimisers and torch.nn.utils."""
 
 from itertools import count
 
@@ -29,6 +29,7 @@ TRAIN = {
 
 
 def optimiser(module, train):
+    """Return torch's optimiser for these settings."""
     common = {"params": module.parameters(), "lr": train.lr, "weight_decay": train.weight_decay}
     if train.optim == "sgd":
         return torch.optim.SGD(**common, momentum=train.momentum, nesterov=train.nesterov)
@@ -37,7 +38,7 @@ def optimiser(module, train):
 
 
 def batches(n, train, g):
-    """Rows of one client's steps in a round."""
+    """Yield the rows of one client's steps in a round."""
     size = n if train.batch_size == "full" else train.batch_size
     left = train.steps
     for number in count():
@@ -54,8 +55,8 @@ def batches(n, train, g):
                 return
 
 
-def naive(config, data):
-    """FedAvg's global weights after the last round, tensor by tensor."""
+def run_naive_loop(config, data):
+    """Return FedAvg's global weights after the last round, tensor by tensor."""
     made = build.make_experiment(config, data, CPU)
     module, train = made.net.module, config.train
     state = {name: value.clone() for name, value in module.state_dict().items()}
@@ -87,19 +88,19 @@ WHERE = [(name, "mlp") for name in TRAIN] + [(name, "cnn") for name in ("adamw, 
 
 
 @pytest.mark.parametrize(("name", "net"), WHERE)
-def test_it_is_that_of_a_naive_loop(name, net):
-    """Tolerance: sums run in another order, and convolutions read another memory format."""
+def test_local_training_equals_a_naive_loop(name, net):
+    """The tolerance is for sums in a different order, and convolutions in a different memory format."""
     config = settings("fedavg", net, train=TRAIN[name], rounds=4, evaluate={"protocol": ["global"]})
     data = federated()
     it = run_experiment(config, data)
     final = it.experiment.model.state_dict(it.w, it.b)
-    for key, value in naive(config, data).items():
+    for key, value in run_naive_loop(config, data).items():
         torch.testing.assert_close(final[key], value, rtol=1e-3, atol=3e-5)
     assert not torch.equal(it.w, it.w0)
 
 
-def test_steps_and_passes():
-    """(passes begun, steps) of 25 samples in batches of 10, unless the options say otherwise."""
+def test_numbers_of_passes_and_steps():
+    """(passes, steps) of 25 samples in batches of 10, unless the options say otherwise."""
     for options, asked, expected in [
         ({"epochs": 2}, {}, (2, 6)),
         ({"epochs": 0}, {}, (0, 0)),
@@ -117,8 +118,8 @@ def test_steps_and_passes():
         assert config.passes_and_steps(25, **asked) == expected, options
 
 
-def test_clipping_looks_at_what_is_trained():
-    """FedBABU trains the body: the norm is that of the body's gradient, and the head stays what it is."""
+def test_clipping_uses_the_norm_of_trained_parameters():
+    """FedBABU trains the body: the norm is that of the body's gradient, and the head does not change."""
     config = settings("fedbabu", "mlp", rounds=1, train={"clip_norm": 0.1, "momentum": 0.0, "steps": 1})
     it = run_experiment(config)
     moved = it.w - it.w0
@@ -131,8 +132,8 @@ def test_clipping_looks_at_what_is_trained():
     assert float((k.w - k.w0).norm()) == pytest.approx(0.1 * config.train.lr, rel=1e-4)
 
 
-def test_evaluation_leaves_what_is_kept_alone():
-    """Fine-tuning before evaluation has an optimiser of its own; phases and parts of a round share what is kept."""
+def test_evaluation_does_not_change_stored_optimiser_state():
+    """Fine-tuning before an evaluation has its own optimiser; phases of a round share the stored state."""
     train = {**ADAMW, "persist_optimizer": True}
     plain = run_experiment(settings("fedrep", "mlp", train=train, evaluate={"protocol": ["personal"]}))
     tuned = run_experiment(settings("fedrep", "mlp", train=train, evaluate={"protocol": ["personal", "ft(1)"]}))

@@ -1,4 +1,4 @@
-"""Gradients of small chains without autograd are autograd's, to the bit."""
+"""Gradients of small chains without autograd have the bits of autograd's."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def make_mlp_backward(module, task=None, flat=False):
 
 @pytest.mark.parametrize("name", CHAINS)
 @pytest.mark.parametrize("batch", [1, 2, 10, 33])
-def test_loss_and_gradients_are_those_of_autograd(name, batch):
+def test_loss_and_gradients_have_the_bits_of_autograd(name, batch):
     torch.manual_seed(batch)
     module = CHAINS[name]()
     model = FlatModel(module)
@@ -57,7 +57,7 @@ def test_loss_and_gradients_are_those_of_autograd(name, batch):
     ],
     ids=str,
 )
-def test_a_run_with_it_has_the_bits_of_one_without(train, monkeypatch):
+def test_a_run_has_the_same_bits_with_and_without_mlp_backward(train, monkeypatch):
     calls, call = [], MLPBackward.__call__
     monkeypatch.setattr(MLPBackward, "__call__", lambda *a: calls.append(1) or call(*a))
     config = small_settings("fedavg", "mlp", train=train)

@@ -1,4 +1,4 @@
-"""Orthogonality of local steps and the layers that they move, against loops written out; watching changes nothing."""
+"""The probes `orthogonality` and `layers` equal plain loops and do not change training."""
 
 import copy
 from dataclasses import replace
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers import images, prepare, record, settings
-from test_diagnostics import watched
+from test_diagnostics import run_with_probes
 from torch.nn.functional import cross_entropy, kl_div
 
 from fedmpi.common.errors import UserError
@@ -19,17 +19,19 @@ METHODS = {"fedavg": {}, "fedprox": {"mu": 1.0}, "fedsol": {"rho": 2.0}}
 
 
 def flat(tensors):
+    """Return tensors as one vector."""
     return torch.cat([t.detach().flatten() for t in tensors])
 
 
 def l_p(module, teacher, x):
+    """Return the proximal loss L_p."""
     with torch.no_grad():
         q = (teacher(x) / 3).softmax(1)
     return kl_div((module(x) / 3).log_softmax(1), q, reduction="batchmean")
 
 
 def g_u(method, module, teacher, x, y):
-    """What the step descends along; the head of the mlp is its last two tensors."""
+    """Return the direction of the step; the head of the mlp is its last two tensors."""
     named, start = list(module.parameters()), [p.detach() for p in teacher.parameters()]
     g = torch.autograd.grad(cross_entropy(module(x), y), named)
     moved = [p.detach() - p0 for p, p0 in zip(named, start, strict=True)]
@@ -46,8 +48,8 @@ def g_u(method, module, teacher, x, y):
     return torch.autograd.grad(cross_entropy(other(x), y), list(other.parameters()))
 
 
-def by_hand(method, module, rows, config, generator):
-    """L_p and cosines before each step of one client, and L_p in the end."""
+def compute_by_hand(method, module, rows, config, generator):
+    """Return L_p and cosines before each step of one client, and L_p after the last."""
     teacher, train = copy.deepcopy(module), config.train
     sgd = torch.optim.SGD(module.parameters(), train.lr, train.momentum, weight_decay=train.weight_decay)
     losses, cosines, heads = [], [], []
@@ -66,16 +68,16 @@ def by_hand(method, module, rows, config, generator):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_round_step_by_step(method):
+def test_a_round_equals_step_by_step_computation(method):
     config = settings(method, rounds=1, analysis=["orthogonality"], options=METHODS[method])
-    [row] = watched(config).files["analysis.jsonl"]
+    [row] = run_with_probes(config).files["analysis.jsonl"]
     told, it = row["orthogonality"], prepare(config)
     trainer, hands = build.make_trainer(it.experiment, lambda: False), []
     for k in row["clients"]:
         it.experiment.model.load(it.w0, it.b0)
         order, _ = trainer.make_generators(0, k, 0)
         hands.append(
-            by_hand(method, copy.deepcopy(it.experiment.net.module), it.experiment.data.train[k], config, order)
+            compute_by_hand(method, copy.deepcopy(it.experiment.net.module), it.experiment.data.train[k], config, order)
         )
     near = {"rel": 2e-3, "abs": 1e-6}
     assert min(len(hand.losses) for hand in hands) > 1
@@ -98,17 +100,20 @@ def test_a_round_step_by_step(method):
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedsol", "moon"])
-def test_watching_changes_no_local_model(method):
-    """Dropout draws and batch statistics move in this net: those of the models that are measured are the run's."""
+def test_the_probe_changes_no_local_model(method):
+    """In this net dropout draws and batch statistics change; the measured models are those of the run."""
     config = settings(method, "norm", rounds=2, analysis=["drift"], evaluate={"every": 1})
-    plain, seen = watched(config), watched(config.model_copy(update={"analysis": ["orthogonality", "drift"]}))
+    plain, seen = (
+        run_with_probes(config),
+        run_with_probes(config.model_copy(update={"analysis": ["orthogonality", "drift"]})),
+    )
     drifts = [[row["drift"] for row in it.files["analysis.jsonl"]] for it in (plain, seen)]
     assert drifts[0] == drifts[1]
     assert record(seen) == record(plain)
     assert all(-1 <= row["orthogonality"]["cosine"] <= 1 for row in seen.files["analysis.jsonl"])
 
 
-def test_orthogonality_is_about_classes():
+def test_orthogonality_needs_a_classification():
     data = images()
     wanted = replace(data, train_y=data.train_y.float(), test_y=data.test_y.float(), classes=1)
     parts = split(wanted, "iid", 4, 0, "global")

@@ -1,8 +1,7 @@
-"""Clients that are trained at once (compute.clients_per_pass): what they send is what they send one by one, to
-rounding.
+"""Clients that are trained at once (compute.clients_per_pass) send what they send one by one, up to rounding.
 
-Tolerance: of an upload's length, TOLERANCE a round; measured over methods and nets it is at most 3e-6 in one round.
-Other batches, another order of them, a step too many or too few move uploads by more than a hundredth of their length.
+The tolerance, relative to an upload's length, is TOLERANCE per round; over methods and nets at most 3e-6 was measured
+in one round. Other batches, another order, a step too many or too few change uploads by more than a hundredth.
 """
 
 import warnings
@@ -29,8 +28,8 @@ WHY_NOT = {  # methods that do not pack, and what they say
 
 
 @pytest.fixture
-def packed(monkeypatch):
-    """Sizes of the groups that were trained at once."""
+def pack_sizes(monkeypatch):
+    """Record the sizes of the groups that were trained at once."""
     sizes, call = [], PackedFit.__call__
 
     def counted(self):
@@ -41,15 +40,15 @@ def packed(monkeypatch):
     return sizes
 
 
-def sent(it):
-    """(m, row) what the clients of the last round sent, without loss, seconds and flag."""
+def last_uploads(it):
+    """Return the uploads of the last round, (m, row), without loss, seconds and flag."""
     packing = it.experiment.messages.upload_layout(it.rows[-1]["round"]).packing
     return it.fed.transport.buffers.get("rows", len(it.rows[-1]["cohort"]), packing.size)[:, 3:]
 
 
-def apart(a, b):
-    """The longest difference of two runs' last uploads, of the upload's length; and of losses, model, client states."""
-    x, y = (sent(it) for it in (a, b))
+def relative_difference(a, b):
+    """Return the largest relative difference of two runs' last uploads, losses, models and client states."""
+    x, y = (last_uploads(it) for it in (a, b))
     found = [float(((x - y).norm(dim=1) / x.norm(dim=1).clamp(min=1e-12)).max())] if x.shape[1] else []
     found.append(float((a.w - b.w).norm() / (a.w - a.w0).norm().clamp(min=1e-12)))
     for k, row in a.fed.states.rows.items():
@@ -59,8 +58,8 @@ def apart(a, b):
     return max(found + [abs(p - q) / (abs(p) + 1e-12) for p, q in losses])
 
 
-def both(method="fedavg", net="mlp", pack=3, data=None, **changes):
-    """One by one, and `pack` at once."""
+def run_both(method="fedavg", net="mlp", pack=3, data=None, **changes):
+    """Run with clients one by one, and with `pack` at once."""
     changes = {"rounds": 2, "evaluate": {"protocol": ["global"], "every": 5}, **changes}
     config = small_settings(method, net, **changes)
     at_once = config.model_copy(update={"compute": config.compute.model_copy(update={"clients_per_pass": pack})})
@@ -69,15 +68,15 @@ def both(method="fedavg", net="mlp", pack=3, data=None, **changes):
 
 # ---- which methods ----
 @pytest.mark.parametrize("method", sorted(set(registry) - set(WHY_NOT)))
-def test_a_method_packs_without_a_change_of_its_code(method, packed):
-    one, several = both(method)
-    assert packed == [3, 1] * 2 or packed == [3] * 2, "four of seven clients a round: three at once, one alone"
-    assert apart(one, several) < 2 * TOLERANCE
+def test_methods_are_packed_without_changes_of_their_code(method, pack_sizes):
+    one, several = run_both(method)
+    assert pack_sizes == [3, 1] * 2 or pack_sizes == [3] * 2, "four of seven clients a round: three at once, one alone"
+    assert relative_difference(one, several) < 2 * TOLERANCE
 
 
 @pytest.mark.parametrize("method", WHY_NOT)
-def test_the_others_say_why_not(method, packed):
-    """A number is an error before a result; auto says it once and changes no bit."""
+def test_other_methods_state_why_they_are_not_packed(method, pack_sizes):
+    """A number is an error before training; auto warns once and changes no bit."""
     one = small_settings(method, rounds=1)
     with pytest.raises(
         UserError, match=rf"compute\.clients_per_pass: 3: clients .*{WHY_NOT[method]}.*set compute\.clients_per_pass: 1"
@@ -92,7 +91,7 @@ def test_the_others_say_why_not(method, packed):
         if "compute.clients_per_pass" in str(w.message)
     ] == [1]
     assert auto.hashes == run_experiment(one).hashes
-    assert not packed
+    assert not pack_sizes
 
 
 # ---- batches ----
@@ -109,7 +108,7 @@ NETS = {"mlp": {}, "sequence": {"model": SEQUENCE}, "convolutions": {"model": {"
 
 
 def sequence(input_shape, classes):
-    """A chain with a layer without bias and one that does not train."""
+    """Build a chain with a layer without bias and one that is not trained."""
     net = nn.Sequential(
         nn.Flatten(), nn.Linear(64, 12, bias=False), nn.Tanh(), nn.Sequential(nn.Linear(12, 9)), nn.Linear(9, classes)
     )
@@ -119,19 +118,19 @@ def sequence(input_shape, classes):
 
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedlc"])
-def test_each_client_makes_its_own_steps_on_its_own_batches(method, net, packed):
-    """10 to 50 samples each: batches of different sizes, different numbers of steps."""
+def test_each_client_makes_its_own_steps_on_its_own_batches(method, net, pack_sizes):
+    """Clients have 10 to 50 samples: batches of different sizes, and different numbers of steps."""
     for name, train in TRAIN.items():
-        one, several = both(method, pack=7, cohort={"fraction": 1.0}, train=train, **NETS[net])
-        assert apart(one, several) < 2 * TOLERANCE, name
+        one, several = run_both(method, pack=7, cohort={"fraction": 1.0}, train=train, **NETS[net])
+        assert relative_difference(one, several) < 2 * TOLERANCE, name
         assert (one.w != one.w0).any() == (train.get("epochs") != 0)
-    assert packed == [7] * 2 * len(TRAIN)
+    assert pack_sizes == [7] * 2 * len(TRAIN)
 
 
 # ---- hooks ----
 @dataclass(frozen=True)
-class Curious(Method):
-    """Hooks that look at everything a packed client has, and keep, send and add up what they see."""
+class ReadsEverything(Method):
+    """A method whose hooks read every member of a packed client, and store, send and add up what they read."""
 
     client_state = Slots(last=FLAT)
     sends = Slots(dw=SHARED, sums=FLAT)
@@ -161,11 +160,13 @@ class Curious(Method):
         return SlotValues(sums=k.accumulators.sums + noise), State(last=k.w / max(k.steps, 1) + k.gradient_weight)
 
 
-def test_hooks_see_what_they_would_see_one_by_one(packed):
+def test_hooks_see_the_same_as_when_clients_are_trained_one_by_one(pack_sizes):
     for net in NETS.values():
-        one, several = both("test_packed:Curious", data=federated(), pack=7, cohort={"fraction": 1.0}, **net)
-        assert apart(one, several) < 5 * TOLERANCE
-    assert packed == [7, 7] * 3
+        one, several = run_both(
+            "test_packed:ReadsEverything", data=federated(), pack=7, cohort={"fraction": 1.0}, **net
+        )
+        assert relative_difference(one, several) < 5 * TOLERANCE
+    assert pack_sizes == [7, 7] * 3
 
 
 # ---- what is told before anything runs ----
@@ -178,7 +179,7 @@ def test_hooks_see_what_they_would_see_one_by_one(packed):
         ({"compute": {"clients_per_pass": 4, "compile": True}}, "compile"),
     ],
 )
-def test_settings_that_do_not_go_together(changes, said, monkeypatch):
+def test_unsupported_settings_are_rejected(changes, said, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")  # the message is the same with and without a compiler
     net = changes.pop("net", "mlp")
     with pytest.raises(UserError, match=rf"compute\.clients_per_pass: 4: .*{said}.*set compute\.clients_per_pass: 1"):
@@ -206,14 +207,13 @@ WIDE = {"model": {"name": "mlp", "hidden": [500, 600]}, "pack": 7, "cohort": {"f
         ("fedper", {}, None),
     ],
 )
-def test_weights_as_factors(monkeypatch, method, train, tensors):
-    """Wide layers and few samples: no client's weights are written down. Where there are more samples, they are; where
-    a step needs them whole, it is made under vmap (None)."""
+def test_low_rank_weights_are_used_for_few_samples(monkeypatch, method, train, tensors):
+    """Wide layers and few samples use low-rank weights, more samples dense ones; None: the step is made under vmap."""
     fits, call = [], PackedFit.__call__
     monkeypatch.setattr(PackedFit, "__call__", lambda self: fits.append(self.steps) or call(self))
-    faults = {"on_bad_update": "drop"}  # the server holds all rows, for `apart` to look at
-    one, several = both(method, **WIDE, faults=faults, train={"momentum": 0.0, **train})
-    assert apart(one, several) < 2 * TOLERANCE
+    faults = {"on_bad_update": "drop"}  # the server holds all rows, for `relative_difference` to look at
+    one, several = run_both(method, **WIDE, faults=faults, train={"momentum": 0.0, **train})
+    assert relative_difference(one, several) < 2 * TOLERANCE
     layers = [[each for each in getattr(steps, "layers", ()) if each] for steps in fits]
     kept = [sum(isinstance(w, LowRankTensor) for w, _ in each) if each else None for each in layers]
     assert kept == [tensors] * 2

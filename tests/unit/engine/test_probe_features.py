@@ -1,4 +1,4 @@
-"""Probe `features`: a round against plain numpy."""
+"""The probe `features` equals plain numpy."""
 
 import math
 from dataclasses import replace
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import federated, prepare, settings
-from test_diagnostics import watched
+from test_diagnostics import run_with_probes
 from torch import nn
 
 from fedmpi.analysis.local_models import train_local_models
@@ -17,9 +17,9 @@ from fedmpi.methods import feduv
 from fedmpi.runtime import build
 
 
-def test_a_round_against_numpy():
+def test_a_round_equals_numpy():
     config = settings("fedavg", rounds=1, analysis=["features"], cohort={"fraction": 0.6})
-    [row] = watched(config).files["analysis.jsonl"]
+    [row] = run_with_probes(config).files["analysis.jsonl"]
     it = prepare(config)
     trainer = build.make_trainer(it.experiment, lambda: False)
     made, test = train_local_models(it.fed, trainer, row["clients"], 0), it.experiment.data.global_test
@@ -54,9 +54,9 @@ def test_a_round_against_numpy():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_features_that_overflow_leave_gaps_and_the_run_goes_on():
-    """One step so long that the weights are still numbers, and what they make of a picture is not."""
-    it = watched(settings("fedavg", rounds=1, analysis=list(PROBES), train={"lr": 2e38, "steps": 1}))
+def test_features_that_overflow_give_nan_and_the_run_continues():
+    """One step is so long that the weights are finite, but the features of a picture are not."""
+    it = run_with_probes(settings("fedavg", rounds=1, analysis=list(PROBES), train={"lr": 2e38, "steps": 1}))
     [row] = it.files["analysis.jsonl"]
     assert math.isnan(row["features"]["rank_local"])
     assert np.isnan(row["losses"]["matrix"]).all()
@@ -64,7 +64,7 @@ def test_features_that_overflow_leave_gaps_and_the_run_goes_on():
 
 
 def probabilities(input_shape, classes):
-    """Ends in a softmax: what its last linear layer gives are not its outputs."""
+    """Build a model that ends in a softmax: the outputs of its last linear layer are not its outputs."""
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), classes), nn.Softmax(1))
 
 

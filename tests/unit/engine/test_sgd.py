@@ -1,4 +1,4 @@
-"""The clients' optimisers are torch's, to the bit."""
+"""The clients' optimisers have the bits of torch's."""
 
 import copy
 
@@ -20,8 +20,8 @@ ALL = {
 }
 
 
-def torchs(how, p, **options):
-    """torch's own, of one parameter: its fused kernel of SGD wants all of them to begin at once."""
+def torch_optimiser(how, p, **options):
+    """Return torch's own optimiser for one parameter; its fused SGD kernel wants all parameters to start at once."""
     options = {"lr": 0.01, "weight_decay": how.weight_decay, "fused": True, **options}
     if how.optim == "sgd":
         return torch.optim.SGD([p], **options, momentum=how.momentum, nesterov=how.nesterov)
@@ -31,13 +31,13 @@ def torchs(how, p, **options):
 
 @pytest.mark.parametrize("weight_decay", [0.0, 5e-2])
 @pytest.mark.parametrize("name", ALL)
-def test_it_is_torchs(name, weight_decay):
-    """Over channels-last views of one vector; one has no gradient, and one its first in step 2."""
+def test_steps_have_the_bits_of_torch(name, weight_decay):
+    """Parameters are channels-last views of one vector; one has no gradient, and one has its first in step 2."""
     torch.manual_seed(0)
     how, flat = LocalTrainingConfig(**ALL[name], weight_decay=weight_decay), torch.randn(72)
     ours = [torch.nn.Parameter(flat[i : i + 24].view(2, 3, 4, 1).permute(0, 3, 1, 2)) for i in (0, 24, 48)]
     theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
-    optimiser, references = LocalOptimizer(how, ours, 0.01), [torchs(how, p) for p in theirs]
+    optimiser, references = LocalOptimizer(how, ours, 0.01), [torch_optimiser(how, p) for p in theirs]
     for step in range(60):
         for i, (p, q) in enumerate(zip(ours, theirs, strict=True)):
             g = torch.randn(p.shape).contiguous(memory_format=torch.channels_last)
@@ -49,8 +49,8 @@ def test_it_is_torchs(name, weight_decay):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_kept_state_goes_on(name):
-    """Ten fits of three steps each with what the one before left are thirty steps of one optimiser, bit for bit."""
+def test_stored_state_is_continued(name):
+    """Ten fits of three steps, each with the state of the previous one, have the bits of thirty steps."""
     torch.manual_seed(0)
     how, whole = LocalTrainingConfig(**ALL[name]), [torch.nn.Parameter(torch.randn(4, 5)) for _ in range(2)]
     cut = copy.deepcopy(whole)
@@ -71,12 +71,15 @@ def test_kept_state_goes_on(name):
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", SGDS)
-def test_models_of_half_a_float_are_trained(name, kind):
-    """torch 2.13's fused kernel on a CPU does not move them, but for the last few weights of a tensor."""
+def test_half_precision_models_are_trained(name, kind):
+    """torch 2.13's fused kernel on a CPU does not update most of their weights."""
     how = LocalTrainingConfig(**SGDS[name], weight_decay=0.1)
     ours = torch.nn.Parameter(torch.linspace(1, 2, 40).to(kind))
     theirs = torch.nn.Parameter(ours.detach().clone())
-    optimiser, reference = LocalOptimizer(how, [ours], 0.1), torchs(how, theirs, lr=0.1, fused=False, foreach=True)
+    optimiser, reference = (
+        LocalOptimizer(how, [ours], 0.1),
+        torch_optimiser(how, theirs, lr=0.1, fused=False, foreach=True),
+    )
     for step in range(4):
         ours.grad, theirs.grad = (torch.full((40,), 0.25 * (step + 1), dtype=kind) for _ in range(2))
         optimiser.step()
