@@ -110,8 +110,8 @@ def test_numbers_of_passes_and_steps():
         ({"steps": 5, "drop_last": True}, {}, (3, 5)),
         ({"steps": 5, "drop_last": True, "batch_size": 30}, {}, (0, 0)),  # it has no batch
         ({"steps": 5, "batch_size": None}, {}, (5, 5)),
-        ({"epochs": 2, "batch_size": 5}, {"many": 2}, (2, 4)),  # an incomplete group is left out
-        ({"epochs": 2, "batch_size": 20}, {"many": 3}, (2, 2)),  # unless it is the only one
+        ({"epochs": 2, "batch_size": 5}, {"batches_per_step": 2}, (2, 4)),  # an incomplete group is left out
+        ({"epochs": 2, "batch_size": 20}, {"batches_per_step": 3}, (2, 2)),  # unless it is the only one
         ({"steps": 4}, {"epochs": 1}, (1, 3)),  # what a method asks for comes first
     ]:
         config = LocalTrainingConfig(**{"epochs": None, "batch_size": 10, **options})
