@@ -284,7 +284,7 @@ def test_a_sweeps_directory(run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "output"),
     [
-        (["--rounds", "0"], "--rounds: 0; allowed: a whole number from 1 on, or all"),
+        (["--rounds", "0"], "--rounds: 0 is not allowed; must be a positive integer, or all"),
         (["--tolerance", "-1"], "Invalid value for '--tolerance'"),
         (["--checksum", ""], "--checksum: ''; needed: its first 8 or more digits"),
         (["--rounds", "1"], "is not a run directory"),
@@ -300,8 +300,8 @@ def test_mistakes(tmp_path, words, output):
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        ("train.schedule=cosine", "train.schedule: cosine has its course over all rounds"),
-        ("method.name=ccvr", "method ccvr ends with the last round"),
+        ("train.schedule=cosine", "train.schedule: cosine depends on the total number of rounds"),
+        ("method.name=ccvr", "method ccvr calibrates the model in the last round"),
     ],
 )
 def test_more_rounds_change_the_experiment_if_settings_depend_on_them(tmp_path, more, why):
