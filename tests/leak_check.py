@@ -35,14 +35,14 @@ def main(folder: Path, names: list[str]) -> dict[str, list[dict[str, int]]]:
     g = np.random.default_rng(0)
     y = np.arange(60) % 4
     np.savez(folder / "a.npz", x=g.normal(size=(60, 1, 8, 8)), y=y, test_x=g.normal(size=(8, 1, 8, 8)), test_y=y[:8])
-    add, found = Recorder.round, dict[str, list[dict[str, int]]]()
+    add, found = Recorder.record_round, dict[str, list[dict[str, int]]]()
 
     def added(self, row):
         add(self, row)
         if row["round"] + 1 in (EARLY, LATE):
             found.setdefault(name, []).append(now(self.directory))
 
-    Recorder.round = added
+    Recorder.record_round = added
     for name in names:
         data = {"source": "npz", "path": "a.npz", "root": str(folder), "client_test": "global"}
         partition = {"scheme": "iid", "clients": 3}

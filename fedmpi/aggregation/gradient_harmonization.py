@@ -31,7 +31,7 @@ def harmonize_pairs(K: Tensor, p: Tensor) -> Tensor:
     Zhang, Sun, Chen: FedGH, 2023, https://arxiv.org/abs/2309.06692
 
     >>> G = torch.tensor([[1.0, 0.0], [-1.0, 1.0]])
-    >>> pairwise(G @ G.T, torch.tensor([0.5, 0.5])) @ G.double()
+    >>> harmonize_pairs(G @ G.T, torch.tensor([0.5, 0.5])) @ G.double()
     tensor([0.2500, 0.7500], dtype=torch.float64)
     """
     m, K = len(K), K.double()

@@ -328,7 +328,7 @@ def sum_blocks(parts: Tensor) -> Tensor:
 def _halve_repeatedly(m: int) -> list[tuple[int, int]]:
     """Divide the range (0, m) into two halves, the second half again into two, and so on; return all parts.
 
-    >>> _halves(12)
+    >>> _halve_repeatedly(12)
     [(0, 6), (6, 9), (9, 11), (11, 12)]
     """
     ends = [0]

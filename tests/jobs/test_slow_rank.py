@@ -122,4 +122,4 @@ def test_the_size_of_a_timeline_row_is_bounded(monkeypatch):
     off.span("train", 1)
     off.begin(1)
     off.end()
-    assert (off.spans, off.done) == ([], None)
+    assert (off.spans, off.finished_row) == ([], None)

@@ -65,11 +65,11 @@ def test_no_run_starts_after_a_signal(file):
     (_, settings), *_ = expand.load_sweep(file).first_stage_runs()
     begun = pool.ProcessPool(lambda settings: os._exit(3), 1, (), lambda ended: None)
     begun.stop_signals = 1
-    begun._start(settings)
-    assert not begun.running
+    begun._start_run(settings)
+    assert not begun.active_runs
     child = multiprocessing.get_context("fork").Process()
     child.start()
     os.waitpid(child.pid, 0)
-    begun.running.append(pool.ActiveRun(settings, child, 0, 0.0))
-    begun._stop(signal.SIGTERM, None)
+    begun.active_runs.append(pool.ActiveRun(settings, child, 0, 0.0))
+    begun._forward_stop_signal(signal.SIGTERM, None)
     assert begun.stop_signals == 2

@@ -147,7 +147,7 @@ def test_the_data_page_agrees_with_the_list_of_data_sets():
     alone = {name for name in CATALOGUE if name.partition("_")[0] not in MEDMNIST}
     assert alone | {"medmnist"} <= set(sections) <= set(registry)
     for name in alone:
-        for part in ("config", "home", "licence", "by_hand"):
+        for part in ("config", "home", "licence", "manual_steps"):
             assert getattr(CATALOGUE[name], part) in sections[name], (name, part)
     for name, (classes, _, (training, validation, test), _) in MEDMNIST.items():
         assert f"| {name} | {training:,} + {validation:,} + {test:,} | {classes} |" in sections["medmnist"]

@@ -91,7 +91,7 @@ def choose_segments(
     Returns:
         For each segment, the round of the checkpoint to start from (-1: the start of the run), and the last round.
 
-    >>> segments([3, 11, 12, 19], None, [], [9, 18]), segments([3, 11], None, [], [])
+    >>> choose_segments([3, 11, 12, 19], None, [], [9, 18]), choose_segments([3, 11], None, [], [])
     ([(-1, 3), (9, 12), (18, 19)], [(-1, 11)])
     """
     chosen = {*rounds}

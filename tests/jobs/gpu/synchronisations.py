@@ -27,7 +27,7 @@ from fedmpi.methods import registry
 def count_waits(method, net, changes, messages):
     """Return {"steps", "a client", "uploads": {(round, client): how often the host waited}}."""
     found = {"steps": Counter(), "a client": Counter(), "uploads": Counter()}
-    view, run_round, fit = ClientStates.view, ClientContext.run_round, ClientContext.fit
+    view, run_round, fit = ClientStates.client_context, ClientContext.run_round, ClientContext.fit
 
     def count(part, what, function, owner, t, client, *args, **options):
         before = simulated_cuda.COUNTS.get(what, 0)
@@ -50,12 +50,12 @@ def count_waits(method, net, changes, messages):
 
     train = {name: value for name, value in changes.get("train", {}).items() if name != "steps"}
     changes = {**changes, "rounds": 2, "evaluate": {"every": 100}, "train": {**train, "epochs": 1}}
-    ClientStates.view, ClientContext.run_round, ClientContext.fit = counted_view, counted_round, counted_steps
+    ClientStates.client_context, ClientContext.run_round, ClientContext.fit = counted_view, counted_round, counted_steps
     try:
         config, comm = small_settings(method, net, **changes), SingleProcess(torch.device(messages))
         prepare(config, comm=comm, device=torch.device("cuda")).fed.run()
     finally:
-        ClientStates.view, ClientContext.run_round, ClientContext.fit = view, run_round, fit
+        ClientStates.client_context, ClientContext.run_round, ClientContext.fit = view, run_round, fit
     return {part: max(counts.values(), default=0) for part, counts in found.items()}
 
 

@@ -205,7 +205,7 @@ def test_integer_sums_are_exact_in_any_order():
     assert torch.equal(forth, exact.float())
     parts = gather_sums.IntegerSum(torch.zeros(1000, dtype=torch.int64), torch.float64)
     for i in range(30):
-        parts.add(x[i, 300:], float(c[i]), at=300)
+        parts.add(x[i, 300:], float(c[i]), offset=300)
         parts.add(x[i, :300], float(c[i]))
     assert float((parts.value() - exact).abs().max()) <= 30 * gather_sums.UNIT / 2 + 1e-15
 
@@ -248,7 +248,7 @@ def test_an_update_that_is_not_finite_ends_the_run(size):
 )
 def test_options_that_need_single_uploads_are_refused(changes, text):
     config = small_settings(changes.pop("method", "fedavg"), "mlp", rounds=1, **changes)
-    with pytest.raises(UserError, match=f"{text}.*; use server.reduce: root"):
+    with pytest.raises(UserError, match=f"{text}.*; set server.reduce: root"):
         prepare(reducing_config(config))
 
 
