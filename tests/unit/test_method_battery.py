@@ -166,7 +166,7 @@ def _shared_groups(made, round_=None):
     method, rounds, found = made.method, made.settings.rounds, set()
     for t in range(rounds) if round_ is None else [round_]:
         said, groups = method.shared_parts(t, rounds), made.model.layout.groups() | made.model.buffer_layout.groups()
-        found |= (groups if "*" in said.groups else groups & set(said.groups)) - set(said.but)
+        found |= (groups if "*" in said.groups else groups & set(said.groups)) - set(said.exclude)
     return found
 
 
