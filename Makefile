@@ -44,8 +44,9 @@ test-all: setup  ## all tests: each job, and the commands of README and docs: th
 test-soak: setup  ## random faults on real jobs, FEDMPI_FAULTS of them (300: two hours), and many preemptions
 	FEDMPI_FAULTS=$${FEDMPI_FAULTS:-300} pytest tests -m soak
 
-check: setup  ## lint, format, types, shell scripts, spelling
+check: setup  ## lint, docstrings, names, format, types, shell scripts, spelling
 	ruff check .
+	python .ci/check_names.py fedmpi
 	ruff format --check .
 	mypy
 	shellcheck launch/*.sh slurm/* tests/*.sh .ci/*

@@ -45,33 +45,33 @@ def sweep(
     """
     from fedmpi.sweeps import expand, slurm, sweep_status
 
-    asked = expand.load_sweep(file, overrides or ())
-    place = asked.run_settings(asked.first_stage_labels()[0]).output
+    definition = expand.load_sweep(file, overrides or ())
+    place = definition.run_settings(definition.first_stage_labels()[0]).output
     if is_run_dir(place):
         problem = f"{place} is the directory of a run, which cannot contain the runs of a sweep"
         raise UserError(f"{file}: name: {problem}; choose another name")
     if run is not None:
-        raise typer.Exit(_train_one_run(asked, run, context.obj))
+        raise typer.Exit(_train_one_run(definition, run, context.obj))
     if resume and not place.is_dir():
         raise UserError(f"--resume: {place} does not exist, so {file} has not been started here; remove --resume")
     given = slurm.ArrayOptions(max_running, gpus, ranks, tuple(option or ()))
     if sbatch:
-        raise typer.Exit(slurm.submit_sweep(asked, given, dry_run, typer.echo))
+        raise typer.Exit(slurm.submit_sweep(definition, given, dry_run, typer.echo))
     if dry_run or given != slurm.ArrayOptions():
         raise UserError("--dry-run, --max-running, --gpus, --ranks and --option need --sbatch")
     if status and not check:
-        sweep_status.show_status(asked, typer.echo)
+        sweep_status.show_status(definition, typer.echo)
         return
-    apply_machine_settings(asked.run_settings(asked.first_stage_labels()[0]))
+    apply_machine_settings(definition.run_settings(definition.first_stage_labels()[0]))
     from fedmpi.sweeps import run_sweep as runs
 
     if not check:
         import fedmpi.reports.report
         import fedmpi.runtime.execute  # noqa: F401
     if check:
-        return runs.check_complete(asked, typer.echo)
+        return runs.check_complete(definition, typer.echo)
     require_single_process()
-    code = runs.run_sweep(asked, jobs, train_in_child_process, typer.echo)
+    code = runs.run_sweep(definition, jobs, train_in_child_process, typer.echo)
     if not code:
         folder = shlex.quote(str(place))
         typer.echo(f"next: fedmpi table {folder}; fedmpi report {folder}")

@@ -22,8 +22,8 @@ def choose_device(settings: Settings, job: Job) -> torch.device:
     Raises:
         UserError: compute.device is `cuda`, but this rank trains clients and has no usable GPU.
     """
-    wanted = settings.compute.device
-    if wanted == "cpu":
+    requested = settings.compute.device
+    if requested == "cpu":
         return torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", job.local_rank % torch.cuda.device_count())
@@ -31,7 +31,7 @@ def choose_device(settings: Settings, job: Job) -> torch.device:
         return device
     # A rank that is only the server needs no GPU.
     trains = job.size == 1 or job.rank > 0 or settings.server.trains_clients
-    if wanted == "cuda" and trains:
+    if requested == "cuda" and trains:
         remedy = "use auto or cpu" if job.rank or job.size == 1 else "use auto or cpu, or server.trains_clients: false"
         raise UserError(f"compute.device is cuda, but {explain_missing_gpu(job.host)}; {remedy}")
     return torch.device("cpu")
