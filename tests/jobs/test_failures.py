@@ -88,7 +88,7 @@ def test_a_rank_that_a_signal_ends_prints_its_stack(start_job):
 CAUSES = {
     "error": r"forward at .*plugin\.py:\d+: ValueError: the ninth wave",
     "memory": r"out of memory \(.*lower train\.batch_size",
-    "single": r"a batch of one sample gives batch normalisation nothing.*train\.drop_last: true",
+    "single": r"batch normalisation cannot be applied to a batch of one sample.*train\.drop_last: true",
 }
 
 
