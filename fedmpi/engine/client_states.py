@@ -1,4 +1,4 @@
-"""Client states: their storage on the ranks, and their transfer when clients are trained by other ranks."""
+"""Client states: their storage on the ranks, and their transfer when a client is assigned to another rank."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from fedmpi.engine.local.client_context import ClientContext
 
 
 class StateStore(Protocol):
-    """Storage on disk for state rows, by client and by the round that produced them."""
+    """Storage on disk for rows of client state; a row is identified by its client and the round that produced it."""
 
     def put(self, client: int, t: int, row: Tensor) -> None:
-        """Store the row that round t produced."""
+        """Store the client's state row as produced by round t."""
 
     def get(self, client: int, t: int) -> Tensor:
-        """Return the row that round t produced."""
+        """Return the client's state row as produced by round t."""
 
     def list_keys(self) -> list[tuple[int, int]]:
-        """Return (client, round) of all stored rows."""
+        """Return the keys (client, round) of all stored rows."""
 
     def is_intact(self, client: int, t: int) -> bool:
-        """Return whether the row can be read without errors."""
+        """Return whether the client's row of round t can be read without errors."""
 
     def take_over(self, keys: Iterable[tuple[int, int]]) -> None:
-        """Make this rank responsible for rows that a failed rank has written."""
+        """Make this rank the owner of stored rows with these keys (client, round), which a failed rank has written."""
 
 
 class StateOwners(dict[int, int]):
     """The mapping from each client to the rank that has its state.
 
-    Only clients that have moved take memory, because there may be a million clients.
+    Only clients that have moved are stored, because there may be a million clients.
     """
 
     def __init__(self, ranks: Sequence[int]) -> None:
@@ -55,7 +55,7 @@ class StateOwners(dict[int, int]):
 
 @dataclass
 class MoveLog:
-    """The states that were moved in the current round; they are moved back if a rank fails in this round."""
+    """The client states that were moved between ranks in this round; if a rank fails, they are moved back."""
 
     moves: list[tuple[int, int, int]] = field(default_factory=list)  # (client, source rank, destination rank)
     sent_rows: dict[int, Tensor] = field(default_factory=dict)  # client -> its row, which this rank sent to another
@@ -65,22 +65,22 @@ class MoveLog:
 class ClientStates:
     """The client states that one rank has, one row per client.
 
-    Changes of a round can be undone until the round has ended. The table shows which attribute records a change and
-    which method undoes it:
+    Changes made in a round can be undone until the round has ended. For each event, the table shows the attribute that
+    records the change and the method that undoes it:
 
         a client trains        _rows_before   end_round, if its upload does not count; undo_round
         its row is moved       move_log       undo_round, unless every rank has completed its moves
-        its rank fails         reassigned     reassign, which starts again if one more rank fails in this round
+        its rank fails         reassigned     reassign, which starts again if another rank fails in this round
 
     `RoundControl.begin_round` and `end_round` discard these records once the next round has begun and it is known which
     uploads count.
 
     Attributes:
         owners: client -> the rank that has its state; the same on every rank.
-        last_trained: client -> the last round in which it took part; the same on every rank.
-        rows: the rows of this rank, the least recently used first.
-        max_in_memory: with a store, the largest number of rows that stay in memory.
-        stored_up_to: all rows up to this round are in the store.
+        last_trained: client -> the last round in which the client took part; the same on every rank.
+        rows: the state rows of this rank that are in memory, the least recently used first.
+        max_in_memory: the largest number of rows kept in memory, if there is a store.
+        stored_up_to: the last round up to which all rows are in the store.
     """
 
     def __init__(self, comm: Communicator, trainer: ClientTrainer, ranks: Sequence[int]) -> None:
@@ -126,7 +126,7 @@ class ClientStates:
         return ClientContext(self.trainer, client, t, lr, broadcast, download, row)
 
     def take_unsaved_rows(self) -> dict[int, Tensor]:
-        """Return CPU copies of this rank's rows that are not in the store yet, and regard them as stored."""
+        """Return CPU copies of this rank's rows that are not in the store yet, and mark them as stored."""
         fresh = {
             k: row for k, row in self.rows.items() if self.last_trained.get(k, -1) > self.stored_up_to and len(row)
         }
@@ -144,7 +144,7 @@ class ClientStates:
         self._rows_before[client] = self._get_row(client).clone(), self.last_trained.get(client, INITIAL_STATE)
 
     def end_round(self, undone: Collection[int]) -> None:
-        """End the round; the clients in `undone` get back the states that they had before it."""
+        """End the round, and restore the states that the clients in `undone` had before it."""
         self.rows |= {client: row for client, (row, _) in self._rows_before.items() if client in undone}
         self._rows_before.clear()
 
@@ -173,7 +173,7 @@ class ClientStates:
         """Undo this rank's changes of client states in round t.
 
         Args:
-            keep_moves: whether moved rows stay on their new ranks.
+            keep_moves: whether rows that were moved in this round stay on their new ranks.
         """
         if self._rows_before_round == t:
             self.rows |= {k: row for k, (row, _) in self._rows_before.items()}
@@ -189,14 +189,14 @@ class ClientStates:
         self._store_rows(log.sent_rows)
 
     def reassign(self, alive: Collection[int], ranks: Sequence[int], *, move: bool) -> None:
-        """Find the clients of failed ranks, and store them in `reassigned`.
+        """Record the clients of failed ranks in `reassigned`, each with its failed rank.
 
-        The result depends only on the arguments and on the owners before the round.
+        The result depends only on the arguments and on which rank owned each client before the round.
 
         Args:
             alive: the ranks that are alive.
             ranks: the training ranks that are alive.
-            move: whether these clients are assigned to `ranks`.
+            move: whether the clients of failed ranks are assigned to `ranks`.
         """
         for k, dead in self.reassigned.items():
             self.owners[k] = dead
@@ -208,7 +208,7 @@ class ClientStates:
 
     # ---- states of earlier rounds ----
     def newest_saved_rounds(self, clients: Collection[int], took_part: Callable[[int, int], bool]) -> dict[int, int]:
-        """Return client -> the latest round in which it took part and whose state the store has intact."""
+        """Return client -> the latest round in which it took part and of which the store has an intact state."""
         if self.store is None:
             return {}
         stored = sorted((k, t) for k, t in self.store.list_keys() if k in clients)
@@ -226,13 +226,13 @@ class ClientStates:
         self._set_rounds(rounds)
 
     def replay_failures(self, t: int, lost_ranks: LostRanks, *, evaluated: bool) -> None:
-        """Apply the recorded rank failures of round t to the client states, in a replay (faults.replay).
+        """Apply the rank failures recorded for round t to the client states, in a replay (faults.replay).
 
         Args:
             t: the round that begins.
             lost_ranks: all recorded rank failures.
             evaluated: whether round t - 1 has been evaluated; if not, only those failures are applied that happened
-                before this evaluation in the recorded run.
+                before its evaluation in the recorded run.
         """
         applied = lost_ranks if evaluated else lost_ranks.before_evaluation(t)
         self.unavailable = applied.unavailable_clients(t)
@@ -246,7 +246,7 @@ class ClientStates:
         self._revert_to_copies({k: r for k, r in applied.reverted_states(t).items() if before.get(k) != r})
 
     def _revert_to_copies(self, rounds: Mapping[int, int]) -> None:
-        """Revert states as `revert_states` does, to the rows in `copies`, which ranks send to each other."""
+        """Revert clients to the states of these rounds in `copies`; ranks send each other the rows that they need."""
         mine, outgoing, incoming = dict[int, Tensor](), list[Message](), list[Message]()
         for k, t in sorted(rounds.items()):
             if t == INITIAL_STATE:
@@ -270,11 +270,11 @@ class ClientStates:
 
     # ---- rows ----
     def _new_row_buffer(self) -> Tensor:
-        """Return memory for a row that is received from another rank."""
+        """Allocate memory for a state row that is received from another rank."""
         return torch.empty(self.messages.client_state.size, dtype=self.w0.dtype, device=self.comm.device)
 
     def _store_rows(self, rows: Mapping[int, Tensor]) -> None:
-        """Add rows, on any device, to those of this rank."""
+        """Add state rows, on any device, to those of this rank."""
         self.rows |= {k: row.to(self.w0.device) for k, row in rows.items()}
 
     def _set_rounds(self, rounds: Mapping[int, int]) -> None:
@@ -282,7 +282,7 @@ class ClientStates:
         self.last_trained = {k: t for k, t in {**self.last_trained, **rounds}.items() if t != INITIAL_STATE}
 
     def _get_row(self, client: int) -> Tensor:
-        """Return a client's row, from memory or the store, or a new one; it becomes the most recently used row."""
+        """Return a client's state row from memory or the store, or a new one, and mark it as most recently used."""
         row = self.rows.pop(client, None)
         if row is None and self.store is not None and client in self.last_trained:
             row = self.store.get(client, self.last_trained[client]).to(self.w0.device)
@@ -292,7 +292,7 @@ class ClientStates:
         return row
 
     def _evict_rows(self, store: StateStore) -> None:
-        """Remove the least recently used rows from memory, after writing those to the store that it does not have."""
+        """Remove the least recently used rows from memory, after writing unsaved ones to the store."""
         evicted = list[tuple[int, int]]()
         for client in islice(self.rows, len(self.rows) - max(self.max_in_memory, 1)):
             if client in self._rows_before:  # this row and all after it may have to be undone, and must not be stored

@@ -1,4 +1,4 @@
-"""What a rank needs to train its clients: one model, frozen copies of it, the data, and the method."""
+"""The training of a rank's clients: the model that they share, frozen copies of it, the data, and the method."""
 
 from __future__ import annotations
 
@@ -51,25 +51,22 @@ class ClientTrainer:
         graphs: bool | str = False,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Set up the training of this rank's clients.
+        """Set up the training of this rank's clients, with the given parts of the experiment.
 
         Args:
             model: the flat model in which all clients of the rank are trained.
             net: the same model, split into features and head.
-            task: the task.
-            method: the method.
-            data: the federated data.
-            messages: the layout of messages and of client state.
-            local_training: the settings of local training.
-            seed: the seed of the run.
+            messages: the layouts of messages and of client state.
             bf16: whether to train with bf16 autocast.
-            drops_bad_updates: whether updates that are not finite are sent to the server, which leaves them out;
-                otherwise they end the run.
+            drops_bad_updates: whether the server leaves updates with nan or inf out of the aggregate; otherwise such an
+                update ends the run.
             drops_failed_clients: whether a client is left out of the round if its code raises an error.
-            pack: number of clients that are trained at once.
-            strict: whether the run ends if clients cannot be trained at once; otherwise they are trained one by one.
-            graphs: whether to capture training passes as CUDA graphs; "auto": if all their code is known to permit it.
-            stop: returns whether the run has been asked to stop.
+            pack: the number of clients that are trained together in one batched pass.
+            strict: whether to raise an error if clients cannot be trained together; otherwise they are trained one by
+                one.
+            graphs: whether to capture training passes as CUDA graphs; "auto": if all code in them is known to permit
+                it.
+            stop: a function that returns whether the run has been asked to stop.
         """
         self.model, self.net, self.task, self.method = model, net, task, method
         self.data, self.messages, self.local_training, self.seed = data, messages, local_training, seed
@@ -100,7 +97,7 @@ class ClientTrainer:
         """Return the random generators for a client's `fit`-th call of fit() in round t.
 
         Returns:
-            The generator for the order of samples, and the one for augmentation, or None if samples are not augmented.
+            The generator for the order of samples, and the generator for augmentation (None without augmentation).
         """
         is_augmented = self.data.train[client].random_numbers_per_sample > 0
         augment = seeds.torch_generator(self.seed, "augment", t, client, fit) if is_augmented else None
@@ -125,7 +122,7 @@ class ClientTrainer:
         return self._broadcast[1]
 
     def frozen_copy(self, number: int) -> tuple[FlatModel, FeaturesAndHead]:
-        """Return one of several frozen copies of the model, in the same layout; it is created on first use."""
+        """Return frozen copy `number` of the model, which has the same layout and is created on first use."""
         while len(self._frozen_copies) <= number:
             model = self.model.frozen_copy()
             self._frozen_copies.append((model, FeaturesAndHead(model.module, self.data.input_shape, self.data.x_dtype)))
@@ -135,8 +132,8 @@ class ClientTrainer:
 def _make_fast_loss(module: nn.Module, task: Any) -> Callable[[Any, Tensor, Tensor], Tensor] | None:
     """Return the task's loss as a direct function (client, x, y) -> (), or None if the model or task is not built in.
 
-    The function bypasses the hooks of torch modules. Built-in chains of layers draw no random numbers and keep no
-    state between calls, which the fast paths rely on.
+    The function bypasses the hooks of torch modules. This is safe for the built-in chains of layers, because they draw
+    no random numbers and keep no state between calls.
     """
     forward = make_forward_without_hooks(module)
     if forward is None or type(task).loss not in (Classification.loss, Regression.loss):

@@ -1,16 +1,17 @@
 """Evaluation of models on the global test set and on the test rows of clients and sites.
 
-    global               the global model on the global test set. With data.silos no rank has such a set; the model is
-                         then evaluated on the test rows of each client, and metrics are averaged, weighted by samples
+    global               the global model on the global test set. With data.silos no rank has a global test set; the
+                         model is then evaluated on the test rows of each client, and metrics are averaged, weighted by
+                         samples
     sites                the global model on the test rows of each site of the data set, whether its clients train or
                          not: accuracy@SITE, and their mean, sites_accuracy
-    personal             each client's model (the hook `personal_weights`) on its own test rows: mean, standard
-                         deviation and worst tenth over all clients
-    personal_on_global   the same models on the global test set
-    ft(e)                the same models on the clients' test rows, after e epochs of plain fine-tuning; only after the
-                         last round
+    personal             each client's own model (the hook `personal_weights`) on the client's test rows: mean, standard
+                         deviation and worst tenth (10th percentile) over all clients
+    personal_on_global   the clients' own models on the global test set
+    ft(e)                the clients' own models on the clients' test rows, after e epochs of plain fine-tuning; only
+                         after the last round
 
-With evaluate.best, metrics of validation rows are added (`validation_...`), normally of the global model on the rows of
+With evaluate.best, metrics on validation rows are added (`validation_...`), normally of the global model on the rows of
 all clients. Instead, each client's model is evaluated on its own validation rows if clients keep parts of the model, or
 if the method gives clients models of their own (Ditto) and no protocol evaluates the global model.
 
@@ -68,12 +69,12 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate the trainer's model on a shard, in evaluation mode.
 
-    The loss is the mean over samples (or over targets that count), unless the task defines a loss of a whole split. All
-    metrics of an empty shard are nan.
+    The loss is the mean over samples (or over targets that count), unless the task defines a loss of the whole split.
+    All metrics of an empty shard are nan.
 
     Args:
         batch_size: number of samples per forward pass.
-        predict: function from samples x (B, ...) to outputs that replaces the model's forward pass.
+        predict: a function that computes outputs from samples x (B, ...), in place of the model's forward pass.
     """
     task = trainer.task
     if not len(shard):
@@ -101,7 +102,7 @@ def evaluate(
 def _compute_outputs(
     trainer: ClientTrainer, module: nn.Module, x: Tensor, predict: Callable[[Tensor], Tensor] | None
 ) -> Tensor:
-    """Compute the outputs (B, ...) for a batch of samples, and check their shape; raise an error with its location."""
+    """Compute the outputs (B, ...) for a batch of samples and check their shape; errors name the user's code."""
     try:
         f = predict(x) if predict else call_module(module, x)
     except Exception as error:
@@ -122,8 +123,8 @@ def load_own_model(client: ClientContext, fine_tuned: int = 0) -> Callable[[Tens
         fine_tuned: number of epochs of fine-tuning after loading.
 
     Returns:
-        The result of the method's hook `predict`: a function from samples to outputs that replaces the forward pass, or
-        None.
+        The result of the method's hook `predict`: a function that computes outputs from samples in place of the forward
+        pass, or None.
     """
     method = client.trainer.method
     w = client.check_result("personal_weights", method.personal_weights(client))
@@ -185,7 +186,7 @@ class Evaluator:
             )
 
     def evaluate_round(self, t: int, last: bool) -> tuple[Metrics, list[dict[str, Any]]]:
-        """Evaluate all protocols after round t.
+        """Evaluate all protocols (evaluate.protocol) after round t.
 
         The caller must preserve the state of the random generators (`seeds.preserve_rng_state`).
 
@@ -194,7 +195,7 @@ class Evaluator:
             last: whether this is the last round.
 
         Returns:
-            The metrics of the round, and the rows of clients.jsonl; both are complete only at rank 0.
+            The metrics of the round, and the rows of clients.jsonl; both are complete only on rank 0.
         """
         metrics, client_rows = Metrics(), list[dict[str, Any]]()
         if self.server is None and not self.clients_evaluate:
@@ -230,14 +231,14 @@ class Evaluator:
 
     # ---- the global model, at rank 0 ----
     def _evaluate_global_model(self, t: int, shard: Shard) -> Evaluation:
-        """Evaluate the global model after round t on a shard."""
+        """Evaluate the global model of round t on a shard of data."""
         assert self.server is not None
         self.trainer.model.load(self.server.w, self.server.b)
         with add_error_context(f"evaluation after round {t}"):
             return evaluate(self.trainer, shard, self.config.eval_batch)
 
     def _evaluate_global_test(self, t: int) -> Metrics:
-        """Return the metrics of the global model on the global test set, and set `class_accuracy`."""
+        """Return the metrics of the global model on the global test set; set `class_accuracy`, in per cent."""
         assert self.data.global_test is not None
         metrics, f, y = self._evaluate_global_model(t, self.data.global_test)
         self.class_accuracy = []
@@ -249,7 +250,7 @@ class Evaluator:
         return metrics
 
     def _evaluate_sites(self, t: int) -> Metrics:
-        """Return the metrics of the global model on each site's test rows, and their spread over sites."""
+        """Return the metrics of the global model on each site's test rows, and their mean over sites."""
         rows, weights = dict[str, Metrics](), dict[str, float]()
         for site, shard in self.data.test_by_site.items():
             rows[site], weights[site] = self._metrics_and_weight(self._evaluate_global_model(t, shard))
@@ -257,7 +258,7 @@ class Evaluator:
         return over_sites | {f"{name}@{site}": row[name] for site, row in rows.items() for name in self.names}
 
     def _evaluate_validation(self, t: int, downloads: Mapping[int, Tensor]) -> Metrics:
-        """Return the metrics on the validation rows, at rank 0; {} elsewhere."""
+        """Return the metrics on the validation rows on rank 0, and {} on other ranks."""
         if self.is_silo or self.selects_by_own_models:
             rows, weights = self._evaluate_clients("validation", t, downloads)
             return {} if self.server is None else self._combine_shards(t, "validation", rows, weights)
@@ -274,9 +275,9 @@ class Evaluator:
     ) -> Metrics:
         """Combine the metrics of all clients or sites.
 
-        If they evaluate one model, metrics are averaged, weighted by samples; otherwise their mean, standard deviation
-        and worst tenth are returned. If the loss of any client with samples is not finite, all metrics are nan, with a
-        warning, because a mean over the others would improve with each model that fails.
+        If all shards are evaluated with the same model, metrics are averaged, weighted by samples; otherwise their
+        mean, standard deviation and worst tenth are returned. If the loss of any client with samples is not finite, all
+        metrics are nan, with a warning, because a mean over the other clients would improve with each model that fails.
         """
         bad = [k for k in sorted(rows) if weights[k] and isnan(rows[k]["loss"])]
         if bad and protocol not in self.warned_protocols:
@@ -338,7 +339,7 @@ class Evaluator:
 
 
 def personal_groups(messages: MessageLayouts) -> frozenset[str]:
-    """Return the layout groups that clients keep for themselves and train.
+    """Return the layout groups that clients train but do not send to the server.
 
     Groups that no client trains (FedBABU's head) and reference parameters, which do not affect outputs, are excluded.
     """

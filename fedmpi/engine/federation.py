@@ -62,7 +62,7 @@ class Federation:
 
         Args:
             trainer: trains the clients of this rank.
-            optimizer: the server optimiser; used at rank 0.
+            optimizer: the server optimiser; used only on rank 0.
             rule: a server rule that replaces the aggregation of the method.
         """
         data, model, messages = trainer.data, trainer.model, trainer.messages
@@ -129,7 +129,7 @@ class Federation:
             self.timeline.end()
 
     def run_round(self, t: int) -> str | None:
-        """Run round t; return None, or the reason if the run ends before this round."""
+        """Run round t; return None, or why the run ended if it ends before this round."""
         bytes_before, span = (self.comm.sent_bytes, self.comm.received_bytes), self.timeline.span
         self.timeline.begin(t)
         command = self.control.open_round(t)  # rank 0 broadcasts: command, w, declared server state
@@ -193,7 +193,7 @@ class Federation:
     def train_clients(
         self, clients: Sequence[int], t: int, downloads: Mapping[int, Tensor], gather: UploadGather
     ) -> None:
-        """Train these clients at the same time, and send their uploads."""
+        """Train these clients, together if there are several, and send their uploads."""
         span, is_single = self.timeline.span, len(clients) == 1
         for client in clients if self.states.keeps_undo else ():
             self.states.save_before_training(client)
@@ -228,8 +228,8 @@ class Federation:
 
         Args:
             placement: client -> the rank that has trained it.
-            trained: time.perf_counter() when this rank had trained its clients.
-            arrived: time.perf_counter() when all uploads had arrived.
+            trained: the value of time.perf_counter() when this rank had trained its clients.
+            arrived: the value of time.perf_counter() when all uploads had arrived.
             bytes_before: bytes that this rank had sent and received before the round.
 
         Returns:
@@ -280,7 +280,7 @@ class Federation:
 
     # ---- checkpoints ----
     def rank0_state(self) -> dict[str, Any]:
-        """Return the state of rank 0 that checkpoints store in addition to tensors, as JSON values."""
+        """Return the part of rank 0's state that checkpoints store as JSON, in addition to tensors."""
         reporter, best = self.reporter, self.config.best and self.config.best.metric
         idle_since = self.server.update_filter.idle_since if self.server else None
         divergence = reporter.divergence.state_dict()

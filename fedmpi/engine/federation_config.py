@@ -48,7 +48,7 @@ class FederationConfig:
 
 @dataclass
 class RunCallbacks:
-    """Callbacks for the results of a run: metrics at rank 0, and the state after each round on every rank.
+    """Callbacks for the results of a run: metrics on rank 0, and the state after each round on every rank.
 
     This class passes the rows of metrics.jsonl to `on_round` and discards all other results; subclasses write files.
     """
@@ -56,7 +56,7 @@ class RunCallbacks:
     on_round: Callable[[dict[str, Any]], object] | None = None
 
     def record_round(self, row: dict[str, Any]) -> None:
-        """Handle a row of metrics.jsonl, after a round has been completed and, if this was due, evaluated."""
+        """Handle the row of metrics.jsonl of a completed round, which has been evaluated if an evaluation was due."""
         if self.on_round is not None:
             self.on_round(row)
 
@@ -67,12 +67,12 @@ class RunCallbacks:
         """Save the state after round t.
 
         Args:
-            memory: the state of rank 0 in addition to tensors (`Federation.rank0_state`).
+            memory: the part of rank 0's state that is not in tensors (`Federation.rank0_state`).
             last: whether the run ends with this round.
         """
 
     def save_best_model(self, best: BestModel) -> None:
-        """Save the model, which is the best one so far."""
+        """Save the best model so far."""
 
     def record_lost_ranks(self, row: dict[str, Any]) -> None:
         """Record a rank failure, as a row of faults.jsonl (engine/faults/lost_ranks.py)."""

@@ -48,11 +48,9 @@ def hook_error(method: Method, hook: str, where: str, text: str, by: Any = None)
     """Build the error `round 0, client 0: method Mine, hook loss TEXT (Mine.loss at mine.py:12)`.
 
     Args:
-        method: the method whose hook made the mistake.
-        hook: the name of the hook.
-        where: round and client.
-        text: what is wrong.
-        by: the function that was called, if it is not the method's own hook.
+        where: round and client, such as "round 0, client 0".
+        text: what is wrong, in words that follow the name of the hook.
+        by: the function to name, if the mistake is not in the method's own hook.
     """
     own = getattr(method, hook.partition(",")[0].rstrip(":"), None)
     return make_located_error(f"{where}: method {type(method).__name__}, hook {hook} {text}", by or own, type(method))
@@ -73,13 +71,11 @@ def check_slots(
     Values must be dense tensors of real numbers with the declared shapes; for shape () a number is permitted, too.
 
     Args:
-        method: the method.
-        hook: the name of the hook.
         result: what the hook returned.
         declared: the slots that the hook may return.
-        packing: the shapes of the slots.
+        packing: the layout that defines the shapes of the slots.
         where: round and client, for the message.
-        like: any tensor on the device of the values.
+        like: any tensor on the device that the values must be on.
         required: the slots that the hook must return; by default all declared ones.
     """
     if not isinstance(result, Mapping):
@@ -108,8 +104,7 @@ def check_hook_returns(client: Any, states: Mapping[str, Any], sent: Any) -> Non
     """Raise UserError, which names hook and slot, if a client's hooks did not return what the method declares.
 
     Args:
-        client: the ClientContext.
-        states: hook -> the client state that it returned.
+        states: hook -> the client state that this hook returned.
         sent: the slots that the hook `upload` returned.
     """
     method, messages = client.trainer.method, client.trainer.messages
@@ -135,8 +130,8 @@ def check_hook_returns(client: Any, states: Mapping[str, Any], sent: Any) -> Non
 def are_finite(rows: Sequence[Tensor], sums: Sequence[Tensor] | None = None) -> list[bool]:
     """Return for each row whether all of its entries are finite.
 
-    Only the sums of the rows are transferred from their devices and tested. A sum of finite numbers can overflow, so if
-    a sum is not finite, all entries of its row are tested.
+    Only the sum of each row is copied to the CPU and tested. If it is not finite, all entries of the row are tested,
+    because a sum of finite numbers can overflow.
 
     Args:
         rows: tensors of any shape.
@@ -152,7 +147,7 @@ def are_finite(rows: Sequence[Tensor], sums: Sequence[Tensor] | None = None) -> 
 
 
 def check_finite(method: Method, hook: str, packing: Packing, row: Tensor, where: str) -> None:
-    """Raise UserError if a row of state or of a message contains nan or inf, which would spoil the rest of the run."""
+    """Raise UserError if a state row or message row contains nan or inf, which would corrupt the rest of the run."""
     if are_finite([row])[0]:
         return
     views = packing.views(row)
@@ -178,12 +173,10 @@ def check_tensor(
     Torch would broadcast other shapes without an error; a tensor (1,), for example, would fill all entries.
 
     Args:
-        method: the method.
-        hook: the name of the hook.
         value: what the hook returned.
         shape: the required shape.
         where: round and client, for the message.
-        like: any tensor on the device of the value.
+        like: any tensor on the device that the value must be on.
         by: the function that returned the value, if it is not the method's own hook.
     """
     text = describe_mismatch(value, shape, (like.device.type,))
@@ -192,7 +185,7 @@ def check_tensor(
 
 
 def describe_mismatch(value: Any, shape: tuple[int, ...], devices: Sequence[str], floats: bool = True) -> str:
-    """Describe why a value is not a dense real tensor of this shape on one of these devices; return "" if it is."""
+    """Describe why a value is not a dense real tensor of this shape on one of these devices; "" if it is one."""
     if not isinstance(value, Tensor):
         return type(value).__name__
     if value.shape != shape:
@@ -205,10 +198,10 @@ def describe_mismatch(value: Any, shape: tuple[int, ...], devices: Sequence[str]
 
 
 def forward_error(module: nn.Module, x: Samples, error: Exception) -> Exception:
-    """Return the error to raise if a forward pass has failed.
+    """Return the error to raise if a forward pass has failed: a UserError that names the model and its input.
 
-    It names the model and its input. An error that already says where it comes from is returned unchanged: one that a
-    user's file raised, a UserError, a lack of memory, or an error with a known remedy.
+    Errors that need no such context are returned unchanged: errors raised in a user's file, UserError, MemoryError, and
+    errors with a known remedy.
     """
     if find_user_line(error) or isinstance(error, (MemoryError, UserError)) or explain_known_error(error):
         return error
@@ -218,7 +211,7 @@ def forward_error(module: nn.Module, x: Samples, error: Exception) -> Exception:
 
 
 def check_metric_names(method: Method, names: Collection[str], task_metrics: Collection[str], where: str) -> None:
-    """Raise UserError if a metric that the method logs has the name of another key of a row of metrics.jsonl."""
+    """Raise UserError if a metric that the method logs has the name of an existing key of metrics.jsonl."""
     for name in names:
         if name in RESERVED_NAMES or name in task_metrics:
             text = f"log_metrics({name}=...): {name!r} is already a key in metrics.jsonl; choose another name"
@@ -260,7 +253,7 @@ class ReadOnlyCheck:
     """
 
     def __init__(self, tensors: Mapping[str, Any]) -> None:
-        """Start to watch tensors; `tensors` maps the names that messages use for them to the tensors."""
+        """Start to watch tensors; `tensors` maps the names that error messages use to the tensors."""
         self.tensors = tensors
         self.versions = [tensor._version for tensor in tensors.values()]
 
@@ -275,7 +268,6 @@ class ReadOnlyCheck:
         """Raise UserError if a tensor was written to.
 
         Args:
-            method: the method.
             where: round and client, for the message.
             hooks: the hooks that were called since this object was created.
             by: the server rule, if it was called in place of hooks.
@@ -295,9 +287,10 @@ class ReadOnlyCheck:
 class FrozenTensorGuard:
     """Detects changes to tensors of a rank's model that are not part of any message.
 
-    These are frozen parameters and non-persistent buffers: their values must not change. All other buffers must remain
-    the same tensor objects, because after an assignment (`self.mean = ...`) the new tensor would not be part of `b`.
-    Tensors are compared after passes 1, 2, 4, 8, ... of training, and likewise of evaluation.
+    Such tensors are frozen parameters and non-persistent buffers; their values must not change. All other buffers must
+    remain the same tensor objects, because after an assignment (`self.mean = ...`) the new tensor would not be part of
+    the buffers `b` that messages contain. Tensors are compared after passes 1, 2, 4, 8, ... of training, and likewise
+    of evaluation.
     """
 
     def __init__(self, model: FlatModel) -> None:
@@ -306,7 +299,7 @@ class FrozenTensorGuard:
         self.initial = self._snapshot()
 
     def _snapshot(self) -> dict[str, Any]:
-        """Return for each tensor, by name, a hash of its values, or the tensor itself if only its identity matters."""
+        """Return tensor name -> hash of its values, or the tensor itself if it only must remain the same object."""
         tensors = dict[str, Any]()
         for path, owner in self.module.named_modules():
             for leaf, tensor in (*owner._parameters.items(), *owner._buffers.items()):
@@ -319,7 +312,7 @@ class FrozenTensorGuard:
         """Raise UserError if a tensor has changed.
 
         Args:
-            where: round and client, if this is called after a client's training; "" after an evaluation.
+            where: round and client after a client's training; "" after an evaluation.
         """
         self.passes[bool(where)] += 1
         if self.passes[bool(where)] & (self.passes[bool(where)] - 1):
@@ -334,7 +327,7 @@ class FrozenTensorGuard:
 
 
 def _hash_tensor(tensor: Tensor | None) -> bytes | None:
-    """Return a hash of dtype, shape and a sample of values; None if the values cannot be read (sparse, vmap)."""
+    """Hash dtype, shape and a sample of values; None if values cannot be read (sparse tensors, within vmap)."""
     if tensor is None:
         return None
     try:

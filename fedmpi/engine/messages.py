@@ -5,10 +5,10 @@
     upload         [loss, seconds, flag | float buffers | declared slots, large ones last]   one row per client
     client state   [own weights | own float buffers | declared client state | optimiser state]   stays with the client
 
-Entries have the type of the model. The names of the engine's own fields begin with an underscore. The layout groups of
-w and of the buffers that a message contains depend on the round (`Method.shared_parts`); each set of groups has its own
-message layout. With comm.compression, the large slots of an upload, which are as wide as the model or one of its
-groups, are encoded in another format (flat/formats.py).
+Entries have the dtype of the model; w are its weights. The names of the engine's own fields (command, loss, seconds,
+flag) begin with an underscore. The layout groups of w and of the buffers that a message contains depend on the round
+(`Method.shared_parts`); each set of groups has its own message layout. With comm.compression, the large slots of an
+upload, which are as wide as the model or one of its groups, are encoded in another format (flat/formats.py).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Groups = frozenset[str]
 
 @dataclass(frozen=True, eq=False)
 class UploadLayout:
-    """The layout of the uploads of one round: the packing of a row, and the parts of w and b that it contains."""
+    """The layout of the uploads of one round: the packing of an upload row, and the parts of w and b in it."""
 
     packing: Packing
     w: Selection  # entries of w (d,)
@@ -57,10 +57,10 @@ class UploadLayout:
         """Write the engine's own fields at the beginning of an upload row.
 
         Args:
-            row: the upload row, of which the first entries are written.
-            loss: the client's training loss; None if it made no steps; a tensor if the loss is in the row already.
+            loss: the client's training loss; None if the client made no steps; if it is a tensor, the row contains the
+                loss already, and it is not written again.
             seconds: the duration of the client's training.
-            flag: STOP, FAILED or 0.
+            flag: STOP (the rank was asked to stop), FAILED (the client's code raised an error) or 0.
         """
         loss, flag = (0.0, flag or NO_STEPS) if loss is None else (loss, flag)
         first_field = int(isinstance(loss, Tensor))
@@ -74,7 +74,7 @@ class UploadLayout:
 
 @dataclass(frozen=True)
 class BroadcastLayout:
-    """The layout of a broadcast: the packing of its row, and the parts of the shared w and b that it contains."""
+    """The layout of a broadcast: the packing of its row, and the parts of the shared w and b in it."""
 
     packing: Packing
     w: Selection  # entries of the shared vector (s,)
@@ -98,8 +98,7 @@ class MessageLayouts:
         """Determine the layouts from the method's declarations.
 
         Args:
-            classes, features, clients, rounds: sizes that declarations may refer to (c, z, N), and the number of
-                rounds.
+            classes, features, clients: the sizes c, z and N to which declared shapes may refer.
             upload_format: the format of large slots in uploads; None: the model's own type.
             optim: the shapes of the optimiser state that each client keeps (engine/local/client_optimizers.py).
         """
@@ -136,7 +135,7 @@ class MessageLayouts:
         self.client_state = Packing(own | state_slots.shapes | dict(optim))
 
     def check_groups(self, groups: Collection[str], where: str) -> None:
-        """Raise UserError if a group is neither a standard layout group nor one of this model."""
+        """Raise UserError if a group is neither a standard layout group nor a group of this model."""
         method = f"method {type(self.method).__name__}, {where}"
         if isinstance(groups, str):
             raise UserError(
@@ -149,7 +148,7 @@ class MessageLayouts:
 
     # ---- rounds ----
     def shared_parts(self, t: int) -> SharedParts:
-        """Return the groups and slots that the method sends in round t, after checking them."""
+        """Return the layout groups and slots that the method sends in round t, after checking that they exist."""
         with add_error_context(f"round {t}"):
             parts = self.method.shared_parts(t, self.rounds)
         hook = f"method {type(self.method).__name__}, hook shared_parts, round {t}"
@@ -196,7 +195,7 @@ class MessageLayouts:
 
     # ---- formats ----
     def _build_codec(self, packing: Packing, slots: Slots, fmt: Format) -> RowCodec | None:
-        """Return the codec that encodes the large slots of upload rows in a format; None if there are no such slots."""
+        """Return the codec that encodes the large slots of upload rows in this format; None without large slots."""
         encoded_slots = [
             n for n, slot in slots.items() if self.is_large(slot) and (is_change(n, slot) or not fmt.changes_only)
         ]
@@ -208,7 +207,7 @@ class MessageLayouts:
         return bool(slot.dims) and slot.dims[-1] in {"d", "s", "h", *STANDARD_GROUPS, *self.model.layout.groups()}
 
     def broadcast_layout(self, groups: Groups | None = None) -> BroadcastLayout:
-        """Return the layout of a broadcast with these layout groups of the model; by default with all shared groups."""
+        """Return the layout of a broadcast with these layout groups of the model; by default all shared groups."""
         groups = self.shared_groups if groups is None else groups & self.shared_groups
         if groups not in self._broadcast_layouts:
             w, b = (layout.select(groups) for layout in self._shared_layouts)
@@ -246,12 +245,12 @@ class MessageLayouts:
 
 
 def is_change(name: str, slot: Slot) -> bool:
-    """Return whether a slot of an upload is a change of the server's values, as dw is, and not a value itself."""
+    """Return whether an upload slot contains a change of the server's values, like dw, instead of the values."""
     return slot.is_update or name == "dw"
 
 
 def compose_vector(shared: Selection, received: Tensor, personal: Selection, own: Tensor) -> Tensor:
-    """Compose a client's vector from the entries that it has received and those that it keeps."""
+    """Compose a client's vector from entries received from the server and the client's own entries."""
     out = torch.empty(shared.size + personal.size, dtype=received.dtype, device=received.device)
     shared.put(received, out)
     personal.put(own, out)

@@ -17,7 +17,7 @@ NEVER = -2.0  # in place of a round number: no model has been evaluated (the ini
 
 @dataclass(frozen=True)
 class SelectionCriterion:
-    """The metric by which models are compared, and when to stop early."""
+    """The metric by which models are compared, and the rule for early stopping."""
 
     metric: str  # the name of the metric, for example validation_accuracy
     lower_is_better: bool  # whether a lower value is better
@@ -26,10 +26,10 @@ class SelectionCriterion:
 
 
 class BestModel:
-    """The best model so far, at rank 0: its weights w (d,) and buffers b, its round and its metric."""
+    """The best model so far (on rank 0): its weights w (d,) and buffers b, its round and its metric."""
 
     def __init__(self, criterion: SelectionCriterion, w: Tensor, b: Tensor) -> None:
-        """Begin without a best model; `w` and `b` give the shapes."""
+        """Begin without a best model; `w` and `b` determine only the shapes of its weights and buffers."""
         self.criterion, self.w, self.b, self.stop_reason = criterion, w.clone(), b.clone(), ""
         # round and metric of the best model, number of evaluations since then, last evaluated round
         self._progress = torch.empty(4, dtype=torch.float64)
@@ -46,7 +46,7 @@ class BestModel:
 
     @property
     def round(self) -> int | None:
-        """The round that produced the best model; None if there is none yet."""
+        """The round that produced the best model; None if there is no best model yet."""
         t = int(self._progress[0])
         return None if t == NEVER else t
 
@@ -56,7 +56,7 @@ class BestModel:
         return float(self._progress[1])
 
     def should_stop(self) -> bool:
-        """Return whether the run is to stop early; if so, set `stop_reason`."""
+        """Return whether the run should stop early; if so, set `stop_reason`."""
         if self.criterion.patience is None or int(self._progress[2]) < self.criterion.patience:
             return False
         more = f" by more than {self.criterion.min_delta:g}" if self.criterion.min_delta else ""
@@ -69,7 +69,7 @@ class BestModel:
         """Compare the model after round t with the best one; return whether it is the new best model.
 
         Args:
-            value: its metric; a model with nan is never the best one.
+            value: the metric of the model; a model whose metric is nan never becomes the best one.
             w, b: the weights and buffers of the model.
         """
         if t <= int(self._progress[3]):  # a resumed run evaluates its first round again

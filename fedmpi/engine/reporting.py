@@ -1,4 +1,4 @@
-"""Evaluation and reporting of rounds: one row of metrics per round, which also records divergence."""
+"""Evaluation and reporting of rounds: one row of metrics per round, which also says whether the run has diverged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedmpi.engine.transport.round_transport import RoundTransport
 
 
 class Reporter:
-    """Evaluates rounds on all ranks, and passes their rows of metrics to the callbacks at rank 0."""
+    """Evaluates the model after each round, and passes the round's row of metrics to the callbacks on rank 0."""
 
     def __init__(
         self,
@@ -41,17 +41,17 @@ class Reporter:
         self.reported_in = -1  # the round at whose beginning the previous round was reported
 
     def report(self, t: int, *, trains: bool, last: bool, started_at: float) -> None:
-        """Evaluate and report round t - 1 at the beginning of round t, unless this has been done already.
+        """Evaluate and report round t - 1 at the beginning of round t, unless it has been reported already.
 
         All ranks take part if clients are evaluated. If the run has no rounds, the initial model is reported as round
         -1.
 
         Args:
             t: the round that begins.
-            trains: whether round t is run; otherwise the model is evaluated only if `last` is true, because a run that
+            trains: whether round t is run; if not, the model is evaluated only if `last` is true, because a run that
                 was asked to stop has no time to evaluate.
             last: whether round t - 1 is the last one of the run.
-            started_at: time.perf_counter() when round t began.
+            started_at: the value of time.perf_counter() when round t began.
         """
         if t == 0 and not last:
             self.reported_in = t
@@ -74,7 +74,7 @@ class Reporter:
         self.reported_in = t
 
     def _evaluate(self, t: int, last: bool) -> dict[str, float]:
-        """Evaluate round t and return its metrics, at rank 0; pass client metrics and a best model to the callbacks."""
+        """Evaluate round t and return its metrics; pass client metrics and a new best model to the callbacks."""
         server = self.server
         with seeds.temporary_seed(self.config.seed, "evaluate", t):
             metrics, client_rows = self.evaluator.evaluate_round(t, last)

@@ -1,8 +1,8 @@
 """The command with which rank 0 opens each round, and how all ranks carry it out.
 
-The command is one number of the broadcast that also contains the model. A further message may follow, with the clients
-whose uploads were refused in the previous round, so that their states are restored, and with the costs of ranks
-(scheduler.py).
+The command is one number in the broadcast that also contains the model. A second message may follow it, which names the
+clients whose uploads were refused in the previous round, so that their states are restored, and contains the relative
+costs of ranks (scheduler.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedmpi.engine.scheduler import ClientScheduler
 
 
 class RoundCommand(IntEnum):
-    """Rank 0's decision about a round: train it, or end the run before it for a reason."""
+    """Rank 0's command at the beginning of a round: train the round, or end the run, with the reason."""
 
     TRAIN = 0
     FINISHED = 1  # all rounds have been run
@@ -38,7 +38,7 @@ class RoundControl:
     def __init__(
         self, comm: Communicator, scheduler: ClientScheduler, reporter: Reporter, stop_requested: Callable[[], bool]
     ) -> None:
-        """Create the control; `stop_requested` returns whether this rank was asked to stop."""
+        """Create the control; `stop_requested` is a function that returns whether this rank was asked to stop."""
         self.comm, self.scheduler, self.reporter, self.stop_requested = comm, scheduler, reporter, stop_requested
         self.config, self.states, self.transport = reporter.config, reporter.states, reporter.transport
         self.server = reporter.server
@@ -50,8 +50,8 @@ class RoundControl:
     def open_round(self, t: int) -> RoundCommand:
         """Broadcast (rank 0) or receive the command of round t, together with the model and the declared server state.
 
-        Then restore the states of clients whose uploads were refused in the previous round. A round that is repeated
-        after a rank failure is opened with the same command.
+        Then restore the states of clients whose uploads were refused in the previous round. If the round is repeated
+        after a rank failure, it is opened with the same command.
         """
         number = int(TRAIN)
         if self.server is not None:
@@ -81,7 +81,7 @@ class RoundControl:
         return command
 
     def begin_round(self, t: int) -> None:
-        """Mark round t as begun on this rank, which implies that all uploads of the previous round have arrived."""
+        """Mark round t as begun on this rank; moves of states in earlier rounds can no longer be undone."""
         states, before = self.states, self.states.round
         if before == t:
             return
@@ -92,7 +92,7 @@ class RoundControl:
         states.move_log, states.reassigned, states.round = MoveLog(), {}, t
 
     def is_trained(self, t: int) -> bool:
-        """Return whether rank 0, which calls this, has decided to run round t."""
+        """Return whether rank 0 has decided to train round t; called only on rank 0."""
         return self._decided[0] == t and self._decided[1] % FURTHER_MESSAGE == TRAIN
 
     def end_run(self, command: RoundCommand) -> str:
@@ -105,7 +105,7 @@ class RoundControl:
         return {RoundCommand.FINISHED: "finished", RoundCommand.EARLY_STOPPED: "early_stopped"}.get(command, "stopped")
 
     def _decide(self, t: int) -> int:
-        """Decide about round t at rank 0; return the command, plus FURTHER_MESSAGE if one follows."""
+        """Choose the command of round t on rank 0; add FURTHER_MESSAGE if a second message follows."""
         assert self.server is not None
         self._rank_costs = self.scheduler.rank_costs
         if t > self.first_round and self.reporter.metrics_row is None:

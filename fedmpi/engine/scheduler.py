@@ -5,8 +5,8 @@ measures and broadcasts. All ranks therefore compute the same result without fur
 
     q_r   seconds per training sample of rank r in a round, as uploads report them
     s_r   lower median of the last WINDOW values of q_r, if there are at least MIN_ROUNDS
-    c_r   100 s_r / min s, rounded to multiples of COST_STEP: the relative cost of rank r, i.e. the time that a sample
-          takes there, in per cent of that on the fastest rank; 0: rank r has failed
+    c_r   100 s_r / min s, rounded to multiples of COST_STEP: the relative cost of rank r, i.e. its time per sample in
+          per cent of the time per sample of the fastest rank; 0 if rank r has failed
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RankCosts = dict[int, int]  # rank -> c_r; ranks that are not in it have NORMAL_
 
 
 class RankSpeeds:
-    """Measures, at rank 0, how long each rank takes for a training sample."""
+    """Estimates, on rank 0, how long each rank takes to train on one sample."""
 
     def __init__(self) -> None:
         """Begin without measurements."""
@@ -43,9 +43,9 @@ class RankSpeeds:
         """Record the training times of round t.
 
         Args:
-            placement: client -> rank.
-            samples, seconds: number of training samples and training time of each client in `placement`; clients with a
-                time of 0 are ignored.
+            placement: client -> the rank that trained it.
+            samples, seconds: the number of training samples and the training time of each client in `placement`;
+                clients with a time of 0 are ignored.
         """
         trained, busy = dict[int, float](), dict[int, float]()  # rank -> samples, seconds
         for rank, n, s in zip(placement.values(), samples, seconds, strict=True):
@@ -56,7 +56,7 @@ class RankSpeeds:
             self.last_round[rank] = t
 
     def relative_costs(self, t: int) -> RankCosts:
-        """Return the relative costs, as of round t, of all ranks that are slower than the fastest one."""
+        """Return rank -> relative cost at round t, for all ranks that are slower than the fastest one."""
         fresh = {
             r: q
             for r, q in self.seconds_per_sample.items()
@@ -83,17 +83,17 @@ class ClientScheduler:
         self._measured_costs: RankCosts = {}  # the latest measured relative costs, at rank 0
 
     def sample_cohort(self, t: int) -> list[int]:
-        """Draw the cohort of round t, in ascending order, without regard to rank failures."""
+        """Draw the cohort of round t, in ascending order; clients of failed ranks are included."""
         config = self.config
         return draw_cohort(config.seed, t, self.data.clients, config.fraction, config.sampling, config.cohort_size)
 
     def cohort(self, t: int) -> list[int]:
-        """Return the clients that take part in round t in spite of rank failures, in ascending order."""
+        """Return the cohort of round t without the clients that rank failures exclude, in ascending order."""
         drawn = self.sample_cohort(t)
         return self.lost_ranks.participants(t, drawn) if self.lost_ranks.rows else drawn
 
     def last_trained_rounds(self, t: int) -> dict[int, int]:
-        """Return client -> the round (0 to t) that produced its state at the start of round t + 1."""
+        """Return client -> the round (0 to t) that produced the client's state at the start of round t + 1."""
         rounds: dict[int, int] = {}
         for earlier in range(t + 2):
             back = self.lost_ranks.reverted_states(earlier)
@@ -141,14 +141,14 @@ class ClientScheduler:
 
     # ---- relative costs of ranks, at rank 0 ----
     def record_timings(self, t: int, placement: Mapping[int, int], seconds: Sequence[float]) -> None:
-        """Record the training times in seconds that the uploads of round t report, client by client of `placement`."""
+        """Record the training times (s) that uploads of round t report, in the order of the clients in `placement`."""
         if self.speeds is not None and not self.lost_ranks.in_round(t):
             self.speeds.record(t, placement, self._num_samples([*placement]), seconds)
 
     def choose_rank_costs(self, t: int) -> RankCosts:
-        """Return, at rank 0, the relative costs by which clients are assigned to ranks from round t on.
+        """Return, on rank 0, the relative costs by which clients are assigned to ranks from round t on.
 
-        They are updated every MIN_ROUNDS rounds.
+        These costs are updated every MIN_ROUNDS rounds.
         """
         if self.speeds is not None and t % MIN_ROUNDS == 0:
             self._measured_costs = self.speeds.relative_costs(t)
@@ -163,10 +163,10 @@ def draw_cohort(
     Args:
         clients: the number N of clients.
         fraction: the cohort has m = max(floor(fraction N), 1) clients.
-        sampling: uniform: each round is drawn independently; cyclic: each cycle of rounds contains every client once,
-            m per round, and in its last round those that remain (with m = 1 and mean aggregation this is cyclic weight
-            transfer, Chang et al. 2018).
-        size: m, given directly instead of by `fraction`.
+        sampling: uniform: each cohort is drawn independently; cyclic: every client takes part once in each cycle of
+            rounds, m clients per round and the remaining ones in the last round of the cycle (with m = 1 and mean
+            aggregation this is cyclic weight transfer, Chang et al. 2018).
+        size: the number m of clients, in place of `fraction`.
     """
     m = cohort_size(clients, fraction, size)
     if sampling == "cyclic":
@@ -196,7 +196,7 @@ def assign_balanced(
 
     Args:
         costs: the cost of each client, for example its number of samples.
-        rank_costs: rank -> time that a unit of cost takes there, in per cent; by default 100.
+        rank_costs: rank -> relative time that the rank takes per unit of cost, in per cent; by default 100.
     """
     if len(ranks) == 1:
         return dict.fromkeys(clients, ranks[0])
@@ -210,5 +210,5 @@ def assign_balanced(
 
 
 def assign_pinned(clients: Sequence[int], ranks: Sequence[int]) -> dict[int, int]:
-    """Assign each client to a fixed rank, by its number modulo the number of ranks; return client -> rank."""
+    """Assign each client to the rank at position (client modulo number of ranks) in `ranks`; return client -> rank."""
     return {k: ranks[k % len(ranks)] for k in clients}

@@ -1,6 +1,7 @@
 """Rank 0's part of a round: the global model and the method's server state, and the step that updates both.
 
-w <- server_optim(w, direction); float buffers <- weighted mean of uploads; state <- result of the method's `aggregate`.
+w <- server_optim(w, direction); float buffers <- weighted mean of the uploaded buffers; direction and server state:
+result of the method's `aggregate`.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class ServerView(Server):
 
 
 class FederationServer:
-    """The global model (w (d,) and b), the server state that the method declares, and the step that updates them."""
+    """The global model (weights w (d,), buffers b), the server state that the method declares, and the server step."""
 
     def __init__(
         self,
@@ -79,12 +80,12 @@ class FederationServer:
         """Create the server with the initial global model.
 
         Args:
-            storage: memory for w and b.
+            storage: preallocated memory for w and b.
             view: the argument `server` of the method's hooks.
             rule: a server rule that replaces the method's direction.
-            criterion: selects the best model; None: no selection.
+            criterion: how the best model is selected; None: no selection.
             recorded_stats: which statistics of updates are recorded: False, "norms" or "gram".
-            update_filter: decides which uploads count.
+            update_filter: decides which uploads are aggregated.
         """
         self.messages, self.method = messages, messages.method
         self.optimizer, self.view, self.rule = optimizer, view, rule
@@ -151,8 +152,8 @@ class FederationServer:
 
         Args:
             train_lr: the learning rate of the clients in this round.
-            updates: the uploads that count.
-            norms: client -> ||dw||.
+            updates: the uploads that are aggregated.
+            norms: client -> ||dw||, the norm of its model change.
 
         Returns:
             The metrics that the method itself has logged.

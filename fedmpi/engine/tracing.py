@@ -1,28 +1,28 @@
-"""The timeline of one rank: how it spends its time in each round, as spans without gaps, by the clock of its host.
+"""The timeline of one rank: how it spends the time of each round, as consecutive spans measured by its host's clock.
 
     {"round": 3, "at": 1763800000.1234, "s": 2.5031, "spans": [["wait_command", 0.0, 12.3], ["train", 12.3, 480.1, 17],
     ...]}
 
 `at` is the time at which the round began on this rank, in seconds since 1970; `s` is its duration in seconds. A span
-consists of its name, its start and its duration in ms, and the client or clients. The clock is read once per span,
-without waiting for a GPU. A span shorter than MIN_SPAN_S is merged into the next one. Of the spans after the first
-MAX_SPANS of a round only sums by name are recorded, under "rest", so that the length of a row is bounded.
+consists of its name, its start and its duration in ms, and the client or clients, if any. The clock is read once per
+span, without waiting for a GPU. A span shorter than MIN_SPAN_S is merged into the next one. After the first MAX_SPANS
+spans of a round, only the total time per name is recorded, under "rest", so that the length of a row is bounded.
 
     wait_command    waiting for the broadcast, with the command of rank 0 (other ranks)
     broadcast       sending the broadcast (rank 0)
-    undo            restoring the states of clients whose uploads did not count in the previous round
+    undo            restoring the states of clients whose uploads were refused in the previous round
     hash            hashing the global model (rank 0)
-    checkpoint      copying the state that is saved
+    checkpoint      copying the state that a checkpoint saves
     evaluate        evaluating and recording the previous round
     migrate_state   moving client states between ranks
     download        sending and receiving the values that differ between clients
     train           training a client, or several at once
-    send            posting uploads (if several clients were trained at once, also writing them)
+    send            starting to send uploads (if several clients were trained at once, also writing them)
     uploads         waiting until uploads have arrived or have been sent; includes summing them, and answering requests
                     of rank 0 about their columns
     step            the server step
     recover         recovering from a rank failure
-    analyse         training local models again for diagnostics
+    analyse         retraining local models for diagnostics
     end             all work after the last round
 """
 
@@ -38,7 +38,7 @@ MIN_SPAN_S, MAX_SPANS = 2e-5, 200
 
 
 class Timeline:
-    """Records the spans of one rank, and passes on one row per round."""
+    """Records the spans of one rank, and passes one row per round to `write_row`."""
 
     def __init__(self) -> None:
         """Create a timeline that records nothing until `write_row` is set."""
