@@ -1,16 +1,16 @@
 """The interface between a method and the engine: hooks, their arguments, and what a method declares.
 
-The author of a method imports everything from here: `from fedmpi.method import Client, Method, State, option`.
+A method imports everything that it needs from here: `from fedmpi.method import Client, Method, State, option`.
 
 A method cannot
 
 - exchange messages twice in one round. A round is one download and one upload per client. A method with two exchanges
-  uses two rounds; `shared_parts` and the other hooks distinguish them by the round number.
+  uses two rounds; its hooks distinguish them by the round number.
 - replace the broadcast of w. Every rank receives all parts of w that are sent in any round, and the server state named
   in `receives`; the hook `download` adds values for each client. With SharedParts(groups=()) in all rounds, no part of
   w is sent.
-- choose the cohort, or know it before the uploads arrive. The cohort is drawn as the section `cohort` of the config
-  says; `aggregate` finds it in updates.clients.
+- choose the cohort, or know it before the uploads arrive. The section `cohort` of the config determines how it is
+  drawn; `aggregate` reads it from updates.clients.
 - choose the buffers from which local training starts: `initial_weights` returns weights only. client.fit(start=...,
   buffers=...) trains a second model, with its own buffers.
 - change how float buffers are aggregated. They are always averaged with the weights updates.p.

@@ -1,7 +1,7 @@
 """The base class of all methods: the hooks that a method may override, and the attributes that it may declare.
 
-Together, the default hooks implement FedAvg. A method overrides the smallest hook that can express its equation,
-    loss, regularizer < correct_gradient < step < train < upload
+Together, the default hooks implement FedAvg. A method overrides the first of these hooks that can express its equation,
+    loss, regularizer, correct_gradient, step, train, upload
 and declares which state it keeps, sends and receives. Hooks map tensors to tensors (context.py describes their
 arguments); only the engine writes, stores and sends. A method derives from `Method` and from nothing else, is a frozen
 dataclass (its fields are the hyperparameters), and never calls super(). Obvious mistakes, such as a misspelled hook
@@ -71,7 +71,7 @@ class Method:
     equals_fedavg_at: ClassVar[Mapping[str, Any] | None] = None
 
     def __init_subclass__(cls) -> None:
-        """Raise TypeError for a declaration or hook that would not have the effect that its author expects."""
+        """Raise TypeError if the class defines an unknown hook, a hook with wrong arguments, or a wrong declaration."""
         members, prefix = vars(cls), f"method {cls.__name__}: "
         options = members.get("__annotations__", {})
         for name in {*options} & {*HOOKS, *DECLARATIONS}:
@@ -134,9 +134,9 @@ class Method:
     def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
         """Return the loss of a batch at the current weights.
 
-        Called for each batch; if the method overrides `step`, called by client.grad. Gradients also flow through
-        client.w. A term that depends on the weights only belongs in `regularizer`, which is not part of the recorded
-        loss.
+        Called for each batch; if the method overrides `step`, called by client.grad. The loss may also depend on
+        client.w directly. A term that depends on nothing but the weights belongs in `regularizer`, which is not part of
+        the recorded loss.
 
         Args:
             client: the client that trains.
@@ -144,7 +144,7 @@ class Method:
             y: (B,) targets.
 
         Returns:
-            The loss (), with a gradient.
+            The loss (), with its autograd graph.
         """
         return client.task_loss(client.logits(x), x, y)
 
@@ -152,11 +152,8 @@ class Method:
         """Return a penalty on the weights client.w, for example mu / 2 ||w - w0||^2.
 
         Called in each step at the current weights. The gradient of the penalty with respect to client.w is added to
-        that of `loss`, or to the result of `step`, before `correct_gradient` is called. Autograd computes it; for a
-        `Quadratic` one kernel does. The penalty is not part of the recorded loss.
-
-        Args:
-            client: the client that trains.
+        that of `loss`, or to the result of `step`, before `correct_gradient` is called. Autograd computes
+        this gradient, except for a `Quadratic`, which has a faster formula. The recorded loss excludes the penalty.
 
         Returns:
             The penalty (), a `Quadratic`, or None for no penalty.
@@ -173,7 +170,7 @@ class Method:
             g: (d,) the gradient of `loss`, or the result of `step`, plus the gradient of `regularizer`.
 
         Returns:
-            The gradient (d,) that the optimiser gets.
+            The gradient (d,) that is clipped and passed to the optimiser.
         """
         return g
 
@@ -188,29 +185,26 @@ class Method:
             y: (B,) targets.
 
         Returns:
-            The direction (d,) along which the optimiser descends.
+            The direction (d,) that the optimiser uses in place of a gradient.
         """
         return client.grad(x, y)
 
     def initial_weights(self, client: Client) -> Tensor:
         """Return the weights (d,) from which local training starts.
 
-        Called after the download, with client.w = client.received. The buffers start as they were received. Not called
-        in evaluations.
-
-        Args:
-            client: the client that is about to train.
+        Called after the download, with client.w = client.received. Training starts with the received buffers. Not
+        called in evaluations.
         """
         return client.received
 
     def train(self, client: Client) -> State:
-        """Train a client for one round, in one or several phases, and return new client state.
+        """Train a client for one round, in one or several phases, and return its new state.
 
-        Called with client.w = client.w0. client.state holds the values that the client's previous round returned, and
-        client.downloads the server state from before this round's `aggregate`.
+        Called with client.w = client.w0. client.state holds the values that the hooks returned when the client was last
+        in the cohort, and client.downloads holds the server state before this round's `aggregate`.
 
         Args:
-            client: the client, whose client.fit trains it.
+            client: the client; client.fit trains it.
 
         Returns:
             State(...) with the slots of client_state that `upload` does not return.
@@ -221,8 +215,8 @@ class Method:
     def upload(self, client: Client) -> tuple[SlotValues, State]:
         """Return a client's upload and its new client state.
 
-        The engine adds dw = w - w0 to the upload if it is declared. Each slot of client_state must be returned by
-        exactly one of `train` and `upload`. For slots that do not change return `client.state`.
+        The engine adds dw = w - w0 to the upload if `sends` contains dw. Each slot of client_state must be returned by
+        exactly one of `train` and `upload`. If no slot changes, return `client.state`.
 
         Args:
             client: the client, after its training.
@@ -237,20 +231,13 @@ class Method:
 
         Called in the evaluation after round t for the protocols personal, personal_on_global and ft(e), for every
         client, whether it took part in the round or not. client.round is t; client.received, client.downloads and
-        client.state are those AFTER round t. client.w0 is client.received, client.accumulators is zero and client.steps
-        is 0. Do not read client.w and client.b, which may belong to another client.
-
-        Args:
-            client: the client that is evaluated.
+        client.state have their values AFTER round t. client.w0 is client.received, client.accumulators is zero and
+        client.steps is 0. Do not read client.w and client.b, which may belong to another client.
         """
         return client.received
 
     def personal_buffers(self, client: Client) -> Tensor:
-        """Return the batch statistics (b,) with which `personal_weights` are evaluated; called after that hook.
-
-        Args:
-            client: the client that is evaluated.
-        """
+        """Return the float buffers (b,) with which `personal_weights` are evaluated; called after that hook."""
         return client.b0
 
     def finetune(self, client: Client, epochs: int) -> None:
@@ -260,7 +247,7 @@ class Method:
         returned. client.w0 is client.received.
 
         Args:
-            client: the client, whose client.fit trains it.
+            client: the client; client.fit trains it.
             epochs: passes over the client's training rows.
         """
         client.fit(epochs, fedavg_steps=True)
@@ -268,12 +255,9 @@ class Method:
     def predict(self, client: Client) -> Callable[[Tensor], Tensor] | None:
         """Return a function that replaces the forward pass of the client's model in evaluations, or None.
 
-        For methods whose predictions use more than the model, for example kNN-Per's neighbours. Called with the
-        evaluated weights, after `finetune`. The protocols that evaluate the global model (global, sites) do not call
-        it.
-
-        Args:
-            client: the client that is evaluated.
+        For methods whose predictions use more than the model, for example kNN-Per's neighbours. Called when client.w
+        holds the evaluated weights, after `finetune`. The protocols that evaluate the global model (global, sites) do
+        not call this hook.
 
         Returns:
             A function from samples x (B, ...) to outputs (B, c), which is called for each batch in evaluation and
@@ -283,12 +267,12 @@ class Method:
 
     # ---- server ----
     def download(self, server: Server, client: int) -> SlotValues:
-        """Return the values of `per_client_download` for one client.
+        """Return the values of the slots in `per_client_download` for one client.
 
-        Called on rank 0 (a) before round t, for each client of the cohort in ascending order, when server.w and
-        server.state are those from before the round; (b) in the evaluation after round t, for every client, when they
-        are those from after the round. server.round is t in both cases. The cohort is not known here. Members of
-        server that only `aggregate` may use: server.shared, server.segments, server.train_lr and server.log_metrics.
+        Called on rank 0 (a) before round t, for each client of the cohort in ascending order, with server.w and
+        server.state from before the round; (b) in the evaluation after round t, for every client, with server.w and
+        server.state from after the round. server.round is t in both cases. The hook does not know the cohort, and must
+        not use server.shared, server.segments, server.train_lr and server.log_metrics, which are for `aggregate` only.
 
         Args:
             server: the server's weights and state.
@@ -300,14 +284,15 @@ class Method:
         """Return the direction of the server's step, w <- server_optim(w, direction), and the new server state.
 
         Called on rank 0 once per round when all uploads have arrived, unless all of them were rejected. server.w and
-        server.state are those before the step. The engine averages float buffers itself, with weights updates.p.
+        server.state have their values before the step. The engine averages float buffers, with weights updates.p.
 
         Args:
             server: the server's weights and state.
             updates: the uploads of the cohort.
 
         Returns:
-            The direction (s,), with columns as in updates.dw; the new server state, or server.state if it is unchanged.
+            The direction (s,), in the same order as the columns of updates.dw; the new server state, or server.state
+            if it does not change.
         """
         return updates.mean("dw"), server.state
 
@@ -317,22 +302,14 @@ DECLARATIONS = tuple(Method.__annotations__)
 
 
 def overrides(method: Method, hook: str) -> bool:
-    """Return whether a method overrides a hook.
-
-    Args:
-        method: the method.
-        hook: the name of the hook.
-    """
+    """Return whether a method overrides the hook with this name."""
     return getattr(method, hook).__func__ is not getattr(Method, hook)
 
 
 def get_mean_only_slots(method: Method) -> Mapping[str, tuple[str, ...]] | None:
-    """Return `mean_only_slots` if it was declared together with the method's `aggregate`, else None.
+    """Return the method's `mean_only_slots`, or None if a subclass overrides `aggregate` without declaring it again.
 
-    A subclass that overrides only `aggregate` does not inherit the declaration, because its hook may read single rows.
-
-    Args:
-        method: the method.
+    Such a subclass does not inherit the declaration, because its `aggregate` may read single rows.
     """
     for owner in type(method).__mro__:
         if "mean_only_slots" in vars(owner):
@@ -345,7 +322,7 @@ def get_mean_only_slots(method: Method) -> Mapping[str, tuple[str, ...]] | None:
 class declared_property(property):  # noqa: N801 - written where `property` would be
     """Decorator for a declaration that depends on hyperparameters.
 
-    Read on the class instead of an instance, it has the value for the default hyperparameters.
+    On the class itself, the declaration has the value for the default hyperparameters.
     """
 
     def __get__(self, method: Any, owner: type | None = None) -> Any:
@@ -357,13 +334,13 @@ STEP_MEMBERS = ("loss", "regularizer", "correct_gradient", "step", "batches_per_
 
 
 def delegates_to(option: str, step: bool = False) -> Callable[[type], type]:
-    """Class decorator that takes hooks and declarations from another method, which is the value of an option.
+    """Class decorator by which a method takes hooks and declarations from another method, the value of an option.
 
-    If the option is None, they are those of FedAvg. Members that the class defines itself take precedence.
+    If the value is None, they are taken from FedAvg. Members that the class defines itself take precedence.
 
     Args:
         option: the name of the option.
-        step: whether to take the members that define a local step, too.
+        step: whether to take also the members that define a local step (STEP_MEMBERS), such as `loss`.
     """
 
     def delegate(name: str) -> declared_property:

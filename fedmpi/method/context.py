@@ -1,11 +1,11 @@
 """The arguments of a method's hooks, and the types that hooks return.
 
-`Client` is the client that trains or is evaluated, `Uploads` are the uploads of the cohort, and `Server` is the server
-in a round.
+`Client` is the client that trains or is evaluated, `Uploads` are the uploads of the cohort in a round, and `Server` is
+the server.
 
-Hooks may pass samples x to other functions, and index them by rows: x[a:b], x.chunk(n), len(x). If a sample consists of
+Hooks may pass samples x to other functions, and select rows by x[a:b], x.chunk(n) and len(x). If a sample consists of
 several tensors, x is an `Inputs` object that holds them by name (common/inputs.py). With needs = {CLASSES}, targets are
-(B,) class numbers; otherwise targets and outputs have the shape of the task, (B, ...).
+(B,) class numbers; otherwise the task determines the shape (B, ...) of targets and outputs.
 
 Shapes: d parameters without frozen ones, s parameters that are sent in the round, b float buffers, c classes, z
 features, N clients, m clients in the cohort, B samples in a batch.
@@ -35,8 +35,8 @@ class SlotValues(dict[str, Tensor]):
 class State(dict[str, Tensor]):
     """Values of the declared state of a client or of the server.
 
-    Read client.state.c_i or server.state.c; return State(c_i=...) with all slots. For slots that do not change return
-    the old state: `client.state`, or State(**client.state, more=...).
+    Hooks read a slot as client.state.c_i or server.state.c, and return State(c_i=...) with all slots. To keep all slots
+    unchanged, return `client.state`.
     """
 
     def __getattr__(self, name: str) -> Tensor:
@@ -56,7 +56,7 @@ class State(dict[str, Tensor]):
 class Quadratic:
     """A quadratic penalty, weight / 2 ||w - anchor||^2 - <slope, w>, that the hook `regularizer` may return.
 
-    Its gradient is the one that autograd computes from this formula, in a fifth of the time.
+    Its gradient is computed without autograd, in a fifth of the time.
     """
 
     weight: float
@@ -89,10 +89,10 @@ Part = Literal["train", "validation"]  # of a client's own training rows
 
 
 class Client(Protocol):
-    """The client that trains or is evaluated, as hooks see it.
+    """The client that trains or is evaluated; the first argument of most hooks.
 
     Do not write to its tensors, and do not store them: the engine reuses them in the next round. To keep a value
-    between rounds, declare it in client_state, which moves with the client to the rank that trains it.
+    between rounds, declare it in client_state, which the engine moves to the rank that trains the client.
     """
 
     id: int  # from 0 to N - 1
@@ -123,25 +123,12 @@ class Client(Protocol):
     accumulators: Views
 
     def logits(self, x: Tensor) -> Tensor:
-        """Return the logits f(x) at the current weights.
-
-        Args:
-            x: (B, ...) samples.
-
-        Returns:
-            (B, c) logits.
-        """
+        """Return the logits f(x) (B, c) of samples x (B, ...) at the current weights."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return features z(x) and logits f(x) at the current weights, from one pass.
+        """Return the features z(x) (B, z), which are the inputs of the head, and the logits f(x) (B, c), from one pass.
 
-        Declare needs = {FEATURES}.
-
-        Args:
-            x: (B, ...) samples.
-
-        Returns:
-            (B, z) features, the inputs of the head; (B, c) logits.
+        The pass uses the current weights. A method that calls this function declares needs = {FEATURES}.
         """
 
     def reference_forward(
@@ -152,30 +139,25 @@ class Client(Protocol):
         Args:
             x: (B, ...) samples.
             at: (d,) weights of the reference model, which must not change during the round; default w0.
-            buffers: (b,) its float buffers; default those received.
+            buffers: (b,) its float buffers; default b0.
 
         Returns:
             (B, z) features, (B, c) logits; for a model without features the logits twice.
         """
 
     def task_loss(self, f: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Return the task's loss () of given outputs.
-
-        Args:
-            f: (B, c) outputs.
-            x: (B, ...) samples.
-            y: (B,) targets.
-        """
+        """Return the task's loss () for outputs f (B, c), samples x (B, ...) and targets y (B,)."""
 
     def mean_loss(self, at: Tensor, part: Part = "validation") -> Tensor:
-        """Return the mean task loss () float64 of given weights over the client's training or validation rows.
+        """Return the mean task loss () float64 at weights `at` (d,) over the client's training or validation rows.
 
         The loss is computed in evaluation mode, without a gradient, with the current buffers; it is nan if there are no
         rows. The current model does not change.
 
         Args:
-            at: (d,) weights.
-            part: "train", or "validation", for which the method must declare needs = {VALIDATION}.
+            at: (d,) the weights.
+            part: which rows are used, "train" or "validation". With "validation" the method must declare
+                needs = {VALIDATION}.
         """
 
     def grad(
@@ -197,8 +179,8 @@ class Client(Protocol):
             y: (B,) targets.
             at: (d,) weights; default the current ones.
             loss: a function (client, x, y) -> (); default the method's `loss`, without its regularizer.
-            buffers: (b,) float buffers of `at`, which the pass updates in place, for example a slot of
-                client.accumulators; default the current ones.
+            buffers: (b,) float buffers that belong to the weights `at`, for example a slot of client.accumulators;
+                the pass updates them in place. Default: the current ones.
 
         Returns:
             (d,) gradient.
@@ -212,12 +194,9 @@ class Client(Protocol):
         """
 
     def hessian_vector_product(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        """Return the exact Hessian-vector product H v (d,) of the method's loss at the current weights.
+        """Return H v (d,), exactly, for a vector v (d,) and the Hessian H of the method's loss on a batch x, y.
 
-        Args:
-            x: (B, ...) samples.
-            y: (B,) targets.
-            v: (d,) vector.
+        H is taken at the current weights.
         """
 
     def head_grad(self, z: Tensor, loss: Callable[[Tensor], Tensor], *, at: Tensor | None = None) -> Tensor:
@@ -225,37 +204,29 @@ class Client(Protocol):
 
         Args:
             z: (B, z) features. If they have an autograd graph, the gradient includes the body, and the loss is recorded
-                as that of the step. With `z.detach()` the gradient is that of the head only, and no loss is recorded.
+                as the loss of the step. With `z.detach()` only the head has a gradient, and no loss is recorded.
             loss: a function logits (B, c) -> ().
-            at: (d,) weights, of which the head is used; default the current ones.
+            at: (d,) weights from which the head is taken; default the current ones.
 
         Returns:
             (d,) gradient.
         """
 
     def extract_group(self, group: str, flat: Tensor) -> Tensor:
-        """Return the entries of a flat vector that belong to a layout group.
-
-        Args:
-            group: "head", "body", ... (see `segments`).
-            flat: (d,) vector.
-        """
+        """Return the entries of a vector `flat` (d,) that belong to a layout group, such as "head" (see `segments`)."""
 
     def replace_group(self, group: str, part: Tensor, into: Tensor) -> Tensor:
-        """Return a copy of a flat vector in which the entries of a layout group are replaced.
+        """Return a copy of the vector `into` (d,) in which the entries of a layout group are replaced by `part`.
 
-        Args:
-            group: "head", "body", ... (see `segments`).
-            part: the new entries, as `extract_group` returns them.
-            into: (d,) the vector to copy.
+        `part` has the form that `extract_group` returns.
         """
 
     def segments(self, groups: Sequence[str] | None = None) -> Sequence[Segment]:
         """Return the positions of the parameter tensors in the flat vector.
 
         Each segment has .name (as in the state_dict), .group, .shape, .start and .stop; segment.view(flat) is the
-        tensor. The layout groups are body, norm (normalisation layers), head (the last layer), atom and coef (filter
-        decomposition), and those that the model's parameter_groups() names.
+        tensor as a view of the vector `flat`. The layout groups are body, norm (normalisation layers), head (the last
+        layer), atom and coef (filter decomposition), and the groups that the model's parameter_groups() defines.
 
         Args:
             groups: the layout groups whose segments are returned; default all.
@@ -265,7 +236,7 @@ class Client(Protocol):
         """Yield batches of the client's training rows without augmentation, for hooks that read data outside of steps.
 
         Args:
-            generator: draws the order of the rows (see `generator`); None: the rows are not shuffled.
+            generator: a random generator that draws the order of the rows; None: the rows are not shuffled.
 
         Yields:
             (B, ...) samples and (B,) targets with B = train.batch_size; the last batch may be smaller.
@@ -290,7 +261,7 @@ class Client(Protocol):
         fedavg_steps: bool = False,
         plain_sgd: bool = False,
     ) -> FitResult:
-        """Train the client with the optimiser train.optim.
+        """Train the client with the optimiser train.optim, and return the trained weights and buffers.
 
         The optimiser starts without state, unless train.persist_optimizer has stored its state in an earlier round.
 
@@ -301,14 +272,11 @@ class Client(Protocol):
             start: (d,) weights of another model to train in place of client.w. client.w, its buffers, counters and
                 recorded loss do not change, and the optimiser starts without state.
             buffers: (b,) float buffers of that model; default the current ones.
-            regularizer: replaces the hook `regularizer`.
+            regularizer: a function that is used in place of the hook `regularizer`.
             fedavg_steps: make FedAvg's steps on all parameters, without the method's hooks, and with an optimiser that
                 starts without state.
-            plain_sgd: like fedavg_steps, but with steps w <- w - lr g: momentum, weight decay, clipping and optimiser
-                of the section `train` are not used.
-
-        Returns:
-            The trained weights and buffers.
+            plain_sgd: like fedavg_steps, but with steps w <- w - lr g; train.optim, momentum, weight decay and clipping
+                are not used.
         """
 
     def generator(self, *purpose: str | int) -> torch.Generator:
@@ -325,9 +293,9 @@ Span = tuple[int, int]
 
 
 class Uploads:
-    """The uploads of the cohort.
+    """The uploads of the cohort in one round.
 
-    Each declared slot is an attribute with one row per client, for example updates.dw (m, s).
+    Each slot in `sends` is an attribute with one row per client, for example updates.dw (m, s).
     """
 
     clients: tuple[int, ...]  # ids of the clients whose uploads are used, ascending, in the order of the rows
@@ -346,11 +314,11 @@ class Uploads:
 
     @property
     def uniform(self) -> Tensor:
-        """Equal weights 1/m of all clients, (m,) float64."""
+        """The weight 1/m for each client of the cohort, (m,) float64."""
         return torch.full((len(self),), 1 / len(self), dtype=torch.float64)
 
     def mean(self, slot: str = "dw", p: Tensor | None = None) -> Tensor:
-        """Return the weighted mean sum_i p_i slot_i, summed in float64.
+        """Return the weighted mean of a slot over the cohort, sum_i p_i slot_i, summed in float64.
 
         Args:
             slot: the name of the slot.
@@ -359,12 +327,12 @@ class Uploads:
         return self.combine(self.p if p is None else p, slot)
 
     def combine(self, coefficients: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
-        """Return the linear combination sum_i c_i slot_i, in the shape of the slot.
+        """Return sum_i c_i slot_i over the cohort, in the shape of the slot.
 
         Args:
-            coefficients: (m,) the factors c.
+            coefficients: (m,) the coefficients c.
             slot: the name of the slot.
-            span: (a, b) to combine only columns a to b - 1 of the flat slot; the result is then (b - a,).
+            span: (a, b) to combine only columns a to b - 1 of the flattened rows; the result is then (b - a,).
         """
         x = getattr(self, slot)
         columns, start, width = _columns(x, span)
@@ -372,21 +340,21 @@ class Uploads:
         return combined if span else combined.view(x.shape[1:])
 
     def gram(self, slot: str = "dw", span: Span | None = None) -> Tensor:
-        """Return the inner products of all pairs of the clients' rows, (m, m) float64.
+        """Return the inner products of all pairs of the clients' rows of a slot, (m, m) float64.
 
         Args:
             slot: the name of the slot.
-            span: (a, b) to use only columns a to b - 1 of the flat slot.
+            span: (a, b) to use only columns a to b - 1 of the flattened rows.
         """
         return linear.sum_blocks(linear.gram_by_block(*_columns(getattr(self, slot), span)))
 
     def inner_products(self, v: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
-        """Return the inner product of each client's row with a vector, (m,) float64.
+        """Return the inner product of each client's row of a slot with a vector v, (m,) float64.
 
         Args:
             v: the vector, in the shape of the slot, or (b - a,) with a span.
             slot: the name of the slot.
-            span: (a, b) to use only columns a to b - 1 of the flat slot.
+            span: (a, b) to use only columns a to b - 1 of the flattened rows.
         """
         columns, start, _ = _columns(getattr(self, slot), span)
         return linear.inner_products(columns, v.flatten(), start)
@@ -395,7 +363,7 @@ class Uploads:
         """Return the trimmed mean of each entry over the clients, in the shape of the slot.
 
         Args:
-            trim: the fraction of the clients that is left out at each end, floor(trim m) values; 1/2 gives the median.
+            trim: the floor(trim m) smallest and as many largest values are left out; 1/2 gives the median.
             slot: the name of the slot.
         """
         x = getattr(self, slot)
@@ -403,14 +371,14 @@ class Uploads:
 
 
 def _columns(x: Tensor, span: Span | None = None) -> tuple[Tensor, int, int]:
-    """Return the rows (m, n) of a slot restricted to a span of columns, the first column, and the slot's width."""
+    """Return columns a to b - 1 of the flattened rows of a slot (all without a span), a, and the number of columns."""
     rows = x.flatten(1) if x.dim() > 1 else x[:, None]
     a, b = span or (0, rows.shape[1])
     return rows[:, a:b], a, rows.shape[1]
 
 
 class Server(Protocol):
-    """The server, as hooks see it.
+    """The server, which is an argument of the hooks `download` and `aggregate`.
 
     Do not write to its tensors: the engine reuses them in the next round.
     """

@@ -11,16 +11,16 @@ A dimension of a slot is one of
 - the name of a layout group, which stands for its number of parameters;
 - the name of an option of the method, as in Slot(("models", "d")).
 Letters and groups take precedence over options of the same name. In `sends`, s is the number of parameters that are
-sent in the current round; elsewhere it is the number of those that are sent in any round.
+sent in the current round; elsewhere it is the number of parameters that are sent in at least one round.
 
 A slot has the dtype of the model: float32, or float64 for a model of your own that calls .double() (and x.double() in
 forward, since samples are float32). Values that a hook returns in float64 are rounded to this dtype. A counter in
 float32 is exact up to 2^24.
 
-Keep state in slots only. A method is frozen, so self.x = ... raises an error. A value in a list or dictionary on self,
-or in a module's variable, would be lost when the run resumes from a checkpoint, and each rank would have its own, so
-that results would depend on the number of ranks. `fedmpi verify RUN_DIR --rounds all` detects this: it replays the last
-rounds from the checkpoints of the run (unless checkpoint.every is 0).
+Keep state in slots only. A method is frozen, so self.x = ... raises an error. A value in a list or dictionary of self,
+or in a global variable, would be lost when the run resumes from a checkpoint. Each rank would also have its own value,
+so that results would depend on the number of ranks. `fedmpi verify RUN_DIR --rounds all` detects such state: it replays
+the last rounds from the checkpoints of the run (unless checkpoint.every is 0).
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class Slot:
 
     `from_initial_model` and `start` apply to client_state and server_state. Slots of `accumulators` start at zero.
 
-    dims: the dimensions (see above).
+    dims: the dimensions, as described at the top of this module.
 
     from_initial_model: whether the tensor starts as a copy of the initial model's weights (last dimension d, s or h) or
     float buffers (last dimension b).
 
-    start: the initial value. It is a number; the name of an option that holds the number; or, in server_state, the name
-    of a function of the method `f(self, shape, generator) -> tensor`, which is called once with a random generator on
-    the CPU (for networks on the server, or for several different global models).
+    start: the initial value: a number; the name of an option of the method whose value is this number; or, in
+    server_state, the name of a function f(self, shape, generator) of the method that returns the tensor. It is called
+    once with a random generator on the CPU (for networks on the server, or for several different global models).
 
-    is_update: whether the value is a difference that the server adds to its own value, as it does with dw.
+    is_update: whether the slot contains a difference that the server adds to a value of its own, as it does with dw.
     `comm.compression: int8` applies to such slots only.
     """
 
@@ -61,11 +61,7 @@ class Slot:
     is_update: bool = False
 
     def with_leading_dim(self, n: str | int) -> Slot:
-        """Return this slot with one more leading dimension: FLAT.with_leading_dim("N") is (N, d).
-
-        Args:
-            n: the dimension.
-        """
+        """Return this slot with an additional first dimension n: FLAT.with_leading_dim("N") has shape (N, d)."""
         return replace(self, dims=(n, *self.dims))
 
 
@@ -82,7 +78,7 @@ INITIAL_BUFFERS = Slot(("b",), from_initial_model=True)  # like the float buffer
 
 
 class Slots(dict[str, Slot]):
-    """Slots by name, in order: Slots(name=SLOT, ...).
+    """Ordered mapping of names to slots: Slots(name=SLOT, ...).
 
     Raises:
         TypeError: a value is not a Slot, or a name is reserved for an attribute of `updates` or `client.state`.
@@ -124,9 +120,9 @@ class Slots(dict[str, Slot]):
 class SharedParts:
     """What clients upload in a round: layout groups of the model, and slots of the method's `sends`.
 
-    The server updates and broadcasts the same groups. A group that is never sent stays with the client. A group that
-    is not sent in some rounds does not change on the server in those rounds, and the clients' changes to it are lost
-    unless the method stores them.
+    The server updates and broadcasts the same groups. A group that is never sent is personal: each client keeps its own
+    values. A group that is sent in some rounds only does not change on the server in the other rounds, and the clients'
+    changes to it in these rounds are lost unless the method stores them.
 
     groups: the layout groups that are sent; "*": all.
 
