@@ -1,1 +1,1 @@
-"""The data of clients: sources return a Dataset, partitions divide it into FederatedData, which yields batches."""
+"""The data of clients: a source returns a Dataset, and a partition divides its samples among clients."""

@@ -1,6 +1,6 @@
-"""The rows of each client, and the mini-batches of an epoch.
+"""The samples of each client, and their division into mini-batches.
 
-The order of an epoch is a permutation drawn on the CPU, so that it is the same on all devices.
+The order of the samples in an epoch is drawn on the CPU, so that it is the same on all devices.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """The samples of one client, as row numbers of x and y. Several shards may share the same x and y."""
+    """The samples of one client, stored as row numbers into tensors x and y that several clients may share."""
 
     x: Any  # samples (rows, ...): tensor, LazyImages, or Inputs (several tensors by name)
     y: Tensor  # targets (rows, ...)
@@ -49,7 +49,7 @@ class Shard:
 
 
 class LazyClientMapping(Mapping[int, T]):
-    """A mapping from clients 0..N-1 to values that are computed on access, since most clients may never be sampled."""
+    """A mapping from clients 0..N-1 to values that are computed on access: most clients may never be sampled."""
 
     def __init__(self, clients: int, make: Callable[[int], T]) -> None:
         self._clients, self._make = range(clients), make
@@ -67,11 +67,11 @@ class LazyClientMapping(Mapping[int, T]):
 
 
 class ClientShards(LazyClientMapping[Shard]):
-    """The training or test data of all clients, if they are rows of the same samples and targets.
+    """The training or test data of all clients, each of which owns some rows of the shared tensors x and y.
 
     Args:
         x: the samples of all clients, (rows, ...).
-        y: their targets, (rows, ...).
+        y: the targets of these samples, (rows, ...).
         rows: the row numbers of each client, (n_k,) int64 arrays or tensors.
     """
 
@@ -83,14 +83,14 @@ class ClientShards(LazyClientMapping[Shard]):
 def replace_samples(
     shards: Mapping[K, Shard], x: Callable[[Any], Any], y: Callable[[Tensor], Tensor] = lambda y: y
 ) -> Mapping[K, Shard]:
-    """Return copies of shards with samples x(samples) and targets y(targets), and with the same row numbers."""
+    """Return copies of shards after applying the function x to their samples and the function y to their targets."""
     if isinstance(shards, ClientShards):
         return ClientShards(x(shards.x), y(shards.y), shards.rows)  # type: ignore[return-value]
     return {k: Shard(x(shard.x), y(shard.y), shard.index) for k, shard in shards.items()}
 
 
 def distinct_samples(shards: Mapping[int, Shard]) -> Iterator[tuple[int, Any, Tensor]]:
-    """Yield each distinct pair of samples and targets as (client, x, y): only client 0 if all clients share them."""
+    """Yield (client, x, y) once per distinct pair of tensors x and y: only for client 0 if all clients share them."""
     if isinstance(shards, ClientShards):
         return iter([(0, shards.x, shards.y)])
     return ((k, shard.x, shard.y) for k, shard in shards.items())
@@ -115,8 +115,8 @@ def batches(
 
     Args:
         shard: the samples of a client.
-        size: number of rows of a batch; None: all rows in one batch, in the order of the index.
-        generator: draws the order of the rows; None, as in evaluations: the order of the index.
+        size: number of rows per batch; None: all rows in one batch, in the order of `shard.index`.
+        generator: draws the order of the rows; None, as in evaluations: the order of `shard.index`.
         drop_last: leave out the last batch if it has fewer than `size` rows. A client with fewer than `size` rows then
             has no batch: it makes no step, and its update is zero.
         augment: draws the random numbers of augmentation (data.augment); None: images are not augmented.
@@ -147,8 +147,7 @@ def batches(
 def merge_batches(batches: Iterable[tuple[Tensor, Tensor]], count: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Merge every `count` consecutive batches into one larger batch.
 
-    Fewer than `count` batches that remain at the end are dropped. If there are fewer than `count` in total, they form
-    one batch.
+    An incomplete group of batches at the end is dropped, unless it is the only group.
     """
     iterator, is_first = iter(batches), True
     while (group := list(islice(iterator, count))) and (is_first or len(group) == count):
@@ -177,12 +176,10 @@ def draw_augmentation_numbers(shard: Shard, augment: torch.Generator | None) -> 
 
 
 def _rows_per_read(x: Any, step: int, on_disk: bool) -> int:
-    """Return how many rows to read at once: one batch, or several if these can be aligned views of the same memory.
+    """Return how many rows to read at once: one batch, or several if each of them begins at an aligned address.
 
     Args:
-        x: the samples.
-        step: number of rows of a batch.
-        on_disk: whether the samples are on disk.
+        step: number of rows per batch.
     """
     if isinstance(x, Inputs):
         return step
@@ -196,7 +193,7 @@ def gather_samples(x: Any, rows: Tensor, u: Tensor | None = None) -> Tensor:
     """Return the samples x[rows], (B, ...), in the memory format of x.
 
     Args:
-        x: tensor or LazyImages.
+        x: the samples of all clients, a tensor or LazyImages.
         rows: row numbers, (B,).
         u: the random numbers of these samples from `draw_augmentation_numbers`; None: no augmentation.
     """

@@ -1,13 +1,13 @@
-"""The choice of the test rows of each client (data.client_test).
+"""Rules that choose the test rows of each client (option data.client_test).
 
 shards       The test part is cut into shards and distributed like the training part, by the same label matrix (FedRep
              2021).
 class_match  All test rows of the classes that the client trains on.
-aligned      floor(T n_kc / n_k) random rows of the t_c test rows of each class c, without replacement; clients may
-             share rows. T is 1000 (FedSOL 2024), or less if a class has too few rows: min_c floor(t_c n_k / n_kc), over
-             classes with test rows. FedSOL's own rule, min(t_c, .), would not keep the proportions of the client's
-             classes if the test part is small. If the formula gives 0 for all classes of a client, it gets one row of
-             each of its classes, or of the 1000 most frequent ones.
+aligned      Test rows in the proportions of the client's classes: of each class c, floor(T n_kc / n_k) random rows
+             without replacement, for n_kc of the n_k training samples of client k; clients may share rows. T is 1000
+             (FedSOL 2024), or min_c floor(t_c n_k / n_kc) if that is less, for the t_c > 0 test rows of class c.
+             FedSOL takes min(t_c, .) instead, which changes the proportions if the test part is small. A client for
+             which all numbers are 0 gets one row of each of its classes, or of the 1000 most frequent ones.
 global       The whole test part.
 site         The test rows of the client's site.
 auto         site if clients are sites and the test rows have sites; otherwise aligned, or global if targets are not
@@ -46,18 +46,17 @@ def select_client_tests(
     seed: int,
     label_matrix: np.ndarray | None = None,
 ) -> ClientTestRows:
-    """Choose the test rows of each client; return how many each client has, and the row numbers.
+    """Choose the test rows of each client; return their number per client, (N,), and the row numbers per client.
 
     Args:
-        dataset: the data set.
         counts: number of training samples by client and class, (N, classes).
-        client_test: the rule, see the module's text.
+        client_test: the rule, one of those in the module's docstring, or auto.
         site_of_client: the site of each client, (N,), if clients are sites.
         seed: the seed of the run.
-        label_matrix: the class of each training shard, (N, s), if clients have shards.
+        label_matrix: the classes of each client's s training shards, (N, s), if clients have shards.
 
     Raises:
-        UserError: the data do not allow `client_test`.
+        UserError: the rule cannot be applied to these data.
     """
     if client_test not in get_args(ClientTest):
         allowed = ", ".join(get_args(ClientTest))
@@ -102,14 +101,14 @@ def select_client_tests(
 
 
 def _select_parts(parts: Partition, part_of_client: np.ndarray) -> ClientTestRows:
-    """Return the test rows if client k gets the part number part_of_client[k], (N,), of `parts`."""
+    """Return the test rows of all clients: client k has the part of `parts` with index part_of_client[k]."""
     return parts.sizes[part_of_client], LazyClientMapping(
         len(part_of_client), lambda k: torch.from_numpy(parts[part_of_client[k]])
     )
 
 
 def _deal_test_shards(test_y: np.ndarray, label_matrix: np.ndarray | None, seed: int) -> ClientTestRows:
-    """Cut the test rows into shards and distribute them by the label matrix of the training shards."""
+    """Cut the test rows into shards, and give each client test shards of the classes of its training shards."""
     if label_matrix is None:
         raise UserError(
             "data.client_test: shards needs data.partition.scheme: shards without `sorted`; set data.client_test: "

@@ -1,4 +1,4 @@
-"""Functions that read CSV files, row by row with line numbers, or as columns that need little memory."""
+"""Read CSV files row by row with line numbers, or column by column in a form that needs little memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_is_csv(path: Path) -> None:
 def iter_csv_rows(
     path: Path, delimiter: str = ",", remedy: str = "save it as CSV in UTF-8"
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield each row of a CSV file as (number of its last line, cells).
+    """Yield each row of a CSV file as (line number, cells); for a row of several lines, the number of its last line.
 
     The byte-order mark, the line `sep=` that Excel writes, and rows of blank cells are left out.
 

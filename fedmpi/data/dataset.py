@@ -28,7 +28,7 @@ class Dataset:
     numbers are int64 in 0..classes-1. For real-valued targets `classes` is the number of outputs, usually 1.
 
     Raises:
-        UserError: the parts do not fit together. It names the part, for the author of a data source.
+        UserError: the shapes or types of the tensors do not agree; the message names the tensor.
 
     >>> Dataset(torch.zeros(2, 3), torch.tensor([0, 1]), torch.zeros(1, 3), torch.tensor([1]), classes=2).input_shape
     (3,)
@@ -94,7 +94,7 @@ def is_labels(y: Tensor, classes: int) -> bool:
 
 
 def _describe(x: Samples) -> str:
-    """Return the shape and type of a row of samples or targets as text."""
+    """Return the shape and type of one sample or target as a string."""
     return "; ".join(
         f"{name} {tuple(part.shape[1:])} {str(part.dtype).removeprefix('torch.')}".strip()
         for name, part in list_named_tensors(x, "")
@@ -150,7 +150,7 @@ def _check_targets(name: str, y: Tensor, classes: int) -> None:
 
 
 def _check_owners(name: str, owner: Any, rows: int, names: tuple[str, ...]) -> None:
-    """Raise UserError unless `owner` has one site or group number per row, and a name for each site."""
+    """Raise UserError unless `owner` has one site or group number per row, and each site number has a name."""
     _check_tensor(name, owner)
     if owner.dtype != torch.int64 or tuple(owner.shape) != (rows,):
         what = f"{name} is {owner.dtype} of shape {tuple(owner.shape)}"

@@ -1,7 +1,7 @@
-"""The data of all clients as one rank sees them: the rows of clients, and the sizes and label counts of all clients.
+"""The data of a federation on one rank: samples of the clients that it can train, and counts for all clients.
 
-In the usual mode every rank holds the whole data set once, and a client is an index array into it (`split`). In silo
-mode a rank opens only the sites of its own clients (data/silos.py).
+Without silos, every rank holds the whole data set, and a client is an array of row numbers (`split`). In silo mode a
+rank opens only the sites of its own clients (data/silos.py).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fedmpi.data.transforms.pipeline import ImagePipeline, config_name
 
 @dataclass(frozen=True, eq=False)
 class FederatedData:
-    """The data of N clients as one rank sees them: samples, sizes, label counts, and the preparation of new rows."""
+    """The data of N clients on one rank: samples of the clients that it can train, and counts for all clients."""
 
     classes: int
     input_shape: Shape
@@ -64,18 +64,17 @@ class FederatedData:
     silo_preparations: Mapping[int, Preparation] = field(default_factory=dict)  # the same for each silo of this rank
 
     def example_targets(self) -> Tensor:
-        """Return two placeholder targets with the shape and type of the data's, (2, ...): classes 0 and 1, or zeros."""
+        """Return two targets, (2, ...), with the shape and type of the data's targets: classes 0 and 1, or zeros."""
         y = torch.zeros(2, *self.target_shape, dtype=self.target_dtype)
         return torch.arange(2) if is_labels(y, self.classes) else y
 
     def to(self, device: torch.device | str, channels_last: bool = False) -> FederatedData:
         """Return a copy with samples and targets on `device`.
 
-        Test images are converted to floats, unless these need much memory, because they are read in each evaluation
-        without random changes.
+        Test images are never augmented, so they are converted to floats here once, unless the floats need too much
+        memory.
 
         Args:
-            device: the device.
             channels_last: whether images (n, C, H, W) are stored in the memory format channels_last.
         """
         trained = {id(x) for _, x, _ in distinct_samples(self.train)}
@@ -90,7 +89,7 @@ class FederatedData:
         return self.with_samples(move, lambda y: y.to(device))
 
     def with_samples(self, x: Callable[[Any], Any], y: Callable[[Tensor], Tensor] = lambda y: y) -> FederatedData:
-        """Return a copy with samples x(samples) and targets y(targets); shared tensors are converted once."""
+        """Return a copy after applying the functions x to the samples and y to the targets, once per shared tensor."""
         x, y = _memoize_by_identity(x), _memoize_by_identity(y)
         test = {"": self.global_test} if self.global_test else {}
         return replace(
@@ -104,7 +103,7 @@ class FederatedData:
 
 
 def _memoize_by_identity(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a version of `change` that is called once per object and then returns the same result."""
+    """Return a function that calls `change` only once per object, and then returns the stored result."""
     changed: dict[int, Any] = {}
 
     def call(value: Any) -> Any:
@@ -122,14 +121,14 @@ def split(
 
     Args:
         dataset: the data set.
-        scheme: the partition: a name in data/partitions, path/to/file.py:function or package.module:function.
+        scheme: the partition scheme: a name in data/partitions, path/to/file.py:function or package.module:function.
         clients: number of clients; None: one for each site (scheme site), or as many as the file has (scheme file).
         seed: the seed of the run.
-        client_test: how the test rows of each client are chosen, see client_test.py.
-        options: options of the scheme.
+        client_test: the rule that chooses the test rows of each client, see client_test.py. options: options of the
+        partition scheme.
 
     Raises:
-        UserError: the data do not allow this division.
+        UserError: the data set cannot be divided in this way.
     """
     with_options = registry.make_component(KIND, registry.Selection(scheme, options))
     scheme_function, options = with_options.func, with_options.keywords
@@ -198,7 +197,7 @@ def _find_site_numbers(only: Sequence[Any], names: Sequence[str]) -> tuple[int, 
 
 
 def _make_test_shards_by_site(dataset: Dataset, test_site: Tensor) -> dict[str, Shard]:
-    """Return the test rows of each site that has any, by the name of the site, or its number without names."""
+    """Return the test rows of each site that has any, by the site's name, or by its number if sites have no names."""
     present = torch.unique(test_site[test_site >= 0]).tolist()
     rows = {k: torch.nonzero(test_site == k).flatten() for k in present}
     names = dataset.site_names or {k: str(k) for k in present}
@@ -206,17 +205,17 @@ def _make_test_shards_by_site(dataset: Dataset, test_site: Tensor) -> dict[str, 
 
 
 def _validate_partition(result: Any, samples: int, clients: int | None, where: str, scheme_function: Any) -> Partition:
-    """Return the result of a partition scheme, which may be a user's own, as a Partition, after checking it.
+    """Check the result of a partition scheme, which may be user code, and return it as a Partition.
 
     Args:
         result: a Partition, or one index array per client. Samples may be left out, with a warning.
         samples: number of training samples.
-        clients: number of clients that was asked for; None: any.
+        clients: the required number of clients; None: any number.
         where: the name of the scheme for messages.
-        scheme_function: the scheme.
+        scheme_function: the function of the scheme, whose file and line are added to error messages.
 
     Raises:
-        UserError: it is not a partition for this number of clients, or a client has no sample.
+        UserError: the result is not a partition for this number of clients, or a client has no sample.
     """
     if not isinstance(result, Partition):
         if not isinstance(result, Iterable) or isinstance(result, (str, Mapping)):
@@ -270,15 +269,16 @@ def hold_out_validation(data: FederatedData, share: float, seed: int) -> Federat
     """Move a random part of each client's training samples to validation.
 
     If rows belong to groups (`Dataset.group`), whole groups are moved: groups are drawn one after the other, and a
-    group is moved if this brings the number of samples closer to the fraction. If no group does, the smallest one is
-    moved. A client with a single group keeps all samples, with a warning.
+    group is moved if this brings the number of moved samples closer to the requested one. If no group does, the
+    smallest one is moved. A client with a single group keeps all samples, with a warning.
 
     In silo mode the label counts and validation sizes of clients on other ranks are zero, and their training sizes are
     unchanged.
 
     Args:
         data: the data of all clients.
-        share: fraction of a client's training samples, 0 <= share < 1; for 0 the data are returned unchanged.
+        share: fraction of each client's training samples to move, 0 <= share < 1; for 0 the data are returned
+            unchanged.
         seed: the seed of the run.
     """
     if not share:
@@ -320,7 +320,7 @@ def hold_out_validation(data: FederatedData, share: float, seed: int) -> Federat
 def _draw_validation_rows(group: Tensor | None, n: int, share: float, generator: torch.Generator) -> Tensor:
     """Draw which of a client's n samples are held out for validation, (n,) bool.
 
-    These are floor(share n) samples, but at least one if the client has two, and never all.
+    Without groups, floor(share n) samples are held out, but at least one if n >= 2, and never all.
 
     Args:
         group: the group of each sample, (n,), or None. At least one group remains for training.
@@ -375,7 +375,7 @@ def add_augmentation(data: FederatedData, transforms: Sequence[Transform]) -> Fe
 
 
 def _add_transforms(x: Tensor | LazyImages, transforms: Sequence[Transform]) -> LazyImages:
-    """Return samples as LazyImages with these transforms; raise UserError if images would have two sizes."""
+    """Return samples as LazyImages with these transforms; raise UserError if test images would have another size."""
     pipeline = replace(x.pipeline if isinstance(x, LazyImages) else ImagePipeline(), transforms=tuple(transforms))
     pipeline.steps  # noqa: B018  raises UserError if the order of transforms is not possible
     stored = x.stored if isinstance(x, LazyImages) else x

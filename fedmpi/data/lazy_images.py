@@ -21,10 +21,10 @@ IMAGES_PER_CHUNK = 1024  # number of images that are converted at once
 
 @final
 class LazyImages:
-    """Images that behave like a float32 tensor (n, C, H, W) but are stored as bytes; `read` converts some rows.
+    """Images that behave like a float32 tensor (n, C, H, W) but are stored as bytes; `read` converts a batch.
 
-    Other attributes and torch functions are applied to the tensor of all inputs, which is computed for each call.
-    Therefore code that changes the samples of a data source works without knowing how images are stored.
+    Other attributes and torch functions operate on the float tensor of all images, which is computed anew for each
+    call, so that code written for tensors also works on LazyImages.
     """
 
     dtype = torch.float32
@@ -42,7 +42,7 @@ class LazyImages:
             stored: images (n, c, H, W) or volumes (n, c, D, H, W): uint8, in memory or on disk, or floats.
             pipeline: converts stored images to inputs of the model.
             device: device of the inputs; None: that of the stored tensor.
-            channels_last: whether inputs are in the memory format channels_last; None: as the stored tensor is.
+            channels_last: whether inputs are in the memory format channels_last; None: the format of the stored tensor.
         """
         self.stored, self.pipeline = stored, pipeline
         self.device = device or (stored.device if isinstance(stored, Tensor) else torch.device("cpu"))
@@ -76,7 +76,7 @@ class LazyImages:
 
     @cached_property
     def shape(self) -> torch.Size:
-        """The shape of all inputs in evaluations, (n, C, H, W)."""
+        """The shape of all images as inputs of the model in evaluations, (n, C, H, W)."""
         return torch.Size([len(self), *self.pipeline.output_shape(tuple(self.stored.shape[1:]))])
 
     @property
@@ -88,7 +88,7 @@ class LazyImages:
         return self.stored._version if isinstance(self.stored, Tensor) else 0
 
     def read(self, rows: Tensor, u: Tensor | None = None) -> Tensor:
-        """Return some rows as inputs of the model, (B, C, H, W) float32.
+        """Return the images with these row numbers as inputs of the model, (B, C, H, W) float32.
 
         Args:
             rows: row numbers, (B,).
@@ -98,9 +98,9 @@ class LazyImages:
         return self.to_inputs(self.read_stored(rows), u)
 
     def read_stored(self, rows: Tensor) -> Tensor:
-        """Return copies of some stored rows, (B, c, H, W), before conversion.
+        """Return copies of the stored images with these row numbers, (B, c, H, W), without converting them.
 
-        Rows from disk are in pinned memory if the device is a GPU, so that the copy to the GPU is asynchronous.
+        Images from disk are in pinned memory if the device is a GPU, so that the copy to the GPU is asynchronous.
         """
         if isinstance(self.stored, Stream):
             read = self.stored.read(rows)
@@ -110,12 +110,12 @@ class LazyImages:
         return self.stored.index_select(0, rows)
 
     def to_inputs(self, raw: Tensor, u: Tensor | None) -> Tensor:
-        """Convert rows from `read_stored` to inputs of the model, (B, C, H, W); u is that of `read`."""
+        """Convert images from `read_stored` to inputs of the model, (B, C, H, W); see `read` for u."""
         stored = to_memory_format(raw.to(self.device, non_blocking=True), self.channels_last)
         return to_memory_format(self.pipeline(stored, u), self.channels_last)
 
     def all_inputs(self) -> Tensor:
-        """Return all inputs as one float32 tensor, (n, C, H, W), without augmentation."""
+        """Return all images as inputs of the model, one float32 tensor (n, C, H, W), without augmentation."""
         out = to_memory_format(torch.empty(self.shape, device=self.device), self.channels_last)
         for start in range(0, len(self), IMAGES_PER_CHUNK):
             rows = torch.arange(start, min(start + IMAGES_PER_CHUNK, len(self)), device=self.device)
@@ -130,7 +130,7 @@ class LazyImages:
         return LazyImages(stored, self.pipeline, torch.device(device), channels_last)
 
     def with_stored(self, stored: Tensor | Stream) -> LazyImages:
-        """Return other stored images with the pipeline, device and memory format of these."""
+        """Return LazyImages for other stored images, with this object's pipeline, device and memory format."""
         return LazyImages(stored, self.pipeline, self.device, self.channels_last)
 
 
@@ -145,8 +145,8 @@ def make_lazy_images(
     Args:
         images: (n, c, H, W) uint8, or float32 in 0..1.
         mean: mean of pixels in 0..1, one number or one per channel; None: 0.
-        std: standard deviation of pixels in 0..1, likewise; None: 1.
-        channels: the number of channels of inputs, if a single channel is to be repeated; None: c.
+        std: standard deviation of pixels in 0..1, one number or one per channel; None: 1.
+        channels: the number of channels of the inputs; if c is 1, the stored channel is repeated. None: c.
     """
     stored = torch.from_numpy(np.ascontiguousarray(images)) if isinstance(images, np.ndarray) else images
     has_statistics = mean is not None or std is not None

@@ -14,12 +14,11 @@ FALSE_ALARM_PROBABILITY = 1e-3  # largest probability of a warning if features a
 
 
 def warn_about_label_leaks(data: Dataset, silo: str = "") -> None:
-    """Warn about features (columns of train_x) of which a single one separates the classes of all training rows.
+    """Warn if a single feature (a column of train_x) separates the classes of all training rows.
 
-    A feature separates the classes if their intervals of its values do not overlap.
+    A feature separates the classes if the intervals of its values in the classes do not overlap.
 
     Args:
-        data: the data set.
         silo: the name of the silo for the message, with a leading space.
     """
     x = data.train_x

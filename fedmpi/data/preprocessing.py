@@ -1,7 +1,7 @@
-"""Preparations: how a data source turns rows into inputs of a model, with statistics fitted to the training rows.
+"""Preparations: the conversion of rows to inputs of a model, with statistics fitted to the training rows.
 
 A source attaches a `Preparation` to its `Dataset` and prepares its own rows with it, so that training and prediction
-use the same code. A run saves it with its model (runtime/record/data_files.py).
+use the same code. A run saves the preparation with its model (runtime/record/data_files.py).
 """
 
 from __future__ import annotations
@@ -53,12 +53,11 @@ class NewRows:
 
 @dataclass(frozen=True)
 class PredictionRequest:
-    """A user's request for predictions.
+    """A user's request to predict the targets of new rows.
 
     Args:
-        rows: the new rows.
         site: the site of the rows, if the user names one.
-        ids: columns of the file to copy to the predictions.
+        ids: the names of columns of the file that are copied to the table of predictions.
     """
 
     rows: Any  # a file, or rows in memory
@@ -67,7 +66,7 @@ class PredictionRequest:
 
 
 class Preparation(ABC):
-    """The base class of rules that turn new rows into inputs of a model.
+    """The base class of preparations, which convert new rows to inputs of a model.
 
     Subclasses are frozen dataclasses whose fields can be written as JSON.
     """
@@ -82,7 +81,7 @@ class Preparation(ABC):
 
     @property
     def site_names(self) -> tuple[str, ...]:
-        """The sites with preparations of their own; () if all rows are prepared in the same way."""
+        """The names of the sites that have statistics of their own; () if all rows are prepared in the same way."""
         return ()
 
     @abstractmethod
@@ -90,7 +89,7 @@ class Preparation(ABC):
         """Read and prepare the rows of a request; raise UserError if they do not match the training rows."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the kind and the fields as JSON values; `preparation_from_dict` is the inverse."""
+        """Return the kind and the fields of this preparation as JSON values; `preparation_from_dict` is the inverse."""
         fields: dict[str, Any] = TypeAdapter(type(self)).dump_python(self, mode="json")
         return {"kind": self.kind, **fields}
 
@@ -100,7 +99,7 @@ class Preparation(ABC):
 
 
 def preparation_from_dict(fields: Any) -> Preparation:
-    """Return the preparation whose `to_dict` gives these fields; raise ValueError for other values."""
+    """Return the preparation from the result of `to_dict`; raise ValueError if a value is invalid."""
     kind = fields.get("kind") if isinstance(fields, dict) else None
     if kind not in PREPARATION_KINDS:
         raise ValueError(f"kind: {kind!r} is not allowed; must be one of {', '.join(PREPARATION_KINDS)}")
@@ -122,7 +121,7 @@ def apply_reading_options(
     Args:
         preparation: the preparation of the training rows.
         options: options of the data source as in a config, without `data.`.
-        ignore_others: whether to ignore options that do not describe the format of a file.
+        ignore_others: ignore options that do not describe the format of a file, instead of raising UserError.
 
     Raises:
         UserError: an option does not apply to new files of this run, or its value is not allowed.
@@ -145,17 +144,17 @@ def apply_reading_options(
 
 
 def find_common_preparation(parts: Sequence[Preparation | None]) -> Preparation | None:
-    """Return the preparation of all parts of a data set if it is the same, otherwise None."""
+    """Return the preparation that all parts of a data set have in common; None if they differ."""
     first = parts[0]
     return first if first is not None and all(first.is_equal(each) for each in parts[1:]) else None
 
 
 @dataclass(frozen=True)
 class ReadyInputs(Preparation):
-    """The preparation of a data source that defines none, such as a user's own: new rows must be model inputs already.
+    """The preparation for a data source that defines none: new rows must already be inputs of the model.
 
     Args:
-        sample: the shape and type of a sample as text (common/inputs.py).
+        sample: the shape and type of a sample as a string (`encode_format` in common/inputs.py).
     """
 
     sample: str
@@ -196,7 +195,7 @@ def check_sample(x: Any, shape: Shape, where: str) -> None:
 
 
 def make_ready_inputs(shape: Shape, dtype: Type) -> ReadyInputs:
-    """Return the preparation for rows that are model inputs of this shape and type already."""
+    """Return the preparation for rows that already are inputs of the model, of this shape and type."""
     return ReadyInputs(encode_format(shape, dtype))
 
 
@@ -205,7 +204,7 @@ def load_arrays(request: PredictionRequest, what: str) -> tuple[dict[str, np.nda
 
     Args:
         request: the request, whose rows are a file, an array, or arrays by name.
-        what: the file that is needed, for error messages.
+        what: the kind of file that this run needs, for error messages.
 
     Raises:
         UserError: the file cannot be read, or an array does not contain rows of numbers.
@@ -229,10 +228,9 @@ def load_arrays(request: PredictionRequest, what: str) -> tuple[dict[str, np.nda
 
 
 def to_paths(rows: Sequence[Any], takes: str) -> list[Path]:
-    """Return a list of files as paths; raise UserError for any other list.
+    """Convert a list of file names to paths; raise UserError if the list is empty or contains anything else.
 
     Args:
-        rows: the list.
         takes: the inputs that are allowed, for error messages.
     """
     if not rows or not all(isinstance(row, (str, Path)) for row in rows):
@@ -247,11 +245,11 @@ def check_path(request: PredictionRequest, folder: bool = False, takes: str = "a
 
     Args:
         request: the request, whose rows are a file.
-        folder: whether a folder is allowed, too.
+        folder: whether the path may be a folder.
         takes: the inputs that are allowed, for error messages.
 
     Raises:
-        UserError: the rows are not a file, or it does not exist.
+        UserError: the request contains no path, or the path does not exist.
     """
     if not isinstance(request.rows, (str, Path)):
         raise UserError(f"rows: {type(request.rows).__name__} is not allowed for this run; must be {takes}")

@@ -1,7 +1,7 @@
 """Silo mode: client k is the k-th site of data.silos, and each rank opens only the files of its own clients.
 
-Ranks exchange two integer tables, so that all know the sizes and shapes of all clients (`describe_silos`) and, if the
-shapes agree, their label counts (`count_local_labels`). `build_silo_federation` makes a FederatedData from both.
+Ranks exchange two integer tables: the sizes and shapes of all clients (`describe_silos`) and, if the shapes agree,
+their label counts (`count_local_labels`). `build_silo_federation` makes a FederatedData from both tables.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def open_silos(
     /,
     **options: Any,
 ) -> dict[int, Dataset]:
-    """Open the data sets of this rank's clients; no file of another site is opened.
+    """Read the data sets of this rank's clients; no file of another site is opened.
 
     Args:
         source: the data source.
@@ -80,10 +80,10 @@ def open_silos(
 
 
 def describe_silos(datasets: Mapping[int, Dataset]) -> np.ndarray:
-    """Describe the data set of each client of this rank in a table row.
+    """Return a table that describes the data sets of this rank's clients, one client per row.
 
     Returns:
-        A table (clients, TABLE_WIDTH) int64 with the columns TABLE_COLUMNS. The last one is a SampleFormat as JSON,
+        A table (clients, TABLE_WIDTH) int64 with the columns TABLE_COLUMNS. The last column is a SampleFormat as JSON,
         padded with blanks to FORMAT_BYTES bytes.
     """
     rows = []
@@ -107,7 +107,7 @@ def describe_silos(datasets: Mapping[int, Dataset]) -> np.ndarray:
 def count_local_labels(datasets: Mapping[int, Dataset], table: np.ndarray, silos: Sequence[str]) -> np.ndarray:
     """Return the label counts of all clients, (N, classes) int64, with zeros for clients of other ranks.
 
-    The sum over ranks contains the counts of all clients.
+    The sum of the results of all ranks contains the counts of all clients.
 
     Args:
         datasets: the data sets of this rank's clients.
@@ -115,7 +115,7 @@ def count_local_labels(datasets: Mapping[int, Dataset], table: np.ndarray, silos
         silos: the names of all sites.
 
     Raises:
-        UserError: the formats of the sites differ. It is raised on every rank.
+        UserError: the formats of the sites differ; the error is raised on every rank.
     """
     _, common = _check_formats(table, silos)
     counts = np.zeros((len(silos), common.classes), dtype=np.int64)

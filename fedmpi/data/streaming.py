@@ -30,7 +30,7 @@ _limit = ContextVar("limit", default=MEMORY_LIMIT)
 
 @contextmanager
 def streaming_mode(stream: bool | str) -> Iterator[None]:
-    """Set, within this context, which images data sources leave on disk. stream: the value of data.stream."""
+    """Set which images data sources leave on disk in this context; `stream` is the value of data.stream."""
     token = _limit.set(MEMORY_LIMIT if stream == "auto" else 0 if stream else 1 << 62)
     try:
         yield
@@ -51,21 +51,21 @@ class DiskSource(ABC):
 
     @abstractmethod
     def read(self, rows: np.ndarray) -> np.ndarray:
-        """Read some rows, (B, c, H, W) of `dtype`; raise UserError, which names the file, if this fails.
+        """Read the rows with these numbers, (B, c, H, W) of `dtype`; raise UserError with the file if this fails.
 
-        It may be called in several threads, but never at the same time.
+        Different threads may call this method, but never at the same time.
         """
 
     @abstractmethod
     def fingerprint(self, rows: np.ndarray) -> Iterator[bytes]:
         """Yield bytes that identify these rows, so that ranks can check that they have the same data.
 
-        It takes at most seconds, however many rows there are.
+        This must take only seconds, for any number of rows.
         """
 
 
 def _split_rows(parts: Sequence[Any], rows: np.ndarray) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
-    """Split row numbers of a concatenation by part; yield (part, row numbers within it, their positions in `rows`)."""
+    """Assign row numbers of a concatenation to its parts; yield (part, row numbers in it, positions in `rows`)."""
     sizes = [part.shape[0] for part in parts]
     ends = np.cumsum(sizes)
     owner = np.searchsorted(ends, rows, side="right")
@@ -95,7 +95,7 @@ class ConcatSource(DiskSource):
 
 @final
 class StoredArrays:
-    """The concatenation of uint8 data sets in HDF5 files, with array-like access `stored[rows]` in any order."""
+    """The concatenation of uint8 data sets in HDF5 files, whose rows can be read in any order: `stored[rows]`."""
 
     dtype = np.dtype(np.uint8)
 
@@ -122,8 +122,7 @@ class ArraySource(DiskSource):
     """Images or volumes in HDF5 files, returned as rows (c, H, W) or (c, D, H, W).
 
     Args:
-        array: the images as they are stored.
-        axes: the axes of the array in order: N (the rows), C, D, H and W.
+        axes: the order of the array's axes, such as NHWC; N are the rows.
     """
 
     def __init__(self, array: StoredArrays, axes: str) -> None:
@@ -163,7 +162,7 @@ class Stream:
         return torch.uint8 if self.source.dtype == np.uint8 else torch.float32
 
     def read(self, rows: Tensor) -> Tensor:
-        """Read some rows into memory, (B, c, H, W)."""
+        """Read the rows with these numbers into memory, (B, c, H, W)."""
         return torch.from_numpy(self.source.read(self.rows[rows.cpu().numpy()]))
 
     def read_all(self) -> Tensor:
@@ -186,7 +185,7 @@ def concatenate_streams(streams: Sequence[Stream]) -> Stream:
 def prefetch(read: Callable[[Part], Result], parts: Iterable[Part]) -> Generator[Result, None, None]:
     """Yield read(part) for each part in order, while a thread reads PREFETCHED_BATCHES parts in advance.
 
-    An error of `read` is raised when its part is next. Closing the generator ends the thread.
+    If `read` raises an error, it is raised when that part is due. Closing the generator ends the thread.
     """
     results: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(1, thread_name_prefix="reading ahead") as reader:
