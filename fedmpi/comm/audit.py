@@ -1,9 +1,9 @@
-"""A log of all messages that a rank sends, one JSON line per message, for the site whose data the rank reads.
+"""A log of all messages that a rank sends, with which a site can check what leaves it: one JSON line per message.
 
     {"time": ..., "round": 3, "what": ["_loss", ..., "dw"], "to": 0, "bytes": 220852, "sha256": ...}
 
-`sha256` is the hash of the bytes that were handed to the network. `what` lists the slots of the message by the
-engine's names. `to` is the receiving rank, or "all" if a short text was sent to all ranks.
+`sha256` is the hash of the bytes that were handed to the network. `what` lists the names of the tensors (slots) that
+the message contains. `to` is the receiving rank, or "all" if a short text was sent to all ranks.
 """
 
 from __future__ import annotations
@@ -45,12 +45,11 @@ class AuditLog:
         self.record_bytes(message_info, to, x.detach().cpu().contiguous().view(uint8).numpy().tobytes())
 
     def record_bytes(self, message_info: tuple[int | None, tuple[str, ...]], to: int | str, content: bytes) -> None:
-        """Record that bytes are sent.
+        """Record that `content` is sent.
 
         Args:
             message_info: the round and the slots of the message.
             to: the receiving rank, or "all".
-            content: the bytes.
         """
         line = {
             "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),

@@ -1,12 +1,12 @@
 """The interface of all communication back ends, which send flat tensors between ranks and count the bytes.
 
 Every rank knows the sizes of all messages in advance, so that messages have no headers and nothing is pickled.
-A tensor is sent from its own memory, and received into its own memory.
+Tensors are sent from, and received into, the memory that they already have.
 
     broadcast(x)                               copy rank 0's x to every rank
     exchange(outgoing, incoming)               start several point-to-point messages, then wait for all of them
     post(outgoing, incoming), finish(posted)   the same in two calls, with computation between them
-    allgather_bytes(payload, deadline_s)       send a few bytes from each rank to every rank; names late ranks
+    allgather_bytes(payload, deadline_s)       send a few bytes from each rank to every rank; errors name late ranks
     regroup(payload, deadline_s)               reconnect the remaining ranks after a rank failure
     close()                                    disconnect, together with all remaining ranks
 
@@ -42,8 +42,7 @@ def format_ranks(numbers: Iterable[int], hosts: Mapping[int, str] | None = None)
     """Format rank numbers for a message: "rank 2 on node5" or "ranks 1, 3".
 
     Args:
-        numbers: the ranks.
-        hosts: the host names of ranks, as far as they are known.
+        hosts: rank -> host name, for the ranks whose host is known.
     """
     hosts = hosts or {}
     names = [f"{rank} on {hosts[rank]}" if rank in hosts else str(rank) for rank in sorted(numbers)]
@@ -51,7 +50,7 @@ def format_ranks(numbers: Iterable[int], hosts: Mapping[int, str] | None = None)
 
 
 class RankLostError(RuntimeError):
-    """A rank is dead, unresponsive or late; the message names it. The job continues if all other ranks `regroup`."""
+    """A rank, named in the message, is dead, unresponsive or late. The others can continue if all of them `regroup`."""
 
 
 def make_missing_ranks_error(
@@ -60,10 +59,10 @@ def make_missing_ranks_error(
     """Create the error for ranks that have not called an allgather in time.
 
     Args:
-        missing: the ranks that are missing.
+        missing: the ranks that have not called it.
         size: number of ranks of the job.
         timeout_s: the time limit in seconds.
-        hosts: the host names of ranks, as far as they are known.
+        hosts: rank -> host name, for the ranks whose host is known.
         remedy: advice at the end of the message.
     """
     return RankLostError(
@@ -72,7 +71,9 @@ def make_missing_ranks_error(
 
 
 class RankTimeoutError(RankLostError):
-    """No message could be exchanged with the ranks `peers` for `seconds`, the limit set by the config key `setting`.
+    """No message could be exchanged with the ranks `peers` within `seconds`.
+
+    setting: text for the message that names the config key of this limit; "" if the limit has no key.
 
     The peers may themselves be waiting for other ranks (see ErrorReporter.find_root_cause).
     """
@@ -88,7 +89,7 @@ class RankTimeoutError(RankLostError):
         )
 
     def with_peers(self, peers: Iterable[int]) -> RankTimeoutError:
-        """Return the same error for other ranks, namely those that caused the time-out."""
+        """Return a copy of this error that names other ranks: those that caused the time-out."""
         return RankTimeoutError(peers, self.seconds, self.setting, self.hosts)
 
 
@@ -101,8 +102,8 @@ class Communicator:
 
     This class validates, splits and counts messages; each subclass transfers the bytes through one back end.
 
-    A subclass overrides the methods below whose names begin with an underscore. In a job of one rank they are never
-    called.
+    A subclass overrides the methods below whose names begin with an underscore. In a job of one rank these methods are
+    never called.
     """
 
     async_sends = True  # whether messages are sent in the background between `post` and `finish`
@@ -160,7 +161,7 @@ class Communicator:
         self.finish(self.post(outgoing, incoming))
 
     def post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> Posted:
-        """Start an exchange; the tensors must not be read or written until `finish` has returned.
+        """Start an exchange, and return its messages for `finish`; do not use the tensors until `finish` has returned.
 
         If several exchanges are pending, messages between two ranks arrive in the order in which they were posted.
         """
@@ -180,7 +181,7 @@ class Communicator:
         return self._post(self._split_messages(outgoing), self._split_messages(incoming)) if self.size > 1 else []
 
     def finish(self, posted: Posted) -> None:
-        """Wait for the messages that one `post` has started.
+        """Wait for the messages that one call of `post` has started.
 
         Raises:
             RankLostError: it takes longer than message_timeout_s; the message names the peer.
@@ -212,19 +213,19 @@ class Communicator:
         return RankTimeoutError(peers, self.message_timeout_s, setting, self.hosts)
 
     def count_local_message(self, nbytes: int) -> None:
-        """Count a message of this rank to itself, of `nbytes` bytes, that needs no copy."""
+        """Count a message of `nbytes` bytes, which this rank sends to itself without a copy, as sent and received."""
         self.sent_bytes += nbytes
         self.received_bytes += nbytes
 
     def allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
-        """Return the payloads of all ranks in `alive`, in its order, on every rank.
+        """Send a few bytes from each rank to every rank, and return all payloads in the order of `alive`.
 
         Args:
             payload: this rank's bytes, at most ALLGATHER_BYTES; lengths may differ between ranks.
-            deadline_s: seconds until all ranks must have called this.
+            deadline_s: time limit in seconds for all ranks to call this method.
 
         Raises:
-            RankLostError: ranks did not call this in time; the message names them.
+            RankLostError: some ranks did not call this method in time; the message names them.
         """
         if len(payload) > ALLGATHER_BYTES:
             raise ValueError(f"the payload has {len(payload)} bytes; at most {ALLGATHER_BYTES} per rank are allowed")
@@ -235,15 +236,15 @@ class Communicator:
         return self._allgather_bytes(payload, deadline_s)
 
     def regroup(self, payload: bytes, deadline_s: float) -> dict[int, bytes]:
-        """Reconnect the ranks that are neither dead nor frozen, set `alive` to them, and return {rank: its payload}.
+        """Reconnect the remaining ranks, set `alive` to them, and return {rank: its payload}.
 
-        Every rank must call this after it has caught RankLostError; a rank that has not seen the failure yet gets that
-        error at its next message at the latest. Busy ranks are waited for until the deadline; dead and frozen ranks are
-        not. A frozen rank that wakes up later ends itself.
+        Every rank must call this method after it has caught RankLostError; a rank that has not seen the failure yet
+        gets that error at its next message at the latest. The ranks wait for those that are still training, but not for
+        dead or frozen (unresponsive) ranks. A frozen rank that wakes up later ends itself.
 
         Args:
-            payload: bytes that this rank gives to all others.
-            deadline_s: seconds until busy ranks must have called this.
+            payload: bytes that this rank sends to all other ranks.
+            deadline_s: time limit in seconds for ranks that are still training.
 
         Raises:
             RankLostError: the job cannot continue, for example because rank 0 is dead.
@@ -251,10 +252,10 @@ class Communicator:
         raise RankLostError(f"the job cannot continue after a rank failure: {self.can_regroup}")
 
     def close(self) -> None:
-        """Disconnect from the other ranks; every rank calls this once, after its last message.
+        """Disconnect from the other ranks; every rank calls this method once, after its last message.
 
         Raises:
-            RankLostError: a rank is dead, or did not call this within round_timeout_s.
+            RankLostError: a rank is dead, or did not call this method within round_timeout_s.
         """
         self.allgather_bytes(b"", self.round_timeout_s)
         self.on_close()
@@ -262,7 +263,7 @@ class Communicator:
             self._shutdown()
 
     def _shutdown(self) -> None:
-        """Close this rank's connections to the others."""
+        """Close this rank's connections to the other ranks."""
         raise NotImplementedError
 
     def _broadcast(self, x: Tensor) -> None:
@@ -308,10 +309,10 @@ class SingleProcess(Communicator):
 
 
 def find_tree_neighbours(node: int, size: int) -> tuple[int, list[int]]:
-    """Return the parent and the children of node `node` in a binomial tree of `size` nodes with root 0.
+    """Return the parent and the children of a node in a binomial tree of `size` nodes with root 0.
 
-    The parent's number is that of the node without its lowest set bit. A child has one more bit set, below the lowest
-    bit of the node.
+    The parent's number is that of the node with its lowest set bit cleared. A child's number is that of the node with
+    one additional bit set below its lowest set bit.
 
     >>> find_tree_neighbours(0, 6), find_tree_neighbours(4, 6)
     ((0, [1, 2, 4]), (0, [5]))

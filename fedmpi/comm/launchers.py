@@ -1,9 +1,9 @@
-"""Detect a process's rank and the number of ranks of its job from the launcher's environment variables.
+"""Detect a process's rank and the number of ranks in its job from the launcher's environment variables.
 
 Launchers are tried in the order of LAUNCHERS, then env://: the variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT,
 set by the user or by an operator such as Kubeflow's. Otherwise the job is a single process. A launcher counts as
-present only if all variables of its row are set: `srun --mpi=pmi2` also sets PMI_RANK and `srun --mpi=pmix` also sets
-PMIX_RANK, but neither is an mpirun, and Slurm's own variables contain more information.
+present only if all variables of its row in LAUNCHERS are set: `srun --mpi=pmi2` also sets PMI_RANK and `srun
+--mpi=pmix` also sets PMIX_RANK, but neither is an mpirun, and Slurm's own variables contain more information.
 
 Variables are inherited: a launcher may run inside another one, or in a shell in which RANK was set before. A launcher
 that started several processes is therefore preferred to a launcher that started a single process. Several ranks of an
@@ -92,7 +92,7 @@ def detect(env: Mapping[str, str]) -> Job:
 
 
 def detect_launcher(env: Mapping[str, str]) -> Job | None:
-    """Return the job of the first launcher that is present, or None; a Slurm step of one task is ignored."""
+    """Return the job of the first launcher in LAUNCHERS that is present, or None; ignore Slurm steps of one task."""
     for launcher, names, others in LAUNCHERS:
         if not env.keys() >= {*names, *others}:
             continue
@@ -112,17 +112,17 @@ def detect_env_init(env: Mapping[str, str], launched: Job | None) -> Job | None:
     """Return the job that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe; None if it is a single process.
 
     LOCAL_RANK and LOCAL_WORLD_SIZE are optional. Without them, MASTER_ADDR = 127.0.0.1 means that all ranks are on this
-    host; otherwise each rank is assumed to be the only one on its host. For rank 0 the name "localhost" is no evidence
-    of a single host: Kubeflow's PyTorchJob gives this name to rank 0, and another name to the other ranks.
+    host; otherwise each rank is assumed to be the only one on its host. On rank 0 the name "localhost" does not mean a
+    single host: Kubeflow's PyTorchJob gives this name to rank 0, and another name to the other ranks.
 
     Args:
         env: environment variables.
-        launched: the job of a launcher that started one process. An incomplete set of variables is then ignored. In a
-            Slurm job, MASTER_ADDR and MASTER_PORT alone are ignored, since job scripts often set them for other
-            programs.
+        launched: the job of the launcher that started this single process, or None. With such a job, an incomplete set
+            of variables is ignored. In a Slurm job, MASTER_ADDR and MASTER_PORT without the other two are always
+            ignored, because job scripts often set them for other programs.
 
     Raises:
-        UserError: some of the variables are missing.
+        UserError: only some of the variables are set.
     """
     settings = [f"{name}={env[name]}" for name in ENV_INIT_VARIABLES if env.get(name)]
     missing = [name for name in ENV_INIT_VARIABLES if not env.get(name)]
@@ -160,7 +160,7 @@ def read_master_address(env: Mapping[str, str]) -> tuple[str, int]:
 
 
 def reject_unsupported_launcher(env: Mapping[str, str]) -> None:
-    """Raise UserError if an unsupported launcher started this process as one of several."""
+    """Raise UserError if an unsupported launcher started this process, and has or may have started others."""
     rows = [*UNSUPPORTED_LAUNCHERS, ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "an mpirun of an unknown kind")]
     for size, rank, launcher in rows:
         if env.get(size) and read_integer(env, size) > 1:

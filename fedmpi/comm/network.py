@@ -22,7 +22,7 @@ LOOPBACK = "lo"  # name of the loopback interface on Linux
 
 
 def list_addresses() -> dict[str, str]:
-    """Return the IPv4 address of each network interface by name; "" if the interface has none or is down."""
+    """Return {interface name: IPv4 address}; the address is "" if the interface has none or is down."""
     result = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
 
@@ -49,7 +49,7 @@ def list_external_addresses() -> list[str]:
 
 
 def get_network_id() -> str:
-    """Return a text that identifies the network stack of this process: its interfaces and addresses.
+    """Return a string that identifies the network stack of this process: its interfaces and addresses.
 
     A host name is not enough: different hosts may have the same name, and containers of one host may have different
     networks.
@@ -102,8 +102,8 @@ def choose_interface(interface: str | Sequence[str]) -> tuple[str, str]:
     """Return the name and address of the first network interface of this host that matches comm.interface.
 
     Args:
-        interface: names or patterns such as ib*, in order of preference; several, since names may differ between
-            hosts.
+        interface: names or patterns such as ib*, in order of preference. Several can be given, because names may differ
+            between hosts.
 
     Raises:
         UserError: no interface with an address matches.
@@ -123,9 +123,9 @@ def choose_interface(interface: str | Sequence[str]) -> tuple[str, str]:
 def set_interface_variables(name: str, env: MutableMapping[str, str]) -> None:
     """Set the environment variables from which the back ends read their network interface when they start.
 
-    Without them, Open MPI tries all addresses of a host, including those that every host has (a container bridge), and
-    may wait forever for an answer. Open MPI does not start if both of its variables are set; therefore a value that
-    the user has set is not changed.
+    Without them, Open MPI tries all addresses of a host, including those of container bridges, which are the same on
+    every host, and may wait forever for an answer. Open MPI does not start if both of its variables are set; therefore
+    a value that the user has set is not changed.
     """
     env[GLOO_VARIABLE], env[NCCL_VARIABLE] = name, f"={name}"  # "=": an exact name instead of a prefix
     if not any(option in env for option in OPEN_MPI_VARIABLES):
@@ -135,9 +135,9 @@ def set_interface_variables(name: str, env: MutableMapping[str, str]) -> None:
 def choose_gloo_interface(rank: int, descriptions: Sequence[Mapping[str, Any]], store_address: str) -> None:
     """Set gloo's network interface (GLOO_SOCKET_IFNAME), unless comm.interface or the user has set it.
 
-    By default gloo binds to the address of the host's name, which is used if other hosts can reach it. If they cannot,
-    as with 127.0.1.1 in Debian's /etc/hosts, gloo uses the interface over which the ranks have reached rank 0's store.
-    If all ranks are on one host, it uses the loopback interface.
+    By default gloo binds to the address of the host's name. If other hosts cannot reach that address (127.0.1.1 in
+    Debian's /etc/hosts), gloo uses the interface over which the ranks have reached rank 0's store. If all ranks are on
+    one host, gloo uses the loopback interface.
 
     Args:
         rank: the rank of this process.

@@ -1,7 +1,7 @@
 """The time limits of waits for other ranks, and the clock that measures them.
 
 Every wait of the communication layer takes its limit from one `Timeouts` object, and uses its clock. Tests use a
-simulated clock, by which ranks that run as threads wait for simulated hours in milliseconds.
+simulated clock, with which ranks that run as threads wait for simulated hours within milliseconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Clock:
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Sleep for a number of seconds."""
+        """Pause the calling thread."""
         time.sleep(seconds)
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
@@ -68,7 +68,7 @@ class Timeouts:
         start: limit for all ranks of the job to arrive (comm.start_timeout_s).
         round: limit for one message of a round, including the training before it (comm.round_timeout_s).
         shutdown: time in which the launcher may end the ranks of a failed job before they end themselves.
-        reply: limit for an answer of rank 0's store, in addition to the time that the request tells it to wait.
+        reply: limit for an answer of rank 0's store, in addition to the time for which the store waits by request.
         store: limit for finding the store under MPI at the start; MPI ranks then continue without it.
         probe: interval at which a rank checks, during a regroup, that the ranks it waits for are alive.
         frozen: limit for the answer to such a check; a living rank answers even while it trains.

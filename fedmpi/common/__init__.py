@@ -1,1 +1,1 @@
-"""Helpers for all other packages: errors, seeds, options, the registry of plug-ins, and texts of messages."""
+"""Helpers for all other packages: errors, seeds, options, the registry of plug-ins, and message texts."""

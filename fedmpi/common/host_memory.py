@@ -9,7 +9,7 @@ from pathlib import Path
 def get_available_bytes(root: Path = Path("/")) -> int | None:
     """Return how many bytes of memory this process can still allocate; None if unknown.
 
-    The limits of its control groups are taken into account.
+    The limits of its control groups are taken into account. root: the directory that contains proc and sys.
     """
     free = [
         int(line.split()[1]) * 1024 for line in _read_lines(root / "proc/meminfo") if line.startswith("MemAvailable:")
@@ -41,7 +41,7 @@ def read_memory_limits(root: Path = Path("/")) -> list[tuple[int, int]]:
 
 
 def count_usable_cores() -> int:
-    """Return the number of cores that this process may use; a launcher, a container or Slurm may limit it."""
+    """Return the number of cores that this process may use, which a launcher, a container or Slurm may limit."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

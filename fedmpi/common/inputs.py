@@ -1,7 +1,7 @@
 """The samples of a data set: one tensor (n, ...), or several named tensors, such as the token ids and mask of a text.
 
-`Inputs` implements the part of a tensor's interface that concerns rows, so that code which only passes samples on works
-with both.
+`Inputs` implements those methods of a tensor that select or move rows, so that code which only passes samples on works
+with a tensor and with `Inputs`.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def list_named_tensors(x: Samples, name: str) -> list[tuple[str, Tensor]]:
 
 
 def concatenate(parts: Sequence[Any]) -> Any:
-    """Concatenate several batches of samples along their rows."""
+    """Concatenate several batches of samples along the first dimension."""
     if isinstance(parts[0], Inputs):
         return Inputs({k: torch.cat([x[k] for x in parts]) for k in parts[0].keys()})  # noqa: SIM118
     return torch.cat(list(parts))
@@ -171,7 +171,7 @@ def encode_format(shape: Shape, dtype: Type) -> str:
 
 
 def decode_format(text: str) -> tuple[Shape, Type]:
-    """Decode shape and dtype of a sample from the output of `encode_format`; raise ValueError for other texts."""
+    """Decode shape and dtype of a sample from the output of `encode_format`; raise ValueError for other strings."""
     value = json.loads(text)
     try:
         if isinstance(value, dict):

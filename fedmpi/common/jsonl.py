@@ -57,8 +57,8 @@ def read_jsonl(
     Args:
         need_round: as in `parse_jsonl`.
         strict: whether a damaged line is an error. Otherwise the caller must check `damaged_lines`.
-        tail_bytes: number of bytes to read at the end of the file; a line that begins before them is skipped, and line
-            numbers count from there. None: read the whole file.
+        tail_bytes: number of bytes to read at the end of the file. A line that begins earlier is skipped, and line
+            numbers count from the first line read. None: the whole file.
 
     Raises:
         UserError: if the file cannot be read, or if `strict` is set and a line is damaged.
@@ -81,7 +81,7 @@ def read_jsonl(
 
 
 def to_jsonable(value: Any) -> Any:
-    """Convert a value to types that JSON supports: arrays and tensors to lists, paths to text, NaN and inf to None.
+    """Convert a value to types that JSON supports: arrays and tensors to lists, paths to strings, NaN and inf to None.
 
     >>> from pathlib import Path
     >>> to_jsonable({"loss": float("nan"), "sizes": (1, 2), "file": Path("a.csv")})

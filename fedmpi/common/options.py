@@ -35,13 +35,12 @@ def option(
     """Declare a hyperparameter as a dataclass field; non-finite values in a config are rejected.
 
     Args:
-        default: the default value.
         doc: meaning and unit, as shown in the documentation.
         ge: lowest allowed value.
         gt: exclusive lower bound.
         le: highest allowed value.
         lt: exclusive upper bound.
-        choices: the allowed values.
+        choices: the allowed values, instead of bounds.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Prox:
@@ -68,11 +67,11 @@ def check_options(
 
     Args:
         target: a function or class that takes the options; the options of a dataclass are its fields.
-        values: the options in the config; the others keep their defaults.
+        values: the options in the config; omitted options keep their defaults.
         section: the section in the config ("method"); messages name `section.key`.
         engine_arguments: parameters that the engine passes by position, in this order; a user's function may give them
             other names.
-        origins: key -> where it was written ("run.yaml:7"); see `Settings.origins`.
+        origins: option -> where it was written ("run.yaml:7"); see `Settings.origins`.
         label: description of the target for messages ("method fedavg").
         reserved_keys: the other keys of the section; they, too, are suggested for misspelled keys.
 

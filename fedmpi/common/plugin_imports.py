@@ -64,7 +64,7 @@ def _check_module_name(name: str, place: Path) -> None:
 
 
 def _find_import_roots(plugin: Path) -> list[Path]:
-    """Return the directories that absolute imports search: that of the plug-in, and the parent of its package."""
+    """Return the directories that absolute imports search: the plug-in's own, and the parent of its package."""
     top = plugin.parent
     while (top / "__init__.py").is_file() and top != top.parent:
         top = top.parent
@@ -76,7 +76,7 @@ def _get_package_name(plugin: Path, top: Path) -> str:
 
 
 def _find_imported_names(file: Path, package: str) -> Iterator[str]:
-    """Yield the modules that a file imports, parents first; `from a import b` also yields a.b, possibly a module."""
+    """Yield the modules that a file imports, parents first; `from a import b` also yields a.b, module or not."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):  # reported when the file is loaded

@@ -3,8 +3,8 @@
     fedmpi run c.yaml data.token=abc    ->    config.yaml contains  token: <redacted>
 
 The words of a key decide whether its value is a secret (`api_key`, `dbPassword`). null, true and false are never
-secrets. If the only such words of a key are `key` and `token`, a number is a secret only if the key ends with one of
-them: `key_dim: 64` is a size.
+secrets. If the only words of a key that suggest a secret are `key` and `token`, a number is a secret only if the
+key ends with one of these words: `key_dim: 64` is a size.
 """
 
 import re
@@ -30,7 +30,7 @@ def looks_secret(key: str, value: Any = "") -> bool:
 
 
 def redact(tree: Any) -> Any:
-    """Return a copy of settings with each value that may be a secret replaced by the mark."""
+    """Return a copy of settings with each value that may be a secret replaced by MARK."""
     if isinstance(tree, dict):
         return {key: MARK if looks_secret(str(key), value) else redact(value) for key, value in tree.items()}
     return [redact(each) for each in tree] if isinstance(tree, (list, tuple)) else tree

@@ -36,7 +36,7 @@ _registered_only = ContextVar("own_only", default=False)
 
 @contextmanager
 def registered_code_only() -> Iterator[None]:
-    """Reject imports of objects that are not in a registry, within the block; for configs that are not trusted."""
+    """Within the block, reject imports of objects that are not in a registry; used for configs that are not trusted."""
     token = _registered_only.set(True)
     try:
         yield
@@ -67,7 +67,7 @@ class ComponentSection(Protocol):
 
 @dataclass(frozen=True)
 class Selection:
-    """A component and its options selected by code instead of by a section of a config."""
+    """A component and its options that are selected by code, not by a section of a config."""
 
     selected_name: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -77,12 +77,12 @@ class Selection:
 def make_component(
     kind: PluginKind, choice: ComponentSection, origins: Mapping[str, str] | None = None
 ) -> partial[Any]:
-    """Import a selected component, check its options, and bind them to it.
+    """Import a selected component, check its options, and bind the options to the component.
 
     Args:
         kind: the kind of component.
         choice: the name and the options of the component.
-        origins: key -> where it was written (`Settings.origins`); the key "" stands for the name of the component.
+        origins: option -> where it was written (`Settings.origins`); the key "" holds where the component was named.
 
     Returns:
         A partial function, to be called with the arguments `kind.engine_arguments`.

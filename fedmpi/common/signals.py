@@ -2,9 +2,9 @@
 
 After the first signal a run ends its round early and writes its results; a second request ends the process immediately.
 Launchers and Slurm repeat signals and send several kinds. Therefore a signal within SAME_REQUEST_S seconds counts as
-the same request. A second Ctrl-C counts after CTRL_C_INTERVAL_S seconds, the shortest time in which a person can type
-it. `fedmpi run` installs its handlers before it imports torch, because a rank that is killed by a signal would end the
-whole job. If not all ranks are connected, a rank exits EXIT_DELAY_S seconds after the signal.
+the same request. A second Ctrl-C counts as a new request after CTRL_C_INTERVAL_S seconds, the shortest time in which a
+person can type it. `fedmpi run` installs its handlers before it imports torch, because a rank that is killed by a
+signal would end the whole job. If not all ranks are connected, a rank exits EXIT_DELAY_S seconds after the signal.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class StopRequest:
 
     Attributes:
         signal: number of the first signal; 0 if none was received.
-        max_rounds: stop after this number of rounds even if the config has more; 0: no limit.
+        max_rounds: stop after this number of rounds even if the config has more rounds; 0: no limit.
         rounds_done: whether `max_rounds` rounds are done.
     """
 
@@ -100,7 +100,7 @@ class StopRequest:
 
 @dataclass
 class CommandProcess:
-    """What a `fedmpi run` process knows from its start: the stop request and the launcher's process id."""
+    """The state that a `fedmpi run` process has from its start: the stop request and the launcher's process id."""
 
     stop: StopRequest = field(default_factory=StopRequest)
     parent_pid: int = field(default_factory=os.getppid)  # the launcher, which may die before torch is imported

@@ -20,7 +20,7 @@ class TargetScale:
 
     @classmethod
     def from_sums(cls, sums: Iterable[np.ndarray]) -> TargetScale:
-        """Compute mean and standard deviation from the `sum_targets` of one or more sites.
+        """Compute mean and standard deviation from the results of `sum_targets` at one or more sites.
 
         A standard deviation of 0 is replaced by 1.
         """

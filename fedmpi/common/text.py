@@ -16,7 +16,7 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 def suggest_name(word: str, known: Iterable[str]) -> str:
-    """Return advice on a misspelled name for a message: `did you mean 'epochs'? allowed: batch_size, epochs, lr`."""
+    """Return advice on a misspelled name, for a message: `did you mean 'epochs'? allowed: batch_size, epochs, lr`."""
     allowed = sorted(known)
     folded = {key.casefold(): key for key in allowed}
     close = difflib.get_close_matches(word.casefold(), list(folded), n=1, cutoff=0.5)
@@ -40,7 +40,7 @@ def suggest_key(key: str, known: Iterable[str], homes: Iterable[str] = ()) -> st
 
 
 def sort_naturally(names: Iterable[str]) -> list[str]:
-    """Sort names of classes or sites without duplicates; numbers, also those inside names, are ordered by value.
+    """Sort names of classes or sites and remove duplicates; numbers, also inside names, are ordered by value.
 
     >>> sort_naturally(["10", "2", "grade 10", "grade 9", "-1", "2"])
     ['-1', '2', '10', 'grade 9', 'grade 10']
@@ -83,7 +83,7 @@ def is_lower_better(name: str, more: Iterable[str] = ()) -> bool:
 
     Args:
         name: the metric, such as train_loss; a suffix `@SITE` is ignored.
-        more: names of further metrics whose lower values are better.
+        more: words that, in addition to LOWER_IS_BETTER, mark a metric that is better if lower.
 
     >>> is_lower_better("validation_loss"), is_lower_better("accuracy"), is_lower_better("best_error", ["error"])
     (True, False, True)
@@ -127,12 +127,12 @@ def shorten_repr(value: Any) -> str:
 
 
 def shorten(text: str, length: int = 60) -> str:
-    """Shorten a text to at most `length` characters; a shortened text ends in "..."."""
+    """Shorten a string to at most `length` characters; a shortened string ends in "..."."""
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 def escape_unprintable(value: object) -> str:
-    r"""Replace characters that are not printable, which XML does not allow, by escape sequences.
+    r"""Replace characters that are not printable, except line feed and tab, by escape sequences, as XML requires.
 
     >>> escape_unprintable("a\x00b"), escape_unprintable(3)
     ('a\\x00b', '3')
@@ -153,6 +153,6 @@ def format_metric_title(name: str) -> str:
 
 
 def find_control_character(text: str) -> str:
-    """Describe the first control character in a text, except line feed and tab, for a message; "" if it has none."""
+    """Describe the first control character in a string, except line feed and tab, for a message; "" if none."""
     odd = _CONTROL.search(text)
     return f"the control character {odd[0]!r}" if odd else ""

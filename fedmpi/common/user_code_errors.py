@@ -82,7 +82,7 @@ def add_error_context(where: str, *passing: type[Exception]) -> Iterator[None]:
 
 
 def explain_known_error(error: BaseException) -> str | None:
-    """Explain a known error of torch or Python, such as a lack of memory, with its remedy; None if it is unknown."""
+    """Explain a known error of torch or Python, such as a lack of memory, and its remedy; None for all others."""
     text = (str(error).strip().splitlines() or [""])[0]
     known = OUT_OF_MEMORY if isinstance(error, MemoryError) else None
     if isinstance(error, RuntimeError) or text.startswith("Expected more than 1 value"):
@@ -98,7 +98,7 @@ def format_error_line(error: BaseException, where: str) -> str:
         where: the place in the run.
 
     Returns:
-        A text such as `round 3, client 4: ... (at file.py:12)`.
+        A line such as `round 3, client 4: ... (at file.py:12)`.
     """
     while error.__cause__ is not None and not isinstance(error, UserError):
         error = error.__cause__
@@ -124,7 +124,7 @@ def make_located_error(text: str, *candidates: Any) -> UserError:
 
 
 def describe_source_location(what: Any) -> str:
-    """Return `Bounded.loss at mine.py:12` for a function, class or object of a user's file; "" for all others."""
+    """Return where an object of a user's file is defined (`Bounded.loss at mine.py:12`); "" for other objects."""
     what = inspect.unwrap(getattr(what, "func", what))  # a partial has its function in `func`
     what = getattr(what, "__func__", what)
     what = what if inspect.isfunction(what) or inspect.isclass(what) else type(what)
@@ -136,7 +136,7 @@ def describe_source_location(what: Any) -> str:
 
 
 def find_user_line(error: BaseException) -> str | None:
-    """Find the innermost line of a user's file in a traceback: `Bounded.loss at mine.py:12`; None if there is none."""
+    """Return the innermost line of a user's file in a traceback (`Bounded.loss at mine.py:12`), or None."""
     frames = [each for each in traceback.walk_tb(error.__traceback__) if is_users_file(each[0].f_code.co_filename)]
     if not frames:
         return None

@@ -1,4 +1,4 @@
-"""Choose the communication back end that suits the devices of all ranks; advice for failures of NCCL."""
+"""Choose the communication back end that suits the devices of all ranks, and give advice on failures of NCCL."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def get_gpu_uuid(device: torch.device) -> str:
 
 
 def get_pci_address(device: torch.device) -> str:
-    """Return the PCI address of a GPU, which all its slices (MIG) share; its UUID if PyTorch has no PCI address."""
+    """Return the PCI address of a GPU, which its slices (MIG) share, or its UUID in old PyTorch; "" for a CPU."""
     if device.type != "cuda":
         return ""
     properties: Any = torch.cuda.get_device_properties(device)
@@ -57,7 +57,7 @@ def choose_backend(backend: str, descriptions: Sequence[RankDescription]) -> str
 
     Args:
         backend: comm.backend of this rank's config.
-        cards: the descriptions of all ranks (`describe_rank`).
+        descriptions: the description of each rank (`describe_rank`).
 
     Raises:
         UserError: the ranks' configs request different back ends, or NCCL is requested but cannot connect these ranks.
@@ -93,7 +93,7 @@ def _explain_why_not_nccl(descriptions: Sequence[RankDescription]) -> str:
 
 
 def shorten_error(error: Exception) -> str:
-    """Return the first line of a process group's error, and the text after NCCL's "Last error:" if there is one."""
+    """Shorten an error of a process group to its first line and the line after NCCL's "Last error:", if any."""
     first = next(iter(str(error).strip().splitlines()), type(error).__name__)
     last = next(iter(str(error).partition("Last error:")[2].strip().splitlines()), "")
     return f"{first}; {last}" if last else first

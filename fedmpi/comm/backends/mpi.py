@@ -1,7 +1,7 @@
 """The communication back end MPI, through mpi4py; messages are sent from their buffers and never pickled.
 
-No message blocks inside MPI: most MPI libraries poll while they wait, and would take the core from a rank that trains.
-Requests are posted, then tested until a deadline, with pauses in between.
+No call blocks inside MPI, because most MPI libraries poll while they wait, and would take the core from a rank that
+trains. Instead, requests are posted, then tested until a deadline, with pauses in between.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def import_mpi(launcher: str = "mpi") -> Any:
 def initialize_mpi(job: Job, timeout_s: float) -> Any:
     """Initialise MPI and return COMM_WORLD, the communicator of all ranks of `job`.
 
-    MPI_Init waits for all ranks and cannot be interrupted. If it takes longer than timeout_s (seconds), an error is
+    MPI_Init waits for all ranks and cannot be interrupted. If this takes longer than timeout_s seconds, an error is
     printed and this process is killed.
 
     Raises:
@@ -184,7 +184,7 @@ class MpiCommunicator(Communicator):
         return PendingMessage(peer, self.comm.Isend(_view_as_integers(x), peer, tag), x)
 
     def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
-        """Gather the payloads at rank 0, which alone decides which ranks are late, so that all ranks agree."""
+        """Gather the payloads at rank 0, which alone decides which ranks are late, and broadcast them from there."""
         frames = torch.zeros(self.size, 4 + ALLGATHER_BYTES, dtype=torch.uint8)  # length, payload
         mine = bytearray(len(payload).to_bytes(4, "little") + payload)
         frames[self.rank, : len(mine)] = torch.frombuffer(mine, dtype=torch.uint8)

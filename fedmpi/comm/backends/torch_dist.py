@@ -1,6 +1,6 @@
 """The back ends of torch.distributed: gloo between CPUs, NCCL between GPUs.
 
-Control messages are sent through the ranks' store, never over NCCL.
+Control messages are sent through the ranks' key-value store (comm/rendezvous), never over NCCL.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class _StoreCommunicator(Communicator):
         return values
 
     def _check_group(self) -> None:
-        """Raise RankLostError if the other ranks wait for this rank to regroup."""
+        """Raise RankLostError if the other ranks are regrouping, and wait for this rank to do the same."""
 
     def _shutdown(self) -> None:
         """Wait for all ranks before disconnecting: closing a socket while the other end still reads could lose data."""
@@ -185,7 +185,7 @@ class GlooCommunicator(_StoreCommunicator):
             group,
             None,
             "",
-        )  # broken: a group that has failed; why: for which reason
+        )  # the group in use; a group that has failed, and the reason
         self.group_numbers = {rank: rank for rank in self.alive}  # rank -> number in the group
         self.membership = membership
         membership.cancel_wait = self._cancel_allgather
@@ -228,7 +228,9 @@ class GlooCommunicator(_StoreCommunicator):
             self._give_up_group(peer, error, late=clock.now() >= deadline)
 
     def _give_up_group(self, peer: int, error: RuntimeError, late: bool = False) -> NoReturn:
-        """Handle a failed message from or to a rank: stop using the group, and raise RankLostError.
+        """Handle a failed message from or to rank `peer`: stop using the group, and raise RankLostError.
+
+        late: whether the message failed by a time-out; the error is then a RankTimeoutError.
 
         Only `failed_group` may hold a reference to the group, so that its sockets close when the ranks regroup and all
         ranks notice; a traceback would hold one, too. If the job ends instead, the sockets stay open, so that ranks
@@ -259,7 +261,7 @@ class GlooCommunicator(_StoreCommunicator):
     def _cancel_allgather(self, store: dist.Store) -> None:
         """Cancel the current allgather on all ranks, because they regroup.
 
-        store: a connection of the calling thread, which is not the main thread.
+        store: a connection to the store that belongs to the calling thread, which is not the main thread.
         """
         store.compare_set(f"{self.group_name}/{self.num_allgathers}/silent", "", CANCELLED)
 
@@ -306,7 +308,7 @@ class NcclCommunicator(_StoreCommunicator):
                 self._wait({each.peer for each in operations}, lambda: dist.batch_isend_irecv(operations))
 
     def _wait(self, peers: Iterable[int], post: Callable[[], list[dist.Work]]) -> None:
-        """Start operations and wait for them; raise RankLostError if they fail or take longer than message_timeout_s.
+        """Start operations by post() and wait for them; raise RankLostError if they fail or exceed message_timeout_s.
 
         NCCL's errors do not name a peer. Therefore, after an error, an allgather finds out which rank is lost.
         """

@@ -1,20 +1,20 @@
-"""Report the error that ends a job exactly once, on rank 0.
+"""Print the error that ends a job exactly once, normally on rank 0.
 
-A rank that fails adds the cause to the event log of all ranks before it exits. Only the first cause counts: a rank that
-fails because another rank has exited adds its cause later, and prints nothing. Causes of a rank that the others have
-regrouped without are ignored. On every rank a thread reads the log:
+A rank that fails adds the cause to an event log, which all ranks share, before it exits. Only the first cause counts: a
+rank that fails because another rank has exited adds its cause later, and prints nothing. Causes from a rank without
+which the others have regrouped are ignored. On every rank a thread reads the log:
 
     rank 0        closes the run directory, prints the cause and ends the job
     other ranks   wait until the launcher ends them, and exit by themselves if it does not; if the launcher does not
                   collect the output of all hosts, one rank of every other host also prints the cause
 
 If rank 0 does not confirm the cause in time, for example because rank 0 itself has failed, the rank that added the
-cause prints it. A second thread watches the launcher, since the ranks of a dead launcher would never be ended.
+cause prints it. A second thread watches the launcher: if it has died, the ranks must end themselves.
 
 The thread that reads the log also answers other ranks' questions: whether this rank is alive, and which ranks it waits
 for. A rank that times out often waits for a rank that is itself waiting: rank 1 awaits the model of rank 0, which
-awaits the update of rank 2, which is frozen, and either may time out first. The ranks at fault are those that do not
-answer; if all ranks answer, they are those that wait for no other rank (`trace_waiting_ranks`).
+awaits the update of rank 2, which is frozen, and rank 0 or rank 1 may time out first. The ranks at fault are those that
+do not answer; if all ranks answer, they are those that wait for no other rank (`trace_waiting_ranks`).
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class ErrorReporter:
         process: the operations by which this process prints its last message and ends.
         launcher_is_alive: returns whether the launcher, which is the parent of this process, is alive.
         stop: the request to stop this process, if there is one.
-        close_run: called first on rank 0, with the reason, if the job fails; closes the run directory and returns a
-            hint on how to resume the run.
+        close_run: called on rank 0 with the reason if the job fails, before the error is printed; closes the run
+            directory and returns a hint on how to resume the run.
 
     Attributes:
         waiting_for: returns the ranks whose messages this rank waits for.
@@ -136,8 +136,8 @@ class ErrorReporter:
         Args:
             text: the error message.
             code: exit code of the job.
-            is_consequence: this rank has only noticed the failure of another one. It waits until ranks that know more
-                have reported.
+            is_consequence: whether this rank has only noticed the failure of another rank. It then waits, so that a
+                rank that knows the cause can report first.
         """
         cause = f"{CAUSE} {self.job.rank} {code} {make_message_prefix(self.job)}: {text}"
         clock, limits = self.clock, self.timeouts
@@ -197,7 +197,7 @@ class ErrorReporter:
     def _make_decisive_test(self, members: set[int]) -> Callable[[str], bool]:
         """Return a predicate on lines of the log: whether the line ends the job, or this rank's part in it.
 
-        It must be called with all lines in order, because it keeps track of the members.
+        The predicate must be called with all lines in order, because it keeps track of the members.
         """
 
         def decisive(line: str) -> bool:
@@ -327,8 +327,8 @@ class ErrorReporter:
 def trace_waiting_ranks(rank: int, peers: Iterable[int], waiting: Mapping[int, Iterable[int]]) -> list[int]:
     """Return the ranks that caused a time-out of `rank`, in ascending order.
 
-    They are found by following the chains of waiting ranks to their ends: ranks that did not answer; if all answered,
-    ranks that wait for no other rank; if there are none either, `peers`.
+    Each chain of waiting ranks is followed to its end. The result is the ranks that did not answer; if all answered,
+    the ranks that wait for no other rank; if all wait for other ranks, `peers`.
 
     Args:
         rank: the rank that timed out.

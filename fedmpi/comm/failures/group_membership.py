@@ -3,7 +3,7 @@
 The rank that notices the failure asks the others through the event log to regroup. Each rank votes by calling
 `regroup`. A rank that is training votes late, but one of its threads immediately answers that the rank is alive. The
 store waits for all votes except those of dead ranks, whose connections have ended. Rank 0 repeatedly asks the others
-whether they are alive, and marks frozen ranks as dead; the other ranks do the same with rank 0. Then
+whether they are alive, and marks frozen ranks as dead; the other ranks check rank 0 in the same way. Then
 
     rank 0    writes the list of members, the ranks that have voted; from then on, other ranks' causes are ignored
     members   connect to each other and confirm this; if another rank is lost meanwhile, all start again
@@ -53,7 +53,7 @@ class GroupMembership:
         error_reporter.on_event = self._on_event
 
     def regroup_requested(self) -> bool:
-        """Return whether the other ranks wait for this one to call `regroup`, or rank 0 is lost."""
+        """Return whether the other ranks wait until this rank calls `regroup`, or rank 0 is lost."""
         return self.requested_generation > self.generation or self.rank_0_is_lost
 
     def _on_event(self, line: str | None, store: Store) -> None:
@@ -78,8 +78,8 @@ class GroupMembership:
         """Agree with the other ranks on the members of the job, and connect to them.
 
         Args:
-            payload: bytes that this rank gives to the other members.
-            deadline_s: seconds until busy ranks must have voted.
+            payload: bytes that this rank sends to the other members.
+            deadline_s: time limit in seconds for the votes of ranks that are still training.
             connect: connect(store, generation, members) connects this rank to the members and returns the connection.
 
         Returns:
@@ -116,7 +116,7 @@ class GroupMembership:
         return (results[0], votes) if list(built) == list(votes) and all(built.values()) else None
 
     def _collect_values(self, name: str, value: bytes, seconds: float) -> dict[int, bytes]:
-        """Exchange a value with all ranks, remove late ranks from `alive`, and return {rank: value} of the others."""
+        """Exchange a value with all ranks, remove late ranks from `alive`, and return {rank: value} of the rest."""
         name, limit_s = f"{name} {self.generation}", max(0.01, seconds)
         verdict, values = self.store.gather(name, 0, self.rank, self.alive, value, limit_s, skip_dead=True)
         missing = [] if verdict == ALL_PRESENT else [int(word) for word in verdict.split()]

@@ -20,7 +20,7 @@ MPI_ABORT_TIMEOUT_S = 3.0  # time limit of MPI_Abort
 
 @dataclass
 class RankProcess:
-    """What a rank does with its own process when the job fails; tests that run ranks as threads replace this class."""
+    """Prints a rank's last message and ends its process if the job fails; tests replace it to run ranks as threads."""
 
     job: Job
 
@@ -38,7 +38,7 @@ class RankProcess:
         """
         MPI = sys.modules.get("mpi4py.MPI")  # None if this process has not loaded MPI
         if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized():
-            with open(os.devnull, "w") as nowhere:  # exit after ABORT_S, since Abort may wait for a dead launcher
+            with open(os.devnull, "w") as nowhere:  # exit even if Abort waits for a dead launcher
                 faulthandler.dump_traceback_later(MPI_ABORT_TIMEOUT_S, exit=True, file=nowhere)
                 MPI.COMM_WORLD.Abort(code)
         exit_now(code)
@@ -65,7 +65,7 @@ class RankProcess:
         return job.launcher != "env://" or not network.is_local_address(os.environ["MASTER_ADDR"])
 
     def is_first_of_host(self) -> bool:
-        """Return whether this rank is the first of the living ranks on its host to call this."""
+        """Return whether this rank is the first of the living ranks on its host to call this method."""
         self._lock_socket = socket.socket(socket.AF_UNIX)
         with contextlib.suppress(OSError):
             self._lock_socket.bind(f"\0fedmpi of {self.job.parent_pid}")
@@ -74,10 +74,10 @@ class RankProcess:
 
 
 class _StandardFile(io.FileIO):
-    """The file of a standard stream that discards output which cannot be written.
+    """The file of a standard stream, which discards output that cannot be written.
 
-    The disk may be full (`> /dev/full`), or the reader may have ended (`| head`). The command then continues, and its
-    exit code does not change.
+    If the disk is full (`> /dev/full`) or the reader has ended (`| head`), the command continues, and its exit code
+    does not change.
     """
 
     def write(self, data: Any) -> int:
@@ -92,8 +92,8 @@ def setup_stdio() -> None:
     r"""Make writes to sys.stdout and sys.stderr never fail, and print all stacks on stderr at a fatal signal.
 
     A standard stream that the shell has closed is replaced by the null device; otherwise the next file that is opened
-    would get its number. Characters that the locale cannot encode are printed as escapes (\u0391), because names of
-    sites may contain any character.
+    would get the stream's file descriptor. Characters that the locale cannot encode are printed as escapes (\u0391),
+    because names of sites may contain any character.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)

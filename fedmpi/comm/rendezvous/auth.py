@@ -4,9 +4,10 @@
     rank 0   MAGIC, 32 random bytes b, HMAC-SHA256(key, "rank 0", a, b)
     client   HMAC-SHA256(key, "guest", a, b)
 
-The key depends on the launcher. Under MPI it is random and is sent by an MPI broadcast. Slurm and torchrun have no
-channel that only the job's ranks can read. Their key is therefore derived from the job's identifier and a secret of
-the user: the variable FEDMPI_SECRET, or the file ~/.fedmpi/secret, which the first run creates.
+MAGIC identifies the protocol; a client is any process of the job. The key depends on the launcher. Under MPI it is
+random and is sent by an MPI broadcast. Slurm and torchrun have no channel that only the job's ranks can read. Their key
+is therefore derived from the job's identifier and a secret of the user: the variable FEDMPI_SECRET, or the file
+~/.fedmpi/secret, which the first run creates.
 """
 
 from __future__ import annotations
@@ -56,7 +57,6 @@ def connect_authenticated(address: tuple[str, int], key: bytes, timeout_s: float
 
     Args:
         address: host and port of the store.
-        key: the job's key.
         timeout_s: limit of each step in seconds.
 
     Raises:
@@ -107,11 +107,7 @@ def open_listener(host: str, port: int) -> socket.socket:
 def derive_job_key(job: str, env: Mapping[str, str]) -> bytes:
     """Derive the key of a job from the job's identifier and the user's secret.
 
-    The secret is the variable FEDMPI_SECRET, or otherwise the content of the file ~/.fedmpi/secret.
-
-    Args:
-        job: text that identifies the job.
-        env: environment variables.
+    The secret is the variable FEDMPI_SECRET in `env`, or otherwise the content of the file ~/.fedmpi/secret.
 
     Raises:
         UserError: the secret is too short, or the file cannot be read or created, or other users may read it.
@@ -139,7 +135,7 @@ def derive_job_key(job: str, env: Mapping[str, str]) -> bytes:
 def read_or_create_secret(path: Path) -> bytes:
     """Return the secret in a file that only the user can read; if the file is missing, create it.
 
-    If several ranks do this at the same time, all get the same secret.
+    If several ranks create the file at the same time, all get the same secret.
 
     Raises:
         OSError: other users can read the file.

@@ -1,9 +1,9 @@
-"""Find the store through which the ranks of a job connect; rank 0 starts it.
+"""Find the key-value store through which the ranks of a job connect; rank 0 starts it.
 
-Its address depends on the launcher:
+The address of the store depends on the launcher:
 
 torchrun   MASTER_ADDR, which is rank 0's host, and the first free port of a short list that all ranks derive
-srun       the first host of the job step, and a port from such a list
+srun       the first host of the job step, and the first free port of a list derived in the same way
 env://     MASTER_ADDR and MASTER_PORT
 mpirun     rank 0 chooses a free port, and sends its addresses and a random key in an MPI broadcast
 """
@@ -54,11 +54,11 @@ def connect_to_store(
 ) -> RankStore:
     """Connect to the job's store, which rank 0 starts first.
 
-    Rank 0 does not wait for the other ranks here; the first allgather does, and names the missing ones.
+    Rank 0 does not wait for the other ranks here; the first allgather waits for them, and names missing ranks.
 
     Args:
         job: this process's rank, and the number of ranks.
-        timeout_s: seconds until rank 0 must have answered.
+        timeout_s: time limit in seconds for rank 0 to answer.
         env: environment variables (default: the variables of this process).
         timeouts: limits of the individual steps, and the clock.
         interface: the address of the network interface comm.interface, at which rank 0 listens under mpirun.
@@ -116,7 +116,7 @@ def locate_by_env(job: Job, env: Mapping[str, str]) -> tuple[Addresses, bytes, S
 
 
 def identify_slurm_step(env: Mapping[str, str]) -> str:
-    """Return a text that identifies this Slurm job step; it changes when the job is requeued."""
+    """Return a string that identifies this Slurm job step; it changes when the job is requeued."""
     return f"{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}.{env.get('SLURM_RESTART_COUNT', '0')}"
 
 
@@ -127,9 +127,10 @@ def derive_ports(name: str) -> list[int]:
 
 
 def choose_listen_address(name: str) -> str:
-    """Return the address at which rank 0 listens for ranks on other hosts that connect to its host `name`.
+    """Return the address at which rank 0 listens, so that other hosts can reach it by its host name `name`.
 
-    This is the address of the name; if it is a loopback address or not an address of this host, "" (all addresses).
+    This is the address to which the name resolves. If that is a loopback address or not an address of this host, the
+    result is "", which means all addresses.
     """
     address = network.resolve_host(name)
     return "" if network.is_loopback(address) or not network.is_local_address(address) else address
@@ -164,7 +165,7 @@ def locate_by_mpi(
 
 
 def retry_connecting(addresses: Addresses, key: bytes, deadline: float, timeouts: Timeouts) -> RankStore:
-    """Try to connect to rank 0's store at one of these addresses until it answers or the deadline passes.
+    """Try to connect to rank 0's store at each of `addresses` in turn, until it answers or the deadline passes.
 
     Raises:
         RankLostError: no store of this job has answered by the deadline, a time of timeouts.clock.

@@ -1,4 +1,4 @@
-"""The client side of the ranks' store: named values that all ranks of a job share, in a process next to rank 0.
+"""The client side of the ranks' store: named values that all ranks of a job share, in a process on rank 0's host.
 
 Connections are authenticated (auth.py), unlike those of torch's TCPStore, which listens at all addresses of the host
 and accepts every process. `RankStore` is a torch Store, so that gloo and NCCL can find their peers through it.
@@ -64,7 +64,7 @@ class RankStore(Store):
         self._request("set", key, value)
 
     def set_on_disconnect(self, key: str, value: str) -> None:
-        """Make the store set a key when this process has ended, unless the key is set by then.
+        """Make the store set a key when this process has ended, unless the key is already set by then.
 
         This uses a separate connection, because the store does not notice the end of a connection that waits for a
         reply.
@@ -113,7 +113,8 @@ class RankStore(Store):
     ) -> tuple[str, list[bytes]]:
         """Exchange a value with other ranks; return the verdict and the values of all ranks.
 
-        The verdict is ALL_PRESENT, or the numbers of the ranks that are late.
+        The verdict is ALL_PRESENT, or the numbers of the late ranks, separated by spaces, whose values are empty, or
+        CANCELLED if the ranks regroup.
 
         Args:
             name: name of a series of allgathers.
@@ -122,7 +123,7 @@ class RankStore(Store):
             ranks: the ranks that take part.
             value: this rank's value.
             seconds: time limit.
-            skip_dead: do not wait for dead ranks.
+            skip_dead: whether to stop waiting as soon as only dead ranks are missing.
         """
         verdict, *values = self._request("gather", seconds, skip_dead, name, call, rank, value, *ranks, seconds=seconds)
         return verdict, [each.encode("latin-1") for each in values]
@@ -152,10 +153,10 @@ def allgather(
     deadline_s: float,
     remedy: str = "",
 ) -> list[bytes]:
-    """Exchange a few bytes between all ranks; return those of each rank, in the order of `ranks`.
+    """Send a few bytes from each rank to every rank, and return all payloads in the order of `ranks`.
 
-    The store alone decides which ranks are late, so that all ranks agree. Otherwise a rank that has received the bytes
-    of all others would continue, while a rank that has not would give up.
+    The store alone decides which ranks are late, so that all ranks agree. Otherwise a rank that has received all
+    payloads would continue, while a rank that lacks one would give up.
 
     Args:
         store: this rank's connection to the store.
@@ -182,10 +183,10 @@ def allgather(
 
 
 def wait_for_all_to_leave(store: RankStore, rank: int, ranks: Sequence[int], timeout_s: float) -> None:
-    """Wait until all ranks have called this, so that rank 0 can end its store.
+    """Wait until all ranks have called this function, so that rank 0 can end its store.
 
     Raises:
-        RankLostError: a rank has not called this within timeout_s seconds.
+        RankLostError: a rank has not called it within timeout_s seconds.
     """
     try:
         verdict, _ = store.gather("left", 0, rank, ranks, b"", timeout_s)

@@ -4,7 +4,7 @@ It is a separate process, because no Python thread of rank 0 can run while MPI_F
 does not import torch, so that it starts fast.
 
 A message is a JSON list, preceded by its length in 4 bytes: a request [operation, argument, ...] or a reply
-[result, ...], whose result is true if the value exists. Values are bytes, one character (Latin-1) per byte.
+[result, ...]. Values are bytes, written as strings with one Latin-1 character per byte.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_UNAUTHENTICATED = 128  # maximum number of connections without such a proof;
 
 
 def encode_message(*fields: Any) -> bytes:
-    """Return a list of fields as a message: its length, then JSON."""
+    """Encode a list of fields as a message: the length in 4 bytes, then JSON."""
     body = json.dumps(fields).encode()
     return LENGTH_PREFIX.pack(len(body)) + body
 
