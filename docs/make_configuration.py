@@ -13,8 +13,8 @@ HEAD = """# Config keys
 This page is generated from the sources by `python docs/make_configuration.py > docs/configuration.md`.
 `fedmpi show train.schedule` explains one key, `fedmpi list dirichlet` the options of one component.
 
-`;` separates the types that a key accepts. A section that names a component, such as `model: {name: mlp, hidden:
-[64]}`, also accepts the options of that component, which are listed by kind below."""
+A section that names a component, such as `model: {name: mlp, hidden: [64]}`, also accepts the options of that
+component, which are listed by kind below."""
 
 SECTIONS = {
     "methods": "Options belong to the section `method`; formulas and costs are in [methods.md](methods.md).",

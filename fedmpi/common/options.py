@@ -108,7 +108,7 @@ def check_options(
         elif key in moved:
             add_problem(key, moved[key])
         else:
-            none = "" if declared else f"{label} has no options; "
+            none = "" if declared else f"{label} has no options of its own; "
             add_problem(key, f"unknown key; {none}{suggest_key(key, keys)}")
     for key in required - set(values):
         add_problem(key, f"missing; {label} requires it")

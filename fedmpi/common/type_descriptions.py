@@ -1,4 +1,4 @@
-"""Describe types and values as in a config: Annotated[float, Field(ge=0, lt=1)] is `number >= 0, < 1`."""
+"""Describe types and values as in a config: Annotated[float, Field(ge=0, lt=1)] is `number >= 0 and < 1`."""
 
 import inspect
 import json
@@ -12,65 +12,94 @@ from pydantic import BaseModel
 
 from fedmpi.common.text import pluralize, shorten_repr
 
-_PLAIN = {int: "whole number", float: "number", bool: "true or false", str: "text", Path: "path", NoneType: "null"}
+_PLAIN = {int: "whole number", float: "number", str: "text", Path: "path", NoneType: "null"}
 _PLAIN |= {Any: "any", dict: "mapping", list: "list", tuple: "list"}
 _SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+_LENGTHS = ("min_length", "max_length")
 
 
 def format_not_allowed(value: Any, hint: Any, metadata: Sequence[Any] = ()) -> str:
     """Format the error message for a value that does not have the declared type.
 
     >>> format_not_allowed("x", int | None), format_not_allowed(float("inf"), float)
-    ("'x' is not allowed; must be: whole number; null", 'inf is not allowed; must be: number, finite')
+    ("'x' is not allowed; must be a whole number or null", 'inf is not allowed; must be a finite number')
     """
-    finite = ", finite" if isinstance(value, float) and not math.isfinite(value) else ""
-    return f"{shorten_repr(value)} is not allowed; must be: {describe_type(hint, metadata)}{finite}"
+    alternatives = _list_alternatives(hint, metadata)
+    if isinstance(value, float) and not math.isfinite(value):
+        alternatives = [f"finite {each}" if each.startswith("number") else each for each in alternatives]
+    nouns = ("whole number", "number", "finite number", "list", "non-empty list", "path", "mapping")
+    allowed = [f"a {each}" if each.startswith(nouns) else each for each in alternatives]
+    return f"{shorten_repr(value)} is not allowed; must be {_join_alternatives(allowed)}"
 
 
 def describe_type(hint: Any, metadata: Sequence[Any] = ()) -> str:
-    """Describe a type and its bounds for messages and for the reference of config keys.
+    """Describe a type and its bounds for the reference of config keys.
 
     Args:
         metadata: the other arguments of Annotated, if pydantic has separated them from the type.
 
     >>> from pydantic import Field
     >>> describe_type(Annotated[float, Field(gt=0)] | Literal["auto"] | None)
-    'number > 0; auto; null'
-    >>> describe_type(tuple[Annotated[int, Field(ge=1)], ...]), describe_type(Literal["a", "b"])
-    ('list of: whole number >= 1', 'a, b')
+    'number > 0, auto or null'
+    >>> describe_type(Annotated[list[Annotated[int, Field(ge=1, le=9)]], Field(min_length=1)]), describe_type(bool)
+    ('non-empty list of whole numbers from 1 to 9', 'true or false')
     """
+    return _join_alternatives(_list_alternatives(hint, metadata))
+
+
+def _join_alternatives(alternatives: Sequence[str]) -> str:
+    """Join alternatives with commas, and the last one with "or"."""
+    if len(alternatives) == 1:
+        return alternatives[0]
+    comma = "," if any(word in each for each in alternatives for word in (" and ", " or ", " from ")) else ""
+    return f"{', '.join(alternatives[:-1])}{comma} or {alternatives[-1]}"
+
+
+def _list_alternatives(hint: Any, metadata: Sequence[Any] = ()) -> list[str]:
+    """Return a description of each value or kind of value that a type allows."""
     origin, inside = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return describe_type(inside[0], (*inside[1:], *metadata))
+        return _list_alternatives(inside[0], (*inside[1:], *metadata))
     if origin in (Union, UnionType):
-        return "; ".join(describe_type(each, () if each is NoneType else metadata) for each in inside)
-    elif origin is Literal:
-        description = ", ".join(describe_value(each) for each in inside)
-    elif inspect.isclass(origin) and issubclass(origin, Sequence):
-        items = dict.fromkeys(describe_type(each) for each in inside if each is not ...)
-        description = (
-            f"list of: {', '.join(items)}" if len(items) == 1 or ... in inside else f"list: {', '.join(items)}"
-        )
-    elif inspect.isclass(hint) and issubclass(hint, BaseModel):
-        description = "mapping (`key: value` lines)"
-    else:
-        description = _PLAIN.get(origin or hint) or str(getattr(hint, "__name__", hint))
-    bounds = []
-    least = most = None
+        return [text for each in inside for text in _list_alternatives(each, () if each is NoneType else metadata)]
+    if origin is Literal:
+        return [describe_value(each) for each in inside]
+    if hint is bool:
+        return ["true", "false"]
     # A pydantic Field has its bounds, such as Ge(0) and MinLen(1), in its own metadata.
-    for part in (part for each in metadata for part in getattr(each, "metadata", [each])):
-        limits = {sign: getattr(part, key, None) for key, sign in _SIGNS.items()}
-        bounds += [f"{sign} {limit:,}" for sign, limit in limits.items() if limit is not None]
-        least, most = getattr(part, "min_length", None) or least, getattr(part, "max_length", None) or most
-    if description == "text" and least == 1:  # nearly all texts must not be empty
-        least = None
-    thing = "character" if description == "text" else "item"
+    parts = [part for each in metadata for part in getattr(each, "metadata", [each])]
+    limits = {key: getattr(part, key) for part in parts for key in _SIGNS if getattr(part, key, None) is not None}
+    least, most = (next((getattr(part, key) for part in parts if getattr(part, key, None)), None) for key in _LENGTHS)
+    if inspect.isclass(origin) and issubclass(origin, Sequence):
+        return [_describe_list([each for each in inside if each is not ...], ... in inside, least, most)]
+    if inspect.isclass(hint) and issubclass(hint, BaseModel):
+        return ["mapping (`key: value` lines)"]
+    description = _PLAIN.get(origin or hint) or str(getattr(hint, "__name__", hint))
+    if description == "text":  # nearly all texts must not be empty, so this bound is not mentioned
+        return [description + (f" of at most {pluralize(most, 'character')}" if most else "")]
+    if limits.keys() == {"ge", "le"}:
+        return [f"{description} from {limits['ge']:,} to {limits['le']:,}"]
+    return [" ".join([description, " and ".join(f"{_SIGNS[key]} {limit:,}" for key, limit in limits.items())]).strip()]
+
+
+def _describe_list(items: Sequence[Any], repeated: bool, least: int | None, most: int | None) -> str:
+    """Describe a list by its items and its length.
+
+    Args:
+        items: the types of the items.
+        repeated: whether a tuple may have any number of items of one type.
+        least: the minimum length, if there is one.
+        most: the maximum length, if there is one.
+    """
+    kinds = list(dict.fromkeys(_join_alternatives(_list_alternatives(each)) for each in items))
+    if len(kinds) != 1 and not repeated:
+        return f"list ({', '.join(kinds)})"
+    single = kinds[0] if kinds else "any"
+    plural = single.replace("number", "numbers", 1) if single.startswith(("whole number", "number")) else single
     if least is not None and least == most:
-        bounds += [f"(exactly {pluralize(least, thing)})"]
-    else:
-        bounds += [f"(at least {pluralize(least, thing)})"] if least is not None else []
-        bounds += [f"(at most {pluralize(most, thing)})"] if most is not None else []
-    return description + (" " if bounds else "") + ", ".join(bounds)
+        return f"list of exactly {least} {plural}"
+    size = f" (at most {pluralize(most, 'item')})" if most else ""
+    return f"{'non-empty list' if least == 1 else 'list'} of {plural}{size}"
 
 
 def describe_value(value: Any) -> str:

@@ -64,14 +64,15 @@ def load(path: str | Path, overrides: Sequence[str] = (), renamed_plugins: Mappi
             override), the key, the value and the allowed values.
     """
     path = Path(path)
-    document = read_with_bases(path, renamed_plugins)
+    document, override = read_with_bases(path, renamed_plugins), parse_overrides(overrides)
+    check_problems([*document.old_names, *override.old_names])
     if sweep_key := next((key for key in SWEEP_KEYS if key in document.data), ""):
-        check_problems(document)  # old keys of sweeps among them
+        check_problems(document.problems)
         where = document.origins.get(sweep_key, path)
         raise UserError(
             f"{where}: {sweep_key}: {path} is a sweep of several runs; train them with `fedmpi sweep {path}`"
         )
-    return merge_settings([document, parse_overrides(overrides)], path)
+    return merge_settings([document, override], path)
 
 
 def merge_settings(layers: Sequence[ConfigLayer], path: Path) -> Settings:
@@ -85,19 +86,20 @@ def merge_settings(layers: Sequence[ConfigLayer], path: Path) -> Settings:
         UserError: There are mistakes; the message lists all of them.
     """
     document = reduce(merge_layers, layers)
+    check_problems(document.old_names)
     document.data.setdefault("name", path.stem)
     try:
         result = Settings.model_validate_json(json.dumps(document.data), strict=True)
     except ValidationError as error:
         document.problems += validation_messages(error, document, str(path))
-    check_problems(document)
+    check_problems(document.problems)
     result._origins.update(document.origins)
     return result
 
 
-def check_problems(document: ConfigLayer) -> None:
-    """Raise UserError if a layer of settings has problems; the message lists all of them."""
-    lines = list(dict.fromkeys(document.problems))  # a base file that is named twice would repeat its mistakes
+def check_problems(problems: Sequence[str]) -> None:
+    """Raise UserError if there are problems; the message lists all of them."""
+    lines = list(dict.fromkeys(problems))  # a base file that is named twice would repeat its mistakes
     if lines:
         raise UserError("\n  ".join([f"{len(lines)} mistakes in the config", *lines] if len(lines) > 1 else lines))
 
@@ -117,7 +119,7 @@ def read_with_bases(
         circle = " -> ".join([*including_files[including_files.index(absolute_path) :], absolute_path])
         raise UserError(f"base files include each other in a circle: {circle}")
     own = read_yaml_file(path)
-    renamed.use_new_names(own)
+    own.old_names = renamed.find_old_names(own.data, own.origins)
     bases, origin = own.data.pop("base", []), own.origins.pop("base", "")
     own.data = _transform_texts(own.data, lambda text: renamed_plugins.get(text, text)) if renamed_plugins else own.data
     _make_paths_absolute(own, path.parent)
@@ -201,14 +203,17 @@ def _parse_override(key: str, value: str, origin: str) -> ConfigLayer:
         return ConfigLayer(problems=[f"{error}{quoted}"])
     override_at_key = nest_value(key, tree, origin)
     override = replace(value_layer, data=override_at_key.data, origins=override_at_key.origins | value_layer.origins)
-    renamed.use_new_names(override)
+    override.old_names = renamed.find_old_names(override.data, override.origins)
     return override
 
 
 def merge_layers(low: ConfigLayer, high: ConfigLayer) -> ConfigLayer:
     """Merge two layers; values of `high` replace those of `low`."""
     return ConfigLayer(
-        _merge_trees(low.data, high.data, ()), low.origins | high.origins, [*low.problems, *high.problems]
+        _merge_trees(low.data, high.data, ()),
+        low.origins | high.origins,
+        [*low.problems, *high.problems],
+        [*low.old_names, *high.old_names],
     )
 
 

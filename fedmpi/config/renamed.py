@@ -1,19 +1,15 @@
-"""Find config keys of earlier versions, and report their new names.
-
-An old key is an error whose message names the new key. All old keys of a config are reported together.
-"""
+"""Names of config keys and augmentations that have changed. An old name is an error that gives the new one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from fedmpi.config.yaml_source import ConfigLayer
-
-# Old dotted key -> new one. Keys of a section stand before the section.
+# Old dotted key -> new key.
 RENAMED_KEYS = {
-    "best.over": "tune.grid",
     "best": "tune",
+    "best.over": "tune.grid",
     "cohort.draw": "cohort.sampling",
     "comm.wire": "comm.compression",
     "compute.pack": "compute.clients_per_pass",
@@ -26,9 +22,7 @@ RENAMED_KEYS = {
     "track": "loggers",
     "train.keep_optim": "train.persist_optimizer",
 }
-# Key -> {old value: new one}.
-RENAMED_VALUES = {"cohort.sampling": {"cycles": "cyclic"}}
-# Items of data.augment: old name -> new one.
+# Items of data.augment: old name -> new name.
 RENAMED_AUGMENTATIONS = {
     "centre_crop": "center_crop",
     "colour": "color_jitter",
@@ -39,121 +33,42 @@ RENAMED_AUGMENTATIONS = {
     "rotate": "random_rotation",
 }
 
-Tree = dict[str, Any]
-
 
 def find_old_keys(keys: Iterable[str]) -> dict[str, str]:
     """Return {old key: new key} for those of the given dotted keys that were renamed."""
     return {key: RENAMED_KEYS[key] for key in keys if key in RENAMED_KEYS}
 
 
-def use_new_names(document: ConfigLayer) -> None:
-    """Replace old keys and values of a config by the new ones in place, and add a message on each to its problems.
-
-    Thanks to the new names the rest of the config can be validated, so that one message reports all mistakes. The
-    problems make loading fail.
-    """
-    lines = list(dict.fromkeys(document.origins.values()))
-    messages = [*_rename_in_part(document, document.data, "")]
-    for tree, start in _iterate_sweep_parts(document.data):
-        messages += _rename_in_part(document, tree, start)
-    messages.sort(key=lambda message: lines.index(message[0]) if message[0] in lines else -1)
-    document.problems += [f"{where}: {text}" for where, text in messages]
-
-
-def _rename_in_part(document: ConfigLayer, tree: Tree, start: str) -> list[tuple[str, str]]:
-    """Rename the keys and values in one part of a config in place.
+def find_old_names(data: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:
+    """Return a message for each old name in a config, in the order of the config.
 
     Args:
-        document: The config.
-        tree: The part, {key: value}; keys may be dotted, like the names of axes.
-        start: The dotted key of the part, followed by a dot; "" for the entire config.
-
-    Returns:
-        For each old name, where it was written, and a message.
+        data: The settings. In a sweep file, settings are also nested in the axes and in include, exclude and tune.
+        origins: Dotted key -> where it was set.
     """
     messages = []
-    for old, new in RENAMED_KEYS.items():
-        holder, last = _find_holder(tree, old)
-        if holder is None:
-            continue
-        value, where = holder.pop(last), document.origins.get(start + old, "")
-        messages.append((where, f"{old} was renamed to {new}"))
-        _set_key(tree, [new] if last == old else new.split("."), value)
-        for key in [key for key in document.origins if f"{key}.".startswith(f"{start}{old}.")]:
-            document.origins[start + new + key[len(start + old) :]] = document.origins.pop(key)
-        first = old.partition(".")[0]
-        if first != new.partition(".")[0] and tree.get(first) == {}:  # the section has no other keys
-            del tree[first]
-    for key, values in RENAMED_VALUES.items():
-        holder, last = _find_holder(tree, key)
-        value_or_list = holder[last] if holder is not None else None
-        for value in value_or_list if isinstance(value_or_list, list) else [value_or_list]:
-            if isinstance(value, str) and value in values:
-                where = document.origins.get(start + key, "")
-                messages.append((where, f"{key}: {value} was renamed to {values[value]}"))
-        if holder is not None and isinstance(value_or_list, str):
-            holder[last] = values.get(value_or_list, value_or_list)
-    return messages + _rename_augmentations(document, tree, start)
-
-
-def _rename_augmentations(document: ConfigLayer, tree: Tree, start: str) -> list[tuple[str, str]]:
-    """Rename the items of data.augment in one part of a config; for arguments and result see `_rename_in_part`."""
-    holder, last = _find_holder(tree, "data.augment")
-    augmentations = holder[last] if holder is not None else None
-    items: list[Any] = augmentations if isinstance(augmentations, list) else []
-    messages, key = [], f"{start}data.augment"
-    for i, item in enumerate(items):
-        name = next(iter(item), None) if isinstance(item, dict) else item
-        if isinstance(name, str) and name in RENAMED_AUGMENTATIONS:
-            new = RENAMED_AUGMENTATIONS[name]
-            where = document.origins.get(f"{key}.{i}.{name}") or document.origins.get(key, "")
-            messages.append((where, f"data.augment: {name} was renamed to {new}"))
-            items[i] = {new if old == name else old: value for old, value in item.items()} if item is not name else new
+    for key in _iterate_keys(data, ""):
+        names, first = {}, key.partition(".")[0]
+        for old, new in RENAMED_KEYS.items():
+            # A key without a section may also be the name of an option elsewhere, except in the axes of a sweep.
+            nested = "." in old or (old in ("timeline", "track") and first in ("over", "grid", "best", "tune"))
+            if key == old or (nested and key.endswith(f".{old}")):
+                names[old] = new
+        if match := re.search(r"(?:^|\.)data\.augment\.\d+\.(\w+)$", key):
+            names |= {old: new for old, new in RENAMED_AUGMENTATIONS.items() if old == match[1]}
+        for old, new in names.items():
+            set_key = key
+            while set_key and set_key not in origins:  # the items of a list have the origin of the list
+                set_key = set_key.rpartition(".")[0]
+            messages.append(f"{origins.get(set_key, '')}: {old} was renamed to {new}")
     return messages
 
 
-def _iterate_sweep_parts(data: Tree) -> Iterator[tuple[Tree, str]]:
-    """Yield the parts of a sweep file that contain config keys, with the argument `start` of `_rename_in_part`."""
-    tune = data.get("tune")
-    tune = tune if isinstance(tune, dict) else {}
-    for start, axes in (("grid.", data.get("grid")), ("tune.grid.", tune.get("grid"))):
-        if isinstance(axes, dict):
-            yield axes, start
-            for name, labels in axes.items():
-                for label, tree in labels.items() if isinstance(labels, dict) else ():
-                    if isinstance(tree, dict):
-                        yield tree, f"{start}{name}.{label}."
-    excluded = data.get("exclude")
-    entries = enumerate(excluded if isinstance(excluded, list) else ())
-    chosen = {"include.": data.get("include"), "tune.using.": tune.get("using")}
-    for start, tree in [*chosen.items(), *((f"exclude.{i}.", entry) for i, entry in entries)]:
-        if isinstance(tree, dict):
-            yield tree, start
-
-
-def _find_holder(tree: Tree, dotted: str) -> tuple[Tree | None, str]:
-    """Return the mapping that contains a dotted key, or None, and the last part of the key.
-
-    The axes of a sweep have dotted names, so the tree may contain the entire key as one part.
-    """
-    if dotted in tree:
-        return tree, dotted
-    *parents, last = dotted.split(".")
-    subtree: Any = tree
-    for part in parents:
-        subtree = subtree.get(part) if isinstance(subtree, dict) else None
-    return (subtree if isinstance(subtree, dict) and last in subtree else None), last
-
-
-def _set_key(tree: Tree, path: list[str], value: Any) -> None:
-    """Set a key of a tree unless it is already set; mappings are merged. path: the parts of the key."""
-    *parents, last = path
-    for part in parents:
-        child = tree.setdefault(part, {})
-        if not isinstance(child, dict):
-            return
-        tree = child
-    current = tree.setdefault(last, value)
-    if isinstance(current, dict) and isinstance(value, dict):
-        tree[last] = value | current
+def _iterate_keys(tree: Any, prefix: str) -> Iterator[str]:
+    """Yield the dotted keys of nested settings; a string in a list counts as a key below its position."""
+    items = tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, list) else ()
+    for name, value in items:
+        yield f"{prefix}{name}"
+        if isinstance(tree, list) and isinstance(value, str):
+            yield f"{prefix}{name}.{value}"
+        yield from _iterate_keys(value, f"{prefix}{name}.")

@@ -40,11 +40,13 @@ class ConfigLayer:
         data: The values.
         origins: Dotted key -> where it was set ("run.yaml:7").
         problems: Messages on mistakes, which are reported together.
+        old_names: Messages on names of earlier versions, which are reported together before all other mistakes.
     """
 
     data: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    old_names: list[str] = field(default_factory=list)
 
 
 def read_yaml_file(path: Path, needs: str = "a config needs at least data, model and method") -> ConfigLayer:

@@ -220,7 +220,7 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     settings_overrides = [text for text in overrides if text not in sweep_overrides]
     config = loading.merge_layers(loading.read_with_bases(path), loading.parse_overrides(sweep_overrides))
     sweep_tree = {key: config.data.pop(key) for key in SWEEP_KEYS if key in config.data}
-    loading.check_problems(config)
+    loading.check_problems(config.old_names or config.problems)
     unknown = next((key for key in config.data if key not in Settings.model_fields), None)
     if "grid" not in sweep_tree and unknown is not None:
         where = config.origins.get(unknown, path)

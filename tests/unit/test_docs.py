@@ -137,9 +137,9 @@ def test_every_config_key_is_documented():
         assert kind, key
         assert meaning, key
         assert default or kind == "section", key
-    assert rows["train.momentum"][:2] == ["number >= 0, < 1", "`0.9`"]
+    assert rows["train.momentum"][:2] == ["number >= 0 and < 1", "`0.9`"]
     assert rows["data.root"][1] == "`$FEDMPI_DATA, else data`"
-    assert rows["cohort.fraction"][:2] == ["number > 0, <= 1; null", "`1.0`"]
+    assert rows["cohort.fraction"][:2] == ["number > 0 and <= 1, or null", "`1.0`"]
 
 
 def test_the_data_page_agrees_with_the_list_of_data_sets():

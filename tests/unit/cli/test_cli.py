@@ -114,7 +114,7 @@ def test_validate_shows_a_table(monkeypatch, path, engine, capsys):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["run", "{path}", "seed=x"], "command line: seed=x: seed: 'x' is not allowed; must be: whole number"),
+        (["run", "{path}", "seed=x"], "command line: seed=x: seed: 'x' is not allowed; must be a whole number"),
         (["run", "{path}.none"], "{path}.none: there is no such config file"),
         (["validate", "{path}", "sede=1"], "command line: sede=1: sede: unknown key; did you mean 'seed'? allowed: "),
         (["run"], "Missing argument 'CONFIG'"),
@@ -174,13 +174,13 @@ def test_show_explains_a_key(monkeypatch, capsys):
     assert capsys.readouterr().out == (
         "train.decay: factor by which lr is multiplied: exponential: after each round (null: 0.99); step: after "
         "1/2 and 3/4 of the rounds (null: 0.1)\n"
-        "  type     number > 0, <= 1; null\n  default  null\n"
+        "  type     number > 0 and <= 1, or null\n  default  null\n"
     )
     assert main(monkeypatch, "show", "init") == 0
     assert capsys.readouterr().out == (
         "init: initial weights from a file\n"
         "  init.strict  true or false (default false): require that file and model have the same tensors\n"
-        "  init.from    path; null (default null): a run directory, or a safetensors file with state_dict names; "
+        "  init.from    path or null (default null): a run directory, or a safetensors file with state_dict names; "
         "null: random initial weights\n"
     )
     assert main(monkeypatch, "show", "model") == 0
@@ -195,9 +195,9 @@ def test_list_describes_the_options_of_a_component(monkeypatch, capsys):
         "Crop a random window of the image after adding a border, like RandomCrop(size, padding) of torchvision."
         "\n\n"
         "options:\n"
-        "  padding       whole number >= 0, <= 4,096 (default 4): width of the border in pixels\n"
-        "  padding_mode  constant, reflect (default constant): black border, or mirrored image\n"
-        "  size          whole number >= 1, <= 4,096; null (default null): height and width of the window; null: "
+        "  padding       whole number from 0 to 4,096 (default 4): width of the border in pixels\n"
+        "  padding_mode  constant or reflect (default constant): black border, or mirrored image\n"
+        "  size          whole number from 1 to 4,096, or null (default null): height and width of the window; null: "
         "those of the image\n"
     )
     assert main(monkeypatch, "list", "fedavg") == 0

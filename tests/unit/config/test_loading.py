@@ -127,14 +127,14 @@ EDITS = [
         "cohort: {fractoin: 1}",
         "{path}:7: cohort.fractoin: unknown key; did you mean 'fraction'? allowed: fraction, placement, sampling",
     ),
-    ("rounds: many", "{path}:7: rounds: 'many' is not allowed; must be: whole number"),
-    ("name: no", "{path}:7: name: False is not allowed; must be: text"),
+    ("rounds: many", "{path}:7: rounds: 'many' is not allowed; must be a whole number"),
+    ("name: no", "{path}:7: name: False is not allowed; must be text"),
     (
         "  batch_size: ful",
-        "{path}:7: train.batch_size: 'ful' is not allowed; must be: whole number >= 1, <= 1,000,",
+        "{path}:7: train.batch_size: 'ful' is not allowed; must be a whole number from 1 to 1,000,",
     ),
-    ("  weight_decay: .nan", "{path}:7: train.weight_decay: nan is not allowed; must be: number"),
-    ("  schedule: off", "{path}:7: train.schedule: False is not allowed; must be: constant, exponential"),
+    ("  weight_decay: .nan", "{path}:7: train.weight_decay: nan is not allowed; must be a finite number"),
+    ("  schedule: off", "{path}:7: train.schedule: False is not allowed; must be constant, exponential"),
     ("seed: 1\nseed: 2", "{path}:8: seed: duplicate key; it is already set in {path}:7"),
     (
         "evaluate: {protocol: [globl]}",  # and not, besides, that a list without it is too short
@@ -143,7 +143,7 @@ EDITS = [
     ),
     (
         "evaluate: {protocol: []}",
-        "{path}:7: evaluate.protocol: [] is not allowed; must be: list of: text (at least",
+        "{path}:7: evaluate.protocol: [] is not allowed; must be a non-empty list of text",
     ),
     ("no: 3", "{path}:7: the key 'no' is not plain text; put it in quotes"),
     ("seed: !!python/name:os.system", "{path}:7: seed: the YAML tag !!python/name:os.system is not allowed"),
@@ -211,7 +211,7 @@ def test_a_plugin_is_searched_next_to_its_config_then_in_the_working_directory(t
     [
         ("seed=${env:GONE}", "command line: seed=${env:GONE}: seed: the environment variable GONE is not set; set it"),
         ("method={name: fedprox, mu: '${env:GONE}'}", "method.mu: the environment variable GONE is not set"),
-        ("seed=${env:TEXT}", "seed: 'seven' is not allowed; must be: whole number"),
+        ("seed=${env:TEXT}", "seed: 'seven' is not allowed; must be a whole number"),
         ("seed=${env:}", "seed: '${env:}': write ${env:NAME}"),
         ("name=run-${USER}", "name: 'run-${USER}': write ${env:NAME}"),
         ("name=a${env:TEXT", "name: 'a${env:TEXT': write ${env:NAME}"),

@@ -123,7 +123,7 @@ def test_loggers_receive_each_round_and_do_not_change_the_run(make_settings, tmp
             "loggers=[wandb]",
             r"loggers\.0: wandb needs a package that is not installed: .*wandb.*; run pip install 'fedmpi\[wandb\]'",
         ),
-        ("loggers=tensorboard", "loggers: 'tensorboard' is not allowed; must be: list of"),
+        ("loggers=tensorboard", "loggers: 'tensorboard' is not allowed; must be a list of"),
         ("callbacks=[3]", r"callbacks\.0: 3 is not allowed; must be a name or {name: options}"),
         ("callbacks=[none.py:A]", r"none\.py:A.*: file not found: .*none\.py"),
         ("callbacks=[mine.py:Nothing]", "mine.py' has no 'Nothing'"),

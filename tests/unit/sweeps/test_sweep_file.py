@@ -88,8 +88,8 @@ published:
             "grid: {seed: [0, 1]}\n",
             r"sweep\.yaml:2: grid: .* is a sweep of several runs; train them with `fedmpi sweep",
         ),
-        ("seed: [0, 1]\n", r"must be: whole number .* write grid: \{seed: \[0, 1\]\} and use fedmpi sweep"),
-        ("train: {lr: [0.1, 0.2]}\n", r"must be: number .* write grid: \{train\.lr: \[0\.1, 0\.2\]\}"),
+        ("seed: [0, 1]\n", r"must be a whole number .* write grid: \{seed: \[0, 1\]\} and use fedmpi sweep"),
+        ("train: {lr: [0.1, 0.2]}\n", r"must be a number .* write grid: \{train\.lr: \[0\.1, 0\.2\]\}"),
         ("data: {source: digits, axes: NHW}\n", r"data.axes: unknown key; (?!.*over)"),
     ],
 )
@@ -131,8 +131,8 @@ def test_errors_of_runs_mention_the_keys_of_sweeps(tmp_path, text, words):
         ("grid: {seed: [0]}\ninclude: {sed: 0}\n", [], r"include: unknown axis 'sed'; did you mean 'seed'"),
         ("grid: {seed: [0]}\ninclude: {seed: 1}\n", [], r"include\.seed: unknown label '1'"),
         ("grid: {seed: [0]}\nexclude: [{seed: 0}]\n", [], "no run is left by include and exclude"),
-        ("grid: {seed: [0]}\nexclude: {seed: 0}\n", [], r"sweep\.yaml:3: exclude: .* must be: list of"),
-        ("grid: {seed: [0]}\npublished: 3\n", [], "published: 3 is not allowed; must be: mapping"),
+        ("grid: {seed: [0]}\nexclude: {seed: 0}\n", [], r"sweep\.yaml:3: exclude: .* must be a list of"),
+        ("grid: {seed: [0]}\npublished: 3\n", [], "published: 3 is not allowed; must be a mapping"),
         ("grid: {seed: [0]}\npublished: {values: {}, sauce: x}\n", [], r"published\.sauce: unknown key; did you mean"),
         (
             "grid: {m: {A: {}}}\npublished: {values: {B: 1}}\n",
@@ -170,7 +170,7 @@ def test_errors_of_runs_mention_the_keys_of_sweeps(tmp_path, text, words):
             [],
             r"tune\.by: 'validation_loss' is not allowed; must be loss or a metric of the task",
         ),
-        (TUNED % "by: loss, of: first", [], r"tune\.of: 'first' is not allowed; must be: last, mean_last_10"),
+        (TUNED % "by: loss, of: first", [], r"tune\.of: 'first' is not allowed; must be last, mean_last_10"),
         (TUNED % "by: loss, to: 3", [], r"tune\.to: unknown key; did you mean 'of'"),
         (
             TUNED % "by: loss, per: [seed]",
