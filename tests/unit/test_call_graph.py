@@ -5,7 +5,7 @@ import sys
 
 from helpers import ROOT, clean_env
 
-MOST = {"functions": 620, "files": 130, "deep": 16}
+MOST = {"functions": 625, "files": 130, "deep": 16}
 
 MEASURE = """
 import inspect, os, sys, threading
@@ -36,7 +36,7 @@ print(len(found), len({code.co_filename for code in found}), deepest, file=sys.s
 
 
 def test_a_short_run_calls_a_limited_number_of_functions(tmp_path):
-    """Return the code objects of fedmpi that a run in one process calls, without lambdas and comprehensions."""
+    """Lambdas and comprehensions are not counted."""
     words = ["configs/quickstart.yaml", "rounds=2", f"output={tmp_path}"]
     command = [sys.executable, "-W", "ignore", "-c", MEASURE, *words]
     result = subprocess.run(command, cwd=ROOT, env=clean_env(), capture_output=True, text=True, timeout=600)

@@ -87,7 +87,7 @@ def picture():
     return below
 
 
-def test_the_results_are_formatted_as_text():
+def test_the_page_on_architecture_shows_the_code_of_a_round():
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     text = "\n\n\n".join(
         textwrap.dedent(inspect.getsource(each)).rstrip() for each in (Federation.run, Federation.run_round)

@@ -219,7 +219,7 @@ def select_seed_independent_digests(identity: Mapping[str, Any]) -> dict[str, st
     A data source that is a plug-in may depend on the seed, so digests of its data are left out.
 
     >>> identity = {"(partition)": "a", "(training data)": "b"}
-    >>> [list(shared_digests(identity | {"data.partition.scheme": repr(s)})) for s in ("iid", "file")]
+    >>> [list(select_seed_independent_digests(identity | {"data.partition.scheme": repr(s)})) for s in ("iid", "file")]
     [['(training data)'], ['(partition)', '(training data)']]
     """
     scheme = identity.get("data.partition.scheme")

@@ -37,9 +37,9 @@ def test_a_refused_state_is_not_restored_from_disk(tmp_path, monkeypatch):
 
     def dying(self):
         if self.rank == 1 and feds[1].states.round == 3:
-            with self.hall.changed:
-                self.hall.dead.add(1)
-                self.hall.changed.notify_all()
+            with self.shared.changed:
+                self.shared.dead.add(1)
+                self.shared.changed.notify_all()
             raise RankDied
         step(self)
 
@@ -80,18 +80,18 @@ def test_a_rank_without_clients_does_not_miss_a_round(monkeypatch):
     feds, plain = {}, ThreadCommunicator._broadcast
 
     def broadcast(self, x):
-        at, hall = feds[self.rank].states.round, self.hall
+        at, shared = feds[self.rank].states.round, self.shared
         if self.generation == 0 and (self.rank, at) == (idle, t0 - 1):
-            with hall.changed:
-                hall.wait(lambda: bool(hall.dead))
+            with shared.changed:
+                shared.wait(lambda: bool(shared.dead))
             raise ConnectionLostError("its parent in the tree is dead")
         if self.generation == 0 and (self.rank, at) == (dead, t0):
             end = time.monotonic() + 2
             while feds[0].states.round < t0 + 2 and time.monotonic() < end:  # until rank 0 has reached this round
                 time.sleep(0.01)
-            with hall.changed:
-                hall.dead.add(dead)
-                hall.changed.notify_all()
+            with shared.changed:
+                shared.dead.add(dead)
+                shared.changed.notify_all()
             raise RankDied
         plain(self, x)
 
