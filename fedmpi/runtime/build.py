@@ -53,7 +53,7 @@ TRAIN_FIELDS = (  # fields with the same name in the section `train` and in Loca
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """The objects of an experiment on one rank: data, model, task, method and others, but not the communicator."""
+    """The data, model, task, method and other objects of an experiment on one rank, without the communicator."""
 
     settings: Settings
     data: FederatedData
@@ -87,24 +87,25 @@ class Experiment:
 
     @property
     def drops_uploads(self) -> bool:
-        """Whether uploads of some clients may be left out of a round or sent again (section `faults`)."""
+        """Whether a round may continue without the uploads of some clients, or be repeated (section `faults`)."""
         faults = self.settings.faults
         return (faults.on_bad_update, faults.on_client_error, faults.on_lost_rank) != ("abort",) * 3
 
     @property
     def needs_undo(self) -> bool:
-        """Whether ranks keep a copy of the previous state of clients in the cohort, so that a round can be undone.
+        """Whether ranks keep a copy of the previous state of the clients in the cohort, so that a round can be undone.
 
-        With a checkpoint after every round, an aborted round is undone by reading the checkpoint, without a copy.
+        If a checkpoint is written after every round and `drops_uploads` is false, no copy is needed: the checkpoint
+        contains the previous state.
         """
         return self.drops_uploads or self.settings.checkpoint.every > 1
 
     def can_stream_sums(self, ranks: int) -> bool:
         """Return whether rank 0 can add up uploads as they arrive instead of storing them, in a job of `ranks` ranks.
 
-        This is for methods that use only means of uploads. Rank 0 stores all rows if the config names an aggregation
-        rule, a wire format (comm.compression) or record.updates: gram, if uploads may be left out, or if rank 0 also
-        trains in a job of several ranks, as it cannot receive during that time.
+        The method must use only means of uploads. Rank 0 stores all uploads if the config sets an aggregation rule, a
+        wire format (comm.compression) or record.updates: gram, if uploads may be left out, or if rank 0 of several
+        ranks also trains, because it cannot receive uploads meanwhile.
         """
         reads_rows = (
             self.rule is not None or self.settings.record.updates == "gram" or self.messages.upload_format is not None
@@ -118,11 +119,11 @@ def make_method(
     origins: Mapping[str, str] | None = None,
     where: str = "method",
 ) -> Method:
-    """Make the configured method, check its hyperparameters, and make the methods that are its options.
+    """Make the configured method and any methods that are its options, and check their hyperparameters.
 
     Args:
         choice: Name and options of the method; default: the section `method` of the settings.
-        origins: A dict from option to the file and line in which it was written, for error messages.
+        origins: For each option, the file and line in which it was set; under "", where the method's name was set.
         where: The config key that names the method, for error messages.
 
     Raises:
@@ -165,8 +166,7 @@ def make_module(settings: Settings, input_shape: Shape, classes: int, dtype: Typ
 
     Args:
         input_shape: Shape of one sample, without the batch axis; a dict if a sample has several tensors.
-        classes: The number of classes.
-        dtype: The type of the samples.
+        dtype: The dtype of the samples; a dict if a sample has several tensors.
     """
     construct = registry.make_component(models.KIND, settings.model, settings.key_origins("model"))
     if isinstance(input_shape, dict) and settings.model.name in models.registry:
@@ -200,7 +200,7 @@ def make_prepared_module(
 
 
 def make_experiment(settings: Settings, data: FederatedData, device: torch.device) -> Experiment:
-    """Make model, task and method, check that they and the data are compatible, and move the data to the device."""
+    """Make model, task and method, check that they suit each other and the data, and move the data to the device."""
     method, local_training, name = make_method(settings), make_local_training(settings), settings.model.name
     task = make_task(settings, data)
     module = make_prepared_module(settings, method, data.input_shape, data.classes, data.x_dtype).to(device)
@@ -236,7 +236,7 @@ def make_experiment(settings: Settings, data: FederatedData, device: torch.devic
 
 
 def make_task(settings: Settings, data: FederatedData) -> Any:
-    """Make the configured task; if the targets of the data are standardised, a regression on standardised targets."""
+    """Make the configured task; if the data have standardised targets, make a regression on standardised targets."""
     construct = registry.make_component(tasks.KIND, settings.task, settings.key_origins("task"))
     with add_error_context(f"task {settings.task.name}"), seeds.temporary_seed(settings.seed, "task"):
         task = construct(data.classes)
@@ -249,10 +249,10 @@ def make_task(settings: Settings, data: FederatedData) -> Any:
 def make_messages(
     settings: Settings, method: Method, model: FlatModel, net: FeaturesAndHead, data: FederatedData
 ) -> MessageLayouts:
-    """Lay out all messages between server and clients, and the state of clients and server, as flat vectors.
+    """Define how messages between server and clients, and the state of both, are stored in flat vectors.
 
     Raises:
-        UserError: comm.compression names a format, but the parameters of the model are neither float32 nor float64.
+        UserError: Uploads are compressed (comm.compression), but the model is neither in float32 nor in float64.
     """
     wire, dtype = settings.comm.compression, model.w.dtype
     if wire != "fp32" and dtype not in (torch.float32, torch.float64):
@@ -268,7 +268,7 @@ def make_messages(
 
 
 def make_local_training(settings: Settings) -> LocalTrainingConfig:
-    """Make the engine's configuration of local training from the section `train` of the settings."""
+    """Convert the section `train` of the settings to the engine's configuration of local training."""
     train = settings.train
     options = {name: getattr(train, name) for name in TRAIN_FIELDS}
     options |= {"eps": train.eps} if train.eps is not None else {}
@@ -280,10 +280,10 @@ def make_local_training(settings: Settings) -> LocalTrainingConfig:
 def choose_clients_per_pass(experiment: Experiment) -> int:
     """Return the number of clients that a rank trains at once in one vectorised pass (compute.clients_per_pass).
 
-    For `auto` it is 1, with a warning, if the experiment does not support vectorised training of clients.
+    If the experiment does not support vectorised training of clients, `auto` gives 1 and a warning.
 
     Raises:
-        UserError: compute.clients_per_pass is a number, but the experiment does not support it.
+        UserError: compute.clients_per_pass is a number, but the experiment does not support vectorised training.
     """
     s, data, train = experiment.settings, experiment.data, experiment.local_training
     pack, bf16 = s.compute.clients_per_pass, s.compute.precision == "bf16"
@@ -312,7 +312,7 @@ def choose_clients_per_pass(experiment: Experiment) -> int:
 
 
 def make_rule(settings: Settings) -> ServerRule | None:
-    """Make the configured aggregation rule (server.rule), which replaces the method's own; None for `auto`."""
+    """Make the aggregation rule that replaces the method's own (server.rule); None for `auto`, which keeps it."""
     rule = settings.server.rule
     chosen: ServerRule | None = None
     if rule.name != "auto":
@@ -346,11 +346,9 @@ def make_federation(
     callbacks: RunCallbacks | None = None,
     regroups: bool = True,
 ) -> Federation:
-    """Make this rank's part of the federated training, with its trainer and server optimiser, ready to run.
+    """Make the `Federation` of this rank, which runs the rounds, with its trainer and server optimiser.
 
     Args:
-        experiment: The objects of the experiment.
-        comm: The communicator that connects the ranks.
         stop: Function that returns whether the run was asked to stop.
         callbacks: Functions that the engine calls after each round and on other events.
         regroups: Whether the job can continue after a rank failure; if not, faults.on_lost_rank is treated as `abort`.

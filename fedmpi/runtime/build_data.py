@@ -48,15 +48,15 @@ TargetsAndSites = tuple[Tensor, Tensor | None]  # targets of some rows, and the 
 
 
 def training_ranks(settings: Settings, size: int) -> list[int]:
-    """Return the ranks that train clients: all except rank 0, unless it is alone or server.trains_clients is true.
+    """Return the ranks that train clients in a job of `size` ranks.
 
-    size: number of ranks.
+    These are all ranks with server.trains_clients or if there is only one rank, otherwise all except rank 0.
     """
     return list(range(0 if size == 1 or settings.server.trains_clients else 1, size))
 
 
 def make_source(settings: Settings) -> partial[Any]:
-    """Return the configured data source as a function of the folder data.root, after checking its options.
+    """Check the options of the configured data source, and return the source as a function of the folder data.root.
 
     Raises UserError if data.download is true and the source cannot download its files.
     """
@@ -72,7 +72,7 @@ def make_source(settings: Settings) -> partial[Any]:
 
 
 def make_augmentations(settings: Settings) -> list[Transform]:
-    """Make the operations of data.augment, after checking their options."""
+    """Check the options of the image operations in data.augment, and make the operations."""
     parsed = []
     for i, item in enumerate(settings.data.augment):
         name, given = (item, None) if isinstance(item, str) else next(iter(item.items()))
@@ -128,16 +128,16 @@ def standardise_targets(
     names: Sequence[str],
     exchange: Callable[[list[np.ndarray]], np.ndarray],
 ) -> FederatedData:
-    """Return the data with regression targets standardised by the mean and standard deviation of training rows.
+    """Return the data with regression targets standardised by the mean and standard deviation of training targets.
 
     These statistics are computed for each site separately, or over all sites (data.standardise_target: site or pooled).
 
     Args:
-        train: The training targets of each data set that this rank has opened.
-        test: The test targets of these data sets.
+        train: The training targets, and the site of each, of each data set that this rank has opened.
+        test: The test targets, and the site of each, of these data sets.
         names: The names of the sites; if empty, sites are named by their numbers.
-        exchange: Function that takes one row of `sum_targets` for each item of `train`, and returns the rows of all
-            ranks. It is called for `pooled` only; with `site`, no statistics of a site leave its rank.
+        exchange: Function that takes the result of `sum_targets` for each item of `train`, and returns these results
+            of all ranks. It is called for `pooled` only; with `site`, no statistics of a site leave its rank.
 
     Raises:
         UserError: The targets are not floating-point numbers.
@@ -168,7 +168,7 @@ def standardise_targets(
 
 
 def check_data_settings(settings: Settings) -> None:
-    """Check, before data are read, that the section `data` does not contradict itself or others. Raises UserError."""
+    """Raise UserError if the section `data` contradicts itself or another section; no data are read for this."""
     data, task, cut = settings.data, settings.task.name, settings.data.partition
     if data.standardise_target and task != "regression":
         raise UserError(
@@ -187,7 +187,7 @@ def check_data_settings(settings: Settings) -> None:
 def check_dataset(settings: Settings, dataset: Dataset, whose: str = "") -> None:
     """Check that samples are streamed from disk if data.stream is true, and warn of features that reveal the target.
 
-    whose: The text " of SITE" in silo mode, for messages; else "".
+    whose: Text after "the data" in messages: " of SITE" in silo mode, else "".
     """
     x = dataset.train_x
     if settings.data.stream is True and not (isinstance(x, LazyImages) and isinstance(x.stored, Stream)):
@@ -199,7 +199,7 @@ def check_dataset(settings: Settings, dataset: Dataset, whose: str = "") -> None
 
 
 def require_dataset(dataset: Any, source: Any) -> Dataset:
-    """Check that the value that a data source returned is a `Dataset`, and return it; raise UserError if it is not."""
+    """Return the value that a data source returned, or raise UserError if it is not a `Dataset`."""
     if not isinstance(dataset, Dataset):
         name = getattr(source, "__name__", type(source).__name__)
         text = f"source {name} returned {type(dataset).__name__}; it must return fedmpi.Dataset(...)"
@@ -215,7 +215,7 @@ def assign_sites_to_ranks(settings: Settings, size: int) -> dict[int, int]:
     size: number of ranks.
 
     Raises:
-        UserError: In a job of several ranks, one would open the files of two sites, and data.share_ranks is false.
+        UserError: A job of several ranks has fewer training ranks than sites, and data.share_ranks is false.
     """
     names, ranks = settings.data.silos, training_ranks(settings, size)
     assert names is not None
@@ -235,8 +235,8 @@ def assign_sites_to_ranks(settings: Settings, size: int) -> dict[int, int]:
 def build_silo_data(settings: Settings, comm: Communicator) -> FederatedData:
     """Build the federated data described by data.silos; each rank opens only the files of its own clients.
 
-    Ranks exchange the numbers of samples, label counts if data.share_label_counts is true, and sums of the targets if
-    data.standardise_target is `pooled`.
+    Ranks exchange the numbers of samples; if data.share_label_counts is true, also label counts; and if
+    data.standardise_target is `pooled`, also sums of the targets.
     """
     check_data_settings(settings)
     names, shared, owner = (
@@ -277,8 +277,8 @@ def build_silo_data(settings: Settings, comm: Communicator) -> FederatedData:
 def build_one_site_data(settings: Settings, client: int) -> FederatedData:
     """Build the federated data described by data.silos from the files of a single site (number `client`).
 
-    All other sites are assumed to have the sample counts of this site, and with data.standardise_target: pooled also
-    its targets.
+    All other sites are assumed to have the same sample counts as this site, and the same targets if targets are
+    standardised over all sites (data.standardise_target: pooled).
     """
     names, datasets = settings.data.silos or (), _open_sites(settings, [client])
     table = describe_silos(datasets).repeat(len(names), axis=0)
@@ -318,7 +318,7 @@ def _prepare_sites(
 
 @contextmanager
 def _show_warnings_of_every_rank() -> Iterator[None]:
-    """Show the warnings of every rank, not only those of rank 0, since only one rank opens the files of a site."""
+    """Show the warnings of every rank, not only of rank 0, because only one rank opens the files of a site."""
     with warnings.catch_warnings(record=True) as caught:
         yield
     for each in caught:
@@ -333,7 +333,7 @@ def gather_rows_from_owners(
     Args:
         table: The table (N, columns) int64 of this rank, in which the rows of its own clients are filled in.
         owner: A dict from client to the rank that has its row.
-        what: Names of the content, which the audit records.
+        what: Names of the data in the rows, such as "label counts", for the audit log.
     """
     rows = torch.from_numpy(table).to(comm.device)
     clients_of = {rank: [k for k in owner if owner[k] == rank] for rank in set(owner.values())}

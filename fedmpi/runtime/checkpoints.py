@@ -5,19 +5,18 @@ A checkpoint contains the state of the server and, as one row (a flat vector) pe
     checkpoints/000012.safetensors     server after round 12: weights, buffers, state, optimiser, memory of rank 0
     state/000003.000012.safetensors    state row of client 3, made in round 12
 
-A client's row is written only after rounds in which the client has trained, so only rows that changed are written. A
-checkpoint is complete if the server's file and the newest row of every client up to that round are intact. The cohorts
-of the rounds determine which rows these are. Rank 0 writes the server's file, and each rank writes the rows of the
-clients that it trained; with silos each site has its own folder. The state is copied at the end of a round, and a
-thread writes it to disk during the next round.
+A client's row is written only if the client has trained since its last row. A checkpoint is complete if the server's
+file and the newest row of every client up to that round are intact; the cohorts determine the rounds of these rows.
+Rank 0 writes the server's file, and each rank writes the rows of the clients that it trained; with silos each site has
+its own folder. The state is copied at the end of a round, and a thread writes it to disk during the next round.
 
-Ranks write at their own speed, but a rank continues to train only if its checkpoint before the last one is on disk. A
-rank without clients in the cohort acknowledges the round (engine/transport/gather.py), and rank 0 waits for that. A
-rank deletes old files just before it writes new ones. Thus at most keep + 1 checkpoints are on disk, and at least one
-of them is complete. With checkpoint.keep: 1, ranks wait until each checkpoint is on disk.
+Ranks write at their own speed, but a rank continues to train only if its previous checkpoint is on disk. A rank
+without clients in the cohort acknowledges the round (engine/transport/gather.py), and rank 0 waits for the
+acknowledgement. A rank deletes old files just before it writes new ones. Thus at most checkpoint.keep + 1 checkpoints
+are on disk, and at least one of them is complete. With checkpoint.keep: 1, ranks wait until each checkpoint is on disk.
 
 A run can be resumed with any number of ranks and any launcher. Rank 0 proposes checkpoints, the newest first, and each
-rank checks the rows of its clients. The first checkpoint that all ranks find complete is used; each damaged file is
+rank checks the rows of its clients. The first checkpoint that all ranks find complete is used; damaged files are
 reported.
 """
 
@@ -55,7 +54,7 @@ Key = tuple[int, int]  # client, and the round in which its row was made
 
 
 class ClientStateFiles:
-    """The files that contain the clients' state, one per client and round (implements the engine's `StateStore`).
+    """The files with the clients' states, one per client and round in which it trained; an engine `StateStore`.
 
     With silos each site has its own folder.
     """
@@ -94,7 +93,7 @@ class ClientStateFiles:
         return True
 
     def take_over(self, keys: Iterable[Key]) -> None:
-        """Take over rows (client, round) of a failed rank, so that this rank removes them when they are not needed."""
+        """Let this rank delete these state files (client, round) of a failed rank when they are no longer needed."""
         self.written.update(keys)
 
     def remove(self, client: int, t: int) -> None:
@@ -102,7 +101,7 @@ class ClientStateFiles:
         self.written.discard((client, t))
 
     def list_keys(self) -> list[Key]:
-        """Return the (client, round) of every row file in the folder."""
+        """Return (client, round) for every state file in the folder."""
         names = (path.name.split(".") for path in self.folder.rglob("[0-9]*.*.safetensors"))
         return [(int(client), int(t)) for client, t, _ in names]
 
@@ -120,12 +119,12 @@ class CheckpointWriter:
         return self.folder / f"{t:06}.safetensors"
 
     def save(self, fed: Federation, t: int, memory: dict[str, Any], last: bool) -> None:
-        """Copy the state that changed up to round t, and start to write it to disk in a thread.
+        """Copy the state that has changed since the last checkpoint, and start to write it to disk in a thread.
 
-        Does nothing in rounds without a checkpoint.
+        Does nothing if no checkpoint is due after round t.
 
         Args:
-            memory: Values other than tensors that rank 0 needs to resume, as JSON.
+            memory: The values, other than tensors, that rank 0 needs to resume; they must be JSON values.
             last: Whether the run ends with this round; if so, the call waits until everything is written.
 
         Raises:
@@ -148,7 +147,7 @@ class CheckpointWriter:
             self._writer.shutdown()
 
     def remove_unneeded_files(self, t: int, fed: Federation) -> None:
-        """Remove all files that are not needed to continue from the checkpoint of round t (-1: from the start)."""
+        """Remove files of this rank that are not needed to resume from the checkpoint of round t (-1: from the start)."""
         trained, owner, rank = fed.states.last_trained, fed.states.owners, fed.comm.rank
         self.needed = {t: dict(trained)} if t >= 0 else {}
         if rank == 0:
@@ -177,10 +176,10 @@ class CheckpointWriter:
             ) from error
 
     def _write(self, t: int, server: tuple[Mapping[str, Tensor], str] | None, trained: Mapping[int, int]) -> None:
-        """Write the new files of the checkpoint of round t, in the writer's thread.
+        """Write the new files of the checkpoint of round t, and delete old checkpoints. Runs in the writer's thread.
 
         Args:
-            server: The server's tensors, and rank 0's values other than tensors as JSON; None on other ranks.
+            server: On rank 0, the server's tensors, and other values as a JSON string; None on the other ranks.
             trained: A dict from client to the last round in which it trained.
         """
         # Old files are removed first, so that the disk never has more than keep + 1 checkpoints.
@@ -210,8 +209,8 @@ def open_run_directory(
     """Open and lock a new run directory, or that of a run to resume (checkpoint.resume). Only rank 0 calls this.
 
     Args:
-        identity: The settings that define the experiment, by name, and digests of code and data.
-        exit_stack: Context that holds the lock of the directory until the run ends.
+        identity: The settings that define the experiment, and digests of code and data, by name.
+        exit_stack: Receives the lock of the directory, and releases it when the run ends.
 
     Returns:
         The directory; whether a run in it is resumed; descriptions of the changes that checkpoint.changes accepts.
@@ -266,7 +265,8 @@ def _check_changes(path: Path, identity: Mapping[str, str], settings: Settings) 
 def _check_sites_appended(path: Path, before: str, now: str) -> None:
     """Check that sites were only added at the end of data.silos; raise UserError if not.
 
-    The position in the list is the client's number. If a site were removed, another one would get its number and state.
+    A client's number is its site's position in the list. If a site were removed, the next site would get its number
+    and state.
     """
     if not (before.startswith("[") and now.startswith(f"{before.rstrip(']')}, ")):  # lists as printed by Python
         raise UserError(
@@ -292,16 +292,16 @@ def restore_newest_checkpoint(
 ) -> int:
     """Restore the newest complete checkpoint on all ranks, and return its round; -1 if there is none.
 
-    If this is the checkpoint of round t, recorded rank failures after round t + 1 are forgotten, unless the run replays
+    If this is the checkpoint of round t, recorded rank failures after round t + 1 are discarded, unless the run replays
     the failures of another run.
 
     Args:
         timeout_s: Largest time in seconds to wait for other ranks.
-        print_line: Function that prints a line on damaged files.
+        print_line: Function that prints a message about a damaged file.
 
     Raises:
-        UserError: The run has already completed more rounds than the settings ask for; or it has finished, but none of
-            its checkpoints is complete.
+        UserError: The run has completed more rounds than the settings ask for, or it has finished, but none of its
+            checkpoints is complete.
     """
     comm, proposals = fed.comm, _iter_intact_checkpoints(checkpoints, print_line) if fed.comm.rank == 0 else iter(())
     losses, damage = fed.scheduler.lost_ranks, "not checked yet"
@@ -330,9 +330,9 @@ def restore_newest_checkpoint(
 def _iter_intact_checkpoints(
     checkpoints: CheckpointWriter, print_line: Callable[[str], None]
 ) -> Iterator[tuple[int, dict[str, Tensor], dict[str, Any]]]:
-    """Yield (round, server's tensors, rank 0's other values) of checkpoints with an intact server file, newest first.
+    """Yield (round, tensors, other values) of each intact server file of a checkpoint, newest first.
 
-    Raises UserError if none is left and the run has finished, since starting again would overwrite its results.
+    Raises UserError if all are used up and the run has finished, because starting again would overwrite its results.
     """
     for path in sorted(checkpoints.folder.glob("[0-9]*.safetensors"), reverse=True):
         try:
@@ -353,7 +353,7 @@ def _iter_intact_checkpoints(
 
 
 def _find_damage(fed: Federation, checkpoints: CheckpointWriter, t: int) -> str:
-    """Return an error text if a state row of this rank's clients in the checkpoint of round t is damaged; else ""."""
+    """Return an error message if the checkpoint of round t has a damaged state of a client of this rank; else ""."""
     if not fed.trainer.messages.client_state.size:
         return ""
     gone = fed.scheduler.lost_ranks.unavailable_clients(t + 1)
@@ -368,7 +368,7 @@ def _find_damage(fed: Federation, checkpoints: CheckpointWriter, t: int) -> str:
 
 # ---- resuming: rank failures of an earlier run ----
 def load_rank_failures(settings: Settings, directory: RunDirectory) -> list[Row]:
-    """Read the rank failures that are known when a run starts: its own, or those of the run in faults.replay."""
+    """Read the rows of the rank failures to apply in a run: its earlier ones, or those in the file faults.replay."""
     faults = settings.faults.replay
     if faults is None:
         return directory.read_rows("faults.jsonl")

@@ -1,8 +1,8 @@
 """Handle plug-in code named in a config: refuse it in untrusted run directories, compare it between ranks, copy it.
 
-A config can execute code: a name `file.py:Name` or `package.module:Name` imports that file. A run directory contains a
-config and may come from another person. Unless the caller trusts it, a run directory is refused if its config names
-code outside fedmpi or other files (`base`, which fedmpi never writes there), and no data are downloaded for it.
+A config can execute code: a name `file.py:Name` or `package.module:Name` imports that file or module. A run directory
+contains a config and may come from another person. Unless the caller trusts it, a run directory is refused if its
+config names code outside fedmpi, or base configs (`base`, which fedmpi never writes there); data are not downloaded.
 
 All ranks compare the plug-in files of a run. Rank 0 copies them into the run directory, where users can read them. If
 an original file is changed or deleted later, its copy is loaded. Modules that a plug-in imports from its own folder
@@ -56,11 +56,11 @@ def load_run_settings(run_dir: Path, trust: bool, overrides: Sequence[str] = ())
     If plug-in files were deleted or changed since the run, the settings name their copies in the run directory.
 
     Args:
-        trust: Whether code that the config names, and that is not part of fedmpi, may be executed.
+        trust: Whether code outside fedmpi that the config names may be executed.
         overrides: Settings KEY=VALUE of the caller, which are trusted.
 
     Raises:
-        UserError: There is no run directory; or it is not trusted, and its config names code or other files.
+        UserError: There is no run directory; or `trust` is false, and the config names external code or base configs.
     """
     path = run_dir / "config.yaml"
     if not path.is_file():
@@ -83,19 +83,19 @@ def load_run_settings(run_dir: Path, trust: bool, overrides: Sequence[str] = ())
 
 
 def load_resume_settings(run_dir: Path, overrides: Sequence[str]) -> config.Settings:
-    """Load the settings to resume a run. Plug-ins whose files were deleted are loaded from the run's copies."""
+    """Load the settings to resume a run. If the file of a plug-in was deleted, the run's copy of the file is used."""
     return _load_with_plugin_copies(run_dir, overrides, changed=False)
 
 
 def load_replay_settings(
     run_dir: Path, trust: bool, overrides: Sequence[str] = (), place: Sequence[str] | None = None
 ) -> config.Settings:
-    """Load the settings for a replay of a run, with its rank failures and its initial weights.
+    """Load the settings for a replay of a run, with the same rank failures and initial weights as in the run.
 
     Args:
-        trust: Whether code that the config names, and that is not part of fedmpi, may be executed.
+        trust: Whether code outside fedmpi that the config names may be executed.
         overrides: Settings KEY=VALUE of the caller, which are trusted.
-        place: Settings for the location of the replay's run directory; default: NAME-replay in the same folder.
+        place: Overrides of `output` and `name` for the replay; default: the directory NAME-replay in the same folder.
     """
     given = ["faults.on_lost_rank=abort", "checkpoint.resume=never"]
     files = {"faults.replay": "faults.jsonl", "init.from": "initial.safetensors"}
@@ -110,16 +110,13 @@ def load_replay_settings(
 def forbid_external_code(trust: bool) -> AbstractContextManager[None]:
     """Return a context in which loading code outside fedmpi is an error, unless `trust` is true.
 
-    This is a second line of defence, against code that `find_external_code` does not find in the config.
+    This is a second line of defence, in case `find_external_code` overlooks code that the config names.
     """
     return nullcontext() if trust else registry.registered_code_only()
 
 
 def find_external_code(tree: Any) -> dict[str, str]:
-    """Return the names of code outside fedmpi in a config, by config key.
-
-    tree: the parsed YAML.
-    """
+    """Return the names of code outside fedmpi in a config (`tree`, the parsed YAML), by config key."""
     kinds = (
         (keys, text, CODE_KEYS.get(keys, "methods" if keys[:1] == ("method",) else ""))
         for keys, text in _iter_texts(tree)
@@ -129,7 +126,7 @@ def find_external_code(tree: Any) -> dict[str, str]:
 
 
 def _iter_texts(tree: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield (keys, text) for every text in a tree of dicts and lists."""
+    """Yield (keys, string) for every string in a tree of dicts and lists; `keys` is the path to it."""
     if isinstance(tree, str):
         yield keys, tree
     elif isinstance(tree, (dict, list)):
@@ -139,7 +136,7 @@ def _iter_texts(tree: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
 
 # ---- plug-in files ----
 class PluginFile(NamedTuple):
-    """A file of plug-in code. `name` is the name of its copy: NAME.py, or NAME-2.py for a second file of that name."""
+    """A file of plug-in code. `name` is the name of its copy: that of the file, or NAME-2.py for a second NAME.py."""
 
     name: str
     path: Path
@@ -168,7 +165,7 @@ def find_plugins(names: Iterable[str]) -> list[PluginFile]:
 def compute_plugin_digests(plugins: Sequence[PluginFile]) -> dict[str, str]:
     """Return digests (short checksums) of plug-in files and of modules that they import, by name.
 
-    They are compared between ranks, and when a run is resumed. The paths of the files may differ.
+    The digests are compared between ranks and when a run is resumed; the paths of the files may differ.
     """
     known = {each.path for each in plugins}
     contents = {f"(plug-in {each.name})": each.content for each in plugins}
@@ -180,7 +177,7 @@ def compute_plugin_digests(plugins: Sequence[PluginFile]) -> dict[str, str]:
 
 
 def copy_plugins(directory: RunDirectory, plugins: Sequence[PluginFile]) -> list[dict[str, str]]:
-    """Copy plug-in files into plugins/ of a run directory, and return their entries for environment.json.
+    """Copy plug-in files into the folder plugins/ of a run directory, and return their entries for environment.json.
 
     An existing copy with other content (from before checkpoint.changes=accept) is renamed.
     """
@@ -196,10 +193,10 @@ def copy_plugins(directory: RunDirectory, plugins: Sequence[PluginFile]) -> list
 
 
 def _load_with_plugin_copies(run_dir: Path, overrides: Sequence[str], changed: bool = True) -> config.Settings:
-    """Load the settings of a run directory, and replace plug-ins whose files were deleted by the run's copies.
+    """Load the settings of a run directory; for plug-in files that were deleted, use the run's copies instead.
 
     Args:
-        changed: Whether files that exist, but have changed since the run began, are replaced, too.
+        changed: Whether copies are also used instead of files that have changed since the run began.
 
     Raises:
         UserError: A copy that is needed is missing or was changed.
@@ -229,7 +226,7 @@ def _load_with_plugin_copies(run_dir: Path, overrides: Sequence[str], changed: b
 def _read_plugin_copies(run_dir: Path) -> dict[str, dict[str, str]]:
     """Return the entries of plug-in files in environment.json, by path; {} if environment.json is damaged.
 
-    Entries whose copies lie outside plugins/ are left out, as the run directory may come from another person.
+    Entries with a copy outside plugins/ are left out, because the run directory may come from another person.
     """
     try:
         rows = (read_json_object(run_dir / "environment.json") or {}).get("plugins") or []

@@ -57,7 +57,7 @@ def check_module(where: str, module: Any, made_by: Any) -> None:
 
     Args:
         where: The origin of the module, for messages, such as "model.name: cnn".
-        made_by: The function or class that made it; a UserError names its file.
+        made_by: The function or class that made the module; the UserError raised here names its file.
     """
     trained = [p for p in module.parameters() if p.requires_grad] if isinstance(module, nn.Module) else []
     if not trained:
@@ -90,7 +90,7 @@ def check_method(
 def _find_unmet_requirements(
     settings: Settings, task: Any, net: FeaturesAndHead, local_training: LocalTrainingConfig
 ) -> dict[str, Any]:
-    """Return for each requirement the reason why it is not met, or a false value if it is met."""
+    """Return a dict from each requirement to the reason why it is not met, or to a false value if it is met."""
     train, server, model = settings.train, settings.server, settings.model.name
     beyond, smoothing = local_training.not_plain_sgd_reason(), settings.task.options.get("label_smoothing")
     no_head = net.head is None and f"model {model} does not end in a linear layer that can be split off"
@@ -113,9 +113,9 @@ def _find_unmet_requirements(
 
 # ---- data ----
 def check_data(settings: Settings, data: FederatedData, task: Any, net: FeaturesAndHead) -> None:
-    """Check that the targets suit the task, and that the model's outputs suit the targets; warn of an empty test set.
+    """Raise UserError if the targets do not suit the task, or the model's outputs do not suit the targets.
 
-    Raises UserError if they do not.
+    Warns of an empty test set.
     """
     if getattr(task, "classification", False) and net.output_shape != (data.classes,):
         has = net.num_outputs if len(net.output_shape) == 1 else net.output_shape
@@ -141,9 +141,9 @@ def check_data(settings: Settings, data: FederatedData, task: Any, net: Features
 
 
 def check_cohort(settings: Settings, data: FederatedData) -> None:
-    """Check that there are enough clients for a cohort, and that clients have at least one batch (train.drop_last).
+    """Check that there are enough clients for a cohort, and that clients have enough samples for one batch.
 
-    If some clients have too few samples for a batch, a warning is issued.
+    With train.drop_last, a client with too few samples for a batch does not train; a warning gives their number.
 
     Raises:
         UserError: cohort.size exceeds the number of clients, or no client has enough samples for a batch.
@@ -173,7 +173,7 @@ def _origin_prefix(settings: Settings, key: str) -> str:
 
 
 def _find_idle_clients(settings: Settings, data: FederatedData) -> list[int]:
-    """Return the clients that make no step because they have fewer samples than a batch (train.drop_last)."""
+    """Return the clients that make no step: train.drop_last is true, and they have too few samples for a batch."""
     size = settings.train.batch_size
     if not settings.train.drop_last or size == "full":
         return []
@@ -206,10 +206,7 @@ def make_selection_criterion(settings: Settings, task: Any, data: FederatedData)
 
 # ---- uploads ----
 def check_uploads(settings: Settings, data: FederatedData, messages: MessageLayouts) -> None:
-    """Check that aggregation rule, wire format, server settings and recorded statistics suit the method's uploads.
-
-    Raises UserError if one of them cannot be used with these uploads.
-    """
+    """Raise UserError if aggregation rule, wire format, server settings or record.updates do not suit the uploads."""
     rule, name, sends, form = settings.server.rule, settings.method.name, messages.method.sends, messages.upload_format
     model, wire_name, first = settings.model.name, settings.comm.compression, messages.shared_parts(0)
     uploads = [messages.upload_layout(t) for t in range(max(settings.rounds, 1))]
@@ -250,7 +247,7 @@ def check_uploads(settings: Settings, data: FederatedData, messages: MessageLayo
 
 
 def _reason_against_local_sums(settings: Settings, messages: MessageLayouts) -> str:
-    """Return an error text if server.reduce is local, but the experiment needs single uploads; else ""."""
+    """Return an error message if server.reduce is local, but individual uploads are needed, not only sums; else ""."""
     faults, method, means = settings.faults, settings.method.name, get_mean_only_slots(messages.method) or {}
     uploads = {messages.upload_layout(t).packing for t in range(max(settings.rounds, 1))}
     single = sorted({name for packing in uploads for name in ChunkPlan(packing).large} - {*means, "_b"})
@@ -275,13 +272,8 @@ def check_robust_rule(rule: str, options: Mapping[str, Any], members: int, idle:
     """Warn if a robust aggregation rule does not have its intended effect for this cohort size.
 
     Args:
-        rule: The name of the rule.
-        options: The options of the rule.
         members: The number of clients per round.
-        idle: Clients that make no step. Their updates are zero, which would distort the rule's result.
-
-    Raises:
-        UserError: There are idle clients.
+        idle: Clients that make no step. Their updates are zero and would distort the result, so any raise UserError.
     """
     if idle:
         raise UserError(
@@ -303,7 +295,7 @@ def check_robust_rule(rule: str, options: Mapping[str, Any], members: int, idle:
 def check_evaluation(
     settings: Settings, method: Method, task: Any, net: FeaturesAndHead, data: FederatedData, messages: MessageLayouts
 ) -> None:
-    """Check that the configured analyses are possible, and warn if clients have own models that are not evaluated."""
+    """Check that the configured analyses are possible; warn if clients' own models exist, but are not evaluated."""
     if settings.analysis:
         _check_analysis(settings, task, net, data, messages)
     own, mixed = personal_groups(messages), overrides(method, "personal_weights") and method.client_state
@@ -319,7 +311,7 @@ def check_evaluation(
 def _check_analysis(
     settings: Settings, task: Any, net: FeaturesAndHead, data: FederatedData, messages: MessageLayouts
 ) -> None:
-    """Check that the configured analyses are possible: they need a global model and rounds that can be repeated."""
+    """Raise UserError if a configured analysis is not possible with this model, method, data or section `faults`."""
     named = f"analysis: {', '.join(settings.analysis)}"
     if not messages.shared.selects_all:
         method = settings.method.name

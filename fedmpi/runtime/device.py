@@ -38,7 +38,7 @@ def choose_device(settings: Settings, job: Job) -> torch.device:
 
 
 def explain_missing_gpu(host: str) -> str:
-    """Return a text on why this process on `host` has no usable GPU, with CUDA's error message if there is one."""
+    """Return the reason why this process on `host` has no usable GPU, with CUDA's error message if there is one."""
     if torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
         return (
             f"PyTorch {torch.__version__} on host {host} was built without CUDA; install a wheel with CUDA "
@@ -53,7 +53,7 @@ def explain_missing_gpu(host: str) -> str:
 
 
 def configure_numerics(settings: Settings) -> None:
-    """Configure threads, TF32 and deterministic kernels (section `compute`), and let the process keep freed memory.
+    """Configure threads, TF32, deterministic kernels (section `compute`) and the reuse of freed memory.
 
     Raises UserError if compute.threads exceeds the number of cores that this process may use.
     """
@@ -70,11 +70,11 @@ def configure_numerics(settings: Settings) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Configure glibc to keep freed memory in this process, so that the next tensor of the same size can use it.
+    """Configure glibc to keep freed memory in this process, so that later tensors can reuse it.
 
-    By default glibc returns large blocks to the kernel as soon as they are freed, and the tensors of the next step have
-    to be mapped and zeroed page by page again. This took a fifth of a training step of a CNN with 1.7 M parameters, and
-    seven eighths of the time to copy its weights. The call has no effect with another C library, or if the user has
+    By default glibc returns large blocks to the kernel as soon as they are freed, and the memory of the next tensors
+    has to be mapped and zeroed page by page again. For a CNN with 1.7 M parameters this took a fifth of a training step
+    and seven eighths of the time to copy its weights. The call has no effect with another C library, or if the user has
     configured malloc by environment variables.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None

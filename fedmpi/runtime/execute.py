@@ -1,4 +1,4 @@
-"""Execute one run on one rank, from settings to exit code. `_run` lists the steps."""
+"""Execute one run on one rank, from settings to exit code."""
 
 from __future__ import annotations
 
@@ -56,19 +56,19 @@ def execute_run(
 ) -> tuple[Summary, int]:
     """Execute a run on this rank, and return its summary and the exit code of the process.
 
-    In a single process errors are raised. In a job of several ranks an error is printed once and ends the job.
+    A single process raises errors. In a job of several ranks an error is printed once and ends the job.
 
     Args:
         settings: The settings of the run.
-        command: The process of a fedmpi command, if it ends after this call.
-        on_finish: Function that rank 0 calls with the summary while the other ranks wait. (When they have exited, the
-            launcher may end rank 0.)
+        command: The state of a `fedmpi` command whose process ends after this call; None if it continues.
+        on_finish: Function that rank 0 calls with settings and summary while the other ranks wait, because a launcher
+            may end rank 0 as soon as they have exited.
 
     Returns:
-        The summary ({} on ranks other than 0), and the exit code: 0 if the run finished; 75 if a signal stopped it, or
-        128 + the signal's number if the run has no checkpoints; 1 if it diverged (faults.on_divergence: stop). If a job
-        of several ranks is stopped, rank 0 returns that code and exits last; the others return 0. A failed job exits
-        with 2 for an error that the user can correct, and with 1 for a rank failure or a bug.
+        The summary ({} on ranks other than 0), and the exit code: 0 if the run finished; 1 if it diverged
+        (faults.on_divergence: stop); 75 if a signal stopped it, or 128 + the signal's number if it has no checkpoints.
+        If a job of several ranks is stopped, rank 0 returns that code and exits last; the other ranks return 0. A
+        failed job exits with 2 for an error that the user can correct, and with 1 for a rank failure or a bug.
     """
     enable_fault_handler()
     process = command or CommandProcess()
@@ -122,7 +122,7 @@ def _run(
     error_reporter: ErrorReporter | None,
     exit_stack: ExitStack,
 ) -> tuple[Communicator, Summary, int]:
-    """Run all steps: build the experiment, connect and compare the ranks, restore, train, and record (rank 0).
+    """Build the experiment, connect the ranks, check that they agree, restore a checkpoint, train, and record results.
 
     Returns:
         The communicator; the summary and the exit code, as `execute_run` returns them.
@@ -199,8 +199,8 @@ def exchange_rank_info(
     Memory is checked here because it is now known which ranks share a host or a GPU, and where uploads are gathered.
 
     Returns:
-        For each rank, in order, a dict with its host, device, gpu ("" on a CPU), and no_regroup (why it cannot continue
-        after a rank failure; "" if it can).
+        For each rank, in order, a dict with `host`, `device`, `gpu` ("" on a CPU), and `no_regroup`: the reason why the
+        rank cannot continue after the failure of another rank, or "" if it can.
 
     Raises:
         UserError: A host or GPU has too little free memory; the same error on every rank.
@@ -220,7 +220,7 @@ def exchange_rank_info(
 
 
 def _set_up_files_and_restore(experiment: Experiment, fed: Federation, recorder: RankRecorder, is_resumed: bool) -> int:
-    """Set up this rank's files of the run, and restore the newest complete checkpoint if the run is resumed.
+    """Set up the files that this rank writes, and restore the newest complete checkpoint if the run is resumed.
 
     Returns:
         The round of that checkpoint; -1 if training begins at round 0.
@@ -274,7 +274,7 @@ def _set_up_files_and_restore(experiment: Experiment, fed: Federation, recorder:
 
 
 def _truncate_records(settings: Settings, recorder: Recorder, fed: Federation, after: int) -> None:
-    """Truncate the files of the run directory to the state after round `after`, after which the run is resumed."""
+    """Reset the files of the run directory to their state after round `after`, from which the run is resumed."""
     directory, best = recorder.directory, fed.server.best if fed.server else None
     over = after + 1 >= settings.rounds or (best is not None and best.should_stop())
     rows_before = directory.truncate_after(after, over or (after + 1) % settings.evaluate.every == 0)
@@ -288,10 +288,10 @@ def _truncate_records(settings: Settings, recorder: Recorder, fed: Federation, a
 def _close_run(
     recorder: Recorder, fed: Federation, reason: str, rounds_before: int, job: Job
 ) -> tuple[dict[str, Any], int]:
-    """Close the run directory (rank 0), and return the summary and the exit code.
+    """Close the run directory on rank 0, and return the summary and the exit code.
 
     Args:
-        reason: Why training ended, as `Federation.run` returns it.
+        reason: Why training ended: the return value of `Federation.run`.
         rounds_before: Number of rounds that earlier jobs of this run have completed.
     """
     result = recorder.close(fed, reason)
@@ -307,7 +307,7 @@ def _close_run(
 
 
 def _error_text_and_code(error: Exception) -> tuple[str, int]:
-    """Return the text to print for an error, and the exit code of the job."""
+    """Return the message to print for an error, and the exit code of the job."""
     known = explain_known_error(error)
     if known is None and not isinstance(error, UserError | RankLostError):
         return f"this is a bug in fedmpi or in a plug-in:\n{traceback.format_exc()}", 1

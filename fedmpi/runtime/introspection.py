@@ -32,7 +32,7 @@ _ROOT = Path(__file__).parents[1]
 
 @dataclasses.dataclass(frozen=True)
 class OptionDescription:
-    """The description of one option of a component."""
+    """The name, type, default and meaning of one option of a component."""
 
     name: str
     type: str  # the type with its bounds, in words
@@ -53,7 +53,7 @@ class ComponentDescription:
 def list_summaries(kind: str) -> dict[str, str]:
     """Return the first line of the docstring of each component of a kind (a key of `KIND_MODULES`), by name.
 
-    For a method it is the first paragraph of its module's docstring, which contains the reference to the paper.
+    For a method, the first paragraph of its module's docstring is used, because it cites the paper.
     """
     listed = {}
     for name, target in read_registry(kind).items():
@@ -66,7 +66,7 @@ def list_summaries(kind: str) -> dict[str, str]:
 
 
 def read_registry(kind: str) -> dict[str, str]:
-    """Return the registry of a kind, name -> "package.module:Name", parsed from the assignment `registry = ...`."""
+    """Parse the registry of a kind (`registry = ...`) from its module; return name -> "package.module:Name"."""
     for statement in parse_module(KIND_MODULES[kind]).body:
         targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
         if any(isinstance(target, ast.Name) and target.id == "registry" for target in targets):
@@ -107,10 +107,7 @@ def describe_component(kind: str, name: str) -> ComponentDescription:
 
 
 def _describe_parameter(text: str, name: str) -> str:
-    """Return the part of a docstring that describes a parameter.
-
-    It is the text after `name:`, or else the first sentence that contains the name.
-    """
+    """Return the description of a parameter in a docstring: the text after `name:`, or a sentence with the name."""
     plain = re.sub(r"\s+", " ", text)
     own = re.search(rf"(?:^|[.;:,)] ){name}: (.+?)(?=\. |[;.] \w+: |\.?$)", plain)
     if own:

@@ -24,16 +24,15 @@ RANK_0, TRAINING_RANK, CLIENT_STATE = "rank 0", "a training rank", "of which cli
 
 
 def estimate_memory(experiment: Experiment, size: int, gathers_on_gpu: bool) -> dict[str, int]:
-    """Return the bytes of memory that models, messages and state need on each rank.
+    """Return the bytes of memory that rank 0 and each training rank need for models, messages and state.
 
     Args:
-        experiment: The objects of the experiment.
         size: The number of ranks.
         gathers_on_gpu: Whether rank 0 stores uploads on its GPU, as with NCCL and in a single process.
 
     Returns:
         A dict with the keys RANK_0 (bytes on rank 0 for uploads, models and server state), TRAINING_RANK (bytes on a
-        training rank for uploads, models and client states) and CLIENT_STATE (the part of these for client states).
+        training rank for uploads, models and client states) and CLIENT_STATE (the client states' part of the latter).
     """
     s, messages = experiment.settings, experiment.messages
     model, upload = messages.sizes["d"] + messages.sizes["b"], messages.max_upload_size()
@@ -57,7 +56,7 @@ def estimate_memory(experiment: Experiment, size: int, gathers_on_gpu: bool) -> 
 def _max_client_states(experiment: Experiment, size: int) -> int:
     """Return the largest number of client states in the memory of a training rank.
 
-    They belong to clients that can be sampled, or whose models are evaluated.
+    Only clients that can be sampled, or that have a model to evaluate, have a state in memory.
     """
     s, clients, cohort = experiment.settings, experiment.data.clients, experiment.cohort_size
     evaluated = {*s.evaluate.protocol} - SERVER_PROTOCOLS or s.evaluate.best.metric is not None
@@ -70,7 +69,7 @@ def _max_client_states(experiment: Experiment, size: int) -> int:
 
 
 def count_upload_rows(experiment: Experiment, size: int) -> tuple[float, float]:
-    """Return the numbers of upload rows in memory on rank 0 and on a training rank, in a job of `size` ranks."""
+    """Return how many upload rows rank 0 and a training rank have in memory, in a job of `size` ranks."""
     way, cohort = choose_gather_mode(experiment, size), experiment.cohort_size
     if way == "reduced":  # one row, and sums with 64 bits per number
         sums = sum(map(len, (get_mean_only_slots(experiment.method) or {}).values()))
@@ -85,9 +84,10 @@ def count_upload_rows(experiment: Experiment, size: int) -> tuple[float, float]:
 
 
 def choose_gather_mode(experiment: Experiment, size: int) -> str:
-    """Return how uploads are gathered in a job of `size` ranks: "whole", "streamed", "sharded" or "reduced".
+    """Return how uploads are gathered in a job of `size` ranks, for estimates of memory.
 
-    engine/transport describes the four ways.
+    "whole": rank 0 stores all uploads. "streamed": rank 0 adds uploads up as they arrive. "sharded": each rank stores
+    some columns of all uploads. "reduced": each rank adds up the uploads of its own clients.
     """
     server, means = experiment.settings.server, get_mean_only_slots(experiment.method)
     packings = {experiment.messages.upload_layout(t).packing for t in range(max(experiment.settings.rounds, 1))}
@@ -100,7 +100,7 @@ def choose_gather_mode(experiment: Experiment, size: int) -> str:
 
 
 def check_host_memory(experiment: Experiment, job: Job) -> dict[str, int]:
-    """Check that this host has enough memory for its ranks, before they connect; return what `estimate_memory` returns.
+    """Check that this host has enough memory for its ranks, before they connect; return `estimate_memory`'s result.
 
     Raises:
         UserError: The host or one of its GPUs has too little free memory.
@@ -122,18 +122,18 @@ def check_host_memory(experiment: Experiment, job: Job) -> dict[str, int]:
 
 
 def measure_free_bytes(device: torch.device) -> dict[str, int | None]:
-    """Return the free bytes of this host ("host") and of the device if it is a GPU ("gpu"); None if unknown."""
+    """Return the free bytes of this host (key "host") and of a GPU (key "gpu"); None if unknown or not a GPU."""
     return {"host": get_available_bytes(), "gpu": torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None}
 
 
 def check_memory(ranks: Mapping[int, Mapping[str, Any]], trains: Collection[int], gathers_on_gpu: bool) -> None:
     """Check that each host and each GPU has enough memory for the ranks that use it.
 
-    The result depends on the arguments only, so all ranks obtain the same result.
+    All ranks obtain the same result, because it depends on the arguments only.
 
     Args:
-        ranks: A dict from rank to a dict with its `host`, its `gpu` ("" without a GPU), its `needs` (as returned by
-            `estimate_memory`, in bytes) and the `free` bytes there (as returned by `measure_free_bytes`).
+        ranks: A dict from rank to a dict with the rank's `host`, `gpu` ("" without a GPU), `needs` (the result of
+            `estimate_memory`) and `free` bytes (the result of `measure_free_bytes`).
         trains: The ranks that train clients.
         gathers_on_gpu: Whether rank 0 stores uploads on its GPU.
 

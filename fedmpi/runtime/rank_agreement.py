@@ -30,9 +30,9 @@ DIGEST_BYTES = 6  # bytes of SHA-256 per item, so that 60 items with their names
 
 
 def compute_short_digest(*parts: str | bytes | Iterable[bytes]) -> str:
-    """Return the first SHORT bytes of the SHA-256 over all parts, in hexadecimal.
+    """Return a short digest in hexadecimal: the first bytes of the SHA-256 over all parts.
 
-    A part can be an iterator over pieces, so that the pieces are not in memory at the same time.
+    A part can be an iterator over pieces, which then need not be in memory at the same time.
     """
     sha256 = hashlib.sha256()
     for part in parts:
@@ -68,20 +68,20 @@ def compute_data_digests(federated: FederatedData) -> dict[str, str]:
 
 
 def compute_model_digests(model: FlatModel, initial: InitialWeights | None) -> dict[str, str]:
-    """Return digests of the model's layout, of initial weights from a file, and of frozen parameters, by name."""
+    """Return digests of the model's layout (names, shapes), of initial weights from a file, and of frozen parameters."""
     given = {} if initial is None else {"(initial weights)": compute_short_digest(initial.content)}
     frozen = compute_frozen_digest(model.frozen) if model.frozen else {}
     return {"(layout)": compute_short_digest(repr(model.layout)), **given, **frozen}
 
 
 def compute_frozen_digest(parameters: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return one digest of all frozen parameters, which are never sent, as a dict; {} if there are none."""
+    """Return {name: digest} with one digest of all frozen parameters, which are never sent; {} if there are none."""
     pieces = (piece for name, p in parameters.items() for piece in (name.encode(), *_iter_chunks(p.detach())))
     return {"(frozen parameters)": compute_short_digest(pieces)} if parameters else {}
 
 
 def _iter_chunks(x: Samples | LazyImages) -> Iterator[bytes]:
-    """Yield the content of samples in chunks of at most 1 MiB: for each tensor its name, shape and type, then bytes."""
+    """Yield the content of samples in chunks of at most 1 MiB: for each tensor its name, shape, dtype and bytes."""
     if isinstance(x, LazyImages):
         operations = [describe_operation(operation) for operation in x.pipeline.transforms]
         yield f"{x.pipeline.normal} {x.pipeline.channels} {operations}".encode()
@@ -102,10 +102,10 @@ def describe_operation(operation: Transform) -> tuple[str, dict[str, Any]]:
 
 
 def check_agreement(comm: Communicator, items: Mapping[str, str], timeout_s: float) -> None:
-    """Check that all ranks have the same settings, code and data, given as names with values or digests.
+    """Check that all ranks have the same settings, code and data.
 
     Args:
-        items: A dict from name to value or digest.
+        items: What to compare: for each name, a value or a digest.
         timeout_s: Largest time in seconds to wait for other ranks.
 
     Raises:

@@ -30,8 +30,7 @@ def validate_settings(settings: Settings, job: Job | None = None) -> list[tuple[
     """Check everything about a config that can be checked without training. This reads the data and builds the model.
 
     Args:
-        settings: The settings to check.
-        job: The job whose ranks must have enough memory; None: a single process.
+        job: The job for whose ranks the memory is checked; None: a single process.
 
     Returns:
         Rows (label, text) that describe the experiment, for the console.
@@ -80,7 +79,7 @@ def validate_settings(settings: Settings, job: Job | None = None) -> list[tuple[
 
 
 def _describe_sample(shape: Shape) -> str:
-    """Describe the shape of one sample; for images and volumes, name each axis."""
+    """Format the shape of one sample; for images and volumes, name each axis."""
     if isinstance(shape, dict):
         return ", ".join(f"{name} {part}" for name, part in shape.items())
     axes = {3: "CHW", 4: "CDHW"}.get(len(shape))
