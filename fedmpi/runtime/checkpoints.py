@@ -147,7 +147,7 @@ class CheckpointWriter:
             self._writer.shutdown()
 
     def remove_unneeded_files(self, t: int, fed: Federation) -> None:
-        """Remove files of this rank that are not needed to resume from the checkpoint of round t (-1: from the start)."""
+        """Remove this rank's files that are not needed to continue from the checkpoint of round t (-1: the start)."""
         trained, owner, rank = fed.states.last_trained, fed.states.owners, fed.comm.rank
         self.needed = {t: dict(trained)} if t >= 0 else {}
         if rank == 0:

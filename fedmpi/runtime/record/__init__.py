@@ -1,1 +1,1 @@
-"""Writing of the files of a run directory, and of the lines that a run prints on the console."""
+"""Write the files of a run directory, and the lines that a run prints on the console."""

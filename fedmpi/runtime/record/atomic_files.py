@@ -1,8 +1,8 @@
 """Write files atomically, even if power fails, and write files of tensors with a checksum.
 
 A file is written under a temporary name, synchronised to disk (fsync) and renamed; then its folder is synchronised. A
-file of tensors has an entry in its safetensors metadata: {"facts": JSON text, "sha256": checksum of facts, names,
-shapes, types and values}.
+file of tensors has an entry in its safetensors metadata: {"facts": other values as a JSON string, "sha256": checksum of
+facts and of the tensors' names, shapes, dtypes and values}.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class CorruptFileError(Exception):
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file atomically, replacing an existing one. If it raises OSError, no temporary file remains."""
+    """Write a file atomically, replacing an existing one. If writing fails, no temporary file remains."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # unique, as other processes may write the file, too
     try:
         with open(temporary, "wb") as file:
@@ -40,7 +40,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def sync_to_disk(path: Path) -> None:
-    """Wait until the content of a file, or the entries of a folder, are on disk (fsync)."""
+    """Wait until the content of a file, or the list of files in a folder, is on disk (fsync)."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
@@ -49,7 +49,7 @@ def sync_to_disk(path: Path) -> None:
 
 
 def serialize_tensors(tensors: Mapping[str, Tensor], facts: Any) -> bytes:
-    """Return the content of a safetensors file with tensors (on the CPU), `facts` (JSON values) and a checksum.
+    """Return the bytes of a safetensors file with tensors (on the CPU), `facts` (JSON values) and a checksum.
 
     Equal arguments give equal bytes.
     """
@@ -59,7 +59,7 @@ def serialize_tensors(tensors: Mapping[str, Tensor], facts: Any) -> bytes:
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
-    """Read tensors and facts from a file with content from `serialize_tensors`, and verify its checksum.
+    """Read tensors and facts from a file that `serialize_tensors` has created, and verify its checksum.
 
     Raises:
         CorruptFileError: The file cannot be read, is damaged, or does not match its checksum.

@@ -51,7 +51,7 @@ def describe_run(experiment: Experiment, job: Job, backend: str, ranks: Sequence
 
 
 def describe_experiment(experiment: Experiment) -> str:
-    """Describe method, data set, model and number of parameters. Plug-ins are named without their folder."""
+    """Return a line with method, data set, model and number of parameters. Plug-ins are named without their folder."""
     s = experiment.settings
     method, source, model = (Path(name).name for name in (s.method.name, s.data.source, s.model.name))
     untrained = sum(p.numel() for p in experiment.model.frozen.values())
@@ -65,8 +65,8 @@ def describe_training(s: Settings, clients: int, sets_training_length: bool = Fa
     Args:
         s: The settings.
         clients: The number of clients.
-        sets_training_length: Whether the method's own options set the amount of training; the text then contains
-            neither epochs nor steps.
+        sets_training_length: Whether options of the method set the amount of training; epochs and steps are then
+            omitted.
     """
     train, members = s.train, scheduler.cohort_size(clients, s.cohort.fraction, s.cohort.size)
     work = pluralize(train.steps or 0, "step") if train.epochs is None else pluralize(train.epochs, "epoch")
@@ -81,9 +81,9 @@ def describe_training(s: Settings, clients: int, sets_training_length: bool = Fa
 
 
 def describe_traffic(messages: MessageLayouts, rounds: int, itemsize: int) -> str:
-    """Describe the bytes that a client sends and receives per round, and the format of uploads.
+    """Describe how many bytes a client sends and receives per round, and the format of uploads.
 
-    If rounds differ, the text contains the largest and the mean upload.
+    If the size of uploads differs between rounds, the largest and the mean size are given.
     """
     up = [messages.upload_layout(t).size * itemsize for t in range(max(rounds, 1))]
     receives = format_bytes((messages.broadcast_layout().packing.size + messages.per_client_download.size) * itemsize)
@@ -95,7 +95,8 @@ def describe_traffic(messages: MessageLayouts, rounds: int, itemsize: int) -> st
 def describe_devices(facts: Sequence[Mapping[str, Any]]) -> str:
     """Describe the devices of all ranks, for example `cpu (x86_64)` or `4 x NVIDIA H100, rank 0 on cpu`.
 
-    facts: for each rank, in order, a dict with its `device` and `gpu`.
+    facts: for each rank, in order, a dict with the name of its `device`, and the identifier `gpu` of its GPU ("" for
+    a CPU).
     """
     gpus = {each["gpu"]: each["device"] for each in facts if each.get("gpu")}  # each GPU once; ranks may share it
     on_cpu = [rank for rank, each in enumerate(facts) if not each.get("gpu")]
@@ -106,10 +107,10 @@ def describe_devices(facts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def format_resume(after: int, rounds: int, rows: int) -> str:
-    """Return the line that a resumed run prints first.
+    """Return the line in which a resumed run states where training continues.
 
     Args:
-        after: The last round of which there is a complete checkpoint; -1: none.
+        after: The round of the checkpoint that was restored; -1: none.
         rows: The number of rounds in metrics.jsonl.
     """
     if after >= 0:
@@ -125,7 +126,7 @@ def format_round(row: Mapping[str, Any], rounds: int, names: Sequence[str], mean
 
     Args:
         row: The round's row of metrics.jsonl.
-        names: The metrics to show, if the round was evaluated.
+        names: The metrics to show; those that the row does not contain are omitted.
         mean_s: The mean duration of a round in this job, in seconds.
     """
     done = int(row["round"]) + 1
@@ -164,7 +165,10 @@ def format_results(
     """Return the lines that a run prints after training: metrics of clients, the main metric, faults, traffic.
 
     Args:
-        clients: The rows of clients.jsonl of the last evaluation; shown if there are at most MAX_CLIENTS_SHOWN.
+        rows: The rows of metrics.jsonl.
+        result: The content of summary.json.
+        headline: The name of the main metric.
+        clients: The rows of clients.jsonl of the last evaluation; not shown if they are too many.
     """
     names, lines = ("loss", *experiment.task.names), list[str]()
     if 0 < len(clients) <= MAX_CLIENTS_SHOWN:
@@ -194,7 +198,7 @@ def format_results(
 
 
 def _format_main_metric(rows: list[dict[str, Any]], result: Mapping[str, Any], name: str) -> str:
-    """Return a line with the last value of a metric, and its mean over the last ten rounds that have a value."""
+    """Return a line with the last value of a metric and its mean over the last ten evaluated rounds."""
     at, mean = result["last_round"][name] + 1, result["mean_last_10"].get(name)
     last = "the last round" if at == result["rounds"] else f"round {at}"
     line = f"{name} {format_metric(name, result['last'][name], 4)} {f'after {last}' if at else 'of the initial model'}"

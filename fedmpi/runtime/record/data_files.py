@@ -1,22 +1,22 @@
 """Write and read the files of a run directory that describe its data: the partition, and the preprocessing of rows.
 
-partition.json contains the `sizes` and `label_counts` of all clients. If there are more than MAX_CLIENTS_IN_JSON
-clients, partition.npz contains them instead: `offsets`, whose differences are the sizes, and `label_counts`.
+partition.json contains the `sizes` (numbers of training samples) and `label_counts` of all clients. If there are more
+than MAX_CLIENTS_IN_JSON clients, partition.npz contains them instead: the sizes are the differences of its `offsets`.
 
 preprocessing.json describes how new rows are prepared for the model:
 
     {"format": 1, "kind": "table", ..., "augment": [...], "client_sites": [...], "targets": {...}}
 
-The other fields are those of the class for this kind (`fedmpi.data.preprocessing`).
+The other fields depend on `kind`: they are the fields of its class in `fedmpi.data.preprocessing`.
 
-augment       data.augment of the config. Operations without randomness are also applied to new rows, as to test rows
+augment       data.augment of the config. Operations without randomness are applied to new rows, as to test rows
 client_sites  the site of each client if clients are sites; the option `--client` takes these names. For more than
               MAX_CLIENTS_IN_JSON clients it is written only if each site prepares rows with its own statistics
-targets       mean and standard deviation of the training targets, by site name or under "" for all sites, if the config
-              standardises targets; the outputs of the model are then standardised, too
+targets       if the config standardises targets: mean and standard deviation of the training targets, for each site
+              name, or for all sites under the key ""; the outputs of the model are then standardised, too
 
-The file is in the run directory beside the model. With data.silos each site has one in state/SITE, written by the
-site's rank, so that statistics of a site's columns stay with the site.
+The run directory contains this file next to the model. With data.silos, each site has its own file in state/SITE,
+which the site's rank writes, so that statistics of the site's columns do not leave its host.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PREPROCESSING, FORMAT = "preprocessing.json", 1
 
 # ---- partition.json and partition.npz ----
 def write_partition(directory: RunDirectory, scheme: str, seed: int, data: FederatedData) -> None:
-    """Write partition.json, and partition.npz except in silo mode, which has no common numbering of samples."""
+    """Write partition.json and, except in silo mode, where samples have no common numbering, partition.npz."""
     sizes, counts = data.train_sizes, data.label_counts if data.label_counts_shared else None
     facts: dict[str, Any] = {"scheme": scheme, "seed": seed, "clients": len(sizes)}
     in_json = data.parts is None or len(sizes) <= MAX_CLIENTS_IN_JSON
@@ -69,15 +69,15 @@ def write_partition(directory: RunDirectory, scheme: str, seed: int, data: Feder
 
 
 def read_client_sizes(run_dir: Path, facts: dict[str, Any]) -> tuple[Any, Any]:
-    """Return the sizes and the label counts of all clients of a run; None for a value that the run does not have.
+    """Return the numbers of training samples and the label counts of all clients; None for one that is not recorded.
 
     facts: the content of partition.json.
 
     Returns:
-        Two lists of shapes (N,) and (N, c), or arrays if they are read from partition.npz.
+        For N clients and c classes, lists of shapes (N,) and (N, c), or arrays if they are read from partition.npz.
 
     Raises:
-        ValueError: The values are in partition.npz, which cannot be read.
+        ValueError: The values are in partition.npz, but this file cannot be read.
     """
     if "sizes" in facts or not facts:
         return facts.get("sizes"), facts.get("label_counts")
@@ -100,7 +100,7 @@ class Preprocessing:
 
     @property
     def target_sites(self) -> tuple[str, ...]:
-        """The sites that standardise targets with their own statistics; () if there are none."""
+        """The names of the sites that standardise targets with their own statistics; () if there are none."""
         return tuple(name for name in self.targets if name)
 
     def find_target_scales(self, sites: Sequence[str], rows: int) -> list[TargetScale] | None:
@@ -108,10 +108,8 @@ class Preprocessing:
 
         Args:
             sites: The site of each row, or one site for all rows; () if unknown.
-            rows: The number of rows.
-
         Raises:
-            UserError: Sites have their own statistics, and the site of a row is missing or unknown.
+            UserError: Sites have their own statistics, but the site of a row is not given or unknown.
         """
         if not self.target_sites:
             return [self.targets[""]] * rows if self.targets else None
@@ -155,7 +153,7 @@ def read_preprocessing(path: Path) -> Preprocessing:
 
 
 def write_preprocessing(directory: RunDirectory, settings: Settings, data: FederatedData) -> None:
-    """Write preprocessing.json to the run directory (rank 0), if all sites share one preparation of rows."""
+    """Write preprocessing.json to the run directory, on rank 0, if one file describes the rows of all sites."""
     if data.preparation is not None:
         by_site = data.preparation.site_names or any(data.target_scales)
         sites = data.site_names if by_site or data.clients <= MAX_CLIENTS_IN_JSON else ()
@@ -164,7 +162,7 @@ def write_preprocessing(directory: RunDirectory, settings: Settings, data: Feder
 
 
 def write_own_preprocessing(folder: Path, settings: Settings, data: FederatedData) -> None:
-    """Write preprocessing.json for each site whose files this rank has opened, to state/SITE (data.silos)."""
+    """Write state/SITE/preprocessing.json for each of this rank's sites (data.silos)."""
     directory = RunDirectory(folder)
     for client, preparation in data.silo_preparations.items():
         site = data.site_names[client]
@@ -174,15 +172,15 @@ def write_own_preprocessing(folder: Path, settings: Settings, data: FederatedDat
 
 
 def site_preprocessing_path(run: Path, site: str) -> Path:
-    """Return the path of a site's own preprocessing.json, which is written by the site's rank."""
+    """Return the path of a site's own preprocessing.json in a run directory."""
     return run / "state" / site / PREPROCESSING
 
 
 def find_own_preprocessing(run: Path, silos: Sequence[str], site: str | None) -> Path:
-    """Return the path of a site's preprocessing.json; if `site` is None and the files of all sites are equal, of any.
+    """Return the path of the preprocessing.json of a site; with `site` None, of any site, if their files are equal.
 
     Raises:
-        UserError: The file is not on this host; or no site is named and the sites' files differ.
+        UserError: The site is unknown, the file is not on this host, or `site` is None and the sites' files differ.
     """
     if site is not None and site not in silos:
         raise UserError(f"site {site!r} does not exist in this run; sites: {', '.join(silos)}")

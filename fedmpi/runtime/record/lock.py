@@ -1,13 +1,13 @@
 """Lock a run directory, so that only one job at a time uses it.
 
-Rank 0 locks the directory before it reads it, and keeps the lock until all ranks have finished. The lock is flock(2) on
-the file RUN_DIR/lock, which contains host and process id of its holder. The system releases it when the process ends,
-so a lock is never left over. It works between hosts on NFS since Linux 2.6.12, on GPFS, on BeeGFS, and on Lustre
-mounted with -o flock. If a file system has no locks, a warning is issued, and users must not start two jobs in one
-directory.
+Rank 0 locks the directory before it reads any file there, and keeps the lock until all ranks have finished. The lock is
+flock(2) on the file RUN_DIR/lock, which contains host and process id of its holder. The system releases the lock when
+the process ends, so no lock is left over. flock works between hosts on NFS since Linux 2.6.12, on GPFS, on BeeGFS, and
+on Lustre mounted with -o flock. If a file system has no locks, a warning is issued, and users must not start two jobs
+in one directory.
 
 `inspect_lock` takes a shared lock for a moment to find out whether a job is running; a job that starts in that moment
-tries again. The package filelock is not used, as it has no shared locks and does not identify the holder of a lock.
+tries again. The package filelock has no shared locks and does not identify the holder of a lock.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def hold_lock(directory: Path) -> Iterator[None]:
     """Hold the lock of a run directory within this context.
 
     Raises:
-        UserError: Another process holds the lock, in which case nothing is changed; or the file cannot be written.
+        UserError: Another process holds the lock, or the lock file cannot be written.
     """
     path = directory / LOCK_FILE
     since = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
@@ -55,7 +55,7 @@ def hold_lock(directory: Path) -> Iterator[None]:
 
 
 def _acquire_lock(file: FileIO, path: Path) -> None:
-    """Lock an open file; try for RETRY_S seconds, as `inspect_lock` in another process may lock it for a moment."""
+    """Lock an open file; retry for a moment, because `inspect_lock` in another process may hold a short lock."""
     until = time.monotonic() + RETRY_S
     while True:
         try:
@@ -77,11 +77,11 @@ def _acquire_lock(file: FileIO, path: Path) -> None:
 
 
 def inspect_lock(directory: Path) -> tuple[bool | None, dict[str, Any]]:
-    """Return whether a job uses this run directory, and host, process id and start time of this job or the last one.
+    """Return whether a job uses this run directory, and which process has or had the lock.
 
     Returns:
-        True or False, or None if unknown, because there is no lock file or the file system has no locks; and a dict
-        with `host`, `pid` and `since`, which is {} if it cannot be read.
+        Whether the directory is in use, or None if there is no lock file or the file system has no locks; and a dict
+        with `host`, `pid` and `since` (start time) of the current or last job, {} if unknown.
     """
     path = directory / LOCK_FILE
     try:

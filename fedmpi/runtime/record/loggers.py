@@ -3,17 +3,17 @@
 loggers: [tensorboard, {wandb: {project: mine}}]        `fedmpi list loggers`
 callbacks: [mine.py:Watch, {mine.py:Watch: {every: 5}}]
 
-Rank 0 calls them with copies of its data. An error in one of them does not end the run: a warning is given, and the
-object is not called again. A class of `callbacks` has one or more of the following methods; the options in the config
-are the arguments of its __init__:
+Rank 0 calls loggers and callbacks with copies of its data. An error in one of them does not end the run: a warning is
+given, and the object is not called again. A class of `callbacks` has one or more of the following methods; its options
+in the config are the arguments of its __init__:
 
     begin(run)      run: a dict with name, directory, id, settings, first (the first round that will be passed) and
                     resumed (whether the run is resumed)
     round(row)      row: the row of metrics.jsonl, as a dict
     end(summary)    summary: the content of summary.json, as a dict; not called if the run fails
 
-A resumed run passes rounds that it trains again for a second time. The step of a logger is the number of completed
-rounds. The file logger_state.json has the id of the run in loggers.
+If a resumed run repeats rounds, these rounds are passed again. Loggers use the number of completed rounds as the step.
+The file logger_state.json contains the id under which loggers know the run.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ HOOKS = ("begin", "round", "end")
 
 
 class LoggerCollection:
-    """The loggers and callbacks of a run. loggers: key and name in the config -> the object."""
+    """The loggers and callbacks of a run. loggers: a dict from key and name, such as "loggers.0: wandb", to object."""
 
     def __init__(self, loggers: dict[str, Any]) -> None:
         self.loggers = loggers
@@ -62,7 +62,7 @@ class LoggerCollection:
         self._call_hook("begin", {**about, "settings": redact(settings.model_dump(mode="json"))})
 
     def round(self, row: Mapping[str, Any]) -> None:
-        """Call the hook `round` of all loggers with a row of metrics.jsonl."""
+        """Call the method `round` of all loggers with a row of metrics.jsonl."""
         self._call_hook("round", row)
 
     def end(self, summary: Mapping[str, Any]) -> None:
@@ -85,8 +85,8 @@ def make_loggers(settings: Settings) -> LoggerCollection:
     """Make the loggers and callbacks of the config (keys `loggers` and `callbacks`).
 
     Raises:
-        UserError: A name or option is unknown, a package is not installed, a class has none of the hooks, or its
-            __init__ raises an error.
+        UserError: A name or option is unknown, a package is not installed, a class has none of the methods `begin`,
+            `round` and `end`, or its __init__ raises an error.
     """
     loggers: dict[str, Any] = {}
     for key, items in (("loggers", settings.loggers), ("callbacks", settings.callbacks)):
@@ -135,13 +135,13 @@ def _preserve_process_state() -> Iterator[None]:
 
 # ---- loggers ----
 def numeric_values(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return all numbers in a row of metrics.jsonl by name; numbers in nested objects get dotted names."""
+    """Return all numbers except `round` in a row of metrics.jsonl, by name; nested numbers get dotted names."""
     values = flatten(dict(row), "")
     return {k: v for k, v in values.items() if isinstance(v, (int, float)) and not isinstance(v, bool) and k != "round"}
 
 
 class TensorBoard:
-    """Writes TensorBoard event files to RUN_DIR/tensorboard; `tensorboard --logdir runs` shows all runs in `runs`."""
+    """Writes TensorBoard event files to RUN_DIR/tensorboard; `tensorboard --logdir runs` shows all runs in runs/."""
 
     def __init__(self) -> None:
         from torch.utils.tensorboard import SummaryWriter

@@ -38,7 +38,7 @@ def describe_environment(
 
     Args:
         launcher: The launcher of the job, such as "mpi".
-        backend: The communication backend.
+        backend: The communication backend, such as "gloo".
         ranks: For each rank, in order, a dict such as {"host": ..., "device": ...}.
         threads: The number of threads per rank.
     """
@@ -68,10 +68,9 @@ def describe_environment(
 
 
 def find_git_commit(directory: Path) -> dict[str, Any] | None:
-    """Return the git commit of the code in `directory`, and whether tracked files differ from it.
+    """Return {"commit": hash, "modified": whether tracked files differ from the commit} for the code in `directory`.
 
-    The result is None if git is missing, or if the repository does not contain these files, for example if fedmpi is
-    installed in the .venv of a project.
+    The result is None if git is missing or no repository tracks this code, for example in the .venv of a project.
     """
     answers = []
     for arguments in ("rev-parse HEAD HEAD:./", "status --porcelain --untracked-files=no"):
@@ -97,9 +96,9 @@ def resolve_settings(settings: Settings) -> Settings:
     """Return the settings as they are written to config.yaml, with the values of all options.
 
     Options of method, model, task, data source, partition, augmentation and aggregation rule that the config leaves out
-    get the default of the current code, as a later version may change it. The result does not contain defaults that
-    YAML cannot represent or that the type of the option does not allow, and options that may be secrets.
-    `checkpoint.resume: must` and `checkpoint.changes: accept` are reset, since they apply only to one start of the run.
+    are set to their current defaults, because a later version may change them. No default is added for an option that
+    may be a secret, or if YAML cannot represent the default or the option's type does not allow it.
+    `checkpoint.resume: must` and `checkpoint.changes: accept` are reset, because they apply to one start of the run.
     """
     from fedmpi.aggregation import rules  # imports torch
 
@@ -130,7 +129,7 @@ def resolve_settings(settings: Settings) -> Settings:
 
 
 def _resolve_section(section: Any, kind: registry.PluginKind) -> BaseModel:
-    """Return a copy of a section that selects a component of this kind, with all options of the component."""
+    """Return a copy of a section that selects a component, such as a model, with all options of the component."""
     target = registry.load_object(section.selected_name, kind.registry, kind.label)
     copy: BaseModel = section.model_copy(
         update=missing_defaults(target, section.options, kind.engine_arguments, section.reserved_keys)
@@ -159,11 +158,11 @@ def _resolve_method(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def missing_defaults(
     target: Any, given: Mapping[str, Any], supplied: Sequence[str] = (), reserved_keys: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Return the defaults of the options of a component that are not given, by name.
+    """Return, by name, the defaults of those options of a component that the config does not set.
 
     Args:
         target: The class or function of the component.
-        given: The options that are given.
+        given: The options that the config sets.
         supplied: Parameters that fedmpi passes itself; they are not options.
         reserved_keys: Keys that belong to the config section, not to the component.
     """

@@ -34,7 +34,7 @@ CLIENTS_TAIL = 1 << 16  # bytes read from the end of clients.jsonl, enough for t
 
 
 class RankRecorder(RunCallbacks):
-    """The recorder of a rank other than 0, which only writes the rank's checkpoints; other callbacks do nothing."""
+    """The recorder of a rank other than 0, which only writes the rank's checkpoints and shows its warnings."""
 
     checkpoints: CheckpointWriter | None = None  # None: the run has no checkpoints
 
@@ -45,7 +45,7 @@ class RankRecorder(RunCallbacks):
 
     @contextmanager
     def collect_warnings(self) -> Iterator[None]:
-        """Write all warnings within this context to log.txt, in addition to showing them."""
+        """Show warnings as usual within this context, and on rank 0 also write them to log.txt."""
         show = warnings.showwarning
 
         def show_and_log(message: Warning | str, *where: Any, **more: Any) -> None:
@@ -62,18 +62,18 @@ class RankRecorder(RunCallbacks):
             self.checkpoints.save(fed, t, memory, last)
 
     def print_line(self, text: str) -> None:
-        """Print a line on the console. Does nothing on ranks except 0."""
+        """Do nothing; on rank 0, `Recorder` prints a line on the console."""
 
     def close_failed(self, reason: str) -> str:
-        """Close a failed run, and return a line on how to resume it; "" if it cannot be resumed, or not on rank 0."""
+        """Return ""; on rank 0, `Recorder` closes a failed run and returns a line on how to resume it."""
         return ""
 
 
 class Recorder(RankRecorder):
     """The recorder of rank 0, which passes results of a run to the run directory, the console, loggers and callbacks.
 
-    It is created before the ranks connect, so that a run can be closed whenever it fails. `open` is called later, when
-    the run directory is known.
+    The recorder is created before the ranks connect, so that a run that fails at any time can be closed. `open` is
+    called later, when the run directory is known.
     """
 
     is_description_written = False  # whether `write_description` has written the settings of the run to the directory
@@ -89,9 +89,7 @@ class Recorder(RankRecorder):
         """Start recording: set the run directory and the loggers, print `lines`, and write earlier log lines.
 
         Args:
-            directory: The run directory.
-            experiment: The objects of the experiment.
-            stop: The stop request of the process.
+            stop: Stores whether a signal or a limit of rounds asks the process to stop.
             loggers: Loggers and callbacks; None if the config names none.
             lines: Lines that describe the run.
         """
@@ -142,10 +140,11 @@ class Recorder(RankRecorder):
         write_partition(directory, cut.scheme if cut else "silos", settings.seed, experiment.data)
 
     def begin_training(self, fed: Federation, first: int, resumed: bool) -> None:
-        """Prepare for training, and call the hook `begin` of all loggers.
+        """Prepare for training, and call the method `begin` of all loggers.
 
         Args:
-            first: The first round that loggers receive.
+            first: The first round that loggers will receive.
+            resumed: Whether the run is resumed.
         """
         assert fed.server is not None
         self.server = fed.server
@@ -187,7 +186,7 @@ class Recorder(RankRecorder):
         """Write the final model and the summary, print the results, and return the summary.
 
         Args:
-            reason: Why training ended, as `Federation.run` returns it.
+            reason: Why training ended: the return value of `Federation.run`.
         """
         assert fed.server is not None
         self.directory.write_model(self.experiment.model.state_dict(fed.server.w, fed.server.b), self.model_facts)
@@ -212,10 +211,7 @@ class Recorder(RankRecorder):
         return result
 
     def close_failed(self, reason: str) -> str:
-        """Close the files of a failed run, and write a summary of its completed rounds.
-
-        Args:
-            reason: The cause of the failure, for the summary.
+        """Close the files of a failed run, and write a summary of its completed rounds and the `reason` of the failure.
 
         Returns:
             A line on how to resume the run; "" if it has no checkpoint.

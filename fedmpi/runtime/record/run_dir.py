@@ -1,9 +1,9 @@
 """Write the run directory: all files that are needed to read, plot and repeat a run. docs/runs.md lists them.
 
 Rank 0 writes all files, except that each rank writes its own trace, state and audit files. Complete files are written
-atomically; lines are appended and flushed one by one. As JSON has no NaN, numbers that are not finite are written as
-null. Secrets are hidden (common/redaction.py). The directory of a run that was killed has no summary.json, but all its
-other files can be read.
+atomically; lines are appended and flushed one by one. Numbers that are not finite are written as null, because JSON has
+no NaN. Secrets are hidden (common/redaction.py). The directory of a run that was killed has no summary.json, but all
+its other files can be read.
 """
 
 import hashlib
@@ -53,9 +53,9 @@ class RunDirectory:
 
     @classmethod
     def create(cls, output: str | Path, name: str, working_dir: Path = Path()) -> "RunDirectory":
-        """Create a new run directory output/name, or name-2, name-3, and so on if it exists.
+        """Create a new run directory output/name, or output/name-2, output/name-3, and so on if the name is taken.
 
-        Two runs that start at the same time get different directories. Raises UserError if none can be created.
+        Two runs that start at the same time get different directories. Raises UserError if creation fails.
         """
         for number in itertools.count(1):
             path = Path(output) / (name if number == 1 else f"{name}-{number}")
@@ -72,14 +72,14 @@ class RunDirectory:
 
     # ---- reading and writing ----
     def read_rows(self, name: str) -> list[dict[str, Any]]:
-        """Read the rows of a .jsonl file with one or more rows per round; return [] if it is missing.
+        """Read the rows of a .jsonl file with one or more rows per round; return [] if the file is missing.
 
-        Raises UserError if it is damaged.
+        Raises UserError if a line is damaged.
         """
         return read_jsonl(self.path / name, need_round=True, strict=True).rows
 
     def append(self, name: str, *lines: Mapping[str, Any] | str) -> None:
-        """Append lines to a file, all of them or none. Texts are written unchanged, mappings as JSON."""
+        """Append all lines to a file, or none if writing fails. Strings are written unchanged, mappings as JSON."""
         content = "".join(f"{each if isinstance(each, str) else _to_json(each)}\n" for each in lines).encode()
         with self._open_for_writing(name) as path, open(path, "ab", buffering=0) as file:
             before = file.tell()
@@ -99,7 +99,7 @@ class RunDirectory:
             atomic_files.write_atomically(path, content)
 
     def write_json(self, name: str, facts: Mapping[str, Any]) -> None:
-        """Write a JSON file with one object."""
+        """Write the mapping `facts` as a JSON file."""
         self.write(name, f"{_to_json(facts, indent=2)}\n".encode())
 
     def write_rows(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -114,7 +114,7 @@ class RunDirectory:
 
     @contextmanager
     def _open_for_writing(self, name: str) -> Iterator[Path]:
-        """Lock the directory for this thread, and yield the path of a file to write. Turns OSError into UserError."""
+        """Keep other threads from writing, and yield the path of the file to write. Turns OSError into UserError."""
         try:
             with self._lock:
                 yield self.path / name
@@ -137,11 +137,11 @@ class RunDirectory:
 
         Args:
             t: The last round that is complete.
-            analysed: Whether to keep the analysis of round t. If t was the last round, its analysis may not be due in a
-                longer run.
+            analysed: Whether to keep the analysis of round t. False if the last round was analysed only because it was
+                the last, and the resumed run is longer.
 
         Returns:
-            The number of rows that metrics.jsonl had before.
+            The number of rows in metrics.jsonl before the deletion.
         """
         ends = {**dict.fromkeys(ROUND_FILES, t), "analysis.jsonl": t + analysed}
         rows_before = len(read_jsonl(self.path / "metrics.jsonl", need_round=True).rows)
@@ -155,10 +155,10 @@ class RunDirectory:
         return rows_before
 
     def close_failed(self) -> bool:
-        """Close the directory of a failed run: remove incomplete lines, and stop other threads from writing.
+        """Close the directory of a failed run: remove incomplete lines, and keep other threads from writing.
 
         Returns:
-            False if the run had already finished, or another thread still writes after CLOSE_TIMEOUT_S seconds.
+            False if the run had already finished, or if another thread did not stop writing in CLOSE_TIMEOUT_S seconds.
         """
         if not self._lock.acquire(timeout=CLOSE_TIMEOUT_S) or (self.path / "summary.json").exists():
             return False
@@ -172,8 +172,8 @@ def serialize_model(tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any
     """Return the content of a model file in safetensors format.
 
     Args:
-        tensors: A dict from state_dict name to tensor; row-major copies are stored.
-        facts: Metadata, from which the module can be rebuilt. They are stored under a single key, because the format
+        tensors: A dict from state_dict name to tensor; contiguous copies are stored.
+        facts: Metadata, from which the module can be rebuilt. A single key stores all of them, because the format
             has no fixed order of keys, but equal runs must give equal files.
     """
     dense = torch.contiguous_format
@@ -187,12 +187,14 @@ def _to_json(value: Any, indent: int | None = None) -> str:
 
 # ---- checksums ----
 def compute_checksums(run: Path) -> dict[str, Any]:
-    """Return the content of checksums.json, with which `fedmpi verify` detects later changes of the run's files.
+    """Return the content of checksums.json, with which `fedmpi verify` detects later changes to the run's files.
 
     Returns:
-        files    name -> SHA-256 of each file of CHECKED_FILES and of plugins/; checkpoints and states contain their own
-        rounds   file -> round -> first 16 hex digits of the SHA-256 of its lines; lines that are no row have round "?"
-        checksum SHA-256 of `files` and `rounds`: one checksum of the whole run, which can be noted elsewhere. It is not
+        files    file name -> SHA-256, for CHECKED_FILES and the files in plugins/. Checkpoints and state files contain
+                 their own checksums
+        rounds   file name -> round -> first 16 hex digits of the SHA-256 of the round's lines; lines that are not valid
+                 rows are under round "?"
+        checksum SHA-256 of `files` and `rounds`: a single checksum of the whole run, which can be published. It is not
                  a signature
     """
     paths = [
@@ -219,10 +221,10 @@ def compute_total_checksum(facts: Mapping[str, Any]) -> str:
 class TimelineFile:
     """The timeline of one rank (durations of the parts of its rounds), as a file such as trace/rank-0003.jsonl.
 
-    Each job of a run begins with a line `head`: {"job": seconds since 1970, equal on all ranks, "rank": 3, "of": 8,
-    "host": "node5"}. engine/tracing.py describes the other lines. They are written when the last write is more than
-    FLUSH_S seconds ago, so a process that is killed loses the newest ones. If the file cannot be written, a warning is
-    given and this rank keeps no timeline.
+    The lines of each job of a run begin with `head`: {"job": start time in seconds since 1970, equal on all ranks,
+    "rank": 3, "of": 8, "host": "node5"}. engine/tracing.py describes the other lines. Lines are written to disk every
+    FLUSH_S seconds, so a process that is killed loses the newest ones. If the file cannot be written, a warning is
+    given, and this rank records no further lines.
     """
 
     def __init__(self, run: Path, head: Mapping[str, Any]) -> None:
@@ -237,7 +239,7 @@ class TimelineFile:
             self.flush()
 
     def flush(self) -> None:
-        """Write all lines that were added and not written yet."""
+        """Write all lines that were added since the last write."""
         lines, self.waiting, self.written = self.waiting, [], time.monotonic()
         if not self.is_writable or not lines:
             return
@@ -252,9 +254,9 @@ class TimelineFile:
 
 
 def read_timelines(run: Path) -> list[dict[str, Any]]:
-    """Read the timelines of all ranks, and return one dict for each job of the run, oldest first.
+    """Read the timelines of all ranks, and return a list with one dict for each job of the run, oldest first.
 
-    Each is {"job": start time, "ranks": {rank: {"host": ..., "rounds": [lines]}}}. Damaged lines are left out.
+    The dict is {"job": start time, "ranks": {rank: {"host": ..., "rounds": [lines]}}}, without damaged lines.
     """
     jobs: dict[float, dict[str, Any]] = {}
     for path in sorted((run / TRACE).glob("rank-*.jsonl")):

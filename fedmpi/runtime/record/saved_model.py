@@ -26,7 +26,7 @@ MAX_NAMES_LENGTH = 200  # largest number of characters for a list of names
 
 # ---- metadata ----
 def describe_personal_models(name: str, messages: MessageLayouts) -> dict[str, str]:
-    """Return metadata for the file of the global model that describe the clients' own models; {} if there are none.
+    """Return metadata about the clients' own models, for the file of the global model; {} if there are none.
 
     name: the name of the method.
     """
@@ -36,9 +36,9 @@ def describe_personal_models(name: str, messages: MessageLayouts) -> dict[str, s
 
 
 def format_personal_notice(facts: Mapping[str, Any]) -> str:
-    """Return a notice that clients use other models than the global one; "" if they do not.
+    """Return a notice that clients use models other than the global model; "" if they do not.
 
-    facts: the metadata of the file of the global model, as returned by `describe_personal_models`.
+    facts: the metadata of the global model's file, which include the result of `describe_personal_models`.
     """
     name, groups, hooks = (str(facts.get(key, "")) for key in ("method", "kept", "hooks"))
     if not groups and not hooks:
@@ -58,7 +58,7 @@ def format_personal_notice(facts: Mapping[str, Any]) -> str:
 
 
 def describe_best_model(run_dir: Path) -> dict[str, Any] | None:
-    """Return the file name, metric, metric value and round of the best model of a run; None if there is none."""
+    """Return {"file", "metric", "round", "value"} of the best model of a run; None if there is none."""
     facts = read_model_metadata(run_dir / BEST)
     return {"file": BEST, **{key: facts.get(key) for key in ("metric", "round", "value")}} if facts else None
 
@@ -76,10 +76,10 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], tuple[Shape, Type], int]:
     """Read a model file that fedmpi has written.
 
     Returns:
-        The tensors by state_dict name; the shape and type of one input sample; the number of classes.
+        The tensors by state_dict name; the shape and dtype of one input sample; the number of classes.
 
     Raises:
-        UserError: The file is missing or damaged, or fedmpi has not written it.
+        UserError: The file is missing or damaged, or was not written by fedmpi.
     """
     try:
         facts = _read_metadata(path)
@@ -90,10 +90,7 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], tuple[Shape, Type], int]:
 
 
 def parse_input_shape(facts: Mapping[str, Any]) -> tuple[Shape, Type]:
-    """Return the shape and type of one input sample of a model.
-
-    facts: the metadata of the model's file.
-    """
+    """Return the shape and dtype of one input sample of a model, given the metadata of the model's file."""
     return decode_format(facts["input"])
 
 
@@ -112,12 +109,11 @@ class InitialWeights:
 
 
 def load_initial_weights(module: nn.Module, source: Path, strict: bool) -> InitialWeights:
-    """Copy those tensors of a file into a module whose names and shapes match tensors of the module.
+    """Copy tensors from a file into those tensors of a module that have the same name and shape.
 
     Args:
-        module: The module.
         source: A safetensors file, or a run directory, whose final model is used.
-        strict: Whether to raise an error unless all tensors match (init.strict).
+        strict: Whether to raise an error unless all tensors of module and file match (init.strict).
 
     Raises:
         UserError: The file is missing or is not a safetensors file; no tensor matches; with `strict`, one does not

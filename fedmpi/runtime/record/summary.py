@@ -21,8 +21,8 @@ def summarize_run(
     """Return the content of summary.json, computed from the rows of a run.
 
     Args:
-        rows: The rows of metrics.jsonl, one per round. Rounds without evaluation have no metrics; a value that is None
-            was not finite.
+        rows: The rows of metrics.jsonl, one per round. Rounds without evaluation have no metrics; None stands for a
+            value that was not finite.
         names: The metrics to include, such as ("accuracy", "loss").
         exit_reason: Why the run ended: "finished", "stopped", "signal 15", "failed: rank 2 is dead: ...".
         rank_failures: The rows of faults.jsonl.
@@ -32,15 +32,16 @@ def summarize_run(
     Returns:
         rounds       number of completed rounds
         last         last value of each metric; its round is in last_round
-        mean_last_10 mean over the last ten evaluated rounds (or fewer), without values that are not finite
-        best         best value of each metric; its round is in best_round. Selected on test samples, so it is biased
+        mean_last_10 mean of each metric over the last ten evaluated rounds (or fewer), without values that are not
+                     finite
+        best         best value of each metric; its round is in best_round. It is biased, because test samples select it
         selected     metrics of the round that was selected on validation samples, if best_model is given
-        best_model   result of evaluate.best: file, metric, its value, round; None if none was selected
+        best_model   file, metric, value and round of the best model (evaluate.best); None if none was selected
         lower_is_better   metrics of the task for which lower is better, except well-known ones; may be absent
         diverged     round from which a loss was far above its best value (engine/faults/divergence.py), or None
         refused_uploads   number of uploads left out (faults.on_bad_update, faults.on_client_error: drop)
-        client_errors     number of those that were left out after an error while the client trained
-        lost_ranks   rank -> round of its failure (the last one, if the rank came back and failed again)
+        client_errors     number of refused uploads that are due to an error while the client trained
+        lost_ranks   rank -> round of its last failure
         wall_s, sent_bytes, received_bytes, up_parameters, down_parameters   sums over the rounds
     """
     facts: dict[str, Any] = {"exit_reason": exit_reason, "rounds": sum(row["round"] >= 0 for row in rows)}
@@ -73,13 +74,11 @@ def summarize_run(
 
 
 def metric_names(rows: Sequence[Mapping[str, Any]], evaluation_metrics: Sequence[str] = ()) -> list[str]:
-    """Return the names of the metrics in rows of metrics.jsonl, metrics of the evaluation first.
-
-    Metrics are all numbers except counts and times.
+    """Return the names of the metrics in rows of metrics.jsonl: all names of numbers except counts and times.
 
     Args:
         rows: The rows of metrics.jsonl.
-        evaluation_metrics: The metrics of the evaluation, in order. Numbers that the method logs come after them.
+        evaluation_metrics: Metrics of the evaluation, which come first and in this order.
 
     >>> metric_names([{"round": 0, "server_step": 0.1}, {"accuracy": 9.0, "loss": 2.3}], ["loss", "accuracy"])
     ['loss', 'accuracy', 'server_step']
