@@ -44,11 +44,11 @@ def export_model(
 
     Args:
         file_format: the format, one of FORMATS.
-        out: the file; None: a file in the run directory, in the folder export.
+        out: the file; None: a file in the folder export/ of the run directory.
 
     Raises:
         UserError: the format is unknown, packages or data are missing, the client does not exist, the model cannot be
-            exported, or the exported model has other outputs.
+            exported, or the outputs of the exported model differ.
     """
     run, client = run_model.run_dir, None if run_model.client is None else str(run_model.client)
     of_client = "" if client is None else f"-client-{client}"
@@ -86,7 +86,7 @@ def export_model(
 
 # ---- ONNX ----
 class _ExportWrapper(nn.Module):
-    """A wrapper for the ONNX exporter that takes tensors as arguments and returns outputs in the targets' unit."""
+    """A wrapper for the ONNX exporter: its arguments are tensors, and its outputs are in the units of the targets."""
 
     def __init__(self, module: nn.Module, names: Sequence[str], scale: TargetScale | None) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class _ExportWrapper(nn.Module):
 
 
 def _export_onnx(module: nn.Module, settings: Settings, client: str | None, print_line: Callable[[str], None]) -> bytes:
-    """Return the content of an ONNX file, after checking on test samples that its outputs equal the model's."""
+    """Return the bytes of an ONNX file, after checking on test samples that its outputs agree with the model's."""
     silos = settings.data.silos
     data = (
         build_data.build_silo_data(settings, SingleProcess(torch.device("cpu")))
@@ -135,7 +135,7 @@ def _export_onnx(module: nn.Module, settings: Settings, client: str | None, prin
 
 
 def _export_and_compare(module: nn.Module, file: Path, inputs: dict[str, Tensor]) -> tuple[float, float]:
-    """Export a module to an ONNX file, and compare the outputs of both on batches of several sizes.
+    """Export a module to an ONNX file, and compare the outputs of module and file on batches of several sizes.
 
     Returns the largest absolute difference of outputs, and the largest absolute output of the module.
     """

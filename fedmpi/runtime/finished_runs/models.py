@@ -1,8 +1,7 @@
 """Load the models of a run directory as modules: the global model, and the models with which clients were evaluated.
 
-A client's model is computed from the global model, the server's state in the last checkpoint and the client's state
-(in the folder state/). It is computed by the method's hooks that the evaluation protocol `personal` calls. Data are
-read only if these hooks may need them.
+The method's hooks for the evaluation protocol `personal` compute a client's model from the global model, the server's
+state in the checkpoint and the client's state (in the folder state/). Data are read only if these hooks may need them.
 """
 
 from __future__ import annotations
@@ -65,9 +64,9 @@ class _PlaceholderTask:
 
 
 class ClientPredictor(nn.Module):
-    """A client's model whose outputs need more than a network, such as the client's training data in kNN-Per.
+    """A client's model that predicts with more than a network, such as the client's training data in kNN-Per.
 
-    `network` is the network on which the outputs are based. The outputs have no gradient.
+    `network` is the network that the predictions use. The outputs have no gradient.
     """
 
     def __init__(self, network: nn.Module, predict: Callable[[Tensor], Tensor]) -> None:
@@ -87,7 +86,7 @@ def load_global_model(run_dir: Path, settings: Settings, name: str = MODEL) -> n
         name: the file name of the final model or of the best model.
 
     Raises:
-        UserError: the run has not ended yet, or the file is damaged or belongs to another model.
+        UserError: the run has not ended yet, or the file is damaged or does not match the model in the settings.
     """
     weights = run_dir / name
     if not weights.exists():
@@ -108,8 +107,8 @@ class RunModel:
 
     Attributes:
         run_dir: the run directory.
-        trusted: whether code that the config names, and that is not part of fedmpi, may be executed.
-        overrides: changes of the run's settings, such as `data.root=DIR`.
+        trusted: whether code outside fedmpi that the config names may be executed.
+        overrides: changes to the run's settings, such as `data.root=DIR`.
         best: whether to use the best model (evaluate.best) instead of the final one.
         client: the client's number, or the name of its site if clients are sites; None: the global model.
     """
@@ -134,7 +133,7 @@ class RunModel:
         return code_trust.load_run_settings(self.run_dir, self.trusted, [*self.overrides, *overrides])
 
     def load(self, settings: Settings) -> nn.Module:
-        """Return the model in evaluation mode, and warn if it is the global model, but clients use other models.
+        """Return the model in evaluation mode; warn if this is the global model, but clients use models of their own.
 
         Raises UserError if the client does not exist, the run has not ended, or the client's state is missing.
         """
@@ -148,7 +147,7 @@ class RunModel:
 
 
 def _load_client_model(run_model: RunModel) -> nn.Module:
-    """Return the model with which a client was evaluated after the last round, or after the best model's round."""
+    """Return the model with which a client was evaluated: after the last round, or after that of the best model."""
     run_dir, start = run_model.run_dir, run_model.run_dir / INITIAL
     start_from = [f"init.from={json.dumps(str(start.absolute()))}"] if start.is_file() else []
     # Training files are read with the options of the run; overrides of reading options apply only to new files.
@@ -175,7 +174,7 @@ def _load_client_model(run_model: RunModel) -> nn.Module:
 
 
 def _client_number(run_model: RunModel, settings: Settings, clients: int) -> int:
-    """Return the number of a client that is given by number or site name. Raises UserError if it is unknown."""
+    """Return the number of a client, given its number or site name. Raises UserError if there is no such client."""
     client, sites = run_model.client, list(settings.data.silos or ())
     if not sites and (run_model.run_dir / PREPROCESSING).is_file():
         sites = list(read_preprocessing(run_model.run_dir / PREPROCESSING).client_sites)
@@ -191,7 +190,7 @@ def _client_number(run_model: RunModel, settings: Settings, clients: int) -> int
 def _rebuild_experiment(
     run_dir: Path, settings: Settings, facts: dict[str, Any], client: int, sizes: np.ndarray
 ) -> Experiment:
-    """Build the experiment of a run, and read data only if the method's evaluation may use them."""
+    """Build the experiment of a run; data are read only if the method's hooks for client models may use them."""
     method, device = build.make_method(settings), torch.device("cpu")
     is_foreign = any(
         where.startswith("method") for where in code_trust.find_external_code(settings.model_dump(mode="json"))
@@ -271,7 +270,7 @@ def _restore_state(fed: Federation, experiment: Experiment, run_dir: Path, t: in
 
 
 def _compute_client_model(fed: Federation, experiment: Experiment, module: nn.Module, client: int, t: int) -> nn.Module:
-    """Compute the client's model with the hooks of the method, as protocol `personal` does."""
+    """Compute the client's model with the method's hooks, as the evaluation protocol `personal` does."""
     t, method, trainer, sites = max(t, 0), experiment.method, fed.trainer, experiment.settings.data.silos
     try:
         downloads = {client: fed.transport.empty_download}

@@ -1,7 +1,7 @@
-"""Predict new rows with a model of a run (`fedmpi.load(...).predict`, and `fedmpi predict`, which writes a file).
+"""Compute predictions for new rows with a model of a run: `fedmpi.load(...).predict`, and `fedmpi predict`.
 
-New rows are prepared in the same way as the training rows. The output file is CSV, or .npz if there are several numbers
-per row.
+New rows are prepared in the same way as the training rows. `fedmpi predict` writes a CSV file, or an .npz file if a
+prediction consists of several numbers per row.
 """
 
 from __future__ import annotations
@@ -55,12 +55,9 @@ def predict_file(
     site: str | None = None,
     ids: Sequence[str] = (),
 ) -> Path:
-    """Predict the rows of a file with a model of a run, write the predictions to a file, and return its path.
+    """Compute predictions for the rows of a file, write them to another file, and return its path.
 
     Args:
-        run_model: the model.
-        file: the file with the rows.
-        print_line: function that prints a line.
         out: the file to write; None: a file in the folder predictions/ of the run directory.
         site: the site of the rows, if rows are prepared with statistics of their site.
         ids: names of columns that are copied to the output.
@@ -90,7 +87,7 @@ def predict_file(
 
 
 def write_output(path: Path, content: bytes) -> None:
-    """Write an output file of a command, and create its folder. Raises UserError if the file cannot be written."""
+    """Write an output file of a command, and create its folder if necessary. Raises UserError if this fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_files.write_atomically(path, content)
@@ -109,7 +106,7 @@ def _format_csv(columns: Mapping[str, np.ndarray]) -> bytes:
 
 
 def _format_npz(columns: Mapping[str, np.ndarray]) -> bytes:
-    """Return an .npz archive of the columns. np.savez is not used because it accepts no array named "file"."""
+    """Return the bytes of an .npz archive of the columns. np.savez is not used: it accepts no array named "file"."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, array in columns.items():
@@ -120,11 +117,11 @@ def _format_npz(columns: Mapping[str, np.ndarray]) -> bytes:
 
 # ---- the predictor ----
 class Predictions(dict[str, Any]):
-    """Predictions as columns by name, with one value per row: copied columns of the rows, then the model's predictions.
+    """Predictions: a dict of columns with one value per row, first the copied columns, then the model's predictions.
 
     Attributes:
         metrics: the task's metrics, if the rows have targets.
-        why_no_metrics: why there are no metrics although rows have targets, or why some rows are not included in them.
+        why_no_metrics: why there are no metrics although rows have targets, or why the metrics exclude some rows.
     """
 
     metrics: Mapping[str, float] = {}
@@ -136,8 +133,8 @@ class Predictor:
     """The function `predict(rows, site=None, ids=())` of a loaded model, which returns `Predictions`.
 
     Arguments of a call:
-        rows: a file as for `fedmpi predict`, a DataFrame or a mapping of columns (tables), an array (n, ...) of samples
-            as the data source reads them (npz), or inputs that are already prepared.
+        rows: a file as for `fedmpi predict`; for tables also a DataFrame or a mapping of columns; for npz an array of n
+            samples (n, ...) as in the file; or inputs that are already prepared.
         site: the site of the rows, if each site prepares its rows with statistics of its own training rows.
         ids: names of columns that are copied to the output.
     """
@@ -167,7 +164,7 @@ class Predictor:
         return self._predict_rows(new_rows, preparation.output_names, scales)
 
     def _find_preprocessing(self, site: str | None) -> tuple[Preprocessing, str | None]:
-        """Return the preprocessing of rows, and the site whose statistics it uses; None for statistics of all sites."""
+        """Return the preprocessing of rows, and the site with the statistics to use (None: those of all sites)."""
         silos, client = self.settings.data.silos, self.run_model.client
         if silos is not None:
             site = site if site is not None or client is None else find_client_site(silos, client)
@@ -183,7 +180,7 @@ class Predictor:
         return preprocessing, site
 
     def _predict_rows(self, rows: NewRows, names: Sequence[str], scales: Sequence[TargetScale] | None) -> Predictions:
-        """Predict all rows, and compute the task's metrics if they have targets."""
+        """Compute the predictions for all rows, and if the rows have targets, also the task's metrics."""
         construct = registry.make_component(tasks.KIND, self.settings.task, self.settings.key_origins("task"))
         with seeds.temporary_seed(self.settings.seed, "task"):
             task = construct(int(self.run_model.metadata["classes"]))
@@ -213,7 +210,7 @@ class Predictor:
         return predictions
 
     def _compute_outputs(self, x: Any) -> Tensor:
-        """Return the model's outputs (B, ...) on the CPU, in the precision that evaluations of the run use."""
+        """Return the outputs (B, ...) for B samples on the CPU, computed in the precision of the run's evaluations."""
         module = self.module.eval()
         like = next(iter(module.parameters()), torch.empty(0))
         if isinstance(x, Tensor):
@@ -232,14 +229,14 @@ class Predictor:
 
 
 def _concatenate(parts: Sequence[Any]) -> Any:
-    """Concatenate the parts of one column of predictions, one part per batch."""
+    """Concatenate the values of one column of predictions; `parts` contains those of each batch."""
     if isinstance(parts[0], Tensor):
         return torch.cat(list(parts)).numpy()
     return [value for part in parts for value in part]
 
 
 def _apply_operations(x: Any, operations: tuple[Transform, ...]) -> Any:
-    """Apply the image operations for test samples, which are not random, to samples."""
+    """Apply image operations to samples `x`, like the operations without randomness that test samples undergo."""
     if not operations:
         return x
     look = replace(x.pipeline if isinstance(x, LazyImages) else ImagePipeline(), transforms=operations)
@@ -247,5 +244,5 @@ def _apply_operations(x: Any, operations: tuple[Transform, ...]) -> Any:
 
 
 def find_client_site(silos: Sequence[str], client: int | str) -> str:
-    """Return the site name of a client, which is given by its number or its site's name."""
+    """Return the site name of a client, given the client's number or the site name itself."""
     return client if isinstance(client, str) and client in silos else silos[int(client)]

@@ -32,8 +32,8 @@ def replay_run(
 ) -> int:
     """Train all rounds of a run again, and compare the hashes of the global model.
 
-    Returns the exit code: 0 if the hashes of all rounds are equal, else 1. On ranks other than 0, and if training fails
-    before a round is complete, it is the exit code of the training.
+    Returns the exit code: 0 if the hashes of all rounds are equal, else 1. Ranks other than 0, and rank 0 if training
+    fails before a round is complete, return the exit code of the training.
     """
     process.stop.max_rounds = len(_read_hashes(run))
     with code_trust.forbid_external_code(trusted):
@@ -46,7 +46,7 @@ def replay_run(
 
 
 def compare_hashes(run: Path, again: Path) -> tuple[str, bool]:
-    """Compare the hashes of a run with those of its replay; return a line of text, and whether all are equal."""
+    """Compare the hashes of a run with those of its replay; return a line for the user, and whether all are equal."""
     before, now = _read_hashes(run), _read_hashes(again)
     different = [t for t in sorted(before) if before[t] != now.get(t)]
     if not different:
@@ -57,7 +57,7 @@ def compare_hashes(run: Path, again: Path) -> tuple[str, bool]:
 
 
 def _read_hashes(run: Path) -> dict[int, str]:
-    """Return the SHA-256 of the global model after each round, by round."""
+    """Return a dict from round to the SHA-256 of the global model after this round."""
     path = run / "metrics.jsonl"
     if not path.exists() or not path.stat().st_size:
         raise UserError(f"{path} is {'empty' if path.exists() else 'missing'}: this run has recorded no round")
@@ -83,9 +83,9 @@ def choose_segments(
 
     Args:
         rounds: all rounds of the run, ascending.
-        number: the number of rounds that are chosen at random; None: all. Suspects are added, and the last round if
+        number: the number of rounds to choose at random; None: all. Suspects are added, and also the last round if
             there is a checkpoint at most MAX_ROUNDS_TO_LAST rounds before it.
-        suspects: rounds whose records have changed.
+        suspects: rounds with records that were changed after the run.
         checkpoints: the rounds of intact checkpoints, from which training can start.
 
     Returns:
@@ -108,14 +108,15 @@ def replay_rounds(
 ) -> Iterator[tuple[Path, bool]]:
     """Train the rounds after checkpoint `start` up to round `last` again, in a temporary directory.
 
-    A round is evaluated while the next one is trained, so one more round is trained if the run has one.
+    A round is evaluated while the next round is trained, so round `last + 1` is also trained if the run has it.
 
     Args:
         start: the round of the checkpoint to start from; -1: the start of the run.
         last: the last round to train.
         total: the number of rounds of the run.
 
-    Yields the run directory, and whether its last round was not evaluated. Raises KeyboardInterrupt after a signal.
+    Yields the directory of the replay, and whether its last round was not evaluated. Raises KeyboardInterrupt after a
+    signal.
     """
     with tempfile.TemporaryDirectory(prefix="fedmpi-verify-") as place:
         own = [f"output={json.dumps(place)}", "name=again", "trace=false", "report=false"]

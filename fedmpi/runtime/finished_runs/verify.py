@@ -1,8 +1,8 @@
 """Verify that a run's metrics and models result from its config, data and code (`fedmpi verify`).
 
 Files are first compared with their checksums in checksums.json, and with each other. Then some rounds are trained
-again, and their results are compared with those of the run. If code, torch or machine are not those of the run, the
-last bits of numbers may differ for that reason. Such a difference is reported as "cannot tell" and not as altered.
+again, and their results are compared with those of the run. If code, torch version or machine differ from those of the
+run, this may change the last bits of numbers. Such a difference is reported as "cannot tell" and not as altered.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Findings:
     Attributes:
         altered: number of findings that show an alteration.
         undecided: number of findings that leave open whether something was altered.
-        suspects: rounds whose lines have changed since checksums.json was written.
+        suspects: rounds with lines in .jsonl files that have changed since checksums.json was written.
     """
 
     print_line: PrintLine
@@ -93,7 +93,7 @@ class Findings:
 def verify_all(place: Path, print_line: PrintLine, options: VerifyOptions) -> int:
     """Verify a run directory, or all run directories of a sweep.
 
-    Returns the exit code: 1 if any run was altered, else 2 if any result is unknown, else 0.
+    Returns the exit code: 1 if any run was altered, else 2 if this is unknown for any run, else 0.
     """
     is_run, working_dir = (place / "config.yaml").is_file(), Path.cwd()
     runs = [place] if is_run else sorted(path.parent for path in place.glob("*/config.yaml"))
@@ -123,10 +123,10 @@ def verify_run(run: Path, print_line: PrintLine, options: VerifyOptions, working
     """Verify one run directory and print the findings.
 
     Args:
-        working_dir: the directory to which paths are relative, since a plug-in may change that of the process.
+        working_dir: the directory to which paths are relative; a plug-in may change that of the process.
 
-    Returns the exit code: 0 if the run is verified, 1 if it was altered, 2 if that is unknown. Raises UserError if it
-    is not a run directory, or if it is not trusted and its config names code that is not part of fedmpi.
+    Returns the exit code: 0 if the run is verified, 1 if it was altered, 2 if this is unknown. Raises UserError if
+    `run` is not a run directory, or if it is not trusted and its config names code outside fedmpi.
     """
     print_line(f"{run}")
     findings, run, rows, replayed = Findings(print_line), working_dir / run, list[dict[str, Any]](), set[int]()
@@ -157,9 +157,9 @@ def verify_run(run: Path, print_line: PrintLine, options: VerifyOptions, working
 
 # ---- without training ----
 def _check_checksums(run: Path, published: str | None, findings: Findings) -> bool:
-    """Compare the files, and the lines of each round, with checksums.json. Returns whether that file exists.
+    """Compare the files, and the lines of each round, with checksums.json. Returns whether this file exists.
 
-    published: the checksum that was published with the run, or the digits with which it begins; None: there is none.
+    published: the run's published checksum, or its first digits; None: no checksum was published.
     """
     if not (run / CHECKSUMS).is_file():
         if published is not None:
@@ -189,7 +189,7 @@ def _check_checksums(run: Path, published: str | None, findings: Findings) -> bo
 
 
 def _read_rows(path: Path, findings: Findings) -> list[dict[str, Any]]:
-    """Return the rows of a .jsonl file, and report lines that cannot be read as altered."""
+    """Return the rows of a .jsonl file; a line that cannot be read is reported as an alteration."""
     lines = read_jsonl(path, need_round=True)
     for number in lines.damaged_lines:
         findings.add_altered(f"{path.name}:{number}: is not a valid row")
@@ -199,7 +199,7 @@ def _read_rows(path: Path, findings: Findings) -> list[dict[str, Any]]:
 
 
 def _check_files(run: Path, settings: Settings, rows: Rows, reason: str, findings: Findings) -> None:
-    """Check that rows, settings, summary, models and checkpoints are consistent.
+    """Check that rows of metrics.jsonl, settings, summary, models and checkpoints are consistent.
 
     reason: why the run ended; "" if it has not ended.
     """
@@ -240,7 +240,7 @@ def _check_files(run: Path, settings: Settings, rows: Rows, reason: str, finding
 
 
 def _check_summary(run: Path, rows: Rows, settings: Settings, findings: Findings) -> None:
-    """Compute the summary from the rows again, and compare it with summary.json."""
+    """Compute the summary from the rows of metrics.jsonl again, and compare it with summary.json."""
     classes = str(read_model_metadata(run / MODEL).get("classes", ""))
     task = registry.make_component(tasks.KIND, settings.task)(int(classes)) if classes.isdigit() else None
     lost, lower_is_better = _read_rows(run / "faults.jsonl", findings), tuple(getattr(task, "lower_is_better", ()))
@@ -259,7 +259,7 @@ def _check_summary(run: Path, rows: Rows, settings: Settings, findings: Findings
 def _replay_some_rounds(
     run: Path, settings: Settings, rounds: list[int], reason: str, options: VerifyOptions, findings: Findings
 ) -> set[int]:
-    """Train some rounds of a run again, report differences, and return these rounds."""
+    """Train some rounds of a run again, report differences, and return the rounds that were compared."""
     record, done = RunRecord(run, strict=False), set[int]()
     # A resumed run evaluates the round of its checkpoint again. If a rank failed after the first evaluation, the two
     # evaluations may differ, so such a checkpoint is not used.
@@ -300,11 +300,11 @@ def _replay_some_rounds(
 def _describe_row_differences(
     record: RunRecord, replayed: RunRecord, span: tuple[int, int], stopped: bool, tolerance: float | None
 ) -> list[str]:
-    """Return the differences between the rows of a run and those of its replay, as lines of text.
+    """Return messages about the differences between the rows of a run and those of its replay.
 
     Args:
-        span: the round of the checkpoint from which the replay starts, which is evaluated but not analysed again; and
-            the last round of the replay.
+        span: (start, last): the round of the checkpoint from which the replay starts, and the last round to compare.
+            Round `start` is evaluated again, but not analysed again.
         stopped: whether the replay ended without evaluating its last round.
         tolerance: the allowed difference of numbers; None: they must be equal.
     """
@@ -332,7 +332,7 @@ def _shorten_value(value: Any) -> str:
 
 
 def _causes_of_bit_differences(run: Path, settings: Settings, changes: dict[str, Any]) -> list[str]:
-    """Return possible causes of differences in the last bits, such as other code, versions or devices."""
+    """Return possible causes of differences in the last bits, such as different code, versions or devices."""
     machine = {key: pair for key, pair in changes["environment"].items() if key in ("devices", "cpu")}
     code = {key: pair for key, pair in changes["code"].items() if not key.startswith("plug-in ")}
     reasons = [f"{name} was {was}, here it is {now}" for name, (was, now) in {**code, **machine}.items()]

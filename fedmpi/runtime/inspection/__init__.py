@@ -1,1 +1,1 @@
-"""Read run directories: the progress of a run, and the differences between two runs. Works without importing torch."""
+"""Read run directories, to show the progress of a run or to compare two runs, without importing torch."""

@@ -1,7 +1,8 @@
 """Compare two runs: settings, data, code and machine, and the first round in which their results differ.
 
-Results are the final model, and the rows of `metrics.jsonl` and `clients.jsonl` without seconds and bytes, which depend
-on the ranks. `fedmpi verify` and `fedmpi replay` use the same functions to compare a run with its replay.
+Results are the final model, and the rows of `metrics.jsonl` and `clients.jsonl` without values that depend on the
+ranks, such as times and bytes. `fedmpi verify` and `fedmpi replay` use the same functions to compare a run with its
+replay.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ RowKey = tuple[Any, ...]
 class RunRecord:
     """The records of a run: identity, environment and rows, read from its directory.
 
-    Raises UserError if it is not a run directory and, with `strict`, if lines of its files cannot be read.
+    Raises UserError if `run` is not a run directory, or if `strict` is true and a line of a file cannot be read.
     """
 
     def __init__(self, run: Path, strict: bool = True) -> None:
@@ -55,9 +56,9 @@ class RunRecord:
         self.rounds = {row["round"]: row for row in self.read_rows("metrics.jsonl").values()}
 
     def read_rows(self, name: str) -> dict[RowKey, Facts]:
-        """Return the rows of a file, keyed by (round, client, protocol).
+        """Return the rows of a .jsonl file, keyed by (round, client, protocol).
 
-        If several rows have the same key, the keys of later ones are extended.
+        If several rows have the same key, "again" is appended to the keys of later ones.
         """
         keyed: dict[RowKey, Facts] = {}
         for row in read_jsonl(self.run / name, need_round=True, strict=self.strict).rows:
@@ -74,7 +75,7 @@ class RunRecord:
 
 
 class Difference(NamedTuple):
-    """A key of a row with its different values in two runs; a value is MISSING if a run does not have the key."""
+    """A key of a row whose values `a` and `b` differ between two runs; MISSING stands for a missing key."""
 
     key: str
     a: Any
@@ -84,14 +85,14 @@ class Difference(NamedTuple):
 def find_differing_rows(
     a: RunRecord, b: RunRecord, name: str, tolerance: float | None = None, partial: int | None = None
 ) -> Iterator[tuple[RowKey, list[Difference]]]:
-    """Yield the key and the differences of each row in which two runs differ, without values that depend on the ranks.
+    """Yield the key and the differences of each row in which two runs differ; values that depend on ranks are ignored.
 
     Args:
         a, b: the records of the two runs.
         name: the file, such as metrics.jsonl.
-        tolerance: largest allowed difference of numbers, relative to the larger one if that is above 1; hashes are then
-            not compared. None: values must be equal.
-        partial: a round that run b has not evaluated; keys that are missing in its row are not compared.
+        tolerance: largest allowed difference of numbers, relative to the larger number if that is above 1; hashes are
+            then not compared. None: values must be equal.
+        partial: a round that run b has not evaluated; only keys in b's row of this round are compared.
     """
     left, right = a.read_rows(name), b.read_rows(name)
     left_out = {*VARIES_WITH_RANKS, *((WEIGHTS_HASH,) if tolerance is not None else ())}
@@ -115,7 +116,7 @@ def _are_equal(a: Any, b: Any, tolerance: float | None) -> bool:
 
 
 def find_setup_differences(a: RunRecord, b: RunRecord) -> Facts:
-    """Return the differences of two runs in settings, code, data and environment, each as name -> [a, b]."""
+    """Return the differences between two runs in settings, code, data and environment, each as name -> [a, b]."""
     changes = _find_changes(a.identity, b.identity)
     digests = {key.strip("()"): pair for key, pair in changes.items() if key.startswith("(")}
     data = {key: pair for key, pair in digests.items() if key.endswith(DATA_DIGESTS)}
@@ -138,12 +139,13 @@ def compare_runs(a: Path, b: Path) -> Facts:
     """Compare two run directories. Raises UserError if one is not a run directory or cannot be read.
 
     Returns:
+        A dict with the keys
         a, b: the directories.
         settings, code, data, environment: differences, as name -> [value in a, value in b].
-        rounds: the numbers of rounds, [a, b].
+        rounds: [number of rounds in a, number of rounds in b].
         hash, metric, client: the first round in which the model's hash, a metric, or a client's row differs, with the
-            name and [a, b] of the first different value; None if there is no difference.
-        model: SHA-256 of the final models, [a, b]; None if they are equal or one is missing.
+            name and both values of the first difference; None if there is no difference.
+        model: SHA-256 of both final models; None if they are equal or one is missing.
         same: whether the results are the same.
     """
     left, right = RunRecord(a), RunRecord(b)
@@ -169,7 +171,7 @@ def compare_runs(a: Path, b: Path) -> Facts:
 
 
 def _describe_first_difference(rows: Iterable[tuple[RowKey, list[Difference]]]) -> Facts | None:
-    """Describe the first row with differences: its round and client, the first key with its values, and other keys."""
+    """Describe the first row with differences: round, client, first key with both values, and names of other keys."""
     for (t, client, *_), (first, *others) in ((key, each) for key, each in rows if each):
         values = [None if value is MISSING else value for value in (first.a, first.b)]
         names = [each.key for each in others]
@@ -178,7 +180,7 @@ def _describe_first_difference(rows: Iterable[tuple[RowKey, list[Difference]]]) 
 
 
 def format_comparison(facts: Facts) -> list[str]:
-    """Return the output of `fedmpi compare` as lines: results, then settings, data, code and environment."""
+    """Return the lines that `fedmpi compare` prints: results, then settings, data, code and environment."""
     shown = [f"A  {facts['a']}", f"B  {facts['b']}", format_verdict(facts)]
     for one in (facts[key] for key in ("hash", "metric", "client") if facts[key]):
         who = f"client {one['client']}, " if one["client"] is not None else ""
@@ -192,7 +194,7 @@ def format_comparison(facts: Facts) -> list[str]:
 
 
 def format_verdict(facts: Facts) -> str:
-    """Return a line that states whether the results are the same, or from which round on they differ."""
+    """Return a line that states that the results are the same, or from which round on they differ."""
     a, b = facts["rounds"]
     end = f" (A has {pluralize(a, 'round')}, B {pluralize(b, 'round')})" if a != b else ""
     if one := facts["hash"]:
@@ -216,7 +218,7 @@ def _format_pair(name: str, values: list[Any]) -> str:
 def select_seed_independent_digests(identity: Mapping[str, Any]) -> dict[str, str]:
     """Return the digests of identity.json that do not depend on the seed.
 
-    A data source that is a plug-in may depend on the seed, so digests of its data are left out.
+    If the data source is a plug-in, digests of data are left out, because its data may depend on the seed.
 
     >>> identity = {"(partition)": "a", "(training data)": "b"}
     >>> [list(select_seed_independent_digests(identity | {"data.partition.scheme": repr(s)})) for s in ("iid", "file")]
@@ -230,10 +232,10 @@ def select_seed_independent_digests(identity: Mapping[str, Any]) -> dict[str, st
 
 
 def find_digest_differences(runs: Iterable[tuple[Settings, Mapping[str, Any]]]) -> dict[str, tuple[str, str]]:
-    """Return the digests that should be equal in several runs, but differ, each with the names of two such runs.
+    """Return the digests that should be equal in several runs, but differ, each with the names of two runs that differ.
 
-    Digests of code should be equal in all runs, digests of data in runs with equal settings of data, and all others in
-    runs with equal settings. If a digest depends on the seed, only runs with the same seed are compared.
+    Digests of code should be equal in all runs, digests of data in runs with equal data settings, and all other digests
+    in runs with equal settings. If a digest depends on the seed, only runs with the same seed are compared.
     """
     first: dict[tuple[str, ...], tuple[str, str]] = {}
     differing: dict[str, tuple[str, str]] = {}

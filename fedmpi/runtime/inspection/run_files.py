@@ -27,9 +27,9 @@ def is_run_dir(place: Path) -> bool:
 def not_a_run_error(place: Path, lacks: str = "config.yaml") -> UserError:
     """Return the error for a directory that is not a run directory.
 
-    Without a shared file system, a host without rank 0 has only a part of the run directory; the error explains this.
+    Without a shared file system, only rank 0's host has the complete run directory; on other hosts the error says so.
 
-    lacks: names of the files that the directory should contain.
+    lacks: names of the missing files, for the message.
     """
     parts = [f"{name}/" for name in RANK_FOLDERS if (place / name).is_dir()]
     if is_run_dir(place) or not parts:
@@ -42,11 +42,9 @@ def not_a_run_error(place: Path, lacks: str = "config.yaml") -> UserError:
 
 
 def check_written_by_this_version(run: Path, keys: Iterable[str]) -> None:
-    """Raise UserError if a run directory was written by a version of fedmpi in which keys and files had other names.
+    """Raise UserError if a run directory was written by a version of fedmpi in which config keys had other names.
 
-    Args:
-        run: the run directory.
-        keys: the dotted keys of its settings, as config.yaml and identity.json contain them.
+    keys: the dotted keys of the run's settings, from config.yaml or identity.json.
     """
     old = find_old_keys(keys)
     if old:
@@ -60,12 +58,12 @@ def check_written_by_this_version(run: Path, keys: Iterable[str]) -> None:
 
 
 def list_runs(place: Path) -> list[Path]:
-    """Return the run directories in the directory of a sweep, sorted by name."""
+    """Return the run directories inside a directory, such as that of a sweep, sorted by name."""
     return sorted(each for each in place.iterdir() if each.is_dir() and is_run_dir(each))
 
 
 def check_directory(place: Path) -> Path:
-    """Check that a path is a readable directory, and return it; raise UserError if it is not."""
+    """Return the path if it is a readable directory; otherwise raise UserError."""
     if not place.exists():
         raise UserError(f"{place} does not exist; name the directory of a run or of a sweep")
     if not place.is_dir():
@@ -87,7 +85,7 @@ def read_json_object(path: Path) -> Row | None:
 
 
 def read_tail(path: Path, size: int = TAIL_BYTES) -> list[Row]:
-    """Read the rows in the last `size` bytes of a .jsonl file; return [] if it is missing or cannot be read."""
+    """Read the rows in the last `size` bytes of a .jsonl file; return [] if the file cannot be read."""
     try:
         return read_jsonl(path, tail_bytes=size).rows
     except UserError:
@@ -95,7 +93,7 @@ def read_tail(path: Path, size: int = TAIL_BYTES) -> list[Row]:
 
 
 def find_last_modified(paths: Sequence[Path]) -> float | None:
-    """Return the time at which any of the files was last modified, in seconds since 1970; None if no file exists."""
+    """Return the latest modification time of the files, in seconds since 1970; None if no file exists."""
     times = []
     for path in paths:
         try:
@@ -106,7 +104,7 @@ def find_last_modified(paths: Sequence[Path]) -> float | None:
 
 
 def find_error_line(path: Path, size: int = 1 << 16) -> str:
-    """Return the last line of a log that contains "error", or else the last line; "" if the log is empty or missing."""
+    """Return the last line of a log with the word "error", else its last line; "" if the log is empty or missing."""
     try:
         with path.open("rb") as file:
             file.seek(max(file.seek(0, 2) - size, 0))

@@ -3,8 +3,8 @@
 running           a job has locked the directory; or the file system has no locks, but a file was written recently
 finished          all rounds are complete, or evaluate.best.patience ended the run
 stopped           a signal or a time limit ended the run; `fedmpi resume` continues it
-failed            the run ended with an error, which is recorded in summary.json
-died              no job uses the directory, and no reason was recorded: the run was killed, or power failed
+failed            the run ended with an error, which summary.json contains
+died              no job uses the directory, and no end was recorded: the run was killed, or power failed
 never started     the run ended before it wrote anything, or has not started yet
 """
 
@@ -33,8 +33,8 @@ RUNNING, FINISHED, STOPPED, FAILED, DIED, NEVER_STARTED = (
     "died",
     "never started",
 )
-# Rounds over which round_s is averaged. A run has written recently if its last write is at most LATELY_S seconds plus
-# the duration of TIMES rounds ago.
+# Rounds over which round_s is averaged. A run has written recently if its last write is at most RECENT_S seconds plus
+# the duration of RECENT_ROUNDS rounds ago.
 AVERAGED_ROUNDS, RECENT_S, RECENT_ROUNDS = 20, 60.0, 5.0
 SUCCESS, RESUMABLE, FAILURE = 0, 75, 1  # exit codes
 MAX_METRICS_SHOWN = 4  # largest number of metrics that are printed
@@ -48,9 +48,9 @@ def read_run_status(run: Path, now: float | None = None) -> Facts:
         now: the time in seconds since 1970; None: the current time.
 
     Returns:
-        The values of `brief`, and: ranks (their number), lost (lost rank -> round), hosts, launcher, job, started;
-        metrics, those of round metrics_round; sent_bytes and received_bytes of rank 0; faults (counts); holder,
-        the process that has or had the directory's lock.
+        The values of `read_brief_status`, and: ranks (number of ranks), lost (failed rank -> round), hosts, launcher,
+        job (Slurm job id), started (start time); metrics (of round metrics_round); sent_bytes, received_bytes (of rank 0
+        in all rounds); faults (counts); holder (process that has or had the directory's lock).
     """
     lines = read_jsonl(run / "metrics.jsonl", need_round=True)
     rows, (metrics, metrics_round) = lines.rows, _latest_metrics(lines.rows)
@@ -87,9 +87,10 @@ def read_brief_status(run: Path, lines: JsonLines | None = None, now: float | No
         now: the time in seconds since 1970; None: the current time.
 
     Returns:
-        directory, name; state, why, resume (whether `fedmpi resume` can continue the run); rounds_done, rounds; round_s
-        (mean seconds of the last WINDOW rounds), eta_s (seconds until the end), since_s (seconds since the last write);
-        checkpoint (round, age_s); unreadable (number of damaged lines in metrics.jsonl).
+        A dict: directory, name; state, why (reason for the state), resume (whether `fedmpi resume` can continue the
+        run); rounds_done, rounds (completed and total); round_s (mean seconds per round, of the last AVERAGED_ROUNDS),
+        eta_s (seconds until the end), since_s (seconds since the last write); checkpoint (round and age_s, seconds
+        since it was written); unreadable (number of damaged lines in metrics.jsonl).
     """
     now = time.time() if now is None else now
     lines = (
@@ -139,7 +140,7 @@ def read_brief_status(run: Path, lines: JsonLines | None = None, now: float | No
 
 
 def status_exit_code(facts: Facts) -> int:
-    """Return the exit code for a run: 0 if it is running or finished, 75 if it can be resumed, else 1."""
+    """Return the exit code for a run: 0 if running or finished, 75 if stopped or killed but resumable, else 1."""
     if facts["state"] in (RUNNING, FINISHED):
         return SUCCESS
     return RESUMABLE if facts["state"] in (STOPPED, DIED) and facts["resume"] else FAILURE
@@ -162,14 +163,14 @@ def _planned_rounds(identity: Facts) -> int | None:
 
 
 def _mean_round_seconds(rows: list[Facts]) -> float | None:
-    """Return the mean seconds of the last rounds, without the first round, which takes longer, if there are others."""
+    """Return the mean seconds of the last rounds, without the slower first round unless it is the only one."""
     walls = [row["wall_s"] for row in rows if _is_number(row.get("wall_s")) and row["round"] >= 0]
     later = walls[1:] if rows and rows[0]["round"] <= 0 else walls
     return fmean(later[-AVERAGED_ROUNDS:] or walls) if walls else None
 
 
 def _latest_metrics(rows: list[Facts]) -> tuple[dict[str, float], int | None]:
-    """Return the metrics of the last evaluated round (or of the last round if none was evaluated), and its number."""
+    """Return the metrics of the last evaluated round (or of the last round if none was evaluated), and the round."""
     numbers = [{k: v for k, v in row.items() if k not in NON_METRIC_NAMES and _is_number(v)} for row in rows]
     names = {name for row in numbers for name in row if name != "train_loss"}
     for row, metrics in zip(reversed(rows), reversed(numbers), strict=True):
@@ -184,7 +185,7 @@ def _is_number(value: Any) -> bool:
 
 # ---- output ----
 def format_status(facts: Facts) -> list[str]:
-    """Return the output of `fedmpi status` for one run, as lines."""
+    """Return the lines that `fedmpi status` prints for one run."""
     who, since, checkpoint = facts["holder"], facts["since_s"], facts["checkpoint"]
     has_holder, is_finished = who and facts["state"] == RUNNING, facts["state"] == FINISHED
     up, down = (format_bytes(facts[key]) for key in ("received_bytes", "sent_bytes"))

@@ -108,6 +108,8 @@ class Preprocessing:
 
         Args:
             sites: The site of each row, or one site for all rows; () if unknown.
+            rows: The number of rows.
+
         Raises:
             UserError: Sites have their own statistics, but the site of a row is not given or unknown.
         """
