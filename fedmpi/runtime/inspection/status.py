@@ -49,8 +49,8 @@ def read_run_status(run: Path, now: float | None = None) -> Facts:
 
     Returns:
         The values of `read_brief_status`, and: ranks (number of ranks), lost (failed rank -> round), hosts, launcher,
-        job (Slurm job id), started (start time); metrics (of round metrics_round); sent_bytes, received_bytes (of rank 0
-        in all rounds); faults (counts); holder (process that has or had the directory's lock).
+        job (Slurm job id), started (start time); metrics (of round metrics_round); sent_bytes, received_bytes (of
+        rank 0 in all rounds); faults (counts); holder (process that has or had the directory's lock).
     """
     lines = read_jsonl(run / "metrics.jsonl", need_round=True)
     rows, (metrics, metrics_round) = lines.rows, _latest_metrics(lines.rows)
