@@ -6,7 +6,7 @@
     sites                the global model on the test rows of each site of the data set, whether its clients train or
                          not: accuracy@SITE, and their mean, sites_accuracy
     personal             each client's own model (the hook `personal_weights`) on the client's test rows: mean, standard
-                         deviation and worst tenth (10th percentile) over all clients
+                         deviation, and mean of the worst tenth of all clients
     personal_on_global   the clients' own models on the global test set
     ft(e)                the clients' own models on the clients' test rows, after e epochs of plain fine-tuning; only
                          after the last round
@@ -276,8 +276,9 @@ class Evaluator:
         """Combine the metrics of all clients or sites.
 
         If all shards are evaluated with the same model, metrics are averaged, weighted by samples; otherwise their
-        mean, standard deviation and worst tenth are returned. If the loss of any client with samples is not finite, all
-        metrics are nan, with a warning, because a mean over the other clients would improve with each model that fails.
+        mean, standard deviation and mean of the worst tenth are returned. If the loss of any client with samples is not
+        finite, all metrics are nan, with a warning, because a mean over the other clients would improve with each model
+        that fails.
         """
         bad = [k for k in sorted(rows) if weights[k] and isnan(rows[k]["loss"])]
         if bad and protocol not in self.warned_protocols:

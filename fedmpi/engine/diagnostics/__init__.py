@@ -1,1 +1,1 @@
-"""Additional measurements of rounds (`analysis`), for example client drift or forgetting, spread over the ranks."""
+"""Additional measurements of rounds (section `analysis` of a config), for example client drift or forgetting."""

@@ -1,4 +1,4 @@
-"""The input of probes: the clients of a round and the models that their local training gave."""
+"""The input of probes: the clients of a round and their models after local training."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Cohort:
     """The m clients of a round, as one rank sees them.
 
     `local_models`, `local_updates` and `step_rows` contain the clients of this rank only. Probes must not load a model
-    on a rank without clients: on rank 0 the trainer's model may be the server's.
+    on a rank without clients, because the trainer's model on rank 0 may be the global model.
     """
 
     t: int  # the round
@@ -57,9 +57,8 @@ class Cohort:
         """Send each client's vector from its rank to all other ranks, and yield each client with its vector.
 
         Args:
-            what: a description of the vectors for the audit of messages.
-            local_vector: returns the vector (size,) of a client of this rank.
-            size: the length of the vectors.
+            what: a name for the vectors in the audit of messages.
+            local_vector: a function that returns the vector (size,) of a client of this rank.
         """
         comm = self.comm
         for client in self.members:
@@ -96,13 +95,13 @@ class Cohort:
 
 
 class Probe(NamedTuple):
-    """A measurement: a function that computes a row of numbers for each client, and one that summarises all rows."""
+    """A measurement: one function computes a row of numbers for each client, another summarises all rows."""
 
     compute_rows: Callable[[Cohort], tuple[int, Mapping[int, Tensor]]]  # on each rank: width; client -> row (width,)
     summarize: Callable[[Cohort, Tensor], dict[str, Any]]  # on rank 0: rows (m, width) float64 -> results
 
     def measure(self, cohort: Cohort) -> dict[str, Any]:
-        """Measure a round, and return the results on rank 0, {} on other ranks; must be called on all ranks."""
+        """Measure a round; return the results on rank 0 and {} on other ranks. Must be called on all ranks."""
         width, rows = self.compute_rows(cohort)
         table = cohort.gather(rows, width)
         return {} if cohort.comm.rank else self.summarize(cohort, table)

@@ -1,14 +1,14 @@
 """Probe `features`: statistics of features and head, related to the regularisers of FedUV.
 
-They are computed on MAX_SAMPLES evenly spaced rows of the global test set. z are the features of these rows, i.e. the
-inputs of the head, and P the predicted probabilities. Each statistic is computed for the global model after the round,
-and averaged over the local models (NAME_local). It is nan if the task has no classes or the head is not one linear
-layer.
+The statistics are computed on up to MAX_SAMPLES evenly spaced rows of the global test set. z are the features of these
+rows, i.e. the inputs of the head, and P the predicted probabilities. Each statistic is computed for the global model
+after the round, and averaged over the local models (NAME_local). It is nan if the task has no classes or the head is
+not one linear layer.
     rank         exp(- sum_j q_j log q_j), q: singular values of z - mean z, divided by their sum (Roy, Vetterli 2007)
     uniformity   FedUV's U: mean over pairs of exp(-d / sigma), d: squared distances, sigma: median of the non-zero d
     classifier   mean singular value of the head's weights, as in FedUV's analysis
-    deviation    mean over c of FedUV's s_c, the standard deviation of P_c. It is about sqrt(C - 1) / C if predictions
-                 are certain and correct, and classes have equal size
+    deviation    FedUV's s_c, the standard deviation of P_c over samples, averaged over the C classes. It is about
+                 sqrt(C - 1) / C if predictions are certain and correct, and classes have equal size
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def select_samples(c: Cohort) -> Shard:
 
 
 def compute_outputs(c: Cohort, model: Model) -> tuple[Tensor, Tensor]:
-    """Return the features z (n, z) and outputs f (n, C) of a model on the samples, float64, in evaluation mode."""
+    """Return the features z (n, z) and outputs f (n, C) of a model in evaluation mode on n test samples, in float64."""
     trainer, parts = c.trainer, []
     trainer.model.load(*model)
     trainer.model.module.eval()

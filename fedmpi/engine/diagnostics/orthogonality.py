@@ -1,13 +1,13 @@
 """Probe `orthogonality`: cosine between the gradients of local steps and of FedSOL's proximal loss (FedSOL, Fig. 3).
 
     L_p = KL(softmax(f_w0 / tau) || softmax(f_w / tau)), mean over samples, tau = 3
-This is FedSOL's Eq. 5 with the paper's tau. It is used for every method, so that methods can be compared. In each local
-step, on the batch of the step, g_p = grad L_p at w, and g_u is the gradient that the optimiser gets, before momentum
-and weight decay:
+f_w are the logits of the current model, f_w0 those of the global model. This is FedSOL's Eq. 5 with the paper's tau. It
+is used for every method, so that methods can be compared. In each local step, g_p = grad L_p at w on the batch of the
+step, and g_u is the gradient that the optimiser gets, before momentum and weight decay:
     cosine = <g_u, g_p> / (|g_u| |g_p|)
-over the trained parameters, and over those of the head, which FedSOL perturbs. If it is negative, the step increases
-L_p. At w = w0, where g_p = 0, the cosine is undefined (nan). L_p is computed in evaluation mode, without dropout; batch
-statistics do not change.
+over the trained parameters, and over the parameters of the head, which FedSOL perturbs. If the cosine is negative, the
+step increases L_p. At w = w0, g_p is 0 and the cosine is undefined (nan). L_p is computed in evaluation mode, without
+dropout; batch statistics do not change.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WIDTH = 3 + 2 * MAX_RECORDED_STEPS
 
 
 def proximal_loss(f: Tensor, teacher: Tensor) -> Tensor:
-    """Return the proximal loss L_p () from the logits f (B, C) of a model and the logits of w0.
+    """Return the proximal loss L_p () from the logits f (B, C) of a model and the logits `teacher` (B, C) of w0.
 
     >>> round(proximal_loss(torch.tensor([[2.0, 0, 0], [0, 1, 0]]), torch.tensor([[1.0, 1, 0], [0, 0, 2]])).item(), 7)
     0.0671393
@@ -45,7 +45,7 @@ class StepRecorder:
         self.records: list[Tensor] = []  # for each step (3,): L_p, cosine, cosine over the head
 
     def __call__(self, x: Tensor, y: Tensor) -> None:
-        """Record a step on the batch x (B, ...), after its gradient has been computed and before the weights change."""
+        """Record a step on the batch x (B, ...); called after the gradient is computed, before the weights change."""
         client, model = self.client, self.client.trainer.model
         if torch.equal(client.w, client.w0):
             self.records.append(client.w.new_tensor([0.0, torch.nan, torch.nan], dtype=torch.float64))
@@ -63,7 +63,7 @@ class StepRecorder:
         self.records.append(torch.stack([value.detach(), *cosines]))
 
     def to_row(self) -> Tensor:
-        """Return the client's row (WIDTH,): L_p on its samples after training, mean cosines, values of single steps."""
+        """Return the client's row (WIDTH,): L_p on its samples after training, mean cosines, and values per step."""
         out = torch.full((WIDTH,), torch.nan, dtype=torch.float64)
         with torch.no_grad():
             losses = [(self._proximal_loss(x), len(y)) for x, y in self.client.batches()]
@@ -87,13 +87,13 @@ class StepRecorder:
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
-    """Return the cosine () float64 of the angle between two vectors (d,); nan if one of them is 0."""
+    """Return the cosine of the angle between two vectors (d,), as a float64 scalar; nan if a vector is 0."""
     a, b = a.double(), b.double()
     return (a @ b) / (a.norm() * b.norm())
 
 
 def summarize(c: Cohort, rows: Tensor) -> dict[str, Any]:
-    """Return means over clients, the values of each client, and for each step the mean over clients that made it."""
+    """Return means over clients, the values of each client, and for each step number the mean over clients."""
     losses, cosines, heads = rows[:, :3].T
     steps = rows[:, 3:].view(-1, 2, MAX_RECORDED_STEPS).nanmean(0)
     num_steps = int((~steps[0].isnan()).sum())

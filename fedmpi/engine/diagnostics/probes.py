@@ -30,7 +30,7 @@ NEED_UPDATES = {"drift", "layers"}  # probes that need w_k - w0
 
 
 class Probes:
-    """The probes of a run on one rank, which measure the rounds in which models are evaluated."""
+    """The probes of a run on one rank; they measure the rounds in which the model is evaluated."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Probes:
         self._step_rows: dict[int, Tensor] = {}
 
     def is_due(self, t: int) -> bool:
-        """Return whether round t is measured, which holds for every evaluate.every-th round and for the last one."""
+        """Return whether round t is measured: every evaluate.every-th round and the last round are."""
         config = self.config
         return (t + 1) % config.evaluate_every == 0 or t + 1 == config.rounds
 
@@ -60,7 +60,6 @@ class Probes:
         """Train and store the local models of this rank's clients before round t, if this round is measured.
 
         Args:
-            t: the round.
             members: the clients of the cohort.
             rank_of: client -> the rank that trains it.
             downloads: client -> the flat row of its per-client download.
@@ -102,7 +101,7 @@ class Probes:
             self.callbacks.append_rows("analysis.jsonl", {"round": t, "clients": list(members), **results})
 
     def _broadcast_model(self, model: Model | None) -> Model:
-        """Broadcast rank 0's model to all ranks and return it; `model` is None on a rank without the server."""
+        """Broadcast rank 0's model to all ranks and return it; `model` is None on all other ranks."""
         comm, own = self.comm, self.trainer.model
         sizes = [own.w.numel(), own.b.numel()]
         if model is None:

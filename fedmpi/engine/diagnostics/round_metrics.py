@@ -19,8 +19,9 @@ Rows = tuple[int, Mapping[int, Tensor]]
 def compute_loss_rows(c: Cohort) -> Rows:
     """Return a row for each client j of this rank: the losses of all local models and of the aggregate on its samples.
 
-    The row holds M[j, :] and l_j, where M[j, i] = L_j(w_i) is the mean loss of client i's local model on client j's
-    training samples, and l_j = L_j(w) is that of the aggregated model. The m^2 evaluations are divided among the ranks.
+    The row holds M[j, :] and l_j. M[j, i] = L_j(w_i) is the mean loss of client i's local model on client j's training
+    samples, and l_j = L_j(w) is the mean loss of the aggregated model on these samples. The m^2 evaluations are divided
+    among the ranks.
     """
     own: dict[int, list[float]] = {k: [] for k in c.local_models}
     for _, model in (*c.models(), (None, c.after)):
@@ -41,10 +42,10 @@ def decompose_loss(M: Tensor, l: Tensor, p: Tensor) -> dict[str, float]:  # noqa
         local        sum_i p_i M[i, i]
         shift        sum_ij p_j p_i (M[j, i] - M[i, i])       because clients have different samples
         aggregation  sum_i p_i (sum_j p_j l_j - sum_j p_j M[j, i])    because the average differs from local models
-    The paper prints the third term with L_i(w_i); with it the terms would not add up to the total.
+    In the paper the third term contains L_i(w_i) instead, with which the terms would not add up to the total.
 
     Args:
-        M: (m, m) losses; M[j, i] is that of client i's model on client j's samples.
+        M: (m, m) losses; M[j, i] is the loss of client i's model on client j's samples.
         l: (m,) losses of the global model on the clients' samples.
         p: (m,) weights of the clients.
 
@@ -110,9 +111,9 @@ def summarize_accuracy(c: Cohort, rows: Tensor) -> dict[str, Any]:
 def compute_contribution_rows(c: Cohort) -> Rows:
     """Return a row for each client k of this rank: losses of the average model with and without clients.
 
-    w_-k = sum_{i != k} p_i w_i / (1 - p_k) is the average model without client k. With a global test set, the row holds
-    L(w_-k) and L(w_mean) on this set. In silo mode it holds, on the test samples of site k, L(w_-i) for all clients i,
-    and L(w_mean); for this all local models are sent to all ranks twice.
+    w_-k = sum_{i != k} p_i w_i / (1 - p_k) is the average model without client k, and w_mean the average of all. With a
+    global test set, the row holds the losses L(w_-k) and L(w_mean) on this set. In silo mode it holds, on the test
+    samples of site k, L(w_-i) for all clients i, and L(w_mean); for this, every local model is sent to all ranks twice.
     """
     p = dict(zip(c.members, c.p.tolist(), strict=True))
     w, b = (torch.zeros_like(each, dtype=torch.float64) for each in c.before)
@@ -138,9 +139,9 @@ def compute_contribution_rows(c: Cohort) -> Rows:
 def summarize_contribution(c: Cohort, rows: Tensor) -> dict[str, Any]:
     """Return the loss L(w_mean), and the gain L(w_-k) - L(w_mean) of each client.
 
-    The gain is the amount by which the client's model reduces the loss; it is negative if the average is better without
-    it. w_mean is the plain average of the local models, whatever the method's aggregation rule is. The losses of sites
-    are averaged with weights proportional to their numbers of test samples.
+    The gain is the amount by which including the client's model in the average reduces the loss; it is negative if the
+    average is better without this model. w_mean is the weighted average of the local models, whatever the method's
+    aggregation rule is. The losses of sites are averaged with weights proportional to their numbers of test samples.
     """
     if c.trainer.data.global_test is not None:
         losses, mean = rows[:, 0], rows[0, 1]
@@ -170,8 +171,8 @@ def gram_statistics(G: Tensor) -> dict[str, Any]:
     """Return statistics of updates d_k from their Gram matrix G (m, m).
 
     divergence is the mean of |d_k|; consistency is the mean of |w_i - w_k| over pairs of clients; cosine is the mean
-    cosine of pairs; conflicts is the fraction of pairs with a negative cosine; spectrum holds the eigenvalues of G,
-    largest first. Means over pairs are None if there is only one client.
+    cosine of the angle between the updates of a pair; conflicts is the fraction of pairs with a negative cosine;
+    spectrum holds the eigenvalues of G, largest first. Means over pairs are None if there is only one client.
 
     >>> row = gram_statistics(torch.tensor([[1.0, -0.5], [-0.5, 1.0]]))
     >>> row["divergence"], row["conflicts"], round(row["consistency"], 4), row["spectrum"]
@@ -200,8 +201,8 @@ def gram_statistics(G: Tensor) -> dict[str, Any]:
 def compute_layer_rows(c: Cohort) -> Rows:
     """Return a row for each client of this rank with three numbers per layer.
 
-    These are the mean of Lambda, the mean of Lambda by columns (see change_strength), and ||w - w0||. A layer consists
-    of its weight and its bias.
+    The numbers are the mean of Lambda, the mean of Lambda by columns (see change_strength), and ||w - w0||. A layer l
+    consists of its weight and its bias.
 
     Lambda^(l) = |w^(l) - w0^(l)| / ||w^(l) - w0^(l)||    elementwise, FedSOL's Eq. 7
     """
@@ -216,17 +217,17 @@ def compute_layer_rows(c: Cohort) -> Rows:
 
 
 def group_by_layer(layout: Layout) -> dict[str, list[Segment]]:
-    """Return the tensors of each layer by the name of the layer, i.e. the tensors' names without their last part."""
+    """Return layer name -> the tensors of the layer; the layer's name is a tensor's name without its last part."""
     groups = groupby(layout.segments, key=lambda s: s.name.rpartition(".")[0] or s.name)
     return {name: list(tensors) for name, tensors in groups}
 
 
 def change_strength(changes: list[Tensor], columns: bool = False) -> Tensor:
-    """Return the mean of Lambda () over the entries of a layer.
+    """Return the mean over the entries of a layer of Lambda = |w - w0| / ||w - w0||.
 
     Args:
         changes: the tensors w - w0 of the layer.
-        columns: use norms along the first dimension of each tensor in place of the norm of the layer.
+        columns: whether to divide by norms along the first dimension of each tensor instead of the norm of the layer.
 
     >>> change_strength([torch.tensor([0.0, 1.0]), torch.tensor([[2.0, 3.0]])])  # mean of 0, .267, .535, .802
     tensor(0.4009, dtype=torch.float64)
@@ -241,9 +242,10 @@ def change_strength(changes: list[Tensor], columns: bool = False) -> Tensor:
 def summarize_layers(c: Cohort, rows: Tensor) -> dict[str, Any]:
     """Return, for each layer in the model's order, means over the clients.
 
-    `strength` is the mean of Lambda over the n entries of a layer. It is at most 1/sqrt(n), which it reaches if all
-    entries have changed by the same amount; so small layers have larger values than wide layers, whatever the data.
-    `evenness` is strength times sqrt(n). `columns` is the variant of the authors' code.
+    `strength` is the mean of Lambda (see change_strength) over the n entries of a layer. Its maximum is 1/sqrt(n), if
+    all entries have changed by the same amount, so small layers have larger values than wide layers on any data.
+    `evenness` is strength times sqrt(n). `columns` is the mean of Lambda by columns, as in the code of FedSOL's
+    authors.
     """
     layers = group_by_layer(c.trainer.model.layout)
     n = torch.tensor([sum(s.stop - s.start for s in tensors) for tensors in layers.values()])

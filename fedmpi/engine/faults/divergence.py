@@ -1,11 +1,11 @@
-"""Detection of divergence: a loss that stays far above its best value is reported once.
+"""Detection of divergence: a loss that stays far above its best value, or is not finite, is reported once.
 
     A value v of a loss is bad if   v > 10 best  and  v > v_0,   or if it is not finite.
 
-Here `best` is the smallest value so far, and v_0 the first value. For a classification, v_0 is ln c, the loss of
-uniform predictions for c classes, so that no smaller loss is bad, and evaluations are compared with it from the first
-round on. Divergence is reported if a loss is bad three times in a row, or at the last evaluation. With
-faults.on_divergence: stop the run then ends with the current round, whose model is complete but not evaluated.
+Here `best` is the smallest value so far, and v_0 the first value. For classification, v_0 is ln c, the loss of uniform
+predictions for c classes; a smaller loss is never bad, and `best` of the evaluation loss starts at ln c. Divergence is
+reported if a loss is bad three times in a row, or at the last evaluation. With faults.on_divergence: stop, the run then
+ends with the current round, whose model is complete but not evaluated.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LossTracker:
     value: float = inf
 
     def record(self, t: int, value: float) -> None:
-        """Record the value of round t."""
+        """Record the loss of round t."""
         self.value, self.floor = value, value if self.floor is None else self.floor
         above = 0 < self.best < inf and value > max(BAD_FACTOR * self.best, self.floor)
         self.bad = [*self.bad, t] if above or not isfinite(value) else []
@@ -50,11 +50,11 @@ class LossTracker:
 
 
 class DivergenceMonitor:
-    """Monitors the losses of one run, at rank 0.
+    """Monitors the losses of one run, on rank 0.
 
     Attributes:
-        message: the description of the divergence that was reported, or "".
-        should_stop: whether the run is to end because of divergence.
+        message: the description of the divergence that was reported; "" if none was.
+        should_stop: whether the run should end because of divergence.
     """
 
     def __init__(self, classes: int | None, evaluation: str | None, stop: bool = False) -> None:
@@ -63,7 +63,7 @@ class DivergenceMonitor:
         Args:
             classes: the number of classes of a classification; None for other tasks.
             evaluation: the name of the evaluation loss; None if there is none.
-            stop: whether the run ends if it has diverged.
+            stop: whether the run should end if it has diverged.
         """
         self.stops_run, self.message, self.reported, self.should_stop = stop, "", False, False
         chance = log(classes) if classes else None
@@ -71,11 +71,11 @@ class DivergenceMonitor:
         self.losses += [LossTracker(evaluation, chance, best=inf if chance is None else chance)] if evaluation else []
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, as JSON values, from which a resumed run continues."""
+        """Return the state as JSON values, for checkpoints."""
         return {"reported": self.reported, "losses": [asdict(loss) for loss in self.losses]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state that `state_dict` returned; a run that was ended by divergence is monitored anew."""
+        """Restore the state that `state_dict` returned; if divergence ended that run, monitoring starts afresh."""
         before = {loss["name"]: loss for loss in state["losses"]}  # evaluate.protocol may have changed since then
         for loss in self.losses:
             vars(loss).update(before.get(loss.name, {}))

@@ -7,10 +7,11 @@ Each failure is a row of faults.jsonl:
 
     ranks      failed rank -> its host
     clients    clients that do not take part in round t, in which the failure happened
-    gone       clients that do not take part in round t and later rounds, until a row names them in `back`
-    reverted   client -> r: at the start of round t, its state is the one that round r produced (-1: the initial state),
-               because a newer state existed only in the memory of a failed rank
+    gone       clients that do not take part in round t and later rounds, until a row lists them in `back`
+    reverted   client -> round r: round t starts with the client's state of round r (-1: the initial state), because a
+               newer state existed only in the memory of a failed rank
     reported   whether round t - 1 was evaluated before the failure, with all clients and their states at that time
+    why        the error messages
 
 These rows determine the results of a run with failures: a run without failures that replays the rows (`fedmpi replay`)
 produces the same bits.
@@ -37,7 +38,7 @@ def make_row(
     reported: bool = False,
     why: str = "",
 ) -> Row:
-    """Return a row of faults.jsonl for round t; the arguments are the entries of the row, as described above."""
+    """Return a row of faults.jsonl for a failure in round t; the module's docstring describes its entries."""
     lists = {"clients": sorted(clients), "gone": sorted(gone), "back": sorted(back)}
     rounds = {str(k): r for k, r in sorted((reverted or {}).items())}
     hosts = {str(rank): host for rank, host in sorted(ranks.items())}
@@ -45,7 +46,7 @@ def make_row(
 
 
 def check_row(row: Row) -> None:
-    """Check that this is a row of faults.jsonl; otherwise raise KeyError, TypeError, ValueError or AttributeError."""
+    """Raise KeyError, TypeError, ValueError or AttributeError if this is not a valid row of faults.jsonl."""
     numbers = (row["round"], *row["ranks"], *row["clients"], *row["gone"], *row["back"], *row["reverted"])
     for number in (*numbers, *row["reverted"].values()):
         int(number)
@@ -79,12 +80,12 @@ class LostRanks:
     def for_resume(self, t: int) -> LostRanks:
         """Return the failures as they apply to a run that is resumed at round t.
 
-        Such a run evaluates round t - 1 again, and it does so after the failures of round t, not before them.
+        The resumed run evaluates round t - 1 again, after the failures of round t instead of before them.
         """
         return LostRanks([{**each, "reported": False} if each["round"] == t else each for each in self.rows])
 
     def replace_rows(self, t: int, rows: Sequence[Row]) -> None:
-        """Set the rows of round t, and delete those of later rounds."""
+        """Replace the rows of round t by these rows, and delete the rows of later rounds."""
         self.rows = [each for each in self.rows if each["round"] < t] + list(rows)
 
     def unavailable_clients(self, t: int) -> set[int]:
@@ -101,9 +102,9 @@ class LostRanks:
         return [k for k in cohort if k not in out]
 
     def reverted_states(self, t: int) -> dict[int, int]:
-        """Return client -> the round that produced its state at the start of round t, for clients that are reverted."""
+        """Return client -> the round to whose state the client is reverted at the start of round t."""
         return {int(k): r for each in self.in_round(t) for k, r in each["reverted"].items()}
 
     def needed_states(self) -> set[tuple[int, int]]:
-        """Return (client, round) of all earlier states to which clients are reverted, except initial states."""
+        """Return (client, round) for each earlier state, except initial states, to which a client is reverted."""
         return {(int(k), r) for each in self.rows for k, r in each["reverted"].items() if r != INITIAL_STATE}

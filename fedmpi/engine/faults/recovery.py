@@ -1,15 +1,15 @@
 """Recovery from rank failures: the remaining ranks return to the start of the round and repeat it.
 
     regroup      the ranks that are alive connect again and tell each other which round they were in
-    restore      clients and server get the states that they had when rank 0's round began
+    restore      clients and server return to their states at the beginning of rank 0's round
     reassign     clients of failed ranks are assigned to other ranks, with their newest states on disk (not possible if
                  the data stay at a site)
     record       rank 0 records the effect of the failure on the results (lost_ranks.py), and all ranks apply it
 
-With faults.on_lost_rank: drop the clients that the failed rank was to train do not take part in the round. With redo
-other ranks train them, and the results have the same bits as without the failure. If all ranks turn out to be alive,
-one of them was only slower than in all earlier rounds; ranks then wait longer from there on, because a long round would
-otherwise be interrupted again and again.
+With faults.on_lost_rank: drop, the clients that the failed rank should have trained do not take part in the round. With
+redo, other ranks train these clients, and the results have the same bits as without the failure. If all ranks turn out
+to be alive, one of them was only slower than in all earlier rounds; from then on ranks wait longer, because a long
+round would otherwise be interrupted again and again.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class FailurePolicy:
         self.longest_s = 0.0  # the longest duration of a round so far
 
     def next_round(self, t: int, why: str | None) -> int:
-        """Return the next round: t + 1, or after a rank failure the round that has to be repeated.
+        """Return the next round to run: t + 1, or after a rank failure the round that has to be repeated.
 
         Args:
             why: the error message of the failure that this rank has noticed; None if round t is complete.
@@ -89,15 +89,15 @@ class FailurePolicy:
             return t
 
     def _record_duration(self, seconds: float) -> None:
-        """Record the duration of a round, which determines after how much silence a rank is probed."""
+        """Record the duration of a round, which determines how long a rank may be silent before it is probed."""
         self.longest_s = max(self.longest_s, seconds)
         self.comm.message_timeout_s = min(self.config.timeout_s, max(MIN_PATIENCE_S, PATIENCE_ROUNDS * self.longest_s))
 
     def _extend_patience(self, reports: Mapping[int, Mapping[str, Any]]) -> None:
-        """Wait longer for silent ranks from now on, since all ranks turned out to be alive.
+        """Wait longer for silent ranks from now on, because all ranks turned out to be alive.
 
         Raises:
-            RankLostError: on all ranks, if they have already waited for comm.round_timeout_s.
+            RankLostError: the ranks have already waited for comm.round_timeout_s; raised on all ranks.
         """
         waited, limit_s = max(each["waited"] for each in reports.values()), self.config.timeout_s
         t = reports[0]["t"]
@@ -116,7 +116,7 @@ class FailurePolicy:
             warnings.warn(text, stacklevel=2)
 
     def _restore_round_start(self, reports: Mapping[int, Mapping[str, Any]]) -> int:
-        """Restore the state at the start of rank 0's round, and return the number of that round."""
+        """Restore the state at the start of the round that rank 0 is in, and return the number of this round."""
         root, states = reports[0], self.states
         t = int(root["t"])
         self.control.begin_round(t)  # if this rank has not begun the round yet
@@ -135,7 +135,7 @@ class FailurePolicy:
             why: the error messages of the ranks that have noticed the failure.
 
         Raises:
-            RankLostError: one more rank fails.
+            RankLostError: another rank fails meanwhile.
         """
         comm, states, scheduler = self.comm, self.states, self.scheduler
         orphans = sorted(states.reassigned)
@@ -169,7 +169,7 @@ def apply_lost_ranks(t: int, scheduler: ClientScheduler, states: ClientStates, r
 def gather_newest_saved_rounds(
     comm: Communicator, scheduler: ClientScheduler, states: ClientStates, orphans: Sequence[int]
 ) -> dict[int, int]:
-    """Return, at rank 0, the round of the newest readable state on disk of each client in `orphans`; elsewhere {}."""
+    """Return client -> the round of its newest intact state on disk, for `orphans`, on rank 0; {} on other ranks."""
     if not orphans or not states.messages.client_state.size:
         return {}
     mine = states.newest_saved_rounds(
@@ -188,7 +188,7 @@ def gather_newest_saved_rounds(
 def rejoin_sites(t: int, control: RoundControl) -> None:
     """Let the sites of failed ranks take part again when a run is resumed at round t with all ranks.
 
-    In a replay they rejoin in the same round as in the recorded run.
+    In a replay, sites rejoin in the same round as in the recorded run.
     """
     scheduler, states, comm = control.scheduler, control.states, control.comm
     away = sorted(scheduler.lost_ranks.unavailable_clients(t))

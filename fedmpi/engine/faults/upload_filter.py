@@ -1,15 +1,15 @@
-"""Filter of bad uploads at rank 0: values that are not finite, and updates far longer than those of other clients.
+"""Filter of bad uploads on rank 0: values that are not finite, and updates far longer than those of other clients.
 
     bound = max(1000 median_k ||dw_k||, ||w||)                                   faults.max_norm: auto
 
-The median is over the updates of the cohort that are not zero; if there are fewer than MIN_NORMS, there is no bound. An
-update that is no longer than the (shared part of the) model is never refused, because the update of a client with new
-data may be far longer than those of clients that have converged.
+The median is over the non-zero updates dw_k of the cohort; with fewer than MIN_NORMS such updates there is no bound. w
+is the shared part of the model: an update no longer than w is never refused, because the update of a client with new
+data may be far longer than the updates of clients that have converged.
 
-With faults.on_bad_update: drop a refused client counts as absent: the weights of the others sum to 1, `aggregate` does
-not see its upload, and its state is restored to that before the round. With faults.on_client_error: drop a client whose
-code raised an error is treated in the same way. After three consecutive rounds without any accepted upload, the run
-ends in any case.
+With faults.on_bad_update: drop, a refused client is treated as absent: the weights of the other clients sum to 1,
+`aggregate` does not see its upload, and the state that it had before the round is restored. With
+faults.on_client_error: drop, a client whose code raised an error is treated in the same way. After three consecutive
+rounds without any accepted upload, the run ends in any case.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RefusedUploads = list[dict[str, Any]]
 
 
 class UpdateFilter:
-    """Decides which uploads of a round count.
+    """Decides which uploads of a round are aggregated.
 
     Attributes:
         norms: the norms of the latest round's updates, by client.
@@ -47,7 +47,8 @@ class UpdateFilter:
         """Create the filter.
 
         Args:
-            max_norm: the bound on the norm of an update; "auto": computed in each round; None: no bound.
+            max_norm: the largest accepted norm of an update; "auto": computed in each round (see above); None: no
+                bound.
             drop: whether bad uploads are left out; otherwise they end the run.
         """
         self.max_norm, self.drop = max_norm, drop
@@ -57,16 +58,17 @@ class UpdateFilter:
     def find_refused(
         self, t: int, cohort: Sequence[int], received: GatheredUploads, w: Tensor, failed: Collection[int] = ()
     ) -> RefusedUploads:
-        """Return the uploads that do not count in round t, and warn about them.
+        """Return the uploads that are left out of round t, and warn about them.
 
         Args:
             cohort: the clients of the round, in ascending order.
-            received: their uploads.
+            received: the uploads of these clients.
             w: the shared part of the global model, (s,).
             failed: clients without an upload, because their code raised an error.
 
         Raises:
-            UserError: bad uploads are not dropped, or this is the third consecutive round without an accepted upload.
+            UserError: an upload is bad and bad uploads are not dropped, or this is the third consecutive round without
+                an accepted upload.
         """
         norms = received.update_norms().tolist()
         if self.drop:  # otherwise the server step ends the run if a result is not finite
@@ -106,7 +108,7 @@ class UpdateFilter:
         return sorted(refused, key=lambda each: int(each["client"]))
 
     def _bound(self, norms: Sequence[float], w: Tensor) -> tuple[float | None, str]:
-        """Return the bound on norms in this round (None: no bound), and a text that explains where it comes from."""
+        """Return the bound on norms in this round (None: no bound), and a phrase for messages that explains it."""
         if not isinstance(self.max_norm, str):
             return self.max_norm, "faults.max_norm"
         nonzero_norms = [norm for norm in norms if 0 < norm < torch.inf]

@@ -1,4 +1,4 @@
-"""The gather of a round's uploads: what all four gather modes share, and the gather of complete rows.
+"""The gather of a round's uploads: the code that all four gather modes share, and the gather of complete rows.
 
     rows       rank 0 stores all rows                                          any rule
     streaming  rank 0 adds rows up as they arrive, and stores only sums        rules that read only means
@@ -41,7 +41,7 @@ class ChunkPlan:
     """
 
     def __init__(self, packing: Packing, *, split: bool = True) -> None:
-        """Divide the rows of a packing; if `split` is false, all slots count as small."""
+        """Divide the rows of a packing; if `split` is false, all slots are treated as small."""
         self.packing, self.block = packing, linear.BLOCK
         spans = packing.spans.items()
         # slot -> its first entry, and its number of columns
@@ -53,14 +53,14 @@ class ChunkPlan:
         return row[: self.small.size]
 
     def pieces(self) -> Iterator[tuple[str, int, int]]:
-        """Yield (slot, a, b) for each message of a large slot, which contains the columns a to b of the slot."""
+        """Yield (slot, a, b) for each message with columns of a large slot; the message contains the columns a to b."""
         for name, (_, n) in self.large.items():
             size = max(min(PIECE_ENTRIES, n // MIN_PIECES) // self.block, 1) * self.block
             for a in range(0, n, size):
                 yield name, a, min(a + size, n)
 
     def large_part(self, row: Tensor, name: str, a: int, b: int) -> Tensor:
-        """Return the columns a to b of a large slot in a row."""
+        """Return the columns a to b of a large slot of an upload row."""
         start, _ = self.large[name]
         return row[start + a : start + b]
 
@@ -68,8 +68,7 @@ class ChunkPlan:
         """Return the columns (a, b) of a large slot that a holder stores.
 
         Args:
-            holder: the number of the holder, from 0.
-            num_holders: the number of holders.
+            holder: the position of the holder among the `num_holders` ranks that store columns, from 0.
         """
         n = self.large[name][1]
         blocks = -(-n // self.block)
@@ -79,7 +78,7 @@ class ChunkPlan:
 
 @dataclass
 class BufferPool:
-    """Memory for messages, by name, that is reused in each round."""
+    """Named memory for messages, which is reused in each round."""
 
     like: Tensor  # a tensor with the type and device of messages
     pin_memory: bool = False  # whether to pin memory for uploads: clients train on a GPU, and messages are on the CPU
@@ -91,9 +90,9 @@ class BufferPool:
         """Return memory (count, size); a call with the same name may return the same memory.
 
         Args:
-            dtype: its type; by default that of messages.
-            for_uploads: whether it is for rows of this rank's clients, and may be pinned, because a GPU copies faster
-                to pinned memory.
+            dtype: the type of the entries; by default the type of messages.
+            for_uploads: whether the memory is for upload rows of this rank's clients; it may then be pinned, because a
+                GPU copies faster to pinned memory.
         """
         tensor, dtype, n = self.tensors.get(name), dtype or self.like.dtype, count * size
         if tensor is None or tensor.dtype != dtype or len(tensor) < n:
@@ -107,7 +106,7 @@ class BufferPool:
 
 @dataclass
 class GatherContext:
-    """What the gather of a round needs on one rank: the clients, their ranks, the layout of uploads, and memory."""
+    """The inputs of a round's gather on one rank: the clients, their ranks, the layout of uploads, and memory."""
 
     comm: Communicator
     t: int
@@ -123,7 +122,7 @@ class GatherContext:
         self.message_info = self.t, tuple(self.upload.packing.shapes)  # description of the messages for the audit log
 
     def encoded_buffers(self, count: int) -> Tensor:
-        """Return memory (count, bytes) for encoded uploads, or an empty tensor if uploads are not encoded."""
+        """Return memory (count, bytes) for `count` encoded uploads, or an empty tensor if uploads are not encoded."""
         codec, buffers = self.upload.codec, self.buffers
         return buffers.get("packed", count, codec.num_entries).view(torch.uint8) if codec else buffers.like[:0]
 
@@ -159,13 +158,13 @@ class GatheredUploads:
         self.small = self.chunks.small.views(self.small_rows)
 
     def as_uploads(self, clients: Sequence[int], n: Tensor, p: Tensor) -> Uploads:
-        """Return the uploads as hooks see them; n and p are the samples and weights of the clients."""
+        """Return the uploads as hooks see them; n and p (m,) are the sample counts and weights of the clients."""
         return Uploads(clients, n, p, self.small)
 
     def mean_train_loss(self, p: Tensor) -> dict[str, float]:
-        """Return {"train_loss": weighted mean}, over the clients that made steps; {} if there are none.
+        """Return {"train_loss": mean weighted by p (m,)} over the clients that made steps; {} if no client did.
 
-        The weights p (m,) float64 are rescaled so that those of these clients sum to one.
+        The weights of these clients are rescaled to sum to one.
         """
         losses, steps = self.small._loss.double().cpu(), (self.small._flag != NO_STEPS).cpu()
         if not steps.any():
@@ -177,10 +176,10 @@ class GatheredUploads:
 
 
 class PartialUploads(Uploads, ABC):
-    """The uploads that hooks see if rank 0 does not store the rows of large slots; subclasses give access to them."""
+    """The uploads that hooks see if rank 0 stores only small slots; subclasses give access to large slots."""
 
     def __init__(self, clients: Sequence[int], n: Tensor, p: Tensor, gathered: GatheredUploads) -> None:
-        """Wrap gathered uploads; n and p are the samples and weights of the clients."""
+        """Wrap gathered uploads; n and p (m,) are the sample counts and weights of the clients."""
         self.chunks, small = gathered.chunks, gathered.small
 
         def slot(name: str) -> Tensor:
@@ -194,7 +193,7 @@ class PartialUploads(Uploads, ABC):
 
 
 def compact_rows(rows: Tensor, indices: Sequence[int]) -> Tensor:
-    """Move the rows with these ascending indices to the front of a matrix, in place, and return them."""
+    """Move the rows with these indices (ascending) to the front of a matrix, in place, and return these rows."""
     for to, place in enumerate(indices):
         if to != place:
             rows[to] = rows[place]
@@ -210,9 +209,9 @@ class SendBuffer:
         """Allocate the buffer.
 
         Args:
-            max_bytes: limit for rows that have not been sent yet, at least one row; None: memory for all clients of
+            max_bytes: the largest size of the buffer, which holds at least one row; None: memory for all clients of
                 this rank.
-            rows: existing memory for the rows of the whole cohort, which is used instead.
+            rows: existing memory for the rows of the whole cohort; if given, it is used and none is allocated.
         """
         self.context, clients = context, context.own_clients if rows is None else context.cohort
         self.row_index = {client: i for i, client in enumerate(clients)}
@@ -225,16 +224,16 @@ class SendBuffer:
         self.posted: dict[int, Posted] = {}  # index of a row in `rows` -> its message
 
     def slot_index(self, client: int) -> int:
-        """Return the index in `rows` that a client uses."""
+        """Return the index of the row in `rows` that a client uses."""
         return self.row_index[client] % len(self.rows)
 
     def acquire_row(self, client: int) -> Tensor:
-        """Return memory for a client's row, after waiting until the row that was in it has been sent."""
+        """Return memory for a client's row, after waiting until the previous row in this memory has been sent."""
         self._wait(self.slot_index(client))
         return self.current_row(client)
 
     def acquire_adjacent_rows(self, clients: Sequence[int]) -> Tensor | None:
-        """Return memory for the rows of several clients as one tensor, if it is contiguous; otherwise None."""
+        """Return memory for the rows of n clients as one tensor (n, row) if it is contiguous; otherwise None."""
         indices = [self.slot_index(client) for client in clients]
         for place in indices:
             self._wait(place)
@@ -242,7 +241,7 @@ class SendBuffer:
         return self.rows[first : first + len(indices)] if indices == [*range(first, first + len(indices))] else None
 
     def current_row(self, client: int) -> Tensor:
-        """Return a client's row, which has been requested before."""
+        """Return the memory that `acquire_row` returned for a client."""
         return self.rows[self.slot_index(client)]
 
     def encode_message(self, client: int) -> Tensor:
@@ -279,16 +278,16 @@ class UploadGather(ABC):
         self._acknowledged: Posted = []
 
     def acquire_row(self, client: int) -> Tensor:
-        """Return memory for a client's upload, after waiting until the upload that was in it has been sent."""
+        """Return memory for a client's upload, after waiting until the previous upload in this memory has been sent."""
         return self.send_buffer.acquire_row(client)
 
     def acquire_adjacent_rows(self, clients: Sequence[int]) -> Tensor | None:
-        """Return memory for the uploads of several clients as one tensor (n, row), if contiguous; otherwise None."""
+        """Return memory for the uploads of n clients as one tensor (n, row) if they are contiguous; otherwise None."""
         return self.send_buffer.acquire_adjacent_rows(clients)
 
     @abstractmethod
     def submit(self, client: int) -> None:
-        """Send, or add up, a client's upload, which has been written to its row."""
+        """Send a client's upload, which has been written to its row, or add it to this rank's sums."""
 
     def finish(self) -> GatheredUploads | None:
         """Wait for all messages; return the uploads at rank 0, and None elsewhere.
@@ -303,14 +302,14 @@ class UploadGather(ABC):
 
     @abstractmethod
     def _finish(self) -> GatheredUploads | None:
-        """Complete the messages with uploads; return the uploads at rank 0."""
+        """Wait for the messages with uploads; return the uploads at rank 0, and None elsewhere."""
 
     def acknowledge_broadcast(self) -> None:
-        """Confirm to rank 0, on ranks without clients in this round, that the broadcast has arrived.
+        """Confirm to rank 0 that the broadcast has arrived, on ranks without clients in this round.
 
-        Otherwise such a rank could miss a whole round, could not return to the start of the current one, and the others
-        would delete checkpoints that contain the states of its clients. These bytes are not counted, because it depends
-        on measured times which ranks have no clients.
+        Without the confirmation, such a rank could miss a whole round and could not return to the start of the current
+        round, while other ranks would delete checkpoints that contain the states of its clients. The bytes are not
+        counted as traffic, because measured times determine which ranks have no clients.
         """
         comm, context = self.comm, self.context
         idle = sorted(set(comm.alive) - {0, *context.placement.values()})
@@ -361,8 +360,8 @@ def receive_ahead(comm: Communicator, incoming: Iterable[tuple[Message, Callable
     """Receive messages in order, with several in progress at a time, and call a function after each one.
 
     Args:
-        incoming: pairs of a message and the function to call when it has arrived.
-        ahead: number of further messages in progress while one is waited for.
+        incoming: pairs of a message and the function to call when this message has arrived.
+        ahead: how many later messages are already being received while the function waits for one.
     """
     under_way = deque[tuple[Posted, Callable[[], None]]]()
 

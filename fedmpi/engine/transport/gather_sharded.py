@@ -1,10 +1,10 @@
-"""Sharded gather of uploads: each rank stores some columns of all rows, m d / W entries instead of m d at rank 0.
+"""Sharded gather of uploads: each of W ranks stores some columns of all m rows, so rank 0 need not store m d entries.
 
 A rank that stores columns is called a holder. Clients' ranks send each holder its columns, and small slots to rank 0,
 which alone runs the method's `aggregate`. If `aggregate` needs a sum, a Gram matrix, inner products or order statistics
-of a large slot, rank 0 queries the holders, each of which computes the part for its columns. Rank 0 combines the parts
-in the order of the blocks, so that the bits are the same as with all rows at rank 0. A rule that reads the rows of a
-slot directly receives all of them, and rank 0 needs the memory for that.
+of a large slot, rank 0 queries the holders, each of which computes the result for its columns. Rank 0 combines the
+parts in the order of the blocks, so that the bits are the same as with all rows at rank 0. A rule that reads the rows
+of a slot directly receives all of them, and rank 0 needs the memory for that.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ SHARD_QUERIES = {
 
 
 class ColumnShard:
-    """The columns of large slots that one holder stores, and its answers to requests of rank 0."""
+    """The columns of large slots that one holder stores; it answers requests of rank 0 about these columns."""
 
     def __init__(self, context: GatherContext) -> None:
         """Allocate memory for the columns of this rank."""
@@ -71,7 +71,7 @@ class ColumnShard:
         return [rows[i] for rows in self.rows.values() if rows.shape[1]]
 
     def local_span(self, holder: int, name: str, span: Span) -> Span:
-        """Return the part of a span of columns that a holder stores."""
+        """Return those columns of a span that a holder stores."""
         a, b = self.chunks.holder_span(name, holder, len(self.holders))
         return max(a, span[0]), max(max(a, span[0]), min(b, span[1]))
 
@@ -79,8 +79,8 @@ class ColumnShard:
         """Compute this holder's part of the answer to a request.
 
         Args:
-            request_kind: the kind, such as GRAM.
-            numbers: the numbers that belong to this holder's part of the span.
+            request_kind: the result that is requested, for example GRAM.
+            numbers: the numeric arguments of the request for this holder's part of the span.
         """
         a, b = self.local_span(self.number, name, span)
         first = self.chunks.holder_span(name, self.number, len(self.holders))[0]
@@ -152,7 +152,7 @@ class ShardedGather(UploadGather):
         return None
 
     def _serve_request(self) -> bool:
-        """Receive a request of rank 0 and answer it; return whether more requests follow."""
+        """Receive a request from rank 0 and answer it; return whether more requests will follow."""
         comm, shard = self.comm, self.shard
         request = torch.empty(5, dtype=torch.int64, device=comm.device)
         comm.exchange([], [(0, request)])
@@ -183,9 +183,9 @@ class GatheredShards(GatheredUploads):
         """Send a request to all holders, and return their answers, concatenated in the order of the holders.
 
         Args:
-            request_kind: the kind, such as GRAM.
-            numbers: returns, for a holder's part of the span, the numbers that the request to this holder contains;
-                None: no numbers.
+            request_kind: the result that is requested, for example GRAM.
+            numbers: a function that returns the numeric arguments for one holder's part of the span; None: no
+                arguments.
             span: the columns; by default all of them.
         """
         shard, comm, holder_numbers = self.shard, self.comm, range(len(self.shard.holders))
@@ -206,7 +206,10 @@ class GatheredShards(GatheredUploads):
     def _request_messages(
         self, request_kind: int, slot_number: int, span: Span, numbers: Sequence[Tensor]
     ) -> list[Message]:
-        """Return the messages of a request to all other holders: (kind, slot, a, b, count of numbers), then numbers."""
+        """Return the messages of a request to all other holders.
+
+        A request is (kind, slot, a, b, count of numbers), followed by the numbers.
+        """
         messages: list[Message] = []
         for rank, x in zip(self.shard.holders, numbers, strict=True):
             if rank != self.comm.rank:
@@ -239,7 +242,7 @@ class ShardedUploads(PartialUploads):
     """The uploads that hooks see: large slots by queries to their holders, small slots from the memory of rank 0."""
 
     def __init__(self, clients: Sequence[int], n: Tensor, p: Tensor, gathered: GatheredShards) -> None:
-        """Wrap gathered uploads; n and p are the samples and weights of the clients."""
+        """Wrap gathered uploads; n and p (m,) are the sample counts and weights of the clients."""
         super().__init__(clients, n, p, gathered)
         self.gathered = gathered
 

@@ -1,10 +1,9 @@
 """Gathers of uploads that store sums instead of rows, so that memory does not depend on the size of the cohort.
 
-They are used for methods that read large slots only through `updates.mean`, as declared by `mean_only_slots`.
+These gathers are used for methods that read large slots only through `updates.mean` (declared in `mean_only_slots`).
 
-Streaming: rank 0 adds rows up as they arrive, in the order of the clients and piece by piece, while it receives the
-    next
-pieces. No row can be left out, because only at the end is it known which rows are bad.
+Streaming: rank 0 adds rows up in the order of the clients and piece by piece, while it receives the next pieces. No row
+can be left out, because it is known only at the end which rows are bad.
 
 Reducing (`server.reduce: local`): each rank adds up the rows of its own clients, and sends one sum:
 
@@ -12,9 +11,9 @@ Reducing (`server.reduce: local`): each rank adds up the rows of its own clients
     mean    = UNIT sum_r total_r                                        reduced over a binomial tree of ranks
 
 A sum of integers does not depend on the order, so the bits depend neither on the number of ranks nor on the placement
-of clients. They differ from those of the other gather modes, which round in other places: here each p_i x_i is rounded
-once to float64 and once to a multiple of UNIT, and the sum of these is exact. The amount of data that a rank sends, and
-that rank 0 receives, does not grow with the cohort.
+of clients. The bits differ from those of the other gather modes because rounding differs: here each p_i x_i is rounded
+once to float64 and once to a multiple of UNIT, and the sum of the rounded values is exact. The amount of data that a
+rank sends, and that rank 0 receives, does not grow with the cohort.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ MAX_ENTRY = 2.0**12  # Bound on entries. Weights sum to one, so sums have the sa
 
 
 class GatheredSums(GatheredUploads):
-    """Small slots of all rows, and for large slots weighted sums of rows and the norms of the rows' blocks."""
+    """Small slots of all rows; of large slots only weighted sums of rows, and norms of blocks of each row."""
 
     def __init__(self, context: GatherContext, means: Means, p: Tensor) -> None:
         """Allocate the sums of a round; `p` (m,) are the weights of the cohort."""
@@ -64,7 +63,7 @@ class GatheredSums(GatheredUploads):
         self.norm_parts: dict[str, list[list[Tensor]]] = {name: [[] for _ in range(m)] for name in self.chunks.large}
 
     def make_sum(self, name: str, kind: str, n: int) -> linear.RunningSum:
-        """Allocate the sum of a large slot with n columns for one kind of weights."""
+        """Allocate the weighted sum of a large slot with n columns; `kind` names the weights."""
         dtype, memory = self.context.buffers.like.dtype, self.context.buffers
         return linear.RunningSum(memory.get(f"sum {name} {kind}", 1, n, linear.sum_dtype(n, dtype))[0], dtype)
 
@@ -102,7 +101,7 @@ class SummedUploads(PartialUploads):
     """The uploads that hooks see: means of large slots, and all rows of small slots."""
 
     def __init__(self, clients: Sequence[int], n: Tensor, p: Tensor, sums: GatheredSums) -> None:
-        """Wrap gathered sums; n and p are the samples and weights of the clients."""
+        """Wrap gathered sums; n and p (m,) are the sample counts and weights of the clients."""
         super().__init__(clients, n, p, sums)
         self.sums = sums
 
@@ -119,7 +118,7 @@ class SummedUploads(PartialUploads):
 
 
 def _undeclared_use_error(slot: str, does: str) -> UserError:
-    """Return the error for a method that reads a slot in another way than it has declared."""
+    """Return the error for a method that declared a slot as mean-only but reads more of it than declared means."""
     return UserError(
         f"mean_only_slots declares that aggregate reads slot {slot!r} only through updates.mean with the declared "
         f"weights, but it {does}; remove {slot!r} from mean_only_slots, and the server stores all rows"
@@ -163,14 +162,14 @@ class StreamingGather(UploadGather):
         return self.sums
 
     def _add_in_background(self, add: Callable[[], None]) -> None:
-        """Add a piece in the background thread while this one receives the next; MPI receives only within its calls."""
+        """Add a piece in the background thread, so that the main thread can receive the next piece meanwhile."""
         self.pending_adds.append(_adder_thread().submit(add))
         if len(self.pending_adds) > 1:
             self.pending_adds[0].result()
             self.pending_adds.popleft()
 
     def _incoming_messages(self, sums: GatheredSums) -> Incoming:
-        """Yield memory for all messages, in the order in which they are sent, and functions that add them."""
+        """Yield each message to receive, in the order of sending, with the function that adds it to the sums."""
         context, chunks, turn = self.context, self.chunks, 0
         num_buffers = PIECES_AHEAD + 2  # two more: one is being added, and one is about to be received
         buffers = context.buffers.get("pieces", num_buffers, max((b - a for _, a, b in chunks.pieces()), default=0))
@@ -210,7 +209,7 @@ class IntegerSum(linear.RunningSum):
 
 
 class GatheredIntegerSums(GatheredSums):
-    """Integer sums of the rows of one rank, and after the reduction of all rows; also small slots and norms."""
+    """Integer sums of one rank's rows (of all rows after the reduction); also small slots and norms."""
 
     def __init__(self, context: GatherContext, means: Means, p: Tensor) -> None:
         """Allocate the sums of a round; `p` (m,) are the weights of the cohort."""

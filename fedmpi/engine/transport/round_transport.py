@@ -1,4 +1,4 @@
-"""The messages of a round on one rank: the broadcast to all ranks, downloads of single clients, and uploads.
+"""The messages of a round on one rank: the broadcast to all ranks, downloads for individual clients, and uploads.
 
 Every rank stores the complete broadcast. If only some layout groups of the model have changed, a message contains only
 these groups, and each rank updates its copy.
@@ -31,13 +31,13 @@ ALIGNED = 64  # bytes; torch aligns its allocations in the same way
 
 
 class RoundTransport:
-    """Sends and receives all messages of a round on one rank: the broadcast, single downloads, and uploads.
+    """Sends and receives all messages of a round on one rank: broadcast, downloads for individual clients, and uploads.
 
     Attributes:
         broadcast_row: the complete broadcast (model and declared server state), on the communicator's device.
-        broadcast_copy: the same on the device on which clients train.
-        changed_groups: the layout groups that the server has changed since the last broadcast, and that the next one
-            contains.
+        broadcast_copy: a copy of `broadcast_row` on the device on which clients train.
+        changed_groups: the layout groups that the server has changed since the last broadcast; the next broadcast
+            contains them.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class RoundTransport:
 
         Args:
             model: any tensor with the type and device of the clients' model.
-            gather_mode: how uploads are gathered: rows or sharded; or streaming or reducing, which apply in rounds in
-                which only means are read (rows in all others).
-            acknowledges: whether ranks without clients in a round confirm to rank 0 that they have received its
-                broadcast, so that no rank is more than one round behind.
+            gather_mode: how uploads are gathered: rows, sharded, streaming or reducing (see gather.py); rounds whose
+                uploads are not only averaged use rows in place of streaming and reducing.
+            acknowledges: whether ranks without clients in a round confirm to rank 0 that the broadcast has arrived, so
+                that no rank is more than one round behind.
         """
         self.comm, self.messages, self.gather_mode, self.acknowledges = comm, messages, gather_mode, acknowledges
         self.full_layout = messages.broadcast_layout()
@@ -77,7 +77,7 @@ class RoundTransport:
         self.buffers = BufferPool(self.broadcast_row, pin_memory)
 
     def model_storage(self) -> tuple[Tensor, Tensor]:
-        """Return memory for the global w and b, at rank 0: part of the broadcast row if all their entries are in it."""
+        """Return memory for the global w and b on rank 0, within the broadcast row if all their entries are sent."""
         fields, messages = self.full_layout.packing.views(self.broadcast_row), self.messages
         w = fields._w if messages.shared.selects_all else self.broadcast_row.new_empty(messages.sizes["d"])
         b = fields._b if messages.shared_b.selects_all else self.broadcast_row.new_empty(messages.sizes["b"])
@@ -133,7 +133,7 @@ class RoundTransport:
 
         Args:
             clients: the clients that receive a download.
-            placement: client -> rank.
+            placement: client -> the rank that trains it.
             server: the server at rank 0; None at other ranks.
 
         Returns:
@@ -157,10 +157,10 @@ class RoundTransport:
 
     # ---- uploads ----
     def gather_uploads(self, t: int, cohort: Sequence[int], placement: Placement, p: Tensor) -> UploadGather:
-        """Begin to gather the uploads of round t; return the object that does this on this rank.
+        """Begin to gather the uploads of round t; return this rank's `UploadGather`.
 
         Args:
-            placement: client -> rank.
+            placement: client -> the rank that trains it.
             p: (m,), the weights of the cohort.
         """
         context = GatherContext(self.comm, t, self.messages.upload_layout(t), cohort, placement, self.buffers)
@@ -183,13 +183,13 @@ class RoundTransport:
 class TrafficCounter:
     """Counts the numbers that clients upload and download.
 
-    Numbers are counted per client, as in papers, independently of ranks. A client does not download again what it has
-    already. The engine's own numbers are not counted. With comm.compression, bytes are counted and converted to numbers
-    of the model's type.
+    Numbers are counted per client, as in papers, independently of ranks. Values that a client has already are not
+    counted as downloaded again. The engine's own fields are not counted. With comm.compression, bytes are counted and
+    converted to numbers of the model's type.
     """
 
     def __init__(self, messages: MessageLayouts) -> None:
-        """Begin with clients that have received nothing."""
+        """Begin in the state in which no client has received anything."""
         self.messages = messages
         # layout group -> the last round in which the server changed it
         self.last_changed = dict.fromkeys(messages.shared_groups, -1)
@@ -197,7 +197,7 @@ class TrafficCounter:
         self.latest_count: tuple[int, dict[str, int]] = -1, {}  # the latest round that was counted, and its numbers
 
     def count(self, t: int, cohort: Sequence[int]) -> dict[str, int]:
-        """Count round t: return its up_parameters and down_parameters, and record that its cohort has the model.
+        """Return up_parameters and down_parameters of round t, and record that its clients have the model.
 
         A round that is repeated after a rank failure is counted once.
         """
@@ -215,7 +215,7 @@ class TrafficCounter:
         return self.latest_count[1]
 
     def _download_size_since(self, r: int) -> int:
-        """Return how many numbers a client downloads that took part last in round r (-1: never)."""
+        """Return how many numbers a client downloads if it last took part in round r (-1: never)."""
         return self.messages.broadcast_layout(
             frozenset(g for g, last in self.last_changed.items() if last >= r)
         ).packing.size
