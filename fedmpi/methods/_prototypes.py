@@ -16,7 +16,7 @@ def class_sums(rows: Iterable[tuple[Tensor, Tensor, Tensor]], classes: int) -> t
     """Return, for each class, the sum of its features (c, z), their number (c,), and the sum of ||z||^2 (c,).
 
     Args:
-        rows: features z, outputs and labels y of each batch.
+        rows: yields features z, outputs and labels y of each batch.
         classes: the number of classes c.
     """
     totals: tuple[Tensor, Tensor, Tensor] | None = None

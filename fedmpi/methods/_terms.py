@@ -35,9 +35,10 @@ def distillation_with_exact_zero(f: Tensor, teacher: Tensor, tau: float) -> Tens
 
 
 def differ_beyond_rounding(x: Tensor, y: Tensor) -> Tensor:
-    """Return as a bool tensor () whether tensors differ by more than 8 units in the last place of the largest entry.
+    """Return whether x and y differ by more than 8 units in the last place of the largest entry of y, bool ().
 
-    If logits differ by less, their gradient in float32 is mostly rounding error (cosine with the true one below 0.9).
+    If logits differ by less, a gradient computed in float32 is mostly rounding error (its cosine with the exact
+    gradient is below 0.9).
     """
     return (x - y).abs().max() > 8 * torch.finfo(x.dtype).eps * y.abs().max()
 
@@ -48,7 +49,7 @@ def scale_perturbation(g: Tensor, rho: float, strength: Tensor | None = None) ->
     Args:
         g: (d,) gradient.
         rho: length of the perturbation.
-        strength: (d,) factors; None: 1.
+        strength: (d,) a factor for each entry; None: 1.
     """
     norm = g.norm()
     scale = torch.where(norm < 1e-10, 0.0, rho / norm)

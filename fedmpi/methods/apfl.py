@@ -5,15 +5,15 @@ Deng, Kamani, Mahdavi. Adaptive Personalized Federated Learning. 2020. https://a
 w_k is trained and uploaded as in FedAvg. The client's own model v_k and its mixing weight alpha_k are client state. The
 client is evaluated with
     u = alpha_k v_k + (1 - alpha_k) w                  with the aggregated w                                   (1)
-A local step takes all gradients on one batch and at the old values:
+In a local step all gradients are computed on the same batch, at the values before the step:
     w_k     <- w_k - lr grad f(w_k)                                                                            (2)
     v_k     <- v_k - lr alpha_k grad f(u_k),      u_k = alpha_k v_k + (1 - alpha_k) w_k                         (3)
     alpha_k <- alpha_k - lr <v_k - w_k, grad f(u_k)>, clipped to [0, 1]                                         (4)
 (4) is applied in the first step of a round (adapt: round), in every step, or never. The authors' code differs: it mixes
-the outputs of the two models where (1) mixes weights, uses the new w_k in (3), adds 0.02 alpha_k to the slope in (4),
-and evaluates w_k. The metric `alpha` is the cohort's mean. train.weight_decay applies to w_k only. In networks with
-dropout, the second gradient draws its own masks. Batch statistics are mixed like the weights in (1); those of v_k are
-updated by the passes at u_k.
+the outputs of the two models instead of their weights (1), uses the new w_k in (3), adds 0.02 alpha_k to the slope in
+(4), and evaluates w_k. The metric `alpha` is the mean of alpha_k over the cohort. train.weight_decay applies to w_k
+only. With dropout, the gradient at u_k uses different masks. Batch statistics are mixed like the weights in (1); those
+of v_k are updated by the passes at u_k.
 """
 
 from dataclasses import dataclass

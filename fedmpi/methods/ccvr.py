@@ -7,10 +7,10 @@ their samples under the received model, and the server retrains the head on feat
     N_ck, mu_ck, Sigma_ck (unbiased)                          N_c = sum_k N_ck,   mu_c = sum_k N_ck mu_ck / N_c     (1)
     Sigma_c = sum_k ((N_ck - 1) Sigma_ck + N_ck (mu_ck - mu_c)(mu_ck - mu_c)') / (N_c - 1)                         (2)
     `samples` draws z ~ N(mu_c, Sigma_c) for each class c;    head <- SGD on CE(head(z), c), from the global head    (3)
-(2) is the covariance over all clients' samples of the class, in a form without cancellation. No features are drawn for
-a class with fewer than two samples. The statistics are those of the last round's cohort; with cohort.fraction: 1 they
-are those of all clients. T rounds are thus T - 1 rounds of training and this one, which has no train_loss. The paper
-does not say how the head is trained; the defaults are those of a public reproduction, without its weight decay of 1e-5.
+(2) is the covariance over all clients' samples of the class, in a numerically stable form. No features are drawn for a
+class with fewer than two samples. Only the cohort of the last round sends statistics; with cohort.fraction: 1 these are
+all clients. A run thus has T - 1 rounds of training; the last round has no train_loss. The paper does not say how the
+head is trained; the defaults are those of a public reproduction, without its weight decay of 1e-5.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from fedmpi.method.slots import PER_CLASS, PROTOTYPES, SHARED, SharedParts, Slot
 
 @dataclass(frozen=True)
 class CCVR(Method):
-    """CCVR: FedAvg, whose head the server retrains in the last round on features drawn from class statistics."""
+    """CCVR: FedAvg; in the last round the server retrains the head on features drawn from class statistics."""
 
     samples: int = option(2000, "M_c, number of features drawn per class", ge=0)
     epochs: int = option(10, "passes over the drawn features in (3)", ge=0)
@@ -81,7 +81,10 @@ class CCVR(Method):
         return self._calibrate_head(server, z.to(server.shared), y.to(server.shared.device), g) - server.shared, State()
 
     def _calibrate_head(self, server: Server, z: Tensor, y: Tensor, g: torch.Generator) -> Tensor:
-        """Return the global head (h,) after training it by (3) on features z (n, z) of classes y (n,)."""
+        """Return the weights (h,) of the global head after training it by (3) on features z (n, k) of classes y (n,).
+
+        g: the generator that shuffles the features.
+        """
         out = server.shared.clone()
         head = [s.view(out).requires_grad_() for s in server.segments]  # weight (c, z), and bias (c,) if there is one
         sgd = torch.optim.SGD(head, self.lr, self.momentum)
@@ -95,7 +98,10 @@ class CCVR(Method):
 
 
 def feature_statistics(z: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean (k,) and covariance (k, k) of (1) of n feature vectors z (n, k); zeros if there are too few."""
+    """Return the mean (k,) and the unbiased covariance (k, k) of n feature vectors z (n, k).
+
+    The mean is 0 for n = 0, and the covariance is 0 for n < 2.
+    """
     mu = z.double().sum(0) / max(len(z), 1)
     centred = z.double() - mu
     return mu.to(z.dtype), (centred.T @ centred / max(len(z) - 1, 1)).to(z.dtype)
@@ -105,12 +111,12 @@ def pool_statistics(n: Tensor, mu: Tensor, sigma: Tensor) -> tuple[float, Tensor
     """Combine the clients' statistics of one class into N_c, mu_c and Sigma_c of (1) and (2), in float64.
 
     Args:
-        n: (m,) number of samples of each client.
-        mu: (m, z) means.
-        sigma: (m, z, z) covariances.
+        n: (m,) number of samples of each of m clients.
+        mu: (m, k) means of k features.
+        sigma: (m, k, k) covariances.
 
     Returns:
-        N_c (), mu_c (z,), Sigma_c (z, z).
+        N_c (), mu_c (k,), Sigma_c (k, k).
     """
     n, mu, sigma = n.double().cpu(), mu.double().cpu(), sigma.double().cpu()
     N = float(n.sum())
@@ -121,10 +127,9 @@ def pool_statistics(n: Tensor, mu: Tensor, sigma: Tensor) -> tuple[float, Tensor
 
 
 def draw_features(mu: Tensor, sigma: Tensor, n: int, g: torch.Generator) -> Tensor:
-    """Draw n vectors (n, z) float64 from N(mu, Sigma), with mu (z,) and a possibly singular Sigma (z, z).
+    """Draw n vectors (n, k) float64 from N(mu, sigma), with mu (k,) and a possibly singular covariance sigma (k, k).
 
-    The symmetric square root of Sigma is used, because it is unique; the signs of eigenvectors differ between
-    processors.
+    The symmetric square root of sigma is used because it is unique, so that the vectors are the same on all processors.
     """
     lam, E = torch.linalg.eigh(sigma)
     root = (E * lam.clamp(min=0).sqrt()) @ E.T

@@ -3,18 +3,19 @@
 Zhang, Hua, Wang, Song, Xue, Ma, Guan. Adaptive Local Aggregation for Personalized Federated Learning. AAAI 2023.
 https://arxiv.org/abs/2212.01197
 
-Client i mixes the received model w into the model w_i of its last training:
-    u = w_i + (w - w_i) . W        W is learned in the head and is 1 elsewhere (layers: all learns it everywhere)   (1)
-    W <- clip(W - rate grad L(u) . (w - w_i), 0, 1)      over batches of a `share` of its training rows            (2)
+Client i mixes the received model w with w_i, its model after its last local training:
+    u = w_i + (w - w_i) . W        W is learned in the head and is 1 elsewhere (layers: all learns W in all layers) (1)
+    W <- clip(W - rate grad L(u) . (w - w_i), 0, 1)      on batches of a fraction `share` of its training rows     (2)
 It then trains by SGD for E epochs from u, and the server averages the trained models, w <- sum_i p_i w_i. The client is
 evaluated with (1), computed from the newest w and its W.
 
-W belongs to the client and starts at 1. When a client learns W for the first time, it repeats passes of (2) over the
-rows until the losses of the last ten passes (the loss of a pass is that of its last batch) have a standard deviation
-below `threshold`, with at least 11 and at most 100 passes. (The authors' code has no upper limit; the paper's threshold
-is 0.01.) Later it makes one pass in each round. The rows are drawn anew in each round. There are at least two rows, and
-no batch consists of one row, with which batch normalisation could not be trained. If w = w_i, as in round 0, nothing is
-mixed. A client that is not sampled does not learn W in that round; in the authors' code all clients mix in every round.
+Each client keeps its own W, which starts at 1. When a client learns W for the first time, it repeats passes of (2) over
+the rows until the losses of the last ten passes (the loss of a pass is that of its last batch) have a standard
+deviation below `threshold`, with at least 11 and at most 100 passes. (The authors' code has no upper limit; the paper's
+threshold is 0.01.) Later it makes one pass in each round. The rows for (2) are redrawn in each round. At least two rows
+are drawn, and no batch has a single row, because batch normalisation cannot be trained on one. If w = w_i, as in round
+0, nothing is mixed. A client that is not sampled does not learn W in that round; in the authors' code all clients mix
+in every round.
 """
 
 from dataclasses import dataclass
@@ -110,7 +111,7 @@ class FedALA(Method):
         return client.extract_group(HEAD, flat) if self.layers == "head" else flat
 
     def _mixture(self, client: Client, W: Tensor) -> Tensor:
-        """Return the mixture u (d,) of (1) of the received model and the client's last one, with weights W."""
+        """Return u (d,) of (1), the mixture of the received model and the client's last model with mixing weights W."""
         mixed = self._learned_entries(client, client.state.last) + W * self._learned_entries(
             client, client.received - client.state.last
         )

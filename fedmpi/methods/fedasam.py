@@ -5,9 +5,9 @@ https://arxiv.org/abs/2203.11834
 
 The perturbation scales with the weights:
 eps = rho T^2 g / ||T g||,   g = grad F_k(w)         elementwise; one norm over all parameters                 (1)
-T   = |w| + eta on tensors with "weight" in their name, 1 on the others                                        (2)
+T   = |w| + eta on tensors with "weight" in their name, 1 on all other tensors                                 (2)
 w  <- w - lr grad F_k(w + eps)                       a step from w                                             (3)
-In the comparison by FedSOL's authors, T = |w| on all tensors: eta: 0, scaled: all.
+FedSOL's authors compare with T = |w| on all tensors, which is eta: 0, scaled: all.
 """
 
 from dataclasses import dataclass

@@ -5,15 +5,14 @@ Chen, Qiu. Extra Clients at No Extra Cost: Overcome Data Heterogeneity in Federa
 
 Convolution kernels are products W = alpha D of coefficients and atoms (models/filter_atoms.py); theta_h denotes the
 linear layers. Client k:
-    (alpha, D, theta_h)_k <- SGD on F_k, jointly, by the steps of `client`                                      (1)
+    (alpha, D, theta_h)_k <- SGD on F_k, jointly, with the local steps of the method `client`                   (1)
     alpha <- sum_k p_k alpha_k,   D <- sum_k p_k D_k,   theta_h <- sum_k p_k theta_h,k;   W is never averaged   (2)
-Rounds whose number is a multiple of `period` = 1 / beta are slow rounds. In the other, fast rounds, only D and theta_h
-are sent, and the server's alpha does not change. alpha_fast determines what happens to the clients' own alpha_k in fast
-rounds:                                                                                                         (3)
+A round is slow if its number is a multiple of `period` = 1 / beta, and fast otherwise. In fast rounds only D and
+theta_h are sent, and the server's alpha does not change. alpha_fast determines what happens to the clients' own alpha_k
+in fast rounds:                                                                                                 (3)
     discard: clients train alpha_k, but the result is not used (Algorithm 2)
     freeze: clients do not train alpha_k
-    keep: clients continue from their alpha_k until they upload it in the next slow round (the drift of the proof in
-        A.4.2)
+    keep: clients continue from their alpha_k until they upload it in the next slow round, as in the proof in A.4.2
 Batch normalisation is sent in every round.
 
 In method fedatom_personal each client also has its own atoms D_l,k, which are never sent. After (1), with alpha and
@@ -39,7 +38,7 @@ from fedmpi.models.filter_atoms import decompose_convolutions
 @delegates_to("client", step=True)
 @dataclass(frozen=True)
 class FedAtom(Method):
-    """FedAtom: any method that shares the whole model, on convolutions that are decomposed into atoms."""
+    """FedAtom: FedAvg, or another method that shares the whole model, on convolutions decomposed into atoms."""
 
     atoms: int = option(9, "m_a, number of atoms per layer", ge=1)
     init: str = option(
@@ -115,7 +114,7 @@ class FedAtom(Method):
 @delegates_to("fedatom", step=True)
 @dataclass(frozen=True)
 class FedAtomPersonal(Method):
-    """FedAtom with personal atoms, which each client trains by (4) after its part of the global round."""
+    """FedAtom with personal atoms, which each client trains by (4) after it has trained the global model."""
 
     atoms: int = option(9, "m_a, number of atoms per layer", ge=1)
     init: str = option("he", "initialisation of alpha and D, as in fedatom", choices=("he", "dcf", "from_conv"))

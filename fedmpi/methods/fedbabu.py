@@ -2,7 +2,7 @@
 
 Oh, Kim, Yun. Federated Averaging with Body Aggregation and Body Update. ICLR 2022. https://arxiv.org/abs/2106.06042
 
-Rounds:        theta_h = theta_h^0 on all clients and the server;   theta_b <- sum_k p_k theta_b,k             (1)
+Rounds:        head theta_h = theta_h^0 on all clients and the server;   body theta_b <- sum_k p_k theta_b,k   (1)
 Evaluation:    with the protocol ft(e), each client first fine-tunes the full network, the head or the body for e
                epochs                                                                                          (2)
 """

@@ -31,7 +31,7 @@ class FedBN(Method):
         return SharedParts(exclude=(NORM,))  # (1)
 
     def prepare_model(self, module: nn.Module, classes: int) -> nn.Module:
-        """Assign the tensors that stay with the client to layout group norm, other normalisation tensors to body."""
+        """Assign tensors that stay with the client to layout group norm, and shared normalisation tensors to body."""
         groups: dict[str, str] = getattr(module, "parameter_groups", dict)()
         local = NORM_LAYERS[:1] if self.bn_match == "type" else NORM_LAYERS
         for path, layer in module.named_modules():

@@ -6,8 +6,8 @@ v      = alpha g + (1 - alpha) Delta,   w_k <- w_k - lr v          local step   
 Delta <- sum_k p_k (w - w_k) / (lr a_k)                            the mean direction of the round's steps (2)
 w     <- sum_k p_k w_k                                                                                   (3)
 In the paper all clients make K steps of plain SGD, so that a_k = K and (3) is w - lr K Delta. With momentum, a_k is the
-weight with which a constant direction enters w_k. The paper's p_k are equal: cohort.weighting: uniform. Weight decay is
-part of (w - w_k).
+weight with which a constant direction enters w_k. In the paper the p_k are equal (cohort.weighting: uniform). Weight
+decay is part of (w - w_k).
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ from fedmpi.method import (
 
 @dataclass(frozen=True)
 class FedCM(Method):
-    """FedCM: client-level momentum along the cohort's previous direction."""
+    """FedCM: FedAvg with gradients that are mixed with the cohort's previous direction."""
 
     alpha: float = option(0.1, "weight of the batch's gradient in (1); 1: FedAvg", gt=0, le=1)
 

@@ -1,14 +1,14 @@
-"""FedDyn: dynamic regularisation, by which the minima of the clients' objectives agree with that of the global one.
+"""FedDyn: dynamic regularisation, so that the minima of the clients' objectives agree with that of the global one.
 
 Acar, Zhao, Navarro, Mattina, Whatmough, Saligrama. ICLR 2021. https://arxiv.org/abs/2111.04263
 
-A linear and a quadratic term are added to each client's objective:
+A linear term, with g_k of the client, and a quadratic term are added to each client's objective F_k:
 w_k  = argmin F_k(v) - <g_k, v> + (alpha/2) ||v - w||^2                                               (1)
 g_k <- g_k - alpha (w_k - w)                                                                          (2)
-h   <- h - (alpha/N) sum_{k in cohort} (w_k - w)       N all clients; with (2) the mean of all g_k    (3)
+h   <- h - (alpha/N) sum_{k in cohort} (w_k - w)       N: all clients; by (2), h is the mean g_k      (3)
 w   <- sum_k p_k w_k - h / alpha                                                                      (4)
-The paper's (4) has equal p_k: cohort.weighting: uniform. With report: avg the global model is m = sum_k p_k w_k, as in
-the reports of the authors' code; clients receive m and h, and still start from w = m - h / alpha. Weight decay is part
+In the paper the p_k are equal (cohort.weighting: uniform). With report: avg the global model is m = sum_k p_k w_k,
+which the authors' code reports; clients receive m and h, and still start from w = m - h / alpha. Weight decay is part
 of F_k, and so of (w_k - w). If (1) is solved exactly, grad F_k(w_k) = g_k - alpha (w_k - w), which is the new g_k.
 """
 

@@ -1,4 +1,4 @@
-"""FedFomo: each client mixes its model with those of other clients that reduce the loss on its own validation rows.
+"""FedFomo: each client mixes its model with other clients' models that reduce the loss on its own validation rows.
 
 Zhang, Sapra, Fidler, Yeung, Alvarez. Personalized Federated Learning with First Order Model Optimization. ICLR 2021.
 https://arxiv.org/abs/2012.08565
@@ -27,7 +27,7 @@ from fedmpi.method.slots import FLAT, INITIAL, SharedParts, Slot, Slots
 
 @dataclass(frozen=True)
 class FedFomo(Method):
-    """FedFomo: personal models, mixed from those of other clients by their usefulness."""
+    """FedFomo: personal models, each mixed with other clients' models according to their usefulness."""
 
     models: int = option(5, "M, maximum number of other clients' models that a client receives", ge=1)
     base: str = option(
@@ -81,7 +81,7 @@ class FedFomo(Method):
 
 
 def usefulness(at_base: Tensor, losses: Tensor, moves: Tensor) -> Tensor:
-    """Return the usefulness u_n (n,) of models by (1).
+    """Return u_n of (1), the usefulness of each of n models, (n,).
 
     Args:
         at_base: () the loss L_i(b_i).

@@ -3,13 +3,13 @@
 Zhang, Sun, Chen. 2023. https://arxiv.org/abs/2309.06692
 
 For each pair of clients i < j whose updates conflict, <g_i, g_j> < 0:
-    g_i <- g_i - (<g_i, g_j> / ||g_j||^2) g_j,    g_j <- g_j - (<g_i, g_j> / ||g_i||^2) g_i    both of the old g    (1)
+    g_i <- g_i - (<g_i, g_j> / ||g_j||^2) g_j,    g_j <- g_j - (<g_i, g_j> / ||g_i||^2) g_i    at the same time     (1)
 and then  w <- w + sum_i p_i g_i.  Later pairs use the updates that earlier pairs have changed.                     (2)
-variant: hierarchical is the code with which FedLD's authors compare under this name. For each tensor, clients are
+variant: hierarchical is the code that FedLD's authors call FedGH in their comparison. For each tensor, clients are
 paired by the product of their updates with a running mean of past directions, conflicts within a pair are removed, the
 pair is summed, and the sums are paired again (aggregation/gradient_harmonization.py);                               (3)
-    history <- 0.99 history + 0.01 direction; in round 0 both are the plain mean                                     (4)
-(Another method named FedGH shares prototypes.)
+    history <- 0.99 history + 0.01 direction; in round 0 both are the unweighted mean of the updates                 (4)
+(Another method with the name FedGH shares prototypes.)
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ HISTORY_DECAY = 0.99  # weight of the history in (4)
 
 @dataclass(frozen=True)
 class FedGH(Method):
-    """FedGH: FedAvg with harmonised updates."""
+    """FedGH: FedAvg after conflicts between the clients' updates have been removed."""
 
     variant: str = option(
         "pairwise", "how clients are paired to remove conflicts", choices=("pairwise", "hierarchical")

@@ -1,4 +1,4 @@
-"""FedLC: logits calibration, which gives classes that are rare at a client wide margins.
+"""FedLC: logits calibration, which gives wide margins to classes that are rare at a client.
 
 Zhang, Li, Li, Xu, Wu, Ding, Wu. Federated Learning with Label Distribution Skew via Logits Calibration. ICML 2022.
 https://arxiv.org/abs/2209.00189
@@ -8,8 +8,8 @@ L = -log( exp(f_y - tau n_y^(-1/4)) / sum_c exp(f_c - tau n_c^(-1/4)) )         
   = log( 1 + sum_{c != y} exp(f_c - f_y + D_yc) ),   D_yc = tau (n_y^(-1/4) - n_c^(-1/4))                         (2)
 The sum printed in the paper leaves out c = y; then the loss has no lower bound and training collapses. Four public
 implementations use (1), which is the loss with the margins of (2). A class without samples at the client counts as 1e-8
-samples: its logit is lowered by 100 tau, so that its probability is zero unless tau is tiny. task.label_smoothing needs
-such probabilities, and is therefore rejected. Models are evaluated as in FedAvg.
+samples: its logit is lowered by 100 tau, so that its probability is zero unless tau is tiny. task.label_smoothing is
+rejected, because it would use the logarithm of this probability. Models are evaluated as in FedAvg.
 """
 
 from dataclasses import dataclass

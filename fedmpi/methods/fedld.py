@@ -1,4 +1,4 @@
-"""FedLD: loss decomposition, with a margin term at the clients and principal directions at the server.
+"""FedLD: clients add a margin term to the loss, and the server aggregates along principal directions of the updates.
 
 Zeng, Guo, et al. Tackling Data Heterogeneity in Federated Learning via Loss Decomposition. MICCAI 2024.
 https://arxiv.org/abs/2408.12300
@@ -6,19 +6,19 @@ https://arxiv.org/abs/2408.12300
 Client, margin control:         L = CE(f(x), y) + lambda mean_b log(1 + ||f(x_b)||^2)                    (3)
 Server, principal gradients:    w <- w + sum_i p_i g_i',   g_i = w_i - w,                                (4)
     u_i = sum_{l <= L} lam_l <g_i, v_l> v_l,     g_i' = ||g_i|| u_i / ||u_i||                            (5)
-v_l and lam_l are the leading principal directions of the updates (aggregation/rules.py). margin: 0 turns (3) off, and
-then the task need not be a classification; principal: false turns (4) and (5) off. variant chooses between three
-readings of (5):
-    text     the sentence before (5) in the paper, as above: the weighted sum of the projections is scaled to the
+v_l and lam_l are the L leading principal directions of the updates of m clients, and their eigenvalues
+(aggregation/rules.py). margin: 0 turns (3) off, and then the task need not be a classification; principal: false turns
+(4) and (5) off. variant chooses between three readings of (5):
+    text     as above, from the sentence before (5) in the paper: the weighted sum of the projections is scaled to the
              length of the update
     printed  g_i' = ||g_i|| sum_l omega_l sgn<g_i, v_l> v_l with omega_l = lam_l / ||(lam_1 .. lam_L)||, which also has
              the length of the update
     code     the authors' code, which produced their tables: as printed, but with omega_l = lam_l / sum of all lam,
-             which shortens updates (to sqrt(L)/m of their length if they are nearly orthogonal); directions of each
-             tensor; a margin term of probabilities, with one norm over the batch; the plain mean in round 0
+             which shortens updates (to sqrt(L)/m of their length if they are nearly orthogonal). v_l is computed for
+             each tensor separately, (3) uses probabilities and one norm over the batch, and round 0 averages updates
 The authors' code also used cohort.weighting: uniform and train.warmup_rounds: 5. It determines the sign of v_l by a
-vote, which changes nothing, because the sign enters twice. The rule server.rule: {name: principal, ...} has more
-options.
+vote, which changes nothing, because v_l occurs twice in each term. The rule server.rule: {name: principal, ...} has
+more options.
 """
 
 from dataclasses import dataclass

@@ -2,11 +2,11 @@
 
 Wang, Liu, Liang, Joshi, Poor. NeurIPS 2020. https://arxiv.org/abs/2007.07481
 
-    d_k = (w - w_k) / a_k       a_k: weight with which a constant gradient enters w_k; the steps, without momentum  (1)
+    d_k = (w - w_k) / a_k       a_k: weight of a constant gradient in w_k; without momentum, the number of steps    (1)
     w  <- w - tau sum_k p_k d_k     tau = sum_k p_k a_k                                                             (2)
 With ccvr, local gradients are corrected as in the code of FedSOL's authors: g - d_k + d with d = sum_k p_k d_k.    (3)
-d_k is from the client's last training and d from the last aggregation, both per unit of learning rate (in that code d
-stays 0). Weight decay is part of the update.
+d_k is from the client's last training and d from the last aggregation, both divided by the learning rate (in their code
+d stays 0). Weight decay is part of the update.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""FedPAC: clients share the body; each gets its own mixture of the cohort's heads, and prototypes align the features.
+"""FedPAC: clients share the body, each gets its own mixture of the cohort's heads, and prototypes align the features.
 
 Xu, Tong, Huang. ICLR 2023. https://arxiv.org/abs/2306.11867
 
@@ -8,7 +8,7 @@ With the body theta, client k's mixture phi_k, and class shares pi_c = n_kc / n_
 Server: theta by weighted mean;  P[c] = sum_k n_kc proto_k[c] / sum_k n_kc;                                          (3)
     phi_i = sum_j a_ij phi_j,   a_i = argmin_{a >= 0, sum a = 1}  a' (diag V + Delta^i) a,                           (4)
     Delta^i_jl = sum_c <h_i[c] - h_j[c], h_i[c] - h_l[c]>
-(1) uses the received body; proto_k is computed again after training. For a class without a global prototype P[c], (2)
+(1) uses the received body; proto_k[c] is the mean mu_c after training. For a class without a global prototype P[c], (2)
 uses the client's own mean of (1). In round 0 there are no prototypes and no mixtures yet.
 """
 

@@ -3,7 +3,7 @@
 Arivazhagan, Aggarwal, Singh, Choudhary. Federated Learning with Personalization Layers. 2019.
 https://arxiv.org/abs/1912.00818
 
-(theta_b,k, theta_h,k) <- SGD on F_k from (theta_b, theta_h,k), jointly;   theta_b <- sum_k p_k theta_b,k        (1)
+(theta_b,k, theta_h,k) <- SGD on F_k from (body theta_b, head theta_h,k);  theta_b <- sum_k p_k theta_b,k        (1)
 A client that was not sampled is evaluated with the new body and the head from the last round in which it trained.
 """
 

@@ -4,9 +4,9 @@ Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. AAAI 2022. https://arxiv.org/abs/2105.00
 
     proto_k[c] = mean of z(x) over the client's samples of class c, during the last local epoch                   (1)
     P[c]       = mean over the clients that have samples of class c, unweighted as in the authors' code           (2)
-    L          = CE + lam MSE(z, P_y)       MSE: mean over B d; a sample without a prototype adds 0               (3)
-The weights still change while (1) is accumulated. share_weights: true also averages the models, as FedUV's comparison
-does.
+    L          = CE + lam MSE(z, P_y)       a sample of a class without a prototype adds 0 to the MSE             (3)
+The weights still change while (1) is accumulated. share_weights: true also averages the models, as in the comparison in
+the FedUV paper.
 """
 
 from dataclasses import dataclass

@@ -11,7 +11,8 @@ The received model w0 is the fixed teacher of the proximal loss L_p. At the weig
 At w = w0, in the first step of a round, L_p has its minimum. There g_p and eps are set to exactly 0, with and without
 Lambda, although rounding, dropout or batch statistics would give a small gradient. With layers: head, both gradients
 come from one pass through the body. The norm in (7) is over a layer, weight and bias together. norm: tensor normalises
-each tensor separately; norm: dim0 is the authors' code. Table 5 of the paper compares values of layers and adaptive.
+each tensor separately, norm: dim0 each column of a tensor, as in the authors' code. Table 5 of the paper compares
+values of layers and adaptive.
 
 With prox, g_p is the gradient of another method's regularizer, and that method's server and client state are kept. Its
 client state must not rely on steps along the regularizer, because (4) makes no such steps. Table 4 of the paper, with
@@ -106,6 +107,6 @@ class FedSOL(Method):
         return scale_perturbation(g, self.rho, strength)  # (6)
 
     def _perturbed_layers(self, client: Client) -> list[list[Segment]]:
-        """Return the perturbed tensors by layer; the names of a layer's tensors differ only in their last part."""
+        """Return the perturbed tensors by layer; the names of a layer's tensors differ in their last part only."""
         chosen = [s for s in client.segments() if self.layers == "all" or (s.group == HEAD) == (self.layers == "head")]
         return [list(tensors) for _, tensors in groupby(chosen, key=lambda s: s.name.rpartition(".")[0])]

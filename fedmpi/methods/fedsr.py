@@ -7,8 +7,9 @@ An additional linear layer before the head, with twice as many outputs as the he
 Gaussian, z ~ N(mu(x), sigma(x)^2). The loss keeps them small, and close to a learned reference distribution r(z|y) of
 each class (models/probabilistic_features.py):
     L = CE + l2r mean_b ||z_b|| + cmi mean_b KL( N(C mu_b, (C sigma_b)^2) || r(.|y_b) )          norm not squared    (1)
-As in the authors' code, r and C stay with the client. A model is evaluated at z = mu; the authors' code averages 20
-draws of z instead. probabilistic: false leaves the model unchanged, which is the paper's FedL2R.
+C is a learned number. As in the authors' code, r and C stay with the client. A model is evaluated at z = mu; the
+authors' code averages over 20 draws of z instead. probabilistic: false leaves the model unchanged, which is the paper's
+FedL2R.
 """
 
 from dataclasses import dataclass

@@ -5,9 +5,10 @@ https://arxiv.org/abs/2402.18372
 
 L = CE + mu U(z) + lam V(softmax f)                                                                          (1)
 U = mean_{i<j} exp(-||z_i - z_j||^2 / sigma),   sigma = median of the non-zero squared distances             (2)
-V = mean_c h(1/sqrt(C) - std_b P_bc)            h(t) = max(t, 0); std unbiased, 1/sqrt(C) that of one-hot P  (3)
-z is the input of the head. U and V of a batch of one sample are 0. Table 6 of the paper compares h(t) = t (hinge: none)
-and t^2 (hinge: squared). As in the authors' code, the gradient also flows through sigma, unless detach_sigma: true.
+V = mean_c h(1/sqrt(C) - std_b P_bc)            h(t) = max(t, 0); P = softmax f; the std is unbiased         (3)
+z is the input of the head. 1/sqrt(C) is the std of one-hot P for C equally frequent classes. U and V of a batch of one
+sample are 0. Table 6 of the paper compares h(t) = t (hinge: none) and t^2 (hinge: squared). As in the authors' code,
+the gradient also flows through sigma, unless detach_sigma: true.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """GradProj: each local step removes the component of the gradient that conflicts with staying near the received model.
 
-The orthogonal projection that FedSOL is compared with. Lee et al. CVPR 2024, Table 1. https://arxiv.org/abs/2308.12532
+A baseline in the FedSOL paper. Lee et al. CVPR 2024, Table 1. https://arxiv.org/abs/2308.12532
 
 g_p is the gradient of a distance to the received model w0, and g_l that of the loss. All parameters form one vector.
 g_l = grad CE(f_w(x), y),   g_p = grad KL(softmax(f_w0 / tau) || softmax(f_w / tau))
@@ -46,6 +46,6 @@ class GradProj(Method):
 
 
 def project_out_conflict(g_l: Tensor, g_p: Tensor) -> Tensor:
-    """Return g_l (d,) without its component against g_p (d,), as in (1); g_l itself if g_p is only rounding noise."""
+    """Return g (d,) of (1) from g_l (d,) and g_p (d,); it is g_l if g_p consists of rounding errors only."""
     along, square = g_l @ g_p, g_p @ g_p
     return torch.where((along < 0) & (square >= 1e-24), g_l - along / square * g_p, g_l)  # (1)

@@ -1,4 +1,4 @@
-"""kNN-Per: FedAvg, whose predictions each client mixes with a vote of its nearest training samples in feature space.
+"""kNN-Per: each client mixes the predictions of FedAvg's model with a vote of its nearest training samples.
 
 Marfoq, Neglia, Vidal, Kameni. Personalized Federated Learning through Local Memorization. ICML 2022.
 https://arxiv.org/abs/2111.09360
@@ -9,8 +9,8 @@ the features z come from the evaluated model:
     p_knn[c] = sum_{j: y_j = c} s_j / sum_j s_j                                                                   (2)
     p = lam p_knn + (1 - lam) softmax f(x)                                                                        (3)
 With evaluate.protocol ft(e) the evaluated model is the fine-tuned one. mix: logits replaces softmax f in (3) by f, as
-the code of FedSOL's authors does. (1) is the code of kNN-Per's authors, similarity: code. Their paper prints exp(-d_j),
-which is similarity: paper with scale 1; in general exp(-d_j / scale). All clients use the same lam, whereas in the
+the code of FedSOL's authors does. (1) is that of the code of kNN-Per's authors, similarity: code. With
+similarity: paper, s_j = exp(-d_j / scale), as in their paper for scale 1. All clients use the same lam, whereas in the
 paper each client chooses its own.
 """
 
@@ -71,14 +71,14 @@ def neighbour_probabilities(distances: Tensor, y: Tensor, k: int, classes: int, 
     """Return the class probabilities p_knn (B, classes) of (2) by the k nearest samples.
 
     The similarities are s_j = exp(-distance_j / width). The smallest distance is subtracted first, so that not all
-    similarities underflow to 0; the factor cancels in (2).
+    similarities underflow to 0; this changes all s_j by the same factor, which cancels in (2).
 
     Args:
         distances: (B, n) non-negative distances to the n samples.
         y: (n,) labels of the samples.
         k: number of neighbours.
         classes: number of classes.
-        width: the distance at which the similarity is 1/e.
+        width: the distance at which a similarity is 1/e.
     """
     nearest, j = distances.topk(min(k, len(y)), largest=False)  # (B, k), ascending
     s = (-(nearest - nearest[:, :1]) / width).exp()  # (1)

@@ -32,7 +32,7 @@ class LGFedAvg(Method):
         return SharedParts(groups=(HEAD, GLOBAL) if self.n_shared > 1 else (HEAD,))  # (1)
 
     def prepare_model(self, module: nn.Module, classes: int) -> nn.Module:
-        """Assign the n_shared - 1 linear layers below the head to the layout group that is shared."""
+        """Assign the last n_shared - 1 linear layers below the head to the layout group "global", which is shared."""
         linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
         if len(linear) < self.n_shared:
             raise UserError(

@@ -3,7 +3,7 @@
 Li, He, Song. Model-Contrastive Federated Learning. CVPR 2021. https://arxiv.org/abs/2103.16257
 
 z, z0 and z' are features of the current model, the received model, and the model that the client uploaded last (before
-that, the initial model); the latter two are fixed. s(a, b) = <a, b> / (||a|| ||b||).
+its first upload, the initial model); z0 and z' have no gradient. s(a, b) = <a, b> / (||a|| ||b||).
     l_con = -log( exp(s(z, z0)/tau) / (exp(s(z, z0)/tau) + exp(s(z, z')/tau)) )          batch mean           (1)
           = log(1 + exp((s(z, z') - s(z, z0)) / tau))
     L     = CE + mu l_con                                                                                     (2)
@@ -20,7 +20,7 @@ from fedmpi.method import FEATURES, INITIAL, INITIAL_BUFFERS, Client, Method, Sl
 
 @dataclass(frozen=True)
 class MOON(Method):
-    """MOON: FedAvg with a contrastive term between models."""
+    """MOON: FedAvg with a contrastive term between features of the local and the global model."""
 
     mu: float = option(1.0, "weight of the contrastive term; 0: FedAvg", ge=0)
     tau: float = option(0.5, "temperature", gt=0)

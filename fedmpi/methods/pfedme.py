@@ -9,9 +9,9 @@ A local step, on one batch:   `steps` times  theta <- theta - personal_lr (grad 
                               w <- w - lr lam (w - theta)                                                         (3)
 Server:                       w <- (1 - beta) w + beta sum_k p_k w_k;   beta is server.lr, lr is train.lr          (4)
 The client is evaluated with theta. In the first step of a round theta starts from w. In later steps it continues from
-the previous step, as in the authors' code, or starts from w again (start: w). The paper's p_k are equal. `decay` adds
-decay theta to grad f, 0.001 theta in the authors' code. train.weight_decay acts on w in (3). A client that is not
-sampled uses theta from its last round. Batch statistics are those of the passes at theta.
+the previous step, as in the authors' code, or starts from w again (start: w). In the paper the p_k are equal. `decay`
+adds decay theta to grad f, 0.001 theta in the authors' code. train.weight_decay acts on w in (3). A client that is not
+sampled is evaluated with theta from its last training. Batch statistics are those of the passes at theta.
 """
 
 from dataclasses import dataclass
