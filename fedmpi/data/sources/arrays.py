@@ -54,7 +54,7 @@ def convert_samples(
         grey: treat (n, H, W) as images with one channel. False: only if `options` has axes or a pixel range.
 
     Returns:
-        (n, C, H, W) images or (n, C, D, H, W) volumes, as Pictures if they are uint8 or have a pixel range, otherwise
+        (n, C, H, W) images or (n, C, D, H, W) volumes, as LazyImages if they are uint8 or have a pixel range, otherwise
         as a float32 tensor; for other numbers of axes a float32 tensor with the shape of the array.
 
     Raises:
@@ -85,7 +85,7 @@ def convert_samples(
 
 
 def _normalize(x: Tensor | Stream, options: ArrayOptions, pixels: bool = True) -> Tensor | LazyImages:
-    """Return (x - mean) / std by channel, as Pictures if x contains pixels.
+    """Return (x - mean) / std by channel, as LazyImages if x contains pixels.
 
     pixels: whether x contains pixels: uint8, or floats in 0..1.
     """
@@ -104,7 +104,7 @@ def _normalize(x: Tensor | Stream, options: ArrayOptions, pixels: bool = True) -
 def _resolve_axes(shape: Sequence[int], axes: str | None, name: str, file: Path) -> str:
     """Return the axes of an array: those of the config, or those that can be derived from the shape.
 
-    They can be derived if exactly one of the first and the last axis of a row has 1 or 3 entries; these are channels.
+    They can be derived if either the first or the last axis of a row, but not both, has 1 or 3 entries: the channels.
     """
     has = f"{file}: {name} has the shape {tuple(shape)}"
     if axes is None:

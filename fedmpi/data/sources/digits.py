@@ -21,7 +21,7 @@ def digits(root: Path, *, test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0
 
     Pixels 0..16 are scaled to 0..1.
 
-    test_fraction: the fraction of each class that is the test part, the same for every seed.
+    test_fraction: the fraction of each class that is held out as the test part, with the same rows for every seed.
     """
     # The file is read directly, because importing scikit-learn takes one second on every rank.
     package = find_spec("sklearn")

@@ -53,16 +53,19 @@ def heart_disease(
 
     The files are processed.{cleveland,hungarian,switzerland,va}.data in root/heart_disease or in root. The classes are
     num = 0 and num > 0. Each hospital is prepared from its own data only: missing values are replaced by the mean of
-    the column over the hospital's training part, then the column is standardised by that part. A column that is
-    constant or entirely missing there becomes 0.
+    the column over the hospital's training part, then the column is standardised with the mean and standard deviation
+    of that part. A column that is constant or entirely missing there becomes 0.
 
     variant: whole (all patients), or flamby (FLamby's Fed-Heart-Disease). The latter leaves out slope, ca and thal, and
     then patients with missing values (740 remain), one-hot encodes cp and restecg (13 features), and trains on the 66 %
-    of the patients that FLamby selects; the global test set is standardised by the training parts of all hospitals.
-    standardise: site (each hospital by its own training part), or, for the variant flamby, pooled (training rows by the
-    training parts of all hospitals, for a model that is trained centrally on all rows). The test rows of each hospital
-    are always standardised by its own training part.
-    test_fraction: the fraction of each class of each hospital that is its test part, the same for every seed.
+    of the patients that FLamby selects; the global test set is standardised with the statistics of the training parts
+    of all hospitals.
+    standardise: the rows that give the mean and standard deviation of training rows: site (the training part of each
+    hospital), or, for the variant flamby, pooled (the training parts of all hospitals, for a model that is trained
+    centrally on all rows). The test rows of each hospital are always standardised with the statistics of its own
+    training part.
+    test_fraction: the fraction of each class at each hospital that is held out as its test part, with the same rows for
+    every seed.
     """
     names = select_sites("heart_disease", HOSPITALS, site)
     if standardise == "pooled" and (site is not None or variant != "flamby"):
@@ -97,7 +100,7 @@ def heart_disease(
 
 
 def _prepare_hospital(table: np.ndarray, test_fraction: float) -> tuple[Dataset, TrainingStatistics]:
-    """Return the standardised data set of one hospital, and the statistics by which it was standardised."""
+    """Return the standardised data set of one hospital, and the statistics used to standardise it."""
     x, y = table[:, :-1], (table[:, -1] > 0).astype(np.int64)
     cholesterol = x[:, FEATURES.index("chol")]
     cholesterol[cholesterol == 0] = np.nan  # 0 mg/dl means not measured (all patients in Switzerland)
@@ -132,12 +135,14 @@ def _read_hospital(root: Path, name: str) -> np.ndarray:
 def _flamby_dataset(tables: Sequence[np.ndarray], names: Sequence[str], pooled: bool) -> Dataset:
     """Combine the hospitals of the variant flamby into one data set.
 
-    Each hospital is standardised by its own training part, and the global test set by the training parts of all.
+    Each hospital is standardised with the statistics of its own training part, and the global test set with those of
+    all training parts.
 
     Args:
         tables: the table of each hospital, (n, 14).
         names: the names of the hospitals.
-        pooled: standardise training rows by the training parts of all hospitals, as in FLamby's pooled training.
+        pooled: standardise training rows, too, with the statistics of all training parts, as in FLamby's pooled
+            training.
     """
     parts = [_prepare_flamby_hospital(table) for table in tables]
     sites = []
@@ -186,7 +191,7 @@ def _prepare_flamby_hospital(table: np.ndarray) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _standardise_as_flamby(x: Tensor, by: Tensor) -> Tensor:
-    """Standardise x by the mean of the rows `by` and by their unbiased standard deviation + 1e-9."""
+    """Standardise x with the mean of the rows `by` and their unbiased standard deviation + 1e-9."""
     return (x - by.mean(0)) / (by.std(0) + 1e-9)
 
 

@@ -63,7 +63,7 @@ def hdf5(
     axes: str | None = None,
     pixel_range: PixelRange | None = None,
 ) -> Dataset:
-    """Arrays in the HDF5 file root/path, which h5py reads; one file per silo.
+    """Arrays in the HDF5 file root/path; in silo mode, one file per silo. Needs h5py.
 
     The words train, val or test in the name of an array or of its group assign it to a part (x_train, test_set_y). If
     the top level of the file, or the group `examples` (TensorFlow Federated), contains only groups, each group is a
@@ -71,13 +71,14 @@ def hdf5(
 
     path: the file, relative to data.root; for silos it may contain {site}, which is replaced by the name of the silo.
     test_path: a second file, whose arrays are all test data.
-    inputs: the name of the samples without the word for the part, for example images for train/images; by default one
-    of x, images, image, pixels, inputs, features and data.
-    labels: the name of the labels; by default one of y, labels, label, targets and target.
+    inputs: the name of the array of samples without the word for the part, for example images for train/images; by
+    default one of x, images, image, pixels, inputs, features and data.
+    labels: the name of the array of labels; by default one of y, labels, label, targets and target.
     sites: the name of the array with the site of each row, numbered from 0; by default site or sites, if present.
     classes: the number of classes, by default the largest label + 1; for targets of several numbers the number of the
     model's outputs.
-    test_fraction: without a test part, the fraction of each class of each site that becomes the test part; default 0.2.
+    test_fraction: without a test part, the fraction of each class at each site that is held out as the test part;
+    default 0.2.
     mean: subtracted from the samples, one number per channel.
     std: the samples are then divided by it, one number per channel.
     axes: the axes of the samples, such as NCHW, NHWC or NDHW, as in npz.
@@ -131,16 +132,16 @@ def open_hdf5(path: Path) -> Any:
 
 
 def _find_arrays(path: Path, names: Mapping[str, str | None], part: str = "") -> tuple[ClientArrays, list[str]]:
-    """Find the data sets of a file that are read.
+    """Find the HDF5 data sets with samples, targets and sites in a file.
 
     Args:
         path: the file.
-        names: the names of "x", "y" and "site" in the config; None: one of `DEFAULT_NAMES`.
+        names: the names of the data sets "x", "y" and "site" that the config sets; None: any of `DEFAULT_NAMES`.
         part: "test_" if all data sets of the file belong to the test part, regardless of their names.
 
     Returns:
-        The data sets by key and client ("" if the file has no clients), and the paths of the data sets that are not
-        read.
+        The data sets by key, such as "test_x", and client ("" if the file has no clients), and the paths of all other
+        data sets.
     """
     import h5py
 
@@ -195,7 +196,7 @@ def _split_part_word(name: str) -> tuple[str | None, str]:
 
 
 def _match_key(name: str, names: Mapping[str, str | None], part: str) -> str | None:
-    """Return the key, such as "test_x", of the data set with this name; None if it is not read."""
+    """Return the key, such as "test_x", of the data set with this name; None if the name has no known meaning."""
     own_part, base_name = _split_part_word(name)
     if part and own_part not in (None, part):
         return None

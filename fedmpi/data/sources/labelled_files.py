@@ -51,7 +51,7 @@ class LabelledFile:
     group: str = ""
 
     def make_error(self, text: str) -> UserError:
-        """Return a UserError whose message begins with the row that lists the file."""
+        """Return a UserError with this text, preceded by the location of the row that lists the file."""
         return UserError(f"{self.location}: {text}" if self.location else text)
 
 
@@ -71,14 +71,13 @@ def dataset_from_files(
     """Read files into a data set, site by site in the order of the sites' first files.
 
     Args:
-        samples: the files.
-        read_site: a function of the files of a site, the indices of its training part and those of its test part; it
-            returns the data set of the site.
+        read_site: a function that returns the data set of a site, given its files and the indices of its training part
+            and test part.
         source: the name of the data source, for messages.
         classes: the names of the classes in the order of their numbers; () for files with masks.
         silo: in silo mode, the site that owns the files.
-        test_fraction: the fraction of each class of each site that is the test part if the files have no parts; the
-            draw is the same for every seed.
+        test_fraction: the fraction of each class at each site that is held out as the test part if the files are not
+            assigned to parts, with the same files for every seed.
         split_column: the column of the CSV file that contains the part of each file.
     """
     groups = [sample.group for sample in samples if sample.group]
@@ -107,7 +106,7 @@ def dataset_from_files(
 def _split_parts(
     samples: Sequence[LabelledFile], labels: np.ndarray, split_column: str | None, test_fraction: float | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of a site's training part and test part, which is drawn if the files have no parts."""
+    """Return the indices of a site's training and test part, drawn if the files are not assigned to parts."""
     is_test = np.array([sample.part == "test" for sample in samples], dtype=bool)
     if split_column or is_test.any():
         resolve_test_fraction(
@@ -124,7 +123,7 @@ def read_csv_rows(path: Path, columns: Mapping[str, str], delimiter: str = ",") 
 
     Args:
         path: the file.
-        columns: option of the config -> name of the column. The cells have the same keys.
+        columns: the names of the columns, by option of the config; the cells are returned under the same keys.
         delimiter: the separator of the cells.
 
     Raises:
@@ -152,8 +151,8 @@ def list_files_in_table(
         root: the folder `data.root`.
         path: the CSV file, relative to root.
         folder: the folder of the listed files, relative to root.
-        columns: option of the config -> name of the column. The first column contains the files; the others are
-            label_column or mask_column, site_column, split_column and group_column.
+        columns: the names of the columns, by option of the config. The first column contains the files; the other
+            options are label_column or mask_column, site_column, split_column and group_column.
         delimiter: the separator of the cells.
         silo: the name of the silo; None: no silos.
     """
@@ -198,7 +197,7 @@ def list_subfolders(folder: Path) -> list[str]:
 
 
 def find_part_folders(folder: Path) -> list[tuple[str, Path]]:
-    """Return (part, folder) for the folders train, val and test in `home`; [("", home)] if there are none."""
+    """Return (part, subfolder) for the subfolders train, val and test; [("", folder)] if there are none."""
     folders = [
         (PART_BY_WORD[name.lower()], folder / name) for name in list_subfolders(folder) if name.lower() in PART_BY_WORD
     ]
@@ -241,7 +240,7 @@ class PairPatterns:
     """The patterns of the names of images and masks in the folder of a site.
 
     Attributes:
-        image, mask: patterns with one *, which stands for the name that an image and its mask share.
+        image, mask: file patterns with one *, which stands for the name that an image and its mask share.
         endings: the file name extensions that are accepted if a pattern has no extension.
     """
 
@@ -280,7 +279,7 @@ class PairPatterns:
         return [LabelledFile(images[name], mask=masks[name], part=part, site=site) for name in sort_naturally(images)]
 
     def _match_files(self, folder: Path, pattern: str, but: Collection[Path] = ()) -> dict[str, Path]:
-        """Return name -> file for the files that match a pattern, except those in `but`."""
+        """Return the files that match a pattern, except those in `but`, by the name that * stands for."""
         any_ending = bool(self.endings) and Path(pattern.replace("*", "x")).suffix.lower() not in self.endings
         prefix, suffix = pattern.split("*")
         files: dict[str, Path] = {}

@@ -58,15 +58,15 @@ def leaf(
     """A data set of the LEAF benchmark: the JSON files in root/path/train and root/path/test; each user is a site.
 
     Users are sorted by name; names that are numbers are sorted by value. Samples of numbers with a class (FEMNIST,
-    Synthetic) are images (1, 28, 28) if they have 784 numbers, otherwise vectors. Strings with one character as y
+    Synthetic) are images (1, 28, 28) if they have 784 numbers, otherwise vectors. Strings x with a single character y
     (Shakespeare) become symbols (n, L) for `task: {name: next_symbol}`; as in LEAF, only the character after the string
     is a target. Texts with a class (Sent140) become counts of the `vocabulary` words, (n, vocabulary) float32. Image
     files with a class (CelebA) are read from root/path/raw/img_align_celeba.
 
     path: the folder that contains train/ and test/, relative to data.root.
     classes: the number of classes, by default the largest label + 1.
-    alphabet: the characters in the order of their numbers; by default those of the training part, sorted, and one for
-    unknown characters if others occur in the test part.
+    alphabet: the characters in the order of their numbers; by default those of the training part, sorted, and a symbol
+    for unknown characters if the test part contains any.
     vocabulary: the number of words that are counted, the most frequent ones of the training part; default 1000. As in
     LEAF, a word consists of letters, digits, _ and ', or is one of . , ! ? ;
     size: image files are scaled and centre-cropped to size x size; default 84.
@@ -143,7 +143,7 @@ def _read_part(folder: Path) -> tuple[SampleKind, UserSamples]:
 
 
 def _detect_kind(x: Any, y: Any, location: str) -> SampleKind:
-    """Return the kind of a user's samples, judged by the first one."""
+    """Return the kind of a user's samples, determined from the first sample x and its label y."""
     first = x
     while isinstance(first, list) and first:
         first = first[0]
@@ -164,7 +164,7 @@ def _detect_kind(x: Any, y: Any, location: str) -> SampleKind:
 def _convert_user(kind: SampleKind, x: list[Any], y: list[Any], location: str) -> tuple[Any, np.ndarray]:
     """Convert x and y of a user to arrays.
 
-    Strings x and the characters y become code points (n, L + 1); texts and file names stay lists.
+    Strings in x, each followed by its character in y, become code points (n, L + 1); texts and file names stay lists.
     """
     if kind == "characters":
         if any(not isinstance(c, str) or len(c) != 1 or not isinstance(s, str) for s, c in zip(x, y, strict=True)):

@@ -49,7 +49,7 @@ def npz(
     axes: str | None = None,
     pixel_range: PixelRange | None = None,
 ) -> Dataset:
-    """Arrays in the .npz file root/path: x, y and optionally site, test_x, test_y, test_site; one file per silo.
+    """Arrays x, y and optionally site, test_x, test_y, test_site in the .npz file root/path, or in one file per silo.
 
     The arrays may also have the names of Keras (x_train, ...) or MedMNIST (train_images, ...). The validation part
     (val_x, val_y and val_site, or val_images and val_labels) is added to the training part, as in FedSOL's TissueMNIST
@@ -63,8 +63,8 @@ def npz(
     Without path, the name of the silo is the file name.
     classes: the number of classes, by default the largest label + 1; for targets of several numbers the number of the
     model's outputs.
-    test_fraction: the fraction of each class that is the test part if there is no test_x, the same rows for every seed;
-    default 0.2.
+    test_fraction: without test_x, the fraction of each class that is held out as the test part, with the same rows for
+    every seed; default 0.2.
     mean: subtracted from x, one number per channel.
     std: x is then divided by it, one number per channel.
     axes: the axes of x, such as NCHW, NHWC, NDHW (volumes with one channel) or NDHWC. By default the channels are the
@@ -159,7 +159,7 @@ def dataset_from_arrays(
         options: the order of the axes, the scaling and the normalisation.
         classes: the number of classes or outputs; None: derived from y.
         test_fraction: the fraction of test samples if there is no test part.
-        by_site: apply the fraction to each class of each site.
+        by_site: draw this fraction of each class at each site, instead of each class of the whole data set.
     """
     parts = {}
     for prefix in PART_PREFIXES:
@@ -217,9 +217,9 @@ def dataset_from_parts(
         parts: the parts by prefix: "" (training), "val_" and "test_".
         file: the file or folder of the samples, for messages.
         classes: the number of classes or of the model's outputs; None: the largest label + 1, or 1 for real numbers.
-        test_fraction: the fraction of each class that becomes the test part if there is none.
+        test_fraction: the fraction of each class that is held out as the test part if there is none.
         preparation: the conversion of new rows to inputs.
-        by_site: apply the fraction to each class of each site.
+        by_site: draw this fraction of each class at each site, instead of each class of the whole data set.
     """
     fraction = resolve_test_fraction(test_fraction, str(file) if "test_" in parts else "")
     for prefix, part in parts.items():
@@ -253,14 +253,14 @@ def dataset_from_parts(
 
 
 def _describe_format(part: ArrayPart) -> str:
-    """Describe shape and type of a row of samples and of targets, which must be the same in all parts."""
+    """Return the shape and type of one sample and one target as a string; they must be equal in all parts."""
     x = part.x.stored if isinstance(part.x, LazyImages) else part.x
     formats = [f"{tuple(each.shape[1:])} {str(each.dtype).removeprefix('torch.')}" for each in (x, part.y)]
     return " and ".join(formats)
 
 
 def _make_strata(y: Tensor, site: Tensor | None) -> np.ndarray:
-    """Return the stratum of each row, (n,): its class, or class and site; real-valued targets are one class."""
+    """Return the stratum of each row, (n,): its class, or class and site; real numbers count as one class."""
     labels = y.numpy() if y.ndim == 1 and not y.is_floating_point() else np.zeros(len(y), dtype=np.int64)
     if site is None:
         return labels

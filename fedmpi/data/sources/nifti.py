@@ -55,19 +55,20 @@ def nifti(
 
     path: the folder, relative to data.root.
     sites: true if each folder in root/path is a site, for `scheme: site`; a silo is such a folder.
-    image_pattern: the images in the folder of a site; * stands for the name that an image and its mask share.
-    mask_pattern: the masks in the folder of a site; * stands for the same name.
+    image_pattern: the file pattern of the images in the folder of a site; * stands for the name that an image and its
+    mask share.
+    mask_pattern: the file pattern of the masks in the folder of a site; * stands for the same name.
     classes: the number of classes if masks contain class numbers, with 0 for the background.
-    mask_values: otherwise, the value of each class in the masks. Values that are neither a class nor task.ignore are
-    errors.
+    mask_values: if masks contain other values, the value of each class. Values that are neither a class nor task.ignore
+    are errors.
     spacing: the voxel size along X, Y and Z in millimetres to which volumes are resampled: images linearly, masks by
     nearest neighbour.
     size: the number of voxels along X, Y and Z to which volumes are centre-cropped or padded (images with their lowest
     intensity, masks with class 0); without it all files must have the same size.
-    intensity: standardise (each channel of each volume has mean 0 and deviation 1); [low, high], the values that become
-    0 and 1, with values beyond them clipped; or stored (as in the file).
-    test_fraction: the fraction of each site's pairs that is the test part if there is no folder test, the same pairs
-    for every seed; default 0.2.
+    intensity: how intensities are scaled: standardise (each channel of each volume gets mean 0 and standard deviation
+    1), [low, high] (these values become 0 and 1, and values beyond them are clipped) or stored (as in the file).
+    test_fraction: the fraction of each site's pairs that is held out as the test part if there is no folder test, with
+    the same pairs for every seed; default 0.2.
     """
     _require_nibabel()
     if isinstance(intensity, tuple) and not intensity[0] < intensity[1]:
@@ -122,7 +123,7 @@ class VolumePreparation(Preparation):
         return self._crop_or_pad(x, x.amin((1, 2, 3)))
 
     def prepare_mask(self, mask: Tensor, spacing: Sequence[float]) -> Tensor:
-        """Resample the class numbers (X, Y, Z) of a mask, and crop or pad them. spacing: see `prepare_image`."""
+        """Resample, crop or pad the class numbers (X, Y, Z) of a mask; see `prepare_image` for `spacing`."""
         return self._crop_or_pad(self._resample(mask[None], spacing, "nearest-exact"), mask.new_zeros(1))[0]
 
     def read(self, request: PredictionRequest) -> NewRows:
@@ -138,7 +139,7 @@ class VolumePreparation(Preparation):
         return NewRows({"file": np.array(names, dtype=object)}, torch.stack(volumes))
 
     def _list_files(self, request: PredictionRequest) -> tuple[list[Path], list[str]]:
-        """Return the files of a request, and the name of each for the predictions."""
+        """Return the files of a request, and the names under which their predictions are returned."""
         takes = "a NIfTI file, a folder of them, or a list of files"
         if isinstance(request.rows, Sequence) and not isinstance(request.rows, str):
             return to_paths(request.rows, takes), [str(file) for file in request.rows]

@@ -29,9 +29,9 @@ _ignored_target: ContextVar[float | str | None] = ContextVar("ignored", default=
 
 @contextmanager
 def set_ignored_target(target: float | str | None) -> Iterator[None]:
-    """Set the target that losses and metrics ignore while sources are read; a context manager.
+    """Make `task.ignore` available to data sources within this context; see `get_ignored_target`.
 
-    target: `task.ignore`: a number, "nan", or None.
+    target: the value of `task.ignore`: a number, "nan", or None.
     """
     token = _ignored_target.set(target)
     try:
@@ -53,8 +53,8 @@ def missing_targets_allowed() -> bool:
 def find_file(root: Path, candidates: Sequence[str], source: str, remedy: str) -> Path:
     """Return the first candidate that is a regular file.
 
-    Raise MissingDataError, with the remedy, if none exists; UserError if one exists but is not a regular file. `what`
-    is the name of the data source.
+    Raise MissingDataError, with the remedy, if none exists; raise UserError if one exists but is not a regular file.
+    `source` is the name of the data source, for messages.
     """
     paths = [root / candidate for candidate in candidates]
     for path in paths:
@@ -75,7 +75,7 @@ def resolve_file_name(source: str, site: str | None, path: str | None, key: str 
     Args:
         source: the name of the data source, for messages.
         site: the name of the silo; None: no silos.
-        path: the value of the option.
+        path: the value of the option `key`.
         key: the name of the option, for messages.
     """
     if site is None and not path:
@@ -116,7 +116,7 @@ def resolve_test_fraction(fraction: float | None, defined_by: str = "") -> float
         defined_by: what defines the test part, such as a file or a column; "" if nothing does.
 
     Raises:
-        UserError: `data.test_fraction` is set, although the test part is defined.
+        UserError: `data.test_fraction` is set although `defined_by` already defines the test part.
     """
     if defined_by and fraction is not None:
         raise UserError(
@@ -159,7 +159,8 @@ def check_groups_not_split(
 ) -> None:
     """Raise UserError if a group has both training and test rows.
 
-    groups: (n,); train: (n,) whether a row is a training row; at: returns the file and line of a row.
+    groups: (n,) the group of each row; train: (n,) whether a row is a training row; locate: returns the file and line
+    of a row.
     """
     seen = {group: k for k, (group, trained) in enumerate(zip(groups, train, strict=False)) if trained}
     for k, (group, trained) in enumerate(zip(groups, train, strict=False)):
@@ -175,7 +176,7 @@ def encode_groups(groups: Sequence[str] | np.ndarray) -> Tensor | None:
 
 
 def select_sites(source: str, names: Sequence[str], site: str | None) -> Sequence[str]:
-    """Return the sites of a public data set that are to be read: the given one, or all of them."""
+    """Return the sites of a public data set to read: only `site` if it is not None, otherwise all."""
     if site not in (None, *names):
         raise UserError(f"{source}: unknown site {site!r}; allowed: {', '.join(names)}")
     return names if site is None else (site,)
@@ -185,8 +186,6 @@ def concat_sites(sites: Sequence[Dataset], names: Sequence[str], global_test_x: 
     """Concatenate the data sets of several sites into one that contains the site of each row.
 
     Args:
-        sites: the data sets.
-        names: the names of the sites.
         global_test_x: the inputs of the global test set, if they differ from those of the sites.
     """
     groups = [d.group for d in sites if d.group is not None]

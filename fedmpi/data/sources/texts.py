@@ -57,10 +57,10 @@ def text(
     author_column: the column with the author of each text.
     text_column: the column with the texts.
     context: the number of characters in a window x; y contains the character after each of them.
-    alphabet: the characters in the order of their numbers; by default those of all training parts, sorted, and one for
-    unknown characters if others occur in test parts.
+    alphabet: the characters in the order of their numbers; by default those of all training parts, sorted, and a symbol
+    for unknown characters if test parts contain any.
     min_chars: authors with fewer characters are left out.
-    test_fraction: the fraction of each author's text, taken from its end, that is the test part.
+    test_fraction: the fraction of each author's text, taken from its end, that is held out as the test part.
     delimiter: the separator of the cells of a CSV file.
     """
     name = resolve_file_name("text", site, path)
@@ -99,7 +99,7 @@ def shakespeare(
 
     context: the number of characters in a window x (n, context); y (n, context) is the character after each of them.
     min_chars: roles with fewer characters are left out; 141 of the 309 roles have at least 1,000.
-    test_fraction: the fraction of each role's text, taken from its end, that is the test part.
+    test_fraction: the fraction of each role's text, taken from its end, that is held out as the test part.
     """
     file = find_file(
         root,
@@ -174,7 +174,7 @@ class TextPreparation(Preparation):
         closed: whether other characters are errors, because the config defines the alphabet. Otherwise they become
             UNKNOWN_CHARACTER, if the alphabet contains it.
         author_column, text_column, delimiter: options of the source `text`.
-        last: whether only the target after the end of a window counts.
+        last: whether only the character after the end of a window is a target.
     """
 
     alphabet: tuple[str, ...]
@@ -280,7 +280,7 @@ def dataset_from_texts(
     Args:
         texts: the text of each author.
         context: the number of characters in a window. A part of n characters has floor((n - 1) / context) windows.
-        test_fraction: the fraction of each text, taken from its end, that is the test part.
+        test_fraction: the fraction of each text, taken from its end, that is held out as the test part.
         min_chars: authors with fewer characters are left out.
         alphabet: the characters in the order of their numbers; None: those of the training parts.
         columns: author column, text column and delimiter, for new texts.

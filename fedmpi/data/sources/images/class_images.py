@@ -71,10 +71,10 @@ def csv_images(
     std: the pixels are then divided by it; one number, or one per channel.
     pixel_range: [low, high], the values that become 0 and 1; or file: the smallest and the largest value of each file.
     It is required for images with more than 8 bits per pixel.
-    class_names: the classes in the order of their numbers; by default the labels in natural order (1, 2, 10). Silos
-    need it, because a class may be missing in the table of a site.
-    test_fraction: without split_column, the fraction of each class of each site that is the test part, the same for
-    every seed; default 0.2.
+    class_names: the classes in the order of their numbers; by default the labels in natural order (1, 2, 10). Required
+    in silo mode, because a class may be missing in the table of a site.
+    test_fraction: without split_column, the fraction of each class at each site that is held out as the test part, with
+    the same rows for every seed; default 0.2.
     """
     decoding = DecodeOptions(size, channels, mean, std, pixel_range)
     _check_class_names("csv_images", class_names, site)
@@ -123,9 +123,10 @@ def image_folder(
     pixel_range: [low, high], the values that become 0 and 1; or file: the smallest and the largest value of each file.
     It is required for images with more than 8 bits per pixel.
     class_names: the classes in the order of their numbers; by default the names of the folders in natural order (1, 2,
-    10). Silos need it, because a class may be missing at a site, which would change the numbers of the others.
-    test_fraction: without test/, the fraction of each class of each site that is the test part, the same for every
-    seed; default 0.2.
+    10). Required in silo mode, because the numbers of the classes would differ between sites if one had no images of a
+    class.
+    test_fraction: without test/, the fraction of each class at each site that is held out as the test part, with the
+    same rows for every seed; default 0.2.
     """
     decoding = DecodeOptions(size, channels, mean, std, pixel_range)
     _check_class_names("image_folder", class_names, site)
@@ -174,7 +175,7 @@ def list_images_by_class(
         names: the classes in the order of their numbers.
         subfolder: the folder of the images below that of their class.
         class_source: the option or file that defines the classes, for messages.
-        part: the part to which the images belong.
+        part: the part (train, val or test) to which the images belong; "" if unknown.
         site: the site to which they belong.
 
     Raises:
@@ -201,10 +202,10 @@ def list_images_by_class(
 
 
 def make_class_reader(names: Sequence[str], decoding: DecodeOptions, *columns: str) -> ReadSite:
-    """Return a function that reads images of these classes into a data set.
+    """Return the function that reads labelled images of one site into a data set.
 
-    names: the classes in the order of their numbers; decoding: how images are decoded; columns: further fields of
-    ImagePreparation.
+    names: the classes in the order of their numbers; decoding: how images are decoded; columns: the remaining fields of
+    ImagePreparation, which describe a CSV file.
     """
     number = {name: k for k, name in enumerate(names)}
 

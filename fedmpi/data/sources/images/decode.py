@@ -64,7 +64,7 @@ def check_pixel_range(pixel_range: PixelRange | None) -> None:
 
 
 def is_image_file(file: Path) -> bool:
-    """Return whether a file has an image extension and is not hidden, as the files ._dog.jpg of macOS are."""
+    """Return whether a file has an image extension and is not hidden, unlike macOS's files such as ._dog.jpg."""
     return file.suffix.lower() in Image.registered_extensions() and not file.name.startswith(".")
 
 
@@ -79,7 +79,7 @@ def decode_image(file: Path | bytes, options: DecodeOptions) -> np.ndarray:
         (C, H, W) uint8, or with a pixel range float32 in 0..1.
 
     Raises:
-        UserError: the image needs an option that is not set. A damaged file raises other errors of its decoder.
+        UserError: the image needs an option that is not set. For a damaged file, the decoder raises other errors.
     """
     if isinstance(file, Path) and file.suffix == ".npy":
         array = _load_npy(file)

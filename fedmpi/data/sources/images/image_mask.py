@@ -60,8 +60,9 @@ def image_mask(
 
     path: a folder or a CSV file, relative to data.root.
     sites: true if each folder in root/path is a site, for `scheme: site`; a silo is such a folder.
-    image_pattern: the images in the folder of a site; * stands for the name that an image and its mask share.
-    mask_pattern: the masks in the folder of a site; * stands for the same name.
+    image_pattern: the file pattern of the images in the folder of a site; * stands for the name that an image and its
+    mask share.
+    mask_pattern: the file pattern of the masks in the folder of a site; * stands for the same name.
     image_column: the column of a CSV file with the images, relative to root.
     mask_column: the column with the masks, relative to root.
     site_column: the column with the site of each row.
@@ -69,8 +70,8 @@ def image_mask(
     group_column: the column with groups, such as patients, whose rows are never split between parts.
     delimiter: the separator of the cells.
     classes: the number of classes if masks contain class numbers, with 0 for the background.
-    mask_values: otherwise, the value of each class in the masks, such as [0, 255]. Values that are neither a class nor
-    task.ignore are errors.
+    mask_values: if masks contain other values, the value of each class, such as [0, 255]. Values that are neither a
+    class nor task.ignore are errors.
     size: images are scaled and centre-cropped to size x size, masks by nearest neighbour; without it all images must
     have the same size.
     channels: 3 for colour, 1 for grey.
@@ -78,8 +79,8 @@ def image_mask(
     std: the pixels are then divided by it; one number, or one per channel.
     pixel_range: [low, high], the values that become 0 and 1; or file: the smallest and the largest value of each file.
     It is required for images with more than 8 bits per pixel.
-    test_fraction: without a test part, the fraction of each site's pairs that is the test part, the same for every
-    seed; default 0.2.
+    test_fraction: without a test part, the fraction of each site's pairs that is held out as the test part, with the
+    same pairs for every seed; default 0.2.
     """
     decoding = DecodeOptions(size, channels, mean, std, pixel_range)
     numbers = MaskValues("image_mask", classes, mask_values)
@@ -123,10 +124,10 @@ def _read_masks(pairs: Sequence[LabelledFile], decoding: DecodeOptions, numbers:
 
 
 def _read_mask(pair: LabelledFile) -> np.ndarray:
-    """Return the values (H, W) of a mask.
+    """Read a mask file, and return its values (H, W).
 
-    These are the palette indices of an image with a palette, and the first of several equal channels. Raises UserError
-    if the file cannot be read, or does not contain one value per pixel.
+    For an image with a palette the values are palette indices; of several equal channels the first is returned. Raises
+    UserError if the file cannot be read, or does not contain one value per pixel.
     """
     try:
         if pair.mask.suffix == ".npy":

@@ -102,7 +102,7 @@ class ImagePreparation(Preparation):
     def _list_files_in_table(
         self, table: Table, ids: Sequence[str]
     ) -> tuple[dict[str, Any], list[Path], list[str], list[str]]:
-        """Do the same for the images that a table lists. ids: the columns to copy."""
+        """Return the result of `_list_files` for images that a table lists; `ids` are the columns to copy."""
         names = decode_cells(table.column(self.image_column, "image_column"))
         rows = [table.row_location(row) for row in range(len(table))]
         folder, files = table.path.parent, []
@@ -134,12 +134,12 @@ def _identify_files(
 def preparation_for_arrays(
     images: np.ndarray | Stream, mean: Sequence[float], std: Sequence[float], channels: int
 ) -> ImagePreparation | None:
-    """Return the preparation for new images of a public data set; None if image files cannot be its samples.
+    """Return the preparation of new image files for a public data set; None if its samples are not images.
 
     Args:
         images: the images of the data set, (n, C, H, W). New images are scaled to their size if it is square.
         mean, std: the values by which pixels in 0..1 are normalised, one number or one per channel.
-        channels: the number of channels of the inputs.
+        channels: the number of channels of the inputs of the model.
     """
     if len(images.shape) != 4 or images.shape[1] not in (1, 3):
         return None

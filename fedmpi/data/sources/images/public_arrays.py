@@ -41,8 +41,7 @@ def _find_files(name: str, root: Path, download: bool, only: str = "") -> tuple[
     Args:
         name: the data set's name in the catalogue.
         root: the folder `data.root`.
-        download: download missing files.
-        only: return only files whose path contains this text.
+        only: return only files whose path contains this string.
     """
     remedy = fetch_or_advise(name, root, download)
     parts = [part for part in CATALOGUE[name].parts if only in part.paths[0]]
@@ -51,7 +50,7 @@ def _find_files(name: str, root: Path, download: bool, only: str = "") -> tuple[
 
 @contextmanager
 def _convert_read_errors(path: Path, remedy: str) -> Iterator[None]:
-    """Convert errors while a file is read to a UserError that contains the file and the remedy."""
+    """Convert any error that occurs while a file is read to a UserError with the file and the remedy."""
     try:
         yield
     except Exception as error:
@@ -88,7 +87,7 @@ def image_dataset(
 def mnist(root: Path, *, download: bool = False, channels: Literal[1, 3] = 1) -> Dataset:
     """MNIST (LeCun 1998): 60,000 + 10,000 grey 28x28 images of digits, 10 classes, in root/MNIST/raw.
 
-    Normalised with mean .1307, deviation .3081.
+    Normalised with mean .1307, standard deviation .3081.
 
     channels: 3 repeats the grey channel, for models that need colour images.
     """
@@ -99,7 +98,7 @@ def mnist(root: Path, *, download: bool = False, channels: Literal[1, 3] = 1) ->
 def fashion_mnist(root: Path, *, download: bool = False, channels: Literal[1, 3] = 1) -> Dataset:
     """Fashion-MNIST (Xiao 2017): 60,000 + 10,000 grey 28x28 images of clothing, 10 classes, in root/FashionMNIST/raw.
 
-    Normalised with mean .2860, deviation .3530 (of the training images).
+    Normalised with mean .2860, standard deviation .3530 (of the training images).
 
     channels: 3 repeats the grey channel, for models that need colour images.
     """
@@ -111,10 +110,10 @@ def emnist(root: Path, *, download: bool = False, split: Split = "balanced", cha
     """EMNIST (Cohen 2017): grey 28x28 images of letters and digits, in root/EMNIST/raw, gzipped or not.
 
     The images are stored transposed, and are transposed back. The classes of letters are numbered from 0. Normalised
-    with mean .1307, deviation .3081, like MNIST.
+    with mean .1307, standard deviation .3081, like MNIST.
 
-    split: byclass (814,255 images, 62 classes), bymerge (814,255, 47), balanced (131,600, 47), letters (145,600, 26),
-    digits (280,000, 10), mnist (70,000, 10).
+    split: the version of the data set: byclass (814,255 images, 62 classes), bymerge (814,255, 47), balanced (131,600,
+    47), letters (145,600, 26), digits (280,000, 10), mnist (70,000, 10).
     channels: 3 repeats the grey channel, for models that need colour images.
     """
     classes, first_label = EMNIST_CLASSES[split], 1 if split == "letters" else 0  # in the files of letters, a is 1
@@ -220,7 +219,7 @@ def svhn(root: Path, *, download: bool = False) -> Dataset:
 def stl10(root: Path, *, download: bool = False) -> Dataset:
     """STL-10 (Coates 2011): 5,000 + 8,000 colour 96x96 images, 10 classes, in root/stl10_binary.
 
-    Normalised with mean .5, deviation .5 (FedUV). The 100,000 images without labels are not read.
+    Normalised with mean .5, standard deviation .5 (FedUV). The 100,000 images without labels are not read.
     """
     files, remedy = _find_files("stl10", root, download)
     parts = []
@@ -249,14 +248,14 @@ def medmnist(
 ) -> Dataset:
     """MedMNIST v2 (Yang 2023): twelve data sets of medical 28x28 images, in root/medmnist/SET.npz or root/SET.npz.
 
-    Normalised with mean .5, deviation .5. chestmnist has 14 labels per image, each 0 or 1 (task multi_label). The five
-    grades of retinamnist are classes.
+    Normalised with mean .5, standard deviation .5. chestmnist has 14 labels per image, each 0 or 1 (task multi_label).
+    The five grades of retinamnist are classes.
 
-    set: the name of the data set.
+    set: the name of the data set, such as pathmnist.
     size: width and height of the images; for 64, 128 and 224 the files of MedMNIST+ are read, such as SET_64.npz.
     channels: 3 repeats a grey channel; by default the number of channels of the data set.
-    val: join adds the validation part to the training part, as in FedSOL's PathMNIST and TissueMNIST; leave ignores
-    it.
+    val: what happens to the validation part: join adds it to the training part, as in FedSOL's PathMNIST and
+    TissueMNIST; leave does not read it.
     """
     row = MEDMNIST[set]
     if channels is not None and channels < row.channels:

@@ -45,7 +45,8 @@ def _find_folder(root: Path, source: str, part: int, remedy: str) -> Path:
 def cinic10(root: Path, *, download: bool = False, val: Literal["join", "leave"] = "leave") -> Dataset:
     """CINIC-10 (Darlow 2018): 90,000 + 90,000 colour 32x32 images, 10 classes, in root/CINIC-10/{train,test}.
 
-    val: join adds the 90,000 images of `valid` to the training part; leave ignores them (FedSOL).
+    val: what happens to the 90,000 images of `valid`: join adds them to the training part; leave does not read them
+    (FedSOL).
     """
     remedy = fetch_or_advise("cinic10", root, download)
     samples = [
@@ -111,7 +112,7 @@ def office_home(root: Path, *, site: str | None = None, size: Size = 224, test_f
 def _read_domains(
     source: str, sites: Sequence[str], number: int, root: Path, site: str | None, size: int, test_fraction: float
 ) -> Dataset:
-    """Read a data set whose sites are styles of images. number: the number of classes."""
+    """Read a data set with one site per style of images and `number` classes."""
     remedy, samples = fetch_or_advise(source, root, False), []
     classes: list[str] = []
     for name in select_sites(source, sites, site):
@@ -186,7 +187,7 @@ def retina(
     line), and the images as arrays train/NAME and test/NAME (.npy, shape (H, W, 3), values 0..255). The sites are
     client_1 ... client_5. The test part is common to all sites, also in silo mode.
 
-    split: which of the three published partitions among the clients is read.
+    split: the published partition of the training images among the clients: split_1, split_2 or split_3.
     size: images are scaled and centre-cropped to size x size.
     """
     sites = tuple(f"client_{k}" for k in range(1, 6))

@@ -110,7 +110,7 @@ class DecodedFiles(DiskSource):
     def __init__(self, files: Sequence[Path], decode: Callable[[int], np.ndarray], first: np.ndarray) -> None:
         """Store the files.
 
-        decode: returns the image with a given index; first: the first image, whose shape and type all have.
+        decode: returns the image with a given index; first: the first image, which sets the shape and type of all.
         """
         self.files, self.decode = files, decode
         self.shape, self.dtype = (len(files), *first.shape), first.dtype

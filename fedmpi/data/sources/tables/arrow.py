@@ -48,9 +48,9 @@ def read_arrow_streams(paths: Sequence[Path]) -> Any:
 
 
 def convert_cells(column: Any) -> np.ndarray:
-    """Convert a column of an Arrow table to (n,) float64 with NaN for nulls, or to (n,) text with "" for nulls.
+    """Convert a column of an Arrow table to (n,) float64 with NaN for nulls, or to (n,) strings with "" for nulls.
 
-    Dates, decimal numbers, lists and other types are converted to text by Python's `str`.
+    Dates, decimal numbers, lists and other types are converted by Python's `str`.
     """
     import pyarrow
 

@@ -30,16 +30,17 @@ MAX_GUESSED_CLASSES = 100  # with more distinct values, a column of integers may
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A table of named columns, with the line of each row for messages.
+    """A table of named columns, with the line number of each row for messages.
 
     Attributes:
         path: the file.
-        columns: the columns, (n,) float64 with NaN for missing values, or text as in the file (`csv_columns`).
-        row_numbers: (n,) the number of each row's line, or row, in the file.
+        columns: the columns, (n,) float64 with NaN for missing values, or strings as in the file (`read_csv_columns`).
+        row_numbers: (n,) the position of each row in the file.
         row_unit: what `row_numbers` counts: "line" or "row".
         decimal: the decimal mark of numbers.
-        valid_words: by column, words that are not missing values although they look like it, such as "none".
-        missing_words: further words that are missing values, by column, or under "" for all columns.
+        valid_words: by column, words that are not missing values although they look like missing values, such as
+            "none".
+        missing_words: additional words that are missing values, by column, or under "" for all columns.
     """
 
     path: Path
@@ -81,11 +82,11 @@ class Table:
         return np.array([self._is_missing_cell(cell, name, missing) for cell in decode_cells(cells)], dtype=bool)
 
     def _missing_words_of(self, name: str) -> set[str]:
-        """Return the further words that are missing values in a column."""
+        """Return the words that `missing_words` declares as missing values in a column."""
         return {*self.missing_words.get("", ()), *self.missing_words.get(name, ())} - {*self.valid_words.get(name, ())}
 
     def _is_missing_cell(self, cell: str, name: str, missing: Collection[str]) -> bool:
-        """Return whether a cell is a missing value; missing: `_missing_words_of` its column."""
+        """Return whether a cell is a missing value; `missing` is the result of `_missing_words_of` for its column."""
         word = cell.strip()
         is_usual = word.casefold() in MISSING_WORDS and word not in self.valid_words.get(name, ())
         return is_usual or (bool(missing) and self._normalize_cell(cell) in missing)
@@ -127,7 +128,7 @@ class Table:
         return replace(self, columns={**self.columns, **{name: self.parse_numbers(name, key) for name in names}})
 
     def parse_words(self, name: str, key: str) -> np.ndarray:
-        """Convert a column to (n,) text, with "" for missing values; equal numbers (3, 3.0, 03) become equal words."""
+        """Convert a column to strings, (n,), with "" for missing values; equal numbers give equal strings."""
         cells, gaps = self.column(name, key), self.is_missing(name, key)
         words = np.full(len(cells), "", dtype=object)
         if cells.dtype == np.float64:
@@ -148,7 +149,7 @@ class Table:
         return np.array([number.get(word, 0) for word in words], dtype=np.int64), names
 
     def _normalize_cell(self, cell: str) -> str:
-        """Return the canonical text of a cell, whose numbers have this table's decimal mark."""
+        """Return `normalize_word` of a cell, whose numbers are written with this table's decimal mark."""
         number = cell.translate(SWAP_MARKS) if self.decimal == "," else cell
         return normalize_word(number if is_number(number) else cell)
 
@@ -171,9 +172,9 @@ def is_number(cell: str) -> bool:
 
 
 def normalize_word(cell: str | int | float) -> str:
-    """Return the canonical text of a cell, so that equal numbers have the same text: 3, 3.0 and 03 become "3".
+    """Return the canonical string for a cell, so that equal numbers give equal strings: 3, 3.0 and 03 become "3".
 
-    Integers keep all their digits. Text with an exponent (1e5, 10e4), which may be an identifier, does not change.
+    Integers keep all their digits. Strings with an exponent (1e5, 10e4), which may be identifiers, are not changed.
     """
     if isinstance(cell, float):
         return str(int(cell)) if cell.is_integer() and abs(cell) < 2**53 else repr(cell)
@@ -206,7 +207,7 @@ def read_table(path: Path, delimiter: str, decimal: str = ".") -> Table:
 def table_from_memory(rows: Any, decimal: str = ".") -> Table:
     """Convert a DataFrame, a dictionary of columns, or a list of dictionaries (one per row) to a table.
 
-    decimal: the decimal mark of numbers in texts.
+    decimal: the decimal mark of numbers that are given as strings.
     """
     if isinstance(rows, list):
         if not all(isinstance(row, Mapping) for row in rows):
@@ -222,7 +223,7 @@ def table_from_memory(rows: Any, decimal: str = ".") -> Table:
 
 
 def _convert_column(values: Any, name: str, decimal: str) -> np.ndarray:
-    """Convert a column to (n,) float64, or to text as in a file with this decimal mark, with "" for None and NaN."""
+    """Convert a column to (n,) float64, or to strings with this decimal mark and with "" for None and NaN."""
     array = np.asarray(values)
     if array.ndim != 1:
         raise UserError(f"rows: column {name!r} has the shape {array.shape}; must contain one value per row")
@@ -261,7 +262,7 @@ class TableTargets:
     Attributes:
         y: class numbers (n,), or numbers (n,) or (n, k).
         names: the names of the classes; () for numbers.
-        outputs: the number of outputs of a model, if there are no classes.
+        outputs: the number of outputs of the model if targets are numbers.
     """
 
     y: Tensor
@@ -277,12 +278,12 @@ class TableTargets:
 def read_targets(
     rows: Table, label: Sequence[str], target: str, classes: Sequence[str | int | float] | None
 ) -> TableTargets:
-    """Extract the targets from the label columns. If missing values are allowed, they become NaN in numbers.
+    """Extract the targets from the label columns; missing numbers become NaN if `task.ignore` is nan.
 
     Args:
         rows: the table.
         label: the label columns.
-        target: class, number, or auto, which depends on the labels.
+        target: class, number, or auto (class or number, depending on the labels).
         classes: the classes in the order of their numbers; None: the distinct labels.
     """
     if len(label) > 1 or target == "number" or (target == "auto" and classes is None and missing_targets_allowed()):

@@ -52,10 +52,10 @@ def saved_dataset(
     Images and uint8 numbers are scaled to 0..1; other numbers are used as they are.
 
     path: the folder, relative to data.root.
-    input_column: the column with numbers, lists of equal length, nested lists, or images.
+    input_column: the column with the samples: numbers, lists of equal length, nested lists, or images.
     label_column: the column with class labels, or with numbers (a regression).
     site_column: the column with the site of each row.
-    symbols: true to leave integers as they are, for an embedding.
+    symbols: true keeps integers as symbol numbers, for models that begin with an embedding.
     size: images are scaled and centre-cropped to size x size; without it all images must have the same size.
     channels: 3 for colour, 1 for grey images.
     mean: subtracted from the inputs (images: from pixels in 0..1), one number per channel.
@@ -64,8 +64,8 @@ def saved_dataset(
     It is required for images with more than 8 bits per pixel.
     axes: the axes of lists nested three or four times (Array3D, Array4D), such as NHWC. By default the channels are the
     first or the last axis of a sample if exactly one of these has 1 or 3 entries; other shapes are errors.
-    test_fraction: without a split test, the fraction of each class that is the test part, the same for every seed;
-    default 0.2.
+    test_fraction: without a split test, the fraction of each class that is held out as the test part, with the same
+    rows for every seed; default 0.2.
     """
     folder = root / path
     splits = _find_splits(folder)
@@ -111,7 +111,7 @@ def _convert_numbers(
 ) -> tuple[Any, Preparation | None]:
     """Convert the samples of all splits, and return them with their preparation.
 
-    parts: the samples of each split; options: the conversion, None for symbols; labels: the rows, for messages.
+    parts: the samples of each split; options: the conversion, None for symbols; labels: the labels, for messages.
     """
     folder = labels.path
     if any(part.shape[1:] != parts[0].shape[1:] for part in parts):

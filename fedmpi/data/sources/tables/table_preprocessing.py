@@ -57,13 +57,13 @@ class TablePreparation(Preparation):
 
     Attributes:
         columns: the feature columns in the order of the inputs.
-        sites: the statistics of each site by name, or under "" those for all rows.
+        sites: the statistics of each site by its name, or a single entry "" for all rows.
         labels: the label columns.
         class_names: the classes in the order of their numbers; () if targets are numbers.
-        missing: the treatment of rows with missing values: refuse, impute or drop.
+        missing: what happens to rows with missing values: refuse, impute or drop (see `table`).
         site_column, delimiter, decimal: options of the source `table`.
         zero_is_gap: columns of numbers in which 0 is a missing value.
-        missing_values: further words that are missing values, by column, or under "" for all columns.
+        missing_values: additional words that are missing values, by column, or under "" for all columns.
     """
 
     columns: tuple[FeatureColumn, ...]
@@ -245,7 +245,8 @@ def fit_preparation(
         rows: all rows.
         owner: (n,) the index of each row's site in `unfitted.sites`.
         train: (n,) whether a row is a training row.
-        standardise: by the training rows of each site (`site`), of all sites (`pooled`), or not at all (`none`).
+        standardise: whether numbers are standardised with the statistics of their own site's training rows (`site`), of
+            all training rows (`pooled`), or not at all (`none`).
     """
     groups = {name: (owner == k) & train for k, name in enumerate(unfitted.sites)}
     fills: list[list[float | str | None]] = []  # by column, by site
@@ -265,7 +266,7 @@ def fit_preparation(
 
 
 def _fill_value(cells: np.ndarray) -> float | str | None:
-    """Return the median of numbers, or the most frequent word (the first by letters in a tie); None without values."""
+    """Return the median of numbers or the most frequent word (in a tie the alphabetically first); None if empty."""
     if cells.dtype != object:
         numbers = cells[~np.isnan(cells)]
         return float(np.median(numbers)) if len(numbers) else None
@@ -287,10 +288,10 @@ def _compute_moments(
         rows: the table.
         owner: (n,) the index of each row's site.
         numeric: the indices of the columns of numbers.
-        parts: (n,) bool for each part.
+        parts: for each part, whether it contains each row, (n,) bool.
 
     Returns:
-        (parts, 2, columns).
+        (parts, 2, columns), with the mean and the standard deviation on the second axis.
     """
     moments = [np.zeros((len(parts), 2, 0))]
     # No block has a single column if there are several: NumPy sums one column in another order, with other last bits.
@@ -309,7 +310,7 @@ def standardise_columns(x: np.ndarray, mean: Any, deviation: Any) -> np.ndarray:
 def compute_column_moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the means (f,) of x (n, f) without NaN, and the standard deviations (f,) with NaN replaced by the mean.
 
-    Both are 0 for a column without values; the deviation is exactly 0 for a constant column.
+    Both are 0 for a column without values; the standard deviation is exactly 0 for a constant column.
     """
     gaps = np.isnan(x)
     number = len(x) - gaps.sum(0)

@@ -65,31 +65,31 @@ def table(
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ",",
     decimal: Literal[".", ","] = ".",
 ) -> Dataset:
-    """A CSV or Parquet file root/path, whose first line contains the column names; one file per silo.
+    """A table in the CSV or Parquet file root/path; in silo mode, one file per silo.
 
-    In silo mode, each site is prepared from its own rows only.
+    The first line of a CSV file contains the column names. In silo mode, each site is prepared from its own rows only.
 
     path: the file, relative to data.root; for silos it may contain {site}, which is replaced by the name of the silo.
     Without path, the name of the silo is the file name.
-    label_column: the column to predict. Several columns are one target (n, k), such as event and time for the task
-    survival; with target: number the model has one output per column.
+    label_column: the column to predict. A list of k columns gives targets (n, k), such as event and time for the task
+    survival; with `target: number` the model has one output per column.
     site_column: the column with the site of each row.
     split_column: the column with train, val or test for each row; val is added to the training part.
     group_column: the column with groups, such as patients, whose rows are never split between the training part, the
     test part and the rows that data.validation holds out.
-    test_fraction: without split_column, the fraction of each class of each site that is the test part, the same for
-    every seed; default 0.2.
+    test_fraction: without split_column, the fraction of each class at each site that is held out as the test part, with
+    the same rows for every seed; default 0.2.
     features: the feature columns in the order of the inputs; by default all other columns except those in `drop`.
     drop: columns that are not used.
-    categorical: columns of words, which are one-hot encoded with one column for each value in the training part; a
-    mapping lists the values of each column.
+    categorical: text columns, which are one-hot encoded with one input for each value in the training part; a mapping
+    lists the values of each column.
     target: class, number (a regression), or auto, which is class if the labels are words or integers.
     class_names: the labels in the order of their numbers; by default in natural order.
-    missing: the treatment of rows with a missing value: refuse (an error), drop, or impute the median (for words the
-    most frequent value) of the site's training part.
-    missing_values: further missing values, such as [-9, unknown], in all columns or by column.
-    standardise: numbers are standardised by mean and deviation of the training part of their own site (site), of all
-    sites (pooled), or not at all (none).
+    missing: what happens to rows with a missing value: refuse (an error), drop (the row is left out) or impute (the
+    value is replaced by the median of the site's training part, or by the most frequent value of a text column).
+    missing_values: additional values that count as missing, such as [-9, unknown]; a mapping lists them by column.
+    standardise: whether numbers are standardised with the mean and standard deviation of the training part of their own
+    site (site), of all sites (pooled), or not at all (none).
     delimiter: the separator of the cells of a CSV file.
     decimal: the decimal mark of numbers.
     """
@@ -170,9 +170,9 @@ def _select_features(
 
     Args:
         rows: the table.
-        features: data.features; None: all columns without another role.
+        features: data.features; None: all columns that are neither in `drop` nor in `keys`.
         drop: data.drop.
-        keys: the columns with another role -> the option that names the column.
+        keys: for the label, site, split and group columns, the option that names the column.
     """
     for name, key in {**dict.fromkeys(drop, "drop"), **keys}.items():
         rows.column(name, key)
@@ -218,13 +218,12 @@ def _drop_incomplete_rows(rows: Table, keys: Mapping[str, str], missing: str) ->
     """Return the table without incomplete rows if `missing` is drop; otherwise check that missing values can be filled.
 
     Args:
-        rows: the table.
-        keys: the columns that are read -> the option that names the column.
+        keys: for each column that is read, the option that names it.
         missing: refuse, impute or drop.
 
     Raises:
-        UserError: a value is missing, and `missing` is refuse, or it is impute and the column is not a feature; or no
-            row of a site remains.
+        UserError: a value is missing, and `missing` is refuse, or is impute although the column is not a feature; or
+            drop would leave no row of a site.
     """
     gaps = {name: rows.is_missing(name, key) for name, key in keys.items()}
     for name, key in keys.items():
@@ -266,7 +265,8 @@ def _select_training_rows(
 ) -> np.ndarray:
     """Return whether each row is a training row, (n,) bool.
 
-    The split column decides; without one, the test part of each site is drawn, stratified by class.
+    The split column contains the part of each row; without one, the test part of each site is drawn, stratified by
+    class.
 
     Args:
         rows: the table.
