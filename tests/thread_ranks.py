@@ -83,7 +83,7 @@ class ThreadCommunicator(Communicator):
             shared.changed.notify_all()
         return [(mine, peer, x) for peer, x in incoming]
 
-    def _finish(self, posted: Posted) -> None:
+    def _wait_for_posted(self, posted: Posted) -> None:
         shared = self.shared
         with shared.changed:
             for mine, peer, x in posted:

@@ -141,7 +141,7 @@ def analyse_variance(settings: Settings, replicates: int, to: Path, print_line: 
         note = "" if COEF in experiment.messages.groups_in_round(row["round"]) else " (coefficients are not sent)"
         print_line(f"round {row['round']}: {values}{note}")
 
-    facts = measure_variance(experiment, replicates, report_row)
+    facts = measure_aggregate_variance(experiment, replicates, report_row)
     print_line(f"written: {output.write_json(to / 'variance.json', facts)}")
     t = [row["round"] for row in facts["rounds"]]
     lines = [
@@ -153,7 +153,7 @@ def analyse_variance(settings: Settings, replicates: int, to: Path, print_line: 
     print_line(f"written: {charts.write_chart(chart, to / 'variance.png', 'variance of aggregated kernels')}")
 
 
-def measure_variance(
+def measure_aggregate_variance(
     experiment: Experiment, replicates: int, report_row: Callable[[Row], None] = lambda row: None
 ) -> dict[str, Any]:
     """Train an experiment and measure the variance during training, which does not change the results by a single bit.

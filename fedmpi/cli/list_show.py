@@ -99,8 +99,8 @@ def list_public_sets() -> None:
     typer.echo("MedMNIST is also available with 64, 128 and 224 pixels, for example pathmnist_64")
 
 
-@data.command(short_help="Show missing files of a data set.")
-def check(name: SetName, root: RootOption = None) -> None:
+@data.command("check", short_help="Show missing files of a data set.")
+def show_missing_files(name: SetName, root: RootOption = None) -> None:
     """Show where the files of a data set belong and which are missing; the exit code is 1 if any is missing."""
     from fedmpi.data.download import fetch
 
@@ -114,8 +114,8 @@ def check(name: SetName, root: RootOption = None) -> None:
         raise typer.Exit(1)
 
 
-@data.command(short_help="Download a data set.")
-def fetch(name: SetName, root: RootOption = None) -> None:
+@data.command("fetch", short_help="Download a data set.")
+def download_missing_files(name: SetName, root: RootOption = None) -> None:
     """Download the missing files of a data set, and verify their checksums."""
     from fedmpi.data.download import fetch
 

@@ -187,7 +187,7 @@ class Communicator:
             RankLostError: it takes longer than message_timeout_s; the message names the peer.
         """
         if self.size > 1:
-            self._finish(posted)
+            self._wait_for_posted(posted)
 
     def broadcast_json(self, value: Any) -> Any:
         """Return rank 0's value, which must be serialisable as JSON, on every rank; ignore those of other ranks."""
@@ -276,14 +276,14 @@ class Communicator:
     def _post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> Posted:
         raise NotImplementedError
 
-    def _finish(self, posted: Posted) -> None:
+    def _wait_for_posted(self, posted: Posted) -> None:
         raise NotImplementedError
 
     def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
         raise NotImplementedError
 
     def _exchange(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> None:
-        self._finish(self._post(outgoing, incoming))
+        self._wait_for_posted(self._post(outgoing, incoming))
 
     def _check_message(self, x: Tensor, peer: int = 0) -> None:
         if x.dim() != 1 or not x.is_contiguous() or x.device != self.device:

@@ -23,7 +23,7 @@ def find_imports(plugin: Path) -> dict[str, Path]:
     waiting = [(plugin, "")]
     while waiting:
         file, package = waiting.pop()
-        for name in _find_imported_names(file, package or _get_package_name(plugin, roots[-1])):
+        for name in _find_imported_names(file, package or _get_dotted_package(plugin, roots[-1])):
             path = _find_module_file(name, roots)
             if path is not None and path != plugin and path not in files.values() and is_users_file(str(path)):
                 files[name] = path
@@ -32,14 +32,14 @@ def find_imports(plugin: Path) -> dict[str, Path]:
 
 
 @contextmanager
-def extend_import_path(plugin: Path) -> Iterator[None]:
+def temporary_import_path(plugin: Path) -> Iterator[None]:
     """Append the directory of a plug-in to the import path while the plug-in is loaded.
 
     Raises:
         UserError: another plug-in has imported a different module under the name of a module in that directory.
     """
     for name in {name.partition(".")[0] for name in _find_imported_names(plugin, "")}:
-        _check_module_name(name, plugin.parent)
+        _check_name_clash(name, plugin.parent)
     place = str(plugin.parent)
     added = [place] if place not in sys.path else []
     sys.path.extend(added)
@@ -50,7 +50,7 @@ def extend_import_path(plugin: Path) -> Iterator[None]:
             sys.path.remove(each)
 
 
-def _check_module_name(name: str, place: Path) -> None:
+def _check_name_clash(name: str, place: Path) -> None:
     """Raise UserError if sys.modules already contains a module of another plug-in with this name."""
     known = getattr(sys.modules.get(name), "__file__", None)
     if known is None or Path(known).is_relative_to(place) or PathFinder.find_spec(name) is not None:
@@ -71,7 +71,7 @@ def _find_import_roots(plugin: Path) -> list[Path]:
     return list(dict.fromkeys((plugin.parent, top)))
 
 
-def _get_package_name(plugin: Path, top: Path) -> str:
+def _get_dotted_package(plugin: Path, top: Path) -> str:
     return ".".join(plugin.parent.relative_to(top).parts)
 
 

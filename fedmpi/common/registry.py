@@ -185,7 +185,7 @@ def _import_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[unique] = module  # dataclasses look up their module here while the file is executed
     try:
-        with plugin_imports.extend_import_path(path.resolve()):
+        with plugin_imports.temporary_import_path(path.resolve()):
             spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[unique]

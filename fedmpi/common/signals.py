@@ -66,9 +66,9 @@ class StopRequest:
         """
         self._exit_code_if_alone = code
         if self.signal and code is not None:
-            self._start_timer()
+            self._start_exit_timer()
 
-    def _start_timer(self) -> None:
+    def _start_exit_timer(self) -> None:
         timer = threading.Timer(
             EXIT_DELAY_S, lambda: None if self._exit_code_if_alone is None else os._exit(self._exit_code_if_alone)
         )
@@ -91,7 +91,7 @@ class StopRequest:
         if not self.signal:
             self.signal, self._signalled_at = number, time.monotonic()
             if self._exit_code_if_alone is not None:
-                self._start_timer()
+                self._start_exit_timer()
         elif time.monotonic() - self._signalled_at > (
             CTRL_C_INTERVAL_S if number == self.signal == signal.SIGINT else SAME_REQUEST_S
         ):

@@ -214,7 +214,7 @@ def gram(rows: Tensor, start: int = 0, width: int | None = None) -> Tensor:
 
 def inner_products(rows: Tensor, v: Tensor, start: int = 0) -> Tensor:
     """Return the inner products <rows_i, v> of rows (m, n) with a vector v (n,): (m,) float64, on the CPU."""
-    return sum_blocks(inner_products_by_block(rows, v, start))
+    return sum_blocks(inner_products_by_column_block(rows, v, start))
 
 
 def block_norms(rows: Tensor) -> Tensor:
@@ -280,7 +280,7 @@ def trimmed_mean(rows: Tensor, trim: float) -> Tensor:
     return out
 
 
-def inner_products_by_block(rows: Tensor, v: Tensor, start: int = 0) -> Tensor:
+def inner_products_by_column_block(rows: Tensor, v: Tensor, start: int = 0) -> Tensor:
     """Return the inner products <rows_i, v> of rows (m, n) with v (n,) in each block of columns.
 
     Args:

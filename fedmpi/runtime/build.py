@@ -223,7 +223,7 @@ def make_experiment(settings: Settings, data: FederatedData, device: torch.devic
     compatibility.check_data(settings, data, task, net)
     messages = make_messages(settings, method, model, net, data)
     compatibility.check_uploads(settings, data, messages)
-    compatibility.check_evaluation(settings, method, task, net, data, messages)
+    compatibility.check_analysis_and_protocols(settings, method, task, net, data, messages)
     rule = make_rule(settings)
     built = Experiment(settings, data, method, task, net, model, messages, local_training, rule, start, best)
     built = replace(

@@ -292,7 +292,7 @@ def check_robust_rule(rule: str, options: Mapping[str, Any], members: int, idle:
 
 
 # ---- evaluation ----
-def check_evaluation(
+def check_analysis_and_protocols(
     settings: Settings, method: Method, task: Any, net: FeaturesAndHead, data: FederatedData, messages: MessageLayouts
 ) -> None:
     """Check that the configured analyses are possible; warn if clients' own models exist, but are not evaluated."""

@@ -277,7 +277,7 @@ def _truncate_records(settings: Settings, recorder: Recorder, fed: Federation, a
     """Reset the files of the run directory to their state after round `after`, from which the run is resumed."""
     directory, best = recorder.directory, fed.server.best if fed.server else None
     over = after + 1 >= settings.rounds or (best is not None and best.should_stop())
-    rows_before = directory.truncate_after(after, over or (after + 1) % settings.evaluate.every == 0)
+    rows_before = directory.delete_rows_from(after, over or (after + 1) % settings.evaluate.every == 0)
     if best and best.round is not None:
         recorder.save_best_model(best)
     if fed.scheduler.lost_ranks.rows or (directory.path / "faults.jsonl").exists():

@@ -131,7 +131,7 @@ class Task(ABC):
             outputs: the outputs of the model, (n, ...).
             names: the names of the classes or labels in the order of the outputs; () if they are not known.
         """
-        return outputs_as_columns(outputs, names)
+        return name_output_columns(outputs, names)
 
     def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
         """Return an error message if the task cannot use the targets of the data, otherwise "".
@@ -146,7 +146,7 @@ class Task(ABC):
         return ""
 
 
-def outputs_as_columns(outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
+def name_output_columns(outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
     """Return outputs (n, ...) as columns by name; a vector of outputs per sample gives one column per output."""
     if outputs[:1].numel() <= 1:
         return {"output": outputs.flatten()}

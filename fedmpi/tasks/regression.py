@@ -16,7 +16,7 @@ from fedmpi.tasks.base import (
     describe_targets,
     is_counted,
     mean_of_counted,
-    outputs_as_columns,
+    name_output_columns,
     select_metrics,
 )
 
@@ -82,7 +82,7 @@ class Regression(Task):
 
     def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
         """Return `prediction`, or one column `prediction_NAME` per component of the target."""
-        columns = outputs_as_columns(outputs, names)
+        columns = name_output_columns(outputs, names)
         return {name.replace("output", "prediction", 1): values for name, values in columns.items()}
 
 

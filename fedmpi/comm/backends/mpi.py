@@ -173,7 +173,7 @@ class MpiCommunicator(Communicator):
         requests = [self._receive(peer, x, DATA) for peer, x in incoming]
         return requests + [self._send(peer, x, DATA) for peer, x in outgoing]
 
-    def _finish(self, posted: list[PendingMessage]) -> None:
+    def _wait_for_posted(self, posted: list[PendingMessage]) -> None:
         if late := self._wait(posted, self.message_timeout_s):
             raise self.make_timeout_error(late)
 

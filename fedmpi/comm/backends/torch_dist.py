@@ -212,7 +212,7 @@ class GlooCommunicator(_StoreCommunicator):
             works.clear()
             self._give_up_group(peer, error)
 
-    def _finish(self, posted: Posted) -> None:
+    def _wait_for_posted(self, posted: Posted) -> None:
         clock = self.timeouts.clock
         deadline = clock.now() + self.message_timeout_s
         peer, work = 0, None
@@ -291,7 +291,7 @@ class NcclCommunicator(_StoreCommunicator):
         self._wait([*self.alive[1:]] if self.rank == 0 else [0], lambda: [dist.broadcast(x, 0, async_op=True)])
 
     def _post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> Posted:
-        """Collect the messages; the next `_finish` starts all collected messages as one NCCL group.
+        """Collect the messages; the next `_wait_for_posted` starts all collected messages as one NCCL group.
 
         Within a group, sends and receives in any order cannot deadlock; started one by one, they could wait for each
         other.
@@ -301,8 +301,8 @@ class NcclCommunicator(_StoreCommunicator):
         self.unstarted.append(operations)
         return operations
 
-    def _finish(self, posted: Posted) -> None:
-        if any(each is posted for each in self.unstarted):  # otherwise an earlier `_finish` has already sent these
+    def _wait_for_posted(self, posted: Posted) -> None:
+        if any(each is posted for each in self.unstarted):  # otherwise an earlier `_wait_for_posted` has already sent these
             operations, self.unstarted = [each for several in self.unstarted for each in several], []
             if operations:
                 self._wait({each.peer for each in operations}, lambda: dist.batch_isend_irecv(operations))

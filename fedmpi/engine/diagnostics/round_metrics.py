@@ -108,7 +108,7 @@ def summarize_accuracy(c: Cohort, rows: Tensor) -> dict[str, Any]:
 
 
 # ---- probe contribution: how much the loss of the average model increases if a client is left out ----
-def compute_contribution_rows(c: Cohort) -> Rows:
+def compute_leave_one_out_losses(c: Cohort) -> Rows:
     """Return a row for each client k of this rank: losses of the average model with and without clients.
 
     w_-k = sum_{i != k} p_i w_i / (1 - p_k) is the average model without client k, and w_mean the average of all. With a
@@ -263,7 +263,7 @@ def summarize_layers(c: Cohort, rows: Tensor) -> dict[str, Any]:
 PROBES = {
     "losses": Probe(compute_loss_rows, summarize_losses),
     "knowledge": Probe(compute_accuracy_rows, summarize_accuracy),
-    "contribution": Probe(compute_contribution_rows, summarize_contribution),
+    "contribution": Probe(compute_leave_one_out_losses, summarize_contribution),
     "drift": Probe(compute_gram_rows, summarize_drift),
     "layers": Probe(compute_layer_rows, summarize_layers),
 }

@@ -183,12 +183,12 @@ class PartialUploads(Uploads, ABC):
         self.chunks, small = gathered.chunks, gathered.small
 
         def slot(name: str) -> Tensor:
-            return self.read_large(name) if name in self.chunks.large else getattr(small, name)
+            return self.read_large_slot(name) if name in self.chunks.large else getattr(small, name)
 
         super().__init__(clients, n, p, Views({}, tuple(gathered.chunks.packing.shapes), slot))
 
     @abstractmethod
-    def read_large(self, name: str) -> Tensor:
+    def read_large_slot(self, name: str) -> Tensor:
         """Return the rows of a large slot, (m, *shape)."""
 
 

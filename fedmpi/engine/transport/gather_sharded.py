@@ -46,7 +46,7 @@ class ShardQuery(NamedTuple):
 SHARD_QUERIES = {
     COMBINE: ShardQuery(lambda rows, a, width, c: linear.combine(rows, c, a, width)),
     GRAM: ShardQuery(lambda rows, a, width, _: linear.gram_by_block(rows, a, width), axes_per_block=2),
-    PRODUCTS: ShardQuery(lambda rows, a, _, v: linear.inner_products_by_block(rows, v, a), axes_per_block=1),
+    PRODUCTS: ShardQuery(lambda rows, a, _, v: linear.inner_products_by_column_block(rows, v, a), axes_per_block=1),
     TRIMMED: ShardQuery(lambda rows, _, __, trim: linear.trimmed_mean(rows, float(trim))),
     NORMS: ShardQuery(lambda rows, *_: linear.block_norms(rows), axes_per_block=1),
     FETCH: ShardQuery(lambda rows, _, __, i: rows[int(i)]),
@@ -246,7 +246,7 @@ class ShardedUploads(PartialUploads):
         super().__init__(clients, n, p, gathered)
         self.gathered = gathered
 
-    def read_large(self, name: str) -> Tensor:
+    def read_large_slot(self, name: str) -> Tensor:
         rows = [self.gathered.query(FETCH, name, _constant(i)) for i in range(len(self))]
         return torch.stack(rows).view(len(self), *self.chunks.packing.shapes[name])
 

@@ -105,7 +105,7 @@ class SummedUploads(PartialUploads):
         super().__init__(clients, n, p, sums)
         self.sums = sums
 
-    def read_large(self, name: str) -> Tensor:
+    def read_large_slot(self, name: str) -> Tensor:
         raise _undeclared_use_error(name, f"reads updates.{name}")
 
     def combine(self, coefficients: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:

@@ -130,7 +130,7 @@ class RunDirectory:
         rows = self.read_rows("accepted_changes.jsonl")
         return [f"from round {row['round']} on {change}" for row in rows for change in row.get("changes", ())]
 
-    def truncate_after(self, t: int, analysed: bool = True) -> int:
+    def delete_rows_from(self, t: int, analysed: bool = True) -> int:
         """Delete the rows of round t and later from the .jsonl files, and the files that a run writes at its end.
 
         A run that is resumed after round t writes the rows of round t again.

@@ -38,7 +38,7 @@ def test_an_incomplete_line_is_removed_when_a_run_is_resumed(record):
     """Otherwise the next line would be appended to it."""
     for name in ("clients.jsonl", "metrics.jsonl"):
         (record.path / name).write_text('{"round": 0, "pa')
-    record.truncate_after(0)
+    record.delete_rows_from(0)
     record.append("clients.jsonl", {"round": 1})
     assert record.read_rows("clients.jsonl") == [{"round": 1}]
     assert record.read_rows("metrics.jsonl") == []

@@ -214,7 +214,7 @@ def table_from_memory(rows: Any, decimal: str = ".") -> Table:
             raise UserError("rows: a list must contain one dictionary {column: value} per row")
         rows = {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
     names = list(getattr(rows, "columns", rows))
-    columns = {str(name): _convert_column(rows[name], str(name), decimal) for name in names}
+    columns = {str(name): _convert_passed_column(rows[name], str(name), decimal) for name in names}
     lengths = {name: len(cells) for name, cells in columns.items()}
     if len({*lengths.values()}) != 1 or 0 in lengths.values():
         shown = ", ".join(f"{name} {n}" for name, n in lengths.items()) or "no column"
@@ -222,7 +222,7 @@ def table_from_memory(rows: Any, decimal: str = ".") -> Table:
     return Table(Path("rows"), columns, np.arange(next(iter(lengths.values()))), "row", decimal)
 
 
-def _convert_column(values: Any, name: str, decimal: str) -> np.ndarray:
+def _convert_passed_column(values: Any, name: str, decimal: str) -> np.ndarray:
     """Convert a column to (n,) float64, or to strings with this decimal mark and with "" for None and NaN."""
     array = np.asarray(values)
     if array.ndim != 1:

@@ -108,7 +108,7 @@ def table(
     features = _select_features(rows, features, drop or (), keys)
     if not features:
         raise UserError(f"{file}: no feature column remains; correct data.features or data.drop")
-    values = _list_category_values(categorical, features)
+    values = _parse_categorical_option(categorical, features)
     by_column = missing_values if isinstance(missing_values, dict) else {"": missing_values or []}
     for name in by_column:
         if name:
@@ -187,7 +187,7 @@ def _select_features(
     return [name for name in rows.columns if name not in {*drop, *keys}]
 
 
-def _list_category_values(
+def _parse_categorical_option(
     categorical: list[str] | dict[str, list[Value]] | None, features: Sequence[str]
 ) -> dict[str, list[str] | None]:
     """Return the normalised values of each categorical column; None if the training part defines them."""
