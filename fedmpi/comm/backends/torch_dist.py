@@ -302,7 +302,9 @@ class NcclCommunicator(_StoreCommunicator):
         return operations
 
     def _wait_for_posted(self, posted: Posted) -> None:
-        if any(each is posted for each in self.unstarted):  # otherwise an earlier `_wait_for_posted` has already sent these
+        if any(
+            each is posted for each in self.unstarted
+        ):  # otherwise an earlier `_wait_for_posted` has already sent these
             operations, self.unstarted = [each for several in self.unstarted for each in several], []
             if operations:
                 self._wait({each.peer for each in operations}, lambda: dist.batch_isend_irecv(operations))
