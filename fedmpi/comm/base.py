@@ -134,7 +134,7 @@ class Communicator:
         them as received.
 
         Raises:
-            RankLostError: it takes longer than message_timeout_s.
+            RankLostError: the broadcast takes longer than message_timeout_s.
         """
         self._check_message(x)
         if self.size > 1:
@@ -156,7 +156,7 @@ class Communicator:
             incoming: (sending rank, tensor (n,)) pairs.
 
         Raises:
-            RankLostError: it takes longer than message_timeout_s; the message names the peer.
+            RankLostError: a message takes longer than message_timeout_s; the error names the peer.
         """
         self.finish(self.post(outgoing, incoming))
 
@@ -184,13 +184,13 @@ class Communicator:
         """Wait for the messages that one call of `post` has started.
 
         Raises:
-            RankLostError: it takes longer than message_timeout_s; the message names the peer.
+            RankLostError: a message takes longer than message_timeout_s; the error names the peer.
         """
         if self.size > 1:
             self._wait_for_posted(posted)
 
     def broadcast_json(self, value: Any) -> Any:
-        """Return rank 0's value, which must be serialisable as JSON, on every rank; ignore those of other ranks."""
+        """Return rank 0's value, which must be serialisable as JSON, on every rank; ignore the other ranks' values."""
         text = json.dumps(value).encode() if self.rank == 0 else b""
         size = torch.tensor([len(text)], device=self.device)
         self.broadcast(size)
@@ -208,7 +208,7 @@ class Communicator:
             self.sent_bytes, self.received_bytes = counted
 
     def make_timeout_error(self, peers: Iterable[int]) -> RankTimeoutError:
-        """Create the error for a wait for `peers` that has taken longer than message_timeout_s."""
+        """Create the error for messages from or to `peers` that have taken longer than message_timeout_s."""
         setting = " (comm.round_timeout_s)" * (self.message_timeout_s == self.round_timeout_s)
         return RankTimeoutError(peers, self.message_timeout_s, setting, self.hosts)
 

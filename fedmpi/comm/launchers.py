@@ -243,8 +243,8 @@ def get_first_host(hostlist: str) -> str:
 def resolve_slurm_node(host: str, env: Mapping[str, str]) -> str:
     """Return an address at which other hosts can reach a Slurm node.
 
-    This is the address of the node's name; if that is unusable, the address of MASTER_ADDR, which job scripts often
-    set.
+    This is the address to which the node's name resolves or, if other hosts cannot reach that address, the address of
+    MASTER_ADDR, which job scripts often set.
 
     Raises:
         UserError: neither name resolves.

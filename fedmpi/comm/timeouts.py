@@ -23,7 +23,7 @@ class Clock:
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Pause the calling thread."""
+        """Pause the calling thread for a time in seconds."""
         time.sleep(seconds)
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
@@ -68,10 +68,10 @@ class Timeouts:
         start: limit for all ranks of the job to arrive (comm.start_timeout_s).
         round: limit for one message of a round, including the training before it (comm.round_timeout_s).
         shutdown: time in which the launcher may end the ranks of a failed job before they end themselves.
-        reply: limit for an answer of rank 0's store, in addition to the time for which the store waits by request.
-        store: limit for finding the store under MPI at the start; MPI ranks then continue without it.
+        reply: limit for an answer of rank 0's store, in addition to the waiting time that the request contains.
+        store: limit for finding the store with comm.backend=mpi; after it, the ranks continue without the store.
         probe: interval at which a rank checks, during a regroup, that the ranks it waits for are alive.
-        frozen: limit for the answer to such a check; a living rank answers even while it trains.
+        frozen: limit for the answer to such a check; a healthy rank answers even while it trains.
         connect: limit for the members of a new group to connect to each other.
         defer: time that a rank waits before it prints an error itself, since rank 0 may print the cause.
         launcher: interval of the checks that the launcher is alive.

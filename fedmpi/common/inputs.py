@@ -80,8 +80,8 @@ Samples: TypeAlias = Tensor | Inputs
 def list_named_tensors(x: Samples, name: str) -> list[tuple[str, Tensor]]:
     """Return (name, tensor) pairs of samples; the names are meant for messages.
 
-    A single tensor is called `name`. Several named tensors are called `train_x['ids']` and so on if `name` is
-    `train_x`, and `ids` if it is empty.
+    A single tensor is called `name`. A named tensor `ids` is called `train_x['ids']` if `name` is `train_x`, and `ids`
+    if `name` is empty.
     """
     if not isinstance(x, Inputs):
         return [(name, x)]

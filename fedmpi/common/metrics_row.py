@@ -1,4 +1,4 @@
-"""The keys of the rows of metrics.jsonl (a row per round) and clients.jsonl (a row per evaluated client), in order."""
+"""The keys, in order, of rows of metrics.jsonl (one per round) and of clients.jsonl (one per evaluated client)."""
 
 from __future__ import annotations
 

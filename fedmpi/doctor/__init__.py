@@ -7,9 +7,9 @@ OK, WARN, FAIL = " ", "?", "!"
 
 
 class ReportRow(NamedTuple):
-    """One line of the report.
+    """One row of the report of `fedmpi doctor`.
 
-    The mark FAIL means that the config cannot run; WARN means a possible problem, or a check that failed.
+    The mark FAIL means that the config cannot run, WARN a possible problem or a check that failed, and OK neither.
     """
 
     name: str

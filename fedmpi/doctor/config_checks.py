@@ -1,4 +1,4 @@
-"""Report the ranks, device, back end and memory that a config would use on this machine; this loads its data."""
+"""Report the ranks, device, back end and memory that a config would use on this machine, after loading its data."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def check_memory(settings: configs.Settings, job: Job) -> ReportRow:
 
 
 def check_output(settings: configs.Settings, job: Job) -> ReportRow:
-    """Check the required resources, and report the path of the run directory and the free space there."""
+    """Check the resources that the config requires, and report the run directory and the free space there."""
     resources.check_resources(settings, writes=job.rank == 0)
     place = settings.output.absolute() / settings.name
     free = shutil.disk_usage(next(path for path in place.parents if path.is_dir())).free

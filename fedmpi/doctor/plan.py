@@ -8,7 +8,8 @@ Data and model are built as in a run; nothing is trained. The memory of a rank h
     state        client state, on the rank that stores the most
     step         activations that a forward pass stores for the backward pass, times two for their gradients
 
-With a GPU, all parts except the process are in GPU memory, which also contains the data and has a separate sum.
+With a GPU, the other parts are in GPU memory, except rank 0's model and all rows if gloo or MPI sends them. GPU memory
+also contains the data, and has a separate sum.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Parts = dict[str, int]  # name -> bytes
 
 
 def estimate_run(settings: Settings, ranks: int) -> Estimate:
-    """Estimate the memory and traffic in bytes of a run on `ranks` ranks, as values for JSON.
+    """Estimate the memory and traffic, in bytes, of a run on `ranks` ranks; return a dict that JSON can represent.
 
     Raises:
         UserError: `fedmpi validate` would reject the config, or this machine has too little memory for rank 0's part of
@@ -115,8 +116,8 @@ def _estimate_traffic(experiment: build.Experiment, ranks: int) -> Estimate:
     """Return rank 0's traffic in bytes, excluding client state that moves between ranks.
 
     Returns:
-        "way": how uploads are gathered; "round" and "run": bytes of the largest round and of the whole run, each with
-        "up" (bytes that rank 0 receives) and "down" (bytes that it sends).
+        "way": how uploads are gathered (`reduced`, `sharded`, ...); "round" and "run": bytes of the largest round and
+        of the whole run, each with "up" (bytes that rank 0 receives) and "down" (bytes that it sends).
     """
     s, messages, members = experiment.settings, experiment.messages, experiment.cohort_size
     way, trainers = memory.choose_gather_mode(experiment, ranks), len(build_data.training_ranks(s, ranks))

@@ -17,7 +17,7 @@ Check = Callable[[], Iterable[ReportRow]]
 
 
 def print_report(show: Callable[[str], None], config: Path | None = None, overrides: Sequence[str] = ()) -> int:
-    """Print the report of `fedmpi doctor` on rank 0, and return the exit code: 1 if the config cannot run here.
+    """Print the report of `fedmpi doctor` on rank 0; return the exit code: 1 if the config cannot run here, else 0.
 
     Args:
         show: prints one line.
@@ -58,7 +58,7 @@ def _run_check(check: Check, title: str) -> Iterator[ReportRow]:
 
 
 def format_row(row: ReportRow) -> str:
-    """Format a row as mark, name and text; further lines of the text are indented.
+    """Format a row as mark, name and text; lines of the text after the first are indented.
 
     Control characters and the path of the home directory are replaced, because users may publish the report.
     """

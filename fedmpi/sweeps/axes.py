@@ -1,4 +1,4 @@
-"""Axes of a sweep, each of which varies settings under labels, and published values for combinations of labels."""
+"""Axes of a sweep, which assign settings to labels, and published values for combinations of labels."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Axis:
         return f"{self.name.rpartition('.')[2]}-{slug}" if self.is_key else slug
 
     def sets_key(self, key: str) -> bool:
-        """Return whether this axis sets a config key, either itself or by choosing the component that it belongs to."""
+        """Return whether this axis sets a config key, directly or by choosing the component that has this option."""
         if self.is_key:
             return key == self.name
         plugin_keys = {
@@ -53,7 +53,6 @@ def read_axis(path: Path, document: ConfigLayer, name: str, value: Any, parent_k
     Args:
         path: the sweep file, for messages.
         document: the content of the sweep file.
-        name: the name of the axis.
         value: a list of values or of config files, or a mapping of labels to settings.
         parent_key: the key of the sweep file that contains the axis.
 
@@ -119,7 +118,6 @@ def read_labels(path: Path, axes: Sequence[Axis], key: str, selection: dict[str,
 
     Args:
         path: the sweep file, for messages.
-        axes: the axes of the sweep.
         key: the key of the section, for messages.
         selection: for each axis a label or a list of labels.
 
@@ -168,12 +166,12 @@ class PublishedResults:
         return (first, rest) if first in SUMMARY_PARTS and rest else ("last", self.metric)
 
     def find_cell(self, labels: Mapping[str, str]) -> tuple[float, float] | None:
-        """Return the published mean and standard deviation for a label of each axis, or None if there are none."""
+        """Return the published mean and standard deviation for a run with these labels; None if there are none."""
         return self.values.get(tuple(labels.get(name, "") for name in self.axes))
 
 
 def read_published_results(path: Path, axes: Sequence[Axis], section: PublishedSection) -> tuple[PublishedResults, ...]:
-    """Check the section `published` of a sweep file, and return its values, separately for each metric.
+    """Check the section `published` of a sweep file, and return its values, one object for each metric.
 
     Raises:
         UserError: if an axis or a label is unknown, or a value is not a number.

@@ -19,9 +19,9 @@ A sweep file is a config with a key `grid`:
 mean and standard deviation. If `metric` is a list, each cell is a list with one such value per metric, or null if that
 value was not published.
 
-There is one run for each combination of labels. The settings of its labels are merged over those of the file, in the
-order of the axes. If the sweep file has no `name`, the sweep is named after the file; it does not inherit the name of a
-run in `base`.
+There is one run for each combination of labels. The settings of the run's labels are merged over those of the file, in
+the order of the axes. If the sweep file has no `name`, the sweep is named after the file; it does not inherit the name
+of a run in `base`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Labels = dict[str, str]  # axis -> label
 
 
 class SweepKeys(Section):
-    """The keys that only sweep files have."""
+    """The config keys that are allowed only in sweep files."""
 
     grid: dict[str, Any] = {}
     include: dict[str, Any] | None = None
@@ -65,7 +65,7 @@ class SweepKeys(Section):
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep that was loaded from a file; it can expand itself to the settings of its runs.
+    """A sweep that was loaded from a file; its methods return the labels and the settings of its runs.
 
     A sweep with `tune` is trained in two stages. In the first stage, the tuning runs compare candidates; the labels of
     a tuning run include those of its candidate. In the second stage, the final runs use the chosen candidates. A sweep
@@ -83,7 +83,7 @@ class Sweep:
 
     @property
     def command(self) -> str:
-        """The command line that trains the sweep, with secrets replaced by a mark."""
+        """The command line that trains the sweep, with secrets replaced by `<redacted>`."""
         return shlex.join(["fedmpi", "sweep", str(self.path), *map(loading.redact_override, self.all_overrides)])
 
     def run_name(self, labels: Labels) -> str:
@@ -91,12 +91,12 @@ class Sweep:
         return "_".join(axis.format_slug(labels[axis.name]) for axis in self._list_axes(labels))
 
     def _list_axes(self, labels: Labels) -> list[Axis]:
-        """Return the axes of the sweep and of its candidates that `labels` has."""
+        """Return those axes of the sweep and of its candidates for which `labels` contains a label."""
         all_axes = (*self.axes, *(self.tuning.axes if self.tuning else ()))
         return [axis for axis in all_axes if axis.name in labels]
 
     def run_settings(self, labels: Labels) -> Settings:
-        """Return the settings of the run with these labels, including its directory, output/SWEEP/RUN.
+        """Return the settings of the run with these labels; its run directory is output/SWEEP/RUN.
 
         Raises:
             UserError: if the settings are invalid; the message names the labels of the run.
@@ -143,16 +143,16 @@ class Sweep:
             yield labels, settings
 
     def tuning_choices(self) -> dict[tuple[str, ...], TuningChoice]:
-        """Return the choice of a candidate for each cell of `tune`, even if some of its runs are missing.
+        """Choose a candidate for each cell, that is, for the runs with the same labels on the axes tune.per.
 
-        A sweep without `tune` has no choices: {}.
+        No candidate is chosen for a cell with missing runs. Without `tune` the result is {}.
         """
         return tuning.choose_candidates(self.tuning, self.first_stage_runs()) if self.tuning else {}
 
     def final_runs(self) -> list[tuple[Labels, Settings | None]]:
         """Return the labels and the settings of the runs whose results are reported.
 
-        The settings are None while no candidate has been chosen for the run.
+        The settings are None if no candidate has been chosen for the run yet.
         """
         if self.tuning is None:
             return list(self.first_stage_runs())
@@ -164,7 +164,7 @@ class Sweep:
         ]
 
     def known_runs(self) -> list[Settings]:
-        """Return the settings of all runs that can be named so far: those of the first stage, and chosen final runs."""
+        """Return the settings of all runs of the first stage, and of the final runs whose candidates are chosen."""
         runs = [settings for _, settings in (*self.first_stage_runs(), *(self.final_runs() if self.tuning else ()))]
         return list({settings.name: settings for settings in runs if settings is not None}.values())
 
@@ -194,12 +194,12 @@ class Sweep:
 
 
 def is_sweep_file(path: str | Path) -> bool:
-    """Return whether a config file or one of its bases has keys of a sweep."""
+    """Return whether a config file or one of its bases contains keys that only sweep files have."""
     return any(key in loading.read_with_bases(Path(path)).data for key in SWEEP_KEYS)
 
 
 def _is_sweep_key(override: str) -> bool:
-    """Return whether an override, such as include={seed: 0}, sets a key of sweep files, by its new or its old name."""
+    """Return whether an override, such as include={seed: 0}, sets a key of sweep files, even by a former name."""
     key = re.split(r"[.=]", override)[0]
     return RENAMED_KEYS.get(key, key) in SWEEP_KEYS
 
@@ -209,7 +209,7 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
 
     Args:
         path: the sweep file.
-        overrides: `key=value`, as on the command line; the keys may be settings of all runs, or keys of the sweep.
+        overrides: `key=value`, as on the command line; a key may be a setting of all runs, or a key of sweep files.
 
     Raises:
         UserError: if there is no `grid`, an axis is empty, an axis or a label is unknown, an override changes a key
@@ -259,7 +259,7 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
 def _expand_labels(
     path: Path, axes: Sequence[Axis], include: dict[str, Any], exclude: list[dict[str, Any]]
 ) -> list[Labels]:
-    """Return the labels of each run: all combinations of the labels in `include`, without those in `exclude`."""
+    """Return the labels of each run: all combinations of labels that `include` allows and `exclude` does not."""
     included_labels = read_labels(path, axes, "include", include)
     excluded = [read_labels(path, axes, f"exclude[{i}]", entry) for i, entry in enumerate(exclude)]
     included = [

@@ -36,7 +36,7 @@ TrainFunction = Callable[[Settings], NoReturn]  # trains a run and exits with it
 
 @dataclass
 class ActiveRun:
-    """A run with the child process that trains it, or that has just ended."""
+    """A run and the child process that trains it or has just ended."""
 
     settings: Settings
     process: BaseProcess
@@ -55,7 +55,7 @@ class ProcessPool:
     Args:
         train_run: the function that a child process calls with the settings of its run.
         max_active: the number of runs that train at the same time.
-        gpus: values for CUDA_VISIBLE_DEVICES, one of which each run gets; (): the variable is not changed.
+        gpus: values for CUDA_VISIBLE_DEVICES, of which each run gets one; (): the variable is not changed.
         on_end: called with each run that has ended.
     """
 
@@ -149,7 +149,7 @@ def choose_parallelism(jobs: str, todo: Sequence[Settings]) -> tuple[int, tuple[
         todo: the settings of the runs.
 
     Returns:
-        The number of runs, and values for CUDA_VISIBLE_DEVICES; () if all runs train on CPUs or there is no GPU.
+        The number of runs; values for CUDA_VISIBLE_DEVICES, () if all runs train on CPUs or there is no GPU.
 
     Raises:
         UserError: if `jobs` is invalid.
@@ -171,7 +171,7 @@ def choose_parallelism(jobs: str, todo: Sequence[Settings]) -> tuple[int, tuple[
 
 
 def _list_gpus() -> tuple[str, ...]:
-    """Return the entries of CUDA_VISIBLE_DEVICES, or else the numbers of all GPUs, without initialising CUDA."""
+    """Return the entries of CUDA_VISIBLE_DEVICES or, if it is not set, the numbers of all GPUs."""
     count = torch.cuda.device_count()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible is not None else map(str, range(count))

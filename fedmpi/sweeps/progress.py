@@ -1,4 +1,4 @@
-"""Read the state and the metrics of each run of a sweep from its directory; a sweep has no other records."""
+"""Read the state and the metrics of each run of a sweep from the run's directory, which is the only record."""
 
 from __future__ import annotations
 
@@ -37,12 +37,11 @@ class RunState:
         return self.status == STARTED and DIVERGENCE_REASON.search(self.reason) is not None
 
     def get_metric(self, summary_part: str, name: str) -> float:
-        """Return a metric from summary.json; nan if it is missing or, unless `summary_part` allows that, out of date.
+        """Return the metric `name` from summary.json; nan if it is missing or out of date.
 
         Args:
-            summary_part: the section of summary.json: last, mean_last_10, best or selected. For last and mean_last_10,
-                the metric must have been measured after the last round.
-            name: the metric.
+            summary_part: the section of summary.json: last, mean_last_10, best or selected. In last and mean_last_10, a
+                metric is out of date if it was not measured after the last round.
         """
         value = self.summary.get(summary_part, {}).get(name)
         last_round = self.summary.get("last_round", {}).get(name)
@@ -56,7 +55,7 @@ def get_run_directory(settings: Settings) -> Path:
 
 
 def read_identity(settings: Settings) -> dict[str, Any] | None:
-    """Return the content of identity.json, the settings that a run was started with; None if there is no such file."""
+    """Return the settings with which a run was started, from its identity.json; None if there is no such file."""
     return read_json_object(get_run_directory(settings) / "identity.json")
 
 
@@ -64,7 +63,7 @@ def read_state(settings: Settings) -> RunState:
     """Read the state of a run from its directory.
 
     Raises:
-        UserError: if the directory contains a run with other settings, with more rounds or of an earlier version.
+        UserError: if the directory contains a run with other settings, with more rounds, or of an earlier fedmpi.
     """
     place = get_run_directory(settings)
     recorded = read_identity(settings)
@@ -88,7 +87,7 @@ def read_state(settings: Settings) -> RunState:
 
 
 def _describe_changed_settings(settings: Settings, recorded: dict[str, Any]) -> str:
-    """Describe the first setting that differs from the recorded run, and count the others; "" if none differs.
+    """Describe the first setting that differs from the recorded run, and count the other differences; "" if none.
 
     Settings that may be changed when a run is resumed, such as the number of rounds, are not compared.
     """
@@ -127,7 +126,7 @@ def enable_auto_resume(settings: Settings) -> Settings:
 
 
 def is_diagnostic(metric: str) -> bool:
-    """Return whether a name is that of a diagnostic in analysis.jsonl, and not of a metric in metrics.jsonl.
+    """Return whether a name denotes a diagnostic in analysis.jsonl instead of a metric in metrics.jsonl.
 
     >>> is_diagnostic("losses.shift"), is_diagnostic("top.5"), is_diagnostic("losses")
     (True, False, False)

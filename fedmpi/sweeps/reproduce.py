@@ -39,14 +39,14 @@ VERDICTS = {
 
 
 def list_config_folders() -> list[Path]:
-    """Return the folders in which configs may lie: that of the sources, those of a wheel, and ./configs."""
+    """Return the folders that may contain configs: that of the source tree, those of a wheel, and ./configs."""
     package = Path(__file__).parents[2]
     shared = (place / "share" / "fedmpi" / "configs" for place in (Path(sys.prefix), Path(site.getuserbase())))
     return [package / "configs", *shared, Path("configs").absolute()]
 
 
 def list_tables() -> dict[str, Path]:
-    """Return the sweep file of each published table, by the name of the table.
+    """Return {name of a published table: its sweep file} for all tables.
 
     Raises:
         UserError: if no tables are installed.
@@ -69,9 +69,9 @@ def find_table(name: str) -> Path:
 
 
 def find_datasets(sweep: Sweep) -> dict[str, Settings]:
-    """Return the names of a sweep's data sets, each with the settings of one run that uses it.
+    """Return {name of a data set: settings of one run that uses it} for all data sets of a sweep.
 
-    The data sets of MedMNIST are listed by their own names.
+    The data sets of MedMNIST are listed individually.
     """
     examples: dict[str, Settings] = {}
     for settings in map(sweep.run_settings, sweep.covering_labels()):
@@ -108,10 +108,11 @@ def fetch_data(sweep: Sweep, print_line: PrintLine) -> None:
 
 
 def write_comparison(sweep: Sweep, to: Path, print_line: PrintLine) -> int:
-    """Print the results of a sweep beside the published ones, and write table.md, table.csv and verdict.json.
+    """Print the results of a sweep next to the published results, and write table.md, table.csv and verdict.json.
 
     Returns:
-        The exit code: 1 if a published cell has no result, or if ours is outside two standard deviations; otherwise 0.
+        The exit code: 1 if a published cell has no result, or if our result is more than two standard deviations away
+        from the published one; otherwise 0.
 
     Raises:
         UserError: if no run is finished, or the files cannot be written.

@@ -34,7 +34,7 @@ class TableCell:
     """One cell of the table: the results of runs that differ only in their seeds.
 
     Attributes:
-        seeds: the seeds of the sweep; [""] if the sweep has no axis `seed`.
+        seeds: the seeds of the runs in this cell; [""] if the sweep has no axis `seed`.
         values: seed -> metric, for finished runs with a finite value of the metric.
         non_finite_seeds: the seeds of finished runs without a finite value of the metric.
         published: the published mean and standard deviation.
@@ -71,7 +71,7 @@ class ResultsTable:
         axes: all axes except `seed`; the first one gives the rows, the others give the columns.
         cells: one label per axis -> the cell.
         command_options: the options with which `fedmpi table` creates this table.
-        source: where the published values were published.
+        source: the publication that contains the published values; None if there are no such values.
         lower_is_better: whether lower values of the metric are better.
         notes: remarks on the metric and on differences between the runs.
     """
@@ -120,8 +120,8 @@ def collect_results(
     """Collect one metric of all finished runs of a sweep.
 
     Args:
-        sweep: the sweep.
-        metric: the metric; None: the first published metric, or, if nothing is published, the main metric of the runs.
+        metric: the metric to collect; None: the first published metric, or, if nothing is published, the main metric of
+            the runs.
         summary_part: the section of summary.json; None: that of the published metric, or else last.
         rows: the axis whose labels form the rows; None: the first axis.
 
@@ -187,7 +187,7 @@ def _choose_metric(
 ) -> tuple[str | None, str, PublishedResults | None]:
     """Choose the metric, its section of summary.json, and the published values to compare it with.
 
-    The arguments are the requested metric and section, or None.
+    The arguments are the metric and the section that the user requested, or None.
     """
     candidates = [each for each in sweep.published if metric in (None, each.metric_key[1])]
     published = next((each for each in candidates if summary_part in (None, each.metric_key[0])), None)
@@ -206,13 +206,12 @@ def _choose_metric(
 def _find_most_common_name(
     metrics_of_runs: Sequence[Mapping[str, Any]], metric: str | None, protocols: Sequence[str]
 ) -> str:
-    """Return the name of a metric, including the prefix of its evaluation protocol, under which most runs have it.
+    """Return the name under which most runs have a metric, with or without the prefix of an evaluation protocol.
 
-    An example is personal_accuracy for `metric` accuracy.
+    For example, the name for `metric` accuracy may be personal_accuracy.
 
     Args:
-        metrics_of_runs: the metrics of each run.
-        metric: the metric; None: the main metric of the first run.
+        metric: the metric without a prefix; None: the main metric of the first run.
         protocols: the evaluation protocols of the runs, except `global`.
     """
     if metric is None:
@@ -227,7 +226,7 @@ def _check_comparability(sweep: Sweep, runs_shown: Sequence[Settings]) -> list[s
     """Check that all runs used the same data and plug-ins, and return notes on different versions of the code.
 
     Raises:
-        UserError: if data or plug-ins differ, so that a mean over the runs would be meaningless, and not all runs have
+        UserError: if data or plug-ins differ, so that a mean over the runs would be meaningless, unless all runs have
             checkpoint.changes=accept.
     """
     runs = {settings.name: settings for settings in runs_shown}
@@ -251,7 +250,7 @@ def _check_comparability(sweep: Sweep, runs_shown: Sequence[Settings]) -> list[s
 
 
 def compare_with_published(cell: TableCell, decimals: int) -> str:
-    """Compare our mean with the published mean.
+    """Compare our mean with the published mean, and return the sign that the table shows.
 
     Args:
         cell: the cell, with the published mean and standard deviation. If no standard deviation is published, or if it

@@ -30,13 +30,13 @@ def run_sweep(sweep: Sweep, jobs: str, train_run: pool.TrainFunction, print_line
     """Train the missing runs of a sweep; with `tune`, first the tuning runs, then the final runs.
 
     Args:
-        sweep: the sweep.
-        jobs: the number of runs that train at the same time, or "auto".
+        jobs: the number of runs that train at the same time, or "auto" for as many as this machine allows.
         train_run: trains one run in a child process.
         print_line: prints a line of progress.
 
     Returns:
-        The exit code: 0 if all runs are finished; 75 after a signal, or if another process trains some of the runs.
+        The exit code: 0 if all runs are finished; 75 if a signal stopped the sweep, or if another process trains some
+        of the runs.
 
     Raises:
         UserError: if a run failed; the error is raised when all other runs have ended.
@@ -92,7 +92,7 @@ def _train_runs(
 ) -> int:
     """Train the runs in `todo`, the unfinished ones of `runs`, and return the exit code.
 
-    run_kind: the name of these runs in the first line of output, in the singular.
+    run_kind: the name for one of these runs in the first line of output, such as "tuning run".
     """
     done = len(runs) - len(todo)
     print_line(f"{pluralize(len(runs), run_kind)} in {runs[0].output}" + (f", {done} of them done" if done else ""))
@@ -145,7 +145,7 @@ def _describe_outcome(sweep: Sweep, active_run: pool.ActiveRun) -> tuple[str, st
 
 
 def _format_main_metric(row: dict[str, Any]) -> str:
-    """Format the main metric of a row with its name; "" if the row has none."""
+    """Format the name and the value of the main metric in a row of metrics; "" if the row has none."""
     name = choose_main_metric(metric_names([row]))
     return f"{name.replace('_', ' ')} {format_metric(name, row[name], 4)}" if name and row.get(name) is not None else ""
 

@@ -1,8 +1,8 @@
 """Submit the missing runs of a sweep to Slurm (`fedmpi sweep --sbatch`).
 
 The runs form a job array, followed by a job that fails unless all runs are finished. A task of the array starts `fedmpi
-sweep SWEEP --run NAME` with srun. If its time limit is reached, it asks Slurm to requeue it, and later continues in the
-same run directory. The file slurm/submitted.jsonl next to the runs records which job trains which runs.
+sweep SWEEP --run NAME` with srun. A task that reaches its time limit asks Slurm to requeue it, and later continues in
+the same run directory. The file slurm/submitted.jsonl next to the runs records which job trains which runs.
 """
 
 from __future__ import annotations
@@ -70,8 +70,6 @@ def submit_sweep(sweep: Sweep, options: ArrayOptions, dry_run: bool, print_line:
     """Submit those runs of a sweep to Slurm that are neither finished nor queued.
 
     Args:
-        sweep: the sweep.
-        options: the options of the job array.
         dry_run: only print the commands, without submitting anything.
         print_line: prints a line of output.
 
@@ -120,7 +118,7 @@ def submit_sweep(sweep: Sweep, options: ArrayOptions, dry_run: bool, print_line:
 
 
 def _find_runs_after_tuning(sweep: Sweep) -> list[str]:
-    """Return the names, without labels of a candidate, of the runs that cannot start before candidates are chosen."""
+    """Return the names, without parts for candidates, of the runs that cannot start before candidates are chosen."""
     plan, runs = sweep.tuning, sweep.final_runs() if sweep.tuning else []
     candidates = [(labels, settings) for labels, settings in runs if plan and not plan.is_tuning_run(labels)]
     return [
@@ -134,10 +132,8 @@ def build_array_script(sweep: Sweep, options: ArrayOptions, names: Sequence[str]
     """Return the batch script of a Slurm job array in which each task trains one run of a sweep.
 
     Args:
-        sweep: the sweep.
-        options: the options of the job array.
         names: the names of the runs.
-        directory: the directory of the runs.
+        directory: the directory that contains the run directories.
         threads: the number of threads per rank.
     """
     folder = directory / SLURM_FOLDER
@@ -162,7 +158,7 @@ def build_array_script(sweep: Sweep, options: ArrayOptions, names: Sequence[str]
 
 
 def find_run(sweep: Sweep, name: str) -> Settings:
-    """Return the settings of a run of a sweep by its name; the part of the name for a candidate may be omitted.
+    """Return the settings of the run called `name`; the part of the name that stands for its candidate is optional.
 
     Raises:
         UserError: if no run has this name, or no candidate has been chosen for it yet.
@@ -181,7 +177,7 @@ def find_run(sweep: Sweep, name: str) -> Settings:
 
 
 def list_queued_runs(directory: Path) -> dict[str, str]:
-    """Return the runs that are queued or running in Slurm, each with its job and state, such as "12_3 RUNNING"."""
+    """Return {run name: job and state, such as "12_3 RUNNING"} for the runs that are queued or running in Slurm."""
     names = {
         (entry["job"], str(task)): name
         for entry in _read_submitted_jobs(directory)
@@ -196,7 +192,7 @@ def list_queued_runs(directory: Path) -> dict[str, str]:
 
 
 def _read_submitted_jobs(directory: Path) -> list[dict]:
-    """Return the rows of submitted.jsonl: the number of each submitted job, and the names of its runs."""
+    """Return the rows of submitted.jsonl: the number (`job`) and the runs (`names`) of each submitted job array."""
     rows = read_tail(directory / SLURM_FOLDER / SUBMITTED_FILE)
     return [row for row in rows if "job" in row and isinstance(row.get("names"), list)]
 

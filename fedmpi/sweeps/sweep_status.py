@@ -24,7 +24,7 @@ StatusDict = dict[str, Any]
 
 
 def read_sweep_list(directory: Path) -> tuple[Path, list[str]]:
-    """Read the sweep file and the overrides of a sweep from sweep.json in the directory of its runs.
+    """Return the path of a sweep file and its overrides, read from sweep.json in the directory of the runs.
 
     Raises:
         UserError: if there is no sweep.json, a secret was left out of it, or the sweep file does not exist.
@@ -66,7 +66,7 @@ def read_status(where: Path) -> tuple[StatusDict, list[str], int]:
         where: a run directory, the directory of a sweep's runs, or a sweep file.
 
     Raises:
-        UserError: if it is none of these.
+        UserError: if `where` is none of these.
     """
     if where.is_file() and where.suffix in (".yaml", ".yml"):
         if not is_sweep_file(where):
@@ -94,7 +94,7 @@ def read_sweep_status(sweep: Sweep) -> StatusDict:
     """Return the status of a sweep: of all runs of the first stage, and of the final runs that are known.
 
     Raises:
-        UserError: if a directory contains a run with other settings.
+        UserError: if the directory of a run contains a run with other settings.
     """
     every = sweep.known_runs()
     directory = every[0].output
@@ -128,7 +128,7 @@ def show_status(sweep: Sweep, print_line: Callable[[str], None]) -> int:
 def choose_exit_code(facts: StatusDict) -> int:
     """Return the exit code of `fedmpi status` for a sweep.
 
-    It is 1 if a run failed or cannot be resumed, otherwise 75 if runs are missing and none is active, otherwise 0.
+    It is 1 if a run failed or cannot be resumed, otherwise 75 if runs are unfinished and none is running, otherwise 0.
     """
     if any(
         run["state"] in (FAILED, NEVER_STARTED) or (run["state"] == DIED and not run["resume"]) for run in facts["runs"]

@@ -56,12 +56,9 @@ def show_table(
     """Print the results table of a sweep and, if requested, write it to a file.
 
     Args:
-        sweep: the sweep.
-        metric: see `collect_results`.
-        summary_part: see `collect_results`.
-        rows: see `collect_results`.
-        to: a file; its suffix selects the format: .md, .tex, .csv, .txt, or, for a plot, .png, .svg or .pdf. None: no
-            file.
+        metric, summary_part, rows: as in `collect_results`.
+        to: the file; its suffix selects the format: .md, .tex, .csv, .txt, or, for a plot, .png, .svg or .pdf. None: no
+            file is written.
         print_line: prints a line of the table.
 
     Raises:
@@ -133,7 +130,7 @@ def _format_mean(table: ResultsTable, key: CellKey) -> str:
 
 
 def _format_difference(table: ResultsTable, key: CellKey) -> str:
-    """Format a cell of the table of paired differences, such as `+3 ± 0.58 * better`."""
+    """Format a paired difference, its standard error and its verdict, if it has one: `+3 ± 0.58 * better`."""
     compared = compute_paired_difference(table, key)
     if compared is None:
         return "-"
@@ -146,7 +143,7 @@ def _format_mean_and_std(table: ResultsTable, mean: float, spread: float) -> str
 
 
 def format_caption(table: ResultsTable) -> str:
-    """Return the caption of the table of means: the metric, the chosen candidates, and the command that was used."""
+    """Return the caption of the table of means: the metric, the chosen candidates, and the command that creates it."""
     what = f"{table.metric.replace('_', ' ')}, {PART_TITLES[table.summary_part]}"
     text = f"{what}, mean and sample standard deviation (n - 1) over {pluralize(table.num_seeds, 'seed')}"
     if table.source:
@@ -166,7 +163,7 @@ def format_caption(table: ResultsTable) -> str:
 
 
 def format_notes(table: ResultsTable) -> list[str]:
-    """Return the notes below the table; they name the cells and seeds that are missing or not a number."""
+    """Return the notes below the table, which name the cells and seeds whose results are missing or not a number."""
     missing = {key: cell.missing_seeds for key, cell in table.cells.items() if cell.missing_seeds}
     bad = {key: cell.non_finite_seeds for key, cell in table.cells.items() if cell.non_finite_seeds}
     lines = list(table.notes)
@@ -225,12 +222,12 @@ def _format_latex_table(rows: Rows, notes: str) -> str:
 
 
 def _format_latex_row(row: Sequence[str]) -> str:
-    r"""Format a row in LaTeX. A {} before a bracket keeps LaTeX from reading it as an option of the \\ before it."""
+    r"""Format a row in LaTeX. A {} before a bracket keeps LaTeX from reading it as an option of the preceding \\."""
     return " & ".join(f"{{}}{escape_latex(c)}" if c.startswith("[") else escape_latex(c) for c in row) + r" \\"
 
 
 def escape_latex(cell: str) -> str:
-    r"""Escape special characters of LaTeX in a text.
+    r"""Escape special characters of LaTeX in a string, and replace line breaks by spaces.
 
     >>> print(escape_latex("a_b 5%"))
     a\_b 5\%
@@ -241,7 +238,7 @@ def escape_latex(cell: str) -> str:
 def to_records(table: ResultsTable) -> list[dict[str, Any]]:
     """Return a dict for each cell with labels, mean, standard deviation, paired difference and published value.
 
-    A number that is not known is None.
+    Unknown numbers are None.
     """
     rows = []
     for key, cell in table.cells.items():
@@ -276,7 +273,7 @@ def format_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 def plot_table(table: ResultsTable, to: Path) -> None:
     """Plot the table: one line per column over the labels of the rows, with a band of one standard deviation.
 
-    Cells with missing seeds are omitted, with a warning, because their mean would be over other seeds.
+    Cells with missing seeds are omitted, with a warning, because their mean would be taken over different seeds.
     """
     from fedmpi.analysis import charts
 

@@ -1,9 +1,9 @@
 """Tune settings within a sweep: for each method, choose the best candidate on validation rows before the final runs.
 
-The section `tune` of a sweep file contains the candidates (`grid`), the metric that compares them (`by`, `of`), the
-axes for each of whose labels a candidate is chosen separately (`per`), and the runs used for the comparison (`using`).
-The candidate with the best mean over these runs is chosen; in a tie, the first of them. A candidate is excluded if any
-of its runs diverged or ended without a finite value of the metric.
+The section `tune` of a sweep file contains the candidates (`grid`), the metric that compares them (`by`) and its
+section of summary.json (`of`), the axes for whose labels candidates are chosen separately (`per`), and the runs used
+for the comparison (`using`). The candidate with the best mean over these runs is chosen; in a tie, the first such
+candidate. A candidate is excluded if any of its runs diverged or ended without a finite value of the metric.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TuneSection(Section):
 
 @dataclass(frozen=True)
 class Tuning:
-    """The candidates of a sweep with `tune`, and the metric and the runs by which the best of them are chosen."""
+    """The candidates of a sweep with `tune`, and the metric and the runs by which the best candidates are chosen."""
 
     axes: tuple[Axis, ...]
     metric: str
@@ -82,9 +82,7 @@ def read_tuning(
     Args:
         path: the sweep file, for messages.
         document: the content of the sweep file.
-        axes: the axes of the sweep.
-        labels: the labels of each of its runs.
-        section: the section `tune`.
+        labels: the labels of each run of the sweep.
 
     Raises:
         UserError: if the metric, an axis or a label is invalid, or there is no run on which to compare candidates.
@@ -139,7 +137,7 @@ class TuningChoice:
 def choose_candidates(
     plan: Tuning, runs: Iterable[tuple[dict[str, str], Settings]]
 ) -> dict[tuple[str, ...], TuningChoice]:
-    """Choose the best candidate for each cell.
+    """Choose the best candidate for each cell, that is, for the runs with the same labels on the axes `per`.
 
     Args:
         plan: the candidates and the metric.

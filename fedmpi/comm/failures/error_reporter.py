@@ -260,7 +260,7 @@ class ErrorReporter:
         self.clock.start_thread(read)
 
     def close(self) -> None:
-        """Stop reading the event log; call this when all ranks have finished and the store still exists."""
+        """Stop reading the event log; called when all ranks have finished, while the store still exists."""
         if self._listener is not None:
             self._add_to_log(FINISHED)
             self.clock.wait(self._listener, self.timeouts.reply)
@@ -290,7 +290,7 @@ class ErrorReporter:
         self.process.exit(int(line.split()[2]))
 
     def _print_cause(self, cause: str) -> None:
-        """Print a cause, but only once: both the thread that reads the log and the failed thread may call this."""
+        """Print a cause only once: both the thread that reads the log and a thread that fails may call this method."""
         if not self._has_printed:
             self._has_printed = True
             self.process.print_message(cause.split(" ", 3)[3])

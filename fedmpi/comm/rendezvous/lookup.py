@@ -82,7 +82,7 @@ def locate_by_env(job: Job, env: Mapping[str, str]) -> tuple[Addresses, bytes, S
     """Derive the store's addresses and key from the launcher's variables; rank 0 also starts the store.
 
     Returns:
-        The addresses at which the store may be; the job's key; on rank 0, the process of the store.
+        The addresses to try; the job's key; the process of the store on rank 0, None on the other ranks.
     """
     if job.launcher == "slurm":
         name = identify_slurm_step(env)
@@ -142,7 +142,7 @@ def locate_by_mpi(
     """Start the store on rank 0, and broadcast its addresses and a random key over MPI.
 
     Returns:
-        The addresses at which the store may be; the job's key; on rank 0, the process of the store.
+        The addresses to try; the job's key; the process of the store on rank 0, None on the other ranks.
     """
     from fedmpi.comm.backends import mpi
 

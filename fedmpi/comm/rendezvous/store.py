@@ -119,9 +119,7 @@ class RankStore(Store):
         Args:
             name: name of a series of allgathers.
             call: number of the allgather in that series.
-            rank: this rank.
             ranks: the ranks that take part.
-            value: this rank's value.
             seconds: time limit.
             skip_dead: whether to stop waiting as soon as only dead ranks are missing.
         """
@@ -159,12 +157,9 @@ def allgather(
     payloads would continue, while a rank that lacks one would give up.
 
     Args:
-        store: this rank's connection to the store.
         name: name of a series of allgathers.
         call: number of the allgather in that series.
-        rank: this rank.
         ranks: the ranks that take part.
-        payload: this rank's bytes.
         deadline_s: time limit in seconds.
         remedy: advice at the end of the error message.
 
