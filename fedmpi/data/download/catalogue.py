@@ -1,6 +1,6 @@
 """The catalogue of public data sets (catalogue.json): their files, URLs, checksums, home pages and licences.
 
-The MD5 checksums are those of torchvision and MedMNIST (medmnist/info.py, version 3.0.2); those of CINIC-10 and
+The MD5 checksums are those of torchvision and MedMNIST (medmnist/info.py, version 3.0.2); the checksums of CINIC-10 and
 Tiny-ImageNet are used by several public loaders. docs/data.md describes the data sets.
 """
 
@@ -65,7 +65,7 @@ def _expand_pattern(pattern: str) -> list[str]:
 
 
 def _make_parts(*paths: Any) -> list[DatasetPart]:
-    """Return the parts that an entry of `files` describes.
+    """Return the parts that an entry of `files` in catalogue.json describes.
 
     paths: patterns of alternative paths, and for folders also the number of files.
     """
@@ -75,7 +75,7 @@ def _make_parts(*paths: Any) -> list[DatasetPart]:
 
 
 def _make_entry(files: list[Any], downloads: tuple[Any, ...] = (), **facts: str) -> CatalogueEntry:
-    """Return the entry for a data set in the JSON file. facts: the other fields of the entry."""
+    """Return the entry of a data set from its fields in the JSON file; `facts` are its other fields."""
     parts = tuple(part for entry in files for part in _make_parts(*entry))
     return CatalogueEntry(parts=parts, downloads=tuple(Download(tuple(d.pop("urls")), **d) for d in downloads), **facts)
 

@@ -36,7 +36,7 @@ def check_files(name: str, root: Path) -> list[tuple[str, str]]:
     """Check each file and folder of a data set.
 
     Returns:
-        (path, problem) for each; the problem is "" if there is none.
+        (path, problem) for each file and folder; the problem is "" if there is none.
     """
     listing = find_entry(name)
     md5_by_path = {each.path: each.md5 for each in listing.downloads if not each.into}
@@ -44,7 +44,7 @@ def check_files(name: str, root: Path) -> list[tuple[str, str]]:
 
 
 def _check_part(part: DatasetPart, root: Path, md5: str | None) -> tuple[str, str]:
-    """Return the actual or expected path of a part, and its problem.
+    """Return the path of a part, or where it should be, and what is wrong with it ("" if nothing is).
 
     md5: the checksum of the file at the first path.
     """
@@ -117,7 +117,7 @@ def _offline_instructions(name: str, downloads: Sequence[Download], root: Path) 
 def download_file(urls: Sequence[str], file: Path, md5: str) -> None:
     """Download a file from the first URL that provides it with this MD5 checksum.
 
-    An incomplete file has another name. Raises UserError, with the problem of each URL, if all of them fail.
+    During the download the file has another name. Raises UserError, with the problem of each URL, if all of them fail.
     """
     part, problems = file.with_name(f"{file.name}.part"), {}
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -138,7 +138,7 @@ def download_file(urls: Sequence[str], file: Path, md5: str) -> None:
 
 
 def _receive_file(url: str, to: Path, name: str) -> None:
-    """Download a URL to a file, with a progress bar. name: what the progress bar shows."""
+    """Download a URL to a file, with a progress bar. name: the label of the bar."""
     from rich.console import Console  # imported here, because only downloads need them
     from rich.progress import wrap_file
 
@@ -161,8 +161,8 @@ def _compute_md5(path: Path) -> str:
 def unpack_archive(archive: Path, to: Path) -> None:
     """Unpack a .zip or .tar.gz file into the folder `to`, without the archive's top-level folder if it has only one.
 
-    Files are moved there only after all have been unpacked, so that `to` never contains an incomplete file. Other files
-    in `to` are not changed.
+    Files are moved to that folder only after all have been unpacked, so that `to` never contains an incomplete file.
+    Other files in `to` are not changed.
     """
     temporary = to.with_name(f"{to.name}.unpacked")
     shutil.rmtree(temporary, ignore_errors=True)

@@ -1,7 +1,7 @@
 """Partitions: functions that assign training samples to clients.
 
-A scheme f(labels, clients, rng, **options) returns one index array per client. The arrays are disjoint, and random
-numbers come from `rng` only. The scheme `site` gets the site of each sample in place of its label.
+A scheme f(labels, clients, rng, **options) returns disjoint arrays of row numbers, one per client, and draws random
+numbers only from the generator `rng`. The scheme `site` gets the site of each sample in place of its label.
 """
 
 from fedmpi.common.registry import PluginKind

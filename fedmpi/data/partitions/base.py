@@ -1,4 +1,4 @@
-"""The class Partition, which stores the rows of each client, and checks that several schemes share."""
+"""The class Partition, which stores the row numbers of each client, and checks that several schemes use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Partition:
 
     Args:
         order: the rows of client 0, then those of client 1, and so on, (n,) int64.
-        offsets: where the rows of each client begin, (N + 1,) int64, from 0 to n.
+        offsets: the index in `order` at which each client's rows begin, and n as the last entry, (N + 1,) int64.
 
     >>> parts = Partition.from_owners(np.array([1, 0, -1, 1]), clients=2)
     >>> [part.tolist() for part in parts], parts.sizes.tolist()
@@ -38,7 +38,7 @@ class Partition:
 
     @classmethod
     def from_parts(cls, parts: Iterable[np.ndarray]) -> Partition:
-        """Return the partition with these rows, one array per client."""
+        """Return the partition with the given array of row numbers for each client."""
         parts = list(parts)
         order = np.concatenate([np.zeros(0, dtype=np.int64), *parts]).astype(np.int64)
         return cls.from_sizes(order, np.array([len(part) for part in parts], dtype=np.int64))
@@ -87,7 +87,7 @@ def validate_indices(part: Any, samples: int) -> np.ndarray:
         samples: number of training samples.
 
     Raises:
-        ValueError: they are not a one-dimensional array of integers in 0..samples-1.
+        ValueError: `part` is not a one-dimensional array of integers in 0..samples-1.
     """
     indices = np.asarray(part)
     is_vector = indices.ndim == 1 and (indices.dtype.kind in "iu" or not len(indices))
@@ -100,7 +100,7 @@ def validate_indices(part: Any, samples: int) -> np.ndarray:
 def _sort_by_owner(owner: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return rows sorted by owner, and in ascending order for each owner, (n,).
 
-    Sorting owner * span + row is several times as fast as an argsort.
+    Sorting the numbers owner * span + row, for row numbers below `span`, is several times as fast as an argsort.
     """
     span = int(rows.max(initial=0)) + 1
     return np.sort(owner * span + rows) % span
@@ -116,11 +116,9 @@ def equal_sizes(rows: int, parts: int) -> np.ndarray:
 
 
 def check_enough_samples(samples: int, parts: int, scheme: str, min_size: int = 1, unit: str = "") -> None:
-    """Raise UserError if there are too few samples for so many parts of at least `min_size` samples.
+    """Raise UserError if there are not enough samples for all parts to have at least `min_size`.
 
     Args:
-        samples: number of samples.
-        parts: number of parts.
         scheme: the name of the scheme, for the message.
         min_size: smallest allowed size of a part.
         unit: the number of parts in words, for the message, if parts are not clients.

@@ -23,7 +23,7 @@ Size = Annotated[int, Field(ge=1)]
 
 
 def iid(labels: np.ndarray, clients: int, rng: np.random.Generator) -> Partition:
-    """Equal parts of uniformly random samples; the first n mod N clients have one sample more."""
+    """Random parts of equal size; of N clients with n samples, the first n mod N have one sample more."""
     check_enough_samples(len(labels), clients, "iid")
     sizes = equal_sizes(len(labels), clients)
     return Partition.from_sizes(rng.permutation(len(labels)), sizes).ascending()
@@ -42,7 +42,8 @@ def dirichlet(
 
     alpha: concentration of the Dirichlet distribution; the largest value, 1e6, gives equal fractions.
     min_size: the smallest allowed number of samples of a client.
-    convention: how fractions are drawn, which differs between papers.
+    convention: how the fractions q are drawn, which differs between papers, for N clients, C classes and n samples, of
+    which n_c are in class c.
     class:        For each class q ~ Dir(alpha 1_N), with q_k = 0 for clients that already have n/N samples; the
                   shuffled class is cut at floor(cumsum(q) n_c). All classes are drawn again until every client has
                   min_size samples (Yurochkin 2019; NIID-Bench).
@@ -60,10 +61,10 @@ def dirichlet(
 def quantity(
     labels: np.ndarray, clients: int, rng: np.random.Generator, *, alpha: Alpha = 0.5, min_size: Size = 10
 ) -> Partition:
-    """Quantity skew: random samples in parts of unequal sizes (NIID-Bench, Li 2022).
+    """Quantity skew: clients have different numbers of random samples (NIID-Bench, Li 2022).
 
-    The fractions q ~ Dir(alpha 1_N) are drawn until every client has min_size samples; the shuffled samples are cut at
-    floor(cumsum(q) n).
+    The fractions q ~ Dir(alpha 1_N) of N clients are drawn until every client has min_size samples; the n shuffled
+    samples are cut at floor(cumsum(q) n).
 
     alpha: concentration of the Dirichlet distribution; a smaller value gives a stronger skew.
     min_size: the smallest allowed number of samples of a client.
@@ -82,7 +83,7 @@ def _partition_by_shares(
     scheme: str,
     balance: bool,
 ) -> Partition:
-    """Shuffle each class and cut it into the sizes of the first accepted draw; see `_draw_until_accepted`."""
+    """Shuffle the samples of each class, and cut them into parts of the sizes from `_draw_until_accepted`."""
     rows_by_class = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     totals = np.array([len(rows) for rows in rows_by_class])  # (C,)
     counts = _draw_until_accepted(totals, clients, rng, alpha, min_size, scheme, balance)
@@ -101,10 +102,11 @@ def _draw_until_accepted(
     scheme: str,
     balance: bool,
 ) -> np.ndarray:
-    """Draw until every client has min_size samples; return the number of samples by class and client, (C, N).
+    """Draw fractions until every client has min_size samples; return the sizes by class and client, (C, N).
 
     A draw consists of one Dir(alpha 1_N) for each class. Many draws are made at once, and the generator is then set to
-    its state after the accepted draw: the result equals that of single draws, and is found fifteen times as fast.
+    its state after the accepted draw: the result equals that of one draw after the other, but takes a fifteenth of the
+    time.
 
     Args:
         totals: number of samples of each class, (C,).
@@ -113,10 +115,10 @@ def _draw_until_accepted(
         alpha: concentration of the Dirichlet distribution.
         min_size: smallest allowed number of samples of a client.
         scheme: the name of the scheme, for the message.
-        balance: whether clients that have their n/N samples get none of the following classes.
+        balance: whether clients that already have n/N samples get none of the following classes.
 
     Raises:
-        UserError: no draw was accepted after MAX_SHARES fractions.
+        UserError: no draw was accepted although MAX_SHARES fractions were drawn.
     """
     concentration, smallest, tried, single_draws, draws = np.full(clients, alpha), 0, 0, 0, 1
     max_draws = max(MAX_SHARES // (len(totals) * clients), 1)
@@ -161,7 +163,8 @@ def _counts_from_shares(q: np.ndarray, totals: np.ndarray, balance: bool) -> tup
     """Convert D draws of fractions q, (D, C, N), to numbers of samples.
 
     Returns:
-        The numbers of samples, (D, C, N), and whether the whole mass of some class is on full clients, (D,).
+        The numbers of samples, (D, C, N), and whether a class has all its mass on clients that already have n/N
+        samples, (D,).
     """
     draws, _, clients = q.shape
     sizes, counts = np.zeros((draws, clients), dtype=np.int64), np.empty(q.shape, dtype=np.int64)
@@ -189,9 +192,10 @@ def _cut_by_shares(share: np.ndarray, free: np.ndarray, total: int) -> np.ndarra
 
 
 def _draw_one_balanced(totals: np.ndarray, concentration: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Make one balanced draw, (C, N); a class whose whole mass is on full clients is drawn again for the others.
+    """Draw sizes once with `balance`, (C, N); draw a class again if all its mass is on full clients.
 
-    The restriction of Dir(alpha 1_N) to some clients is the Dirichlet distribution on these.
+    A client is full if it has n/N samples. The restriction of Dir(alpha 1_N) to some clients is the Dirichlet
+    distribution on these clients.
     """
     clients, full = len(concentration), totals.sum() / len(concentration)
     sizes, free = np.zeros(clients, dtype=np.int64), np.ones(clients, dtype=bool)
@@ -212,7 +216,7 @@ def _draw_one_balanced(totals: np.ndarray, concentration: np.ndarray, rng: np.ra
 
 
 def _partition_by_client(labels: np.ndarray, clients: int, rng: np.random.Generator, alpha: float) -> Partition:
-    """Return equal parts, in which each client draws the classes of its samples from its own fractions (Hsu 2019).
+    """Return parts of equal size; each client draws the classes of its samples from its own fractions (Hsu 2019).
 
     Several samples are drawn at once, and those of exhausted classes are rejected. This has exactly the distribution of
     drawing one sample after the other, with q renormalised whenever a class is exhausted.

@@ -23,10 +23,10 @@ def shards(
 ) -> Partition:
     """Every client gets s shards of one class each, so at most s classes (McMahan 2017; FedRep, Collins 2021).
 
-    Each of the C classes is cut into r = floor(s N / C) equal shards (the first ones have one sample more if r does not
-    divide the class). A list of all labels, each r times, is shuffled and reshaped to (N, s): client k gets a random
-    unused shard of each of its s labels. If C does not divide s N, the first s N - r C classes are cut into r + 1
-    shards, with a warning.
+    Each of the C classes is cut into r = floor(s N / C) equal shards, for N clients (the first shards have one sample
+    more if r does not divide the number of samples). A list of all labels, each r times, is shuffled and reshaped to
+    (N, s): client k gets a random unused shard of each of its s labels. If C does not divide s N, the first s N - r C
+    classes are cut into r + 1 shards, with a warning.
 
     s: number of shards per client.
     distinct: true gives every client exactly s classes, by random exchanges of labels between clients.
@@ -94,7 +94,7 @@ def _exchange_repeated_labels(label_matrix: np.ndarray, classes: int, rng: np.ra
     a repetition and j gains none: the number of repetitions decreases with every exchange.
 
     Returns:
-        Whether it succeeded; in very small cases there may be no possible exchange.
+        Whether no client has a label twice; with very few clients there may be no suitable exchange.
     """
     has = np.zeros((len(label_matrix), classes), dtype=np.int64)  # how often client k has class c
     np.add.at(has, (np.arange(len(label_matrix))[:, None], label_matrix), 1)
@@ -120,9 +120,9 @@ def classes(
 ) -> Partition:
     """Every client has the same number of classes, each divided evenly among its clients (NIID-Bench, Li 2022).
 
-    Client i has class i mod C and classes_per_client - 1 others, uniform without replacement. The shuffled samples of a
-    class are divided into equal parts for its clients. A class that no client has, which is possible only for N < C, is
-    left out.
+    Of C classes, client i has class i mod C and classes_per_client - 1 others, drawn at random without replacement. The
+    shuffled samples of a class are divided into equal parts for its clients. A class that no client has is left out,
+    which is possible only if there are fewer clients than classes.
 
     classes_per_client: number of classes of each client.
     """

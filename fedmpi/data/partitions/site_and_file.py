@@ -19,8 +19,8 @@ def partition_by_site(
     """One client for each natural site of the data set, such as a hospital.
 
     only: the sites that are clients, by name, or by number if they have no names. No client trains on the other sites,
-    but their rows remain in the global test set and in evaluate.protocol's `sites`. Use it to measure how well one
-    site does alone, or how well a model does at a site that it was not trained on.
+    but their rows remain in the global test set and in evaluate.protocol's `sites`. This option measures the
+    performance of one site alone, or of a model at a site on which it was not trained.
     """
     present, chosen = np.unique(labels), np.array(only or range(clients), dtype=np.int64)
     if clients != len(chosen):

@@ -2,8 +2,8 @@
 
     data.augment: [{random_crop: 4}, horizontal_flip, {cutout: 16}]
 
-A transform processes a batch of images at once. It uses a fixed number of uniform random numbers per sample
-(base.py); those of an epoch come from a generator seeded with (seed, round, client), whichever rank trains the client.
+A transform processes a batch of images at once. It uses a fixed number of uniform random numbers per sample (base.py);
+the numbers of an epoch come from a generator seeded with (seed, round, client), so that they do not depend on the rank.
 """
 
 from fedmpi.common.registry import PluginKind

@@ -63,14 +63,12 @@ def channel_constants(
 ) -> Tensor:
     """Return one number per channel as a tensor that broadcasts over images, (1, C, 1, ...).
 
-    For images in the memory format channels_last it has the shape (1, C, 1, W), so that a whole row of an image is
-    processed at once.
+    For images in the memory format channels_last the tensor has the shape (1, C, 1, W), so that a whole row of an image
+    is processed at once.
 
     Args:
         numbers: one number per channel, or one for all channels.
-        image_shape: the shape of the images.
         channels_last: whether the images are in this memory format.
-        device: the device of the images.
     """
     by_channel = torch.tensor(numbers, device=device).view(1, -1, *[1] * (len(image_shape) - 2))
     if not channels_last or len(numbers) == 1:

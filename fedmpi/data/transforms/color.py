@@ -44,7 +44,7 @@ class Normalize(Transform):
 
     @property
     def mean_and_std(self) -> tuple[Sequence[float], Sequence[float]]:
-        """The mean and the standard deviation, with one number or one per channel each."""
+        """The mean and the standard deviation, each as one number or one per channel."""
         if (self.dataset is None) == (self.mean is None) or (self.mean is None) != (self.std is None):
             raise ValueError("set either dataset, or mean and std, as in {normalize: {mean: [0.5], std: [0.5]}}")
         return NORMALISATION_CONSTANTS[self.dataset] if self.dataset is not None else (self.mean or (), self.std or ())

@@ -1,4 +1,4 @@
-"""Transforms that move, erase or interpolate pixels; those that do not interpolate process bytes and floats."""
+"""Transforms that move, erase or interpolate pixels; transforms that do not interpolate accept bytes and floats."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class HorizontalFlip(Transform):
 
 @dataclass(frozen=True)
 class Cutout(Transform):
-    """Set a square around a random pixel, cut off at borders, to zero after normalisation (DeVries & Taylor 2017)."""
+    """Set a square around a random pixel to zero after normalisation, clipped at borders (DeVries & Taylor 2017)."""
 
     main_option = "size"
     random_numbers = 2
@@ -106,7 +106,7 @@ class Cutout(Transform):
         return x
 
     def _in_square(self, u: Tensor, n: int) -> Tensor:
-        """Return which of n pixels of a side are in the square around a random center, (B, n) bool."""
+        """Return which of the n pixels along one axis are in the square around a random center, (B, n) bool."""
         first = to_uniform_integers(u, n) - self.size // 2
         at = torch.arange(n, device=u.device) - first[:, None]
         return (at >= 0) & (at < self.size)
@@ -157,7 +157,8 @@ class RandomRotation(Transform):
 class RandomResizedCrop(Transform):
     """Crop a part of random area and aspect ratio, and scale it to size x size, like torchvision's RandomResizedCrop.
 
-    Ten parts are drawn, of which the first one that fits into the image is used; if none fits, the largest central one.
+    Ten parts are drawn, of which the first one that fits into the image is used; if none fits, the largest central part
+    is used.
     """
 
     main_option = "size"
@@ -181,7 +182,7 @@ class RandomResizedCrop(Transform):
         )
 
     def draw_boxes(self, u: Tensor, h: int, w: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Draw the part of each image with random numbers u; return top, left, height and width, (B,) int64 each."""
+        """Choose a part of each image from random numbers u; return top, left, height and width, (B,) int64 each."""
         area = h * w * to_uniform_range(u[:, :NUM_CANDIDATES], *self.scale)
         aspect_ratio = to_uniform_range(
             u[:, NUM_CANDIDATES : 2 * NUM_CANDIDATES], *(math.log(r) for r in self.ratio)
@@ -201,7 +202,7 @@ class RandomResizedCrop(Transform):
 
 
 def interpolation_weights(start: Tensor, length: Tensor, n: int, size: int) -> Tensor:
-    """Return the weights, (B, size, n), with which n pixels of a side are interpolated to `size` pixels.
+    """Return the weights, (B, size, n), with which n pixels along one axis are interpolated to `size` pixels.
 
     Row i contains the weights of the pixels start .. start + length - 1 for pixel i of the result: a triangle around
     the position of i, whose half width is one pixel of the result or of the image, whichever is larger. This is

@@ -23,10 +23,9 @@ def make_transform(name: str, value: Any, where: str, origins: Mapping[str, str]
     """Return a transform by its name in the config; raise UserError if the name or an option is not valid.
 
     Args:
-        name: the name.
         value: its options as a dictionary, or the value of its main option, or None.
         where: the key in the config, for messages.
-        origins: where each option was set, for messages; "" for the transform itself.
+        origins: for each option, where it was set, for messages; the key "" is for the transform itself.
     """
     origin = f"{origins['']}: " if origins.get("") else ""
     if name not in transforms.registry:
@@ -67,7 +66,7 @@ class ImagePipeline:
 
     @cached_property
     def random_numbers(self) -> int:
-        """The number of random numbers per sample."""
+        """The number of random numbers that the transforms of one sample need."""
         return sum(transform.random_numbers for transform in self.transforms)
 
     def output_shape(self, shape: Shape, training: bool = False) -> Shape:
@@ -97,8 +96,8 @@ class ImagePipeline:
     def steps(self) -> Sequence[tuple[Step, slice | None]]:
         """The steps of the pipeline in order, each with the columns of random numbers that it uses.
 
-        Columns are None for steps without random numbers, which are applied to test images, too. Raises UserError if
-        the order of transforms is not possible.
+        The columns are None for steps without random numbers, which are applied to test images, too. Raises UserError
+        if the order of transforms is not possible.
         """
         stage, column = "any" if self.bytes else "unit" if self.unit else "normal", 0
         steps: list[tuple[Step, slice | None]] = []
