@@ -98,7 +98,7 @@ class HeatMap:
     """A chart with one coloured cell for each number of a matrix.
 
     Attributes:
-        rows, columns: the labels.
+        rows, columns: the labels of the rows and columns.
         values: one sequence for each row; None and nan are shown in grey.
         unit: the unit of the numbers, or what they count.
         signed: whether the colour scale extends from negative to positive numbers, as for cosines, or begins at 0.
@@ -119,7 +119,9 @@ Chart = LineChart | BarChart | HeatMap
 
 
 def stack_bars(rows: Sequence[str], parts: Mapping[str, Sequence[float]], x_label: str) -> BarChart:
-    """Return a chart with one stacked bar per row; negative parts extend to the left.
+    """Return a chart with one stacked bar per row; negative lengths extend to the left of 0.
+
+    parts: for each label in the legend, its length in each row.
 
     >>> stack_bars(["a"], {"p": [1.0], "q": [2.0]}, "x").spans
     {'p': [(0, 0.0, 1.0)], 'q': [(0, 1.0, 3.0)]}
@@ -175,7 +177,7 @@ def write_chart(chart: Chart, path: Path, title: str) -> Path:
 
 
 def save_figure(figure: Figure, path: Path, **options: Any) -> Path:
-    """Save a matplotlib figure and return the path; equal figures give equal files, without dates and versions."""
+    """Save a matplotlib figure without date and version, so that equal figures give equal files; return the path."""
     nameless = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     figure.savefig(path, dpi=150, metadata=nameless[path.suffix], **options)
     return path
@@ -266,7 +268,10 @@ def _draw_lines(chart: LineChart) -> Axes:
 def _create_row_axes(
     labels: Sequence[str], bottom: float, legend: Sequence[tuple[Any, str]] = (), cells: int = 0
 ) -> Axes:
-    """Create axes with one row per label and row 0 at the top; many rows are thinner. cells: columns of a heat map."""
+    """Create axes with one row per label, row 0 at the top; more than 23 rows are thinner.
+
+    cells: the number of columns of a heat map; 0 for a bar chart, which uses the whole width.
+    """
     thick = max(min(0.28, 6.5 / max(len(labels), 1)), 0.03)
     names = [_shorten_text(label, 24) for label in labels]
     left = LETTER_WIDTH * max(map(len, names), default=1) + 0.2
@@ -340,7 +345,7 @@ def _draw_cells(axes: Axes, values: np.ndarray, most: float) -> None:
 
 
 def _draw_colour_scale(axes: Axes, chart: HeatMap, most: float, gaps: bool) -> None:
-    """Draw the colour scale of a heat map at the top right."""
+    """Draw the colour scale of a heat map at the top right, and the label of the rows at the top left."""
     figure: Any = axes.figure
     high, shades = figure.get_figheight(), np.linspace(-1 if chart.signed else 0, 1, 9 if chart.signed else 5)
     figure.text(0.05 / CHART_WIDTH, 1 - 0.15 / high, _shorten_text(chart.row_label, 24), va="center")

@@ -48,7 +48,7 @@ class CurvatureOptions:
 def analyse_curvature(
     run: Path, settings: Settings, options: CurvatureOptions, to: Path, print_line: Callable[[str], None]
 ) -> None:
-    """Measure the curvature of the loss at a run's final model; print it, and write curvature.json, landscape.png."""
+    """Measure and print the curvature of the loss at a run's final model; write curvature.json and landscape.png."""
     to, module = output.create_output_folder(to), load_global_model(run, settings)
     if notice := format_personal_notice(read_model_metadata(run / MODEL)):
         print_line(notice)
@@ -74,12 +74,12 @@ def plot_landscape(facts: dict[str, Any]) -> charts.HeatMap:
 def measure_curvature(
     experiment: Experiment, options: CurvatureOptions, print_line: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
-    """Compute the largest eigenvalues of the Hessian at the model of `experiment`, and the loss around the model.
+    """Compute the largest eigenvalues of the Hessian at the current model of `experiment`, and the loss around it.
 
     Returns:
-        A dict with samples, the number of samples in the loss; eigenvalues, in descending order; ratio of the first to
-        the last of these, None if the last is 0; axis, the coordinates of the landscape, (grid,); and loss, (grid,
-        grid), where loss[i][j] is the loss at w + axis[j] v1 + axis[i] v2.
+        A dict. `samples`: the number of samples over which the loss is averaged; `eigenvalues`: in descending order;
+        `ratio`: the first eigenvalue divided by the last, None if the last is 0; `axis`: (grid,) coordinates of the
+        landscape; `loss`: (grid, grid), with loss[i][j] at the weights w + axis[j] v1 + axis[i] v2.
     """
     loss, w = SubsetLoss(experiment, options.samples), experiment.model.w.detach().clone()
     description = f"{len(experiment.data.train)} clients, {w.numel()} weights"
@@ -100,7 +100,7 @@ def measure_curvature(
 def compute_largest_eigenpairs(
     product: Callable[[Tensor], Tensor], like: Tensor, k: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return the k algebraically largest eigenvalues of a symmetric A (d, d), with eigenvectors, by Lanczos (ARPACK).
+    """Return the k largest (not by magnitude) eigenvalues and eigenvectors of a symmetric A (d, d), computed by ARPACK.
 
     Args:
         product: computes A v from v (d,).
@@ -140,7 +140,7 @@ class SubsetLoss:
     """The mean loss over a fixed random subset of all clients' training samples, as a function of the weights w (d,).
 
     Raises:
-        UserError: if the clients' samples are not in one data set, as with silos.
+        UserError: if the clients' samples are not in one data set, which is the case with data.silos.
     """
 
     BATCH = 512
@@ -184,7 +184,7 @@ class SubsetLoss:
         return batches(self.shard, self.BATCH, None)
 
     def _batch_loss(self, x: Any, y: Tensor) -> Tensor:
-        """Return the contribution of a batch to the mean loss."""
+        """Return the part of the mean loss over the subset that comes from one batch."""
         f = call_module(self.experiment.model.module, x)
         return validation.eval_loss(self.experiment.task, f, x, y) * (
             self.experiment.task.batch_weight(y) / self.weight

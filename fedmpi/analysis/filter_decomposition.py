@@ -12,21 +12,20 @@ For scalars alpha_k = a + e_k, D_k = d + h_k with independent noise and p_k = 1/
 so decomposition reduces only the cross term. (Prop. 4.1 of the paper assumes that the products of one round are
 independent and derives a larger gain.)
 
-variance, Fig. 3(b): a round is trained R times from the same w^t, each time with another cohort and other batches. The
-local models of replicate r are aggregated by (1) and by (2), each over the kernels of all layers with atoms, to W_r.
-The results are 1/(R-1) sum_r ||W_r - mean W||^2, an unbiased estimate (the paper does not describe its estimator), and
-the variance of the clients' own kernels, sum_k p_k ||W_k - W_bar||^2, averaged over replicates. Both are in squared
-units of the weights and do not include the server's optimiser. The rounds measured are 0, e, 2e, ... for
+variance, Fig. 3(b): a round is trained R times from the same w^t, each time with a different cohort and different
+batches. The local models of replicate r are aggregated to W_r, the kernels of all layers with atoms, once by (1) and
+once by (2). The results are 1/(R-1) sum_r ||W_r - mean W||^2, an unbiased estimate (the paper does not describe its
+estimator), and the variance of the clients' own kernels, sum_k p_k ||W_k - W_bar||^2, averaged over replicates. Both
+are in squared units of the weights and do not include the server's optimiser. The rounds 0, e, 2e, ... are measured for
 e = `evaluate.every`; rounds in which the server keeps its coefficients are marked.
 
-virtual, Eq. 10, Sec. 4.1 and 6.7: clients train locally for one more round from the final model of a run, with the
-number of the next round in which coefficients are sent. alpha_bar x D_bar is the weighted mean of alpha_i x D_j over
-all i, j: the m clients on the diagonal, and m (m - 1) virtual clients off the diagonal (the paper counts unordered
-pairs, 6 for 4 clients). Client i contributes the layout group COEF, the coefficients with their biases and 1x1
-convolutions; client j contributes its atoms. The paper does not mention the other parameters; here all models have
-those of the aggregate. The models therefore differ in their convolutions only, and models on the diagonal are not
-exactly those of the clients. A run directory contains the global model only, so other state of server and clients has
-initial values.
+virtual, Eq. 10, Sec. 4.1 and 6.7: clients train locally for one more round from the final model of a run; its number is
+that of the next round in which coefficients are sent. alpha_bar x D_bar is the weighted mean of alpha_i x D_j over all
+i, j: the m clients for i = j, and m (m - 1) virtual clients for i != j (the paper counts unordered pairs, 6 for 4
+clients). Client i contributes the layout group COEF, the coefficients with their biases and 1x1 convolutions; client j
+contributes its atoms. The paper does not mention the other parameters; here all models have those of the aggregate. The
+models therefore differ in their convolutions only, and the models with i = j are not exactly those of the clients. A
+run directory contains the global model only, so all other state of the server and of clients has initial values.
 """
 
 from __future__ import annotations
@@ -70,12 +69,12 @@ RESULT_LABELS = {
 
 # ---- two averages of kernels ----
 def kernel_mean(p: Tensor, alpha: Tensor, D: Tensor) -> Tensor:
-    """Return the weighted mean of kernels, equation (1), by (m,), (..., m, n, a), (..., m, a, q) -> (..., n, q)."""
+    """Return (1), the weighted mean of kernels (..., n, q), for p (m,), alpha (..., m, n, a) and D (..., m, a, q)."""
     return torch.einsum("k,...kna,...kaq->...nq", p, alpha, D)
 
 
 def product_mean(p: Tensor, alpha: Tensor, D: Tensor) -> Tensor:
-    """Return the product of the weighted means of coefficients and atoms: equation (2); shapes as in `kernel_mean`."""
+    """Return (2), the product of the weighted means of coefficients and atoms; shapes as in `kernel_mean`."""
     return torch.einsum("k,...kna->...na", p, alpha) @ torch.einsum("k,...kaq->...aq", p, D)
 
 
@@ -102,10 +101,10 @@ def client_variance(p: Tensor, alpha: Tensor, D: Tensor) -> float:
 
 
 def extract_factors(experiment: Experiment, w: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the coefficients alpha and the atoms D of each AtomConv2d layer of m models, by the path of the layer.
+    """Return a mapping of the name of each AtomConv2d layer to the coefficients and atoms of m models.
 
     Args:
-        experiment: the experiment; its model has AtomConv2d layers.
+        experiment: an experiment with the architecture of the models.
         w: the weights of the m models, (m, d).
 
     Returns:
@@ -131,7 +130,7 @@ def extract_factors(experiment: Experiment, w: Tensor) -> dict[str, tuple[Tensor
 
 # ---- variance ----
 def analyse_variance(settings: Settings, replicates: int, to: Path, print_line: Callable[[str], None]) -> None:
-    """Measure the variance of both averages of kernels, print it, and write variance.json and variance.png."""
+    """Measure the variance of the averages (1) and (2), print it, and write variance.json and variance.png."""
     to, experiment = output.create_output_folder(to), build_experiment(settings)
 
     def report_row(row: Row) -> None:
@@ -156,15 +155,15 @@ def analyse_variance(settings: Settings, replicates: int, to: Path, print_line: 
 def measure_aggregate_variance(
     experiment: Experiment, replicates: int, report_row: Callable[[Row], None] = lambda row: None
 ) -> dict[str, Any]:
-    """Train an experiment and measure the variance during training, which does not change the results by a single bit.
+    """Train an experiment and measure the variance during training; the trained model is the same as without measuring.
 
     Args:
         experiment: the experiment.
         replicates: how often each measured round is trained.
-        report_row: called with each new row; `measure_round` describes the rows.
+        report_row: called with the result of `measure_round` for each measured round.
 
     Returns:
-        A dict with config, replicates, sha256 of the final model, and rounds, the list of rows.
+        A dict with `config`, `replicates`, `sha256` of the final model, and `rounds`, the results of `measure_round`.
     """
     extract_factors(experiment, experiment.model.w[None])  # raises an error for a model without atoms
     s, rows, final_hash = experiment.settings, list[Row](), ""
@@ -195,8 +194,8 @@ def measure_round(experiment: Experiment, fed: Federation, t: int, replicates: i
     """Train round t `replicates` times from the global model of `fed`, and return the variances.
 
     Returns:
-        A dict with round; kernel_mean and product_mean, the variances of the two averages over replicates; ratio, the
-        second of these divided by the first; and clients, the variance of the clients' own kernels.
+        A dict. `round`: t; `kernel_mean` and `product_mean`: the variances of (1) and (2) over the replicates; `ratio`:
+        product_mean divided by kernel_mean; `clients`: the variance of the clients' own kernels.
     """
     by_kernels, by_product, clients = [], [], 0.0
     for number in range(replicates):
@@ -234,9 +233,9 @@ def evaluate_virtual_clients(
     """Train clients for one more round from the model of `experiment`, and evaluate all products alpha_i x D_j.
 
     Returns:
-        A dict with round; clients, the cohort; weights, the weights p of the aggregate; headline, the main metric of
-        the task; models, one row per pair of clients with alpha (i), atoms (j) and the metrics on the global test set;
-        and aggregate, the metrics of the aggregate.
+        A dict. `round`: the number of the round; `clients`: the cohort; `weights`: the clients' weights p; `headline`:
+        the main metric of the task; `models`: for each pair of clients a dict with `alpha` (i), `atoms` (j) and the
+        metrics on the global test set; `aggregate`: the metrics of the aggregate.
     """
     extract_factors(experiment, experiment.model.w[None])  # raises an error for a model without atoms
     test, s, trainer = experiment.data.global_test, experiment.settings, build.make_trainer(experiment, lambda: False)
@@ -265,7 +264,7 @@ def evaluate_virtual_clients(
 
 
 def recombine_filters(experiment: Experiment, w: Tensor, alpha: Tensor, D: Tensor) -> Tensor:
-    """Return w with the coefficients of model `alpha` and the atoms of model `D`; all are weights of models, (d,)."""
+    """Return a copy of w with the coefficients of the model `alpha` and the atoms of the model `D`; all are (d,)."""
     out = w.clone()
     for group, source in ((COEF, alpha), (ATOM, D)):
         part = experiment.model.layout.select({group})

@@ -41,7 +41,7 @@ class OperationCounter(TorchDispatchMode):
     """Context manager that counts floating-point operations.
 
     Attributes:
-        count: the number of operations so far of each of KINDS, (3,) int64.
+        count: (3,) int64, the numbers of forward, backward and frozen operations so far.
     """
 
     def __init__(self) -> None:
@@ -80,8 +80,8 @@ def count_operations(settings: Settings, data: FederatedData, device: torch.devi
     """Count the operations of one client's local training in round 0.
 
     Returns:
-        A dict with method and options; steps, the number of steps; forward, backward, frozen and their sum step, in
-        operations per sample and step; and round, in operations per training sample and round.
+        A dict. `method` and `options`; `steps`: the number of steps; `forward`, `backward`, `frozen`, and their sum
+        `step`: operations per sample and step; `round`: operations per training sample in the whole round.
 
     Raises:
         UserError: if the client makes fewer than two steps.

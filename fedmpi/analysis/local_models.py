@@ -46,7 +46,7 @@ def make_trainer_with_seed(experiment: Experiment, seed: int) -> ClientTrainer:
 
 @dataclass(frozen=True)
 class LocalModels:
-    """The local models of a cohort of m clients after training, before their upload."""
+    """The local models of a cohort of m clients after their training."""
 
     clients: Sequence[int]
     p: Tensor  # (m,) float64, the clients' weights in the aggregate
@@ -63,14 +63,13 @@ def train_local_models(
 ) -> LocalModels:
     """Train clients locally as in round t, without changing the global model of `fed` or the state of the clients.
 
-    The returned parameters include layout groups that the method does not send in round t, such as coefficients of
-    filters.
+    The returned parameters include layout groups that the method does not send in round t.
 
     Args:
         fed: the federation; training starts from its global model.
         trainer: the trainer of the clients.
         members: the numbers of the clients.
-        t: the round, which selects the learning rate and the random numbers.
+        t: the round, which determines the learning rate and the random numbers.
         make_step_callback: called with each client before it trains; returns a function that is called with the batch
             (x, y) of each step when its gradient has been computed.
     """

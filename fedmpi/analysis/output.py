@@ -17,7 +17,7 @@ def create_output_folder(to: Path, option: str = "--to") -> Path:
 
     Args:
         to: the directory.
-        option: the option of the command that sets the directory, for messages.
+        option: the command-line option that sets the directory, which messages name.
 
     Raises:
         UserError: if the directory cannot be created, or is not writable.
@@ -32,6 +32,6 @@ def create_output_folder(to: Path, option: str = "--to") -> Path:
 
 
 def write_json(path: Path, facts: Mapping[str, Any]) -> Path:
-    """Write facts to a JSON file and return its path. Numbers that are not finite become null."""
+    """Write a mapping to a JSON file and return the path; numbers that are not finite become null."""
     path.write_text(json.dumps(to_jsonable(facts), indent=2, allow_nan=False) + "\n", encoding="utf-8")
     return path

@@ -31,12 +31,13 @@ def analyse_partition(
 
     Args:
         settings: the settings.
-        write: a CSV file for the client of each training sample, which the scheme `file` can read; None: no file.
+        write: a CSV file to which the client of each training sample is written, and which the partition scheme `file`
+            can read; None: no file.
         plot: a .png, .svg or .pdf file for a plot of samples by client and class; None: no plot.
         print_line: prints a line of output.
 
     Raises:
-        UserError: if the config has data.silos, a file name has another ending, or a file cannot be written.
+        UserError: if the config has data.silos, a file name has a different ending, or a file cannot be written.
     """
     if settings.data.silos:
         raise UserError("partition: data.silos needs no partition; `fedmpi validate` shows the sites")
@@ -109,9 +110,9 @@ def compute_label_skew(counts: np.ndarray) -> np.ndarray:
 
 
 def _write_owners(path: Path, data: FederatedData) -> None:
-    """Write the client of each training sample to a file, -1 for none.
+    """Write the client of each training sample to a file; -1: the sample belongs to no client.
 
-    Validation samples are assigned to the client that holds them.
+    A validation sample belongs to the client that uses it for validation.
     """
     owner = np.full(len(data.train[0].y), -1)
     for rows in (data.parts, getattr(data.validation, "rows", None)):

@@ -33,7 +33,8 @@ class RoundsFigure(NamedTuple):
     of `keys`, with one line for each group of runs.
 
     Attributes:
-        keys: label of a line -> path of its value in a row, such as `drift.divergence`, or `shares.0` in a list.
+        keys: for the label of each line, the path of its value in a row: `drift.divergence`, or `shares.0` for the
+            first entry of a list.
         note: text below the figure.
         from_zero: whether the y axis begins at 0.
     """
@@ -188,7 +189,7 @@ def _plot_over_rounds(
 def _curves_by_client(run: Run, rows: Sequence[Row], *keys: str) -> dict[str, Curve]:
     """Return a curve over rounds for each client, by the client's name.
 
-    keys: path, in each row, of a list of values in the order of the row's list `clients`.
+    keys: the path, in each row, of a list of values in the same order as the row's list `clients`.
     """
     curves: dict[int, Curve] = {}
     for row in rows:
@@ -219,7 +220,7 @@ def _plot_client_heat_map(
 
 
 def _plot_layers(run: Run) -> Figure | None:
-    """Plot Lambda, how strongly local steps change each layer, in the last measured round (FedSOL, Fig. 5b)."""
+    """Plot how strongly local steps change each layer (Lambda in FedSOL, Fig. 5b) in the last measured round."""
     keys = ("strength", "evenness", "columns", "norm", "entries")
     data: list[list[Value]] = []
     for row in run.analysis:

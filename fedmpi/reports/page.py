@@ -1,6 +1,6 @@
 """Parts of a report page, and a function that renders them to a self-contained HTML file.
 
-All texts in these parts are plain text; the templates escape them.
+All strings in these parts are plain text, not HTML; the templates escape them.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Table:
-    """A table.
+    """A table of a page.
 
     Attributes:
-        collapsed_title: if not "", the table is collapsed under this title until the reader clicks on it.
+        collapsed_title: the title under which the table is collapsed until the reader clicks on it; "": not collapsed.
     """
 
     head: Sequence[str]
@@ -125,7 +125,7 @@ def format_csv(figure: Figure) -> str:
 
 
 def choose_css_classes(table: Table) -> list[str]:
-    """Return the CSS class of each column of a table: "n" for numbers, which are right-aligned, otherwise ""."""
+    """Return the CSS class of each column of a table: "n" for numbers, which are right-aligned, or "" for no class."""
     classes = []
     for column in zip(*table.rows, strict=True):
         values = [value for value in column if value is not None]

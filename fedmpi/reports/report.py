@@ -45,7 +45,7 @@ SECTIONS: tuple[tuple[str, str, str, Callable[[RunCollection], list[Part | None]
 
 
 def build_sections(runs: RunCollection) -> list[Section]:
-    """Return all sections for which the runs have records.
+    """Return all sections of the report for which the runs have records.
 
     If a file is damaged, sections that need it contain a warning instead. Names of figures are made unique and reduced
     to ASCII letters, digits, "_" and "-", since they serve as file names and anchors.

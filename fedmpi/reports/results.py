@@ -69,7 +69,7 @@ def _format_last_values(group: RunGroup, name: str) -> str:
 
 
 def _list_warnings(runs: RunCollection) -> list[str]:
-    """Return warnings about unfinished runs, different data within a group, and unreadable files."""
+    """Return warnings about unfinished runs, groups whose runs have different data, and unreadable files."""
     warnings = list[str]()
     if unfinished := [run for run in runs.all if not run.complete]:
         several = f"{pluralize(len(unfinished), 'run')} of {len(runs.all)} not finished"
@@ -87,7 +87,7 @@ def _list_warnings(runs: RunCollection) -> list[str]:
 
 
 def _build_run_tables(run: Run, names: Sequence[str]) -> list[Part]:
-    """Return a table of facts about a run, and a table of its metrics `names`."""
+    """Return a table that describes a run, and a table of its metrics with the given names."""
     seconds, up, down = (
         sum(finite_number(row.get(key)) or 0.0 for row in run.rows)
         for key in ("wall_s", "received_bytes", "sent_bytes")
@@ -134,7 +134,7 @@ def build_learning_section(runs: RunCollection) -> list[Part | None]:
 
 
 def build_method_metrics_section(runs: RunCollection) -> list[Part | None]:
-    """Plot the metrics that methods record with `server.log` over rounds."""
+    """Plot the metrics that methods record with `server.log_metrics` over rounds."""
     names = dict.fromkeys(name for run in runs.all for name in run.method_metrics)
     return [_plot_metric(runs, "method", name, name) for name in names]
 
@@ -158,8 +158,9 @@ def build_clients_section(runs: RunCollection) -> list[Part | None]:
 def _show_client_metric(runs: RunCollection, protocol: str, name: str) -> list[Part | None]:
     """Show the distribution over clients of one metric in one evaluation protocol.
 
-    For one group of runs, percentiles over clients are plotted by round; for several groups, the worst client is; for a
-    single run, the final value of each client is plotted, too. A table shows spread and fairness after the last round.
+    For one group of runs, percentiles over clients are plotted by round, and for several groups the value of the worst
+    client. For a single run, the final value of each client is also plotted. A table shows SPREAD_STATISTICS and
+    FAIRNESS_STATISTICS after the last round.
     """
     title, slug, label = f"{protocol} {name}".replace("_", " "), f"clients-{protocol}-{name}", format_metric_title(name)
     values: dict[Path, dict[int, dict[str, float]]] = {run.path: {} for run in runs.all}  # by run, round and client
@@ -202,14 +203,17 @@ def _show_client_metric(runs: RunCollection, protocol: str, name: str) -> list[P
 
 
 def _chart_by_client(values: dict[str, float], part: str, label: str, order: str) -> BarChart | LineChart:
-    """Return a chart with one bar per client, or, for many clients or negative values, with a line over clients."""
+    """Return a chart with one bar per client, or with a line over the clients if these are many or a value is negative.
+
+    part: the label of the values. order: the label of the x axis of the line chart.
+    """
     if len(values) <= MAX_CLIENT_BARS and min(values.values(), default=0.0) >= 0:
         return stack_bars(list(values), {part: list(values.values())}, label)
     return LineChart([Series(part, range(1, len(values) + 1), list(values.values()))], order, label)
 
 
 def compute_client_statistics(values: Sequence[float], lower_is_better: bool) -> dict[str, float | None]:
-    """Compute the statistics over clients that SPREAD_STATISTICS and FAIRNESS_STATISTICS list.
+    """Compute SPREAD_STATISTICS (worst client, percentiles) and FAIRNESS_STATISTICS over clients, by name.
 
     Args:
         values: one value for each client.

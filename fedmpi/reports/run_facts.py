@@ -80,8 +80,7 @@ def compare_communication(paths: Sequence[Path], metric: str, to: Path, print_li
     """Compare the number of parameters that runs transmit (`fedmpi analyse communication`).
 
     The function prints averages per round and their ratios to the first run, and writes communication.json and
-    communication.png, a chart of a metric against transmitted parameters. The paper on filter decomposition states that
-    a round without coefficients costs beta times a full round; that holds only if theta_h is small.
+    communication.png, a chart of a metric against transmitted parameters.
 
     Args:
         paths: run directories.
@@ -123,9 +122,9 @@ def compare_communication(paths: Sequence[Path], metric: str, to: Path, print_li
 
 
 def build_time_section(runs: RunCollection) -> list[Part | None]:
-    """Plot the duration of each round, broken down into its parts for one group of runs, in total for several groups.
+    """Plot the duration of each round: its parts for one group of runs, the total for several groups.
 
-    For a single run, plot the timeline of each rank, too.
+    For a single run, also plot the timeline of each rank.
     """
     has_analysis = any(run.config.get("analysis") for run in runs.all)
     note = "In rounds with `analysis`, clients train twice; the second time is included." if has_analysis else ""
@@ -148,7 +147,7 @@ def build_time_section(runs: RunCollection) -> list[Part | None]:
 
 
 def build_settings_section(runs: RunCollection) -> list[Part | None]:
-    """Show the settings that differ between runs, shared settings other than defaults, and all shared settings."""
+    """Show the settings that differ between runs, equal settings that are not defaults, and all equal settings."""
     by_group = dict[str, dict[str, str]]()
     for group in runs.groups:
         config = redact(group.runs[0].config)
@@ -166,7 +165,7 @@ def build_settings_section(runs: RunCollection) -> list[Part | None]:
 
 
 def build_environment_section(runs: RunCollection) -> list[Part | None]:
-    """Show the content of environment.json, separately for values that are equal in all runs and for all others."""
+    """Show the content of environment.json: values that are equal in all runs, and values that differ."""
     by_run = dict[str, dict[str, str]]()
     for run in (run for run in runs.all if run.environment):
         facts = {key: value for key, value in run.environment.items() if key != "ranks"}
@@ -183,15 +182,15 @@ def build_environment_section(runs: RunCollection) -> list[Part | None]:
 def _split_shared_and_differing(
     what: str, by_name: Mapping[str, Mapping[str, str]]
 ) -> tuple[list[list[Value]], Table | None]:
-    """Split facts, given by name, into those that are equal for all names and those that differ.
+    """Split the settings or properties of runs or groups into those that are equal in all and those that differ.
 
     Args:
-        what: heading of the column of names.
-        by_name: name of a run or group -> fact -> value.
+        what: the heading of the column that contains the names of the runs or groups.
+        by_name: for the name of each run or group, its values by key.
 
     Returns:
-        The equal facts as rows (fact, value), and a table of the others with one row per name, or None if there are no
-        others.
+        The equal values as rows (key, value), and a table of the values that differ with one row per run or group; None
+        if no values differ.
     """
     keys = dict.fromkeys(key for facts in by_name.values() for key in facts)
     other = [key for key in keys if len({facts.get(key) for facts in by_name.values()}) > 1]

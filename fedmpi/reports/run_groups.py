@@ -57,7 +57,7 @@ class Run:
         complete: whether the run finished or was stopped early by evaluate.best.patience.
         rounds: the numbers of the finished rounds.
         last_hash: SHA-256 of the model after the last round.
-        last: the last value of each metric; None if it is not a finite number.
+        last: the last recorded value of each metric; None if this value is not a finite number.
         metrics: the names of the metrics of training and evaluation; those for which higher is better come first.
         method_metrics: the names of the metrics that the method recorded.
     """
@@ -193,7 +193,7 @@ def subsample(items: Sequence[T], most: int) -> list[T]:
 
 
 def strip_folders(value: Any) -> str:
-    """Return the value of a setting as text, without the folders if it is a path.
+    """Return the value of a setting as a string, without the folders if it is a path.
 
     >>> strip_folders("/home/me/mine.py:Mine"), strip_folders("fedavg")
     ('mine.py:Mine', 'fedavg')
@@ -203,7 +203,12 @@ def strip_folders(value: Any) -> str:
 
 # ---- groups of runs ----
 class RunGroup(NamedTuple):
-    """Runs that differ only in their seeds; `name` is their labels in the sweep, or else the name of the first run."""
+    """Runs that differ only in their seeds, names and output directories.
+
+    Attributes:
+        name: the labels of the runs in the sweep; if these do not distinguish the groups, the name of the first run; if
+            there is only one group, "mean of n runs".
+    """
 
     name: str
     runs: list[Run]
@@ -217,7 +222,7 @@ class RunCollection:
         single: the run if there is only one, otherwise None.
         differing_keys: the keys of settings that are not equal in all runs, except seed, name and output.
         groups: the runs, grouped by equal settings, apart from seed, name and output.
-        run_names: a unique name for each run, by its path.
+        run_names: a unique name for each run, by the path of the run.
         metrics: the names of the metrics of all runs; those for which higher is better come first.
     """
 
@@ -274,7 +279,7 @@ def is_run_directory(path: Path) -> bool:
 
 
 def format_setting(run: Run, key: str) -> str:
-    """Return the value of a setting as text, "-" if the run does not have it."""
+    """Return the value of a setting as a string; "-" if the config of the run does not contain the setting."""
     value = run.config.get(key, "-")
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
@@ -339,7 +344,7 @@ def plot_by_group(
         title: its title.
         y_label: label of the y axis.
         curves: the values by round for the path of each run.
-        column: name of the values in the CSV file; "": `name`.
+        column: name of the values in the CSV file; "": the same as `name`.
         note: text below the figure.
 
     Returns:
@@ -369,7 +374,7 @@ def plot_curves(
         title: its title.
         y_label: label of the y axis.
         curves: the values by round for the label of each line.
-        head: names of the curves in the CSV file; (): their labels.
+        head: names of the curves in the CSV file; (): the labels of the curves.
         note: text below the figure.
         from_zero: whether the y axis begins at 0.
 

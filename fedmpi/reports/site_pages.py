@@ -106,7 +106,7 @@ def read_statements(path: Path) -> dict[str, str]:
     """Read the statements of a model card from a YAML file with headings as keys and texts as values.
 
     Raises:
-        UserError: if the file does not exist or is not valid, or a value is neither text nor a number.
+        UserError: if the file does not exist or is not valid, or a value is neither a string nor a number.
     """
     if not path.is_file():
         raise UserError(f"--statements: file {path} not found; create it, with lines such as `Intended use: text`")
@@ -180,7 +180,7 @@ def _plot_gain(site: Site, baseline: BaselineRun, name: str) -> Figure | None:
 
 
 def summarize_messages(site: Site, lines: Sequence[Mapping[str, Any]]) -> list[list[Value]]:
-    """Summarise the messages of a site in rows of content, number of messages, total bytes, and receiver."""
+    """Summarise the messages of a site: one row [content, number of messages, total bytes, receiver] per kind."""
     kinds: dict[tuple[str, str], list[int]] = {}
     for line in lines:
         names = [str(name) for name in line.get("what") or () if name not in CONTENT_WITHOUT_DATA]
@@ -203,7 +203,7 @@ def render_model_card(all_sites: Sequence[Site], baseline: BaselineRun | None, s
     Args:
         all_sites: all sites of the run.
         baseline: the local baseline; None: no comparison.
-        statements: texts that the consortium wrote, by heading.
+        statements: paragraphs that the consortium wrote, by heading.
     """
     run = all_sites[0].run
     config, model = run.config, run.path / MODEL
@@ -258,7 +258,7 @@ def _count_weights(model: Path) -> int | None:
 
 
 def build_samples_table(all_sites: Sequence[Site]) -> Table:
-    """Return a table of the numbers of samples by site, and by class if these are known and classes are few."""
+    """Return a table of the number of samples by site, and by class if class counts are known and classes are few."""
     classes = range(len(all_sites[0].label_counts or ()))
     shown = classes if len(classes) <= MAX_CLASSES_SHOWN else range(0)
     rows: list[list[Value]] = [
@@ -274,7 +274,7 @@ def build_samples_table(all_sites: Sequence[Site]) -> Table:
 
 
 def _plot_samples(all_sites: Sequence[Site], samples: Table) -> Figure:
-    """Plot the number of training samples by site and, if the table has them, by class."""
+    """Plot the number of training samples by site and, if the table `samples` contains classes, by class."""
     columns = [list(column) for column in zip(*samples.rows, strict=True)]
     bars: Any = dict(zip(samples.head[3:], columns[3:], strict=True)) or {"samples": columns[1]}
     chart = stack_bars([site.name for site in all_sites], bars, "training samples")
@@ -295,7 +295,7 @@ def _build_audit_rows(all_sites: Sequence[Site]) -> list[list[Value]]:
 
 
 def _plot_metric(evaluated: Sequence[Site], baseline: BaselineRun | None, name: str) -> Figure:
-    """Plot a metric of each site as a bar; a second bar shows the site in the local baseline, if there is one."""
+    """Plot a metric of each site as a bar; a second bar shows the metric in the local baseline, if there is one."""
     labels, together, alone, rows = list[str](), list[float](), list[float](), list[list[Value]]()
     for site in evaluated:
         before = baseline.sites[site.client].get_last_value(name) if baseline else None

@@ -38,7 +38,7 @@ class SiteMetrics(NamedTuple):
 
     Attributes:
         samples: the number of test samples.
-        curves: for each metric its values by round.
+        curves: for the name of each metric, its values by round.
         end: the last evaluated round.
     """
 
@@ -140,7 +140,7 @@ class AuditFile(NamedTuple):
     Attributes:
         path: its path, relative to the run directory.
         rows: its rows, one per message.
-        size: the total size of all messages, as text with a unit.
+        size: the total size of all messages, as a string with a unit.
         sha256: SHA-256 of the file.
     """
 
@@ -192,7 +192,11 @@ class BaselineRun(NamedTuple):
 
 
 def read_baseline(run: Run, path: Path) -> BaselineRun:
-    """Read the run in `path` as the local baseline of `run`; raise UserError if it is not a suitable one."""
+    """Read the run in `path` as the local baseline of `run`.
+
+    Raises:
+        UserError: if `path` is not a run of method `local` at the sites of `run`, or did not evaluate personal models.
+    """
     if not is_run_directory(path):
         raise UserError(f"--local-baseline: {path} is not a run directory; give a directory that `fedmpi run` wrote")
     other = Run(path)
@@ -220,7 +224,7 @@ def read_baseline(run: Run, path: Path) -> BaselineRun:
 
 
 def format_baseline_command(run: Run) -> str:
-    """Return the command that trains a local baseline of `run`, with a hint how to start and use it.
+    """Return the command that trains a local baseline of `run`, with a hint on how to start and use it.
 
     Settings without effect in a local baseline are reset to their defaults.
     """
@@ -254,11 +258,11 @@ def compare_with_baseline(site: Site, baseline: BaselineRun | None) -> list[list
 
 
 def compare_metric(site: Site, alone: Site, name: str) -> str:
-    """Compare a metric of a site that trained together with others and alone.
+    """Compare a site's metric after joint training with its metric after training alone.
 
-    Accuracies that differ by less than MIN_STANDARD_ERRORS standard errors are too close to tell. The standard error of
+    Accuracies that differ by less than MIN_STANDARD_ERRORS standard errors are too close to call. The standard error of
     the difference between two accuracies a and b on n samples is sqrt(a (1 - a) / n + b (1 - b) / n); this is an
-    overestimate if both models fail on the same samples. For other metrics the standard error is unknown, and any
+    overestimate if both models fail on the same samples. For all other metrics the standard error is unknown, and any
     difference counts.
 
     Args:
@@ -267,7 +271,7 @@ def compare_metric(site: Site, alone: Site, name: str) -> str:
         name: the metric.
 
     Returns:
-        The verdict: "better together", "better alone", or why there is no such verdict.
+        The verdict: "better together", "better alone", or the reason why neither can be said.
     """
     joint, before = site.get_last_value(name), alone.get_last_value(name)
     if joint is None or before is None:

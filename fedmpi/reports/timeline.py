@@ -2,8 +2,8 @@
 
 The trace of a run consists of spans, such as training or waiting for uploads; engine/tracing.py explains their names.
 The share of a kind of span is its duration in all rounds of a job, divided by the duration of these rounds on the same
-rank. Waiting is the sum of the spans in WAITS, and the busiest rank is the one with the smallest share of waiting. If a
-run was resumed, only its last job is analysed. Times are read from the clock of each host.
+rank. Waiting is the sum of the spans in WAIT_SPANS, and the busiest rank is the one with the smallest share of waiting.
+If a run was resumed, only its last job is analysed. Times are read from the clock of each host.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def write_timeline(run: Path, rounds: int, to: Path, print_line: Callable[[str],
 
     Args:
         run: the run directory.
-        rounds: the number of rounds in the figure, counted from the last one.
+        rounds: the number of rounds in the figure, which ends with the last round.
         to: the output directory.
         print_line: prints a line of output.
 
@@ -69,8 +69,8 @@ def compute_time_shares(job: JobTimeline) -> list[dict[str, Any]]:
     """Compute how each rank spent its time.
 
     Returns:
-        One dict for each rank: rank; host; rounds, the number of rounds; seconds, their total duration; and shares from
-        0 to 1: busy, waiting, and spans, a mapping of each kind of span to its share.
+        One dict for each rank. `rank` and `host`; `rounds`: the number of rounds; `seconds`: their total duration;
+        `busy` and `waiting`: shares from 0 to 1; `spans`: the share of each kind of span.
     """
     by_rank = []
     for rank, each in sorted(job["ranks"].items()):
@@ -138,6 +138,6 @@ def plot_timeline(job: JobTimeline, rounds: int) -> tuple[Figure, Figure]:
 
 
 def _describe_busiest_rank(by_rank: Sequence[dict[str, Any]]) -> str:
-    """Name the rank that waits least, and its share of waiting."""
+    """Return a sentence that names the rank with the smallest share of waiting, and this share."""
     least = min(by_rank, key=lambda each: (each["waiting"], each["rank"]))
     return f"Rank {least['rank']} is the busiest: it waits {100 * least['waiting']:.1f} % of the time"
