@@ -49,7 +49,7 @@ class Shard:
 
 
 class LazyClientMapping(Mapping[int, T]):
-    """A mapping from clients 0..N-1 to values that are computed on access: most clients may never be sampled."""
+    """A mapping from clients 0..N-1 to values computed on access, because most clients may never be sampled."""
 
     def __init__(self, clients: int, make: Callable[[int], T]) -> None:
         self._clients, self._make = range(clients), make

@@ -28,7 +28,7 @@ class Dataset:
     numbers are int64 in 0..classes-1. For real-valued targets `classes` is the number of outputs, usually 1.
 
     Raises:
-        UserError: the shapes or types of the tensors do not agree; the message names the tensor.
+        UserError: a tensor has invalid values or types, or shapes do not agree; the message names the tensor.
 
     >>> Dataset(torch.zeros(2, 3), torch.tensor([0, 1]), torch.zeros(1, 3), torch.tensor([1]), classes=2).input_shape
     (3,)

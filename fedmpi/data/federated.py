@@ -124,8 +124,8 @@ def split(
         scheme: the partition scheme: a name in data/partitions, path/to/file.py:function or package.module:function.
         clients: number of clients; None: one for each site (scheme site), or as many as the file has (scheme file).
         seed: the seed of the run.
-        client_test: the rule that chooses the test rows of each client, see client_test.py. options: options of the
-        partition scheme.
+        client_test: the rule that chooses the test rows of each client, see client_test.py.
+        options: options of the partition scheme.
 
     Raises:
         UserError: the data set cannot be divided in this way.

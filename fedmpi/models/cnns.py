@@ -10,7 +10,7 @@ alexnet_s    Chen, Qiu: Extra Clients at No Extra Cost, 2025, https://arxiv.org/
              The paper specifies three convolutions of 64, 256 and 256 filters and fully connected layers of 256 and
              128 units; kernel sizes and pooling are our choice
 small_cnn    Son, Kim, Chung, Huang, Liu: FedUV, CVPR 2024, https://arxiv.org/abs/2402.18372, supplement, Table 1;
-             as in the authors' code, convolutions have no biases and no padding, and four times 16, 32 and 64 filters
+             as in the authors' code, convolutions have no biases, no padding, and 64, 128 and 256 filters (4 x 16, ...)
 vgg11        Simonyan, Zisserman: Very Deep Convolutional Networks for Large-Scale Image Recognition, ICLR 2015,
              configuration A, https://arxiv.org/abs/1409.1556, with hidden layers of 512 and without dropout and batch
              normalisation, as FedSOL trains it

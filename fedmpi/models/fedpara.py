@@ -1,4 +1,4 @@
-"""FedPara's layers, whose weight is the Hadamard product of two low-rank weights, and their use in a model.
+"""FedPara's layers, whose weight is the Hadamard product of two low-rank weights, and their insertion into a model.
 
 FedPara. Hyeon-Woo, Ye-Bin, Oh. Low-Rank Hadamard Product for Communication-Efficient Federated Learning. ICLR 2022.
 https://arxiv.org/abs/2108.06098
@@ -6,7 +6,8 @@ https://arxiv.org/abs/2108.06098
     linear        W_s = X_s Y_s^T                                            X_s (m, r), Y_s (n, r)            (1)
     convolution   W_s[o,i,u,v] = sum_{x,y} T_s[x,y,u,v] O_s[x,o] I_s[y,i]    (r, r, k, k), (r, O), (r, I)      (2)
     W = W_1 . W_2,     or if W_2 is personal                W = W_1 . (W_2 + 1)                                (3)
-W has rank up to r^2, whereas W_s has rank r. Biases remain dense.
+Here s is 1 or 2, and W_1 . W_2 is the Hadamard product. W has rank up to r^2, whereas W_s has rank r. Biases remain
+dense.
 """
 
 import math
@@ -60,7 +61,7 @@ class FactorisedLayer(nn.Module):
     Args:
         dense: the layer that is replaced, whose bias is reused.
         rank: the rank r of W_1 and W_2.
-        personal: whether W_2 is personal, so that the second form of (3) is used.
+        personal: whether W_2 is a personal parameter of each client, so that the second form of (3) is used.
         init: the initial values, see `factorise_layers`.
     """
 
@@ -83,7 +84,7 @@ class FactorisedLayer(nn.Module):
 def factor_rank(shape: torch.Size | tuple[int, ...], ratio: float) -> int:
     """Return the rank r for which W_1 and W_2 together have `ratio` times the parameters of the dense weight.
 
-    The rank is at least ceil(sqrt(n_min)). For a linear layer n_min = min(m, n), since for smaller r a matrix W could
+    The rank is at least ceil(sqrt(n_min)). For a linear layer n_min = min(m, n), because for smaller r a matrix W could
     not have full rank (the paper's Corollary 1). For a convolution n_min = max(O, I), as in the authors' code, and r
     solves 2 r (O + I + r k^2) = ratio O I k^2.
 
@@ -108,12 +109,12 @@ def factorise_layers(module: nn.Module, ratio: float, personal: bool, init: str)
     with a padding other than zeros.
 
     Args:
-        module: the model, which is also returned.
+        module: the model, which is returned, too.
         ratio: the number of parameters of the factors, relative to that of the dense weight (see factor_rank).
         personal: whether W_2 is personal: the second form of (3) is used, and the factors of W_2 are in the layout
             group PERSONAL_GROUP.
-        init: what has the initial variance 2 / fan_in: each factor as it is stored (factors), or W, as for a dense
-            weight (product).
+        init: the tensors whose initial variance is 2 / fan_in: each factor as it is stored (factors), or W, like the
+            weight of a dense layer (product).
     """
     layers = [(path, layer) for path, layer in module.named_modules() if isinstance(layer, (nn.Linear, nn.Conv2d))]
     head = [layer for _, layer in layers if isinstance(layer, nn.Linear)][-1:]

@@ -1,4 +1,4 @@
-"""Convolutions whose kernels are linear combinations of a few small filters (atoms), and their use in a model.
+"""Convolutions whose kernels are linear combinations of a few small filters (atoms), and their insertion into a model.
 
 Filter decomposition. Chen, Qiu. Extra Clients at No Extra Cost: Overcome Data Heterogeneity in Federated
 Learning with Filter Decomposition. 2025. https://arxiv.org/abs/2503.08652; the layer is that of DCFNet. Qiu, Cheng,
@@ -85,10 +85,9 @@ def decompose_convolutions(module: nn.Module, atoms: int = 9, init: Init = "he")
 
     Atoms are in the layout group ATOM; coefficients and the biases of convolutions are in COEF. Convolutions that are
     not replaced are in COEF, too: 1x1 convolutions, frozen ones, and subclasses of Conv2d, which may have their own
-    forward function or weights. Linear layers (theta_h) keep their group.
+    forward function or weights. Linear layers keep their group.
 
     Args:
-        module: the model.
         atoms: number of atoms m_a of each layer.
         init: initial values, see AtomConv2d.
     """

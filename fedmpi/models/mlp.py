@@ -13,7 +13,7 @@ from fedmpi.common.errors import UserError
 
 
 class MLP(nn.Module):
-    """A multilayer perceptron on flattened samples, with a linear layer and ReLU per entry of `hidden`, then a head."""
+    """Multilayer perceptron on flattened samples: linear layers of the widths `hidden`, each with ReLU, then a head."""
 
     def __init__(self, inputs: int, hidden: Sequence[int], classes: int) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ POINTWISE_LAYERS = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.L
 
 
 def chain_layers(module: nn.Module) -> list[nn.Module] | None:
-    """Return the layers of a module in order, or None unless it is a chain of linear and pointwise layers."""
+    """Return the layers of a module in order if it is a chain of linear and pointwise layers, otherwise None."""
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
         return None
     if type(module) in (MLP, nn.Sequential):  # children() leaves out repetitions of a layer
@@ -93,7 +93,7 @@ def chain_layers(module: nn.Module) -> list[nn.Module] | None:
 def make_forward_without_hooks(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
     """Return a function that computes module(x) without the overhead of torch's hooks, or None.
 
-    It is None unless the module is a chain of linear and pointwise layers without hooks and is not compiled.
+    The result is None unless the module is a chain of linear and pointwise layers, has no hooks and is not compiled.
     """
     layers = chain_layers(module)
     if not layers or any(part._compiled_call_impl is not None for part in module.modules()):

@@ -14,8 +14,8 @@ from fedmpi.common.user_code_errors import describe_source_location, find_user_l
 class FeaturesAndHead:
     """A module divided into features and head: logits = head(z), with features z (B, feature_dim).
 
-    The head is the part whose output the module returns: `module.head` if it exists, otherwise an `nn.Linear`. z is the
-    input of the head. The head is determined by one forward pass in evaluation mode on two samples of zeros.
+    The head is the submodule whose output the module returns unchanged: `module.head` or an `nn.Linear`. z is the input
+    of the head. The head is found by one forward pass in evaluation mode on two samples of zeros.
 
     Args:
         module: the module, which must return one tensor of logits (B, ...).
@@ -23,14 +23,14 @@ class FeaturesAndHead:
         dtype: the type of samples; None: that of the parameters.
 
     Attributes:
-        head: the head; None if the module returns the output of no such part, for example if a softmax follows.
+        head: the head; None if there is no such submodule, for example because a softmax follows the last layer.
         feature_dim: the number of features of a sample; None if there is no head, or if the features or logits of a
             sample are not one vector (text, segmentation).
         output_shape: the shape of the logits of one sample.
         num_outputs: the first size of output_shape, which is the number of classes for a classifier.
 
     Raises:
-        UserError: the module fails on such samples, or does not return one tensor (B, ...).
+        UserError: the module fails on samples of this shape, or does not return one tensor (B, ...).
 
     >>> net = FeaturesAndHead(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), (4,))
     >>> z, logits = net.forward(torch.zeros(5, 4))

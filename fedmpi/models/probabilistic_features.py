@@ -1,4 +1,4 @@
-"""A model whose features are Gaussian random variables, as FedSR needs them. The model must end in a linear layer.
+"""A model whose features are Gaussian random variables, for FedSR. The model must end in a linear layer.
 
 FedSR. Nguyen, Torr, Lim. A Simple and Effective Domain Generalization Method for Federated Learning. NeurIPS 2022.
 https://openreview.net/forum?id=mrt90D00aQX
@@ -20,7 +20,7 @@ REFERENCE_GROUP = "reference"  # layout group of r_mu, r_sigma, C
 
 
 class FirstColumnsLinear(nn.Module):
-    """A linear layer applied to the first columns of its input: the features z without the divergences."""
+    """A linear layer that uses only the first columns of its input, the features z, and ignores the KL divergences."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class GaussianFeatures(nn.Module):
         return torch.cat([z, self.kl_divergences(self.C * mu, (self.C * sigma).abs())], 1)
 
     def kl_divergences(self, mu: Tensor, sigma: Tensor) -> Tensor:
-        """Return the KL divergences (3) of N(mu, sigma^2), (B, k) each, from the reference of each class, (B, c)."""
+        """Return the KL divergences (3) of N(mu, sigma^2) from r(.|c) of each class, (B, c); mu is (B, k)."""
         with torch.autocast(mu.device.type, enabled=False):  # bf16 is too inexact for differences of large sums
             mu, sigma = mu.to(self.r_mu.dtype), sigma.to(self.r_mu.dtype)
             r = softplus(self.r_sigma)  # (c, k)  (2)

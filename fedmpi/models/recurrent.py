@@ -1,6 +1,7 @@
 """A character LSTM, and a switch from cuDNN's recurrent kernels to those of torch.
 
-On a GPU torch uses cuDNN's recurrent kernels, which have no backward pass in evaluation mode and no second derivatives.
+On a GPU torch uses cuDNN's recurrent kernels, which support neither a backward pass in evaluation mode nor second
+derivatives.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ def char_lstm(
 def without_cudnn_rnn(module: nn.Module) -> Iterator[None]:
     """Use torch's own recurrent kernels within this context, which are slower than those of cuDNN.
 
-    Use it for a forward pass in evaluation mode with a backward pass, and for one that is differentiated twice. It has
-    no effect for a module without recurrent layers.
+    This is needed for a backward pass in evaluation mode, and for second derivatives. Modules without recurrent layers
+    are not affected.
     """
     before = torch.backends.cudnn.enabled
     torch.backends.cudnn.enabled = before and not any(isinstance(part, nn.RNNBase) for part in module.modules())

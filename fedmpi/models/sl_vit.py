@@ -67,7 +67,7 @@ class Attention(nn.Module):
 class SLViT(nn.Module):
     """A vision transformer on shifted patches, with a class token and learned position embeddings.
 
-    Each layer consists of attention and two linear layers; the last one is followed by LayerNorm and the head.
+    Each layer consists of attention and two linear layers; LayerNorm and the head follow the last layer.
 
     Args:
         channels: channels of the images.
@@ -75,7 +75,7 @@ class SLViT(nn.Module):
         resize: whether images have another size and must be resized.
         classes: number of classes.
         sizes: width of a token, number of layers, heads per layer, width of a head, hidden units of each layer.
-        shift: how the four copies of an image are shifted, see `sl_vit`.
+        shift: how the four copies of an image are shifted: pixel or original (see `sl_vit`).
     """
 
     def __init__(
@@ -125,14 +125,14 @@ def sl_vit(
     """Vision transformer for small data sets, with the sizes of FedSOL (2024).
 
     Images are resized to a square whose side is the next multiple of 32 pixels, or of 16 above 64 pixels (28 x 28
-    becomes 32 x 32). The side of a patch is a quarter of that, but at most 16 pixels. For 3 x 32 x 32 images of 10
-    classes it has 6,176,275 parameters.
+    becomes 32 x 32). The side of a patch is a quarter of the side of the image, but at most 16 pixels. For 3 x 32 x 32
+    images of 10 classes it has 6,176,275 parameters.
 
     dim: width of a token.
     depth: number of layers.
     heads: number of attention heads of each layer.
     dim_head: width of each head.
-    mlp: number of hidden units of each layer.
+    mlp: number of hidden units between the two linear layers of each layer.
     shift: how the four copies of an image are shifted: pixel (by one pixel along the axes, as in the code of FedSOL's
     authors) or original (by half a patch along the diagonals, as in the original paper).
     """

@@ -27,8 +27,8 @@ class UNet(nn.Module):
         channels: channels C of a sample.
         classes: number of classes.
         width: number of filters of the first level.
-        levels: number of times the size is halved.
-        norm: gn or bn.
+        levels: number of times that the encoder halves height and width (and depth).
+        norm: gn or bn (see `unet`).
     """
 
     def __init__(self, dims: int, channels: int, classes: int, width: int, levels: int, norm: str) -> None:
@@ -79,8 +79,8 @@ def unet(
 ) -> UNet:
     """U-Net for segmentation of images (C, H, W) or, with 3-D convolutions, of volumes (C, D, H, W).
 
-    width: number of filters of the first level; each further level has twice as many.
-    levels: number of times the size is halved; sizes need not be even.
+    width: number of filters of the first level; each lower level has twice as many as the level above.
+    levels: number of times that the encoder halves height and width (and depth), which need not be even.
     norm: gn (group normalisation with 8 groups) or bn (batch normalisation).
 
     For volumes of one channel and 2 classes it has 339,586 parameters.

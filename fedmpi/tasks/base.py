@@ -1,7 +1,6 @@
 """The base class of tasks, and functions that several tasks share.
 
-A user's task derives from `Task`, or is any class with the functions `loss` and `metrics`; all other members have
-defaults.
+A user's task derives from `Task`, or is any other class with the functions `loss` and `metrics`.
 """
 
 from __future__ import annotations
@@ -45,29 +44,30 @@ class Task(ABC):
     def loss(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
         """Return the mean loss of a batch, ().
 
-        It must call `model(x)` exactly once. Evaluations pass a function that returns outputs computed earlier.
+        The function must call `model(x)` exactly once. In evaluations, `model` returns outputs that were computed
+        earlier.
 
         Args:
-            model: the model, from samples (B, ...) to outputs (B, ...).
+            model: a function from samples (B, ...) to outputs (B, ...).
             x: the samples, (B, ...).
-            y: their targets, (B, ...).
+            y: the targets, (B, ...).
         """
 
     def eval_loss(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
         """Return the loss of a batch that evaluations report, (), by default the loss that clients minimise.
 
         Args:
-            model: returns the outputs (B, ...) for the samples x.
+            model: a function that returns the outputs (B, ...) for the samples x.
             x: the samples, (B, ...).
-            y: their targets, (B, ...).
+            y: the targets, (B, ...).
         """
         return self.loss(model, x, y)
 
     def set_class_counts(self, counts: Tensor) -> None:
         """Receive the number of training samples per class, for losses with class weights.
 
-        The engine calls this once before training, with the counts over all clients. If sites do not share their label
-        counts, it is called before each client trains, with the counts of that client.
+        The engine calls this function once before training, with the counts over all clients. If sites do not share
+        their label counts, the engine calls it before each client trains, with the counts of that client.
 
         Args:
             counts: training samples per class, (classes,).
@@ -86,7 +86,7 @@ class Task(ABC):
     def reduce_outputs(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return what `metrics` needs of the outputs of a batch, (B, ...); by default the outputs themselves.
 
-        Override it if the outputs for a whole split do not fit into memory.
+        Override this function if the outputs for a whole data split do not fit into memory.
 
         Args:
             outputs: the outputs of the model, (B, ...).
@@ -106,8 +106,8 @@ class Task(ABC):
     def batch_weight(self, y: Tensor) -> int | Tensor:
         """Return the weight of a batch in a mean over batches or clients: its number of samples B.
 
-        If `ignore` is set, it is B times the fraction of targets that count, as a float64 tensor () on the device of y,
-        so that the CPU need not wait for the device.
+        If `ignore` is set, the weight is B times the fraction of targets that count, as a float64 tensor () on the
+        device of y, so that the CPU need not wait for the device.
 
         Args:
             y: the targets of the batch, (B, ...).
@@ -117,7 +117,7 @@ class Task(ABC):
         return is_counted(y, self.ignore).sum(dtype=torch.float64) / y.shape[1:].numel()
 
     def split_weight(self, y: Tensor) -> int | Tensor:
-        """Return the weight of a client's split in a mean over clients: 0 if the split has no loss.
+        """Return the weight of a client's data split in a mean over clients: 0 if the loss of the split is undefined.
 
         Args:
             y: the targets of the split, (n, ...).
@@ -194,13 +194,13 @@ def is_counted(y: Tensor, ignore: float | str | None) -> Tensor:
 def mean_of_counted(losses: Tensor, counted: Tensor) -> Tensor:
     """Return the mean of the losses for which `counted` is True, (); 0 if there are none.
 
-    The other losses may be NaN; their gradient is 0.
+    Losses that do not count may be NaN; their gradient is 0.
     """
     return losses.masked_fill(~counted, 0).sum() / counted.sum().clamp(min=1)
 
 
 def allowed_values_text(values: str, ignore: float | None) -> str:
-    """Return the end of an error message about targets: the allowed values, and the ignored one or how to set it."""
+    """Return the end of an error message about targets: the allowed values, and the ignored value or how to set one."""
     remedy = "; correct it, or set task.ignore to the value that marks missing targets"
     return f"only {values} are allowed" + (remedy if ignore is None else f" (and {ignore:g}, which is ignored)")
 

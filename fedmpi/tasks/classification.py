@@ -41,14 +41,15 @@ class Classification(Task):
 
     The loss is that of torch.nn.CrossEntropyLoss:
         L = sum_i [ (1 - e) w_{y_i} l_{i y_i} + e/C sum_c w_c l_ic ] / sum_i w_{y_i}       l_ic = -log softmax(f_i)_c
-    Evaluations report it without weights and label smoothing.
+    Here f_i are the logits of sample i, and C is the number of classes. Evaluations report L with w_c = 1 and e = 0.
 
     metrics: metrics that replace the default ones: accuracy, balanced_accuracy (mean recall) and topK (such as top5) in
     percent; auroc (for more than two classes the mean over classes of one against the rest), f1 (mean over classes) and
     ece (expected calibration error, 15 bins) between 0 and 1.
-    class_weights: weights w of the classes in the loss that clients minimise, one per class, or balanced: n / (C n_c),
-    computed from the training samples of all clients, or of each client alone if sites do not share their label counts.
-    label_smoothing: fraction e of each target that is distributed evenly over all classes.
+    class_weights: weights w of the classes in the loss that clients minimise, one per class, or balanced: n / (C n_c)
+    for n_c of n training samples in class c, counted over all clients, or for each client alone if sites do not share
+    their label counts.
+    label_smoothing: the fraction e of each target's probability that is distributed evenly over all classes.
     """
 
     classification = True
@@ -134,9 +135,9 @@ class MultiLabel(Task):
 
     Targets are (n, classes), each 0 or 1. A label is predicted if its logit is positive.
 
-    metrics: metrics that replace the default ones: accuracy (fraction of labels that are right) and exact (fraction of
-    samples whose labels are all right) in percent; f1 (mean over labels that occur or are predicted) and auroc (mean
-    over labels) between 0 and 1.
+    metrics: metrics that replace the default ones: accuracy (fraction of labels that are predicted correctly) and exact
+    (fraction of samples with all labels correct) in percent; f1 (mean over labels that occur or are predicted) and
+    auroc (mean over labels) between 0 and 1.
     ignore: a target value that is left out of loss and metrics, such as -1 or nan for an unknown label; `exact` then
     compares the other labels of a sample.
     """

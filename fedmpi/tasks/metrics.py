@@ -31,7 +31,7 @@ def percent_true(hits: Tensor) -> float:
 def top_k_accuracy(f: Tensor, y: Tensor, k: int) -> float:
     """Return the percentage of samples whose class y (n,) is among the k largest logits f (n, c).
 
-    Of equal logits, those of lower classes count as larger.
+    Of equal logits, the one with the lower class number ranks higher.
     """
     return percent_true((f.argsort(dim=1, descending=True, stable=True)[:, :k] == y[:, None]).any(1))
 
@@ -86,7 +86,7 @@ def auroc(score: Tensor, positive: Tensor) -> float:
 
     Args:
         score: the score of each sample, (n,).
-        positive: whether each sample is positive, (n,) bool. The area is NaN if all or none are.
+        positive: whether each sample is positive, (n,) bool. The area is NaN if all or no samples are positive.
     """
     p, n = int(positive.sum()), int((~positive).sum())
     if not p or not n or not bool(score.isfinite().all()):
@@ -110,7 +110,7 @@ def multiclass_auroc(f: Tensor, y: Tensor) -> float:
 
 
 def multilabel_auroc(f: Tensor, y: Tensor, counted: Tensor) -> float:
-    """Return the mean over labels of the AUROC; each uses the samples whose target for this label counts.
+    """Return the mean AUROC over labels; the AUROC of a label uses the samples for which this label counts.
 
     Args:
         f: logits, (n, c).

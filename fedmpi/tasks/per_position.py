@@ -23,7 +23,7 @@ def cross_entropy_per_position(f: Tensor, y: Tensor, ignore: int = IGNORE_INDEX,
         y: targets, (B, ...).
         ignore: the target that does not count.
         row_by_row: whether the logits are first reshaped to (B ..., c). This is slower on a CPU. On a GPU it is always
-            done, because the kernels for other shapes add up in no fixed order.
+            done, because the kernels for other shapes sum in no fixed order.
     """
     if row_by_row or f.is_cuda:
         rows = f.movedim(1, -1).flatten(0, -2)
@@ -42,10 +42,10 @@ def invalid_class_message(y: Tensor, classes: int, ignore: int | None) -> str:
 
 
 class NextSymbol(Task):
-    """Prediction of the next symbol with cross-entropy, mean over symbols; reports accuracy (percent) and perplexity.
+    """Next-symbol prediction with cross-entropy, averaged over symbols; reports accuracy (percent) and perplexity.
 
-    Targets are (B, L) int64 in 0..V-1, with V = classes. Logits are (B, L, V) or (B, V, L); if L = V they are taken as
-    (B, L, V). Metrics are computed over all symbols of a data split.
+    Targets are (B, L) int64 in 0..V-1, with V = classes. Logits are (B, L, V) or (B, V, L); if L = V, the shape is
+    taken to be (B, L, V). Metrics are computed over all symbols of a data split.
 
     ignore: a target that is left out of loss and metrics, such as padding.
     """
@@ -69,7 +69,7 @@ class NextSymbol(Task):
     def reduce_outputs(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the loss of each symbol and whether its prediction is right, (B, L, 2).
 
-        The logits for a whole data split might not fit into memory.
+        These need less memory than the logits for a whole data split.
         """
         f = self._with_vocabulary_first(outputs, y)
         return torch.stack([cross_entropy_per_position(f, y, self.ignore), (f.argmax(1) == y).to(f.dtype)], 2)

@@ -15,7 +15,7 @@ from fedmpi.tasks.base import Task, describe_targets
 class Survival(Task):
     """Survival analysis with Cox's partial likelihood; reports the C-index (0 to 1).
 
-    Targets are (n, 2): the event (1: observed, 0: censored) and the time. The model has one output f, the log hazard:
+    Targets are (n, 2): the event (1: observed, 0: censored) and the time t. The model has one output f, the log hazard:
     the higher f is, the earlier the event is expected. The loss of a batch is
         - 1/B sum_{i: event} [ f_i - log sum_{j: t_j >= t_i} exp f_j ]        (Breslow's method for equal times)
     In evaluations the whole data split is one batch.
@@ -68,8 +68,8 @@ class Survival(Task):
 def cox_loss(f: Tensor, y: Tensor) -> Tensor:
     """Return the negative partial log-likelihood of log hazards f (B,) for targets y (B, 2), () float64.
 
-    It is 0 if there is no event. It is computed in float64, because the gradient for a sample that no other sample
-    outlives is 0: in float32 a rounding error of 1e-6 would remain, which Adam scales to a full step.
+    The loss is 0 if there is no event. It is computed in float64, because the gradient for a sample that no other
+    sample outlives is 0: in float32 a rounding error of 1e-6 would remain, which Adam would scale to a full step.
     """
     f = f.double()
     time, order = y[:, 1].sort(descending=True, stable=True)

@@ -46,7 +46,6 @@ def check_targets(name: str, task: Any, y: Tensor, outputs: tuple[int, ...], par
 
     Args:
         name: the name of the task in the config.
-        task: the task.
         y: the targets, (n, ...).
         outputs: the shape of the model's outputs for one sample.
         part: the name of the part for messages, such as `test data`.
@@ -65,10 +64,9 @@ def check_targets(name: str, task: Any, y: Tensor, outputs: tuple[int, ...], par
 def metric_names(task: Any, outputs: tuple[int, ...], y: Tensor) -> tuple[str, ...]:
     """Return the names of the task's metrics, the main metric first.
 
-    If a user's task does not declare `names`, they are the keys of its metrics for two samples with zero outputs.
+    If a user's task does not define `names`, they are the keys that its `metrics` returns for two outputs of zeros.
 
     Args:
-        task: the task.
         outputs: the shape of the model's outputs for one sample.
         y: targets of two samples, (2, ...).
     """
@@ -103,16 +101,15 @@ def eval_loss(task: Any, f: Tensor, x: Any, y: Tensor) -> Tensor:
     """Return the loss that evaluations report, (), for outputs f computed earlier; raise UserError if it is no scalar.
 
     Args:
-        task: the task.
         f: the outputs of the model, (B, ...).
         x: the samples, (B, ...).
-        y: their targets, (B, ...).
+        y: the targets, (B, ...).
     """
     return _check_scalar(task, "loss", task.eval_loss(lambda _: f, x, y))
 
 
 def split_loss(task: Any, outputs: Tensor, y: Tensor) -> Tensor | None:
-    """Return the loss of a data split, (), from reduced outputs and targets; None if it is the mean over batches."""
+    """Return the loss of a data split, (), from reduced outputs and targets; None if it is the mean of batch losses."""
     loss = task.split_loss(outputs, y)
     return None if loss is None else _check_scalar(task, "split_loss", loss)
 
