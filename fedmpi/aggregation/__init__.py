@@ -1,1 +1,1 @@
-"""Aggregation rules, which compute the direction of the server step from the clients' updates; server optimisers."""
+"""Aggregation rules, which compute the direction of the server step from the updates, and server optimisers."""

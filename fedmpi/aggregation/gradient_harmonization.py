@@ -1,8 +1,8 @@
 """Gradient harmonization: removal of conflicts between updates, computed from their Gram matrix.
 
-Two updates are in conflict if their inner product is negative. Each vector g_i is represented by a row of coefficients
-over the updates, g = C G. All inner products are then entries of P = C K C' with K = G G' (m, m), and no vector of size
-d is computed.
+Two updates are in conflict if their inner product is negative. G (m, d) contains the m updates. Each modified update
+g_i is represented by its coefficients, row i of C (m, m), so that g = C G. With K = G G' (m, m), all inner products are
+entries of P = C K C', and no vector of size d is computed.
 """
 
 import torch
@@ -12,14 +12,14 @@ CODE_EPS = 1e-7  # added to squared lengths, as in the code of FedLD's authors
 
 
 def harmonize_pairs(K: Tensor, p: Tensor) -> Tensor:
-    """Return the coefficients of the weighted mean of updates from which the conflicts of pairs were removed (FedGH).
+    """Return the coefficients of the weighted mean of the updates after conflicts between pairs are removed (FedGH).
 
     For all i < j in order, with the current values a = g_i and b = g_j:   if <a, b> < 0,
 
         g_i <- a - (<a, b> / ||b||^2) b,        g_j <- b - (<a, b> / ||a||^2) a
 
-    The result is sum_i p_i g_i. Inner products that are zero up to rounding (cosine >= -1e-12, relative to the lengths
-    of the uploads) do not count as conflicts.
+    The result is sum_i p_i g_i. Inner products that are zero up to rounding (at least -1e-12 times the product of the
+    lengths of the original updates) do not count as conflicts.
 
     Args:
         K: (m, m), the Gram matrix of the updates.
@@ -52,14 +52,14 @@ def harmonize_pairs(K: Tensor, p: Tensor) -> Tensor:
 def harmonize_hierarchically(K: Tensor, history_products: Tensor) -> Tensor:
     """Return the coefficients of the aggregate of FedGH, as computed in the code of FedLD's authors.
 
-    While there are more than two vectors: sort them by their product with the history; pair
-    the highest with the lowest and so on inwards (a middle one is left as it is); remove the conflict of each pair, and
-    replace the pair by its sum. The last two vectors are corrected one after the other, the second with the corrected
-    first one. The sum is divided by m.
+    While there are more than two vectors, sort them by their inner product with the history; pair the highest with the
+    lowest, the second highest with the second lowest and so on (a vector in the middle is left unchanged); remove the
+    conflict of each pair, and replace the pair by its sum. Of the last two vectors, the first is corrected, then the
+    second with respect to the corrected first. Their sum is divided by m.
 
     Args:
         K: (m, m), the Gram matrix of the updates.
-        history_products: (m,), the inner products <g_i, history>.
+        history_products: (m,), the inner products <g_i, history> with the vector of earlier updates.
 
     Returns:
         (m,) float64.

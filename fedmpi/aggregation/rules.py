@@ -43,13 +43,13 @@ def principal(
     scope: Literal["model", "tensor"] = "model",
     correction: Literal["text", "axis"] = "text",
 ) -> Tensor:
-    """Weighted mean of the updates, revised along their leading principal directions (FedLD).
+    """Weighted mean of the updates after each is projected on their leading principal directions and rescaled (FedLD).
 
     Args:
         keep: fraction of the m principal directions that is kept.
         scope: whether the directions are computed for the whole model (model) or for each tensor separately (tensor).
-        correction: what is scaled to the length of the client's update: the weighted sum of its projections on the
-            directions (text), or each projection (axis).
+        correction: which vector is rescaled to the length of the client's update: the weighted sum of the update's
+            projections on the directions (text), or each projection (axis).
         share: with correction: axis, the weights of the directions: their eigenvalues divided by the sum (sum) or by
             the Euclidean norm (l2) of the eigenvalues.
     """
@@ -91,10 +91,10 @@ def krum(
     byzantine: Annotated[int, Field(ge=0)] = 1,
     select: Annotated[int, Field(ge=1)] = 1,
 ) -> Tensor:
-    """Update that is closest to the others (Krum), or mean of the closest updates (Multi-Krum; Blanchard 2017).
+    """Update that is closest to the other updates (Krum), or mean of several such updates (Multi-Krum; Blanchard 2017).
 
     Args:
-        byzantine: number of updates that may have arbitrary values.
+        byzantine: number of updates that are assumed to have arbitrary values.
         select: number of updates that are averaged; 1 for Krum.
     """
     return updates.combine(krum_coefficients(updates.gram("dw"), byzantine, select))
@@ -110,8 +110,8 @@ def geometric_median(
 
     Args:
         iterations: maximum number of iterations of Weiszfeld's algorithm.
-        smooth: smallest distance by which the algorithm divides, relative to the mean distance of updates from their
-            mean.
+        smooth: lower bound on the distances by which the algorithm divides, relative to the mean distance of the
+            updates from their mean.
     """
     return updates.combine(geometric_median_coefficients(updates.gram("dw"), updates.p, iterations, smooth))
 
@@ -121,22 +121,22 @@ def principal_coefficients(
 ) -> Tensor:
     """Return the coefficients (m,), float64, of the updates in the aggregate of FedLD.
 
-    Let K / m = E diag(lam) E' with the largest eigenvalue first. Then v_l = G e_l / sqrt(m lam_l) is the l-th principal
-    direction, and g_il = <g_i, v_l> v_l is the projection of client i's update on it. The first L = max(1, floor(keep
-    m)) directions are kept, but at most as many as the numerical rank. `text` also keeps directions whose eigenvalue
-    equals the L-th one, because the subspace would otherwise be arbitrary. The paper can be read in two ways as to how
-    lengths are corrected:
+    g_i is the update of client i, and G has the updates as columns. Let K / m = E diag(lam) E' with the largest
+    eigenvalue first. Then v_l = G e_l / sqrt(m lam_l) is the l-th principal direction, and g_il = <g_i, v_l> v_l is the
+    projection of client i's update on it. The first L = max(1, floor(keep m)) directions are kept, but at most as many
+    as the numerical rank. `text` also keeps directions whose eigenvalue equals the L-th one, because the subspace would
+    otherwise be arbitrary. The paper can be read in two ways as to how lengths are corrected:
 
         text   u_i = sum_l lam_l g_il,   g_i' = ||g_i|| u_i / ||u_i||            the weighted sum is corrected
         axis   g_i' = ||g_i|| sum_l omega_l g_il / ||g_il||                      each projection is
                omega_l = lam_l / ||lam_1..L||_2 (share="l2"), or lam_l / sum_z lam_z (share="sum")
 
-    The aggregate is sum_i p_i g_i' = G c. `text`, and `axis` with l2, keep all lengths: ||g_i'|| = ||g_i||. `sum`
-    reduces them, for ten orthogonal updates to 0.28 of their values. `text` depends only on the subspace of the kept
-    directions: equal eigenvalues are no problem, and it is continuous in the updates unless lam_L and lam_L+1 cross.
-    `axis` uses only the signs of projections. No vector of size d is computed here. A projection that is zero up to
-    rounding (cosine <= 1e-9) contributes nothing, and neither does an update whose projections are all zero. If all
-    updates are zero, the coefficients are zero; nan gives nan.
+    The aggregate is sum_i p_i g_i' = G c. `text`, and `axis` with l2, keep all lengths: ||g_i'|| = ||g_i||. `axis` with
+    `sum` reduces lengths, for ten orthogonal updates to 0.28 of their values. `text` depends only on the subspace of
+    the kept directions: equal eigenvalues are no problem, and the result is continuous in the updates unless lam_L and
+    lam_L+1 cross. `axis` uses only the signs of projections. No vector of size d is computed here. A projection that is
+    zero up to rounding (cosine <= 1e-9) contributes nothing, and neither does an update whose projections are all zero.
+    If all updates are zero, the coefficients are zero; nan gives nan.
 
     Args:
         K: (m, m), the Gram matrix of the updates.
@@ -169,11 +169,11 @@ def principal_coefficients(
 
 
 def krum_coefficients(K: Tensor, byzantine: int, select: int) -> Tensor:
-    """Return the coefficients (m,), float64, of the mean of the `select` updates that are closest to the others.
+    """Return the coefficients (m,), float64, of the mean of the `select` updates that are closest to other updates.
 
     K is the Gram matrix (m, m). The score of update i is the sum of ||g_i - g_j||^2 over the m - f - 2 nearest j (at
-    least one), with f = byzantine. The updates with the lowest scores are selected; of equal scores, the first. The
-    guarantee of the paper requires m >= 2 f + 3.
+    least one), with f = byzantine. The updates with the lowest scores are selected; if scores are equal, the first of
+    them. The guarantee of the paper requires m >= 2 f + 3.
     Blanchard, El Mhamdi, Guerraoui, Stainer. Machine Learning with Adversaries. NeurIPS 2017.
     https://arxiv.org/abs/1703.02757
     """
@@ -191,10 +191,11 @@ def krum_coefficients(K: Tensor, byzantine: int, select: int) -> Tensor:
 def geometric_median_coefficients(K: Tensor, p: Tensor, iterations: int, smooth: float) -> Tensor:
     """Return the coefficients c (m,), float64, of the geometric median G c of the updates.
 
-    K is the Gram matrix (m, m), and p are the weights (m,). The geometric median is the point v that minimises
-    sum_i p_i ||g_i - v||. Weiszfeld's algorithm repeats   c_i <- (p_i / max(||g_i - G c||, nu)) / sum   until c is
-    constant; nu is `smooth` times the mean distance from the mean. The distances follow from
-    ||g_i - G c||^2 = K_ii - 2 (K c)_i + c' K c,  with K computed relative to the mean of the updates.
+    K is the Gram matrix (m, m), p are the weights (m,), and G has the updates g_i as columns. The geometric median is
+    the point v that minimises sum_i p_i ||g_i - v||. Weiszfeld's algorithm repeats
+    c_i <- (p_i / max(||g_i - G c||, nu)) / sum   until c is constant; nu is `smooth` times the mean distance of the
+    updates from their mean. The distances follow from   ||g_i - G c||^2 = K_ii - 2 (K c)_i + c' K c,   with K computed
+    relative to the mean of the updates.
     Pillutla, Kakade, Harchaoui. Robust Aggregation for Federated Learning. 2022. https://arxiv.org/abs/1912.13445
     """
     p, K = p.double(), K.double()

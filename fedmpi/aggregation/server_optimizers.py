@@ -2,6 +2,8 @@
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan. Adaptive Federated Optimization. ICLR 2021. Algorithm 2.
 
+D is the direction of the server step.
+
     sgd       w += lr D
     momentum  m = beta1 m + D;                                                     w += lr m
               nesterov (Sutskever et al. 2013, as in torch.optim.SGD):             w += lr (D + beta1 m)
@@ -37,7 +39,7 @@ class ServerOptimizer:
             name: sgd, momentum, adagrad, yogi or adam.
             like: a vector with the size, type and device of the global model.
             lr, beta1, beta2, eps: the constants of the formulas above.
-            nesterov: for momentum, use Nesterov's variant.
+            nesterov: whether momentum uses Nesterov's variant.
         """
         self.name, self.lr, self.beta1, self.beta2, self.eps, self.nesterov = name, lr, beta1, beta2, eps, nesterov
         slots = {"sgd": 0, "momentum": 1}.get(name, 2)

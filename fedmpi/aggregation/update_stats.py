@@ -3,8 +3,8 @@
     K_ij = <u_i, u_j>          cos_ij = K_ij / (||u_i|| ||u_j||)          K = E diag(lambda) E'
 
 u_i is the update of client i (the part that is sent in the round), and D the direction of the server step. The norms
-are known in every round. K is known if the server's rule computes it; otherwise it is computed only on request, at its
-cost. K determines the cosines, the fraction of pairs in conflict (cos < 0), and the spectrum: if lambda_1 / sum lambda
+are known in every round. K is known if the server's rule computes it; otherwise it is computed only on request. K
+determines the cosines, the fraction of pairs in conflict (cos < 0), and the spectrum: if lambda_1 / sum lambda
 is near 1, all updates lie along one line; if all lambda are equal, the updates have equal norms and are orthogonal to
 each other.
 """
@@ -23,7 +23,7 @@ from fedmpi.method.context import Span, Uploads
 
 
 class RecordingUploads(Uploads):
-    """Uploads that keep the Gram matrix of dw once a rule has computed it."""
+    """Uploads that store the Gram matrix of dw if a rule computes it."""
 
     def __init__(self, updates: Uploads) -> None:
         """Wrap the uploads of a round."""
@@ -59,8 +59,8 @@ def compute_update_stats(
         compute_gram: whether to compute the Gram matrix if the rule has not, and the cosines of updates with D.
 
     Returns:
-        A dict with `clients` (those whose updates count, ascending), `norms` (of their updates), `direction` (||D||),
-        and if K is known:
+        A dict with `clients` (the clients whose updates are aggregated, ascending), `norms` (the norms of these
+        updates), `direction` (||D||), and if K is known:
         cosine_mean, cosine_min    over pairs of updates that are not zero
         negative_pairs             the fraction of these pairs with cos < 0
         eigenvalues (m,)           lambda, the largest first
@@ -96,5 +96,5 @@ def compute_update_stats(
 
 
 def _round_to_six_digits(values: Sequence[float]) -> list[float | None]:
-    """Round values to six digits, which suffice for plots in half the bytes; values that are not finite become None."""
+    """Round values to six digits, which suffice for plots and halve the file; replace nan and inf by None."""
     return [float(f"{x:.6g}") if isfinite(x) else None for x in values]

@@ -6,8 +6,8 @@
     int8   1 byte per entry and 4 per block of BLOCK entries:   q = round(x / a),   a = max |x| / 127 in the block
 
 All formats round to nearest (ties to even) and use no random numbers, so the bytes are a function of the values.
-Encoding decoded values again does not change them. A value that is not finite stays not finite; in int8 its whole block
-becomes nan.
+Encoding decoded values again does not change them. A value that is nan or infinite stays so in the 16-bit formats; in
+int8 its whole block becomes nan.
 
 Dettmers. 8-Bit Approximations for Parallelism in Deep Learning. ICLR 2016. https://arxiv.org/abs/1511.04561
 """
@@ -41,7 +41,7 @@ class Format(ABC):
 
     @abstractmethod
     def size(self, n: int) -> int:
-        """Return the number of bytes that n encoded numbers take, a multiple of ALIGN."""
+        """Return the number of bytes that n encoded numbers take, rounded up to a multiple of ALIGN."""
 
     @abstractmethod
     def encode(self, x: Tensor, out: Tensor) -> None:
@@ -117,7 +117,7 @@ class RowCodec:
     """
 
     def __init__(self, packing: Packing, coded: Mapping[str, Format], dtype: torch.dtype) -> None:
-        """Plan the messages; `coded` maps the names of the slots to be encoded to their formats."""
+        """Plan the layout of messages; `coded` maps the name of each slot to be encoded to its format."""
         self.dtype = dtype
         self.formats = {name: fmt for name, fmt in coded.items() if prod(packing.shapes[name])}
         self._plain = merge_spans(span for name, span in packing.spans.items() if name not in self.formats)
@@ -148,7 +148,7 @@ class RowCodec:
             fmt.decode(packed[message_range], row[row_range])
 
     def round_trip(self, row: Tensor) -> None:
-        """Encode and decode a row in place, so that it has the values that a receiver would get."""
+        """Encode and decode a row in place, so that it contains the values that a receiver would get."""
         for row_range, message_range, fmt in self._coded:
             packed = torch.empty(message_range.stop - message_range.start, dtype=torch.uint8, device=row.device)
             fmt.encode(row[row_range], packed)
@@ -161,7 +161,7 @@ def round_up_to_alignment(size: int) -> int:
 
 
 def _view_as(packed: Tensor, start: int, n: int, dtype: torch.dtype) -> Tensor:
-    """View bytes, from `start` on, as n numbers of type `dtype`; `start` must be a multiple of their size."""
+    """View the bytes from `start` on as n numbers of type `dtype`; `start` must be a multiple of the type's size."""
     return packed[start : start + n * dtype.itemsize].view(dtype)
 
 
@@ -172,7 +172,7 @@ def _split_into_blocks(x: Tensor) -> list[Tensor]:
 
 
 def _block_scales(largest: Tensor) -> Tensor:
-    """Return the scales a = max |x| / 127 of blocks, (blocks,) float32, rounded up to 17 bits; 0 below TINY."""
+    """Return the scales a = max |x| / 127 of blocks, (blocks,) float32, rounded up to 17 bits; 0 below MIN_SCALE."""
     scale = largest / 127
     mask = (1 << ZEROED_BITS) - 1
     rounded_up = ((scale.view(torch.int32) + mask) & ~mask).view(torch.float32)

@@ -1,4 +1,4 @@
-"""The layout of a flat vector: the position and the group of each tensor that it contains."""
+"""The layout of a flat vector: the position and the layout group of each tensor in the vector."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Segment:
 
     @property
     def stop(self) -> int:
-        """The index after the last entry."""
+        """The index after the segment's last entry in the flat vector."""
         return self.start + torch.Size(self.shape).numel()
 
     def view(self, flat: Tensor) -> Tensor:
-        """Return this segment of a flat vector as a view in the shape of the tensor."""
+        """Return a view of this segment of a flat vector, in the shape of the tensor."""
         return self.reshape_entries(flat[self.start : self.stop])
 
     def reshape_entries(self, piece: Tensor) -> Tensor:
-        """Return the entries of this segment, (stop - start,), as a view in the shape of the tensor."""
+        """Return a view of `piece`, the entries (stop - start,) of this segment, in the shape of the tensor."""
         if not self.channels_last:
             return piece.view(self.shape)
         o, i, h, w = self.shape
@@ -72,7 +72,7 @@ class Layout:
         return Layout(tuple(segments))
 
     def named_views(self, flat: Tensor) -> dict[str, Tensor]:
-        """Return a dict from the name of each tensor to its view of the flat vector, in the shape of the tensor."""
+        """Return tensor name -> view of the flat vector in the shape of the tensor."""
         return {s.name: s.view(flat) for s in self.segments}
 
     def sha256(self, flat: Tensor) -> str:
@@ -100,7 +100,7 @@ def merge_spans(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 class Selection:
-    """A selection of ranges of a flat vector; copies them into one contiguous vector of `size` entries, and back."""
+    """Selected ranges of a flat vector; copies their entries to a contiguous vector of `size` entries, and back."""
 
     def __init__(self, full_size: int, ranges: Iterable[tuple[int, int]]) -> None:
         """Select ranges (first, end) of a vector with `full_size` entries, in ascending order."""

@@ -1,7 +1,7 @@
 """Linear algebra of server rules on rows of flat vectors: weighted sums, Gram matrices, norms, trimmed means.
 
-Most rules have the form   Gram matrix K (m, m) -> coefficients (m,) -> one weighted sum.   Such a rule costs about as
-much as an average, and can be computed on any block of columns separately. Sums over clients are computed in ascending
+Most rules have the form   Gram matrix K (m, m) -> coefficients (m,) -> one weighted sum. Such a rule costs about as
+much as an average, and each block of columns can be processed separately. Sums over clients are computed in ascending
 order of the client ids. Sums over columns are computed in float64, over fixed chunks of columns and then over fixed
 blocks of chunks. The bits therefore depend neither on the number of ranks, nor on which rank has which clients or
 columns, nor on whether rows arrive together or one by one.
@@ -48,7 +48,8 @@ Result = TypeVar("Result")
 def chunk_size(on_gpu: bool, rows: int = 1) -> int:
     """Return the number of columns of a chunk.
 
-    On a GPU it is smaller for many rows: a power of two, so that each size divides all larger ones.
+    On a GPU, chunks of many rows have fewer columns; sizes are powers of two, so that each size divides all larger
+    ones.
     """
     if not on_gpu:
         return CHUNK
@@ -56,7 +57,7 @@ def chunk_size(on_gpu: bool, rows: int = 1) -> int:
 
 
 def scratch_bytes(rows: int, columns: int, on_gpu: bool) -> int:
-    """Return the bytes that all threads together need for float64 copies of chunks in sums over `rows` rows."""
+    """Return the bytes that all threads together need for float64 copies of chunks when `rows` rows are summed."""
     size = chunk_size(on_gpu, rows)
     return 8 * _num_threads(-(-columns // size), on_gpu) * rows * min(columns, size)
 
@@ -65,8 +66,8 @@ def chunk_spans(x: Tensor, a: int, b: int) -> list[tuple[int, int]]:
     """Divide the columns a to b at multiples of the chunk size; return (first, end) of each part.
 
     Args:
-        x: determines the chunk size: the rows (m, n) of which parts are copied in float64 (on a GPU, parts are smaller
-            if m is large), otherwise any vector on the same device.
+        x: determines the chunk size: the rows (m, n) of which chunks are copied in float64 (on a GPU, chunks are
+            smaller if m is large), otherwise any vector on the same device.
         a: the first column.
         b: the column after the last one.
     """
@@ -86,7 +87,7 @@ def sum_dtype(width: int, dtype: torch.dtype) -> torch.dtype:
 
 @dataclass
 class RunningSum:
-    """A weighted sum sum_i c_i x_i to which vectors are added one after another, at once or in pieces."""
+    """A weighted sum sum_i c_i x_i of vectors, which are added one after another, each at once or in pieces."""
 
     total: Tensor  # (n,) of type sum_dtype(n, dtype): the sum so far
     dtype: torch.dtype  # the type of the vectors that are added
@@ -174,8 +175,8 @@ def _join_consecutive(spans: Sequence[tuple[int, int]], group_size: int) -> list
 def gram_by_block(rows: Tensor, start: int = 0, width: int | None = None) -> Tensor:
     """Return the Gram matrices K_ij = <rows_i, rows_j> of all blocks of columns.
 
-    For wide rows on a CPU, little more than one triangle is computed: each group of rows is multiplied by the rows up
-    to its end.
+    For wide rows on a CPU, little more than the lower triangle is computed: each group of rows is multiplied only by
+    the rows up to the end of the group.
 
     Args:
         rows: (m, n), the vectors or some of their columns.
@@ -220,8 +221,8 @@ def inner_products(rows: Tensor, v: Tensor, start: int = 0) -> Tensor:
 def block_norms(rows: Tensor) -> Tensor:
     """Return the Euclidean norm of each row (m, n) in each block of columns.
 
-    A norm is nan if a value in its block is not finite. Rows are read once and not copied. A GPU sums in float64, in
-    which no square overflows, and the host does not wait for it.
+    A norm is nan if a value in its block is not finite. Rows are read once and not copied. On a GPU, sums are in
+    float64, in which no square overflows, and the host does not wait for the result.
 
     Returns:
         (blocks, m) float64, on the device of rows.
@@ -281,7 +282,7 @@ def trimmed_mean(rows: Tensor, trim: float) -> Tensor:
 
 
 def inner_products_by_column_block(rows: Tensor, v: Tensor, start: int = 0) -> Tensor:
-    """Return the inner products <rows_i, v> of rows (m, n) with v (n,) in each block of columns.
+    """Return the inner products <rows_i, v> of rows (m, n) with v (n,), separately for each block of columns.
 
     Args:
         rows: (m, n), the vectors or some of their columns.
@@ -326,7 +327,7 @@ def sum_blocks(parts: Tensor) -> Tensor:
 
 
 def _halve_repeatedly(m: int) -> list[tuple[int, int]]:
-    """Divide the range (0, m) into two halves, the second half again into two, and so on; return all parts.
+    """Halve the range (0, m), then halve the second half, and so on; return all parts.
 
     >>> _halve_repeatedly(12)
     [(0, 6), (6, 9), (9, 11), (11, 12)]
@@ -361,8 +362,8 @@ _buffers = threading.local()
 def _to_float64(x: Tensor) -> Tensor:
     """Convert x, (n,) or (m, n) with at most a chunk of columns, to float64.
 
-    The result may be in memory that the next call on this thread overwrites, because allocating memory for each chunk
-    would cost more than the arithmetic.
+    The result may be in memory that the next call on this thread overwrites: allocating memory for each chunk would
+    cost more than the arithmetic.
     """
     if x.dtype == torch.float64 and x.is_contiguous():
         return x
@@ -373,7 +374,7 @@ def _to_float64(x: Tensor) -> Tensor:
 
 
 def _num_threads(spans: int, on_gpu: bool) -> int:
-    """Return the number of threads that process this number of spans."""
+    """Return the number of threads to use for this number of spans."""
     return 1 if on_gpu or spans < 4 else min(spans, max(count_usable_cores() // torch.get_num_threads(), 1))
 
 

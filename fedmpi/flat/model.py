@@ -2,11 +2,11 @@
 
     w = [ p_1 | p_2 | ... ]   (d,)     in the order of the state_dict
 
-Loading a client's weights is one operation, and so is sending an update; a server rule receives a matrix of rows.
+Loading a client's weights is one operation, and so is sending an update; a server rule gets a matrix of such rows.
 Convolution weights may be stored in the vector as O,H,W,I blocks, which channels-last kernels read in place; the
 state_dict keeps its names, order and row-major shapes.
-Frozen parameters (requires_grad is False in the given module) are not part of the vector, and have the same values on
-every rank throughout; the same holds for buffers that are not persistent (engine/hook_checks.py checks this).
+Frozen parameters (requires_grad is False in the given module) and non-persistent buffers are not part of the vectors;
+their values are the same on every rank and must not change (engine/hook_checks.py checks this).
 Float buffers (batch statistics) form a second vector `b`. Integer buffers (counters of batches) are not sent; each
 client starts every round with their initial values.
 """
@@ -32,7 +32,7 @@ CUDNN_ALIGNMENT = 16  # bytes; cuDNN's batch normalisation assumes that its tens
 
 
 class FlatModel:
-    """A PyTorch module whose parameters are views of one vector, `w` (d,), and its float buffers of another, `b`.
+    """A PyTorch module whose parameters are views of one vector `w` (d,), and its float buffers views of another, `b`.
 
     A module can assign its parameters to layout groups with a method `parameter_groups() -> {parameter name: group}`.
     """
@@ -48,7 +48,7 @@ class FlatModel:
         """Move the parameters and float buffers of a module into flat vectors, in place.
 
         Args:
-            module: the module; it keeps its structure and its names.
+            module: the module, whose structure and names do not change.
             head: names of the parameters that form the layout group "head".
             channels_last: whether to store 4-dimensional tensors as O,H,W,I blocks.
             names: names of the parameters in `w`; None: those that require gradients.
@@ -118,7 +118,7 @@ class FlatModel:
                     layer.__dict__["forward"] = MethodType(_forward_without_cudnn, layer)
 
     def move_into(self, w: Tensor) -> None:
-        """Make the parameters views of `w` (d,) instead; they take the values that it contains."""
+        """Make the parameters views of another vector `w` (d,), with the values in `w`."""
         self.w, self.w_data = w, w.data
         for s, p in self.segment_parameters:
             p.data = s.view(self.w_data)
@@ -137,7 +137,7 @@ class FlatModel:
         return self._g
 
     def add_gradient(self, g: Tensor) -> None:
-        """Add a flat gradient (d,) to the gradients of the trainable parameters."""
+        """Add a flat gradient (d,) to the .grad of the trainable parameters."""
         for s, p in self.segment_parameters:
             if p.requires_grad:
                 p.grad = s.view(g).clone() if p.grad is None else p.grad.add_(s.view(g))
@@ -173,7 +173,7 @@ class FlatModel:
 
     @contextmanager
     def train_only(self, groups: Collection[str]) -> Iterator[list[nn.Parameter]]:
-        """Freeze all layout groups but these within a `with` block; yield the parameters that remain trainable."""
+        """Context manager: freeze all layout groups but these within the block; yield the trainable parameters."""
         others = [
             p
             for s, p in self.segment_parameters
@@ -188,9 +188,9 @@ class FlatModel:
                 p.requires_grad_(True)
 
     def frozen_copy(self) -> FlatModel:
-        """Return an independent copy of the model without gradients, in the same layout.
+        """Return a copy of the model that has the same layout and needs no gradients.
 
-        Only frozen parameters are shared. Methods use such copies as teachers and anchors.
+        The copy shares only frozen parameters with the model. Methods use such copies as teachers and anchors.
         """
         shared = {id(p): p for p in self.frozen.values()}
         module = copy.deepcopy(self.module, shared).requires_grad_(False).eval()
@@ -201,7 +201,7 @@ class FlatModel:
     def state_dict(self, w: Tensor, b: Tensor) -> dict[str, Tensor]:
         """Return the state_dict of the module, with parameters from `w` (d,) and float buffers from `b`.
 
-        Integer buffers have their initial values, because those of the module belong to the client that this rank
+        Integer buffers get their initial values, because their current values belong to the client that this rank
         trained last. All other entries are taken from the module.
         """
         start = {id(counter): value for counter, value in zip(self.batch_counters, self._initial_counters, strict=True)}
@@ -225,7 +225,7 @@ def _build_layout(
     declared: dict[str, str],
     channels_last: bool,
 ) -> Layout:
-    """Return the layout of these tensors, in order: each with its group, as O,H,W,I blocks if that applies."""
+    """Return the layout of these tensors, in this order, with the layout group and storage order of each tensor."""
     segments, offset = [], 0
     for name, t in tensors.items():
         group = HEAD if name in head else NORM if isinstance(owners[name][0], NORM_LAYERS) else BODY

@@ -37,9 +37,8 @@ class Packing:
         """Write named values into a row, in place; slots that are not named keep their values.
 
         Args:
-            row: the row (size,).
-            values: for each slot, a tensor of the slot's shape, or a number that fills the slot. Tensors may be views
-                of the row itself.
+            values: slot name -> a tensor of the slot's shape, or a number that fills the slot. Tensors may be views of
+                the row itself.
 
         Raises:
             ValueError: a tensor does not have the shape of its slot.
@@ -73,12 +72,12 @@ class Views:
     def __init__(
         self, tensors: Mapping[str, Tensor], names: Collection[str] = (), make: Callable[[str], Tensor] | None = None
     ) -> None:
-        """Set up the access; tensors that do not exist yet are created at their first use.
+        """Set up access to tensors by name; tensors that do not exist yet are created on first use.
 
         Args:
             tensors: the tensors that exist already, by name.
-            names: the names of all tensors; by default those of `tensors`.
-            make: returns the tensor with a given name.
+            names: the names of all tensors; by default the names in `tensors`.
+            make: a function that creates the tensor with a given name.
         """
         object.__setattr__(self, "_tensors", dict(tensors))
         object.__setattr__(self, "_names", names or self._tensors)
@@ -89,7 +88,7 @@ class Views:
     _make: Callable[[str], Tensor]
 
     def merge(self, other: Views) -> Views:
-        """Return one object with the tensors of both; if both have a name, that of `other` is used."""
+        """Return one object with the tensors of both; if a name is in both, the tensor of `other` is used."""
         if not other._names:
             return self
         names = dict.fromkeys((*self._names, *other._names))

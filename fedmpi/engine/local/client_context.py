@@ -1,6 +1,6 @@
 """The engine's implementation of the `client` that hooks receive: its data, messages, state, forward passes, gradients.
 
-The round of a client is in client_round.py, its training loop in training_loop.py.
+client_round.py contains the round of a client, training_loop.py its training loop.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ class ClientContext(Client):
     Args:
         trainer: the model, method and data of this rank.
         client: the id of the client.
-        t: the round.
-        lr: the learning rate of this round.
+        lr: the learning rate of round t.
         broadcast_row: the flat row that was broadcast to all clients (messages.py), on the model's device.
         download_row: the flat row of values for this client only.
         state_row: the flat row of the client's state.
@@ -110,7 +109,7 @@ class ClientContext(Client):
 
     # ---- the round ----
     def read_only_check(self) -> ReadOnlyCheck:
-        """Return a check that hooks do not write to the tensors that they may only read."""
+        """Return a check that raises an error if hooks write to tensors that they may only read."""
         tensors = {
             "client.w0 (client.received) or client.downloads": self.broadcast_row,
             "client.downloads": self.download_row,
@@ -123,7 +122,7 @@ class ClientContext(Client):
     def begin_training(self) -> None:
         """Load the weights from which training starts, and the optimiser state of earlier rounds.
 
-        The hook `initial_weights` returns the weights. Buffers and counters stay as they were received.
+        The weights are the result of the hook `initial_weights`; buffers keep the received values.
         """
         model = self.trainer.model
         if overrides(self.trainer.method, "initial_weights"):
@@ -139,7 +138,7 @@ class ClientContext(Client):
             )
 
     def fine_tune(self, epochs: int) -> None:
-        """Call the hook `finetune` on the current weights, for the protocol ft(epochs); the result is not stored."""
+        """Fine-tune the current weights with the hook `finetune`, for protocol ft(epochs); the result is not stored."""
         self.trainer.model.module.train()
         self.stops_on_request = False  # a stop request must not shorten an evaluation
         self.version_at_w0 = self.w._version if torch.equal(self.w, self.w0) else None
@@ -257,8 +256,6 @@ class ClientContext(Client):
         """Raise UserError if a hook's result does not have this shape; return it without its autograd graph.
 
         Args:
-            hook: the name of the hook.
-            value: the result.
             shape: the required shape; default (d,). A result of shape () keeps its graph.
             by: the function that returned the value, if it is not the method's own hook.
         """
@@ -267,9 +264,9 @@ class ClientContext(Client):
         return value.detach() if shape and value.requires_grad else value
 
     def record_loss(self, loss: Tensor) -> None:
-        """Record a loss as that of the current step, unless the step has recorded one already.
+        """Record the loss of the current step; later calls in the same step have no effect.
 
-        The first loss of a step is the one at the current weights.
+        The first loss that a step computes is the loss at the current weights.
         """
         if self.step_loss is None:
             self.step_loss = loss.detach()
@@ -305,7 +302,7 @@ class ClientContext(Client):
     def _one_pass(self, at: Tensor | None, buffers: Tensor | None) -> Iterator[None]:
         """Context manager: use weights `at` (d,) and `buffers` (b,) for one pass of a step, then restore the model.
 
-        The first pass of a step updates batch statistics, at any weights, unless `buffers` are given; further passes
+        Without `buffers`, the first pass of a step updates the model's batch statistics, at any weights; later passes
         do not.
         """
         model, passed, keeps_statistics = self.trainer.model, self.has_passed, self.has_passed or buffers is not None

@@ -1,7 +1,8 @@
-"""The optimisers of the clients, which call the kernels and functions of torch.optim.
+"""The optimisers of the clients, which call the functional implementations of torch.optim.
 
 The classes of torch.optim are not used, because their first step imports torch's compiler, which takes more than a
-second on every rank. t is the number of steps of a parameter; moments start at 0.
+second on every rank. In the formulas, g is the gradient of parameter w, t its number of steps, b1 and b2 are the betas;
+velocity v and moments m and v start at 0.
 
     sgd       g += weight_decay w;  v = momentum v + g;  w -= lr v
               with nesterov  w -= lr (g + momentum v)
@@ -10,7 +11,7 @@ second on every rank. t is the number of steps of a parameter; moments start at 
     adamw     w -= lr weight_decay w;  then adam without weight decay              Loshchilov, Hutter 2019
 
 With train.persist_optimizer a client keeps the state of its optimiser between rounds, in two slots of its state row:
-    _optim (slots, d)      velocities or moments of each entry of w
+    _optim (slots, d)      velocity or moments of each entry of w
     _optim_steps (tensors) the number of steps of each parameter tensor
 """
 
@@ -40,9 +41,9 @@ def num_slots(config: LocalTrainingConfig) -> int:
 
 
 class LocalOptimizer:
-    """The optimiser train.optim.
+    """The local optimiser that train.optim selects.
 
-    A step does not change parameters without a gradient, or their moments.
+    A step changes neither parameters without a gradient nor their moments.
     """
 
     def __init__(
@@ -51,9 +52,7 @@ class LocalOptimizer:
         """Create the optimiser.
 
         Args:
-            config: the settings of local training.
             parameters: the trained parameters, all on one device and of one dtype.
-            lr: the learning rate.
             state: moments and numbers of steps from earlier rounds, which are updated in place; None: start from zero.
         """
         self.optim, self.parameters = config.optim, parameters
@@ -100,7 +99,7 @@ def optimizer_slot_shapes(config: LocalTrainingConfig, layout: Layout) -> dict[s
 class OptimizerState:
     """A copy of the optimiser state in a client's state row, for one round.
 
-    `steps` is float32, as torch requires.
+    The numbers of steps, `steps`, are float32, as torch requires.
     """
 
     def __init__(self, state: Views, layout: Layout) -> None:
@@ -109,7 +108,7 @@ class OptimizerState:
         self.positions = {s.name: i for i, s in enumerate(layout.segments)}
 
     def to_slots(self) -> dict[str, Tensor]:
-        """Return the current values of the optimiser's slots in the state row."""
+        """Return the current values for the optimiser's slots in the state row."""
         return {MOMENTS_SLOT: self.rows, STEPS_SLOT: self.steps.to(self.rows.dtype)}
 
     def views(self, segments: Sequence[Segment]) -> Moments:

@@ -35,9 +35,8 @@ def run_round(client: ClientContext, row: Tensor) -> bool:
     """Train a client for one round; write its upload into `row` and its new state into client.state_row.
 
     Args:
-        client: the client.
-        row: one row of `messages.upload_layout(round)`. If the client fails and faults.on_client_error is `drop`, a
-            flag in the row says so.
+        row: memory for the upload, in the layout `messages.upload_layout(round)`. If the client fails and
+            faults.on_client_error is `drop`, the row's flag is set to FAILED.
 
     Returns:
         Whether the client finished without an error.
@@ -67,14 +66,13 @@ def finish_round(client: ClientContext, row: Tensor, write: Callable[[Tensor], R
     """Write a client's upload into `row` and store its state; if `write` fails, mark the row as failed.
 
     Args:
-        client: the client.
-        row: the row of the upload.
+        row: memory for the upload.
         write: a function that writes the upload into a buffer on the client's device, and returns the new state and the
             mean loss over the steps.
-        start_time: `time.perf_counter` at the start of the client's round.
+        start_time: the value of time.perf_counter() at the start of the client's round.
 
     Returns:
-        Whether the client finished without an error. If it did not, the next command of the server restores its state.
+        Whether the client finished without an error. If not, its state is restored at the start of the next round.
     """
     trainer, buffer = client.trainer, row if row.device == client.w.device else client.w.new_empty(len(row))
     try:
@@ -105,16 +103,15 @@ def store_result(
     On a GPU the function synchronises once, at its end: only then is the client's duration known and the upload copied.
 
     Args:
-        client: the client.
         buffer: the upload without loss, seconds and flag, on the client's device. It is rounded to the formats of
             comm.compression and copied to `row`.
-        row: the row of the upload.
+        row: memory for the upload.
         state: the new values of the slots of the client's state row.
-        loss: the mean loss over the steps, or None without steps.
-        start_time: `time.perf_counter` at the start of the client's round.
+        loss: the mean loss over the steps; None if the client made no steps.
+        start_time: the value of time.perf_counter() at the start of the client's round.
 
     Raises:
-        UserError: the new state or a slot of the upload is not finite.
+        UserError: the new state or a slot of the upload contains nan or inf.
     """
     trainer, messages = client.trainer, client.trainer.messages
     upload = messages.upload_layout(client.round)
@@ -151,8 +148,8 @@ def write_upload(client: ClientContext, row: Tensor, inputs: ReadOnlyCheck, trai
 
     Args:
         client: the client, after its training.
-        row: the row of the upload.
-        inputs: the check that hooks do not write to their inputs.
+        row: memory for the upload.
+        inputs: the check that raises an error if hooks have written to their inputs.
         trained: the result of the hook `train`.
     """
     method, model, messages = client.trainer.method, client.trainer.model, client.trainer.messages

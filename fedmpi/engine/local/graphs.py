@@ -1,9 +1,9 @@
 """Capture of forward and backward passes as CUDA graphs (`compute.graphs`).
 
-The kernels of a small model take less time than their launches; a CUDA graph launches all kernels of a pass at once. A
-graph reads and writes the memory that was used in its capture. All clients of a rank are loaded into the same flat
-vector, one after another, so one capture serves all clients and rounds. Optimisers, gradient corrections and clipping
-are not captured, because their coefficients change from round to round.
+For a small model, launching kernels takes longer than running them; a CUDA graph launches all kernels of a pass at
+once. A graph reads and writes the memory that was used during its capture. All clients of a rank are loaded into the
+same flat vector, one after another, so one capture serves all clients and rounds. Optimisers, gradient corrections and
+clipping are not captured, because their coefficients change from round to round.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ Passes = Callable[[Tensor, Tensor], Tensor]  # (x, y) -> loss; stores the gradie
 def consists_of_known_parts(module: nn.Module, task: Any) -> bool:
     """Return whether a model and its task consist only of code that is known to permit CUDA graphs.
 
-    This is code of PyTorch, torchvision and fedmpi whose results depend on tensors only. A graph repeats the operations
-    that were captured, which could be wrong for other code, for example code that counts its calls. Batch normalisation
-    with momentum=None cannot be captured, because it reads the number of batches from the GPU.
+    Such code belongs to PyTorch, torchvision or fedmpi, and its results depend only on tensors. A graph repeats the
+    captured operations, which would be wrong for code that, for example, counts its calls. Batch normalisation with
+    momentum=None cannot be captured, because it reads the number of batches from the GPU.
     """
     parts = [*module.modules()]
     if not all(type(part).__module__.partition(".")[0] in KNOWN_PACKAGES for part in (*parts, task)):
@@ -72,7 +72,8 @@ class PassGraphs:
         """Create an empty set of graphs.
 
         Args:
-            strict: raise an error if passes cannot be captured; otherwise all passes then run without graphs.
+            strict: whether to raise an error if a pass cannot be captured; otherwise all later passes run without
+                graphs.
         """
         self.strict, self._enabled = strict, True
         self._counts: dict[Hashable, int] = {}
@@ -80,7 +81,7 @@ class PassGraphs:
         self._pool: Any = None  # graphs run one after another, so they share one memory pool
 
     def run(self, kind: Hashable, passes: Passes, parameters: Sequence[nn.Parameter], x: Tensor, y: Tensor) -> Tensor:
-        """Run a forward and a backward pass, as a CUDA graph if PASSES_BEFORE_CAPTURE of this kind have run without.
+        """Run a forward and a backward pass; after PASSES_BEFORE_CAPTURE passes of this kind, as a CUDA graph.
 
         Args:
             kind: identifies the computation; passes of one kind share graphs.

@@ -24,11 +24,11 @@ class LocalTrainingConfig:
     persist_optimizer: bool = False  # whether clients keep the optimiser's state between rounds
 
     def plain_sgd(self) -> LocalTrainingConfig:
-        """Return settings with the same batches, and plain SGD steps w <- w - lr g."""
+        """Return settings with the same epochs and batches, but with plain SGD steps w <- w - lr g."""
         return LocalTrainingConfig(self.epochs, self.steps, self.batch_size, self.drop_last)
 
     def not_plain_sgd_reason(self) -> str:
-        """Return the setting because of which w - w0 is not a weighted sum of gradients; "" if there is none."""
+        """Return which setting prevents w - w0 from being a weighted sum of gradients; "" if none does."""
         reasons = {
             f"train.optim is {self.optim}": self.optim != "sgd",
             f"train.clip_norm is {self.clip_norm}": self.clip_norm is not None,
@@ -39,7 +39,7 @@ class LocalTrainingConfig:
     def passes_and_steps(self, n: int, batches_per_step: int = 1, epochs: int | None = None) -> tuple[int, int]:
         """Return the number of passes over its samples that a client starts, and its total number of steps.
 
-        With train.steps the last pass may be incomplete.
+        If train.steps is set, the last pass may be incomplete.
 
         Args:
             n: number of samples of the client.

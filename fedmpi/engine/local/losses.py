@@ -27,7 +27,6 @@ def run_pass(client: ClientContext, loss: Loss, flat: bool, x: Tensor, y: Tensor
     """Run a forward and a backward pass on a batch at the current weights; return the loss ().
 
     Args:
-        client: the client.
         loss: the function (client, x, y) -> () whose gradient is computed.
         flat: whether to write the gradient to the flat vector `model.attach_gradient()`; otherwise autograd allocates
             a tensor for each parameter.
@@ -54,7 +53,7 @@ def run_pass(client: ClientContext, loss: Loss, flat: bool, x: Tensor, y: Tensor
 
 
 def add_regularizer(client: ClientContext, regularizer: Regularizer, at: Tensor, g: Tensor) -> Tensor:
-    """Add the gradient of a regularizer at the weights `at` (d,) to g (d,) in place, and return g."""
+    """Add the gradient of a regularizer, evaluated at the weights `at` (d,), to g (d,) in place, and return g."""
     with weights_as_leaf(client, at) as leaf:
         value = regularizer(client)
     if value is None:
@@ -70,7 +69,7 @@ def add_regularizer(client: ClientContext, regularizer: Regularizer, at: Tensor,
 
 @contextmanager
 def weights_as_leaf(client: ClientContext, w: Tensor) -> Iterator[Tensor]:
-    """Context manager: make client.w a leaf tensor with the values w (d,) that requires a gradient, then restore it."""
+    """Context manager: make client.w a leaf tensor with values w (d,) that requires a gradient; restore it on exit."""
     live, client.w = client.w, w.detach().requires_grad_()
     try:
         yield client.w
@@ -85,8 +84,6 @@ def check_loss(client: ClientContext, value: Any, hook: str, by: Any = None) -> 
     """Raise UserError if the result of a hook is not a scalar tensor with a gradient; return the result.
 
     Args:
-        client: the client.
-        value: the result.
         hook: the name of the hook, `loss` or `regularizer`.
         by: the function that returned the value, if it is not the method's own hook.
     """
@@ -104,8 +101,8 @@ def check_loss(client: ClientContext, value: Any, hook: str, by: Any = None) -> 
 def backward(loss: Tensor) -> None:
     """Add the gradients of a loss (), or of the sum of losses (n,), to the .grad of the parameters.
 
-    Calls autograd's engine directly if possible. Tensor subclasses, other devices and functorch transforms need
-    loss.backward().
+    On a CPU the function calls autograd's engine directly, which is faster. Tensor subclasses, other devices and
+    functorch transforms need loss.backward().
     """
     if type(loss) is not Tensor or not loss.is_cpu or torch._C._are_functorch_transforms_active():
         loss.sum().backward()

@@ -1,7 +1,7 @@
 """Loss and gradients of small models without autograd, whose overhead exceeds the time spent on arithmetic.
 
-Applies to chains of linear layers and ReLUs with mean cross-entropy loss, on a CPU. The kernels that autograd would
-call are called on the same operands and in the same order, so the results are bitwise identical.
+This applies to chains of linear layers and ReLUs with mean cross-entropy loss, on a CPU. The kernels that autograd
+would call are called on the same operands and in the same order, so the results are bitwise identical.
     z_{i+1} = z_i W_i' + b_i        g_L = dL/dz_L,  dW_i = g_{i+1}' z_i,  db_i = sum_b g_{i+1},  g_i = g_{i+1} W_i
 """
 
@@ -48,8 +48,7 @@ class MLPBackward:
         """Create an MLPBackward for a model and task; return None if they are not supported.
 
         Args:
-            module: the model.
-            task: the task, which must have the mean cross-entropy loss.
+            task: the task; only tasks with the mean cross-entropy loss are supported.
             flat: whether samples are vectors; if not, the module must start with nn.Flatten.
         """
         layers = chain_layers(module) or []
@@ -74,7 +73,7 @@ class MLPBackward:
         )
 
     def attach_gradients(self) -> None:
-        """Assign the gradient tensors to the parameters' .grad; must be called before the first batch of each fit."""
+        """Assign the gradient tensors to the parameters' .grad; must be called before the first batch of each fit()."""
         for p, g in self.gradients:
             p.grad = g
         self.layer_tensors = [_layer_tensors(layer) if isinstance(layer, nn.Linear) else None for layer in self.layers]

@@ -1,8 +1,8 @@
 """The training loop of all methods, in which a client makes its steps on its batches.
 
-It is optimised for small models. If no hook reads gradients, autograd allocates them and torch's fused SGD updates the
-parameters, which are views of w. If a hook reads gradients, autograd accumulates them in one flat vector g. Small
-chains of layers are trained without autograd (mlp_backward.py). All three ways give the same bits.
+The loop is optimised for small models. If no hook reads gradients, autograd allocates them and torch's fused SGD
+updates the parameters, which are views of w. If a hook reads gradients, autograd accumulates them in one flat vector g.
+Small chains of layers are trained without autograd (mlp_backward.py). All three ways give the same bits.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ def fit(
 
 
 def mean_loss(losses: Sequence[Tensor]) -> Tensor | float | None:
-    """Return the mean of the losses of steps, or None without steps.
+    """Return the mean of the losses of steps; None without steps.
 
-    On a GPU it is a tensor (), because a number would have to wait for the GPU.
+    On a GPU the result is a tensor (), because converting it to a number would have to wait for the GPU.
     """
     if not losses:
         return None
@@ -109,16 +109,15 @@ def make_gradient_function(
 ) -> Callable[[Tensor, Tensor], None]:
     """Return a function (x, y) -> None that computes the gradient of a step and stores it in the parameters' .grad.
 
-    The gradient is that of the loss of the batch, or the result of the hook `step`. The gradient of the regularizer is
-    added, the hook `correct_gradient` corrects the sum, and the result is clipped.
+    It starts from the gradient of the batch loss, or from the result of the hook `step`. The gradient of the
+    regularizer is added, the hook `correct_gradient` corrects the sum, and the result is clipped.
 
     Args:
-        client: the client.
         method: the method whose hooks are used.
         regularizer: replaces the method's hook of that name.
         parameters: the parameters that are trained.
-        clipped: the entries of the gradient whose norm train.clip_norm limits: those of the trained parameters. The
-            hook `correct_gradient` may have written to others.
+        clipped: selects the entries of the gradient whose norm train.clip_norm limits, i.e. those of the trained
+            parameters; the hook `correct_gradient` may have written to other entries.
     """
     trainer, model, loss = client.trainer, client.trainer.model, client.trainer.fast_loss or method.loss
     step = method.step if overrides(method, "step") else None
@@ -169,7 +168,7 @@ def make_gradient_function(
 def clip_gradient(g: Tensor, trained: Selection, max_norm: float) -> None:
     """Scale g (d,) in place by min(1, max_norm / (||g|| + 1e-6)), as torch.nn.utils.clip_grad_norm_ does.
 
-    ||g|| is the norm of the trained entries.
+    ||g|| is the norm over the entries that are trained.
     """
     norm = (g if trained.selects_all else trained.take(g)).norm()
     g.mul_((max_norm / (norm + 1e-6)).clamp_(max=1))  # without synchronising the device
@@ -178,12 +177,11 @@ def clip_gradient(g: Tensor, trained: Selection, max_norm: float) -> None:
 def iterate_batches(
     client: ClientContext, epochs: int | None, batches_per_step: int, generators: tuple[Any, Any]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the input (x, y) of each step of a fit, over all its passes, and stop if the run is asked to stop.
+    """Yield the input (x, y) of each step of a fit() over all its passes; stop early if the run is asked to stop.
 
     A batch of all rows keeps the order of the rows, unless a step needs several batches.
 
     Args:
-        client: the client.
         epochs: replaces the configured epochs or steps.
         batches_per_step: the number of batches that are concatenated for each step.
         generators: the random generators for order and augmentation, from `trainer.make_generators`.

@@ -1,11 +1,11 @@
 """Training of linear layers with ReLUs between them by plain SGD, for n clients at once and without autograd.
 
     z_{i+1} = z_i W_i' + b_i        g_L = dL/dz_L,  W_i -= lr g_{i+1}' z_i,  b_i -= lr sum_b g_{i+1},  g_i = g_{i+1} W_i
-All clients start with the same weights W0. If clients see few samples, the weights of a wide layer are stored in
-low-rank form,
-    W = W0 + A' B        A (K, o) and B (K, i) have one row for each sample seen: -lr g and z
+z_i is the input of layer i, and g_i the gradient of the loss L with respect to z_i. All clients start with the same
+weights W0. If clients see few samples, the weights (o, i) of a wide layer are stored in low-rank form,
+    W = W0 + A' B        A (K, o) and B (K, i) have one row for each of K samples seen: -lr g and z
 which is exact for plain SGD. This is faster if K (o + i) is less than o i: the product with W0 is computed once for all
-clients, and no client's W is formed; only the difference W - W0 is, when it is written to the upload.
+clients, and W is never formed for a client; W - W0 is formed only when it is written to the upload.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class DenseTensor:
 class LowRankTensor:
     """The weights of one layer for n clients in low-rank form: factors a (n, K, o) and b (n, K, i).
 
-    The first `used` rows of the factors are filled; they are zero for clients that did not take part in a step.
+    The first `used` rows of the factors are filled; in a step's rows, clients that did not make this step have zeros.
     """
 
     def __init__(self, segment: Segment, w0: Tensor, clients: int, samples: int) -> None:
@@ -89,10 +89,10 @@ class PackedChain:
 
         Args:
             layers: the linear layers and ReLUs of `model`.
-            model: the flat model, for the positions of the parameter tensors.
+            model: the flat model, which defines the positions of the parameter tensors.
             w0: (d,) weights from which all clients start.
             clients: the number n of clients.
-            samples: the number K of rows that factors need for all steps.
+            samples: the number K of rows that low-rank factors need for all steps.
         """
         segment = {id(p): s for s, p in model.segment_parameters}
         self.layers: list[

@@ -1,8 +1,8 @@
 """The training loop for n clients at once: each client makes its own steps on its own batches, in its own order.
 
-Batches of equal size form one batched pass. In an epoch the full batches come first, each pass with all clients that
-still have one; then the smaller last batches, grouped by size. A client's result depends on its own data and not on the
-clients that are trained with it, except for differences in the last bits, which depend on the kernels.
+Batches of equal size form one batched pass. In an epoch, the full batches come first, each pass with one batch of every
+client that has a full batch left; then the smaller last batches, grouped by size. A client's result depends on its own
+data and not on the clients that are trained with it, except for the last bits, which depend on the kernels.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedmpi.method.base import overrides
 
 
 def count_batches(trainer: ClientTrainer, k: ClientContext) -> tuple[int, int]:
-    """Return the number of full batches in an epoch of a client, and the number of samples in a smaller last batch."""
+    """Return the number of full batches in an epoch of client k, and the size of the smaller last batch (or 0)."""
     size = trainer.local_training.batch_size
     if size is None:
         return 0, k.n
@@ -34,12 +34,7 @@ class PackedFit:
     """Trains n clients together when it is called; `loss` (n,) then holds each client's mean loss over its steps."""
 
     def __init__(self, trainer: ClientTrainer, clients: Sequence[ClientContext]) -> None:
-        """Prepare the training of the clients.
-
-        Args:
-            trainer: the model, method and data of this rank.
-            clients: the clients, in descending order of their numbers of batches.
-        """
+        """Prepare the training of the clients, which are given in descending order of their numbers of batches."""
         self.trainer, self.clients = trainer, clients
         self.epochs = trainer.local_training.epochs or 0
         self.batch_counts = [count_batches(trainer, k) for k in clients]
@@ -48,7 +43,7 @@ class PackedFit:
         self.momentum_sums = [0.0] * len(clients)
 
     def _chain(self) -> PackedChain | None:
-        """Return a PackedChain if plain SGD trains a chain of layers from the same w0 for all clients, else None."""
+        """Return a PackedChain if all clients train a chain of layers by plain SGD from the same w0; otherwise None."""
         trainer, config, w0 = self.trainer, self.trainer.local_training, self.clients[0].w0
         chain = trainer.mlp_backward
         hooks = any(overrides(trainer.method, hook) for hook in ("regularizer", "correct_gradient"))
@@ -84,8 +79,8 @@ class PackedFit:
             generators: for each client, the random generators for order and augmentation.
 
         Yields:
-            The positions of the clients that make a step; the indices (clients, B) of the rows in their batches; the
-            random numbers (clients, B, columns) with which augmentation changes these rows, or None.
+            The positions of the clients that make a step; the indices (clients, B) of the samples in their batches; the
+            random numbers (clients, B, columns) for the augmentation of these samples, or None.
         """
         size, shards = self.trainer.local_training.batch_size, [self.trainer.data.train[k.id] for k in self.clients]
         orders = [epoch_order(shard, size, g) for shard, (g, _) in zip(shards, generators, strict=True)]
@@ -109,7 +104,7 @@ class PackedFit:
             yield positions, rows, None if u is None else torch.stack([u[part] for part in parts])
 
     def _load_batch(self, positions: Sequence[int], rows: Tensor, u: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the samples x (clients, B, ...), augmented with random numbers u, and the targets y (clients, B)."""
+        """Return samples x (clients, B, ...), augmented with the random numbers u, and targets y (clients, B)."""
         shards = [self.trainer.data.train[self.clients[i].id] for i in positions]
         x, y = shards[0].x, shards[0].y
         if all(shard.x is x and shard.y is y for shard in shards):
@@ -138,7 +133,7 @@ class PackedFit:
         return w.add_(w0)
 
     def _step(self, positions: Sequence[int], rows: Tensor, u: Tensor | None) -> None:
-        """Make one step for the clients at these positions on the given rows of their data."""
+        """Make one step for the clients at these positions, on these rows of their data, augmented with u."""
         members: ClientIndex = slice(positions[0], positions[-1] + 1)
         if positions[-1] - positions[0] != len(positions) - 1:
             members = torch.tensor(positions).to(rows.device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""The rounds of several clients of a rank, which are trained together, or one by one if that is not possible."""
+"""The rounds of several clients of a rank, which are trained together if possible and otherwise one by one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ REMEDY = "set compute.clients_per_pass: 1 (one by one), or auto (in one pass onl
 def unsupported_reason(
     method: Method, model: FlatModel, config: LocalTrainingConfig, *, bf16: bool, compiled: bool
 ) -> str | None:
-    """Return why clients cannot be trained together, as far as this is known before training; None if they can."""
+    """Return why clients cannot be trained together; None if no reason is known before training."""
     name = type(method).__name__
     dropout = [part.p for part in model.module.modules() if isinstance(part, nn.modules.dropout._DropoutNd)]
     reasons = {
@@ -59,8 +59,6 @@ def choose_clients_per_pass(pack: int | str, model: FlatModel, samples: int = 0)
     """Return how many clients are trained at once (compute.clients_per_pass).
 
     Args:
-        pack: the setting.
-        model: the model.
         samples: number of samples that a client sees in a round, if plain SGD trains a chain of layers (chain.py);
             otherwise 0.
     """
@@ -81,13 +79,12 @@ def train_clients(
     """Train the clients together, if possible, and return functions that write their uploads.
 
     Args:
-        clients: the clients.
-        block: a function from client ids to their upload rows as one tensor, or None if these are not adjacent in
-            memory.
+        block: a function that returns the upload rows of the clients with these ids as one tensor, or None if the rows
+            are not adjacent in memory.
 
     Returns:
-        Client id -> a function that writes this client's upload into a row, to be called one after another. If clients
-        are trained one by one, the function also trains the client.
+        Client id -> a function that writes this client's upload into a row; the functions must be called one after
+        another. If clients are trained one by one, the function also trains the client.
     """
     if len(clients) < 2 or clients[0].trainer.pack == 1:
         return {client.id: client.run_round for client in clients}
@@ -124,7 +121,7 @@ def train_clients(
 
 
 def _train_one_by_one(clients: Sequence[ClientContext], error: Exception) -> dict[int, Callable[[Tensor], object]]:
-    """Return functions that train the clients one by one from the start, after training them together has failed."""
+    """Return functions that train the clients one by one from the start; used if training them together has failed."""
     succeeded: list[bool] = []
 
     def write(k: ClientContext, row: Tensor) -> None:
@@ -162,8 +159,8 @@ def _start_client(client: ClientContext) -> tuple[ReadOnlyCheck, RngState]:
     """Start a client's round, up to its training.
 
     Returns:
-        The check that hooks do not write to their inputs; the state of the random generators from which `upload`
-        continues, if it needs one.
+        The check that raises an error if hooks write to their inputs; the state of the random generators with which
+        `upload` must start, None if this state does not matter.
     """
     trainer, inputs, drawn = client.trainer, client.read_only_check(), None
     if overrides(trainer.method, "initial_weights"):
@@ -186,7 +183,7 @@ def _finish_client(
     drawn: RngState,
     row: Tensor,
 ) -> None:
-    """Finish the round of the client at position i of the fit, which has trained weights w (d,): write its upload."""
+    """Finish the round of the client at position i of the fit, whose trained weights are w (d,): write its upload."""
 
     def write(buffer: Tensor) -> RoundResult:
         trainer = client.trainer
@@ -206,7 +203,7 @@ def _stop_packing(trainer: ClientTrainer, error: Exception) -> None:
     """Warn that clients cannot be trained together, and train them one by one from now on.
 
     Raises:
-        UserError: compute.clients_per_pass is a number, which requires training together.
+        UserError: compute.clients_per_pass is a number, so clients must be trained together.
     """
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     text = f"clients of method {type(trainer.method).__name__} cannot be trained in one pass: {reason}"

@@ -1,4 +1,4 @@
-"""SGD steps of n clients at once under torch.vmap; hooks see each client as if it were trained alone."""
+"""SGD steps for n clients at once under torch.vmap; hooks see each client as if it were trained alone."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TENSOR_ATTRIBUTES = ("w", "w0", "received", "label_counts")
 
 
 class _FunctionalNet(nn.Module):
-    """A model wrapped as a module, so that functional_call can replace its weights for one pass."""
+    """A wrapper module around a model, so that functional_call can replace the model's weights for one pass."""
 
     def __init__(self, net: FeaturesAndHead) -> None:
         super().__init__()
@@ -53,8 +53,8 @@ class _FunctionalNet(nn.Module):
 class BatchedClientView:
     """The `client` that hooks receive under torch.vmap; an implementation of method.context.Client.
 
-    It lacks the members that only the hooks `step` and `train` need. During the call of a hook, `values` holds its
-    tensors, which look like those of one client but have vmap's hidden dimension over the clients.
+    Members that only the hooks `step` and `train` need are missing. While a hook runs, `values` holds its tensors,
+    which look like the tensors of one client but have vmap's hidden dimension over the clients.
     """
 
     def __init__(self, trainer: ClientTrainer, clients: Sequence[ClientContext]) -> None:
@@ -106,7 +106,7 @@ class BatchedClientView:
             return self._call(self.trainer.frozen_copy(0)[1], self.w0 if at is None else at, x)
 
     def _call(self, net: FeaturesAndHead, w: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return features and logits of a model at weights w (d,); for a model without features the logits twice."""
+        """Return features and logits of a model with weights w (d,); if the model has no features, the logits twice."""
         pieces = zip(self.trainer.model.layout.segments, w.split(self.sizes), strict=True)
         tensors = dict(zip(self.names, (s.reshape_entries(piece) for s, piece in pieces), strict=True))
         z, f = functional_call(self.functional_nets[net], tensors, (x,))
@@ -159,7 +159,7 @@ class VmapSteps:
         return losses
 
     def _gradient(self, leaf: Tensor, x: Tensor, y: Tensor, own: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the losses (n,), and the gradients (n, d) of loss plus regularizer, at the weights `leaf` (n, d)."""
+        """Return the losses (n,), and the gradients (n, d) of loss plus regularizer at the n weights `leaf` (n, d)."""
         regularized = overrides(self.method, "regularizer")
 
         def terms(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
@@ -178,7 +178,7 @@ class VmapSteps:
         return values[0].detach(), leaf.grad
 
     def _call(self, function: Callable[..., Any], values: Mapping[str, Tensor], *arguments: Tensor) -> Any:
-        """Call a function that is written for one client for all clients under vmap; it sees `view` as that client."""
+        """Apply a function written for one client to all clients under vmap; `self.view` stands for the client."""
 
         def call(values: dict[str, Tensor], *arguments: Tensor) -> Any:
             self.view.values = self.common | values
