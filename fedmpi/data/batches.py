@@ -129,7 +129,7 @@ def batches(
     index_on_device = index.to(shard.x.device, non_blocking=True)  # one copy per epoch
     on_disk = isinstance(shard.x, LazyImages) and isinstance(shard.x.stored, Stream)
     u, rows_per_read = draw_augmentation_numbers(shard, augment), _rows_per_read(shard.x, step, on_disk)
-    # The thread that reads ahead uses the index on the CPU, since a copy from the GPU would wait for queued training.
+    # The thread that reads ahead uses the index on the CPU, because a copy from the GPU would wait for queued training.
     with (
         closing(prefetch(shard.x.read_stored, index[:stop].split(rows_per_read))) if on_disk else nullcontext() as read
     ):

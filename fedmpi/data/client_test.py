@@ -50,7 +50,7 @@ def select_client_tests(
 
     Args:
         counts: number of training samples by client and class, (N, classes).
-        client_test: the rule, one of those in the module's docstring, or auto.
+        client_test: the rule, one of those in the module's docstring.
         site_of_client: the site of each client, (N,), if clients are sites.
         seed: the seed of the run.
         label_matrix: the classes of each client's s training shards, (N, s), if clients have shards.

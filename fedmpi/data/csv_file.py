@@ -35,7 +35,6 @@ def iter_csv_rows(
     The byte-order mark, the line `sep=` that Excel writes, and rows of blank cells are left out.
 
     Args:
-        path: the file.
         delimiter: the character between cells.
         remedy: what a user can do if the file cannot be read, for the message.
 
@@ -66,7 +65,6 @@ def read_csv_table(
     """Return the column names in the first row, and an iterator over the other rows as (line number, cells).
 
     Args:
-        path: the file.
         delimiter: the character between cells.
         check_header: called with the names before any other row is read; it may raise UserError.
         remedy: what a user can do if the file cannot be read, for the message.
@@ -98,13 +96,12 @@ def read_csv_columns(
     """Read a CSV file column by column.
 
     Args:
-        path: the file.
         delimiter: the character between cells.
         check_header: called with the column names before any row is read; it may raise UserError.
 
     Returns:
-        The columns by name, (n,) each, and the line number of each row, (n,). A column of short ASCII cells consists of
-        bytes, any other column of str objects, since each Python string has an overhead of about 50 bytes.
+        The columns by name, (n,) each, and the line number of each row, (n,). A column of short ASCII cells is returned
+        as bytes, which avoids the overhead of about 50 bytes per Python string; other columns contain str objects.
     """
     header, rows = read_csv_table(path, delimiter, check_header)
     parts: list[list[np.ndarray]] = [[] for _ in header]

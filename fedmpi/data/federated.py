@@ -120,7 +120,6 @@ def split(
     """Divide a data set among clients.
 
     Args:
-        dataset: the data set.
         scheme: the partition scheme: a name in data/partitions, path/to/file.py:function or package.module:function.
         clients: number of clients; None: one for each site (scheme site), or as many as the file has (scheme file).
         seed: the seed of the run.
@@ -182,7 +181,7 @@ def split(
 
 
 def _find_site_numbers(only: Sequence[Any], names: Sequence[str]) -> tuple[int, ...]:
-    """Return the numbers of the sites in data.partition.only in ascending order.
+    """Return the indices of the sites that data.partition.only lists, in ascending order.
 
     Args:
         only: the sites, each as a name or, if it has no name, as a number.

@@ -120,7 +120,7 @@ def apply_reading_options(
 
     Args:
         preparation: the preparation of the training rows.
-        options: options of the data source as in a config, without `data.`.
+        options: options of the data source by name, without the prefix `data.`.
         ignore_others: ignore options that do not describe the format of a file, instead of raising UserError.
 
     Raises:

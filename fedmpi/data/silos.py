@@ -32,9 +32,9 @@ class SampleFormat(NamedTuple):
     """The properties of samples and targets that must be equal at all sites."""
 
     classes: int
-    sample: str  # shape and type of a sample, as text (common/inputs.py)
-    target: str  # shape and type of a target, likewise
-    names: str  # digest of `Dataset.meaning`, "" if the source does not set it
+    sample: str  # shape and type of a sample, as a string (common/inputs.py)
+    target: str  # shape and type of a target, as a string
+    names: str  # digest of `Dataset.input_and_class_names`, "" if the source does not set it
 
     def __str__(self) -> str:
         what = "a real-valued target" if self.classes == 1 else f"{self.classes} classes"
@@ -54,7 +54,6 @@ def open_silos(
     """Read the data sets of this rank's clients; no file of another site is opened.
 
     Args:
-        source: the data source.
         root: the folder of the data.
         silos: the names of all sites; client k is site k.
         own_clients: the clients of this rank.

@@ -21,7 +21,7 @@ PERSONAL_GROUP = "own"  # layout group of the factors of W_2 if it is personal
 
 
 class LowRankWeight(nn.Module):
-    """A low-rank weight W_s, computed from its factors, of a linear layer (1) or of a convolution (2).
+    """A low-rank weight W_s of a linear layer or a convolution, computed from its factors: equations (1) and (2).
 
     Args:
         shape: the shape of W_s.
@@ -56,12 +56,12 @@ class LowRankWeight(nn.Module):
 
 
 class FactorisedLayer(nn.Module):
-    """A linear layer or a convolution whose weight is W of (3).
+    """A linear layer or a convolution whose weight is the Hadamard product of two low-rank weights, equation (3).
 
     Args:
         dense: the layer that is replaced, whose bias is reused.
         rank: the rank r of W_1 and W_2.
-        personal: whether W_2 is a personal parameter of each client, so that the second form of (3) is used.
+        personal: whether W_2 is a personal parameter of each client, so that W = W_1 . (W_2 + 1).
         init: the initial values, see `factorise_layers`.
     """
 
@@ -82,7 +82,7 @@ class FactorisedLayer(nn.Module):
 
 
 def factor_rank(shape: torch.Size | tuple[int, ...], ratio: float) -> int:
-    """Return the rank r for which W_1 and W_2 together have `ratio` times the parameters of the dense weight.
+    """Return the rank r for which the factors of W_1 and W_2 have `ratio` times the parameters of the dense weight.
 
     The rank is at least ceil(sqrt(n_min)). For a linear layer n_min = min(m, n), because for smaller r a matrix W could
     not have full rank (the paper's Corollary 1). For a convolution n_min = max(O, I), as in the authors' code, and r
@@ -111,8 +111,8 @@ def factorise_layers(module: nn.Module, ratio: float, personal: bool, init: str)
     Args:
         module: the model, which is returned, too.
         ratio: the number of parameters of the factors, relative to that of the dense weight (see factor_rank).
-        personal: whether W_2 is personal: the second form of (3) is used, and the factors of W_2 are in the layout
-            group PERSONAL_GROUP.
+        personal: whether W_2 is a personal parameter of each client: W = W_1 . (W_2 + 1), and the factors of W_2 are in
+            the layout group PERSONAL_GROUP.
         init: the tensors whose initial variance is 2 / fan_in: each factor as it is stored (factors), or W, like the
             weight of a dense layer (product).
     """

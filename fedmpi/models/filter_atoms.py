@@ -31,10 +31,10 @@ Init = Literal["he", "dcf", "from_conv"]
 
 
 class AtomConv2d(nn.Conv2d):
-    """A convolution whose weight is W of (1), with the other settings of the convolution `dense` that it replaces.
+    """A convolution with kernels composed of atoms, equation (1), which replaces the convolution `dense`.
 
     Args:
-        dense: the convolution that is replaced, whose bias is reused.
+        dense: the convolution that is replaced; its bias and its other settings are reused.
         atoms: the number of atoms m_a.
         init: the initial values.
             he: D ~ N(0, 1/k^2), alpha ~ N(0, 2/(i m_a)), so that Var W = 2/(i k^2), which suits ReLU networks.
@@ -70,7 +70,7 @@ class AtomConv2d(nn.Conv2d):
 
     @property
     def kernels(self) -> Tensor:
-        """The weight W of (1), (o, i / groups, u, v)."""
+        """The weight W of equation (1), (o, i / groups, u, v)."""
         return (self.coef @ self.atoms.flatten(1)).view(*self.coef.shape[:2], *self.atoms.shape[1:])
 
     def forward(self, x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ class FeaturesAndHead:
     Args:
         module: the module, which must return one tensor of logits (B, ...).
         input_shape: the shape of a sample.
-        dtype: the type of samples; None: that of the parameters.
+        dtype: the type of samples; None: the type of the parameters.
 
     Attributes:
         head: the head; None if there is no such submodule, for example because a softmax follows the last layer.

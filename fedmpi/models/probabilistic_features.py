@@ -35,7 +35,7 @@ class FirstColumnsLinear(nn.Module):
 
 
 class GaussianFeatures(nn.Module):
-    """A model with Gaussian features, made from `module` by inserting layer (1) before its last linear layer.
+    """A model with Gaussian features: `module` with the layer of equation (1) before its last linear layer.
 
     In training mode features(x) = [z | KL_1 ... KL_c], (B, k + c) for k features and c classes: the divergences are
     returned with the features, so that a loss needs only one forward pass. The logits are head(z), (B, c).

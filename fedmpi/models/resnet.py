@@ -11,8 +11,8 @@ https://arxiv.org/abs/1803.08494).
 FedUV's authors (CVPR 2024) train ResNet-18 with `stem: small, stride: 2, projection: true` and ResNet-50 with
 `stem: no_pool, projection: true`.
 
-All parameters except those of a projection head have torchvision's names, so that weights can be exchanged with its
-models. Initial weights are random; `init.from` loads trained weights, for example from torchvision.
+All parameters except those of a projection head have torchvision's names, so that weights can be exchanged with
+torchvision's models. Initial weights are random; `init.from` loads trained weights, for example from torchvision.
 """
 
 from collections.abc import Callable

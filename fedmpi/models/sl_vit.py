@@ -24,7 +24,6 @@ def append_shifted_copies(x: Tensor, steps: tuple[tuple[int, int], ...], pixels:
     """Append four shifted copies to the channels of each image, (B, C, H, W) -> (B, 5 C, H, W).
 
     Args:
-        x: the images.
         steps: the direction of each shift, as (down, right).
         pixels: the length of each shift; pixels that are shifted in are zero.
     """
@@ -43,7 +42,6 @@ class Attention(nn.Module):
 
     Args:
         width: width of a token.
-        heads: number of heads.
         head: width d of each head.
     """
 
@@ -73,7 +71,6 @@ class SLViT(nn.Module):
         channels: channels of the images.
         side: height and width to which images are resized, in pixels.
         resize: whether images have another size and must be resized.
-        classes: number of classes.
         sizes: width of a token, number of layers, heads per layer, width of a head, hidden units of each layer.
         shift: how the four copies of an image are shifted: pixel or original (see `sl_vit`).
     """

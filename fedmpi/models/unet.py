@@ -25,7 +25,6 @@ class UNet(nn.Module):
     Args:
         dims: 2 for images, (B, C, H, W) -> (B, classes, H, W); 3 for volumes, (B, C, D, H, W) -> (B, classes, D, H, W).
         channels: channels C of a sample.
-        classes: number of classes.
         width: number of filters of the first level.
         levels: number of times that the encoder halves height and width (and depth).
         norm: gn or bn (see `unet`).

@@ -41,7 +41,7 @@ def count_by_class(guess: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tens
 
     Args:
         guess: predicted classes, of any shape.
-        y: target classes, of the same shape.
+        y: target classes, of the same shape as `guess`.
         classes: the number of classes c.
     """
     guess, y = guess.flatten(), y.flatten()

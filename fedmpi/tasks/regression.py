@@ -43,7 +43,7 @@ class Regression(Task):
         self.names = select_metrics("regression", METRICS, metrics, ("mse", "r2"))
 
     def loss(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
-        f = model(x).view_as(y)  # (B, 1) becomes (B,), since the difference would otherwise be (B, B)
+        f = model(x).view_as(y)  # (B, 1) becomes (B,), because the difference would otherwise be (B, B)
         if self.ignore is None:
             return functional.mse_loss(f, y)
         counted = is_counted(y, self.ignore)

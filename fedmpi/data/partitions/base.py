@@ -33,7 +33,7 @@ class Partition:
 
     @classmethod
     def from_sizes(cls, order: np.ndarray, sizes: np.ndarray) -> Partition:
-        """Return the partition that cuts the rows `order`, (n,), into parts of these sizes, (N,), whose sum is n."""
+        """Return the partition that cuts the row numbers `order`, (n,), into parts of the given sizes, (N,)."""
         return cls(order, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
 
     @classmethod

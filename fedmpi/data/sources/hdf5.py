@@ -81,7 +81,7 @@ def hdf5(
     default 0.2.
     mean: subtracted from the samples, one number per channel.
     std: the samples are then divided by it, one number per channel.
-    axes: the axes of the samples, such as NCHW, NHWC or NDHW, as in npz.
+    axes: the axes of the samples, such as NCHW, NHWC or NDHW, as for the data source npz.
     pixel_range: [low, high], the values that become 0 and 1; or file: the smallest and the largest value of each row.
     """
     names = {"x": inputs, "y": labels, "site": sites}
@@ -135,7 +135,6 @@ def _find_arrays(path: Path, names: Mapping[str, str | None], part: str = "") ->
     """Find the HDF5 data sets with samples, targets and sites in a file.
 
     Args:
-        path: the file.
         names: the names of the data sets "x", "y" and "site" that the config sets; None: any of `DEFAULT_NAMES`.
         part: "test_" if all data sets of the file belong to the test part, regardless of their names.
 

@@ -33,7 +33,6 @@ class LabelledFile:
     """An image or volume with its class or its mask.
 
     Attributes:
-        file: the image or volume.
         label: the name of its class; "" if it has a mask.
         mask: the file of its mask.
         location: the row that lists the file ("a.csv, line 7"); "" if no table lists it.
@@ -122,7 +121,6 @@ def read_csv_rows(path: Path, columns: Mapping[str, str], delimiter: str = ",") 
     """Yield the location ("a.csv, line 7") and the cells of each row of a CSV file, without surrounding spaces.
 
     Args:
-        path: the file.
         columns: the names of the columns, by option of the config; the cells are returned under the same keys.
         delimiter: the separator of the cells.
 

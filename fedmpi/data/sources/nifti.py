@@ -201,7 +201,7 @@ def _load_image(pair: LabelledFile) -> tuple[Tensor, tuple[float, ...], Any]:
 
 
 def _open_volume(pair: LabelledFile, file: Path) -> tuple[Any, Any, np.ndarray]:
-    """Return a NIfTI image as stored, the same image with its axes in RAS+ order, and the values of the latter."""
+    """Return a NIfTI image as stored, the same image with its axes in RAS+ order, and the array of its values."""
     import nibabel  # imported here, because that takes a third of a second
 
     try:

@@ -91,7 +91,6 @@ def check_finite(x: Tensor, name: str, location: Path | str, nan: bool = False) 
     """Return x (n, ...) if all numbers are finite; otherwise raise UserError with the first invalid row.
 
     Args:
-        x: the numbers.
         name: the name of the array, for the message.
         location: the file of the array, for the message.
         nan: allow NaN.

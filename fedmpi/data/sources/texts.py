@@ -241,7 +241,6 @@ def check_characters(text: str, alphabet: Sequence[str], location: str, reason: 
     """Raise UserError if a character of a text is not in the alphabet, or occurs in the alphabet twice.
 
     Args:
-        text: the text.
         alphabet: the characters in the order of their numbers.
         location: the file, line or author of the text, for the message.
         reason: why the character is an error; "": it is not in data.alphabet.

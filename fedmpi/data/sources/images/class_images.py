@@ -173,7 +173,7 @@ def list_images_by_class(
     Args:
         folder: the folder with one subfolder per class.
         names: the classes in the order of their numbers.
-        subfolder: the folder of the images below that of their class.
+        subfolder: the path of the images inside the folder of their class.
         class_source: the option or file that defines the classes, for messages.
         part: the part (train, val or test) to which the images belong; "" if unknown.
         site: the site to which they belong.
@@ -238,7 +238,6 @@ def _check_labels(samples: Sequence[LabelledFile], names: Sequence[str], label_c
 
     Args:
         samples: the images with their classes.
-        names: the classes.
         label_column: the column with the classes, for messages.
         explicit: whether the config defines the classes; then they may look like missing values.
     """

@@ -72,7 +72,6 @@ def image_dataset(
 
     Args:
         train, test: images (n, C, H, W) uint8 and labels of the two parts.
-        classes: the number of classes.
         mean, std: the values by which pixels in 0..1 are normalised, one number or one per channel.
         channels: the number of channels of the inputs; a single stored channel is repeated.
     """

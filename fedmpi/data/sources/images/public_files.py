@@ -76,7 +76,7 @@ def tiny_imagenet(root: Path, *, download: bool = False) -> Dataset:
     notes = find_file(root, (f"{folder_name}/val/val_annotations.txt",), "tiny_imagenet", remedy)
     samples = list_images_by_class(root / folder_name / "train", names, "images", "wnids.txt", "train")
     for k, line in enumerate(notes.read_text(encoding="ascii", errors="replace").splitlines(), 1):
-        file, label, *_ = [*line.split("\t"), ""]  # further fields: the object's bounding box
+        file, label, *_ = [*line.split("\t"), ""]  # the other fields are the object's bounding box
         sample = LabelledFile(notes.parent / "images" / file, label, location=f"{notes}, line {k}", part="test")
         if label not in names:
             raise sample.make_error(f"{shorten_repr(line)} is not a file and a class of wnids.txt; {remedy}")
@@ -92,7 +92,7 @@ def pacs(root: Path, *, site: str | None = None, size: Size = 224, test_fraction
     The folders SITE/CLASS are in root/PACS, root/PACS/kfold, root/pacs/images or root/kfold.
 
     size: images are scaled and centre-cropped to size x size.
-    test_fraction: the fraction of each class of each site that is its test part, the same for every seed.
+    test_fraction: the fraction of each class at each site that is held out as its test part, the same for every seed.
     """
     return _read_domains("pacs", PACS_SITES, 7, root, site, size, test_fraction)
 
@@ -104,7 +104,7 @@ def office_home(root: Path, *, site: str | None = None, size: Size = 224, test_f
     folder per class, are in root/OfficeHomeDataset_10072016, root/office_home or root/OfficeHome.
 
     size: images are scaled and centre-cropped to size x size.
-    test_fraction: the fraction of each class of each site that is its test part, the same for every seed.
+    test_fraction: the fraction of each class at each site that is held out as its test part, the same for every seed.
     """
     return _read_domains("office_home", OFFICE_HOME_SITES, 65, root, site, size, test_fraction)
 
@@ -136,7 +136,7 @@ def ham10000(root: Path, *, site: str | None = None, size: Size = 224, test_frac
     same part.
 
     size: images are scaled and centre-cropped to size x size.
-    test_fraction: the fraction of each class of each site that is its test part, the same for every seed.
+    test_fraction: the fraction of each class at each site that is held out as its test part, the same for every seed.
     """
     path = find_file(root, CATALOGUE["ham10000"].parts[0].paths, "ham10000", fetch_or_advise("ham10000", root, False))
     columns = {name: name for name in ("lesion_id", "image_id", "dx", "dataset")}
@@ -227,7 +227,6 @@ def _read_ssl_fl(
         split: the folder of the lists, relative to `folder`.
         sites: the names of all sites.
         site: the silo to read; None: all sites.
-        classes: the number of classes.
         decoding: how images are decoded.
     """
     remedy = fetch_or_advise(source, folder.parent, False)

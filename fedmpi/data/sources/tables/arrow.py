@@ -73,7 +73,6 @@ def convert_inputs(column: Any, name: str, path: Path) -> Any:
     """Convert a column of an Arrow table to inputs of a model.
 
     Args:
-        column: the column.
         name: its name, for messages.
         path: the folder of the data set, for messages and for paths of images.
 

@@ -33,7 +33,6 @@ class Table:
     """A table of named columns, with the line number of each row for messages.
 
     Attributes:
-        path: the file.
         columns: the columns, (n,) float64 with NaN for missing values, or strings as in the file (`read_csv_columns`).
         row_numbers: (n,) the position of each row in the file.
         row_unit: what `row_numbers` counts: "line" or "row".
@@ -281,8 +280,6 @@ def read_targets(
     """Extract the targets from the label columns; missing numbers become NaN if `task.ignore` is nan.
 
     Args:
-        rows: the table.
-        label: the label columns.
         target: class, number, or auto (class or number, depending on the labels).
         classes: the classes in the order of their numbers; None: the distinct labels.
     """

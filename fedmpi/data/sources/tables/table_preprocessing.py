@@ -26,7 +26,6 @@ class FeatureColumn:
     """A feature column.
 
     Attributes:
-        name: its name.
         values: the words of a categorical column, which is one-hot encoded; None: the column contains numbers.
         closed: whether other words are errors; otherwise they are encoded as zeros.
     """
@@ -285,7 +284,6 @@ def _compute_moments(
 
     Args:
         preparation: fills missing values.
-        rows: the table.
         owner: (n,) the index of each row's site.
         numeric: the indices of the columns of numbers.
         parts: for each part, whether it contains each row, (n,) bool.

@@ -169,7 +169,6 @@ def _select_features(
     """Return the names of the feature columns.
 
     Args:
-        rows: the table.
         features: data.features; None: all columns that are neither in `drop` nor in `keys`.
         drop: data.drop.
         keys: for the label, site, split and group columns, the option that names the column.
@@ -269,7 +268,6 @@ def _select_training_rows(
     class.
 
     Args:
-        rows: the table.
         label_targets: the targets, for the stratification.
         owner: (n,) the index of each row's site.
         names: the names of the sites.
