@@ -31,7 +31,7 @@ def run(settings: str | Path | config.Settings, overrides: Sequence[str] = ()) -
 
     Args:
         settings: a YAML file, or settings that `fedmpi.config.load` returned.
-        overrides: changes of the file's settings, written as on the command line: `["train.epochs=3"]`.
+        overrides: changes to the file's settings, written as on the command line: `["train.epochs=3"]`.
 
     Returns:
         The summary of the run; an empty one on ranks other than 0.
@@ -62,17 +62,17 @@ def load(
     The model has a function `predict(rows, site=None, ids=())`, which prepares new rows in the same way as the training
     data and returns the columns that `fedmpi predict` writes. Depending on the run's data source, rows are a file (in
     the formats of that command), a DataFrame, a mapping of columns, a list of files, or an array.
-    A warning is issued if clients use other models than the global model, or if the global model contains parts that
-    clients keep (FedPer's heads), since these still have their initial values. A client's model is the model that
-    protocol `personal` evaluates, without fine-tuning. With kNN-Per its outputs depend on the client's training data,
-    which must be available.
+    A warning is issued if clients use models other than the global model, or if the global model contains parts that
+    are trained only at the clients (FedPer's heads) and thus have their initial values. A client's model is the one
+    that the evaluation protocol `personal` evaluates, without fine-tuning. With kNN-Per its outputs depend on the
+    client's training data, which must be available.
 
     Args:
         path: a directory written by `fedmpi run`.
         trust: whether to execute code outside fedmpi that the config names, such as a model `file.py:Name`.
         best: whether to load the best model (evaluate.best) instead of the final model.
-        client: the number of a client, or with data.silos the name of a site; None: the global model.
-        overrides: changes of the run's settings, written as on the command line: `["data.root=DIR"]`. Settings that
+        client: the number of a client, or the name of its site if clients are sites; None: the global model.
+        overrides: changes to the run's settings, written as on the command line: `["data.root=DIR"]`. Settings that
             define how a file is read, such as `data.delimiter`, apply to the rows given to `predict`.
 
     Returns:

@@ -1,7 +1,7 @@
 """The command line of fedmpi; `main` is the entry point of the console script.
 
-An error that the user can correct ends the command with one message and exit code 2. Under a launcher, where one rank
-or all ranks may fail with it, `fedmpi/comm/failures/error_reporter.py` ensures that the message is printed once.
+An error that the user can correct ends the command with one message and exit code 2. Under a launcher, where the error
+may occur on one rank or on all ranks, `fedmpi/comm/failures/error_reporter.py` prints the message once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def main() -> NoReturn:
-    """Run the command that sys.argv names, and end the process with its exit code.
+    """Run the command in sys.argv, and end the process with the command's exit code.
 
     Importing typer, pydantic and torch takes seconds, so signal handlers are installed first: Ctrl-C ends the process
     without a traceback, and `fedmpi run` remembers a request to stop, because a rank that is killed by a signal would
@@ -36,7 +36,7 @@ def main() -> NoReturn:
 
 
 def load_app(words: Sequence[str] = ()) -> typer.Typer:
-    """Return the app with all commands; for `run` and `resume` only with those of runs.py, so that ranks start fast.
+    """Return the app with all commands; if the command is `run` or `resume`, only with those of runs.py, to start fast.
 
     words: the command line, without the name of the program.
     """
@@ -54,7 +54,7 @@ def load_app(words: Sequence[str] = ()) -> typer.Typer:
 
 
 def invoke(words: Sequence[str], process: CommandProcess) -> int:
-    """Run a command, given as the words of a command line, and return its exit code.
+    """Run a command, given as the words of its command line, and return its exit code.
 
     `app()` is not called, because its handling of interrupts differs between versions of typer.
     """

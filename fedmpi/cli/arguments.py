@@ -1,4 +1,4 @@
-"""What the commands share: arguments, number of threads, console output and exit codes."""
+"""Code that the commands share: arguments, number of threads, console output and exit codes."""
 
 import os
 import signal
@@ -42,7 +42,7 @@ UNKNOWN_JOB = Job("single", 0, 1, 0, 1, "")
 
 
 def current_job() -> Job:
-    """Return the job of this process; a job of one process if the launcher's variables are invalid."""
+    """Return the job of this process; a job of one process if the launcher's environment variables are invalid."""
     try:
         return detect(os.environ)
     except UserError:  # the command reports the error
@@ -50,7 +50,7 @@ def current_job() -> Job:
 
 
 def require_single_process(command: str = "analyse") -> None:
-    """Raise UserError if a launcher has started several processes. command: the command's name for the message."""
+    """Raise UserError if a launcher has started several processes. command: the name of the command."""
     job = detect(os.environ)
     if job.size > 1:
         raise UserError(
@@ -79,7 +79,7 @@ def load_run_settings(run: Path, trust: bool, overrides: Sequence[str] | None, c
 
     Args:
         run: the run directory.
-        trust: whether external code that the config names may run.
+        trust: whether code outside fedmpi that the config names may be executed.
         overrides: KEY=VALUE settings that override those of the run.
         command: the name of the command, for messages.
     """
@@ -92,9 +92,9 @@ def load_run_settings(run: Path, trust: bool, overrides: Sequence[str] | None, c
 
 
 def set_threads(threads: int) -> None:
-    """Set the number of threads, before torch is imported.
+    """Set the number of threads of this process, before torch is imported.
 
-    It influences the last bits of sums, so it is taken from the settings and not from environment variables.
+    This number influences the last bits of sums, so the settings determine it, not the user's environment variables.
     """
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(threads)
@@ -108,7 +108,7 @@ def print_table(rows: list[tuple[str, str]]) -> None:
 
 
 def make_command_group(help_text: str) -> typer.Typer:
-    """Create a group of commands that prints its help if no command is given."""
+    """Create a group of commands, such as `fedmpi data`, that prints its help if no command is given."""
     commands = typer.Typer(help=help_text)
 
     @commands.callback(invoke_without_command=True)
@@ -120,7 +120,7 @@ def make_command_group(help_text: str) -> typer.Typer:
 
 
 def run_and_exit(command: Callable[[], int], process: CommandProcess) -> NoReturn:
-    """Call a command and end the process with its exit code; exceptions become a message and an exit code."""
+    """Call a command and end the process with its exit code. An exception gives a message and an exit code."""
     setup_stdio()
     signal.signal(signal.SIGINT, _handle_interrupt)
     warnings.showwarning = _print_warning
@@ -141,20 +141,20 @@ def run_and_exit(command: Callable[[], int], process: CommandProcess) -> NoRetur
 
 
 def _handle_interrupt(number: int, frame: object) -> NoReturn:
-    """Exit on Ctrl-C outside of training; an import could convert an exception to another one."""
+    """End the process at once on Ctrl-C outside training. Code that imports modules could catch a KeyboardInterrupt."""
     print_message(f"{make_message_prefix(current_job())}: interrupted")
     os._exit(128 + number)
 
 
 def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
-    """Print a warning in one line, on rank 0 only unless it is a RankWarning."""
+    """Print a warning in one line; ranks other than 0 print only warnings of class RankWarning."""
     job = current_job()
     if job.rank == 0 or isinstance(message, RankWarning):
         print_message(f"{make_message_prefix(job)}: warning: {message}")
 
 
 def _report_error(process: CommandProcess, message: str, code: int) -> int:
-    """Print an error message and return the exit code; with several ranks, end the whole job."""
+    """Print an error message and return the exit code; in a job of several ranks, end the whole job."""
     job = current_job()
     if job.size > 1:
         ErrorReporter(replace(job, parent_pid=process.parent_pid), stop=process.stop).fail(message, code)

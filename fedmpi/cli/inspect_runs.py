@@ -1,4 +1,4 @@
-"""Commands that use finished or running runs (status, compare, report, verify, export, predict), and reproduce."""
+"""Commands on existing runs (status, compare, report, verify, export, predict), and the command reproduce."""
 
 import json
 from pathlib import Path

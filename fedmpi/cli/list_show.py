@@ -65,7 +65,7 @@ def show_key(
 
 
 def _options_hint(known: dict[str, ConfigKey], section: str) -> str:
-    """Return a hint that a section also takes the options of a component; "" if it does not."""
+    """Return a hint if a section also contains the options of a component, such as a method; otherwise ""."""
     is_open = section in known and known[section].is_open
     return (
         f"; for the options of the component in {section}, use `fedmpi list` and `fedmpi list NAME`" if is_open else ""
@@ -73,7 +73,7 @@ def _options_hint(known: dict[str, ConfigKey], section: str) -> str:
 
 
 def _type_and_default(key: ConfigKey) -> str:
-    """Return the type and the default of a key as text; "" for a section."""
+    """Return "TYPE (default DEFAULT): " for a key, "required: " for one without default, and "" for a section."""
     if key.section is not None:
         return ""
     return "required: " if key.default == "required" else f"{key.kind} (default {key.default}): "

@@ -53,7 +53,7 @@ def run(context: typer.Context, config: Config, overrides: Overrides = None) -> 
 
 
 def _train_and_exit(settings: Settings, process: CommandProcess) -> NoReturn:
-    """Train one run, and exit with its exit code."""
+    """Train one run, and end the command with the run's exit code."""
     apply_machine_settings(settings)
     import fedmpi.runtime.execute  # noqa: F401
 
@@ -63,7 +63,7 @@ def _train_and_exit(settings: Settings, process: CommandProcess) -> NoReturn:
 
 
 def train_and_report(settings: Settings, process: CommandProcess) -> int:
-    """Train one run, write its report page, and return the exit code (runtime/execute.py)."""
+    """Train one run, write its report page, and return the exit code of `execute_run`."""
     from fedmpi.runtime.execute import execute_run
 
     def after(settings: Settings, result: dict[str, Any]) -> None:
@@ -101,7 +101,7 @@ def resume(context: typer.Context, directory: RunDir, overrides: Overrides = Non
 
 
 def _check_same_directory(directory: Path, overrides: Sequence[str]) -> None:
-    """Raise UserError if an override would move the run to another directory or start it again."""
+    """Raise UserError if an override sets `name`, `output` or `checkpoint.resume`, which RUN_DIR determines."""
     fixed = ("name", "output", "checkpoint.resume")
     override = next((each for each in overrides if each.partition("=")[0] in fixed), None)
     if override is not None:
@@ -112,8 +112,8 @@ def _check_same_directory(directory: Path, overrides: Sequence[str]) -> None:
 def replay(context: typer.Context, directory: RunDir, overrides: Overrides = None, trust: Trust = False) -> None:
     """Repeat the run in RUN_DIR on any number of ranks, and compare the model after each round bit by bit.
 
-    Rank failures are not reproduced; clients that were lost in a round are left out of that round again. The results
-    are written to NAME-replay next to RUN_DIR.
+    No rank fails in the replay; clients that were lost in a round are left out of the same round. The results are
+    written to NAME-replay next to RUN_DIR.
     """
     from fedmpi.runtime.code_trust import load_replay_settings
 

@@ -79,7 +79,7 @@ def sweep(
 
 
 def _train_one_run(sweep: "Sweep", name: str, process: CommandProcess) -> int:
-    """Train one run of a sweep, under any launcher, unless it is finished; return the exit code."""
+    """Train the run `name` of a sweep unless it is finished, and return the exit code. Works under any launcher."""
     from fedmpi.sweeps import progress, slurm
 
     settings = progress.enable_auto_resume(slurm.find_run(sweep, name))
@@ -119,6 +119,6 @@ def table(
 
 
 def train_in_child_process(settings: Settings) -> NoReturn:
-    """Train one run of a sweep in a child process, as `fedmpi run` does."""
+    """Train one run of a sweep in this child process, as `fedmpi run` does, and end the process with the exit code."""
     process = CommandProcess()
     run_and_exit(lambda: train_and_report(settings, process), process)

@@ -22,7 +22,7 @@ DecayFactor = Annotated[float, Field(ge=0, lt=1)]  # the weight of past values i
 
 
 def _check_plain_text(text: str) -> str:
-    """Return a name or path; raise ValueError if it contains a line feed, a tab or another control character."""
+    """Return a name or path unchanged; raise ValueError if it contains a line feed, tab or other control character."""
     mark = next((c for c in "\n\t" if c in text), "")
     if mark or find_control_character(text):
         unwanted = find_control_character(text) or repr(mark)
@@ -31,7 +31,7 @@ def _check_plain_text(text: str) -> str:
 
 
 def _check_protocol(name: str) -> str:
-    """Return the name of an evaluation protocol; raise ValueError if it is unknown."""
+    """Return the name unchanged if it is an evaluation protocol; otherwise raise ValueError."""
     if not re.fullmatch(r"global|sites|personal|personal_on_global|ft\([1-9][0-9]{0,4}\)", name):
         raise ValueError(
             f"{shorten_repr(name)} is not allowed; must be 'global', 'sites', 'personal', 'personal_on_global' or "
@@ -41,7 +41,7 @@ def _check_protocol(name: str) -> str:
 
 
 def check_unique(items: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a list of names; raise ValueError if a name occurs twice."""
+    """Return the names unchanged; raise ValueError if a name occurs twice."""
     duplicate = next((name for position, name in enumerate(items) if name in items[:position]), None)
     if duplicate is not None:
         raise ValueError(f"{shorten_repr(duplicate)} is listed twice; list each name only once")
@@ -49,12 +49,12 @@ def check_unique(items: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _expand_home(path: Path) -> Path:
-    """Replace a leading ~ in a path by the home directory."""
+    """Return the path with the home directory instead of a leading ~."""
     return Path(os.path.expanduser(_check_plain_text(str(path))))
 
 
 def _check_directory_name(name: str) -> str:
-    """Return a name; raise ValueError if it cannot be the name of a directory."""
+    """Return the name unchanged; raise ValueError if it cannot be the name of a directory."""
     if find_control_character(name) or len(os.fsencode(name)) > 200 or not re.fullmatch(r"[^/\\\s.][^/\\\s]*", name):
         raise ValueError(
             f"{shorten_repr(name)} is not a valid directory name; it must have no spaces, slashes or leading dot, and "
@@ -64,7 +64,7 @@ def _check_directory_name(name: str) -> str:
 
 
 def _check_name_with_options(item: Any) -> Any:
-    """Return a name, or {name: options}; raise ValueError for other values."""
+    """Return the item unchanged if it is a name or {name: options}; otherwise raise ValueError."""
     name = item if isinstance(item, str) else next(iter(item)) if isinstance(item, dict) and len(item) == 1 else ""
     if not name:
         raise ValueError(f"{shorten_repr(item)} is not allowed; must be a name or {{name: options}}")
@@ -80,7 +80,7 @@ DirectoryName = Annotated[str, AfterValidator(_check_directory_name)]
 
 
 def flatten(tree: dict[str, Any], path: str) -> dict[str, Any]:
-    """Flatten nested settings into one dict with dotted keys that begin with `path`."""
+    """Flatten nested settings into one dict with dotted keys, each with the prefix `path`."""
     items: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict) and value:
@@ -97,9 +97,9 @@ class Section(BaseModel):
     """A section of a config; unknown keys are errors.
 
     Attributes:
-        prerequisites: For each key that has an effect only with certain values of another key: that other key, and
-            these values. None instead of the values means any value except null, false and 0. A key without effect
-            must have its default or be off (false, 0, null).
+        prerequisites: A dict from a key to (other key, values): the key has an effect only if the other key has one of
+            these values, or with None any value except null, false and 0. A key without effect must have its default
+            or be off (false, 0, null).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
@@ -107,7 +107,7 @@ class Section(BaseModel):
 
     @model_validator(mode="after")
     def _check_prerequisites(self) -> Self:
-        """Raise ValueError for a key that has no effect, because another key does not have the value that it needs."""
+        """Raise ValueError for a key without effect, because the other key in `prerequisites` has the wrong value."""
         for key, (other, needed) in self.prerequisites.items():
             value, have = getattr(self, key), getattr(self, other)
             has_effect = have in needed if needed is not None else bool(have)
@@ -125,7 +125,7 @@ class ExclusiveKeysSection(Section):
     """A section with two alternative keys, exactly one of which must be set.
 
     Attributes:
-        exclusive_keys: The two keys. If a config sets the first one, the default of the second one becomes null.
+        exclusive_keys: The two keys. If a config sets the first key, the default of the second key becomes null.
     """
 
     exclusive_keys: ClassVar[tuple[str, str]]
@@ -133,7 +133,7 @@ class ExclusiveKeysSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _clear_alternative(cls, value: Any) -> Any:
-        """Set the second key to null if the config sets the first one and not the second one."""
+        """Set the second key to null if the config sets only the first key."""
         first, second = cls.exclusive_keys
         return {second: None} | value if isinstance(value, dict) and value.get(first) is not None else value
 
@@ -148,14 +148,14 @@ class ExclusiveKeysSection(Section):
 
 
 class ShortFormSection(Section):
-    """A section that may be written as a plain text, which is then the value of the key `short_key`."""
+    """A section for which a config may contain a string, which is then the value of the section's key `short_key`."""
 
     short_key: ClassVar[str]
 
     @model_validator(mode="before")
     @classmethod
     def _expand_short_form(cls, value: Any) -> Any:
-        """Convert a plain text to a mapping with the key `short_key`."""
+        """Convert a string to a mapping with the key `short_key`."""
         return {cls.short_key: value} if isinstance(value, str) else value
 
 

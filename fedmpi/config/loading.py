@@ -2,9 +2,8 @@
 
 Overrides take precedence over the file, the file over its base files, and base files over defaults. A config lists its
 base files in `base: [data/digits.yaml, methods/fedld.yaml]`, relative to its own directory; later files override
-earlier ones. Mappings are merged key by key. If a layer selects another method (model, source, ...) than the layer
-below, the options of the lower layer are dropped, because they belong to the other method. One message reports all
-mistakes of a config.
+earlier ones. Mappings are merged key by key. If a file or override replaces the method (model, source, ...) of a base
+file, the options of the replaced method are dropped. One message reports all mistakes of a config.
 
 Loading does not import torch, so that ranks report a mistake without delay.
 """
@@ -53,11 +52,8 @@ def load(path: str | Path, overrides: Sequence[str] = (), renamed_plugins: Mappi
 
     Args:
         path: The config file.
-        overrides: Texts such as `train.epochs=3`: a dotted key and a value in YAML. Later ones override earlier ones.
-        renamed_plugins: {old name: new name} of plug-ins whose files have moved.
-
-    Returns:
-        The settings.
+        overrides: Strings such as `train.epochs=3`: a dotted key and a value in YAML. Later ones take precedence.
+        renamed_plugins: {old name: new name} of plug-ins with files that have moved.
 
     Raises:
         UserError: The config contains mistakes. For each mistake the message contains the file and line (or the
@@ -80,7 +76,7 @@ def merge_settings(layers: Sequence[ConfigLayer], path: Path) -> Settings:
 
     Args:
         layers: The contents of the files and the overrides, in ascending precedence.
-        path: The config file. Messages about missing keys name it; its stem is the default of `name`.
+        path: The config file, which messages about missing keys name. Its stem is the default of the key `name`.
 
     Raises:
         UserError: There are mistakes; the message lists all of them.
@@ -98,7 +94,7 @@ def merge_settings(layers: Sequence[ConfigLayer], path: Path) -> Settings:
 
 
 def check_problems(problems: Sequence[str]) -> None:
-    """Raise UserError if there are problems; the message lists all of them."""
+    """Raise UserError if the list of problems is not empty; its message contains all of them."""
     lines = list(dict.fromkeys(problems))  # a base file that is named twice would repeat its mistakes
     if lines:
         raise UserError("\n  ".join([f"{len(lines)} mistakes in the config", *lines] if len(lines) > 1 else lines))
@@ -110,9 +106,8 @@ def read_with_bases(
     """Read a config file and merge it over its base files.
 
     Args:
-        path: The config file.
-        renamed_plugins: {old name: new name} of plug-ins whose files have moved.
-        including_files: The files that include this file as a base file, the outermost one first.
+        renamed_plugins: {old name: new name} of plug-ins with files that have moved.
+        including_files: The files that include this file as a base file, the outermost file first.
     """
     absolute_path = os.path.abspath(path)
     if absolute_path in including_files:
@@ -142,7 +137,7 @@ def read_with_bases(
 
 
 def _transform_texts(tree: Any, change: Callable[[str], str]) -> Any:
-    """Return a copy of nested settings with `change` applied to each text, including keys."""
+    """Return a copy of nested settings with the function `change` applied to each string, including keys."""
     if isinstance(tree, dict):
         return {change(key): _transform_texts(value, change) for key, value in tree.items()}
     if isinstance(tree, list):
@@ -151,7 +146,7 @@ def _transform_texts(tree: Any, change: Callable[[str], str]) -> Any:
 
 
 def redact_override(text: str) -> str:
-    """Return a `key=value` override with secrets replaced by a mark, for messages and logs.
+    """Return a `key=value` override with secrets replaced by "<redacted>", for messages and logs.
 
     >>> redact_override("data.token=abc"), redact_override("data={source: web, token: abc}")
     ('data.token=<redacted>', 'data={source: web, token: <redacted>}')
@@ -170,7 +165,7 @@ def redact_override(text: str) -> str:
 
 
 def parse_overrides(overrides: Sequence[str]) -> ConfigLayer:
-    """Parse the `key=value` overrides of a command line into one layer of settings."""
+    """Parse the `key=value` overrides of a command line, and return them as one layer of settings."""
     document = ConfigLayer()
     for text in overrides:
         clean = redact_override(text)
@@ -189,9 +184,9 @@ def parse_overrides(overrides: Sequence[str]) -> ConfigLayer:
 
 
 def _parse_override(key: str, value: str, origin: str) -> ConfigLayer:
-    """Parse one `key=value` override into a layer of settings.
+    """Parse one `key=value` override, and return it as a layer of settings.
 
-    origin: the override, for messages.
+    origin: the override as messages show it.
     """
     value_layer = ConfigLayer()
     try:
@@ -208,7 +203,7 @@ def _parse_override(key: str, value: str, origin: str) -> ConfigLayer:
 
 
 def merge_layers(low: ConfigLayer, high: ConfigLayer) -> ConfigLayer:
-    """Merge two layers; values of `high` replace those of `low`."""
+    """Merge two layers of settings; values of `high` replace those of `low`."""
     return ConfigLayer(
         _merge_trees(low.data, high.data, ()),
         low.origins | high.origins,
@@ -218,7 +213,7 @@ def merge_layers(low: ConfigLayer, high: ConfigLayer) -> ConfigLayer:
 
 
 def _merge_trees(low: dict[str, Any], high: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
-    """Merge the nested settings below the key `path`; drop the options of a component that `high` replaces."""
+    """Merge the settings below the key `path`; where `high` selects another component, drop the options in `low`."""
     kind = section_class(path)
     if kind is not None and issubclass(kind, OpenSection):
         if _selects_another(low.get(kind.selector), high.get(kind.selector)):
@@ -239,17 +234,17 @@ def _merge_trees(low: dict[str, Any], high: dict[str, Any], path: tuple[str, ...
 
 
 def _selects_another(low: Any, high: Any) -> bool:
-    """Return whether two layers select different components.
+    """Return whether two layers select different components, given the names of the components.
 
-    Plug-ins with the same file name and attribute count as the same component in a file that has moved.
+    Plug-ins in different folders are the same component if file name and class or function name are equal.
     """
     return low is not None and high is not None and Path(str(low)).name != Path(str(high)).name
 
 
 def _make_paths_absolute(document: ConfigLayer, directory: Path) -> None:
-    """Make the paths of plug-ins, and of config files on the axes of a sweep, absolute in place.
+    """Replace relative paths of plug-ins, and of config files on the axes of a sweep, by absolute paths, in place.
 
-    A plug-in is searched for in the directory of the config that names it, then in the working directory.
+    A plug-in is searched for in `directory`, that of the config, and then in the working directory.
     """
 
     def make_absolute(text: str) -> str:
@@ -282,7 +277,6 @@ def nest_value(dotted: str, value: Any, origin: str) -> ConfigLayer:
 
     Args:
         dotted: The dotted key of the value.
-        value: The value.
         origin: Where the key was written, for messages.
     """
     parts = dotted.split(".")
@@ -299,7 +293,7 @@ def validation_messages(
         error: The error of pydantic.
         document: The layer of settings that was validated.
         source: The file that messages about missing keys name.
-        root: The class against which the document was validated.
+        root: The section class that defines the allowed keys.
     """
     order = {where: position for position, where in enumerate(document.origins.values())}
     errors = error.errors(include_url=False)
@@ -316,7 +310,7 @@ def validation_messages(
 
 
 def _describe_error(key: KeyPath, errors: list[Any], data: dict[str, Any], root: type[BaseModel]) -> str:
-    """Return the message on one key: what is wrong, what is allowed, and the remedy."""
+    """Return the message about one invalid key: what is wrong, what is allowed, and how to correct it."""
     first = errors[0]
     if first["type"] == "missing":
         return "is required, but missing"
@@ -345,7 +339,7 @@ def _describe_error(key: KeyPath, errors: list[Any], data: dict[str, Any], root:
 
 
 def _find_field(loc: KeyPath, root: type[BaseModel]) -> FieldInfo:
-    """Return the field to which an error refers. Pydantic's `loc` may continue with the alternatives that it tried."""
+    """Return the field to which an error refers. Pydantic's path `loc` may end with names of type alternatives."""
     depth = next(d for d in range(len(loc), 0, -1) if loc[d - 1] in _section_keys(root, *loc[: d - 1]))
     holder = section_class(loc[: depth - 1], root)
     assert holder is not None
@@ -353,7 +347,7 @@ def _find_field(loc: KeyPath, root: type[BaseModel]) -> FieldInfo:
 
 
 def _suggest(key: KeyPath, root: type[BaseModel]) -> str:
-    """Suggest a correction of an unknown key: the section to which it belongs, or the most similar allowed key."""
+    """Return a suggestion for an unknown key: a section that contains this key, or the most similar allowed key."""
     parent, last = key[:-1], str(key[-1])
     section_path, names = ".".join(map(str, parent)), _section_keys(root, *parent)
     in_subsections = [
@@ -376,8 +370,8 @@ def _section_keys(root: type[BaseModel], *path: str | int) -> tuple[str, ...]:
 def _locate_error(data: Any, error: Any) -> KeyPath:
     """Return the key to which an error refers.
 
-    Pydantic appends the names of the alternatives that it tried, so the path is cut where it leaves the data. If the
-    message of one of fedmpi's validators begins with a key (`train.lr: ...`), this key is appended.
+    Pydantic appends the names of type alternatives to the path, so the path is cut where the data end. If the message
+    of one of fedmpi's validators begins with a key (`train.lr: ...`), this key is appended.
     """
     loc: KeyPath = error["loc"]
     if error["type"] == "missing":

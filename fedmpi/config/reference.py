@@ -18,7 +18,7 @@ from fedmpi.config.schema import section_class
 
 @dataclass(frozen=True)
 class ConfigKey:
-    """A config key, as the documentation describes it."""
+    """A config key with its type, default and meaning, for the documentation."""
 
     name: str  # dotted
     kind: str  # the type with its bounds; "section" for a section
@@ -28,7 +28,7 @@ class ConfigKey:
 
     @property
     def is_open(self) -> bool:
-        """Whether the key is a section that also takes the options of a component."""
+        """Whether the key is a section that also contains the options of a component, such as a method."""
         return self.section is not None and issubclass(self.section, OpenSection)
 
 
@@ -36,7 +36,7 @@ def list_keys(path: tuple[str, ...] = ()) -> Iterator[ConfigKey]:
     """Yield all keys of a section and of its subsections, each section before its keys.
 
     Args:
-        path: The path of keys that leads to the section; () for the whole config.
+        path: The keys that lead to the section, outermost first; () for the whole config.
     """
     holder = section_class(path)
     assert holder is not None
@@ -63,14 +63,14 @@ def _format_default(declared: FieldInfo) -> str:
 
 
 def _field_comment(holder: type[BaseModel], name: str) -> str:
-    """Return the comments above and after a field, from the source of the class that declares it."""
+    """Return the comments above and after a field in the source code of the class that declares it."""
     kinds = [kind for kind in holder.__mro__ if name in vars(kind).get("__annotations__", {})]
     return _class_comments(kinds[0]).get(name, "")
 
 
 @lru_cache
 def _class_comments(kind: type[BaseModel]) -> dict[str, str]:
-    """Return {field: comment} of a class, from its source."""
+    """Return {field: comment} for a class, read from its source code."""
     source = textwrap.dedent(inspect.getsource(kind))
     lines = source.splitlines()
     (definition,) = ast.parse(source).body

@@ -1,4 +1,4 @@
-"""Names of config keys and augmentations that have changed. An old name is an error that gives the new one."""
+"""Renamed config keys and augmentations. A config with an old name causes an error that states the new name."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RENAMED_AUGMENTATIONS = {
 
 
 def find_old_keys(keys: Iterable[str]) -> dict[str, str]:
-    """Return {old key: new key} for those of the given dotted keys that were renamed."""
+    """Return {old key: new key} for those dotted keys in `keys` that were renamed."""
     return {key: RENAMED_KEYS[key] for key in keys if key in RENAMED_KEYS}
 
 
@@ -44,7 +44,7 @@ def find_old_names(data: Mapping[str, Any], origins: Mapping[str, str]) -> list[
 
     Args:
         data: The settings. In a sweep file, settings are also nested in the axes and in include, exclude and tune.
-        origins: Dotted key -> where it was set.
+        origins: Dotted key -> file and line (or override) in which it was set.
     """
     messages = []
     for key in _iterate_keys(data, ""):
@@ -65,7 +65,7 @@ def find_old_names(data: Mapping[str, Any], origins: Mapping[str, str]) -> list[
 
 
 def _iterate_keys(tree: Any, prefix: str) -> Iterator[str]:
-    """Yield the dotted keys of nested settings; a string in a list counts as a key below its position."""
+    """Yield the dotted keys of nested settings; for a string at position i of a list, also yield `i.STRING`."""
     items = tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, list) else ()
     for name, value in items:
         yield f"{prefix}{name}"

@@ -18,7 +18,7 @@ def check_resources(settings: Settings, writes: bool = True) -> None:
 
     Args:
         settings: The settings of the run.
-        writes: Whether this process writes the run directory.
+        writes: Whether this process writes the run directory; if not, the output directory is not checked.
 
     Raises:
         UserError: There are more threads than cores, or the output directory is a file or not writable.
@@ -35,7 +35,7 @@ def check_resources(settings: Settings, writes: bool = True) -> None:
 
 
 def check_compiler(gpu: bool) -> None:
-    """Raise UserError if torch.compile finds no compiler: it needs one for C++ on a CPU, and one for C on a GPU."""
+    """Raise UserError if this host lacks the compiler that torch.compile needs: C++ for a CPU, C for a GPU."""
     variable, usual = ("CC", ("gcc", "clang")) if gpu else ("CXX", ("g++", "clang++"))
     names = (os.environ[variable],) if variable in os.environ else usual
     if not any(map(shutil.which, names)):
@@ -56,6 +56,6 @@ def _check_output_directory(settings: Settings) -> None:
 
 
 def _key_location(settings: Settings, key: str) -> str:
-    """Return a key for a message, with the place where it was written."""
+    """Return "FILE:LINE: KEY" for messages about a key, or only the key if it was not set."""
     origin = settings.origin(key)
     return f"{origin}: {key}" if origin else key

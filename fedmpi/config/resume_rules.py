@@ -34,7 +34,7 @@ AFFECTS_CLIENT_BATCHES = ("client_state.max_gib", "cohort.placement", "server.tr
 
 
 def why_rounds_are_fixed(settings: Settings) -> str:
-    """Return why the results of past rounds depend on the total number of rounds; "" if they do not."""
+    """Return the reason why the results of past rounds depend on the total number of rounds; "" if they do not."""
     if settings.train.schedule in ("cosine", "step"):
         return f"train.schedule: {settings.train.schedule} depends on the total number of rounds"
     return "method ccvr calibrates the model in the last round" if settings.method.name == "ccvr" else ""
@@ -43,7 +43,7 @@ def why_rounds_are_fixed(settings: Settings) -> str:
 def may_change_on_resume(key: str, settings: Settings) -> bool:
     """Return whether a setting may change when a run is resumed.
 
-    If compute.clients_per_pass is not 1, keys that influence which clients are trained at once may not change.
+    Keys that influence which clients are trained together may change only if compute.clients_per_pass is 1.
     """
     if key == "rounds" and why_rounds_are_fixed(settings):
         return False
@@ -56,10 +56,10 @@ QUOTED_PATH = re.compile(r"""(['"])/(?:.*/)?([^/]+)\1""")  # a path of a file in
 
 
 def normalize_identity(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Normalise the result of `Settings.identity`, so that two starts of a run can be compared.
+    """Return the result of `Settings.identity` in a form that does not depend on the folder of the project.
 
-    Absolute paths are reduced to file names, because a project may be moved; the contents of the files are compared by
-    separate digests.
+    Absolute paths are reduced to file names, because a project may be moved before a run is resumed; the contents of
+    the files are compared by separate digests.
 
     >>> normalize_identity({"model.name": "'/home/me/own.py:net'", "data.path": "'/data/a.csv'", "train.lr": "0.1"})
     {'model.name': "'own.py:net'", 'data.path': "'a.csv'", 'train.lr': '0.1'}

@@ -116,7 +116,7 @@ class CheckpointSettings(Section):
 
 
 class RecordSettings(Section):
-    """What is recorded about updates."""
+    """The statistics of updates that a run records."""
 
     # contents of update_stats.jsonl. norms: the norms of each round's updates, and cosines and spectrum if the server
     # rule computes their Gram matrix; gram: cosines and spectrum for every rule, for which rank 0 (with
@@ -191,7 +191,7 @@ class Settings(Section):
 
     @property
     def working_dir(self) -> Path:
-        """The directory to which relative paths refer: Path(), or the original one if the process has left it."""
+        """The directory to which relative paths refer: Path(), or if the process has left it, the original one."""
         try:
             moved = self._start_dir and os.getcwd() != self._start_dir
         except FileNotFoundError:  # the current directory was deleted
@@ -199,25 +199,23 @@ class Settings(Section):
         return Path(self._start_dir) if moved else Path()
 
     def origin(self, key: str) -> str:
-        """Return where a key was set: "run.yaml:7" or "command line: train.lr=1"; "" if it was not set.
+        """Return where a dotted key was set: "run.yaml:7" or "command line: train.lr=1"; "" if it was not set.
 
-        Args:
-            key: A dotted key. If only its section was set, the origin of the section is returned.
+        If only the section of the key was set, the origin of the section is returned.
         """
         return self._origins.get(key) or self._origins.get(key.rpartition(".")[0], "")
 
     def key_origins(self, dotted: str) -> dict[str, str]:
-        """Return where the keys of a section were set, {"mu": "run.yaml:9"}; the key "" stands for the selector.
+        """Return where the keys of the section `dotted` were set, {"mu": "run.yaml:9"}.
 
-        Args:
-            dotted: The dotted key of the section.
+        The key "" stands for the key that selects the section's component, such as `method.name`.
         """
         start, selector = f"{dotted}.", getattr(section_class(tuple(dotted.split("."))), "selector", "name")
         keys = {key[len(start) :]: where for key, where in self._origins.items() if key.startswith(start)}
         return keys | {"": self.origin(start + selector)}
 
     def identity(self) -> dict[str, str]:
-        """Return `digest_items`, with values that may be secret replaced by their SHA-256 digests."""
+        """Return the result of `digest_items`, with SHA-256 digests instead of values that may be secret."""
         items = flatten(redact(self.model_dump(mode="json")), "")
         return {
             key: text if repr(items.get(key)) == text else hashlib.sha256(text.encode()).hexdigest()
@@ -225,13 +223,13 @@ class Settings(Section):
         }
 
     def digest_items(self) -> dict[str, str]:
-        """Return {dotted key: repr(value)} for the keys that ranks compare, without paths, which may differ by host."""
+        """Return {dotted key: repr(value)} for the keys that ranks compare; paths may differ by host and are left out."""
         items = flatten(self.model_dump(mode="json"), "")
         return {key: repr(value) for key, value in items.items() if key not in NOT_COMPARED}
 
 
 def section_class(path: tuple[str | int, ...], root: type[BaseModel] = Settings) -> type[BaseModel] | None:
-    """Return the class of the section at a path of keys, () for `root`; None if there is no such section."""
+    """Return the class of the section with this path of keys below `root` (() is `root`); None if it does not exist."""
     known: Any = root
     for part in path:
         if known is None or part not in known.model_fields:

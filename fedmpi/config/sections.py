@@ -104,14 +104,14 @@ INIT_FROM_MEANING = "a run directory, or a safetensors file with state_dict name
 
 
 class Init(Section):
-    """Initial weights from the run directory or safetensors file in the key `from`."""
+    """Initial weights, from the run directory or safetensors file that the key `from` names."""
 
     prerequisites = {"strict": ("from", None)}
     strict: bool = False  # require that file and model have the same tensors
 
     @property
     def source(self) -> Path | None:
-        """The value of the key `from`, which is a keyword of Python."""
+        """The value of the key `from`, which cannot be an attribute name because it is a keyword of Python."""
         path: Path | None = getattr(self, "from")
         return path
 
@@ -132,7 +132,7 @@ class TaskSettings(OpenSection):
     @model_validator(mode="before")
     @classmethod
     def _convert_nan(cls, value: Any) -> Any:
-        """Convert `ignore: .nan` to the text "nan", which is valid JSON and equals itself when a run is resumed."""
+        """Convert `ignore: .nan` to the string "nan", because NaN is not valid JSON and is not equal to itself."""
         given = value.get("ignore") if isinstance(value, dict) else None
         nan = isinstance(given, (float, str)) and str(given).lower() == "nan"
         return {**value, "ignore": "nan"} if nan else value
@@ -186,7 +186,7 @@ class TrainSettings(ExclusiveKeysSection):
     @model_validator(mode="before")
     @classmethod
     def _fill_optimiser_defaults(cls, value: Any) -> Any:
-        """Fill in the defaults that depend on the optimiser for keys that are missing or null."""
+        """Set keys that are missing or null to defaults that depend on the optimiser."""
         if not isinstance(value, dict):
             return value
         own = ("momentum", "nesterov", "betas", "eps", "weight_decay")
@@ -284,7 +284,7 @@ class ServerSettings(Section):
 
 
 class BestSettings(ShortFormSection):
-    """Selection of the best model on validation rows. A text instead of the section is the metric."""
+    """Selection of the best model on validation rows. A string instead of the section is the metric."""
 
     short_key = "metric"
     prerequisites = dict.fromkeys(("goal", "patience", "min_delta"), ("metric", None))

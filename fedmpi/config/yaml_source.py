@@ -1,8 +1,8 @@
 """Read the YAML of configs, record the file and line of each key, and reject duplicate keys.
 
-Differences from YAML 1.1: `1e-3` is a number (1.1 requires `1.0e-3`); dates are texts, so that `name: 2024-05-01` is a
-name; 010 and 1:30 are texts as well, which 1.1 reads as 8 and 90; only the types of JSON are allowed, so that no tag
-can create an object. A value may refer to environment variables; within {...} and [...] it must be quoted:
+Differences from YAML 1.1: `1e-3` is a number (1.1 requires `1.0e-3`); dates are strings, so that `name: 2024-05-01` is
+a name; 010 and 1:30, which 1.1 reads as 8 and 90, are strings as well; only the types of JSON are allowed, so that no
+tag can create an object. A value may refer to environment variables; within {...} and [...] it must be quoted:
 
     seed=${env:SLURM_ARRAY_TASK_ID}        name: digits-${env:USER}        root: ${env:DATA:-data}
 """
@@ -39,8 +39,8 @@ class ConfigLayer:
     Attributes:
         data: The values.
         origins: Dotted key -> where it was set ("run.yaml:7").
-        problems: Messages on mistakes, which are reported together.
-        old_names: Messages on names of earlier versions, which are reported together before all other mistakes.
+        problems: Messages about mistakes, which are reported together.
+        old_names: Messages about names of earlier versions, which are reported together before all other mistakes.
     """
 
     data: dict[str, Any] = field(default_factory=dict)
@@ -50,11 +50,11 @@ class ConfigLayer:
 
 
 def read_yaml_file(path: Path, needs: str = "a config needs at least data, model and method") -> ConfigLayer:
-    """Read a YAML file that contains a mapping. Duplicate and invalid keys become `problems` of the document.
+    """Read a YAML file that contains a mapping. Duplicate and invalid keys are added to `problems` of the result.
 
     Args:
         path: The file.
-        needs: A hint for the message if the file is empty.
+        needs: What the file must contain, for the message if the file is empty.
 
     Raises:
         UserError: The file cannot be read, is not valid YAML, is empty, or does not contain a mapping.
@@ -73,7 +73,7 @@ def read_config_text(path: Path) -> str:
     """Return the text of a config file.
 
     Raises:
-        UserError: The file does not exist (the message suggests a similar name), or cannot be read as text.
+        UserError: The file does not exist (the message suggests a similar name), or is not readable UTF-8 text.
     """
     try:
         return path.read_text(encoding="utf-8-sig")
@@ -88,7 +88,7 @@ def read_config_text(path: Path) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Load YAML 1.1 without dates, base-60 and octal numbers; `_NUMBERS` defines numbers."""
+    """Loads YAML 1.1, but reads dates, base-60 and octal numbers as strings; `_NUMBERS` defines numbers."""
 
     yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag[len(_TAG) :] not in ("timestamp", "int", "float")]
@@ -97,7 +97,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Write YAML with quotes around texts that `_Loader` would read as numbers, such as 1e-3."""
+    """Writes YAML with quotes around strings that `_Loader` would read as numbers, such as "1e-3"."""
 
     yaml_implicit_resolvers = {key: list(each) for key, each in yaml.SafeDumper.yaml_implicit_resolvers.items()}
 
@@ -119,11 +119,11 @@ def parse_value(text: str, source: str, path: str, document: ConfigLayer, has_li
         text: The YAML text.
         source: The file, or the `key=value` override, for messages.
         path: The dotted key of the value; "" for an entire file.
-        document: Receives the origin of each key, and problems.
+        document: The layer to which the origin of each key, and problems, are added.
         has_lines: Whether origins contain line numbers.
 
     Raises:
-        UserError: The text is not valid YAML, or contains values that a config may not have.
+        UserError: The text is not valid YAML, or contains values that are not allowed in a config.
     """
     try:
         loader = _Loader(text)
@@ -145,7 +145,7 @@ def parse_value(text: str, source: str, path: str, document: ConfigLayer, has_li
 
 @dataclass
 class _NodeChecker:
-    """Check the nodes of a parsed YAML text before they are converted to values.
+    """Checks the nodes of a parsed YAML text before they are converted to values.
 
     The origins of keys are recorded, duplicate and invalid keys are removed and reported, and references to environment
     variables are replaced by their values.
@@ -177,7 +177,7 @@ class _NodeChecker:
             self._visit_scalar(node, f"{where}: {path}")
 
     def _where(self, node: yaml.Node) -> str:
-        """Return the source of a node, with its line."""
+        """Return the source of a node, with the line number if `has_lines` is true."""
         return f"{self.source}:{node.start_mark.line + 1}" if self.has_lines else self.source
 
     def _visit_mapping(self, node: yaml.MappingNode, path: str) -> None:
@@ -203,7 +203,7 @@ class _NodeChecker:
                 self.visit(value, dotted)
 
     def _visit_scalar(self, node: yaml.ScalarNode, where: str) -> None:
-        """Replace references to environment variables in a scalar, and check its text."""
+        """Replace references to environment variables in a scalar; raise UserError if its text is not allowed."""
         text = _ENV_REFERENCE.sub(lambda reference: _expand_variable(reference, where), node.value)
         if "${" in text:
             raise UserError(f"{where}: {shorten_repr(text)}: write ${{env:NAME}} or ${{env:NAME:-text}} for a variable")
@@ -215,7 +215,7 @@ class _NodeChecker:
 
 
 def _expand_variable(reference: re.Match[str], where: str) -> str:
-    """Return the value of a referenced environment variable, or its default; raise UserError if it has neither."""
+    """Return the value of an environment variable, or the reference's default; raise UserError without either."""
     name, default = reference.groups()
     value = os.environ.get(name, default[2:] if default else None)
     if value is None:
