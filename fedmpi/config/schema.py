@@ -223,7 +223,7 @@ class Settings(Section):
         }
 
     def digest_items(self) -> dict[str, str]:
-        """Return {dotted key: repr(value)} for the keys that ranks compare; paths may differ by host and are left out."""
+        """Return {dotted key: repr(value)} for the keys that ranks compare, without paths, which may differ."""
         items = flatten(self.model_dump(mode="json"), "")
         return {key: repr(value) for key, value in items.items() if key not in NOT_COMPARED}
 

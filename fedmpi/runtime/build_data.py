@@ -133,8 +133,8 @@ def standardise_targets(
     These statistics are computed for each site separately, or over all sites (data.standardise_target: site or pooled).
 
     Args:
-        train: The training targets, and the site of each, of each data set that this rank has opened.
-        test: The test targets, and the site of each, of these data sets.
+        train: For each data set that this rank has opened, its training targets and the site of each target.
+        test: For each of these data sets, its test targets and the site of each target.
         names: The names of the sites; if empty, sites are named by their numbers.
         exchange: Function that takes the result of `sum_targets` for each item of `train`, and returns these results
             of all ranks. It is called for `pooled` only; with `site`, no statistics of a site leave its rank.

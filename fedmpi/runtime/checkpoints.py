@@ -2,15 +2,15 @@
 
 A checkpoint contains the state of the server and, as one row (a flat vector) per client, the state of the clients:
 
-    checkpoints/000012.safetensors     server after round 12: weights, buffers, state, optimiser, memory of rank 0
-    state/000003.000012.safetensors    state row of client 3, made in round 12
+    checkpoints/000012.safetensors     server after round 12: weights, buffers, state, optimiser, other values of rank 0
+    state/000003.000012.safetensors    state row of client 3 after round 12, in which it trained
 
 A client's row is written only if the client has trained since its last row. A checkpoint is complete if the server's
 file and the newest row of every client up to that round are intact; the cohorts determine the rounds of these rows.
 Rank 0 writes the server's file, and each rank writes the rows of the clients that it trained; with silos each site has
 its own folder. The state is copied at the end of a round, and a thread writes it to disk during the next round.
 
-Ranks write at their own speed, but a rank continues to train only if its previous checkpoint is on disk. A rank
+Ranks write at their own speed, but at each checkpoint a rank waits until its previous one is on disk. A rank
 without clients in the cohort acknowledges the round (engine/transport/gather.py), and rank 0 waits for the
 acknowledgement. A rank deletes old files just before it writes new ones. Thus at most checkpoint.keep + 1 checkpoints
 are on disk, and at least one of them is complete. With checkpoint.keep: 1, ranks wait until each checkpoint is on disk.
@@ -368,7 +368,7 @@ def _find_damage(fed: Federation, checkpoints: CheckpointWriter, t: int) -> str:
 
 # ---- resuming: rank failures of an earlier run ----
 def load_rank_failures(settings: Settings, directory: RunDirectory) -> list[Row]:
-    """Read the rows of the rank failures to apply in a run: its earlier ones, or those in the file faults.replay."""
+    """Read the rows of the rank failures to apply in a run: those of its earlier jobs, or of the file faults.replay."""
     faults = settings.faults.replay
     if faults is None:
         return directory.read_rows("faults.jsonl")

@@ -136,7 +136,7 @@ def _iter_texts(tree: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
 
 # ---- plug-in files ----
 class PluginFile(NamedTuple):
-    """A file of plug-in code. `name` is the name of its copy: that of the file, or NAME-2.py for a second NAME.py."""
+    """A file of plug-in code. `name` is the name of its copy: the file's name, or NAME-2.py for a second NAME.py."""
 
     name: str
     path: Path

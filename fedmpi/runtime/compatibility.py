@@ -273,7 +273,8 @@ def check_robust_rule(rule: str, options: Mapping[str, Any], members: int, idle:
 
     Args:
         members: The number of clients per round.
-        idle: Clients that make no step. Their updates are zero and would distort the result, so any raise UserError.
+        idle: Clients that make no step. Their zero updates would distort the result: if there are any, UserError is
+            raised.
     """
     if idle:
         raise UserError(

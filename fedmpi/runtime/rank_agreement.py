@@ -53,9 +53,9 @@ def compute_code_digests() -> dict[str, str]:
 def compute_data_digests(federated: FederatedData) -> dict[str, str]:
     """Return digests (short checksums) of the partition, the training data and the test data, by name.
 
-    In silo mode the result is {}, as each rank has different data. For images, the digest covers the stored bytes and
-    the names and options of the transforms, but not the resulting floats, which differ between devices by rounding.
-    `Federated.to` converts test images to floats, so it must not be called before this function.
+    In silo mode the result is {}, because each rank has different data. For images, the digest covers the stored bytes
+    and the names and options of the transforms, but not the resulting floats, which may be rounded differently on each
+    device. `FederatedData.to` converts test images to floats, so it must not be called before this function.
     """
     if federated.parts is None or federated.global_test is None:
         return {}

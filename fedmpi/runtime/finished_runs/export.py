@@ -43,7 +43,7 @@ def export_model(
     """Write a model of a run to a file and return the file's path.
 
     Args:
-        file_format: the format, one of FORMATS.
+        file_format: safetensors or onnx.
         out: the file; None: a file in the folder export/ of the run directory.
 
     Raises:

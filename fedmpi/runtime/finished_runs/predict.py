@@ -117,7 +117,7 @@ def _format_npz(columns: Mapping[str, np.ndarray]) -> bytes:
 
 # ---- the predictor ----
 class Predictions(dict[str, Any]):
-    """Predictions: a dict of columns with one value per row, first the copied columns, then the model's predictions.
+    """A dict of columns with one value per row: first the copied columns, then the model's predictions.
 
     Attributes:
         metrics: the task's metrics, if the rows have targets.
@@ -236,7 +236,7 @@ def _concatenate(parts: Sequence[Any]) -> Any:
 
 
 def _apply_operations(x: Any, operations: tuple[Transform, ...]) -> Any:
-    """Apply image operations to samples `x`, like the operations without randomness that test samples undergo."""
+    """Apply to samples `x` those image operations that are not random, as to test samples."""
     if not operations:
         return x
     look = replace(x.pipeline if isinstance(x, LazyImages) else ImagePipeline(), transforms=operations)

@@ -84,7 +84,7 @@ def choose_segments(
     Args:
         rounds: all rounds of the run, ascending.
         number: the number of rounds to choose at random; None: all. Suspects are added, and also the last round if
-            there is a checkpoint at most MAX_ROUNDS_TO_LAST rounds before it.
+            there is a checkpoint at most ten rounds before it.
         suspects: rounds with records that were changed after the run.
         checkpoints: the rounds of intact checkpoints, from which training can start.
 

@@ -1,7 +1,7 @@
 """Write and read the files of a run directory that describe its data: the partition, and the preprocessing of rows.
 
 partition.json contains the `sizes` (numbers of training samples) and `label_counts` of all clients. If there are more
-than MAX_CLIENTS_IN_JSON clients, partition.npz contains them instead: the sizes are the differences of its `offsets`.
+than 1,000 clients, partition.npz contains them instead: the sizes are the differences of its `offsets`.
 
 preprocessing.json describes how new rows are prepared for the model:
 
@@ -11,7 +11,7 @@ The other fields depend on `kind`: they are the fields of its class in `fedmpi.d
 
 augment       data.augment of the config. Operations without randomness are applied to new rows, as to test rows
 client_sites  the site of each client if clients are sites; the option `--client` takes these names. For more than
-              MAX_CLIENTS_IN_JSON clients it is written only if each site prepares rows with its own statistics
+              1,000 clients it is written only if each site prepares rows with its own statistics
 targets       if the config standardises targets: mean and standard deviation of the training targets, for each site
               name, or for all sites under the key ""; the outputs of the model are then standardised, too
 

@@ -190,8 +190,8 @@ def compute_checksums(run: Path) -> dict[str, Any]:
     """Return the content of checksums.json, with which `fedmpi verify` detects later changes to the run's files.
 
     Returns:
-        files    file name -> SHA-256, for CHECKED_FILES and the files in plugins/. Checkpoints and state files contain
-                 their own checksums
+        files    file name -> SHA-256, for the main files of the run and those in plugins/. Checkpoints and state files
+                 contain their own checksums
         rounds   file name -> round -> first 16 hex digits of the SHA-256 of the round's lines; lines that are not valid
                  rows are under round "?"
         checksum SHA-256 of `files` and `rounds`: a single checksum of the whole run, which can be published. It is not
@@ -223,8 +223,8 @@ class TimelineFile:
 
     The lines of each job of a run begin with `head`: {"job": start time in seconds since 1970, equal on all ranks,
     "rank": 3, "of": 8, "host": "node5"}. engine/tracing.py describes the other lines. Lines are written to disk every
-    FLUSH_S seconds, so a process that is killed loses the newest ones. If the file cannot be written, a warning is
-    given, and this rank records no further lines.
+    few seconds, so a process that is killed loses the newest ones. If the file cannot be written, a warning is given,
+    and this rank records no more lines.
     """
 
     def __init__(self, run: Path, head: Mapping[str, Any]) -> None:
