@@ -217,7 +217,7 @@ def _create_axes(
 
 
 def _shorten_text(text: str, length: int) -> str:
-    """Return a printable text of at most `length` characters."""
+    """Return the text with unprintable characters escaped, shortened to at most `length` characters."""
     return shorten(escape_unprintable(text), length)
 
 

@@ -36,7 +36,7 @@ VALIDATION = "validation rows"
 
 
 class Method:
-    """Base class of every method, and FedAvg itself.
+    """Base class of all methods; its default hooks are FedAvg.
 
     Its public functions are the hooks, and its annotated attributes are the declarations.
     """
@@ -111,7 +111,7 @@ class Method:
         """Return the configured model with the changes to its architecture that the method needs.
 
         Called on every rank at the start of a run, and whenever a saved model is loaded, before the parameters are
-        packed into one flat vector.
+        copied into one flat vector.
 
         Args:
             module: the configured model, which may be modified in place.
@@ -120,7 +120,7 @@ class Method:
         return module
 
     def shared_parts(self, t: int, rounds: int) -> SharedParts:
-        """Return the layout groups and slots that clients upload in round t of `rounds`.
+        """Return the layout groups of the model and the slots that clients upload in round t.
 
         Called often, on every rank and for any round, so the result may depend on t and `rounds` only.
 
@@ -152,8 +152,8 @@ class Method:
         """Return a penalty on the weights client.w, for example mu / 2 ||w - w0||^2.
 
         Called in each step at the current weights. The gradient of the penalty with respect to client.w is added to
-        that of `loss`, or to the result of `step`, before `correct_gradient` is called. Autograd computes
-        this gradient, except for a `Quadratic`, which has a faster formula. The recorded loss excludes the penalty.
+        that of `loss`, or to the result of `step`, before `correct_gradient` is called. Autograd computes this
+        gradient, except for a `Quadratic`, which has a faster formula. The recorded loss excludes the penalty.
 
         Returns:
             The penalty (), a `Quadratic`, or None for no penalty.

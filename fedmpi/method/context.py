@@ -56,7 +56,7 @@ class State(dict[str, Tensor]):
 class Quadratic:
     """A quadratic penalty, weight / 2 ||w - anchor||^2 - <slope, w>, that the hook `regularizer` may return.
 
-    Its gradient is computed without autograd, in a fifth of the time.
+    Its gradient is computed without autograd, which is five times as fast.
     """
 
     weight: float
@@ -139,7 +139,7 @@ class Client(Protocol):
         Args:
             x: (B, ...) samples.
             at: (d,) weights of the reference model, which must not change during the round; default w0.
-            buffers: (b,) its float buffers; default b0.
+            buffers: (b,) float buffers of the reference model; default b0.
 
         Returns:
             (B, z) features, (B, c) logits; for a model without features the logits twice.
@@ -171,8 +171,8 @@ class Client(Protocol):
     ) -> Tensor:
         """Return the gradient of a loss on one batch.
 
-        The first pass of a step updates the current batch statistics. Further passes of the step do not, and neither do
-        passes outside of steps or passes with `buffers`.
+        Only the first pass of a step updates the current batch statistics; passes outside of steps and passes with
+        `buffers` never do.
 
         Args:
             x: (B, ...) samples.

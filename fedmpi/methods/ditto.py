@@ -1,4 +1,4 @@
-"""Ditto: each client trains a personal model in addition to the global one, and a proximal term keeps them close.
+"""Ditto: each client also trains a personal model, which a proximal term keeps close to the global model.
 
 Li, Hu, Beirami, Smith. ICML 2021. https://arxiv.org/abs/2012.04221
 

@@ -46,7 +46,7 @@ WINDOW = 10  # number of losses whose standard deviation is compared with `thres
 
 @dataclass(frozen=True)
 class FedALA(Method):
-    """FedALA: FedAvg whose clients start from a learned elementwise mixture of the global and their own model."""
+    """FedALA: FedAvg, but clients start from a learned elementwise mixture of the global model and their own model."""
 
     rate: float = option(1.0, "learning rate of W", ge=0)
     share: float = option(

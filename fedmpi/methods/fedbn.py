@@ -2,7 +2,7 @@
 
 Li, Jiang, Zhang, Kamp, Dou. ICLR 2021. https://arxiv.org/abs/2102.07623
 
-w_k = (received weights outside batch normalisation, client k's own inside it)                 (1)
+w_k = (received weights outside batch normalisation, client k's own weights inside it)         (1)
 The weight, bias and running statistics of a normalisation layer stay with the client between rounds. Layers are
 recognised by their type. The authors' code looks for "bn" in names instead (bn_match: name), which misses the
 normalisation in the shortcuts of torchvision's ResNets.

@@ -9,7 +9,7 @@ validation rows (data.validation), and a base model b_i:
     w <- b_i + sum_n max(u_n, 0) / sum_j max(u_j, 0) (theta_n - b_i)            b_i if no u_n > 0                  (2)
 E epochs of SGD from w then give the new theta_i, with which the client is evaluated. With base: trained, b_i is
 theta_i. With base: mixed, as in the authors' code, b_i is the model of (2) from the client's previous round, before
-training; theta_i is then a candidate like the others, and if no candidate helps, its last training is discarded. A
+training; theta_i is then one of the candidates, and if no candidate helps, the last training is discarded. A
 client without validation rows does not mix. Buffers are not mixed.
 The server averages nothing. It adds P[i, n] <- P[i, n] + u_n, and sends client i the models with the largest P[i, .]
 (in a tie, the lowest n first). Each of them is replaced by a random model with probability max(explore - decay t, 0). A

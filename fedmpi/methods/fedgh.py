@@ -6,7 +6,7 @@ For each pair of clients i < j whose updates conflict, <g_i, g_j> < 0:
     g_i <- g_i - (<g_i, g_j> / ||g_j||^2) g_j,    g_j <- g_j - (<g_i, g_j> / ||g_i||^2) g_i    at the same time     (1)
 and then  w <- w + sum_i p_i g_i.  Later pairs use the updates that earlier pairs have changed.                     (2)
 variant: hierarchical is the code that FedLD's authors call FedGH in their comparison. For each tensor, clients are
-paired by the product of their updates with a running mean of past directions, conflicts within a pair are removed, the
+paired by the product of their updates with a running mean of past directions; conflicts within a pair are removed, the
 pair is summed, and the sums are paired again (aggregation/gradient_harmonization.py);                               (3)
     history <- 0.99 history + 0.01 direction; in round 0 both are the unweighted mean of the updates                 (4)
 (Another method with the name FedGH shares prototypes.)

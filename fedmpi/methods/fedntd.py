@@ -37,7 +37,7 @@ class FedNTD(Method):
 
 
 def not_true_logits(f: Tensor, y: Tensor) -> Tensor:
-    """Return the logits f (B, c) without those of the true classes y (B,), in the same order, (B, c - 1).
+    """Return the logits f (B, c) without the logits of the true classes y (B,), in the same order, (B, c - 1).
 
     >>> not_true_logits(torch.tensor([[2.0, 0, 1], [0, 1, 3]]), torch.tensor([0, 1]))
     tensor([[0., 1.],

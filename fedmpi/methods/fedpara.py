@@ -35,7 +35,7 @@ class FedPara(Method):
 
 @dataclass(frozen=True)
 class PFedPara(Method):
-    """pFedPara: factorised layers, half of whose factors are personal."""
+    """pFedPara: factorised layers in which W_1 is shared and W_2 is personal (3)."""
 
     ratio: float = option(0.5, "number of entries of a layer's factors, relative to its dense weight", gt=0, lt=1)
     init: str = option("product", "what is initialised with variance 2 / fan_in", choices=("factors", "product"))

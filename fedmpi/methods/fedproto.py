@@ -20,7 +20,7 @@ from fedmpi.methods._prototypes import class_means, prototype_loss
 
 @dataclass(frozen=True)
 class FedProto(Method):
-    """FedProto: personal models whose features are aligned by shared class prototypes."""
+    """FedProto: personal models, with features that are aligned by shared class prototypes."""
 
     lam: float = option(1.0, "weight of the prototype term", ge=0)
     share_weights: bool = option(False, "also average the models")

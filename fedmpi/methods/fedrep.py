@@ -5,7 +5,7 @@ Collins, Hassani, Mokhtari, Shakkottai. ICML 2021. https://arxiv.org/abs/2102.07
 The server averages the body phi; each client keeps its own head h_k. In each round a client starts from the received
 phi and its h_k, and trains them in two phases:
     (1) head_epochs of SGD on h_k with phi fixed;      (2) body_epochs of SGD on phi with h_k fixed.
-Each phase has its own optimiser, so that the momentum of one phase does not change what the other keeps fixed.
+Each phase has its own optimiser, so that momentum from one phase does not change weights that the other keeps fixed.
 train.epochs and train.steps are not used.
 """
 

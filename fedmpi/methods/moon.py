@@ -1,4 +1,4 @@
-"""MOON: a contrastive term pulls features towards those of the global model, away from those of the last local model.
+"""MOON: a contrastive term pulls features towards the global model's, and away from the last local model's features.
 
 Li, He, Song. Model-Contrastive Federated Learning. CVPR 2021. https://arxiv.org/abs/2103.16257
 

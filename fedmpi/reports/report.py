@@ -91,7 +91,8 @@ def write_report(
 
     Args:
         paths: directories of runs or sweeps.
-        to: the HTML file; None: report.html in the directory, or in the working directory if `paths` has several.
+        to: the HTML file; None: report.html in the directory of `paths`, or in the working directory if there are
+            several.
         figures: directory to which each figure is written as .svg, .png and .csv; None: no such files.
         print_line: prints a line of output.
 

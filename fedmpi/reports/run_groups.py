@@ -58,7 +58,7 @@ class Run:
         rounds: the numbers of the finished rounds.
         last_hash: SHA-256 of the model after the last round.
         last: the last recorded value of each metric; None if this value is not a finite number.
-        metrics: the names of the metrics of training and evaluation; those for which higher is better come first.
+        metrics: the names of the metrics of training and evaluation; metrics for which higher is better come first.
         method_metrics: the names of the metrics that the method recorded.
     """
 
@@ -223,7 +223,7 @@ class RunCollection:
         differing_keys: the keys of settings that are not equal in all runs, except seed, name and output.
         groups: the runs, grouped by equal settings, apart from seed, name and output.
         run_names: a unique name for each run, by the path of the run.
-        metrics: the names of the metrics of all runs; those for which higher is better come first.
+        metrics: the names of the metrics of all runs; metrics for which higher is better come first.
     """
 
     def __init__(self, every: Sequence[Run]) -> None:

@@ -62,7 +62,7 @@ class Site:
             was evaluated.
         personal_evaluation: its metrics in the protocol `personal`; None if that was not evaluated.
         model_description: a description of the evaluated model and samples.
-        metric_names: the names of its metrics; those for which higher is better come first, and the loss comes last.
+        metric_names: the names of its metrics; metrics for which higher is better come first, and the loss comes last.
     """
 
     def __init__(self, run: Run, client: int, train: int, counts: list[int] | None, share: float | None) -> None:
@@ -107,7 +107,7 @@ def list_sites(run: Run) -> list[Site]:
 
 
 def _find_refused_clients(row: Row) -> set[int]:
-    """Return the clients whose upload was refused in the round of this row of metrics.jsonl."""
+    """Return the clients with refused uploads in a round, given its row of metrics.jsonl."""
     return {each["client"] for each in row.get("refused") or () if isinstance(each, dict) and "client" in each}
 
 
