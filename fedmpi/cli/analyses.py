@@ -33,8 +33,8 @@ def variance(
     """Measure how much aggregated convolution kernels vary from one repetition of a round to the next.
 
     A model is trained with the settings in CONFIG. Every `evaluate.every` rounds the round is repeated `--replicates`
-    times with other cohorts and batches, and the variance of the kernels is compared for two ways of averaging: whole
-    kernels, or atoms and coefficients. Each repetition takes as long as one round.
+    times with other cohorts and batches. The variance of the kernels is compared for two ways of averaging: whole
+    kernels, or the atoms and coefficients into which they are decomposed. Each repetition takes as long as one round.
     """
     settings = configs.load(config, overrides or ())
     apply_machine_settings(settings, "analyse")
@@ -47,8 +47,8 @@ def variance(
 def virtual(run: RunDir, overrides: Overrides = None, to: To = Path("analysis"), trust: Trust = False) -> None:
     """Train one more round, and evaluate the virtual models of all pairs of clients.
 
-    The round starts from the final model of RUN_DIR. A virtual model combines the coefficients of one client with the
-    atoms of another.
+    The round starts from the final model of RUN_DIR. A virtual model combines the coefficients of one client's
+    decomposed kernels with the atoms of another client's.
     """
     settings = load_run_settings(run, trust, overrides, "analyse")
     from fedmpi.analysis import filter_decomposition

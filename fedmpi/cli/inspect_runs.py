@@ -36,7 +36,7 @@ def status(
 
     For a sweep, show which runs are finished, and which have failed and why. The exit code is 0 if the run is running
     or finished; 75 if it was stopped or killed and can be resumed; 1 if it has failed or cannot be resumed. For a
-    sweep, it is the worst of the runs' exit codes.
+    sweep, the exit code is the worst of those of its runs.
     """
     from fedmpi.sweeps.sweep_status import read_status
 
@@ -78,7 +78,7 @@ def report(
 ) -> None:
     """Write a report of one run, of several runs, or of all runs of a sweep as one self-contained HTML file.
 
-    It shows learning curves, clients, updates, classes, partition, traffic, time, faults and settings.
+    The report shows learning curves, clients, updates, classes, partition, traffic, time, faults and settings.
     """
     set_threads(1)
     require_single_process()

@@ -148,7 +148,7 @@ class ExclusiveKeysSection(Section):
 
 
 class ShortFormSection(Section):
-    """A section for which a config may contain a string, which is then the value of the section's key `short_key`."""
+    """A section that a config may shorten to a string, which is the value of the section's key `short_key`."""
 
     short_key: ClassVar[str]
 

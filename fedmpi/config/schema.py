@@ -43,7 +43,7 @@ Analysis = Literal[  # engine/diagnostics
 
 
 class CommSettings(Section):
-    """Communication between ranks."""
+    """The section `comm`: communication between ranks."""
 
     backend: Literal["auto", "nccl", "gloo", "mpi"] = "auto"  # auto: nccl if each rank has its own GPU, otherwise gloo
     # network interface between hosts, for gloo, NCCL and rank 0's store (docs/hpc.md): a name, a pattern such as ib*,
@@ -76,7 +76,7 @@ class FaultSettings(Section):
 
 
 class ComputeSettings(Section):
-    """Devices, precision and speed."""
+    """The section `compute`: devices, precision and speed."""
 
     prerequisites = {"cudnn_benchmark": ("deterministic", (False,)), "compile": ("graphs", (False, "auto"))}
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU if there is one
@@ -103,7 +103,7 @@ class ComputeSettings(Section):
 
 
 class CheckpointSettings(Section):
-    """Checkpoints and resuming."""
+    """The section `checkpoint`: how often checkpoints are written, and whether a run is resumed."""
 
     every: Annotated[int, Field(ge=0, le=1_000_000)] = (
         1  # rounds between checkpoints; 0: no checkpoints, so the run cannot be resumed
@@ -116,7 +116,7 @@ class CheckpointSettings(Section):
 
 
 class RecordSettings(Section):
-    """The statistics of updates that a run records."""
+    """The section `record`: the statistics of updates that a run records."""
 
     # contents of update_stats.jsonl. norms: the norms of each round's updates, and cosines and spectrum if the server
     # rule computes their Gram matrix; gram: cosines and spectrum for every rule, for which rank 0 (with
@@ -125,7 +125,7 @@ class RecordSettings(Section):
 
 
 class ClientStateSettings(Section):
-    """Storage of client state."""
+    """The section `client_state`: how much client state is kept in memory."""
 
     # GiB of client state that a rank keeps in memory; the rest is stored in files; null: all in memory
     max_gib: Annotated[float, Field(gt=0)] | None = None
@@ -191,7 +191,7 @@ class Settings(Section):
 
     @property
     def working_dir(self) -> Path:
-        """The directory to which relative paths refer: Path(), or if the process has left it, the original one."""
+        """The directory to which relative paths refer: that in which the run began, Path() if it is the current one."""
         try:
             moved = self._start_dir and os.getcwd() != self._start_dir
         except FileNotFoundError:  # the current directory was deleted

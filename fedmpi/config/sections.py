@@ -30,7 +30,7 @@ from fedmpi.config.field_types import (
 
 
 class PartitionSettings(OpenSection):
-    """The partition of the samples among clients."""
+    """The section `data.partition`: how samples are divided among clients."""
 
     selector = "scheme"
     scheme: Name  # the partition: see `fedmpi list partitions`, or file.py:function; other keys are its options
@@ -49,7 +49,7 @@ class PartitionSettings(OpenSection):
 
 
 class DataSettings(OpenSection):
-    """The data source, and the partition and preparation of its samples."""
+    """The section `data`: the data source, and the partition and preparation of its samples."""
 
     selector = "source"
     prerequisites = {"share_ranks": ("silos", None)}
@@ -95,7 +95,7 @@ class DataSettings(OpenSection):
 
 
 class ModelSettings(OpenSection):
-    """The architecture of the model."""
+    """The section `model`: the name of the model, and its options."""
 
     name: Name  # see `fedmpi list models`, or file.py:function; other keys are its options
 
@@ -104,7 +104,7 @@ INIT_FROM_MEANING = "a run directory, or a safetensors file with state_dict name
 
 
 class Init(Section):
-    """Initial weights, from the run directory or safetensors file that the key `from` names."""
+    """The section `init`: initial weights from the run directory or safetensors file in its key `from`."""
 
     prerequisites = {"strict": ("from", None)}
     strict: bool = False  # require that file and model have the same tensors
@@ -125,7 +125,7 @@ else:
 
 
 class TaskSettings(OpenSection):
-    """The loss and the metrics."""
+    """The section `task`: the name of the task, which defines loss and metrics, and its options."""
 
     name: Name = "classification"  # see `fedmpi list tasks`, or file.py:Class; other keys are its options
 
@@ -139,7 +139,7 @@ class TaskSettings(OpenSection):
 
 
 class MethodSettings(OpenSection):
-    """The federated method."""
+    """The section `method`: the name of the federated method, and its options."""
 
     name: Name  # see `fedmpi list methods`, or file.py:Class; other keys are its options
 
@@ -150,7 +150,7 @@ OPTIMISER_DEFAULTS: dict[str, dict[str, Any]] = {"adam": ADAM_DEFAULTS, "adamw":
 
 
 class TrainSettings(ExclusiveKeysSection):
-    """Local training."""
+    """The section `train`: local training at the clients."""
 
     prerequisites = {
         **dict.fromkeys(("momentum", "nesterov"), ("optim", ("sgd",))),
@@ -206,7 +206,7 @@ class TrainSettings(ExclusiveKeysSection):
 
 
 class CohortSettings(ExclusiveKeysSection):
-    """The clients that take part in a round, their ranks and their weights."""
+    """The section `cohort`: the clients that take part in a round, their ranks and their weights."""
 
     exclusive_keys = ("size", "fraction")
     # share of the clients that is drawn each round, rounded down to at least one client; null if `size` is set
@@ -224,7 +224,7 @@ class CohortSettings(ExclusiveKeysSection):
 
 
 class RuleSettings(ShortFormSection, OpenSection):
-    """The aggregation rule."""
+    """The section `server.rule`: the name of the aggregation rule, and its options."""
 
     short_key = "name"
     # see `fedmpi list rules`, or file.py:function; auto: the method's rule. A text instead of the section is the name
@@ -248,7 +248,7 @@ ADAPTIVE_OPTIMISERS = (
 
 
 class ServerSettings(Section):
-    """The server's aggregation and optimiser."""
+    """The section `server`: the server's aggregation and optimiser."""
 
     prerequisites = {
         "momentum": ("optim", ("momentum",)),
@@ -284,7 +284,7 @@ class ServerSettings(Section):
 
 
 class BestSettings(ShortFormSection):
-    """Selection of the best model on validation rows. A string instead of the section is the metric."""
+    """The section `evaluate.best`: selection of the best model on validation rows. A string stands for its metric."""
 
     short_key = "metric"
     prerequisites = dict.fromkeys(("goal", "patience", "min_delta"), ("metric", None))
@@ -298,7 +298,7 @@ class BestSettings(ShortFormSection):
 
 
 class EvaluateSettings(Section):
-    """Evaluation and selection of the best model."""
+    """The section `evaluate`: evaluation and selection of the best model."""
 
     every: Count = 1  # rounds between evaluations; the last round is always evaluated
     # global: the global model on the whole test set; sites: the global model on the test rows of each site; personal:

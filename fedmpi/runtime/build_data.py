@@ -187,7 +187,7 @@ def check_data_settings(settings: Settings) -> None:
 def check_dataset(settings: Settings, dataset: Dataset, whose: str = "") -> None:
     """Check that samples are streamed from disk if data.stream is true, and warn of features that reveal the target.
 
-    whose: Text after "the data" in messages: " of SITE" in silo mode, else "".
+    whose: The owner of the data, for messages: " of SITE" in silo mode, else "".
     """
     x = dataset.train_x
     if settings.data.stream is True and not (isinstance(x, LazyImages) and isinstance(x.stored, Stream)):
