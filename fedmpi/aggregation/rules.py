@@ -55,7 +55,8 @@ def principal(
     """
     if share == "sum" and correction == "text":
         raise UserError(
-            "server.rule.share: sum has no effect with correction: text; set correction: axis, or remove share"
+            "server.rule.share: sum has no effect with server.rule.correction: text; set server.rule.correction: "
+            "axis, or remove server.rule.share"
         )
     if scope == "model":
         return updates.combine(principal_coefficients(updates.gram("dw"), updates.p, keep, share, correction))

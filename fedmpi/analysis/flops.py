@@ -102,8 +102,8 @@ def count_operations(settings: Settings, data: FederatedData, device: torch.devi
     name = settings.method.name
     if len(steps) < 2:
         raise UserError(
-            f"method {name}: client {client} makes {len(steps)} step(s) of the model that is sent, but at least 2 are "
-            "needed, since the first is not measured; increase train.epochs or train.steps, or reduce train.batch_size"
+            f"method {name}: client {client} makes fewer than 2 steps with the model that is sent, and the first is "
+            "not measured; increase train.epochs or train.steps, or reduce train.batch_size"
         )
     a_step = (steps[-1][1] - steps[0][1]).double() / sum(n for n, _ in steps[1:])
     per_round = (counter.count - start).double().sum() / max(int(data.train_sizes[client]), 1)

@@ -105,7 +105,7 @@ def _check_same_directory(directory: Path, overrides: Sequence[str]) -> None:
     fixed = ("name", "output", "checkpoint.resume")
     override = next((each for each in overrides if each.partition("=")[0] in fixed), None)
     if override is not None:
-        raise UserError(f"{override}: is not allowed here, because {directory} determines the run; remove it")
+        raise UserError(f"{override} is not allowed here, because {directory} determines the run; remove this override")
 
 
 @app.command(short_help="Check that a run can be repeated.")
@@ -158,7 +158,7 @@ def plan(
     from fedmpi.sweeps import expand
 
     if expand.is_sweep_file(config):
-        raise UserError(f"{config} asks for many runs; plan one of them: a config without `grid`")
+        raise UserError(f"{config} is a sweep of several runs; give the config of one run, without `grid`")
     settings = configs.load(config, overrides or ())
     apply_machine_settings(settings, "plan")
     from fedmpi.doctor import plan as planning

@@ -75,7 +75,8 @@ def read_jsonl(
     content = parse_jsonl(text[text.find(b"\n") + 1 :] if skipped else text, need_round=need_round)
     if strict and content.damaged_lines:
         raise UserError(
-            f"{path}:{content.damaged_lines[0]} is not a valid row; the file was changed, or the disk is faulty"
+            f"{path}:{content.damaged_lines[0]}: this line is not a valid row; the file was changed, or the disk is "
+            "faulty"
         )
     return content
 

@@ -93,7 +93,9 @@ def check_options(
 
     for key, value in values.items():
         if MARK in repr(value):
-            add_problem(key, f"is not stored in the run directory, since it may be a secret; set {section}.{key}=VALUE")
+            add_problem(
+                key, f"this value is not stored in the run directory, as it may be a secret; set {section}.{key}=VALUE"
+            )
         elif key in declared:
             try:
                 # Validation from JSON converts a list to a tuple and a text to a path, but not "1" to a number.
@@ -106,7 +108,7 @@ def check_options(
         elif open_ended:
             converted[key] = value
         elif key in moved:
-            add_problem(key, moved[key])
+            add_problem(key, f"this option {moved[key]}")
         else:
             none = "" if declared else f"{label} has no options of its own; "
             add_problem(key, f"unknown key; {none}{suggest_key(key, keys)}")

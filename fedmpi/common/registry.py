@@ -103,10 +103,10 @@ def make_component(
         taken = signature.bind_partial(*passed).arguments
         optional = [name for name in taken if signature.parameters[name].default is not inspect.Parameter.empty]
         if wrong := [name for name in optional if name not in passed]:
-            raise TypeError(f"the option {wrong[0]} comes before them")
+            raise TypeError(f"option {wrong[0]} comes before these arguments")
     except (TypeError, ValueError) as error:  # ValueError: a function written in C without a signature
         expected = f"({', '.join(passed)}, **options)" if passed else "options only"
-        raise UserError(f"{where}: cannot be called with {expected}: {error}") from error
+        raise UserError(f"{where} cannot be called with {expected} ({error})") from error
     bound_options = options.check_options(
         target, choice.options, kind.section, kind.engine_arguments, origins, named, choice.reserved_keys
     )
@@ -149,7 +149,8 @@ def load_object(name: str, registry: Mapping[str, str], kind: str, origin: str =
         raise UserError(f"{prefix}unknown {kind} '{shorten(name)}'; {advice}")
     if _registered_only.get() and is_external_code(name, registry):
         raise UserError(
-            f"{prefix}{kind} '{name}' is not fedmpi's own code and is not imported, since this run is not trusted"
+            f"{prefix}{kind} '{name}' is not fedmpi's own code and was not imported; if you trust its author, use "
+            "--trust on the command line, or trust=True in Python"
         )
     from fedmpi.common import seeds  # imports torch, as the user's module does, too
 

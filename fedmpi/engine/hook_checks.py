@@ -121,7 +121,9 @@ def check_hook_returns(client: Any, states: Mapping[str, Any], sent: Any) -> Non
     for hook, new in states.items():
         check_slots(method, hook, new, declared, messages.client_state, client.where, client.w, ())
         if twice := returned.keys() & new.keys():
-            text = f"returned slot {min(twice)!r}, which an earlier hook has returned, too; return it from one of them"
+            text = (
+                f"returned slot {min(twice)!r}, which an earlier hook has also returned; return it from only one hook"
+            )
             raise hook_error(method, hook, client.where, text)
         returned |= new
     check_slots(method, "train, upload", returned, declared, messages.client_state, client.where, client.w)

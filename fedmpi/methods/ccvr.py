@@ -50,7 +50,8 @@ class CCVR(Method):
         head = getattr(module, "head", None)
         if isinstance(head, nn.Module) and not isinstance(head, nn.Linear):
             raise UserError(
-                f"ccvr needs a head that is one linear layer, but this model's is {type(head).__name__}; choose another"
+                f"method ccvr needs a model whose head is one linear layer, but this head is a {type(head).__name__}; "
+                "choose another model"
             )
         return module
 

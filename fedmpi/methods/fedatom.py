@@ -56,7 +56,7 @@ class FedAtom(Method):
 
     REPLACED_OPTIONS = {
         "personal": "was replaced by method fedatom_personal; fedatom has no personal atoms",
-        "personal_head": "is an option of method fedatom_personal",
+        "personal_head": "belongs to method fedatom_personal; set method.name: fedatom_personal, or remove it",
     }
 
     def __post_init__(self) -> None:
@@ -67,8 +67,8 @@ class FedAtom(Method):
         for requirement, is_met in {
             "a method that shares and trains the whole model": shares_all,
             "a method that does not change the architecture": not overrides(inner, "prepare_model"),
-            "period: 1 with a method that sends more than dw or has server state": self.period == 1 or only_dw,
-            "alpha_fast: discard with a method that overrides train, initial_weights or upload": standard_phases,
+            "method.period: 1 for a method that sends more than dw or has server state": self.period == 1 or only_dw,
+            "method.alpha_fast: discard for a method that overrides train, initial_weights or upload": standard_phases,
         }.items():
             if not is_met:
                 name = type(inner).__name__

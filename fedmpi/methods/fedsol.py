@@ -68,8 +68,8 @@ class FedSOL(Method):
         # imports no other method.
         if self.prox and (type(self.prox).__name__ == "FedDyn" or not overrides(self.prox, "regularizer")):
             raise UserError(
-                f"method.prox: {self.prox} is not allowed; must be a method with a regularizer, and without state that "
-                "relies on steps along it: fedprox, or a class of configs/papers/fedsol_table4.py"
+                f"method.prox: {type(self.prox).__name__} is not allowed; must be a method that has a regularizer, but "
+                "no state that assumes steps along it, such as fedprox or a class of configs/papers/fedsol_table4.py"
             )
 
     @declared_property

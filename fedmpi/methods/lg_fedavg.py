@@ -36,7 +36,8 @@ class LGFedAvg(Method):
         linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
         if len(linear) < self.n_shared:
             raise UserError(
-                f"method.n_shared: {self.n_shared} is not allowed; the model has only {len(linear)} linear layer(s)"
+                f"method.n_shared: {self.n_shared} is not allowed; must be at most {len(linear)}, the number "
+                "of linear layers of the model"
             )
         groups: dict[str, str] = getattr(module, "parameter_groups", dict)()
         for layer in linear[-self.n_shared : -1]:

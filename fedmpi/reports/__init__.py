@@ -35,5 +35,5 @@ def write_report_after_run(settings: Settings, result: Mapping[str, Any]) -> Pat
         return to
     except Exception as error:
         text = f"report: {directory}/report.html was not written ({error!r}); the run is complete without it"
-        warnings.warn(f"{text}. Once more: fedmpi report {directory}", stacklevel=2)
+        warnings.warn(f"{text}. To write it now: fedmpi report {directory}", stacklevel=2)
         return None

@@ -115,7 +115,7 @@ def write_report(
         atomic_files.write_atomically(to, render_report(runs).encode())
     except OSError as error:
         raise UserError(
-            f"{error.filename or to}: {error.strerror}; choose another file or directory (--to, --figures)"
+            f"cannot write {error.filename or to}: {error.strerror}; choose another file or directory (--to, --figures)"
         ) from error
     print_line(f"written: {to}")
     if notes := [f"{run.path}: {note}" for run in runs.all for note in run.notes]:

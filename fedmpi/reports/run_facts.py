@@ -101,7 +101,9 @@ def compare_communication(paths: Sequence[Path], metric: str, to: Path, print_li
             raise UserError(f"--metric: {path} has no '{metric}'; {suggest_name(metric, run.metrics)}")
         values = list(extract_curve(run.rows, metric).values())
         if len(values) < 2:
-            raise UserError(f"{path}: {metric} was measured after {len(values)} round; a curve needs at least 2")
+            raise UserError(
+                f"{path}: {metric} was measured in fewer than 2 rounds, too few for a curve; train more rounds"
+            )
         up, down = (
             sum(extract_curve(run.rows, f"{way}_parameters").values()) / len(run.rows) for way in ("up", "down")
         )

@@ -126,7 +126,7 @@ class Run:
             self.notes.append(str(error))
             return []
         if bad := len(content.damaged_lines) + content.is_truncated:
-            self.notes.append(f"{name}: {pluralize(bad, 'line')} cut off or damaged, and ignored")
+            self.notes.append(f"{name}: {pluralize(bad, 'incomplete or damaged line')} ignored")
         return content.rows
 
     def _read_config(self) -> Row:

@@ -94,7 +94,9 @@ def write_site_pages(
         for name, content in pages.items():
             atomic_files.write_atomically(folder / name, content.encode())
     except OSError as error:
-        raise UserError(f"{error.filename or folder}: {error.strerror}; the pages were not written") from error
+        raise UserError(
+            f"cannot write {error.filename or folder}: {error.strerror}; the pages were not written"
+        ) from error
     if baseline is None:
         print_line(f"no comparison with local training; to train a local baseline: {format_baseline_command(run)}")
     else:

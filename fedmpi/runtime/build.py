@@ -151,7 +151,7 @@ def make_method(
         elif section:
             prefix = f"{at}: " if at else ""
             raise UserError(
-                f"{prefix}{where}.{key}: name is missing; it is required together with options ({', '.join(section)})"
+                f"{prefix}{where}.{key}: name is missing; it is required with options (here {', '.join(section)})"
             )
     try:
         with seeds.temporary_seed(settings.seed, "method"), add_error_context(f"{where}: {choice.selected_name}"):
@@ -304,10 +304,8 @@ def choose_clients_per_pass(experiment: Experiment) -> int:
         samples = 0 if full else (train.epochs or 0) * int(data.train_sizes.max(initial=0))
         return packed_rounds.choose_clients_per_pass(pack, experiment.model, samples)
     if pack != "auto":
-        raise UserError(
-            f"compute.clients_per_pass: {pack}: clients cannot be trained in one pass: {reason}; {packed_rounds.REMEDY}"
-        )
-    warnings.warn(f"compute.clients_per_pass: auto: clients are trained one by one: {reason}", stacklevel=3)
+        raise UserError(f"compute.clients_per_pass: {pack} is not possible, because {reason}; {packed_rounds.REMEDY}")
+    warnings.warn(f"compute.clients_per_pass: auto: clients are trained one at a time, because {reason}", stacklevel=3)
     return 1
 
 

@@ -66,7 +66,7 @@ def make_source(settings: Settings) -> partial[Any]:
         return source
     if "download" not in inspect.signature(source.func).parameters:
         at = settings.origin("data.download")
-        reason = f"data.download: true, but data source {settings.data.source} cannot download its files; remove it"
+        reason = f"data.download: data source {settings.data.source} cannot download its files; remove data.download"
         raise UserError(f"{at}: {reason}" if at else reason)
     return partial(source, download=True)
 

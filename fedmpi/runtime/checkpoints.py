@@ -270,8 +270,8 @@ def _check_sites_appended(path: Path, before: str, now: str) -> None:
     """
     if not (before.startswith("[") and now.startswith(f"{before.rstrip(']')}, ")):  # lists as printed by Python
         raise UserError(
-            f"{path} cannot be resumed with data.silos {now or 'unset'}, was {before or 'unset'}: clients are numbered "
-            "by their position in this list, so sites can only be added at its end. To continue without a site, start "
+            f"{path} cannot be resumed with data.silos {now or 'unset'} (was {before or 'unset'}), because clients are "
+            "numbered by their position in this list; add sites only at its end. To continue without a site, start "
             f"a new run from the model: name=NEW init.from={path / 'model.safetensors'}"
         )
 

@@ -214,8 +214,8 @@ def _load_with_plugin_copies(run_dir: Path, overrides: Sequence[str], changed: b
         if not copy.is_file() or compute_file_sha256(copy) != row["sha256"]:
             what = "has changed" if copy.is_file() else "is missing"
             raise UserError(
-                f"{copy} {what}: it was the copy of {row['file']} that this run used (SHA-256 "
-                f"{row['sha256'][:12]}...), and that file is missing, too; restore one of them"
+                f"{copy}, the copy of {row['file']} that this run used (SHA-256 {row['sha256'][:12]}...), {what}, and "
+                f"the original file is missing or has changed; restore one of the two files"
             )
         if is_there:
             warnings.warn(f"{place} has changed since this run; its copy {copy} is used", stacklevel=4)

@@ -100,7 +100,7 @@ def _find_unmet_requirements(
         and (no_head or f"model {model} returns more than one row of features or outputs per sample"),
         base.LAST_LAYER: no_head,
         base.CLASSES: not getattr(task, "classification", False)
-        and f"task {settings.task.name} is not a classification (classification = True in its class)",
+        and f"task {settings.task.name} is not a classification task (its class does not set classification = True)",
         base.SGD_STEPS: beyond,
         base.PLAIN_SGD: beyond or (train.momentum and f"train.momentum is {train.momentum}"),
         base.PLAIN_SERVER: not plain_server
@@ -216,8 +216,8 @@ def check_uploads(settings: Settings, data: FederatedData, messages: MessageLayo
         settings.server.reduce == "local" and _reason_against_local_sums(settings, messages),
         settings.server.placement == "sharded"
         and form is not None
-        and f"comm.compression: {wire_name} is for uploads to one rank, but server.placement: sharded distributes them "
-        "over ranks; set server.placement: root, or remove comm.compression",
+        and f"comm.compression: {wire_name} encodes uploads to one rank, but server.placement: sharded distributes "
+        "them over ranks; set server.placement: root, or remove comm.compression",
         no_changes
         and f"comm.compression: {wire_name} encodes only updates (differences from the server's values), but method "
         f"{name} sends {', '.join(large)}; use bf16 or fp16 (in a method of your own, declare a slot that contains an "
@@ -254,15 +254,16 @@ def _reason_against_local_sums(settings: Settings, messages: MessageLayouts) -> 
     drops = [f"faults.{key}: {value}" for key in FAULT_KEYS if (value := getattr(faults, key)) != "abort"]
     reasons = [
         not means
-        and f"method {method} uses single uploads (a method of your own whose aggregate only uses updates.mean can "
+        and f"method {method} uses individual uploads (a method of your own whose aggregate only uses updates.mean can "
         'declare it with mean_only_slots = {"dw": ("p",)})',
-        single and f"method {method} uses single {', '.join(single)}",
-        settings.server.rule.name != "auto" and f"server.rule {settings.server.rule.name} uses single uploads",
+        single and f"method {method} uses individual uploads of {', '.join(single)}",
+        settings.server.rule.name != "auto" and f"server.rule {settings.server.rule.name} uses individual uploads",
         drops and f"{drops[0]} may exclude some of them",
         settings.data.silos and "with data.silos the uploads of a site may only be sent to rank 0",
         faults.replay is not None and "faults.replay may exclude some of them",
-        settings.record.updates == "gram" and "record.updates: gram compares single uploads",
-        messages.upload_format is not None and f"comm.compression: {settings.comm.compression} encodes single uploads",
+        settings.record.updates == "gram" and "record.updates: gram compares individual uploads",
+        messages.upload_format is not None
+        and f"comm.compression: {settings.comm.compression} encodes individual uploads",
     ]
     reason = next(filter(None, reasons), "")
     return f"server.reduce: local adds up uploads on each rank, but {reason}; set server.reduce: root" if reason else ""
@@ -283,11 +284,15 @@ def check_robust_rule(rule: str, options: Mapping[str, Any], members: int, idle:
         )
     trim, f, select, text = options.get("trim", 0.1), options.get("byzantine", 1), options.get("select", 1), ""
     if rule == "trimmed_mean" and trim and not floor(trim * members + 1e-9):
-        text = f"trimmed_mean with trim {trim:g} excludes none of {members} clients per round, so it is the plain mean"
+        text = (
+            f"trimmed_mean with trim {trim:g} excludes none of {members} clients per round, so it is the plain mean; "
+        )
+        text += "raise trim, or use more clients"
     elif rule == "krum" and select >= members:
-        text = f"krum with select {select} of {members} clients per round is the plain mean"
+        text = f"krum with select {select} of {members} clients per round is the plain mean; lower select, or use more clients"
     elif rule == "krum" and members < 2 * f + 3:
         text = f"krum with byzantine {f} needs {2 * f + 3} clients per round for its guarantee, but there are {members}"
+        text += "; use more clients, or another rule"
     if text:
         warnings.warn(f"server.rule: {text}", stacklevel=3)
 
@@ -322,13 +327,16 @@ def _check_analysis(
         )
     for key in FAULT_KEYS:
         if (value := getattr(settings.faults, key)) != "abort":
-            raise UserError(f"{named} needs all clients of a round, but faults.{key} is {value}; set it to abort")
+            raise UserError(
+                f"{named} needs all clients of a round, but faults.{key} is {value}; set faults.{key}: abort"
+            )
     classification = getattr(task, "classification", False)
     needs = (
-        ({"knowledge", "features"}, data.global_test is None, "a global test set; silos have none"),
+        ({"knowledge", "features"}, data.global_test is None, "a global test set, which silos do not have"),
         ({"features"}, net.feature_dim is None, "a model that ends in a linear layer on its features"),
-        ({"knowledge", "orthogonality"}, not classification, f"classes; task {settings.task.name} has none"),
+        ({"knowledge", "orthogonality"}, not classification, f"classes, which task {settings.task.name} does not have"),
     )
     for names, lacks, what in needs:
         if lacks and (concerned := names & {*settings.analysis}):
-            raise UserError(f"analysis: {', '.join(sorted(concerned))} needs {what}; remove it")
+            kinds = ", ".join(sorted(concerned))
+            raise UserError(f"analysis: {kinds} cannot be computed without {what}; remove {kinds} from analysis")

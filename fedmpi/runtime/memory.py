@@ -157,6 +157,6 @@ def check_memory(ranks: Mapping[int, Mapping[str, Any]], trains: Collection[int]
             raise UserError(
                 f"memory: {' and '.join(named)} on {f'GPU {gpu} of ' if gpu else ''}host {host} "
                 f"need{'s' * (len(those) == 1)} about {format_bytes(needed)}, but {format_bytes(has)} are free. Use "
-                "fewer clients a round (cohort.size), more hosts or GPUs, or a smaller model; or let "
+                "fewer clients per round (cohort.size), more hosts or GPUs, or a smaller model; or let "
                 "client_state.max_gib leave the state of most clients on disk"
             )

@@ -180,7 +180,7 @@ def read_published_results(path: Path, axes: Sequence[Axis], section: PublishedS
     names = [name for name in axes_by_name if name != SEED] if section.axes is None else section.axes
     if not {*names} <= {*axes_by_name}:
         raise UserError(
-            f"{path}: published.axes: {shorten_repr(names)} is not allowed; must be a list of axes, out of "
+            f"{path}: published.axes: {shorten_repr(names)} is not allowed; must be a list of axes; axes: "
             f"{', '.join(axes_by_name)}"
         )
     metrics = section.metric if isinstance(section.metric, list) else [section.metric]

@@ -240,7 +240,8 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
         if axis.sets_key(text.partition("=")[0]):
             remedy = f"to choose among its runs, use include={{{axis.name}: ...}}; to vary others, set grid"
             raise UserError(
-                f"command line: {loading.redact_override(text)}: is set by the sweep's axis {axis.name}; {remedy}"
+                f"command line: {loading.redact_override(text)} is not allowed, because axis {axis.name} of the sweep "
+                f"sets this key; {remedy}"
             )
     labels = tuple(_expand_labels(path, axes, section.include or {}, section.exclude or []))
     tuning_plan = tuning.read_tuning(path, config, axes, labels, section.tune) if section.tune else None
@@ -273,5 +274,5 @@ def _expand_labels(
         if not any(all(run[name] in few for name, few in exclusion.items()) for exclusion in excluded)
     ]
     if not labels:
-        raise UserError(f"{path}: no run is left by include and exclude; include more labels, or exclude fewer")
+        raise UserError(f"{path}: include and exclude leave no run; include more labels, or exclude fewer")
     return labels

@@ -192,7 +192,7 @@ def validate_sweep(sweep: Sweep, print_line: PrintLine) -> None:
                 registry.make_component(kind, selection, settings.key_origins(key))
     if missing_data_error:
         raise MissingDataError(
-            f"{sweep.path}: no mistakes except that data are missing: {missing_data_error}"
+            f"{sweep.path}: no errors were found, except that data are missing: {missing_data_error}"
         ) from missing_data_error
     print_line("ok")
 

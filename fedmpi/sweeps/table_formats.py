@@ -84,7 +84,7 @@ def show_table(
         else:
             plot_table(table, to)
     except OSError as error:
-        raise UserError(f"--to: {to}: {error.strerror}; choose another file") from error
+        raise UserError(f"--to: cannot write {to}: {error.strerror}; choose another file") from error
     print_line(f"written: {to}")
 
 

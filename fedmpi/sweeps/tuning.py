@@ -95,16 +95,17 @@ def read_tuning(
     axis_names = [axis.name for axis in axes if axis.name != SEED]
     if misplaced := {*section.grid} & {*axis_names, SEED}:
         raise UserError(
-            f"{path}: tune.grid.{min(misplaced)}: is an axis of grid, or the seed, and cannot be tuned; remove it"
+            f"{path}: tune.grid.{min(misplaced)} is not allowed, because {min(misplaced)} is an axis of grid, or "
+            f"the seed; remove tune.grid.{min(misplaced)}"
         )
     candidate_axes = tuple(
         read_axis(path, document, name, values, "tune.grid") for name, values in section.grid.items()
     )
     per = [section.per] if isinstance(section.per, str) else axis_names if section.per is None else section.per
     if not {*per} <= {*axis_names}:
-        allowed = ", ".join(axis_names) or "the axes of grid"
+        allowed = ", ".join(axis_names) or "none, as grid has no axis except seed"
         raise UserError(
-            f"{path}: tune.per: {shorten_repr(per)} is not allowed; must be a list of axes, out of {allowed}"
+            f"{path}: tune.per: {shorten_repr(per)} is not allowed; must be a list of axes; axes: {allowed}"
         )
     using = read_labels(path, axes, "tune.using", section.using)
     plan = Tuning(candidate_axes, section.by, section.of, tuple(per), using)
@@ -113,7 +114,7 @@ def read_tuning(
     }
     if uncovered:
         cell = ", ".join(min(uncovered)) or "any run"
-        raise UserError(f"{path}: tune.using: includes no run to compare candidates for {cell}; include more labels")
+        raise UserError(f"{path}: tune.using includes no run to compare candidates for {cell}; include more labels")
     return plan
 
 

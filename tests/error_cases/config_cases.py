@@ -17,7 +17,7 @@ UNKNOWN = {
     "server.rule=mean;;server.rule.f=1": r"server\.rule\.f: unknown key; server rule mean has no options",
     "data.rot=x": r"data\.rot: unknown key; did you mean 'root'\?",
     "data.partition.alhpa=1": r"data\.partition\.alhpa: unknown key; partition iid has no options",
-    "data.download=true": r"data\.download: true, but data source digits cannot download its files; remove it",
+    "data.download=true": r"data\.download: data source digits cannot download its files; remove data\.download",
     "base=[a.yaml]": r"base is not allowed on the command line; list base files",
 }
 NAMES = {
@@ -82,7 +82,7 @@ VALUES = {
     "comm.compression=int4": r"comm\.compression: 'int4' is not allowed; must be fp32, bf16, fp16 or int8",
     "comm.compression=int8;;method.name=fedfomo;;data.validation=0.2": r"int8 encodes only updates.* theta",
     "compute.clients_per_pass=all": r"compute\.clients_per_pass: 'all' .*whole number .*, or auto",
-    "compute.clients_per_pass=4;;method.name=fedsam": r"compute\.cl.*: 4: .*FedSAM overrides the hook step; .*: 1 ",
+    "compute.clients_per_pass=4;;method.name=fedsam": r"compute\.cl.*: 4 is .*FedSAM overrides the hook step; .*: 1 ",
     "compute.threads=100000": r"compute\.threads: 100000 .*may use \d+ core",
     "compute=null": r"compute: None is not allowed; must be a mapping",
     "model.name=mlp;;model.hidden=[]": r"model\.hidden: \[\] .*a non-empty list of whole numbers",
@@ -119,8 +119,8 @@ TOGETHER = {
     "compute.cudnn_benchmark=true;;compute.deterministic=true": (
         r"compute\.cudnn_benchmark: true has no effect, because compute\.deterministic is true"
     ),
-    "compute.clients_per_pass=4;;train.optim=adam": r"per_pass: 4: .*: train\.optim is adam; set compute\.cl.*: 1 ",
-    "compute.clients_per_pass=4;;train.steps=3": r"compute\.clients_per_pass: 4: .*: train\.steps is 3",
+    "compute.clients_per_pass=4;;train.optim=adam": r"per_pass: 4 is .* train\.optim is adam; set compute\.cl.*: 1 ",
+    "compute.clients_per_pass=4;;train.steps=3": r"compute\.clients_per_pass: 4 is .*because train\.steps is 3",
     "evaluate.best=accuracy": r"line: evaluate\.best=accuracy: evaluate\.best\.metric: accuracy needs validation",
     "evaluate.best=f2;;data.validation=0.1": r"=f2: evaluate\.best\.metric: task classification has no 'f2'",
     "evaluate.best.patience=3": r"evaluate\.best\.patience: 3 has no effect, because evaluate\.best\.metric is null",

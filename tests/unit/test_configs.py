@@ -127,7 +127,7 @@ def test_published(tmp_path, name):
     """Every label of every axis is valid, except that data are missing; a version on small data exists."""
     path = CONFIGS / f"{name}.yaml"
     asked = expand.load_sweep(path, [f"data.root={tmp_path}"])
-    with pytest.raises(MissingDataError, match="no mistakes except"):
+    with pytest.raises(MissingDataError, match="no errors were found, except"):
         runs.validate_sweep(asked, lambda _: None)
     for settings in map(asked.run_settings, asked.covering_labels()):
         pipeline = ImagePipeline(bytes=True, channels=3, transforms=tuple(build_data.make_augmentations(settings)))

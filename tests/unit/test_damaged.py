@@ -88,7 +88,7 @@ def test_faults_to_replay_must_be_rows_of_a_run(tmp_path, row):
 def test_a_damaged_line_is_an_error(run, text):
     first, *rest = (run / "metrics.jsonl").read_text().splitlines()
     (run / "metrics.jsonl").write_text("\n".join([first, text, *rest]) + "\n")
-    message = f"{run}/metrics.jsonl:2 is not a valid row; the file was changed, or the disk is faulty"
+    message = f"{run}/metrics.jsonl:2: this line is not a valid row; the file was changed, or the disk is faulty"
     refused(message, "replay", run)
     resumed(run)  # the other lines are as they were
 

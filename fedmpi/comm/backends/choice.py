@@ -64,7 +64,8 @@ def choose_backend(backend: str, descriptions: Sequence[RankDescription]) -> str
     """
     requested = Counter(description["backend"] for description in descriptions)
     if len(requested) > 1:
-        raise UserError(f"comm.backend differs between ranks: {dict(requested)}; start all ranks with the same config.")
+        shown = ", ".join(f"{name} on {number}" for name, number in requested.items())
+        raise UserError(f"comm.backend differs between ranks ({shown}); start all ranks with the same config.")
     if backend not in ("auto", "nccl"):
         return backend
     problem = _explain_why_not_nccl(descriptions)

@@ -31,7 +31,7 @@ from fedmpi.method.context import State
 # than MIN_CLIENTS the gain is smaller than the overhead of vmap.
 MAX_CHAIN_NUMBERS, MAX_VMAP_NUMBERS, MIN_CLIENTS, MAX_CLIENTS = 1 << 22, 1 << 19, 16, 64
 RngState = seeds.RngState | None
-REMEDY = "set compute.clients_per_pass: 1 (one by one), or auto (in one pass only if possible)"
+REMEDY = "set compute.clients_per_pass: 1 (one client at a time), or auto (several at a time where possible)"
 
 
 def unsupported_reason(
@@ -206,8 +206,10 @@ def _stop_packing(trainer: ClientTrainer, error: Exception) -> None:
         UserError: compute.clients_per_pass is a number, so clients must be trained together.
     """
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    text = f"clients of method {type(trainer.method).__name__} cannot be trained in one pass: {reason}"
+    text = f"clients of method {type(trainer.method).__name__} cannot be trained together ({reason})"
     if trainer.strict:
         raise UserError(f"compute.clients_per_pass: {trainer.pack}: {text}; {REMEDY}")
     trainer.pack = 1
-    warnings.warn(RankWarning(f"compute.clients_per_pass: auto: {text}; they are trained one by one"), stacklevel=2)
+    warnings.warn(
+        RankWarning(f"compute.clients_per_pass: auto: {text}, so they are trained one at a time"), stacklevel=2
+    )

@@ -75,7 +75,7 @@ class BatchedClientView:
             return self.values[name]
         if name in NUMERIC_ATTRIBUTES and len({getattr(self.contexts[i], name) for i in self.members}) == 1:
             return getattr(self.contexts[self.members[0]], name)
-        reason = "differs between clients" if name in NUMERIC_ATTRIBUTES else "exists for one client at a time only"
+        reason = "differs between clients" if name in NUMERIC_ATTRIBUTES else "exists only for one client at a time"
         raise RuntimeError(f"a hook reads client.{name}, which {reason}")
 
     @property

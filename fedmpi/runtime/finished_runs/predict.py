@@ -154,7 +154,7 @@ class Predictor:
         others = [name for name in new_rows.sites if name not in (site, "")] if site is not None else []
         if others:
             message = f"{len(others)} of {pluralize(len(new_rows.sites), 'row')} name another site"
-            message += f" (first: {others[0]!r}), but all are prepared as rows of site {site!r}"
+            message += f" (first: {others[0]}), but all are prepared as rows of site {site}"
             warnings.warn(message, stacklevel=2)
         new_rows = replace(new_rows, x=_apply_operations(new_rows.x, preprocessing.operations))
         shape, trained = get_sample_shape(new_rows.x), parse_input_shape(self.run_model.metadata)[0]
@@ -173,7 +173,8 @@ class Predictor:
         if not (preprocessing.preparation.site_names or preprocessing.target_sites):
             if site is not None:
                 raise UserError(
-                    f"site: {site!r} has no effect, as this run prepares the rows of all sites alike; remove it"
+                    f"site: {site} has no effect, because this run prepares the rows of all sites alike; "
+                    "remove --site (in Python site=)"
                 )
         elif site is None and client is not None and preprocessing.client_sites:
             site = find_client_site(preprocessing.client_sites, client)

@@ -52,7 +52,7 @@ def compare_hashes(run: Path, again: Path) -> tuple[str, bool]:
     if not different:
         return f"{pluralize(len(before), 'round')} of {run}: the same bits in {again}", True
     t = different[0]
-    message = f"{len(different)} of {pluralize(len(before), 'round')} differ, round {t} first: {run} has "
+    message = f"{len(different)} of {pluralize(len(before), 'round')} differ, the first is round {t}: {run} has "
     return f"{message}{before[t][:12]}, {again} {now.get(t, 'no such round')[:13]}", False
 
 

@@ -112,7 +112,7 @@ def verify_all(place: Path, print_line: PrintLine, options: VerifyOptions) -> in
             codes[run.name] = UNKNOWN
     if len(runs) > 1:
         parts = [f"{list(codes.values()).count(VERIFIED)} verified"]
-        for code, word in ((ALTERED, "altered"), (UNKNOWN, "cannot be told")):
+        for code, word in ((ALTERED, "altered"), (UNKNOWN, "undecided")):
             names = [name for name in codes if codes[name] == code]
             parts += [f"{len(names)} {word} ({', '.join(names)})"] if names else []
         print_line(f"{pluralize(len(runs), 'run')}: {'; '.join(parts)}")
@@ -147,9 +147,9 @@ def verify_run(run: Path, print_line: PrintLine, options: VerifyOptions, working
     if findings.exit_code == VERIFIED and not rows:
         findings.add_undecided("this run has recorded no round")
     elif findings.exit_code == VERIFIED and rest and not has_checksums:
-        why = f"there is no {CHECKSUMS}: the run was killed, or has not ended"
+        why = f"{CHECKSUMS} is missing, because the run was killed or has not ended"
         findings.add_undecided(f"{why}; --rounds all replays all rounds")
-    others = f"; the other {rest} by checksums, which do not reveal a change by someone who rewrites them, too"
+    others = f"; the other {rest} by checksums, which anyone who changes a file can also rewrite"
     verdicts = {ALTERED: f"ALTERED: {pluralize(findings.altered, 'finding')}", UNKNOWN: "CANNOT TELL"}
     print_line(verdicts.get(findings.exit_code, f"verified{others if rest else ''}"))
     return findings.exit_code
@@ -163,12 +163,12 @@ def _check_checksums(run: Path, published: str | None, findings: Findings) -> bo
     """
     if not (run / CHECKSUMS).is_file():
         if published is not None:
-            findings.add_undecided(f"there is no {CHECKSUMS}, which should have the checksum {published}")
+            findings.add_undecided(f"{CHECKSUMS} is missing, so the checksum {published} cannot be compared")
         return False
     recorded, now = read_json_object(run / CHECKSUMS) or {}, compute_checksums(run)
     digest = str(recorded.get("checksum"))
     if digest != compute_total_checksum(recorded):
-        findings.add_altered(f"{CHECKSUMS}: its content does not match the SHA-256 in it")
+        findings.add_altered(f"{CHECKSUMS}: the content does not match the SHA-256 in this file")
     if published is not None and not digest.startswith(published.lower()):
         findings.add_altered(f"{CHECKSUMS}: the checksum is {digest[: max(len(published), 12)]}, not {published}")
     files, rounds = (dict(recorded.get(key) or {}) for key in ("files", "rounds"))
@@ -192,9 +192,9 @@ def _read_rows(path: Path, findings: Findings) -> list[dict[str, Any]]:
     """Return the rows of a .jsonl file; a line that cannot be read is reported as an alteration."""
     lines = read_jsonl(path, need_round=True)
     for number in lines.damaged_lines:
-        findings.add_altered(f"{path.name}:{number}: is not a valid row")
+        findings.add_altered(f"{path.name}:{number}: this line is not a valid row")
     if lines.is_truncated:
-        findings.add_altered(f"{path.name}: its last line is cut")
+        findings.add_altered(f"{path.name}: the last line is incomplete")
     return lines.rows
 
 
@@ -205,9 +205,10 @@ def _check_files(run: Path, settings: Settings, rows: Rows, reason: str, finding
     """
     rounds, first = [row["round"] for row in rows], -1 if settings.rounds == 0 else 0
     if rounds != list(range(first, first + len(rows))):
-        findings.add_altered("metrics.jsonl: its rounds are not 0, 1, 2, ... each once")
+        findings.add_altered("metrics.jsonl: the rounds are not numbered 0, 1, 2, ... without gaps and repeats")
     elif reason == "finished" and len(rows) != max(settings.rounds, 1):
-        findings.add_altered(f"metrics.jsonl: {pluralize(len(rows), 'round')} of a finished run of {settings.rounds}")
+        text = f"metrics.jsonl has {pluralize(len(rows), 'round')}, but the finished run has {settings.rounds}"
+        findings.add_altered(text)
     identity = read_json_object(run / "identity.json") or {}
     written = {
         key: repr(value)
@@ -226,15 +227,15 @@ def _check_files(run: Path, settings: Settings, rows: Rows, reason: str, finding
         try:
             model = FlatModel(load_global_model(run, settings, name))
             if (digest := model.layout.sha256(model.w)) != hashes.get(t):
-                both = f"{digest[:12]}, metrics.jsonl {str(hashes.get(t))[:12]}"
-                findings.add_altered(f"{name}: its weights have the SHA-256 {both}")
+                both = f"{digest[:12]}, but metrics.jsonl gives {str(hashes.get(t))[:12]}"
+                findings.add_altered(f"{name}: the weights have the SHA-256 {both}")
         except UserError as error:
             findings.add_altered(str(error))
     for path in sorted([*run.glob("checkpoints/*.safetensors"), *run.glob("state/**/*.safetensors")]):
         try:
             tensors, facts = read_tensors(path)
             if serialize_tensors(tensors, facts) != path.read_bytes():
-                raise CorruptFileError(f"{path}: its header is not as fedmpi writes it")
+                raise CorruptFileError(f"{path}: the header was not written by fedmpi")
         except CorruptFileError as error:
             findings.add_altered(str(error))
 
@@ -283,7 +284,7 @@ def _replay_some_rounds(
             if last == rounds[-1] and reason and options.tolerance is None:
                 names = (MODEL, BEST, "partition.npz", PREPROCESSING)
                 pairs = ((name, record.digest(name), replayed.digest(name)) for name in names)
-                differences += [f"{name}: replaying gives other bytes" for name, a, b in pairs if a and b and a != b]
+                differences += [f"{name}: the replay gave other bytes" for name, a, b in pairs if a and b and a != b]
             done |= {t for t in replayed.rounds if t <= last}
         for text in differences:
             if reasons and options.tolerance is None:
@@ -318,7 +319,7 @@ def _describe_row_differences(
         ):
             if t in replayed.rounds and t <= last and t not in left_out:
                 each = [
-                    f"{what} is {_shorten_value(a)}, replaying gives {_shorten_value(b)}"
+                    f"{what} is {_shorten_value(a)}, but the replay gave {_shorten_value(b)}"
                     for what, a, b in differences[:MAX_DIFFERENCES_SHOWN]
                 ]
                 who = "" if client is None else f", client {client}"
@@ -335,7 +336,7 @@ def _causes_of_bit_differences(run: Path, settings: Settings, changes: dict[str,
     """Return possible causes of differences in the last bits, such as different code, versions or devices."""
     machine = {key: pair for key, pair in changes["environment"].items() if key in ("devices", "cpu")}
     code = {key: pair for key, pair in changes["code"].items() if not key.startswith("plug-in ")}
-    reasons = [f"{name} was {was}, here it is {now}" for name, (was, now) in {**code, **machine}.items()]
+    reasons = [f"{name} was {was}, but is {now} here" for name, (was, now) in {**code, **machine}.items()]
     ranks = len((read_json_object(run / "environment.json") or {}).get("ranks") or [1])
     if settings.compute.device != "cpu" and not (settings.compute.deterministic and ranks == 1):
         reasons += (

@@ -140,7 +140,8 @@ def load_initial_weights(module: nn.Module, source: Path, strict: bool) -> Initi
     differences = [f"{what}: {shorten(', '.join(names), MAX_NAMES_LENGTH)}" for what, names in parts.items() if names]
     if not fitting or (strict and differences):
         problem = f"init.strict: {path} and the model differ" if fitting else f"init.from: no tensor in {path} matches"
-        raise UserError(f"{problem}; {'; '.join(differences)}")
+        remedy = "set init.strict: false to load only matching tensors" if fitting else "use another file or model"
+        raise UserError(f"{problem}; {'; '.join(differences)}; {remedy}")
     with torch.no_grad():
         for name in fitting:
             if not bool(tensors[name].isfinite().all()):

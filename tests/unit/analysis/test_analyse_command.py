@@ -123,7 +123,7 @@ def test_flops_compares_a_method_with_fedavg(monkeypatch, capsys, directory):
         (["flops", "{place}/none.yaml"], "{place}/none.yaml: there is no such config file"),
         (
             ["flops", "{place}/atoms.yaml", "train.epochs=0"],
-            "method fedavg: client 0 makes 0 step(s) of the model that is sent",
+            "method fedavg: client 0 makes fewer than 2 steps with the model that is sent",
         ),
         (["communication", "{place}/atoms", "--to", "{place}/atoms.yaml"], "--to: cannot create {place}/atoms.yaml: "),
         (["gaussian"], "No such command 'gaussian'"),

@@ -37,7 +37,7 @@ def test_a_missing_file_has_no_rows(tmp_path):
 def test_errors_name_file_and_line(tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_bytes(CONTENT)
-    with pytest.raises(UserError, match=r"a\.jsonl:3 is not a valid row; the file was changed, or the disk is faulty"):
+    with pytest.raises(UserError, match=r"a\.jsonl:3: this line is not a valid row; the file was changed, or the disk"):
         read_jsonl(file, strict=True)
     with pytest.raises(UserError, match=rf"^cannot read {tmp_path}: Is a directory$"):
         read_jsonl(tmp_path)

@@ -116,7 +116,7 @@ def test_values_that_are_not_finite_are_refused(monkeypatch, fmt, value):
     ("method", "fmt", "more", "says"),
     [
         ("fedfomo", "int8", {}, r"comm\.compression: int8 encodes only .*fedfomo sends theta.*bf16 or fp16"),
-        ("fedavg", "bf16", {"server": {"placement": "sharded"}}, r"bf16 is for uploads to one rank.*placement: root"),
+        ("fedavg", "bf16", {"server": {"placement": "sharded"}}, r"bf16 encodes uploads to one rank.*placement: root"),
         (
             "fedavg",
             "bf16",

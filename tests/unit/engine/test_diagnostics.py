@@ -99,7 +99,7 @@ def test_sites_without_a_common_test_set():
     gains = torch.tensor(row["contribution"]["gain"])
     assert len(gains) == len(row["clients"])
     assert gains.isfinite().all()
-    with pytest.raises(UserError, match="knowledge needs a global test set"):
+    with pytest.raises(UserError, match="knowledge cannot be computed without a global test set"):
         prepare(settings("fedavg", analysis=["knowledge"]), data)
 
 

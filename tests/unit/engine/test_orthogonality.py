@@ -117,5 +117,7 @@ def test_orthogonality_needs_a_classification():
     data = images()
     wanted = replace(data, train_y=data.train_y.float(), test_y=data.test_y.float(), classes=1)
     parts = split(wanted, "iid", 4, 0, "global")
-    with pytest.raises(UserError, match="orthogonality needs classes; task regression has none"):
+    with pytest.raises(
+        UserError, match="orthogonality cannot be computed without classes, which task regression does not"
+    ):
         prepare(settings("fedavg", analysis=["orthogonality"], task={"name": "regression"}), parts)

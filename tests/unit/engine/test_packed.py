@@ -79,7 +79,7 @@ def test_other_methods_state_why_they_are_not_packed(method, pack_sizes):
     """A number is an error before training; auto warns once and changes no bit."""
     one = small_settings(method, rounds=1)
     with pytest.raises(
-        UserError, match=rf"compute\.clients_per_pass: 3: clients .*{WHY_NOT[method]}.*set compute\.clients_per_pass: 1"
+        UserError, match=rf"compute\.clients_per_pass: 3.*{WHY_NOT[method]}.*set compute\.clients_per_pass: 1"
     ):
         run_experiment(small_settings(method, rounds=1, compute={"clients_per_pass": 3}))
     with warnings.catch_warnings(record=True) as told:
@@ -182,7 +182,7 @@ def test_hooks_see_the_same_as_when_clients_are_trained_one_by_one(pack_sizes):
 def test_unsupported_settings_are_rejected(changes, said, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")  # the message is the same with and without a compiler
     net = changes.pop("net", "mlp")
-    with pytest.raises(UserError, match=rf"compute\.clients_per_pass: 4: .*{said}.*set compute\.clients_per_pass: 1"):
+    with pytest.raises(UserError, match=rf"compute\.clients_per_pass: 4.*{said}.*set compute\.clients_per_pass: 1"):
         prepare(small_settings("fedavg", net, **{"compute": {"clients_per_pass": 4}, **changes}))
 
 

@@ -69,7 +69,7 @@ def probabilities(input_shape, classes):
 
 
 def test_features_need_a_test_set_and_a_head():
-    with pytest.raises(UserError, match="features needs a global test set"):
+    with pytest.raises(UserError, match="features cannot be computed without a global test set"):
         prepare(settings("fedavg", analysis=["features"]), replace(federated(), global_test=None))
-    with pytest.raises(UserError, match="analysis: features needs a model that ends in a linear layer"):
+    with pytest.raises(UserError, match="analysis: features cannot be computed without a model that ends"):
         prepare(settings("fedavg", analysis=["features"], model={"name": f"{__file__}:probabilities"}))

@@ -172,7 +172,7 @@ def test_reducing_has_the_same_bits_on_any_number_of_ranks(method):
     large = {name for t in range(3) for name in ChunkPlan(it.experiment.messages.upload_layout(t).packing).large}
     means = get_mean_only_slots(it.experiment.method)
     if means is None or not large <= {*means, "_b"}:
-        with pytest.raises(UserError, match=r"uses single .*; set server"):
+        with pytest.raises(UserError, match=r"uses individual uploads of .*; set server"):
             prepare(reducing_config(config))
         return
     root, alone = run_experiment(config), run_experiment(reducing_config(config))
@@ -237,13 +237,13 @@ def test_an_update_that_is_not_finite_ends_the_run(size):
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"method": "fedld"}, "method fedld uses single uploads"),
-        ({"server": {"rule": "median"}}, "server.rule median uses single uploads"),
+        ({"method": "fedld"}, "method fedld uses individual uploads"),
+        ({"server": {"rule": "median"}}, "server.rule median uses individual uploads"),
         ({"faults": {"on_bad_update": "drop"}}, "faults.on_bad_update: drop may exclude some of them"),
         ({"faults": {"on_client_error": "drop"}}, "faults.on_client_error: drop"),
         ({"faults": {"on_lost_rank": "redo"}}, "faults.on_lost_rank: redo"),
-        ({"record": {"updates": "gram"}}, "record.updates: gram compares single uploads"),
-        ({"comm": {"compression": "bf16"}}, "comm.compression: bf16 encodes single uploads"),
+        ({"record": {"updates": "gram"}}, "record.updates: gram compares individual uploads"),
+        ({"comm": {"compression": "bf16"}}, "comm.compression: bf16 encodes individual uploads"),
     ],
 )
 def test_options_that_need_single_uploads_are_refused(changes, text):

@@ -41,8 +41,8 @@ SHARE = {"name": "principal", "share": "sum"}
             {"server": {"rule": "median"}},
             "median needs updates of the model, but method fedfomo sends none",
         ),
-        ("fedavg", {}, {"server": {"rule": SHARE}}, "share: sum has no effect with correction: text"),
-        ("fedsol", {"prox": "fedavg"}, {}, "FedAvg.* is not allowed; must be a method with a regularizer"),
+        ("fedavg", {}, {"server": {"rule": SHARE}}, "share: sum has no effect with server.rule.correction: text"),
+        ("fedsol", {"prox": "fedavg"}, {}, "FedAvg.* is not allowed; must be a method that has a regularizer"),
         (
             "fedsol",
             {"prox": "scaffold"},
@@ -59,8 +59,13 @@ SHARE = {"name": "principal", "share": "sum"}
         ("lg_fedavg", {"n_shared": 3}, {}, r"method\.n_shared: 3 is not allowed; the model has only 2 linear"),
         ("perfedavg", {"variant": "second_order"}, {}, r"method\.variant"),
         # options of earlier versions
-        ("fedatom", {"personal": True}, {}, r"method\.personal: was replaced by method fedatom_personal"),
-        ("fedld", {"correction": "axis"}, {}, r"method\.correction: was replaced by `variant`: text, printed"),
+        ("fedatom", {"personal": True}, {}, r"method\.personal: this option was replaced by method fedatom_personal"),
+        (
+            "fedld",
+            {"correction": "axis"},
+            {},
+            r"method\.correction: this option was replaced by `variant`: text, printed",
+        ),
         ("fedsol", {"objective": "A3"}, {}, "was moved to configs/papers/fedsol_table10.py:Objective"),
     ],
 )

@@ -217,7 +217,7 @@ def upload(self, k): return SlotValues(extra=k.w), State()
 sends = Slots(dw=SHARED, c=SCALAR) | def upload(self, k): return SlotValues(c=torch.ones(1)), State()
     round 0, client 0: method plugin, hook upload: slot 'c' must have shape \(\), but it returned \(1,\)
 client_state = Slots(c=SCALAR) | def train(self, k): return k.state | def upload(self, k): return SlotValues(), k.state
-    hook upload returned slot 'c', which an earlier hook has returned, too
+    hook upload returned slot 'c', which an earlier hook has also returned
 client_state = Slots(c=FLAT)
     hook train, upload did not return the declared slot 'c'; .* return client\.state
 per_client_download = Slots(c=SCALAR)

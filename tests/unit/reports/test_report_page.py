@@ -246,7 +246,10 @@ def test_names_and_texts_of_users_are_escaped(tmp_path, monkeypatch):
         ({"summary.json": None}, "not ended (still running, or killed)"),
         ({"metrics.jsonl": None, "clients.jsonl": None}, "run: there is no metrics.jsonl"),
         ({"metrics.jsonl": '{"round": 0, "accuracy": null}\n'}, "No round has a finite metric"),
-        ({"metrics.jsonl": '{"round": 0, "accuracy": 50.0, "loss": NaN}\n{"rou'}, "1 line cut off or damaged"),
+        (
+            {"metrics.jsonl": '{"round": 0, "accuracy": 50.0, "loss": NaN}\n{"rou'},
+            "1 incomplete or damaged line ignored",
+        ),
         ({"partition.json": '{"sizes": 3, "label_counts": [1]}'}, "This section cannot be shown"),
         ({"partition.json": "[]"}, "partition.json is damaged: it contains no JSON object"),
         ({"config.yaml": "a: [1"}, "not valid YAML"),

@@ -64,7 +64,7 @@ def test_damaged_files_are_noted_and_all_others_are_read(tmp_path):
     (only,) = read_runs([run]).all
     assert extract_curve(only.rows, "accuracy") == {0: 50.0, 1: 60.0}
     assert [note for note in only.notes if "metrics" in note] == [
-        "metrics.jsonl: 2 lines cut off or damaged, and ignored"
+        "metrics.jsonl: 2 incomplete or damaged lines ignored"
     ]
     assert "partition.json is damaged: it contains no JSON object" in only.notes
 
@@ -93,7 +93,7 @@ def test_transmitted_parameters_are_summed_and_compared_with_the_first_run(tmp_p
     points = json.loads((tmp_path / "communication.json").read_text())["points"][2:]
     assert [list(point.values())[1:] for point in points] == [[1, 1200, 2000, 2.0], [3, 1600, 2400, 4.5]]
     few = write_run_with_traffic(tmp_path / "few", [(1, 1, None), (1, 1, 2.0)])
-    with pytest.raises(UserError, match="accuracy was measured after 1 round; a curve needs at least 2"):
+    with pytest.raises(UserError, match="accuracy was measured in fewer than 2 rounds, too few for a curve"):
         run_facts.compare_communication([few], "accuracy", tmp_path, print)
 
 

@@ -219,8 +219,11 @@ def test_secrets_are_neither_written_nor_printed(tmp_path, plugin):
 
     again = fedmpi("run", tmp_path / "runs" / "mine" / "config.yaml")
     assert again.returncode == 2
-    assert "data.token: is not stored in the run directory, since it may be a secret; set data.token=" in again.stderr
-    with pytest.raises(UserError, match=r"model\.api_key: is not stored in the run directory"):
+    assert (
+        "data.token: this value is not stored in the run directory, as it may be a secret; set data.token="
+        in again.stderr
+    )
+    with pytest.raises(UserError, match=r"model\.api_key: this value is not stored in the run directory"):
         package.load(tmp_path / "runs" / "mine", trust=True)
     result = fedmpi("run", tmp_path / "runs/mine/config.yaml", words[0], "model.api_key=x", "output=" + str(tmp_path))
     assert result.returncode == 0, result.stderr

@@ -166,7 +166,7 @@ def test_every_value_of_a_round_is_recomputed(run, tmp_path, once):
         code, output = check(altered, number=1)
         assert code == 1, (key, output)
         was, now = verify._shorten_value(nudged(row[key])), verify._shorten_value(row[key])
-        assert f"metrics.jsonl, round {LAST}: {key} is {was}, replaying gives {now}" in output
+        assert f"metrics.jsonl, round {LAST}: {key} is {was}, but the replay gave {now}" in output
 
 
 def test_altered_rounds_are_always_replayed(copy, monkeypatch, once):
@@ -177,7 +177,7 @@ def test_altered_rounds_are_always_replayed(copy, monkeypatch, once):
     code, output = check(copy, number=1)
     assert code == 1
     assert "metrics.jsonl, round 3, has changed since the run ended" in output
-    assert f"ALTERED metrics.jsonl, round 3: accuracy is 99.5, replaying gives {str(right)[:12]}" in output
+    assert f"ALTERED metrics.jsonl, round 3: accuracy is 99.5, but the replay gave {str(right)[:12]}" in output
     assert "ALTERED summary.json: " in output
 
 
@@ -236,7 +236,7 @@ def test_a_changed_setting_is_reported(copy):
     code, output = check(copy, number=1)
     assert code == 1
     assert "train.lr is 0.02 in config.yaml, but 0.01 in identity.json" in output
-    assert "replaying gives" in output
+    assert "but the replay gave" in output
 
 
 # ---- what cannot be told ----
@@ -244,7 +244,7 @@ def test_without_checksums_all_rounds_must_be_replayed(copy, once):
     (copy / CHECKSUMS).unlink()
     code, output = check(copy, number=1)
     assert code == 2
-    assert "there is no checksums.json" in output
+    assert "checksums.json is missing" in output
     assert check(copy, number=None)[0] == 0
 
 
@@ -253,7 +253,7 @@ def test_a_published_checksum_is_compared(copy, once):
     noted = json.loads((copy / CHECKSUMS).read_text())["checksum"]
     code, output = check(copy, number=1, published=noted[:16].upper())
     assert code == 0
-    assert output.endswith("by checksums, which do not reveal a change by someone who rewrites them, too")
+    assert output.endswith("by checksums, which anyone who changes a file can also rewrite")
     change(copy / "metrics.jsonl", 2, "wall_s", 0.001)
     compute_checksums_again(copy)
     assert check(copy, number=1)[0] == 0 or "summary.json: wall_s" in check(copy, number=1)[1]
@@ -286,7 +286,7 @@ def test_a_sweeps_directory(run, tmp_path):
     [
         (["--rounds", "0"], "--rounds: 0 is not allowed; must be a positive integer, or all"),
         (["--tolerance", "-1"], "Invalid value for '--tolerance'"),
-        (["--checksum", ""], "--checksum: ''; needed: its first 8 or more digits"),
+        (["--checksum", ""], "--checksum:  is not allowed; must have at least the first 8 digits"),
         (["--rounds", "1"], "is not a run directory"),
     ],
 )

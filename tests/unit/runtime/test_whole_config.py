@@ -121,7 +121,7 @@ def test_commands_use_the_copy_of_a_deleted_plug_in(run_with_plug_in, tmp_path):
     (run / "plugins" / "mynet.py").unlink()
     result = command("resume", run, "rounds=4")
     assert result.returncode == 2
-    assert "plugins/mynet.py is missing: it was the copy of" in result.stderr
+    assert "plugins/mynet.py, the copy of" in result.stderr
     result = command("resume", run, "rounds=4", f"model.name={file.rename(tmp_path / 'mynet.py')}:net")
     assert result.returncode == 0, result.stderr  # the options of the model stay, too
 

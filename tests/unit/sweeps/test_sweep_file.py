@@ -105,11 +105,16 @@ def test_errors_of_runs_mention_the_keys_of_sweeps(tmp_path, text, words):
         (
             METHODS,
             ["seed=42"],
-            "line: seed=42: is set by the sweep's axis seed; to choose among its runs, use include={seed: ...}",
+            "line: seed=42 is not allowed, because axis seed of the sweep sets this key; "
+            "to choose among its runs, use include={seed: ...}",
         ),
-        (METHODS, ["seed=42", "include={seed: 0}"], "is set by the sweep's axis seed"),
-        (METHODS, ["method.name=fednova"], "method.name=fednova: is set by the sweep's axis method"),
-        (METHODS, ["method={name: fednova}"], "is set by the sweep's axis method"),
+        (METHODS, ["seed=42", "include={seed: 0}"], "because axis seed of the sweep sets this key"),
+        (
+            METHODS,
+            ["method.name=fednova"],
+            "method.name=fednova is not allowed, because axis method of the sweep sets this key",
+        ),
+        (METHODS, ["method={name: fednova}"], "because axis method of the sweep sets this key"),
         (
             "grid: {train.lr: [0.1, 0.2], m: {a: {}, b: {train: {lr: 0.05}}}}\n",
             [],
@@ -130,7 +135,7 @@ def test_errors_of_runs_mention_the_keys_of_sweeps(tmp_path, text, words):
         ("grid: {m: {A b: {}, A-b: {}}}\n", [], r"would have the same name, a-b; rename a label"),
         ("grid: {seed: [0]}\ninclude: {sed: 0}\n", [], r"include: unknown axis 'sed'; did you mean 'seed'"),
         ("grid: {seed: [0]}\ninclude: {seed: 1}\n", [], r"include\.seed: unknown label '1'"),
-        ("grid: {seed: [0]}\nexclude: [{seed: 0}]\n", [], "no run is left by include and exclude"),
+        ("grid: {seed: [0]}\nexclude: [{seed: 0}]\n", [], "include and exclude leave no run"),
         ("grid: {seed: [0]}\nexclude: {seed: 0}\n", [], r"sweep\.yaml:3: exclude: .* must be a list of"),
         ("grid: {seed: [0]}\npublished: 3\n", [], "published: 3 is not allowed; must be a mapping"),
         ("grid: {seed: [0]}\npublished: {values: {}, sauce: x}\n", [], r"published\.sauce: unknown key; did you mean"),
@@ -162,7 +167,7 @@ def test_errors_of_runs_mention_the_keys_of_sweeps(tmp_path, text, words):
         (
             "grid: {m: {A: {}}}\npublished: {axes: [n], values: {A: 1}}\n",
             [],
-            r"published\.axes: .* must be a list of axes, out of m",
+            r"published\.axes: .* must be a list of axes; axes: m",
         ),
         ("grid: {m: {A: {}}}\ntune: {}\n", [], r"tune\.grid: is required, but missing"),
         (
@@ -175,10 +180,14 @@ def test_errors_of_runs_mention_the_keys_of_sweeps(tmp_path, text, words):
         (
             TUNED % "by: loss, per: [seed]",
             [],
-            r"tune\.per: \['seed'\] is not allowed; must be a list of axes, out of m",
+            r"tune\.per: \['seed'\] is not allowed; must be a list of axes; axes: m",
         ),
-        (TUNED % "by: loss, using: {m: A}", [], r"tune\.using: includes no run to compare candidates for B"),
-        (TUNED.replace("train.lr", "seed") % "by: loss", [], r"tune\.grid\.seed: is an axis of grid, or the seed"),
+        (TUNED % "by: loss, using: {m: A}", [], r"tune\.using includes no run to compare candidates for B"),
+        (
+            TUNED.replace("train.lr", "seed") % "by: loss",
+            [],
+            r"tune\.grid\.seed is not allowed, because seed is an axis of grid, or the",
+        ),
         (
             *("grid: {train.lr: [0.1, -1], seed: [0]}\n", []),  # the message names the run
             r"sweep\.yaml:2: grid\.train\.lr: train\.lr: -1 .*\n  in the run train\.lr: -1, seed: 0",

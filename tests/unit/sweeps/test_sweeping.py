@@ -105,7 +105,7 @@ def test_validate_checks_settings_and_data(run, tmp_path):
     mnist = ["data.source=mnist", f"data.root={tmp_path}"]
     assert run("validate").splitlines()[-1] == "ok"
     missing = run("validate", *mnist, code=2)
-    assert "no mistakes except that data are missing" in missing
+    assert "no errors were found, except that data are missing" in missing
     assert "mnist: file " in missing
     assert "method.mu: unknown key" in run("validate", *mnist, "method.mu=1", code=2)
     assert "is a sweep of several runs; train them with `fedmpi sweep" in run("run", code=2)
