@@ -284,12 +284,11 @@ def check_robust_rule(rule: str, options: Mapping[str, Any], members: int, idle:
         )
     trim, f, select, text = options.get("trim", 0.1), options.get("byzantine", 1), options.get("select", 1), ""
     if rule == "trimmed_mean" and trim and not floor(trim * members + 1e-9):
-        text = (
-            f"trimmed_mean with trim {trim:g} excludes none of {members} clients per round, so it is the plain mean; "
-        )
-        text += "raise trim, or use more clients"
+        text = f"trimmed_mean with trim {trim:g} excludes none of {members} clients per round, so it is the plain mean"
+        text += "; raise trim, or use more clients"
     elif rule == "krum" and select >= members:
-        text = f"krum with select {select} of {members} clients per round is the plain mean; lower select, or use more clients"
+        text = f"krum with select {select} of {members} clients per round is the plain mean"
+        text += "; lower select, or use more clients"
     elif rule == "krum" and members < 2 * f + 3:
         text = f"krum with byzantine {f} needs {2 * f + 3} clients per round for its guarantee, but there are {members}"
         text += "; use more clients, or another rule"

@@ -22,7 +22,7 @@ SHARE = {"name": "principal", "share": "sum"}
         ("ccvr", {}, {"server": {"optim": "momentum"}}, "method ccvr needs a plain server step"),  # moves the body on
         ("ccvr", {}, {"server": {"lr": 0.5}}, "method ccvr needs a plain server step"),  # stops halfway
         ("ccvr", {}, {"server": {"rule": "median"}}, "method ccvr needs a plain server step"),
-        ("ccvr", {}, {"model": {"name": f"{__file__}:two_layers"}}, "one linear layer, but this model's is Sequential"),
+        ("ccvr", {}, {"model": {"name": f"{__file__}:two_layers"}}, "one linear layer, but this head is a Sequential"),
         (
             "fedatom",
             {"client": "fedper"},
@@ -56,7 +56,7 @@ SHARE = {"name": "principal", "share": "sum"}
             "FedDyn.* is not allowed.*fedsol_table4.py",
         ),  # whose g_k presumes its own steps
         ("fedsr", {"probabilistic": False, "cmi": 0.1}, {}, r"method\.cmi: 0\.1 needs Gaussian"),
-        ("lg_fedavg", {"n_shared": 3}, {}, r"method\.n_shared: 3 is not allowed; the model has only 2 linear"),
+        ("lg_fedavg", {"n_shared": 3}, {}, r"method\.n_shared: 3 is not allowed; must be at most 2, the number"),
         ("perfedavg", {"variant": "second_order"}, {}, r"method\.variant"),
         # options of earlier versions
         ("fedatom", {"personal": True}, {}, r"method\.personal: this option was replaced by method fedatom_personal"),
