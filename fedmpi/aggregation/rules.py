@@ -126,7 +126,7 @@ def principal_coefficients(
     eigenvalue first. Then v_l = G e_l / sqrt(m lam_l) is the l-th principal direction, and g_il = <g_i, v_l> v_l is the
     projection of client i's update on it. The first L = max(1, floor(keep m)) directions are kept, but at most as many
     as the numerical rank. `text` also keeps directions whose eigenvalue equals the L-th one, because the subspace would
-    otherwise be arbitrary. The paper can be read in two ways as to how lengths are corrected:
+    otherwise be arbitrary. The paper permits two readings of how lengths are corrected:
 
         text   u_i = sum_l lam_l g_il,   g_i' = ||g_i|| u_i / ||u_i||            the weighted sum is corrected
         axis   g_i' = ||g_i|| sum_l omega_l g_il / ||g_il||                      each projection is

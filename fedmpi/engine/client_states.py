@@ -66,14 +66,14 @@ class ClientStates:
     """The client states that one rank has, one row per client.
 
     Changes made in a round can be undone until the round has ended. For each event, the table shows the attribute that
-    records the change and the method that undoes it:
+    records the change and the methods that undo it:
 
-        a client trains        _rows_before   end_round, if its upload does not count; undo_round
+        a client trains        _rows_before   end_round, if its upload is refused; undo_round
         its row is moved       move_log       undo_round, unless every rank has completed its moves
         its rank fails         reassigned     reassign, which starts again if another rank fails in this round
 
     `RoundControl.begin_round` and `end_round` discard these records once the next round has begun and it is known which
-    uploads count.
+    uploads are refused.
 
     Attributes:
         owners: client -> the rank that has its state; the same on every rank.
@@ -84,7 +84,7 @@ class ClientStates:
     """
 
     def __init__(self, comm: Communicator, trainer: ClientTrainer, ranks: Sequence[int]) -> None:
-        """Create the states; `ranks` are the ranks that train clients."""
+        """Distribute the clients over `ranks`, the ranks that train clients; no state is created yet."""
         self.comm, self.trainer, self.messages = comm, trainer, trainer.messages
         self.owners = StateOwners(ranks)
         self.rows: dict[int, Tensor] = {}  # client -> its state row, on the model's device; created when first needed
@@ -170,7 +170,7 @@ class ClientStates:
         self.move_log.is_complete = True
 
     def undo_round(self, t: int, keep_moves: bool) -> None:
-        """Undo this rank's changes of client states in round t.
+        """Undo the changes that round t has made to the client states of this rank.
 
         Args:
             keep_moves: whether rows that were moved in this round stay on their new ranks.

@@ -16,8 +16,8 @@ all clients. Instead, each client's model is evaluated on its own validation row
 if the method gives clients models of their own (Ditto) and no protocol evaluates the global model.
 
 If clients keep parts of the model, there is no global model, and `global` and `sites` are left out if there are other
-protocols. If a model's loss is not finite, the metrics over all clients are nan. Metrics are functions of outputs that
-are gathered in a fixed order, so that they depend neither on the number of ranks nor on which rank computes them.
+protocols. If a model's loss is not finite, the metrics over all clients are nan. Metrics are computed from outputs in a
+fixed order, so that they depend neither on the number of ranks nor on which rank computes them.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate the trainer's model on a shard, in evaluation mode.
 
-    The loss is the mean over samples (or over targets that count), unless the task defines a loss of the whole split.
-    All metrics of an empty shard are nan.
+    The loss is the mean over samples (or over targets that are not ignored), unless the task defines a loss of the
+    whole split. All metrics of an empty shard are nan.
 
     Args:
         batch_size: number of samples per forward pass.
@@ -150,7 +150,7 @@ class Evaluator:
         transport: RoundTransport,
         server: FederationServer | None,
     ) -> None:
-        """Create the evaluator; `server` is None except at rank 0."""
+        """Create the evaluator; `server` is None except on rank 0."""
         self.config, self.states, self.transport, self.server = config, states, transport, server
         self.trainer, self.comm = states.trainer, states.comm
         self.data, self.names = self.trainer.data, ("loss", *self.trainer.task.names)
@@ -229,7 +229,7 @@ class Evaluator:
             metrics |= {f"validation_{name}": value for name, value in self._evaluate_validation(t, downloads).items()}
         return metrics, client_rows
 
-    # ---- the global model, at rank 0 ----
+    # ---- the global model, on rank 0 ----
     def _evaluate_global_model(self, t: int, shard: Shard) -> Evaluation:
         """Evaluate the global model of round t on a shard of data."""
         assert self.server is not None
@@ -266,7 +266,7 @@ class Evaluator:
 
     # ---- clients and sites ----
     def _metrics_and_weight(self, evaluation: Evaluation) -> tuple[Metrics, float]:
-        """Return metrics, and their weight in a mean over shards: the number of samples (or targets) that count."""
+        """Return metrics, and their weight in a mean over shards: the number of samples (or of targets in the loss)."""
         weight = float(self.trainer.task.split_weight(evaluation.targets)) if len(evaluation.targets) else 0.0
         return evaluation.metrics if weight else {**evaluation.metrics, "loss": nan}, weight
 
@@ -302,7 +302,7 @@ class Evaluator:
         """Evaluate the clients in `downloads`, each on the rank that has its state.
 
         Returns:
-            client -> metrics, and client -> weight; both are complete only at rank 0.
+            client -> metrics, and client -> weight; both are complete only on rank 0.
         """
         comm, owners, rows = self.comm, self.states.owners, dict[int, Tensor]()
         received = self.config.learning_rate(t), self.transport.broadcast_copy

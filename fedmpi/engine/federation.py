@@ -8,8 +8,8 @@
         rank 0             w <- server_optim(w, direction(uploads))
 
 Round t - 1 is evaluated and reported at the beginning of round t: rank 0 alone evaluates the global model, while the
-others train. If clients are evaluated, too (a protocol of personal models, or sites with their own data), all ranks
-evaluate before they train. Early stopping and the detection of divergence, which depend on metrics, therefore act one
+other ranks train. If clients are evaluated, too (a protocol of personal models, or sites with their own data), all
+ranks evaluate before they train. Early stopping and divergence, which depend on metrics, therefore end the run one
 round later. The broadcast after the last round contains the final model and the command that ends the loop.
 
 A round is a function of t, the cohort, and the states of the server and the clients at its start. After a rank failure,
@@ -157,7 +157,7 @@ class Federation:
                 self.train_clients(mine[i : i + at_once], t, downloads, gather)
         trained, uploads, arrived = time.perf_counter(), gather.finish(), time.perf_counter()
         span("uploads")
-        if uploads is not None:  # at rank 0: w <- server_optim(w, direction(uploads))
+        if uploads is not None:  # on rank 0: w <- server_optim(w, direction(uploads))
             self.reporter.metrics_row = self.step_server(t, cohort, placement, uploads, trained, arrived, bytes_before)
             span("step")
         if self.probes is not None:
@@ -224,7 +224,7 @@ class Federation:
         arrived: float,
         bytes_before: tuple[int, int],
     ) -> dict[str, Any] | None:
-        """Update the global model with the uploads of round t that count.
+        """Update the global model with the uploads of round t, except refused ones.
 
         Args:
             placement: client -> the rank that has trained it.
@@ -291,8 +291,8 @@ class Federation:
 
         Args:
             t: the last completed round.
-            memory: the result of `rank0_state` after that round, at rank 0; None at other ranks.
-            server: the server's tensors from the checkpoint, at rank 0; None at other ranks.
+            memory: the result of `rank0_state` after that round, on rank 0; None on other ranks.
+            server: the server's tensors from the checkpoint, on rank 0; None on other ranks.
         """
         self.control.first_round = t + 1
         self.states.round = t

@@ -1,6 +1,6 @@
 """Selection of the best model of a run by a metric on validation samples, and early stopping.
 
-A model becomes the best one if its metric is better than that of the best model so far by more than min_delta. After
+A model becomes the best one if its metric is better than the best metric so far by more than min_delta. After
 `patience` consecutive evaluations without a better model, the run ends with the current round. All state is in tensors,
 which checkpoints store.
 """

@@ -25,7 +25,7 @@ class Reporter:
         server: FederationServer | None,
         callbacks: RunCallbacks,
     ) -> None:
-        """Create the reporter; `server` is None except at rank 0."""
+        """Create the reporter; `server` is None except on rank 0."""
         self.config, self.states, self.transport, self.server = config, states, transport, server
         self.trainer, self.callbacks = states.trainer, callbacks
         self.evaluator = Evaluator(config, states, transport, server)
@@ -35,7 +35,7 @@ class Reporter:
         names = [f"{p}_loss" if p != "global" else "loss" for p in watched] if trainer.data.test_sizes.any() else []
         classes = trainer.data.classes if getattr(trainer.task, "classification", False) else None
         self.divergence = DivergenceMonitor(classes, next(iter(names), None), config.stops_on_divergence)
-        # the row of the latest round, at rank 0; None if the round was aborted
+        # the row of the latest round, on rank 0; None if the round was aborted
         self.metrics_row: dict[str, Any] | None = None
         self.saved_state: dict[str, Any] = {}  # `Federation.rank0_state` after the latest round that counts
         self.reported_in = -1  # the round at whose beginning the previous round was reported

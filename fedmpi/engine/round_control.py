@@ -43,8 +43,8 @@ class RoundControl:
         self.config, self.states, self.transport = reporter.config, reporter.states, reporter.transport
         self.server = reporter.server
         self.first_round = 0  # the first round of this process; greater than 0 if the run was resumed
-        self.opened_at = 0.0  # time.perf_counter() at rank 0's decision about the latest round
-        self._decided = -1, 0  # at rank 0: the round of the latest decision, and the decision
+        self.opened_at = 0.0  # time.perf_counter() on rank 0's decision about the latest round
+        self._decided = -1, 0  # on rank 0: the round of the latest decision, and the decision
         self._rank_costs = scheduler.rank_costs  # the relative costs of ranks that belong to this decision
 
     def open_round(self, t: int) -> RoundCommand:

@@ -80,7 +80,7 @@ class ClientScheduler:
         self.rank_costs: RankCosts = {}  # the relative costs by which clients are assigned; the same on every rank
         measured = config.placement == "balanced" and config.measures_speed and len(ranks) > 1
         self.speeds = RankSpeeds() if measured else None
-        self._measured_costs: RankCosts = {}  # the latest measured relative costs, at rank 0
+        self._measured_costs: RankCosts = {}  # the latest measured relative costs, on rank 0
 
     def sample_cohort(self, t: int) -> list[int]:
         """Draw the cohort of round t, in ascending order; clients of failed ranks are included."""
@@ -118,7 +118,7 @@ class ClientScheduler:
         If a rank fails in round t, only its clients are assigned to other ranks.
 
         Args:
-            alive: the ranks that are alive; by default those of the communicator.
+            alive: the ranks that are alive; by default all that the communicator considers alive.
         """
         alive = self.comm.alive if alive is None else alive
         clients = self.sample_cohort(t)
@@ -139,7 +139,7 @@ class ClientScheduler:
         away = {int(rank) for ranks in lost for rank in ranks}
         return [r for r in self.ranks if self.rank_costs.get(r, NORMAL_COST) and r not in away]
 
-    # ---- relative costs of ranks, at rank 0 ----
+    # ---- relative costs of ranks, on rank 0 ----
     def record_timings(self, t: int, placement: Mapping[int, int], seconds: Sequence[float]) -> None:
         """Record the training times (s) that uploads of round t report, in the order of the clients in `placement`."""
         if self.speeds is not None and not self.lost_ranks.in_round(t):

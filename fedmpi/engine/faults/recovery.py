@@ -49,7 +49,7 @@ class FailurePolicy:
         self.config, self.control, self.timeline, self.can_move_clients = config, control, timeline, can_move_clients
         self.comm, self.states = control.comm, control.states
         self.scheduler, self.reporter = control.scheduler, control.reporter
-        self.alive = list(self.comm.alive)  # at rank 0: the ranks that were alive at the last check
+        self.alive = list(self.comm.alive)  # on rank 0: the ranks that were alive at the last check
         self.longest_s = 0.0  # the longest duration of a round so far
 
     def next_round(self, t: int, why: str | None) -> int:

@@ -53,8 +53,8 @@ class _FunctionalNet(nn.Module):
 class BatchedClientView:
     """The `client` that hooks receive under torch.vmap; an implementation of method.context.Client.
 
-    Members that only the hooks `step` and `train` need are missing. While a hook runs, `values` holds its tensors,
-    which look like the tensors of one client but have vmap's hidden dimension over the clients.
+    Members that only the hooks `step` and `train` need are missing. While a hook runs, `values` holds the tensors that
+    it sees, which look like the tensors of one client but have vmap's hidden dimension over the clients.
     """
 
     def __init__(self, trainer: ClientTrainer, clients: Sequence[ClientContext]) -> None:

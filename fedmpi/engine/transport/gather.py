@@ -3,8 +3,8 @@
     rows       rank 0 stores all rows                                          any rule
     streaming  rank 0 adds rows up as they arrive, and stores only sums        rules that read only means
     sharded    every rank stores some columns of all rows                      any rule
-    reducing   every rank adds up the rows of its own clients; these sums      rules that read only means; the bits of
-               are reduced over a binomial tree of ranks                       the result differ from the other modes
+    reducing   every rank adds up the rows of its own clients; these sums      rules that read only means; the last bits
+               are reduced over a binomial tree of ranks                       differ from those of the other modes
 
 For each of its clients, in order, a rank calls upload_row(client), writes the row, and calls submit(client). Then it
 calls finish().
@@ -128,7 +128,7 @@ class GatherContext:
 
 
 class GatheredUploads:
-    """The uploads of a round at rank 0: the small slots of all rows; subclasses give access to the large slots."""
+    """The uploads of a round on rank 0: the small slots of all rows; subclasses give access to the large slots."""
 
     is_complete = True  # whether sums contain all rows; those with values that are not finite may be missing
 
@@ -290,7 +290,7 @@ class UploadGather(ABC):
         """Send a client's upload, which has been written to its row, or add it to this rank's sums."""
 
     def finish(self) -> GatheredUploads | None:
-        """Wait for all messages; return the uploads at rank 0, and None elsewhere.
+        """Wait for all messages; return the uploads on rank 0, and None elsewhere.
 
         Raises:
             RankLostError: a rank has failed.
@@ -302,7 +302,7 @@ class UploadGather(ABC):
 
     @abstractmethod
     def _finish(self) -> GatheredUploads | None:
-        """Wait for the messages with uploads; return the uploads at rank 0, and None elsewhere."""
+        """Wait for the messages with uploads; return the uploads on rank 0, and None elsewhere."""
 
     def acknowledge_broadcast(self) -> None:
         """Confirm to rank 0 that the broadcast has arrived, on ranks without clients in this round.

@@ -3,7 +3,7 @@
 A rank that stores columns is called a holder. Clients' ranks send each holder its columns, and small slots to rank 0,
 which alone runs the method's `aggregate`. If `aggregate` needs a sum, a Gram matrix, inner products or order statistics
 of a large slot, rank 0 queries the holders, each of which computes the result for its columns. Rank 0 combines the
-parts in the order of the blocks, so that the bits are the same as with all rows at rank 0. A rule that reads the rows
+parts in the order of the blocks, so that the bits are the same as with all rows on rank 0. A rule that reads the rows
 of a slot directly receives all of them, and rank 0 needs the memory for that.
 """
 
@@ -114,7 +114,7 @@ class ShardedGather(UploadGather):
     """Gathers columns of large slots at their holders, which are all living ranks, even if they do not train."""
 
     def __init__(self, context: GatherContext) -> None:
-        """Start to receive the columns of this rank, and at rank 0 the small slots."""
+        """Start to receive the columns that this rank stores; rank 0 also receives the small slots."""
         # If messages are sent only in `finish`, waiting for an earlier row would never end; then all rows are buffered.
         super().__init__(context, SendBuffer(context, MAX_UNSENT_BYTES // 8 if context.comm.async_sends else None))
         self.shard, comm = ColumnShard(context), context.comm
@@ -170,7 +170,7 @@ class ShardedGather(UploadGather):
 
 
 class GatheredShards(GatheredUploads):
-    """The uploads of a round at rank 0: the small slots, and access to large slots by queries to their holders."""
+    """The uploads of a round on rank 0: the small slots, and access to large slots by queries to their holders."""
 
     def __init__(self, context: GatherContext, shard: ColumnShard, small_rows: Tensor) -> None:
         """Store the small slots of all rows and the shard of rank 0."""
@@ -186,7 +186,7 @@ class GatheredShards(GatheredUploads):
             request_kind: the result that is requested, for example GRAM.
             numbers: a function that returns the numeric arguments for one holder's part of the span; None: no
                 arguments.
-            span: the columns; by default all of them.
+            span: the columns (a, b); by default all columns of the slot.
         """
         shard, comm, holder_numbers = self.shard, self.comm, range(len(self.shard.holders))
         span, numbers = span or (0, self.chunks.large[name][1]), numbers or (lambda _: torch.empty(0))

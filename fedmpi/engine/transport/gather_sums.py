@@ -132,7 +132,7 @@ def _adder_thread() -> ThreadPoolExecutor:
 
 
 class StreamingGather(UploadGather):
-    """Adds up all rows at rank 0, which trains no clients unless it is the only rank."""
+    """Adds up all rows on rank 0, which trains no clients unless it is the only rank."""
 
     def __init__(self, context: GatherContext, means: Means, p: Tensor) -> None:
         """Create the gather; `p` (m,) are the weights of the cohort."""

@@ -88,8 +88,8 @@ class RoundTransport:
         """Broadcast rank 0's command and the changed parts of model and server state; return the command.
 
         Args:
-            command: the command at rank 0; ignored at other ranks.
-            server: the server at rank 0; None at other ranks.
+            command: the command on rank 0; ignored on other ranks.
+            server: the server on rank 0; None on other ranks.
         """
         messages, layout = self.messages, self.messages.broadcast_layout(self.changed_groups)
         if server is not None:  # w and b need no copy if `model_storage` returned parts of this row
@@ -134,10 +134,10 @@ class RoundTransport:
         Args:
             clients: the clients that receive a download.
             placement: client -> the rank that trains it.
-            server: the server at rank 0; None at other ranks.
+            server: the server on rank 0; None on other ranks.
 
         Returns:
-            client -> download row, for the clients of this rank; at rank 0 for all `clients`.
+            client -> download row, for the clients of this rank; on rank 0 for all `clients`.
         """
         packing, rank = self.messages.per_client_download, self.comm.rank
         mine = [k for k in clients if server is not None or placement[k] == rank]
