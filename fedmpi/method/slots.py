@@ -47,9 +47,9 @@ class Slot:
     from_initial_model: whether the tensor starts as a copy of the initial model's weights (last dimension d, s or h) or
     float buffers (last dimension b).
 
-    start: the initial value: a number; the name of an option of the method whose value is this number; or, in
-    server_state, the name of a function f(self, shape, generator) of the method that returns the tensor. It is called
-    once with a random generator on the CPU (for networks on the server, or for several different global models).
+    start: the initial value: a number; the name of an option of the method, whose value is the number; or, in
+    server_state, the name of a function f(self, shape, generator) of the method. The function returns the tensor, and
+    is called once, with a random generator on the CPU (for networks on the server, or different global models).
 
     is_update: whether the slot contains a difference that the server adds to a value of its own, as it does with dw.
     `comm.compression: int8` applies to such slots only.

@@ -203,7 +203,7 @@ def _show_client_metric(runs: RunCollection, protocol: str, name: str) -> list[P
 
 
 def _chart_by_client(values: dict[str, float], part: str, label: str, order: str) -> BarChart | LineChart:
-    """Return a chart with one bar per client, or with a line over the clients if these are many or a value is negative.
+    """Return a chart with one bar per client, or, for many clients or a negative value, with a line over the clients.
 
     part: the label of the values. order: the label of the x axis of the line chart.
     """

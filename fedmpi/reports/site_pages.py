@@ -2,8 +2,8 @@
 
 The page of a site shows its contribution, its benefit and the messages that it sent, but no metrics of other sites. The
 model card describes data, method, metrics by site and limitations, for people who assess the model without having
-trained it (Mitchell et al. Model Cards for Model Reporting. FAT* 2019. https://arxiv.org/abs/1810.03993). The texts of
-both are in templates/.
+trained it (Mitchell et al. Model Cards for Model Reporting. FAT* 2019. https://arxiv.org/abs/1810.03993). Their
+templates are in templates/.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def write_site_pages(
 
 
 def read_statements(path: Path) -> dict[str, str]:
-    """Read the statements of a model card from a YAML file with headings as keys and texts as values.
+    """Read the statements of a model card from a YAML file that maps headings to paragraphs.
 
     Raises:
         UserError: if the file does not exist or is not valid, or a value is neither a string nor a number.
@@ -285,7 +285,7 @@ def _plot_samples(all_sites: Sequence[Site], samples: Table) -> Figure:
 
 
 def _build_audit_rows(all_sites: Sequence[Site]) -> list[list[Value]]:
-    """Return a row for each site with the number and size of its messages, and the SHA-256 of its audit file.
+    """Return one table row per site: the number and size of its messages, and the SHA-256 of its audit file.
 
     The contents of the messages are shown only on the page of the site.
     """
