@@ -24,7 +24,7 @@ from fedmpi.comm import network
 from fedmpi.common.errors import UserError
 
 ENV_INIT_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# Launcher; the variables of rank, size, local rank and local size; further variables that must be set.
+# Launcher; the variables of rank, size, local rank and local size; other variables that must be set.
 LAUNCHERS = (
     ("torchrun", ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), ("TORCHELASTIC_RUN_ID",)),
     ("mpi", tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")), ()),

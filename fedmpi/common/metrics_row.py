@@ -63,5 +63,5 @@ SUMMED_NAMES = (
     *(key.name for key in METRICS_KEYS if key.unit in ("bytes", "parameters")),
 )  # summary.json has their sums
 NON_METRIC_NAMES = frozenset(key.name for key in METRICS_KEYS if not key.is_metric)
-# Names that metrics of tasks and methods must not have. `updates` is the part of a row that update_stats.jsonl takes.
+# Names that metrics of tasks and methods must not have. `updates` is written to update_stats.jsonl.
 RESERVED_NAMES = frozenset((*METRICS_NAMES, *CLIENTS_NAMES, "updates"))

@@ -289,7 +289,7 @@ def compute_paired_difference(table: ResultsTable, key: CellKey) -> tuple[float,
     if len(paired) < 2:
         return None
     mean, error = fmean(paired), stdev(paired) / math.sqrt(len(paired))
-    if not error or abs(mean) <= stdtrit(len(paired) - 1, 0.975) * error:  # equal differences give no error
+    if not error or abs(mean) <= stdtrit(len(paired) - 1, 0.975) * error:  # the error is 0 if all differences are equal
         return mean, error, ""
     if progress.is_diagnostic(table.metric):
         return mean, error, "lower" if mean < 0 else "higher"

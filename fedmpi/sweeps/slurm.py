@@ -63,7 +63,7 @@ class ArrayOptions:
     max_running: int | None = None  # number of tasks that Slurm runs at the same time; None: no limit
     gpus: int | None = None  # per rank
     ranks: int = 1  # per run
-    options: tuple[str, ...] = ()  # further options of sbatch
+    options: tuple[str, ...] = ()  # other options of sbatch
 
 
 def submit_sweep(sweep: Sweep, options: ArrayOptions, dry_run: bool, print_line: Callable[[str], None]) -> int:

@@ -34,10 +34,10 @@ from fedmpi.common.errors import UserError
 # would override them.
 EXCLUDE_OFI = "OMPI_MCA_btl", "^ofi"
 EXTRA_S_AFTER_RANK_0 = 3  # the other ranks wait this much longer: rank 0 prints the error, and the launcher ends them
-DATA, CONTROL = 0, 1  # tags
+DATA, CONTROL = 0, 1  # MPI tags of messages
 BUSY_POLL_S = 0.05  # for this time requests are tested without pauses, since MPI moves messages only inside its calls
 MAX_PAUSE_S = 1e-3  # the longest pause: 0.1 % of a round of one second, and hardly any processor time
-CHECK_INTERVAL_S = 0.5  # interval of the checks which messages are missing
+CHECK_INTERVAL_S = 0.5  # interval at which this rank updates the list of missing messages
 INTEGER_TYPES = {
     1: torch.uint8,
     2: torch.int16,

@@ -119,7 +119,7 @@ def create_process_group(
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     patience = timedelta(seconds=timeout_s)
     where = torch.empty(0, device=device).device  # "cuda" with its index
-    torch.cuda.set_device(where)  # `Clock.call` runs this in a new thread, and each thread begins on the first GPU
+    torch.cuda.set_device(where)  # this runs in a new thread, which begins on the first GPU
     store = dist.PrefixStore("group", store)
     dist.init_process_group(backend, None, patience, job.size, job.rank, store, device_id=where)
     return None

@@ -47,7 +47,7 @@ class GroupMembership:
         self.requested_generation = (
             0  # the latest attempt that a rank has called for; above `generation` if this rank must join it
         )
-        self.rank_0_is_lost = False  # and its store with it
+        self.rank_0_is_lost = False  # rank 0 and its store are lost
         self.cancel_wait: Callable[[Store], None] = lambda store: None  # cancels an allgather that this rank waits in
         store.set_on_disconnect(f"dead/{rank}", "1")
         error_reporter.on_event = self._on_event
