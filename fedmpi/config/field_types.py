@@ -57,8 +57,8 @@ def _check_directory_name(name: str) -> str:
     """Return the name unchanged; raise ValueError if it cannot be the name of a directory."""
     if find_control_character(name) or len(os.fsencode(name)) > 200 or not re.fullmatch(r"[^/\\\s.][^/\\\s]*", name):
         raise ValueError(
-            f"{shorten_repr(name)} is not a valid directory name; it must have no spaces, slashes or leading dot, and "
-            "at most 200 bytes"
+            f"{shorten_repr(name)} is not a valid directory name; it must not contain spaces or slashes or "
+            "start with a dot, and must have at most 200 bytes"
         )
     return name
 

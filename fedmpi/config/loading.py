@@ -112,7 +112,7 @@ def read_with_bases(
     absolute_path = os.path.abspath(path)
     if absolute_path in including_files:
         circle = " -> ".join([*including_files[including_files.index(absolute_path) :], absolute_path])
-        raise UserError(f"base files include each other in a circle: {circle}")
+        raise UserError(f"circular include: {circle}; remove one of these base entries")
     own = read_yaml_file(path)
     own.old_names = renamed.find_old_names(own.data, own.origins)
     bases, origin = own.data.pop("base", []), own.origins.pop("base", "")
@@ -172,7 +172,7 @@ def parse_overrides(overrides: Sequence[str]) -> ConfigLayer:
         origin = f"command line: {shorten(repr(clean) if find_control_character(text) else clean, 200)}"
         key, equals, value = text.partition("=")
         if not equals or not all(key.split(".")):
-            document.problems.append(f"{origin}: must be KEY=VALUE, such as train.lr=0.1")
+            document.problems.append(f"{origin} is not allowed; must be KEY=VALUE, such as train.lr=0.1")
         elif key.partition(".")[0] == "base":
             document.problems.append(
                 f"{origin}: base is not allowed on the command line; list base files in a config file"
@@ -313,7 +313,7 @@ def _describe_error(key: KeyPath, errors: list[Any], data: dict[str, Any], root:
     """Return the message about one invalid key: what is wrong, what is allowed, and how to correct it."""
     first = errors[0]
     if first["type"] == "missing":
-        return "is required, but missing"
+        return "missing, but required"
     if first["type"] == "extra_forbidden":
         return f"unknown key; {_suggest(key, root)}"
     if first["type"] == "value_error":  # raised by a validator of fedmpi; its message may begin with the key
@@ -377,7 +377,7 @@ def _locate_error(data: Any, error: Any) -> KeyPath:
     if error["type"] == "missing":
         return loc
     text = str(error["ctx"]["error"]) if error["type"] == "value_error" else ""
-    named_key = re.match(r"([\w.]+): (is not set)?", text)
+    named_key = re.match(r"([\w.]+): (not set)?", text)
     steps: KeyPath = (*loc, *(named_key[1].split(".") if named_key else ()))
     if named_key and named_key[2]:
         return steps

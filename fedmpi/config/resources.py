@@ -27,8 +27,8 @@ def check_resources(settings: Settings, writes: bool = True) -> None:
     if threads > (available := count_usable_cores()):
         where = _key_location(settings, "compute.threads")
         raise UserError(
-            f"{where}: {threads} is not allowed; this process may use {available} core(s); lower it, or give each "
-            "rank more cores (mpirun --bind-to none, srun --cpus-per-task)"
+            f"{where}: {threads} is not allowed; must be at most {available}, the cores of this process; lower it, or "
+            "give each rank more cores (mpirun --bind-to none, srun --cpus-per-task)"
         )
     if writes:
         _check_output_directory(settings)
@@ -50,7 +50,7 @@ def _check_output_directory(settings: Settings) -> None:
     where, output = _key_location(settings, "output"), settings.output
     existing = next(path for path in (output, *output.absolute().parents) if os.path.lexists(path))  # in the end `/`
     if not os.path.isdir(existing):
-        raise UserError(f"{where}: {existing} is a file; must be a directory")
+        raise UserError(f"{where}: {existing} is a file; choose another output directory")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise UserError(f"{where}: {existing} is not writable; choose another output directory")
 

@@ -168,13 +168,13 @@ class Settings(Section):
     def _check(self) -> Settings:
         if self.train.warmup_rounds >= self.rounds > 0:
             raise ValueError(
-                f"train.warmup_rounds: {self.train.warmup_rounds} must be less than rounds: {self.rounds}, or "
-                "train.lr is never reached; lower train.warmup_rounds, or raise rounds"
+                f"train.warmup_rounds: {self.train.warmup_rounds} is not allowed; must be less than rounds "
+                f"({self.rounds}), otherwise train.lr is never reached; lower train.warmup_rounds, or raise rounds"
             )
         if self.evaluate.best.metric is not None and not self.data.validation:
             raise ValueError(
                 f"evaluate.best.metric: {self.evaluate.best.metric} needs validation rows, but data.validation is 0; "
-                "set it to a fraction such as 0.1"
+                "set data.validation to a fraction such as 0.1"
             )
         if self.data.silos and self.faults.on_lost_rank == "redo":
             raise ValueError(

@@ -42,7 +42,7 @@ class PartitionSettings(OpenSection):
     def _check(self) -> PartitionSettings:
         if self.clients is None and self.scheme not in ("site", "file"):
             raise ValueError(
-                f"clients: is not set; scheme {self.scheme} needs the number of clients (only the schemes site and "
+                f"clients: not set; scheme {self.scheme} needs the number of clients (only the schemes site and "
                 "file take it from the data)"
             )
         return self
@@ -84,12 +84,14 @@ class DataSettings(OpenSection):
     @model_validator(mode="after")
     def _check(self) -> DataSettings:
         if (self.partition is None) == (self.silos is None):
-            has = "neither" if self.partition is None else "both; set one of them to null"
-            raise ValueError(f"needs either partition: {{scheme, clients}} or silos: [names], but has {has}")
+            problem = "neither is set" if self.partition is None else "both are set; set one of them to null"
+            raise ValueError(
+                f"exactly one of partition: {{scheme, clients}} and silos: [names] must be set, but {problem}"
+            )
         if self.silos and self.client_test != "auto":
             raise ValueError(
                 f"client_test: {self.client_test} is not allowed with data.silos, because the files of a silo define "
-                "its test part; remove data.client_test"
+                "its test set; remove data.client_test"
             )
         return self
 
@@ -200,7 +202,7 @@ class TrainSettings(ExclusiveKeysSection):
         if self.persist_optimizer and self.optim == "sgd" and not self.momentum:
             raise ValueError(
                 "persist_optimizer: true has no effect, because train.optim: sgd with train.momentum: 0 has no state; "
-                "remove it"
+                "remove train.persist_optimizer"
             )
         return self
 
@@ -235,7 +237,7 @@ class RuleSettings(ShortFormSection, OpenSection):
         if self.name == "auto" and self.options:
             key = next(iter(self.options))
             raise ValueError(
-                f"{key}: is not an option of server.rule.name: auto; set server.rule.name to the rule that has it"
+                f"{key}: not an option of server.rule.name: auto; set server.rule.name to a rule that accepts {key}"
             )
         return self
 

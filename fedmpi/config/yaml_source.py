@@ -62,9 +62,9 @@ def read_yaml_file(path: Path, needs: str = "a config needs at least data, model
     document = ConfigLayer()
     value = parse_value(read_config_text(path), str(path), "", document, has_lines=True)
     if value is None:
-        raise UserError(f"{path}: is empty; {needs}")
+        raise UserError(f"{path} is empty; {needs}")
     if not isinstance(value, dict):
-        raise UserError(f"{path}: must contain `key: value` lines, not {shorten_repr(value)}")
+        raise UserError(f"{path} must contain `key: value` lines, not {shorten_repr(value)}")
     document.data = value
     return document
 
@@ -82,9 +82,9 @@ def read_config_text(path: Path) -> str:
         meant = f"; did you mean {path.parent / close[0]}?" if close else ""
         raise UserError(f"{path}: there is no such config file{meant}") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: cannot be read as text: {error}; save it as UTF-8") from error
+        raise UserError(f"{path} cannot be read as text: {error}; save it as UTF-8") from error
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 class _Loader(yaml.SafeLoader):
@@ -140,7 +140,10 @@ def parse_value(text: str, source: str, path: str, document: ConfigLayer, has_li
     except (yaml.YAMLError, ValueError, KeyError) as error:  # characters that YAML does not allow, or `!!int x`
         raise UserError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
-        raise UserError(f"{source}: is nested too deeply, or contains an alias (*) within its own anchor") from error
+        raise UserError(
+            f"{source}: nesting is too deep, or an alias (*) refers to the anchor that contains it; remove the "
+            "alias, or flatten the nesting"
+        ) from error
 
 
 @dataclass
@@ -163,7 +166,8 @@ class _NodeChecker:
         self.values += 1
         if self.values > MAX_VALUES:
             raise UserError(
-                f"{where}: contains more than {MAX_VALUES} values, with aliases (*) expanded; use fewer aliases"
+                f"{where}: the config expands to more than {MAX_VALUES:,} values once aliases (*) are resolved; use "
+                "fewer aliases"
             )
         if node.tag not in _TYPES:
             tag = node.tag.replace(_TAG, "!!")
@@ -206,12 +210,17 @@ class _NodeChecker:
         """Replace references to environment variables in a scalar; raise UserError if its text is not allowed."""
         text = _ENV_REFERENCE.sub(lambda reference: _expand_variable(reference, where), node.value)
         if "${" in text:
-            raise UserError(f"{where}: {shorten_repr(text)}: write ${{env:NAME}} or ${{env:NAME:-text}} for a variable")
+            raise UserError(
+                f"{where}: {shorten_repr(text)} is not allowed; write ${{env:NAME}} or ${{env:NAME:-text}} for a "
+                "variable"
+            )
         if text != node.value and node.style is None:  # without quotes, the new text may be a number
             node.tag = self.loader.resolve(yaml.ScalarNode, text, (True, False))
         node.value = text
         if find_control_character(text):
-            raise UserError(f"{where}: {shorten_repr(text)} contains {find_control_character(text)}; remove it")
+            raise UserError(
+                f"{where}: {shorten_repr(text)} contains {find_control_character(text)}; remove this character"
+            )
 
 
 def _expand_variable(reference: re.Match[str], where: str) -> str:

@@ -111,13 +111,13 @@ def _deal_test_shards(test_y: np.ndarray, label_matrix: np.ndarray | None, seed:
     """Cut the test rows into shards, and give each client test shards of the classes of its training shards."""
     if label_matrix is None:
         raise UserError(
-            "data.client_test: shards needs data.partition.scheme: shards without `sorted`; set data.client_test: "
+            "data.client_test: shards needs data.partition.scheme: shards with `sorted: false`; set data.client_test: "
             "aligned"
         )
     for c, shards in zip(*np.unique(label_matrix, return_counts=True), strict=True):
         rows = (test_y == c).sum()
         if rows < shards:
-            problem = f"class {c} has {rows} test rows, which cannot be cut into {shards} shards"
+            problem = f"class {c} has only {rows} test rows for {shards} shards (at least one per shard)"
             raise UserError(f"data.client_test: shards: {problem}; set data.client_test: class_match")
     return _select_parts(
         deal_shards(test_y, label_matrix, seeds.numpy_generator(seed, "test shards")), np.arange(len(label_matrix))

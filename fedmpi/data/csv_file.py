@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import shorten
+from fedmpi.common.text import shorten_repr
 
 CELLS_PER_BLOCK = 200_000  # number of cells that are in memory as Python strings at once
 MAX_BYTES_PER_CELL = 24  # columns of ASCII cells of at most this length are stored as bytes
@@ -81,10 +81,12 @@ def read_csv_table(
     def checked_rows() -> Iterator[tuple[int, list[str]]]:
         for line, row in rows:
             if len(row) != len(header):
-                quotes = f" (put cells that contain {delimiter!r} in quotes)" if len(row) > len(header) else ""
                 cells = "cell" if len(row) == 1 else "cells"
-                counts = f"the row has {len(row)} {cells}, but the header has {len(header)}{quotes}"
-                raise UserError(f"{path}, line {line}: {counts}: {shorten(delimiter.join(row))}")
+                counts = f"has {len(row)} {cells}, but the header has {len(header)}"
+                quotes = f"put cells that contain {delimiter!r} in quotes"
+                remedy = quotes if len(row) > len(header) else "add the missing cells"
+                content = shorten_repr(delimiter.join(row))
+                raise UserError(f"{path}, line {line}: the row {content} {counts}; {remedy}")
             yield line, row
 
     return header, checked_rows()

@@ -56,7 +56,7 @@ class Dataset:
             samples: Any = getattr(self, f"{part}_x")
             if isinstance(samples, Mapping):
                 if not samples or not all(isinstance(key, str) and key.isidentifier() for key in samples):
-                    needed = "must be identifiers such as input_ids, and at least one"
+                    needed = "there must be at least one key, and all must be identifiers such as input_ids"
                     raise UserError(f"data set: the keys of the dictionary {part}_x are {list(samples)}; {needed}")
                 object.__setattr__(self, f"{part}_x", Inputs(samples))
             y = getattr(self, f"{part}_y")
@@ -107,8 +107,11 @@ def _check_tensor(name: str, x: Any) -> None:
         advice = "; use torch.from_numpy" if isinstance(x, np.ndarray) else ""
         raise UserError(f"data set: {name} is {type(x).__name__}; must be a torch.Tensor{advice}")
     if x.ndim == 0 or x.is_complex() or x.layout is not torch.strided or x.device.type != "cpu" or x.requires_grad:
-        what = f"of shape {tuple(x.shape)}, {x.dtype}, {x.layout}, on {x.device}, requires_grad={x.requires_grad}"
-        raise UserError(f"data set: {name} is {what}; must be a dense, detached tensor of real numbers on the CPU")
+        what = f"{x.dtype}, {x.layout}, of shape {tuple(x.shape)}, on {x.device}, with requires_grad={x.requires_grad}"
+        raise UserError(
+            f"data set: {name} is {what}; must be a dense, detached tensor of real numbers on the CPU, with at least "
+            "one dimension"
+        )
 
 
 def _check_samples(name: str, x: Any, targets: int, single: bool) -> None:

@@ -237,7 +237,8 @@ def _validate_partition(result: Any, samples: int, clients: int | None, where: s
     if (parts.sizes == 0).any():
         k = int((parts.sizes == 0).argmax())
         raise make_located_error(
-            f"{where} gives client {k} no training sample; lower `clients` or the skew", scheme_function
+            f"{where} gives client {k} no training samples; lower `clients`, or choose a less skewed partition",
+            scheme_function,
         )
     times = np.bincount(parts.order, minlength=samples)
     if (times > 1).any():
@@ -293,9 +294,10 @@ def hold_out_validation(data: FederatedData, share: float, seed: int) -> Federat
         sizes[k] = len(validation[k])
     without_validation = [k for k in data.train if data.train_sizes[k] > 1 and not sizes[k]]
     if without_validation:
-        reason = "all rows of these clients belong to one group (data.group_column), and groups are not divided"
+        reason = "all rows of these clients belong to a single group (data.group_column), and groups are never split"
         warnings.warn(
-            f"data.validation holds out no rows of clients {shorten(str(without_validation))}: {reason}", stacklevel=2
+            f"data.validation holds out no rows of clients {shorten(str(without_validation))}, because {reason}",
+            stacklevel=2,
         )
     new = replace(data, validation_sizes=sizes, train_sizes=data.train_sizes - sizes)
     if not isinstance(data.train, ClientShards):
@@ -363,12 +365,17 @@ def add_augmentation(data: FederatedData, transforms: Sequence[Transform]) -> Fe
         raise UserError(
             f"data.augment: {config_name(moving_transform)} moves pixels, but the targets are masks ({size}), which "
             "would "
-            "not be moved; with masks only color_jitter, normalize and cutout are allowed"
+            f"not be moved; remove {config_name(moving_transform)} (with masks, only color_jitter, normalize and "
+            "cutout are allowed)"
         )
     shape = data.input_shape
     if not isinstance(shape, tuple) or data.x_dtype != torch.float32:
-        what = f"several tensors ({', '.join(shape)})" if isinstance(shape, dict) else f"of {data.x_dtype}"
-        raise UserError(f"data.augment needs images, but a sample of these data is {what}; remove data.augment")
+        what = (
+            f"consists of several tensors ({', '.join(shape)})"
+            if isinstance(shape, dict)
+            else f"has type {data.x_dtype}"
+        )
+        raise UserError(f"data.augment needs images, but a sample of these data {what}; remove data.augment")
     new_shape = ImagePipeline(transforms=tuple(transforms)).output_shape(shape)
     return replace(data.with_samples(lambda x: _add_transforms(x, transforms)), input_shape=new_shape)
 
@@ -383,6 +390,7 @@ def _add_transforms(x: Tensor | LazyImages, transforms: Sequence[Transform]) -> 
         sizes = [" x ".join(map(str, shape[1:])) for shape in (trained, tested)]
         raise UserError(
             f"data.augment: images have {sizes[0]} pixels in training, but {sizes[1]} in evaluations, where random "
-            f"transforms are not applied; end with center_crop: {min(trained[1:])}, after resize if images are smaller"
+            f"transforms are not applied; add center_crop: {min(trained[1:])} at the end, after resize if images are "
+            "smaller"
         )
     return LazyImages(stored, pipeline)

@@ -131,7 +131,7 @@ def apply_reading_options(
     for key, value in options.items():
         if key not in (*known, *TRAINING_ONLY) and not (ignore_others and key not in READING_OPTIONS):
             names = ", ".join(f"data.{key}" for key in known)
-            remedy = f"only {names} may be set, which describe the format of FILE" if names else "remove it"
+            remedy = f"only {names} may be set, to describe the format of FILE" if names else f"remove data.{key}"
             raise UserError(
                 f"data.{key} cannot be changed, because new rows are prepared like the training rows; {remedy}"
             )
@@ -182,7 +182,7 @@ class ReadyInputs(Preparation):
         inputs = Inputs(tensors) if isinstance(shape, dict) else tensors["x"]
         check_sample(inputs, shape, where)
         reason = "because the data source of this run does not define how it prepares rows (Dataset.preparation)"
-        warnings.warn(f"{where} is used as inputs of the model without any preparation, {reason}", stacklevel=2)
+        warnings.warn(f"{where}: the rows are passed to the model unprepared, {reason}", stacklevel=2)
         return NewRows({"row": np.arange(len(inputs))}, inputs)
 
 
@@ -216,7 +216,7 @@ def load_arrays(request: PredictionRequest, what: str) -> tuple[dict[str, np.nda
         arrays = {str(name): np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x) for name, x in rows.items()}
         for name, array in arrays.items():
             if array.dtype.kind not in "biuf" or array.ndim == 0:
-                raise UserError(f"rows: {name} is {array.dtype} of shape {array.shape}; must be rows of numbers")
+                raise UserError(f"rows: {name} is {array.dtype} of shape {array.shape}; must contain rows of numbers")
         return arrays, "rows"
     path = check_path(request, takes="an .npz file, an array (n, ...), or a mapping of names to arrays")
     try:

@@ -67,7 +67,7 @@ def open_silos(
         UserError: a site is listed twice, or the source cannot open single sites.
     """
     if len(set(silos)) < len(silos):
-        raise UserError(f"data.silos: {list(silos)} lists a site twice; list each site once")
+        raise UserError(f"data.silos: [{', '.join(silos)}] lists a site twice; list each site once")
     if "site" not in inspect.signature(source).parameters:
         reason = f"the data source {source.__name__} cannot open a single site (it has no parameter `site`)"
         raise UserError(f"data.silos: {reason}; remove data.silos, and divide the data with data.partition")
@@ -180,8 +180,10 @@ def _check_formats(table: np.ndarray, silos: Sequence[str]) -> tuple[np.ndarray,
             )
         if other.names != formats[0].names:
             raise UserError(
-                f"data.silos: the columns or classes of {silos[0]} and {name} have different names, or another order; "
-                "set the names in the config, with the options that the data source has (data.features, "
-                "data.categorical, data.class_names, data.alphabet)"
+                f"data.silos: the columns or classes of {silos[0]} and {name} have different names, or are in a "
+                "different order; "
+                "set the names in the config (data.features, data.categorical, data.class_names or data.alphabet, "
+                "depending "
+                "on the data source)"
             )
     return table, formats[0]

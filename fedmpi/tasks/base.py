@@ -201,11 +201,11 @@ def mean_of_counted(losses: Tensor, counted: Tensor) -> Tensor:
 
 def allowed_values_text(values: str, ignore: float | None) -> str:
     """Return the end of an error message about targets: the allowed values, and the ignored value or how to set one."""
-    remedy = "; correct it, or set task.ignore to the value that marks missing targets"
+    remedy = "; correct the target, or set task.ignore to the value that marks missing targets"
     return f"only {values} are allowed" + (remedy if ignore is None else f" (and {ignore:g}, which is ignored)")
 
 
 def describe_targets(y: Tensor) -> str:
-    """Return the type and shape of targets y (n, ...) for error messages, such as `int64 (n, 3)`."""
+    """Return the type and shape of targets y (n, ...) for error messages, such as `int64 of shape (n, 3)`."""
     sizes = "".join(f", {size}" for size in y.shape[1:])
-    return f"{str(y.dtype).removeprefix('torch.')} (n{sizes or ','})"
+    return f"{str(y.dtype).removeprefix('torch.')} of shape (n{sizes or ','})"

@@ -119,7 +119,8 @@ class Classification(Task):
             return ""
         other_tasks = "next_symbol, segmentation" if y.dtype == torch.int64 else "multi_label, regression, survival"
         return (
-            f"the targets are {describe_targets(y)}, but must be class numbers, int64 (n,); for other targets, choose "
+            f"the targets are {describe_targets(y)}, but must be class numbers: int64 of shape (n,); for other "
+            "targets, choose "
             f"another task ({other_tasks})"
         )
 
@@ -174,7 +175,8 @@ class MultiLabel(Task):
     def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
         if y.ndim != 2 or tuple(y.shape[1:]) != outputs:
             return (
-                f"the targets are {describe_targets(y)}, but must have one number per label, (n, {outputs[0]}), like "
+                f"the targets are {describe_targets(y)}, but must have one number per label: shape (n, "
+                f"{outputs[0]}), like "
                 "the "
                 "outputs of the model"
             )

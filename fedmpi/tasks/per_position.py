@@ -84,7 +84,10 @@ class NextSymbol(Task):
 
     def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
         if y.dtype != torch.int64 or y.ndim != 2:
-            return f"the targets are {describe_targets(y)}, but must be one symbol number per position, int64 (n, L)"
+            return (
+                f"the targets are {describe_targets(y)}, but must be one symbol index per position: int64 of "
+                "shape (n, L)"
+            )
         length, symbols = y.shape[1], self.classes
         if outputs not in {(length, symbols), (symbols, length)}:
             return (
@@ -135,7 +138,8 @@ class Segmentation(Task):
     def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
         if y.dtype != torch.int64 or y.ndim not in (3, 4):
             return (
-                f"the targets are {describe_targets(y)}, but must be the class of each pixel, int64 (n, H, W) or "
+                f"the targets are {describe_targets(y)}, but must be the class of each pixel: int64 of shape (n, H, "
+                "W) or "
                 "(n, D, H, W)"
             )
         expected = (self.classes, *y.shape[1:])

@@ -44,7 +44,7 @@ class Survival(Task):
 
     def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
         if tuple(y.shape[1:]) != (2,) or not y.is_floating_point():
-            needed = "must be float32 (n, 2) with the columns event (1: observed, 0: censored) and time"
+            needed = "must be float32 of shape (n, 2) with the columns event (1: observed, 0: censored) and time"
             return f"the targets are {describe_targets(y)}; {needed}; for a table, set data.label_column: [EVENT, TIME]"
         if torch.Size(outputs).numel() != 1:
             return (

@@ -51,7 +51,7 @@ TABLES = {
     "no test_x": (*table(test_y=Y), r"has no array 'test_x'; its arrays: x, y, test_y"),
     "a fraction beside a test part": (
         *table(", test_fraction: 0.2", test_x=X, test_y=Y),
-        r"data\.test_fraction: 0\.2 has no effect, because .*a\.npz already defines the test part; remove it",
+        r"data\.test_fraction: 0\.2 has no effect, because .*a\.npz already defines the test set; remove data",
     ),
     "one path for all silos": (
         table(", silos: [a.npz, b.npz], share_ranks: true")[0],
@@ -60,9 +60,9 @@ TABLES = {
     ),
     "sites from 1": (
         *table(", partition: {scheme: site}", site=Y + 1),
-        r"belong to sites \[1, 2\]; .*number sites without gaps",
+        r"belong to sites \[1, 2\]; .*number the sites without gaps",
     ),
-    "x twice": (*table(x_train=X), r"it contains x, y, x_train, some of which are the same"),
+    "x twice": (*table(x_train=X), r"contains both x and x_train, which are two names"),
     "no such file": (NPZ, None, r"file .*a\.npz not found \(data\.root = .*correct data\.root, or data\.path"),
     "no path": ("source: npz", None, r"npz: data\.path is not set"),
     "a directory": (NPZ, lambda folder: (folder / "a.npz").mkdir(), r"a\.npz is a directory, not a file"),
@@ -92,7 +92,7 @@ def _mnist(**files):
 
 
 PACKED = gzip.compress(_idx(8, (8, 4, 4), bytes(128)))
-ANEW = r"delete it, then .*set data\.download=true"
+ANEW = r"delete the file, then .*set data\.download=true"
 IDX = {
     "idx: half a .gz": (*_mnist(train_images=PACKED[: len(PACKED) // 2]), rf"cannot be read: .*{ANEW}"),
     "idx: a label of 200": (
@@ -103,7 +103,7 @@ IDX = {
     "idx: root is a file": (
         "source: mnist, download: true, root: run.yaml",
         None,
-        r"data\.root: .*run\.yaml is a file; set data\.root to a directory",
+        r"data\.root: .*run\.yaml is a file; set data\.root to a writable directory",
     ),
     "cifar: another pickle": (
         "source: cifar10",
@@ -196,7 +196,7 @@ TABLE_OF_FILES = {
     "csv of files: a fraction beside parts": (
         f"{CSV}, split_column: part, test_fraction: 0.3",
         _csv("path,label,hospital,part\n0.png,a,n,train\n1.png,b,n,test\n"),
-        r"data\.test_fraction: 0\.3 has no effect, because data\.split_column: part already defines the test part",
+        r"data\.test_fraction: 0\.3 has no effect, because data\.split_column \('part'\) already defines the test set",
     ),
 }
 
@@ -221,6 +221,6 @@ PICTURES = {
     "pictures: a fraction beside a test part": (
         f"{FOLDER}, test_fraction: 0.2",
         _pictures(lambda folder: shutil.copytree(folder / "train", folder / "test")),
-        r"data\.test_fraction: 0\.2 has no effect, because the folder test already defines the test part",
+        r"data\.test_fraction: 0\.2 has no effect, because the folder test already defines the test set",
     ),
 }

@@ -36,7 +36,7 @@ SHEETS = {
             head="site,age,city,sick,part\n",
             rows=[row.replace("\n", ",train\n") for row in ROWS],
         ),
-        r"data\.test_fraction: 0\.2 has no effect, because data\.split_column: part already defines the test part",
+        r"data\.test_fraction: 0\.2 has no effect, because data\.split_column \('part'\) already defines the test set",
     ),
     "sheet: pooled with sites that nobody trains on": (
         *sheet(", standardise: pooled", sites=", site_column: site, partition: {scheme: site, only: [north]}"),
@@ -70,9 +70,12 @@ SHEETS = {
     ),
     "sheet: labels that are amounts": (
         *sheet(", drop: [site]", rows=[f"north,{i},Ulm,{i}\n" for i in range(2000)], sites=""),
-        r"column 'sick' contains 2000 labels in 2000 rows; set data\.target to class, or to number",
+        r"column 'sick' contains 2000 distinct values in 2000 rows, .*; set data\.target: number for",
     ),
-    "sheet: a cell less": (*sheet(old="74,", new=""), AT + r"the row has 3 cells, but the header has 4: south,Ulm,1"),
+    "sheet: a cell less": (
+        *sheet(old="74,", new=""),
+        AT + r"the row 'south,Ulm,1' has 3 cells, but the header has 4; add the missing cells",
+    ),
     "sheet: empty": (sheet()[0], _put("a.csv", b""), r"a\.csv is empty; its first line must contain the column names"),
     "sheet: a header alone": (sheet()[0], _put("a.csv", HEAD), r"a\.csv has no rows below its header"),
     "sheet: semicolons": (
@@ -80,7 +83,7 @@ SHEETS = {
         _put("a.csv", (HEAD + "".join(ROWS)).replace(",", ";")),
         r"""separated by ';', not ','; set data\.delimiter: ";\"""",
     ),
-    "sheet: a column twice": (*sheet(head="site,age,age,sick\n"), r"column 'age' occurs twice in its first line"),
+    "sheet: a column twice": (*sheet(head="site,age,age,sick\n"), r"column 'age' appears twice in the header"),
     "sheet: no such file": (
         "source: table, path: b.csv, label_column: sick",
         None,
@@ -109,7 +112,7 @@ SILOS = ", silos: [a.csv, b.csv], share_ranks: true"
 SHEETS |= {
     "silo: sites": (
         *sheet(columns=", label_column: sick, site_column: site", sites=SILOS),
-        r"data\.site_column: site " + ALONE,
+        r"data\.site_column \(site\) " + ALONE,
     ),
 }
 
@@ -149,7 +152,7 @@ TEXTS = {
     "text: silos without an alphabet": (
         "source: text, silos: [a.txt], share_ranks: true",
         _put("a.txt", LONG),
-        r"data\.alphabet is not set; data\.silos needs it",
+        r"data\.alphabet must be set with data\.silos",
     ),
     "shakespeare: no role": (
         "source: shakespeare",

@@ -89,7 +89,9 @@ def fetch_dataset(name: str, root: Path) -> bool:
         raise UserError(f"{name}: cannot write {error.filename or root}: {error.strerror}") from error
     for path, problem in check_files(name, root):
         if problem:
-            raise UserError(f"{name}: after the download, {path} {problem}")
+            raise UserError(
+                f"{name}: after the download, {path} {problem}; run `fedmpi data fetch {name} --root {root}` again"
+            )
     return True
 
 
@@ -108,9 +110,9 @@ def _fetch_file(download: Download, root: Path) -> None:
 def _offline_instructions(name: str, downloads: Sequence[Download], root: Path) -> str:
     """Return instructions for a machine without internet access."""
     lines = [
-        f"If this machine has no internet access, run `fedmpi data fetch {name}` on one that has and copy the files,"
+        f"If this machine has no internet access, run `fedmpi data fetch {name}` on another machine and copy the files,"
     ]
-    lines += ["or download these files by other means, and run the command here again:"]
+    lines += ["or download these files by other means, and run the command on this machine again:"]
     return "\n".join(lines + [f"  {each.urls[0]} -> {root / each.path}" for each in downloads])
 
 
@@ -189,7 +191,7 @@ def fetch_or_advise(name: str, root: Path, download: bool) -> str:
     if download:
         fetch_dataset(name, root)
     if find_entry(name).downloads:
-        return f"correct data.root, or set data.download=true, or run `fedmpi data fetch {name} --root {root}`"
+        return f"correct data.root, set data.download=true, or run `fedmpi data fetch {name} --root {root}`"
     return f"correct data.root; `fedmpi data check {name} --root {root}` shows what to download and where to put it"
 
 
@@ -201,7 +203,7 @@ def download_lock(root: Path) -> Iterator[None]:
         file = (root / ".fedmpi-download.lock").open("w")
     except OSError as error:
         problem = "is a file" if root.is_file() else f"is not writable: {error.strerror}"
-        raise UserError(f"data.root: {root} {problem}; set data.root to a directory that is writable") from error
+        raise UserError(f"data.root: {root} {problem}; set data.root to a writable directory") from error
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed, also if the process is killed
         yield

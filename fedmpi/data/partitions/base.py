@@ -125,10 +125,14 @@ def check_enough_samples(samples: int, parts: int, scheme: str, min_size: int = 
     """
     if samples < parts:
         what = unit or f"clients={parts} parts"
-        raise UserError(f"data.partition: {scheme} cannot cut {samples} samples into {what}; lower `clients`")
+        raise UserError(
+            f"data.partition: scheme {scheme} cannot split {samples} samples into {what} (at least one sample each); "
+            "lower `clients`"
+        )
     if samples < min_size * parts:
         raise UserError(
-            f"data.partition.min_size: {min_size} is too large: {samples} samples divided among clients={parts} are "
+            f"data.partition.min_size: {min_size} is too large, because {samples} samples divided among {parts} "
+            "clients are "
             f"{samples / parts:.1f} per client; lower `clients`, or set min_size to at most {samples // parts}"
         )
 
@@ -138,7 +142,8 @@ def check_class_labels(labels: np.ndarray, scheme: str) -> None:
     if labels.dtype.kind not in "iu" or labels.ndim != 1:
         kind = f"{labels.dtype} (regression)" if labels.ndim == 1 else f"arrays of shape {labels.shape[1:]}"
         raise UserError(
-            f"data.partition: {scheme} divides samples by class, but the targets are {kind}; set data.partition.scheme "
+            f"data.partition: scheme {scheme} divides samples by class, but the targets are {kind}; set "
+            "data.partition.scheme "
             "to "
             "iid, quantity or site"
         )

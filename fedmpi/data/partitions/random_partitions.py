@@ -155,7 +155,8 @@ def _draw_until_accepted(
     raise UserError(
         f"data.partition: none of {tried} draws of {scheme} (alpha={alpha}, clients={clients}) gave every client at "
         "least "
-        f"min_size={min_size} of the {totals.sum()} samples (the best gave {smallest}); {remedy}"
+        f"min_size={min_size} of the {totals.sum()} samples (in the best draw, the smallest client has {smallest}); "
+        f"{remedy}"
     )
 
 

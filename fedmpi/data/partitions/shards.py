@@ -34,12 +34,14 @@ def shards(
     contain two classes, and each client gets s of them.
     """
     check_class_labels(labels, "shards")
-    check_enough_samples(len(labels), clients * s, "shards", unit=f"clients x s = {clients} x {s} shards")
+    check_enough_samples(
+        len(labels), clients * s, "shards", unit=f"clients x s = {clients} x {s} = {clients * s} shards"
+    )
     if sorted:
         if distinct:
             raise UserError(
                 "data.partition: `sorted` and `distinct` cannot both be true, because sorted shards may contain two "
-                "classes; remove one of them"
+                "classes; set one of them to false"
             )
         owner, shard_owner = np.empty(len(labels), dtype=np.int64), np.empty(clients * s, dtype=np.int64)
         shard_owner[rng.permutation(clients * s)] = np.repeat(np.arange(clients), s)
@@ -48,15 +50,23 @@ def shards(
     present = np.unique(labels)
     cuts = equal_sizes(clients * s, len(present))  # (C,) shards of each class
     if cuts.min() == 0:
-        problem = f"clients x s = {clients * s} shards are fewer than the {len(present)} classes"
-        raise UserError(f"data.partition: {problem}, so that some classes would be left out; raise `clients` or `s`")
+        problem = (
+            f"the number of shards (clients x s = {clients * s}) is less than the number of classes ({len(present)})"
+        )
+        raise UserError(f"data.partition: {problem}, so some classes would be left out; raise `clients` or `s`")
     if cuts.min() < cuts.max():
-        what = f"clients x s = {clients * s} shards are not a multiple of {len(present)} classes; the first"
-        rest = f"{(cuts > cuts.min()).sum()} classes are cut into {cuts.max()} shards, the others into {cuts.min()}"
-        warnings.warn(f"data.partition: {what} {rest}", stacklevel=2)
+        what = (
+            f"the number of shards (clients x s = {clients * s}) is not a multiple of the number of classes "
+            f"({len(present)})"
+        )
+        rest = (
+            f"{(cuts > cuts.min()).sum()} classes are split into {cuts.max()} shards each, the others into {cuts.min()}"
+        )
+        warnings.warn(f"data.partition: {what}; the first {rest}", stacklevel=2)
     if distinct and s > len(present):
         raise UserError(
-            f"data.partition.s: {s} distinct classes per client are not possible with {len(present)} classes; lower `s`"
+            f"data.partition.s: {s} distinct classes per client are impossible, because the data have only "
+            f"{len(present)}; lower `s`"
         )
     label_matrix = rng.permutation(np.repeat(np.arange(len(present)), cuts)).reshape(clients, s)
     while distinct and not _exchange_repeated_labels(label_matrix, len(present), rng):
@@ -77,8 +87,8 @@ def deal_shards(labels: np.ndarray, label_matrix: np.ndarray, rng: np.random.Gen
     for label, cuts in zip(*np.unique(label_matrix, return_counts=True), strict=True):
         rows = np.flatnonzero(labels == label)
         if len(rows) < cuts:
-            problem = f"class {label} has {len(rows)} samples, but must be cut into {cuts} shards"
-            raise UserError(f"data.partition: {problem} for clients={clients}, s={s}; lower one of them")
+            problem = f"class {label} has only {len(rows)} samples for {cuts} shards (clients={clients}, s={s})"
+            raise UserError(f"data.partition: {problem}; lower `clients` or `s`")
         shard_owner = np.empty(cuts, dtype=np.int64)
         shard_owner[rng.permutation(cuts)] = np.repeat(np.arange(clients), (label_matrix == label).sum(1))
         owner[rows] = np.repeat(shard_owner, equal_sizes(len(rows), cuts))
@@ -131,8 +141,9 @@ def classes(
     present = np.unique(labels)
     if classes_per_client > len(present):
         raise UserError(
-            f"data.partition.classes_per_client: {classes_per_client} is not possible with {len(present)} classes; "
-            "lower it"
+            f"data.partition.classes_per_client: {classes_per_client} is too large, because the data have only "
+            f"{len(present)} classes; "
+            f"set it to at most {len(present)}"
         )
     has_class = np.zeros((clients, len(present)), dtype=bool)
     for i, row in enumerate(has_class):

@@ -32,7 +32,8 @@ def partition_by_site(
         raise UserError(
             f"data.partition: scheme site needs one client for each of the sites 0, 1, ..., but clients={clients}, and "
             "the "
-            f"training samples belong to sites {present.tolist()}; {LEAVE_OUT_CLIENTS}, or number sites without gaps"
+            f"training samples belong to sites {present.tolist()}; {LEAVE_OUT_CLIENTS}, or number the sites without "
+            "gaps"
         )
     client = np.full(max(present[-1], chosen.max()) + 1, -1)
     client[chosen] = np.arange(clients)
@@ -50,13 +51,15 @@ def partition_from_file(labels: np.ndarray, clients: int | None, rng: np.random.
     path = path.expanduser()
     readers = {".csv": _read_csv, ".npz": _read_npz}
     if path.suffix not in readers:
-        raise UserError(f"data.partition.path: {path} is not allowed; the name of the file must end in .csv or .npz")
+        raise UserError(f"data.partition.path: {path} is not allowed; the file name must end in .csv or .npz")
     try:
         parts = readers[path.suffix](path, len(labels))
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise UserError(f"data.partition.path: {path} cannot be read as a partition: {error}") from error
     if not parts:
-        raise UserError(f"data.partition.path: {path} assigns no sample to a client; give at least one client samples")
+        raise UserError(
+            f"data.partition.path: {path} assigns no sample to any client; assign samples to at least one client"
+        )
     if clients is not None and clients != len(parts):
         raise UserError(
             f"data.partition.clients: {clients} differs from the {len(parts)} clients in {path}; {LEAVE_OUT_CLIENTS}"
@@ -78,7 +81,9 @@ def _read_csv(path: Path, samples: int) -> Partition:
             raise ValueError(f"line {line}: client is {row[column]!r}; must be 0 to {samples - 1}, or -1 for no client")
         owners.append(int(row[column]))
     if len(owners) != samples:
-        raise ValueError(f"it has {len(owners)} lines after its header, but {samples} training samples need one each")
+        raise ValueError(
+            f"it has {len(owners)} lines after the header, but must have {samples}, one per training sample"
+        )
     return Partition.from_owners(np.array(owners, dtype=np.int64), max(owners, default=-1) + 1)
 
 

@@ -64,7 +64,7 @@ def convert_samples(
     spatial = array.ndim in (4, 5) or (array.ndim == 3 and (grey or key is not None))
     if not spatial and key is not None:
         raise UserError(
-            f"{file}: data.{key} is for images and volumes, but {name} has the shape {array.shape}; remove it"
+            f"{file}: data.{key} is for images and volumes, but {name} has the shape {array.shape}; remove data.{key}"
         )
     axes = _resolve_axes(array.shape, options.axes, name, file) if spatial else ""
     if isinstance(array, StoredArrays):
@@ -112,8 +112,9 @@ def _resolve_axes(shape: Sequence[int], axes: str | None, name: str, file: Path)
         is_first, is_last = shape[1] in (1, 3), shape[-1] in (1, 3)
         if len(shape) > 3 and is_first == is_last:
             raise UserError(
-                f"{has}, in which the axis of the channels is ambiguous; set data.axes to NCHW or NHWC, or for volumes "
-                "with one channel to NDHW"
+                f"{has}, so it is ambiguous which axis contains the channels; set data.axes to NCHW or NHWC, or to "
+                "NDHW "
+                "for volumes with one channel"
             )
         return "NHW" if len(shape) == 3 else f"NC{space}" if is_first else f"N{space}C"
     order = f"N{axes.removeprefix('N')}"
@@ -121,7 +122,7 @@ def _resolve_axes(shape: Sequence[int], axes: str | None, name: str, file: Path)
         allowed = "must contain the letters N, C, D, H and W in the order of the array's axes, such as NHWC or NDHW"
         raise UserError(f"data.axes: {axes!r} is not allowed; {allowed}")
     if len(order) != len(shape):
-        raise UserError(f"{has}, which does not fit data.axes: {axes}; correct data.axes")
+        raise UserError(f"{has}, which does not match data.axes: {axes}; correct data.axes")
     return order
 
 

@@ -75,7 +75,8 @@ def heart_disease(
         )
     if variant == "flamby" and test_fraction != 0.2:
         raise UserError(
-            "heart_disease: data.test_fraction has no effect with data.variant: flamby (34 % test rows); remove it"
+            "heart_disease: data.test_fraction has no effect with data.variant: flamby (34 % test rows); remove "
+            "data.test_fraction"
         )
     tables = [_read_hospital(root, name) for name in names]
     if variant == "flamby":
@@ -124,7 +125,9 @@ def _read_hospital(root: Path, name: str) -> np.ndarray:
         if not is_complete or not all(cell == "nan" or NUMBER.fullmatch(cell) for cell in row):
             needed = f"{len(FEATURES)} numbers with at most 6 digits, or ?, and a diagnosis 0..4"
             content = shorten_repr(",".join(cells))
-            raise UserError(f"{path}, line {number}: {content}; must be {needed}; download the file again")
+            raise UserError(
+                f"{path}, line {number}: {content} is not allowed; must be {needed}; download the file again"
+            )
         rows.append(list(map(float, row)))
     if not rows:
         raise UserError(f"{path} is empty; download the file again")

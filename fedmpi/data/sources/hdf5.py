@@ -94,12 +94,20 @@ def hdf5(
         tests, test_unread = _find_arrays(test_file, names, "test_")
         duplicates = {*arrays} & {*tests}
         if duplicates or len({bool(client) for part in (arrays, tests) for own in part.values() for client in own}) > 1:
-            problem = f"both contain {min(duplicates)}" if duplicates else "do not both have one group per client"
+            problem = (
+                f"both contain {min(duplicates)}"
+                if duplicates
+                else "have different layouts (only one has a group per client)"
+            )
             raise UserError(f"{file} and {test_file} {problem}; remove data.test_path, or correct the files")
         arrays, unread = arrays | tests, [*unread, *test_unread]
     for key, name in names.items():
         if not any(each.endswith(key) for each in arrays) and (name or key != "site"):
-            known = f"{name!r} (data.{OPTION_KEYS[key]})" if name else f"for {key}: {', '.join(DEFAULT_NAMES[key])}"
+            known = (
+                f"{name!r} (data.{OPTION_KEYS[key]})"
+                if name
+                else f"for {key} (known names: {', '.join(DEFAULT_NAMES[key])})"
+            )
             raise UserError(
                 f"{file} has no data set {known}; its other data sets: {shorten(', '.join(unread)) or 'none'}"
             )
@@ -164,7 +172,7 @@ def _find_arrays(path: Path, names: Mapping[str, str | None], part: str = "") ->
                 raise UserError(f"{path}: {conflict}; set data.{OPTION_KEYS[key.rpartition('_')[2]]} to one of them")
     to_report = [name for name in unread if name != SHARED_TEST_ARRAY]
     if to_report:
-        remedy = "set data.inputs, data.labels and data.sites to choose what is read"
+        remedy = "set data.inputs, data.labels and data.sites to choose which data sets are read"
         warnings.warn(f"data: {path}: ignored data sets: {shorten(', '.join(to_report))}; {remedy}", stacklevel=3)
     return arrays, list(unread)
 
@@ -256,5 +264,5 @@ def _read_data_set(part: Any) -> np.ndarray:
     try:
         array = part.asstr()[()] if part.dtype.kind == "O" else part[()]
     except (OSError, UnicodeDecodeError, TypeError) as error:
-        raise UserError(f"{part.file.filename}: {part.name} cannot be read: {error}") from error
+        raise UserError(f"{part.file.filename}: {part.name} cannot be read: {error}; write the file again") from error
     return array.astype(array.dtype.newbyteorder("="), copy=False)

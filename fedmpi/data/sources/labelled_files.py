@@ -91,7 +91,10 @@ def dataset_from_files(
         train, test = _split_parts(samples_of_site, labels, split_column, test_fraction)
         if not len(train):
             whose = f"of {site} " if site else ""
-            raise UserError(f"{source}: no sample {whose}is in the training part; correct data.path or the parts")
+            raise UserError(
+                f"{source}: no sample {whose}is in the training set; correct data.path, or the split into train and "
+                "test"
+            )
         own_groups = [samples_of_site[k].group for k in train if samples_of_site[k].group]
         sites[site] = replace(read_site(samples_of_site, train, test), group=encode_groups(own_groups))
     (first, data), *others = sites.items()
@@ -109,7 +112,7 @@ def _split_parts(
     is_test = np.array([sample.part == "test" for sample in samples], dtype=bool)
     if split_column or is_test.any():
         resolve_test_fraction(
-            test_fraction, f"data.split_column: {split_column}" if split_column else "the folder test"
+            test_fraction, f"data.split_column ({split_column!r})" if split_column else "the folder test"
         )
         return np.flatnonzero(~is_test), np.flatnonzero(is_test)
     fraction, groups = resolve_test_fraction(test_fraction), [sample.group for sample in samples if sample.group]
@@ -155,7 +158,7 @@ def list_files_in_table(
         silo: the name of the silo; None: no silos.
     """
     if silo is not None and not columns["site_column"]:
-        raise UserError(f"{source}: data.site_column is not set; data.silos needs the column with the site of each row")
+        raise UserError(f"{source}: data.site_column must be set with data.silos: the column with the site of each row")
     table_file = find_file(root, (path,), source, "correct data.root or data.path")
     (file_key, _), *_ = columns.items()
     samples: dict[Path, LabelledFile] = {}
@@ -179,7 +182,7 @@ def list_files_in_table(
         samples[file] = sample
     order = {site: k for k, site in enumerate(sort_naturally(sample.site for sample in samples.values()))}
     if silo is not None and silo not in order:
-        raise UserError(f"{table_file}: site {silo!r} has no row; sites: {', '.join(order)}")
+        raise UserError(f"{table_file}: site {silo!r} has no rows; sites in this file: {', '.join(order)}")
     selected = [sample for sample in samples.values() if silo in (None, sample.site)]
     return sorted(selected, key=lambda sample: order[sample.site])
 
@@ -227,7 +230,7 @@ def find_site_folders(source: str, root: Path, path: str, sites: bool, silo: str
     if not sites:
         return {"": folder}
     if not names or any(name.lower() in PART_BY_WORD for name in names):
-        content = "folders of parts" if names else "no folders"
+        content = "folders such as train and test" if names else "no folders"
         problem = f"data.sites: true needs one folder per site, but {folder} contains {content}"
         raise UserError(f"{source}: {problem}; set data.sites: false, or correct data.path")
     return {name: folder / name for name in names}
@@ -263,7 +266,7 @@ class PairPatterns:
         samples = [pair for part, folder in folders for pair in self._match_pairs(folder, part, site)]
         if not samples:
             patterns = f"{self.image} (data.image_pattern) and {self.mask} (data.mask_pattern)"
-            raise UserError(f"no file in {site_folder} matches {patterns}; correct data.path or the patterns")
+            raise UserError(f"no files in {site_folder} match {patterns}; correct data.path or the patterns")
         return samples
 
     def _match_pairs(self, folder: Path, part: str, site: str) -> list[LabelledFile]:
@@ -322,7 +325,7 @@ class MaskValues:
         if values is None:
             return
         if len(set(values)) < len(values) or self.classes not in (None, len(values)):
-            problem = f"data.mask_values is {list(values)} and data.classes {self.classes}"
+            problem = f"data.mask_values is {list(values)}, and data.classes is {self.classes or 'null'}"
             raise UserError(f"{self.source}: {problem}; set one distinct value per class")
         if isinstance(ignore, int) and (ignore in values or 0 <= ignore < len(values)):
             problem = f"task.ignore is {ignore}, which is the value or the number of a class (data.mask_values)"

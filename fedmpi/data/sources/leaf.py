@@ -80,7 +80,7 @@ def leaf(
     options = {"classes": classes, "alphabet": alphabet, "vocabulary": vocabulary, "size": size}
     for key, value in options.items():
         if value is not None and key not in OPTIONS_BY_KIND[kind]:
-            raise UserError(f"data.{key} has no effect, because x in {folder} contains {kind}; remove it")
+            raise UserError(f"data.{key} has no effect, because x in {folder} contains {kind}; remove data.{key}")
     users = sort_naturally([*train, *test])
     train, test = ({user: part[user] for user in users if user in part} for part in (train, test))
     if kind == "characters":
@@ -127,18 +127,18 @@ def _read_part(folder: Path) -> tuple[SampleKind, UserSamples]:
                     f"{location}: {shorten_repr(entry)} has no lists x and y of equal length; {EXPECTED_FORMAT}"
                 )
             if user in users:
-                raise UserError(f"{location} occurs twice in {folder}; each user must be in one file")
+                raise UserError(f"{location}: the user appears twice in {folder}; each user must appear once")
             if x:
                 kind = _detect_kind(x[0], y[0], location)
                 if kinds - {kind}:
                     raise UserError(
-                        f"{location}: x contains {kind}, but that of previous users {next(iter(kinds))}; all must "
-                        "contain one kind"
+                        f"{location}: x contains {kind}, but x of previous users contains {next(iter(kinds))}; all "
+                        "users must have the same kind of samples"
                     )
                 kinds.add(kind)
                 users[user] = _convert_user(kind, x, y, location)
     if not users:
-        raise UserError(f"{folder}: no user has a sample; {EXPECTED_FORMAT}")
+        raise UserError(f"{folder}: no user has samples; {EXPECTED_FORMAT}")
     return next(iter(kinds)), users
 
 
@@ -156,8 +156,8 @@ def _detect_kind(x: Any, y: Any, location: str) -> SampleKind:
     if isinstance(x, list) and len(x) > TWEET_COLUMN and all(isinstance(cell, str) for cell in x):
         return "texts"
     raise UserError(
-        f"{location}: x = {shorten_repr(x)}, y = {shorten_repr(y)} is not a sample of a known kind: numbers, "
-        "strings with the next character, texts, or names of image files; for others write a data source of your own"
+        f"{location}: x = {shorten_repr(x)}, y = {shorten_repr(y)} is not a sample of a known kind (numbers, "
+        "strings with the next character, texts, names of image files); for other kinds, write your own data source"
     )
 
 

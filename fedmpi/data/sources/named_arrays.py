@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -75,10 +76,12 @@ def npz(
     file = find_file(root, (name,), "npz", "correct data.root, or data.path (data.silos in silo mode)")
     try:
         arrays = _load_arrays(file)
+    except UserError:
+        raise
     except Exception as error:  # a damaged file can raise many errors, from zip, zlib or numpy's header
         raise UserError(
-            f"{file} cannot be read as an .npz file of numeric arrays: {error}; save it again with numpy.savez, "
-            "without object arrays"
+            f"{file} cannot be read as an .npz file of numeric arrays: {error}; save numeric arrays again "
+            "with numpy.savez"
         ) from error
     return dataset_from_arrays(arrays, file, ArrayOptions(axes, pixel_range, mean, std), classes, test_fraction)
 
@@ -88,8 +91,10 @@ def _load_arrays(path: Path) -> dict[str, np.ndarray]:
     with np.load(path, allow_pickle=False) as archive:
         known = [key for key in archive.files if key in CANONICAL_NAMES]
         unknown = [key for key in archive.files if key not in CANONICAL_NAMES]
-        if len({CANONICAL_NAMES[key] for key in known}) < len(known):
-            raise ValueError(f"it contains {', '.join(known)}, some of which are the same array; keep one of them")
+        for first, second in combinations(known, 2):
+            if CANONICAL_NAMES[first] == CANONICAL_NAMES[second]:
+                problem = f"{first} and {second}, which are two names for the same array"
+                raise UserError(f"{path} contains both {problem}; keep only one of them")
         if unknown:
             warnings.warn(
                 f"{path}: ignored arrays: {', '.join(unknown)}; known names: {', '.join(ARRAY_NAMES)}", stacklevel=3
@@ -131,7 +136,10 @@ class ArrayPreparation(Preparation):
             raise UserError(f"{source} has no array 'x'; its arrays: {', '.join(stored) or 'none'}")
         array, y = arrays[f"{part}x"], arrays.get(f"{part}y")
         if (array.dtype == np.uint8) != self.uint8 or array.shape[1:] != self.row or not len(array):
-            needed = f"it must have {'uint8' if self.uint8 else 'non-uint8'} rows of shape {self.row}, as in training"
+            needed = (
+                f"must be {'uint8' if self.uint8 else 'a type other than uint8'} with rows of shape {self.row}, "
+                "as in training"
+            )
             raise UserError(f"{source}: {part}x is {array.dtype} of shape {array.shape}; {needed}")
         rows = NewRows({"row": np.arange(len(array))}, convert_samples(array, self.options, f"{part}x", Path(source)))
         if y is None:
@@ -191,7 +199,9 @@ def _convert_part(arrays: Mapping[str, Any], prefix: str, file: Path, options: A
         raise UserError(f"{file}: the arrays must have one row per sample, and at least one row; rows: {sizes}")
     x, site = arrays["x"], arrays.get("site")
     if x.ndim < 2 or 0 in x.shape:
-        raise UserError(f"{file}: {prefix}x has the shape {x.shape}; must be (n, f) or (n, C, H, W), without 0")
+        raise UserError(
+            f"{file}: {prefix}x has the shape {x.shape}; must be (n, f) or (n, C, H, W), with no dimension of size 0"
+        )
     if site is not None:
         if site.ndim != 1 or (site != np.floor(site)).any() or site.min() < 0 or site.max() >= MAX_SITES:
             raise UserError(
@@ -225,7 +235,8 @@ def dataset_from_parts(
     for prefix, part in parts.items():
         if prefix and _describe_format(part) != _describe_format(parts[""]):
             formats = (
-                f"rows of x, y are {_describe_format(parts[''])}, but {prefix}x, {prefix}y {_describe_format(part)}"
+                f"rows of x and y are {_describe_format(parts[''])}, but those of {prefix}x and {prefix}y are "
+                f"{_describe_format(part)}"
             )
             raise UserError(f"{file}: {formats}; store both with the same shape and type")
     if len({part.site is None for prefix, part in parts.items() if prefix != "test_"}) > 1:

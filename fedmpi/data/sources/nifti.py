@@ -182,8 +182,8 @@ def _load_pair(pair: LabelledFile) -> tuple[Tensor, np.ndarray, tuple[float, ...
     distance = np.linalg.norm((corners @ (image.affine - mask.affine).T)[:, :3], axis=1).max()
     if not distance <= min(image.header.get_zooms()[:3]) / 2:
         raise pair.make_error(
-            f"{pair.file} and its mask {pair.mask} lie on different grids: by their affine matrices they are "
-            f"{distance:.3g} mm apart; resample one of them to the grid of the other, or correct its header"
+            f"{pair.file} and its mask {pair.mask} lie on different grids (by their affine matrices, "
+            f"{distance:.3g} mm apart); resample one of them to the grid of the other, or correct its header"
         )
     return x, numbers.reshape(x.shape[1:]), spacing
 
@@ -209,7 +209,7 @@ def _open_volume(pair: LabelledFile, file: Path) -> tuple[Any, Any, np.ndarray]:
         turned = nibabel.as_closest_canonical(stored)
         return stored, turned, np.asarray(turned.dataobj)
     except Exception as error:  # a damaged file can raise many errors
-        raise pair.make_error(f"{file} cannot be read as NIfTI: {error}; correct or remove it") from error
+        raise pair.make_error(f"{file} cannot be read as NIfTI: {error}; correct or remove the file") from error
 
 
 def _check_same_shape(volumes: Sequence[Tensor], pairs: Sequence[LabelledFile]) -> None:

@@ -119,8 +119,8 @@ def resolve_test_fraction(fraction: float | None, defined_by: str = "") -> float
     """
     if defined_by and fraction is not None:
         raise UserError(
-            f"data.test_fraction: {fraction:g} has no effect, because {defined_by} already defines the test part; "
-            "remove it"
+            f"data.test_fraction: {fraction:g} has no effect, because {defined_by} already defines the test set; "
+            "remove data.test_fraction"
         )
     return 0.2 if fraction is None else fraction
 
@@ -164,9 +164,9 @@ def check_groups_not_split(
     seen = {group: k for k, (group, trained) in enumerate(zip(groups, train, strict=False)) if trained}
     for k, (group, trained) in enumerate(zip(groups, train, strict=False)):
         if group in seen and not trained:
-            parts = f"this one is in the test part, and {locate(seen[group])} is in the training part"
-            problem = f"rows of group {group!r} (data.group_column) must be in the same part, but {parts}"
-            raise UserError(f"{locate(k)}: {problem}; correct the column of the parts, or remove data.group_column")
+            parts = f"this one is in the test set, and {locate(seen[group])} is in the training set"
+            problem = f"rows of group {group!r} (data.group_column) must be in the same set, but {parts}"
+            raise UserError(f"{locate(k)}: {problem}; correct the split column, or remove data.group_column")
 
 
 def encode_groups(groups: Sequence[str] | np.ndarray) -> Tensor | None:

@@ -26,7 +26,7 @@ from fedmpi.data.sources.tables.read_table import read_table
 
 UNKNOWN_CHARACTER = "\N{REPLACEMENT CHARACTER}"  # stands for characters that do not occur in training parts
 IGNORE_INDEX = -100  # target that the task next_symbol ignores
-SHAKESPEARE_FILE = "github.com/karpathy/char-rnn, data/tinyshakespeare/input.txt"
+SHAKESPEARE_FILE = "data/tinyshakespeare/input.txt from github.com/karpathy/char-rnn"
 
 Context = Annotated[int, Field(ge=1, le=100_000)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -73,8 +73,8 @@ def text(
     if site is not None:
         if alphabet is None:
             raise UserError(
-                "text: data.alphabet is not set; data.silos needs it, because a silo does not know the characters of "
-                "the others"
+                "text: data.alphabet must be set with data.silos, because a site does not know the characters of the "
+                "others"
             )
         return dataset_from_texts(
             {site: AuthorText(read_utf8(file), str(file))}, context, test_fraction, alphabet=alphabet
@@ -207,7 +207,9 @@ class TextPreparation(Preparation):
                 problem = f"text {name!r} has only {len(characters)} characters"
                 raise UserError(f"{location}: {problem}, but the model was trained on windows of {self.context}")
             if self.closed or UNKNOWN_CHARACTER not in self.alphabet:
-                check_characters(characters, self.alphabet, f"{location}: {name!r}", "which did not occur in training")
+                check_characters(
+                    characters, self.alphabet, f"{location}: {name!r}", "which is not in the training data"
+                )
             rows = cut_windows(characters, self.alphabet, self.context)
             last_window = encode_characters(to_code_points(characters[-self.context :]), self.alphabet)
             parts += [rows[:, :-1], last_window[None]]
@@ -289,7 +291,9 @@ def dataset_from_texts(
     """
     texts = {name: text for name, text in texts.items() if len(text.text) >= min_chars}
     if not texts:
-        raise UserError(f"data.min_chars: {min_chars} is too large: no author has as many characters; lower it")
+        raise UserError(
+            f"data.min_chars: {min_chars} is too large, because no author has that many characters; lower it"
+        )
     train, test = {}, {}
     for name, (characters, location) in texts.items():
         end = len(characters) - int(test_fraction * len(characters))

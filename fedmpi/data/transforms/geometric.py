@@ -39,7 +39,8 @@ class RandomCrop(Transform):
         h, w = self.size or height, self.size or width
         if h > height + 2 * self.padding or w > width + 2 * self.padding:
             raise ValueError(
-                f"size {self.size} exceeds the {height} x {width} pixels and a border of {self.padding}; lower size"
+                f"size {self.size} exceeds an image of {height} x {width} pixels with a border of {self.padding}; "
+                "lower size"
             )
         if self.padding_mode == "reflect" and self.padding >= min(height, width):
             largest = min(height, width) - 1

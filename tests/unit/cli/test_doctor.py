@@ -180,8 +180,8 @@ def test_gpus_are_picked_and_dealt_out(monkeypatch):
     ("override", "name", "said"),
     [
         ("compute.device=cuda", "device", "was built without CUDA; install a wheel with CUDA"),
-        ("compute.threads=100000", "output", "compute.threads: 100000 is not allowed; this process may use"),
-        ("output=/dev/null", "output", "/dev/null is a file; must be a directory"),
+        ("compute.threads=100000", "output", "compute.threads: 100000 is not allowed; must be at most"),
+        ("output=/dev/null", "output", "/dev/null is a file; choose another output directory"),
         ("data.root=/nowhere", "", ""),
         ("data={source: mnist, root: /nowhere}", "memory", "/nowhere"),
         ("method.name=fedprxo", "memory", "did you mean 'fedprox'?"),

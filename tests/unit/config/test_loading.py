@@ -149,7 +149,7 @@ EDITS = [
     ("seed: !!python/name:os.system", "{path}:7: seed: the YAML tag !!python/name:os.system is not allowed"),
     ("seed: [1, 2", "{path}:8:1: not valid YAML: while parsing a flow sequence, expected ',' or ']'"),
     ("\tseed: 1", "{path}:7:1: not valid YAML: while scanning for the next token, found character '\\t'"),
-    ("cohort: &a {x: *a}", "{path}: is nested too deeply, or contains an alias (*) within its own anchor"),
+    ("cohort: &a {x: *a}", "{path}: nesting is too deep, or an alias (*) refers to the anchor that contains it"),
     ("seed: ${env:GONE}", "{path}:7: seed: the environment variable GONE is not set; set it, or"),
 ]
 
@@ -212,10 +212,10 @@ def test_a_plugin_is_searched_next_to_its_config_then_in_the_working_directory(t
         ("seed=${env:GONE}", "command line: seed=${env:GONE}: seed: the environment variable GONE is not set; set it"),
         ("method={name: fedprox, mu: '${env:GONE}'}", "method.mu: the environment variable GONE is not set"),
         ("seed=${env:TEXT}", "seed: 'seven' is not allowed; must be a whole number"),
-        ("seed=${env:}", "seed: '${env:}': write ${env:NAME}"),
-        ("name=run-${USER}", "name: 'run-${USER}': write ${env:NAME}"),
-        ("name=a${env:TEXT", "name: 'a${env:TEXT': write ${env:NAME}"),
-        ("name=${env:CIRCLE}", "name: '${env:TEXT}': write ${env:NAME}"),
+        ("seed=${env:}", "seed: '${env:}' is not allowed; write ${env:NAME}"),
+        ("name=run-${USER}", "name: 'run-${USER}' is not allowed; write ${env:NAME}"),
+        ("name=a${env:TEXT", "name: 'a${env:TEXT' is not allowed; write ${env:NAME}"),
+        ("name=${env:CIRCLE}", "name: '${env:TEXT}' is not allowed; write ${env:NAME}"),
         ("name='${env:CONTROL}'", "contains the control character"),
         ("train={'${env:TEXT}': 3}", "the key '${env:TEXT}' is not plain text"),
     ],

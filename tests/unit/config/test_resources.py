@@ -13,7 +13,7 @@ from fedmpi.config import resources
 def test_more_threads_than_cores_are_refused(monkeypatch):
     monkeypatch.setattr(resources, "count_usable_cores", lambda: 3)
     resources.check_resources(settings(compute={"threads": 3}), writes=False)
-    with pytest.raises(UserError, match=r"compute\.threads: 4 .* may use 3 core"):
+    with pytest.raises(UserError, match=r"compute\.threads: 4 .* must be at most 3, the cores"):
         resources.check_resources(settings(compute={"threads": 4}), writes=False)
 
 
@@ -31,7 +31,7 @@ def test_output_must_be_a_writable_directory(tmp_path, monkeypatch):
     assert not (tmp_path / "a").exists()
     (tmp_path / "f").write_text("")
     for place in ("f", "f/x"):
-        with pytest.raises(UserError, match=r"output: .*/f is a file; must be a directory"):
+        with pytest.raises(UserError, match=r"output: .*/f is a file; choose another output directory"):
             resources.check_resources(settings(output=str(tmp_path / place)))
     resources.check_resources(
         settings(output=f"{tmp_path}/f"), writes=False

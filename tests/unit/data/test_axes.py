@@ -57,7 +57,7 @@ def test_axes_are_derived_from_the_shape_or_set_by_the_config(tmp_path, shape, a
     assert isinstance(data.train_x, LazyImages) == (dtype == np.uint8)
 
 
-OPEN = r"a\.npz: x has the shape \(10, .*\), .* is ambiguous; set data\.axes to NCHW or NHWC"
+OPEN = r"a\.npz: x has the shape \(10, .*\), .* ambiguous which axis .*; set data\.axes to NCHW or NHWC"
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,12 @@ OPEN = r"a\.npz: x has the shape \(10, .*\), .* is ambiguous; set data\.axes to 
         *((shape, {}, OPEN) for shape in ((7, 7, 7), (8, 8, 5), (5, 8, 8), (3, 8, 3), (6, 5, 5, 2), (1, 6, 5, 3))),
         ((8, 9, 3), {"axes": "NHWX"}, "data.axes: 'NHWX' is not allowed; must contain the letters N, C, D, H and W"),
         ((8, 9, 3), {"axes": "NHHC"}, "data.axes: 'NHHC' is not allowed; must contain the letters"),
-        ((8, 9), {"axes": "NHWC"}, r"x has the shape \(10, 8, 9\), which does not fit data.axes: NHWC"),
-        ((9,), {"axes": "NHWC"}, r"data.axes is for images and volumes, but x has the shape \(10, 9\); remove it"),
+        ((8, 9), {"axes": "NHWC"}, r"x has the shape \(10, 8, 9\), which does not match data.axes: NHWC"),
+        (
+            (9,),
+            {"axes": "NHWC"},
+            r"data.axes is for images and volumes, but x has the shape \(10, 9\); remove data.axes",
+        ),
         ((4, 5), {"pixel_range": (2, 1)}, r"data\.pixel_range: \[2, 1\]"),
     ],
 )

@@ -58,7 +58,7 @@ EXCEL = "\n".join(["a,b", *["1,2"] * 9000, "K\xf6ln,3"])  # the invalid byte is 
         ("a.csv", "a,b\n1,2\n".encode("utf-16"), "cannot be read as CSV in UTF-8: .*0xff"),
         ("a.csv", "a,b\n1,2\n".encode("utf-16-be"), r"cannot be read as CSV in UTF-8.*(x00|NUL).*save it as CSV"),
         ("a.csv", EXCEL.encode("cp1252"), r"UTF-8, after line \d{4}: .*0xf6.*save it as CSV"),
-        ("a.csv", b"a,b\n1,2\n3\n", r"line 3: the row has 1 cell, but the header has 2"),
+        ("a.csv", b"a,b\n1,2\n3\n", r"line 3: the row '3' has 1 cell, but the header has 2"),
         ("none.csv", None, r"none\.csv cannot be read .*No such file"),
     ],
     ids=["other suffix", "UTF-16", "UTF-16-BE", "cp1252", "missing cell", "missing file"],

@@ -67,7 +67,9 @@ def test_32_bit_and_signed_numbers_are_scaled_by_a_range(tmp_path):
     Image.fromarray(np.full((2, 2), 7, np.int32)).save(tmp_path / "even.tif")
     assert pixels(tmp_path / "even.tif", pixel_range="file").tolist() == [[[0, 0], [0, 0]]]
     Image.fromarray(np.array([[np.nan, 1]], np.float32)).save(tmp_path / "nan.tif")
-    with pytest.raises(UserError, match=r"nan\.tif cannot be read .*a value that is not finite; correct or remove it"):
+    with pytest.raises(
+        UserError, match=r"nan\.tif cannot be read .*a value that is not finite; correct or remove the file"
+    ):
         decode_images([tmp_path / "nan.tif"], options(pixel_range="file"))
 
 

@@ -161,7 +161,7 @@ def test_sites_that_are_not_clients_are_evaluated_nevertheless():
             "shards",
             8,
             {"client_test": "shards", "s": 2},
-            "class 0 has 3 test rows, which cannot be cut into 4 shards; .*class_match",
+            r"class 0 has only 3 test rows for 4 shards \(.*; .*class_match",
         ),
         (regression, "iid", 4, {"client_test": "aligned"}, "client_test: global"),
         (regression, "shards", 4, {}, "regression"),

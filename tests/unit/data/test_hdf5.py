@@ -153,7 +153,7 @@ def test_images_on_disk_equal_those_in_memory(tmp_path, options, by_client):
 @pytest.mark.parametrize(
     ("arrays", "pattern"),
     [
-        ({"a": X}, r"a\.h5 has no data set for x: x, images, .*; its other data sets: a"),
+        ({"a": X}, r"a\.h5 has no data set for x \(known names: x, images, .*; its other data sets: a"),
         ({"x": X, "images": X, "y": Y}, r"/images and /x could both be x; set data\.inputs"),
         ({"x": X, "y": Y[:7]}, r"the arrays must have one row per sample.* rows: x 20, y 7"),
         ({"a/x": X, "a/y": Y, "b/x": X}, r"one row per sample.* rows: x 40, y 20"),

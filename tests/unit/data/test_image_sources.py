@@ -205,7 +205,7 @@ def test_tiny_imagenet(tmp_path):
     with pytest.raises(UserError, match=r"val_annotations\.txt, line 3: image .*val_2\.JPEG not found"):
         tiny_imagenet(tmp_path)
     (home / "val/val_annotations.txt").write_text("val_0.JPEG\tn99\t0\n")
-    with pytest.raises(UserError, match=r"line 1: 'val_0\.JPEG.* is not a file and a class of wnids\.txt"):
+    with pytest.raises(UserError, match=r"line 1: 'val_0\.JPEG.* is not a file name followed by a class of wnids\.txt"):
         tiny_imagenet(tmp_path)
 
 
@@ -259,7 +259,7 @@ def test_office_home(tmp_path):
     assert torch.bincount(data.site).tolist() == [12] * 4
     assert [grey // 60 for grey in greys(data)] == data.site.tolist()
     (home / "Art/Zebra").mkdir()
-    with pytest.raises(UserError, match=r"Art contains 66 folders of classes, but office_home has 65"):
+    with pytest.raises(UserError, match=r"Art contains 66 class folders, but office_home has 65"):
         office_home(tmp_path, site="art")
 
 

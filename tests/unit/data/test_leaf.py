@@ -141,16 +141,20 @@ GOOD = {"a": ([[1.0, 2.0]], [0]), "b": ([[3.0, 4.0]], [1])}
             r"user 'a': the samples in x do not all have the same number of values",
         ),
         ({**GOOD, "c": ([[1.0]], [0])}, {}, r"the shape of a sample is \(2,\) for one user and \(1,\) for another"),
-        ({**GOOD, "c": (["abc"], ["d"])}, {}, r"user 'c': x contains characters, but that of previous users numbers"),
+        (
+            {**GOOD, "c": (["abc"], ["d"])},
+            {},
+            r"user 'c': x contains characters, but x of previous users contains numbers",
+        ),
         (
             {"a": ([["w", ["x"]]], [{"t": 1}])},
             {},
-            r"user 'a': x = .* is not a sample of a known kind.*write a data source of your own",
+            r"user 'a': x = .* is not a sample of a known kind.*write your own data source",
         ),
         ({"a": ([[1.0, 2.0]], [[1, 0]])}, {}, r"user 'a': y contains \[1, 0\]; must be one number"),
         ({"a": ([[1.0, float("nan")]], [1])}, {}, r"x of train/ contains nan in row 0"),
         ({"a": (["abc", "ab"], ["d", "c"])}, {}, r"user 'a': the strings in x have different lengths"),
-        ({"a": ([], [])}, {}, r"no user has a sample"),
+        ({"a": ([], [])}, {}, r"no user has samples"),
         (
             GOOD,
             {"classes": 1_000_000, "alphabet": "ab"},
@@ -180,7 +184,7 @@ def test_other_folders_and_files_are_refused(tmp_path):
         leaf(tmp_path, path=".")
     save(tmp_path, "test", GOOD)
     save(tmp_path, "test", {"b": ([[1.0, 1.0]], [1])}, "more.json")
-    with pytest.raises(UserError, match=r"more\.json, user 'b' occurs twice"):
+    with pytest.raises(UserError, match=r"more\.json, user 'b': the user appears twice"):
         leaf(tmp_path, path=".")
     (tmp_path / "test" / "more.json").write_text('{"users": []}')
     with pytest.raises(UserError, match=r"more\.json cannot be read as LEAF's JSON: KeyError\('user_data'\)"):

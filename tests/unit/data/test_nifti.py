@@ -135,7 +135,7 @@ def cut_off(file):
         (
             lambda p: save(mask(0), p / "x_mask.nii.gz", np.diag([-1.0, 1, 1, 1])),
             {},
-            r"lie on different grids: by their affine matrices they are 12 mm apart",  # the far corner is 6 mm off
+            r"lie on different grids \(by their affine matrices, 12 mm apart\)",  # the far corner is 6 mm off
         ),
         (lambda p: write(p, "y", shape=(3, 5, 4)), {}, r"shapes, 1 x 6 x 5 x 4 and 1 x 3 x 5 x 4 .*set data\.size"),
         (lambda p: save(mask(0) * 2, p / "x_mask.nii.gz"), {}, r"x_mask\.nii\.gz contains 4; allowed: 0, 1, 2"),

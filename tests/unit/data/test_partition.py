@@ -118,11 +118,11 @@ def test_by_client_has_the_distribution_of_drawing_sample_by_sample():
             balanced(2, 20),
             5,
             {},
-            r"min_size: 10 is too large: 40 samples .* clients=5 are 8\.0 per client.*at most 8",
+            r"min_size: 10 is too large, because 40 samples .* 5 clients are 8\.0 per client.*at most 8",
         ),
         (dirichlet, np.zeros(50), 2, {}, "float64"),
-        (shards, balanced(10, 50), 4, {"s": 2}, "8 shards are fewer than the 10 classes"),
-        (shards, balanced(10, 50), 300, {"s": 2}, "cannot cut 500 samples into clients x s = 300 x 2"),
+        (shards, balanced(10, 50), 4, {"s": 2}, r"\(clients x s = 8\) is less than the number of classes \(10\)"),
+        (shards, balanced(10, 50), 300, {"s": 2}, "cannot split 500 samples into clients x s = 300 x 2"),
         (shards, balanced(3, 50), 3, {"s": 4, "distinct": True}, "s: 4 distinct classes"),
         (shards, balanced(3, 50), 3, {"s": 2, "distinct": True, "sorted": True}, "cannot both be true"),
     ],
@@ -135,7 +135,9 @@ def test_impossible_partitions_are_errors_with_numbers(scheme, labels, clients, 
 def test_the_number_of_draws_is_limited(monkeypatch):
     monkeypatch.setattr(random_partitions, "MAX_SHARES", 1000)
     # for alpha -> 0 each of 2 classes goes to one client, so 8 of 10 clients have no sample in any draw
-    with pytest.raises(UserError, match=r"none of \d+ draws.*alpha=1e-05, clients=10.*the best gave 0.*raise alpha"):
+    with pytest.raises(
+        UserError, match=r"none of \d+ draws.*alpha=1e-05, clients=10.*the smallest client has 0.*raise alpha"
+    ):
         dirichlet(balanced(2, 100), 10, rng(), alpha=1e-5)
     with pytest.raises(UserError, match=r"none of \d+ draws of quantity \(alpha=1e-08, clients=2\).*raise alpha"):
         quantity(np.zeros(20, dtype=int), 2, rng(), alpha=1e-8)
@@ -194,7 +196,7 @@ def test_a_file_assigns_samples_to_clients(tmp_path):
         ),
         ("a.csv", "client\n0\nx\n", None, r"line 3: client is 'x'"),
         ("a.csv", "client\n0\n0\n99999999999999999999\n", None, r"line 4: client is '9+'; must be 0 to 2, or -1"),
-        ("a.csv", "client\n-1\n-1\n-1\n", None, "a.csv assigns no sample to a client"),
+        ("a.csv", "client\n-1\n-1\n-1\n", None, "a.csv assigns no sample to any client"),
         (
             "a.csv",
             "client\n0\n1\n0\n",

@@ -160,7 +160,7 @@ def test_a_site_of_one_class_is_a_site_and_one_without_training_rows_is_refused(
     (root / "a.csv").write_text(PATIENTS + "west,50,Ulm,train,yes\nwest,60,Ulm,train,yes\n")
     assert table(root, path="a.csv", **BY).site_names == ("north", "south", "west")
     (root / "a.csv").write_text(PATIENTS + "west,50,Ulm,test,yes\n")
-    with pytest.raises(UserError, match=r"line 10: site 'west', whose first row this is, has no training row"):
+    with pytest.raises(UserError, match=r"line 10: site 'west', which begins here, has no training rows"):
         table(root, path="a.csv", **BY)
 
 

@@ -227,7 +227,7 @@ def test_normalize_replaces_the_normalisation_of_the_source():
         ([("cutout", 4), ("normalize", "half")], r"augment\.0: cutout needs normalised pixels; put it after"),
         (
             [("random_crop", {"size": 32})],
-            r"data\.augment\.0: random_crop: size 32 exceeds the 12 x 9 pixels and a border of 4",
+            r"data\.augment\.0: random_crop: size 32 exceeds an image of 12 x 9 pixels with a border of 4",
         ),
         (
             ["horizontal_flip", ("center_crop", 10)],
@@ -239,7 +239,7 @@ def test_normalize_replaces_the_normalisation_of_the_source():
         ),
         (["normalize"], r"normalize: set either dataset, or mean and std"),
         (["color_jitter"], r"color_jitter: brightness, contrast and saturation are all 0"),
-        ([("random_resized_crop", 8)], r"have 8 x 8 pixels in training, but 12 x 9 .*end with center_crop: 8"),
+        ([("random_resized_crop", 8)], r"have 8 x 8 pixels in training, but 12 x 9 .*add center_crop: 8"),
     ],
 )
 def test_unsuitable_transforms_are_errors_before_training(items, message):

@@ -169,7 +169,7 @@ def test_errors_of_runs_mention_the_keys_of_sweeps(tmp_path, text, words):
             [],
             r"published\.axes: .* must be a list of axes; axes: m",
         ),
-        ("grid: {m: {A: {}}}\ntune: {}\n", [], r"tune\.grid: is required, but missing"),
+        ("grid: {m: {A: {}}}\ntune: {}\n", [], r"tune\.grid: missing, but required"),
         (
             TUNED % "by: validation_loss",
             [],

@@ -155,7 +155,7 @@ def _find_parts(folder: Path) -> list[tuple[str, Path]]:
     if parts[0][0] not in ("", "train"):
         raise UserError(
             f"image_folder: {folder} contains {parts[0][1].name}/, but no train/; correct data.root or data.path, or "
-            "rename the folder of the training part to train"
+            "rename the folder of the training images to train"
         )
     return parts
 
@@ -185,7 +185,7 @@ def list_images_by_class(
     if unknown:
         raise UserError(
             f"{folder}: folder {unknown[0]!r} is not one of the classes {', '.join(names)} ({class_source}); remove "
-            "it, or correct the classes"
+            "the folder, or correct the classes"
         )
     samples = [
         LabelledFile(file, name, part=part, site=site)
@@ -195,7 +195,7 @@ def list_images_by_class(
     ]
     if not samples:
         raise UserError(
-            f"{folder} contains no images in folders of classes ({', '.join(names) or 'there is no folder'}); correct "
+            f"{folder} contains no images in class folders ({', '.join(names) or 'there is no folder'}); correct "
             "data.root or data.path, or add images"
         )
     return samples
@@ -226,7 +226,7 @@ def _check_class_names(source: str, names: Sequence[str] | None, site: str | Non
     """Raise UserError if data.class_names contains a name twice, or is not set in silo mode."""
     if names is None and site is not None:
         raise UserError(
-            f"{source}: data.class_names is not set; data.silos needs it, because a site may not have all classes"
+            f"{source}: data.class_names must be set with data.silos, because a single site may not have all classes"
         )
     duplicate = next((name for k, name in enumerate(names or ()) if name in (names or ())[:k]), None)
     if duplicate is not None:

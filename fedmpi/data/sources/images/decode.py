@@ -121,8 +121,8 @@ def _check_image(image: Image.Image, options: DecodeOptions) -> None:
 
 def _pixel_range_error(reason: str) -> UserError:
     """Return the error for an image that needs `data.pixel_range`."""
-    how = "[low, high], the values that become 0 and 1 in all files ([0, 4095] for 12 bits), or to file"
-    return UserError(f"{reason}; set data.pixel_range to {how}, the smallest and largest value of each file")
+    how = "[low, high], the values that become 0 and 1 in all files ([0, 4095] for 12 bits), or to file, which takes"
+    return UserError(f"{reason}; set data.pixel_range to {how} the smallest and largest value of each file")
 
 
 def _has_deep_pixels(image: Image.Image) -> bool:

@@ -139,11 +139,11 @@ def _read_mask(pair: LabelledFile) -> np.ndarray:
     except FileNotFoundError as error:
         raise pair.make_error(f"mask {pair.mask} not found") from error
     except Exception as error:  # a damaged file can raise many errors
-        raise pair.make_error(f"{pair.mask} cannot be read as a mask: {error}; correct or remove it") from error
+        raise pair.make_error(f"{pair.mask} cannot be read as a mask: {error}; correct or remove the file") from error
     if array.ndim == 3 and array.shape[2] in (1, 3) and (array == array[..., :1]).all():
         array = array[..., 0]
     if array.ndim != 2 or array.dtype.kind not in "buif":
-        problem = f"{array.dtype} of shape {array.shape}, but a mask must contain one number per pixel, its class"
+        problem = f"{array.dtype} of shape {array.shape}, but a mask must contain one class number per pixel"
         raise pair.make_error(f"{pair.mask} is {problem}; convert its colours to class numbers")
     return array
 

@@ -94,7 +94,7 @@ class ImagePreparation(Preparation):
             return _identify_files([path], [path.name])
         files = sorted(file for file in path.rglob("*") if is_image_file(file) and file.is_file())
         if not files:
-            raise UserError(f"{path} contains no image")
+            raise UserError(f"{path} contains no images; give an image, or a folder of images")
         names = [file.relative_to(path) for file in files]
         in_class_folders = all(len(name.parts) > 1 and name.parts[0] in self.class_names for name in names)
         return _identify_files(files, names, [name.parts[0] for name in names] if in_class_folders else [])

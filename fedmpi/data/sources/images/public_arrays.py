@@ -54,7 +54,7 @@ def _convert_read_errors(path: Path, remedy: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise UserError(f"{path} cannot be read: {error}; delete it, then {remedy}") from error
+        raise UserError(f"{path} cannot be read: {error}; delete the file, then {remedy}") from error
 
 
 def _check_labels(labels: np.ndarray, low: int, high: int) -> None:
@@ -259,7 +259,8 @@ def medmnist(
     row = MEDMNIST[set]
     if channels is not None and channels < row.channels:
         raise UserError(
-            f"medmnist: data.channels: 1 is not allowed for data.set: {set}, which has colour images; remove it"
+            f"medmnist: data.channels: 1 is not allowed for data.set: {set}, which has colour images; remove "
+            "data.channels"
         )
     (file,), remedy = _find_files(medmnist_file(set, size), root, download)
     labels_an_image = row.classes if set == "chestmnist" else 1
@@ -272,7 +273,7 @@ def medmnist(
             )
             x = to_channels_first(images, "NHWC"[: images.ndim])
             if x.dtype != np.uint8 or x.shape[1:] != shape or labels.shape != (len(x), labels_an_image):
-                problem = f"images {x.dtype} {x.shape}, labels {labels.shape}"
+                problem = f"images are {x.dtype} of shape {x.shape}, and labels have the shape {labels.shape}"
                 raise ValueError(
                     f"{names[0]}: {problem}; {set} must have images {shape} with {labels_an_image} labels each"
                 )

@@ -79,7 +79,9 @@ def tiny_imagenet(root: Path, *, download: bool = False) -> Dataset:
         file, label, *_ = [*line.split("\t"), ""]  # the other fields are the object's bounding box
         sample = LabelledFile(notes.parent / "images" / file, label, location=f"{notes}, line {k}", part="test")
         if label not in names:
-            raise sample.make_error(f"{shorten_repr(line)} is not a file and a class of wnids.txt; {remedy}")
+            raise sample.make_error(
+                f"{shorten_repr(line)} is not a file name followed by a class of wnids.txt; {remedy}"
+            )
         samples.append(sample)
     return dataset_from_files(
         samples, make_class_reader(names, DecodeOptions(64, 3, *PIXEL_STATISTICS["imagenet"])), "tiny_imagenet"
@@ -121,7 +123,7 @@ def _read_domains(
         classes = classes or class_folders
         if len(class_folders) != number:
             raise UserError(
-                f"{folder} contains {len(class_folders)} folders of classes, but {source} has {number} classes at each "
+                f"{folder} contains {len(class_folders)} class folders, but {source} has {number} classes at each "
                 f"site; {remedy}"
             )
         samples += list_images_by_class(folder, classes, class_source=source, site=name)
@@ -147,7 +149,8 @@ def ham10000(root: Path, *, site: str | None = None, size: Size = 224, test_frac
         for column, allowed in (("dx", HAM_CLASSES), ("dataset", HAM_SOURCES)):
             if values[column] not in allowed:
                 raise UserError(
-                    f"{location}: column {column!r} contains {values[column]!r}; allowed: {', '.join(allowed)}"
+                    f"{location}: column {column!r} contains {values[column]!r}; allowed: {', '.join(allowed)}; "
+                    "download it again"
                 )
         file = pictures.get(values["image_id"], path.parent / f"{values['image_id']}.jpg")
         samples.append(
@@ -242,7 +245,7 @@ def _read_ssl_fl(
     labels: dict[str, str] = {}
     for location, fields in read_lines("labels.csv"):
         if len(fields) < 2 or fields[1] not in allowed:
-            problem = f"{shorten_repr(','.join(fields))} is not a name and a label 0..{classes - 1}"
+            problem = f"{shorten_repr(','.join(fields))} is not a name followed by a label 0..{classes - 1}"
             raise UserError(f"{location}: {problem}; download the file again")
         labels[fields[0]] = allowed[fields[1]]
 

@@ -53,7 +53,7 @@ def decode_images(
             remedy = "; correct the row, or data.root, to which paths are relative" if row else ""
             raise UserError(f"{row}image {files[k]!s} not found{remedy}") from error
         except Exception as error:  # a damaged file can raise many errors
-            remedy = "" if isinstance(error, UserError) else "; correct or remove it"
+            remedy = "" if isinstance(error, UserError) else "; correct or remove the file"
             raise UserError(f"{name(k)} cannot be read as an image: {error}{remedy}") from error
 
     first = call(decode_image, 0)
@@ -61,7 +61,7 @@ def decode_images(
     def check_shape(k: int, shape: tuple[int, ...]) -> None:
         if shape != first.shape:
             sizes = f"has {shape[2]}x{shape[1]} pixels, but {name(0)} has {first.shape[2]}x{first.shape[1]}"
-            raise UserError(f"{name(k)} {sizes}; set data.size, to which all images are scaled and cropped")
+            raise UserError(f"{name(k)} {sizes}; set data.size to scale and crop all images to one size")
 
     def decode_one(k: int) -> np.ndarray:
         image = call(decode_image, k)

@@ -119,7 +119,10 @@ class Table:
         large = np.flatnonzero(np.abs(values) > np.finfo(np.float32).max)
         if len(large):
             cell = f"{self.row_location(int(large[0]))}: column {name!r} contains {values[large[0]]:g}"
-            raise UserError(f"{cell}; values must be finite float32 numbers (at most 3.4e38 in magnitude)")
+            raise UserError(
+                f"{cell}; values must be finite float32 numbers (at most 3.4e38 in magnitude); correct it, or drop "
+                "the row"
+            )
         return values
 
     def parse_columns(self, names: Sequence[str], key: str) -> Table:
@@ -217,7 +220,7 @@ def table_from_memory(rows: Any, decimal: str = ".") -> Table:
     lengths = {name: len(cells) for name, cells in columns.items()}
     if len({*lengths.values()}) != 1 or 0 in lengths.values():
         shown = ", ".join(f"{name} {n}" for name, n in lengths.items()) or "no column"
-        raise UserError(f"rows: columns must have the same length, and at least one row, but have {shown}")
+        raise UserError(f"rows: all columns must have the same number of rows, and at least one; they have: {shown}")
     return Table(Path("rows"), columns, np.arange(next(iter(lengths.values()))), "row", decimal)
 
 
@@ -243,14 +246,16 @@ def _check_header(path: Path, header: Sequence[str], delimiter: str) -> None:
     other = next((mark for mark in ";\t|," if mark != delimiter and mark in header[0]), None)
     if len(header) == 1 and other:
         remedy = f'set data.delimiter: "{other.encode("unicode_escape").decode()}"'
-        raise UserError(f"{path}: the names in its first line are separated by {other!r}, not {delimiter!r}; {remedy}")
+        raise UserError(
+            f"{path}: the column names in the first line are separated by {other!r}, not {delimiter!r}; {remedy}"
+        )
     duplicate = next((name for k, name in enumerate(header) if name and name in header[:k]), None)
     if duplicate:
-        raise UserError(f"{path}: column {duplicate!r} occurs twice in its first line; rename one of them")
+        raise UserError(f"{path}: column {duplicate!r} appears twice in the header; rename one of them")
     if "" in header:
         position = header.index("") + 1
         remedy = "name it, or remove it (for an index column of pandas, use to_csv(..., index=False))"
-        raise UserError(f"{path}: column {position} has no name in its first line; {remedy}")
+        raise UserError(f"{path}: column {position} has no name in the header; {remedy}")
 
 
 # ---- targets ----
@@ -286,7 +291,8 @@ def read_targets(
     if len(label) > 1 or target == "number" or (target == "auto" and classes is None and missing_targets_allowed()):
         if classes is not None or target == "class":
             raise UserError(
-                "table: data.class_names and data.target: class need a single data.label_column with classes"
+                "table: data.class_names and data.target: class need a single data.label_column with class labels; for "
+                "numbers, set data.target: number and remove data.class_names"
             )
         return _read_number_targets(rows, label, len(label) if target == "number" else 1)
     words = rows.parse_words(label[0], "label_column")
@@ -299,9 +305,13 @@ def read_targets(
         if _are_quantities(words):
             return _read_number_targets(rows, label, 1)
         if len(names) > max(MAX_GUESSED_CLASSES, len(rows) // 10):
-            problem = f"{rows.path}: column {label[0]!r} contains {len(names)} labels in {len(rows)} rows"
+            problem = (
+                f"{rows.path}: column {label[0]!r} contains {len(names)} distinct values in {len(rows)} rows, "
+                "too many for classes"
+            )
             survival = "for the task survival, set data.label_column: [EVENT, TIME]"
-            raise UserError(f"{problem}; set data.target to class, or to number for a regression; {survival}")
+            remedy = "set data.target: number for regression, or data.target: class if these are classes"
+            raise UserError(f"{problem}; {remedy}; {survival}")
         if len(names) == 1:
             problem = f"{rows.path}: column {label[0]!r} contains only one label, {names[0]!r}"
             raise UserError(f"{problem}; add rows with other labels, or list all labels in data.class_names")

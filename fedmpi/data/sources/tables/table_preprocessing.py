@@ -192,7 +192,10 @@ class TablePreparation(Preparation):
             return np.full(len(rows), names.index(site) if site is not None else 0)
         if column is None or column not in rows.columns:
             remedy = f"{f'add a column {column!r}, or ' if column else ''}set --site NAME (in Python: site=NAME)"
-            raise UserError(f"{rows.path}: rows are prepared by statistics of their site; {remedy}; {allowed}")
+            raise UserError(
+                f"{rows.path}: rows are prepared with the statistics of their site, which is not known; {remedy}; "
+                f"{allowed}"
+            )
         words = rows.parse_words(column, "site_column")
         unknown = next((row for row, word in enumerate(words) if word not in self.sites), None)
         if unknown is not None:

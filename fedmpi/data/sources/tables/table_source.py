@@ -96,10 +96,13 @@ def table(
     for key, value in {"site_column": site_column, "standardise": standardise}.items():
         if site is not None and (value == "pooled" or (value and key == "site_column")):
             raise UserError(
-                f"table: data.{key}: {value} needs the rows of all sites, but with data.silos each site reads only its "
-                "own; remove it"
+                f"table: data.{key} ({value}) needs the rows of all sites, but with data.silos each site reads only "
+                "its "
+                f"own rows; remove data.{key}"
             )
-    test_fraction = resolve_test_fraction(test_fraction, f"data.split_column: {split_column}" if split_column else "")
+    test_fraction = resolve_test_fraction(
+        test_fraction, f"data.split_column ({split_column!r})" if split_column else ""
+    )
     file = find_file(root, (resolve_file_name("table", site, path),), "table", "correct data.root or data.path")
     rows = read_table(file, delimiter, decimal)
     labels = [label_column] if isinstance(label_column, str) else label_column
@@ -300,5 +303,7 @@ def _select_training_rows(
     for k, name in enumerate(names):
         if not train[owner == k].any():
             location = rows.row_location(int(np.argmax(owner == k)))
-            raise UserError(f"{location}: site {name!r}, whose first row this is, has no training row; remove the site")
+            raise UserError(
+                f"{location}: site {name!r}, which begins here, has no training rows; add some, or remove the site"
+            )
     return train
