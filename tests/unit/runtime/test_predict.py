@@ -507,7 +507,7 @@ def test_symbols_are_those_of_windows_of_the_text(tmp_path):
     assert 100 * sum(right) / len(right) == pytest.approx(last["accuracy"], abs=1e-9)
     assert [symbols[-1] for symbols in results["symbols"]] == results["next"]
     for text, message in [
-        ("ab Z ab ab ab", "'odd' contains 'Z', which did not occur in training"),
+        ("ab Z ab ab ab", "'odd' contains 'Z', which is not in the training data"),
         ("ab", "has only 2 characters, but the model was trained on windows of 10"),
     ]:
         (tmp_path / "odd.txt").write_text(text)
@@ -549,7 +549,7 @@ def test_a_plug_in_source_takes_prepared_inputs_with_a_notice(tmp_path):
     g = torch.Generator().manual_seed(0)
     x = torch.randn(60, 4, generator=g) + (torch.arange(60) % 2)[:, None]
     np.savez(tmp_path / "new.npz", x=x[40:].numpy())
-    with pytest.warns(UserWarning, match="without any preparation"):
+    with pytest.warns(UserWarning, match="are passed to the model unprepared"):
         got, _ = predictions(run, tmp_path / "new.npz", trusted=True)
     assert percent_equal([int(row["prediction"]) for row in got], [k % 2 for k in range(40, 60)]) == last["accuracy"]
     header, rows = patients(tmp_path)
@@ -563,7 +563,7 @@ def test_samples_of_several_tensors_are_passed_by_name(tmp_path):
     (tmp_path / "own.py").write_text(PERSONAL_MODEL_HOOKS)
     run, last = train(tmp_path, {"source": f"{tmp_path}/own.py:several"}, model={"name": f"{tmp_path}/own.py:Masked"})
     ids = np.arange(60).reshape(20, 3)[14:] % 7
-    with pytest.warns(UserWarning, match="without any preparation"):
+    with pytest.warns(UserWarning, match="are passed to the model unprepared"):
         results = package.load(run, trust=True).predict({"ids": ids, "mask": (ids > 2).astype(np.float32)})
     assert percent_equal(map(int, results["prediction"]), [k % 2 for k in range(14, 20)]) == last["accuracy"]
     with pytest.raises(UserError, match="rows has no array 'mask'"):
