@@ -96,13 +96,13 @@ def compare(model, rounds):
     def between(line):
         """Record the time of a round, run a round by hand, and switch packing, which only odd rounds use."""
         times["packed" if line["round"] % 2 else "one"].append(time.process_time() - mark[0])
-        fed.trainer.pack = 1 if line["round"] % 2 else experiment.clients_per_pass
+        fed.trainer.clients_per_pass = 1 if line["round"] % 2 else experiment.clients_per_pass
         began = time.process_time()
         hand.round(line["cohort"])
         mark[0] = time.process_time()
         times["hand"].append(mark[0] - began)
 
-    fed.reporter.callbacks.record_round, fed.trainer.pack = between, 1
+    fed.reporter.callbacks.record_round, fed.trainer.clients_per_pass = between, 1
     fed.run()
     one, packed, bare = (1e3 * median(seconds[1:]) / COHORT for seconds in times.values())
     print(

@@ -172,12 +172,18 @@ def packed(device, rounds, share):
     g = torch.Generator().manual_seed(0)
     x, y = torch.randn(clients * 30, 1, 28, 28, generator=g), torch.randint(10, (clients * 30,), generator=g)
     data = split(Dataset(x, y, x[:100], y[:100], classes=10), "iid", clients, 0, "global")
-    for pack in (32, 1):
+    for clients_per_pass in (32, 1):
         tree = settings(rounds + 1, True, "logistic", clients).model_dump(mode="json")
-        tree["compute"]["clients_per_pass"], tree["train"]["batch_size"], tree["train"]["momentum"] = pack, 10, 0.0
+        tree["compute"]["clients_per_pass"], tree["train"]["batch_size"], tree["train"]["momentum"] = (
+            clients_per_pass,
+            10,
+            0.0,
+        )
         experiment = build.make_experiment(Settings.model_validate(tree), data, device)
         fed, t = build.make_federation(experiment, SingleProcess(device), lambda: False), count()
-        sides[pack] = partial(lambda fed, t: (run_one_round(fed, next(t)), wait_for_device(device))[1], fed, t)
+        sides[clients_per_pass] = partial(
+            lambda fed, t: (run_one_round(fed, next(t)), wait_for_device(device))[1], fed, t
+        )
     seconds = run_in_turn(sides, rounds + 1)
     print_result(
         f"packed, {clients} clients, {clients // 10} a round", ("32 at once", seconds[32]), ("one by one", seconds[1])

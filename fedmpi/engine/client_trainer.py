@@ -46,7 +46,7 @@ class ClientTrainer:
         bf16: bool = False,
         drops_bad_updates: bool = False,
         drops_failed_clients: bool = False,
-        pack: int = 1,
+        clients_per_pass: int = 1,
         strict: bool = True,
         graphs: bool | str = False,
         stop: Callable[[], bool] = lambda: False,
@@ -61,7 +61,7 @@ class ClientTrainer:
             drops_bad_updates: whether the server leaves updates with nan or inf out of the aggregate; otherwise such an
                 update ends the run.
             drops_failed_clients: whether a client is left out of the round if its code raises an error.
-            pack: the number of clients that are trained together in one batched pass.
+            clients_per_pass: the number of clients that are trained together in one batched pass.
             strict: whether to raise an error if clients cannot be trained together; otherwise they are trained one by
                 one.
             graphs: whether to capture training passes as CUDA graphs; "auto": if all code in them is known to permit
@@ -72,7 +72,7 @@ class ClientTrainer:
         self.data, self.messages, self.local_training, self.seed = data, messages, local_training, seed
         self.bf16, self.stop = bf16, stop
         self.drops_bad_updates, self.drops_failed_clients = drops_bad_updates, drops_failed_clients
-        self.pack, self.strict = pack, strict
+        self.clients_per_pass, self.strict = clients_per_pass, strict
         captures = graphs is True or (graphs == "auto" and consists_of_known_parts(model.module, task))
         self.graphs = PassGraphs(strict=graphs is True) if captures else None
         self._frozen_copies: list[tuple[FlatModel, FeaturesAndHead]] = []

@@ -149,7 +149,7 @@ class Federation:
             span("analyse")
 
         gather = self.transport.gather_uploads(t, cohort, placement, self.scheduler.cohort_weights(cohort)[1])
-        mine, at_once = [k for k in cohort if placement[k] == self.comm.rank], self.trainer.pack
+        mine, at_once = [k for k in cohort if placement[k] == self.comm.rank], self.trainer.clients_per_pass
         if self.states.store is not None:  # the states of clients that train together must fit into memory together
             at_once = min(at_once, max(self.states.max_in_memory, 1))
         with seeds.preserve_rng_state():  # each client seeds the global generators

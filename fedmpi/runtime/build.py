@@ -286,7 +286,7 @@ def choose_clients_per_pass(experiment: Experiment) -> int:
         UserError: compute.clients_per_pass is a number, but the experiment does not support vectorised training.
     """
     s, data, train = experiment.settings, experiment.data, experiment.local_training
-    pack, bf16 = s.compute.clients_per_pass, s.compute.precision == "bf16"
+    clients_per_pass, bf16 = s.compute.clients_per_pass, s.compute.precision == "bf16"
     hook = getattr(type(experiment.task), "set_class_counts", Task.set_class_counts)
     balanced = s.task.options.get("weights") == "balanced"
     uses_counts = balanced if hook is Classification.set_class_counts else hook is not Task.set_class_counts
@@ -302,9 +302,11 @@ def choose_clients_per_pass(experiment: Experiment) -> int:
         chain = MLPBackward.create(experiment.model.module, experiment.task, len(data.input_shape) == 1)
         full = train.momentum or train.weight_decay or hooks or chain is None
         samples = 0 if full else (train.epochs or 0) * int(data.train_sizes.max(initial=0))
-        return packed_rounds.choose_clients_per_pass(pack, experiment.model, samples)
-    if pack != "auto":
-        raise UserError(f"compute.clients_per_pass: {pack} is not possible, because {reason}; {packed_rounds.REMEDY}")
+        return packed_rounds.choose_clients_per_pass(clients_per_pass, experiment.model, samples)
+    if clients_per_pass != "auto":
+        raise UserError(
+            f"compute.clients_per_pass: {clients_per_pass} is not possible, because {reason}; {packed_rounds.REMEDY}"
+        )
     warnings.warn(f"compute.clients_per_pass: auto: clients are trained one at a time, because {reason}", stacklevel=3)
     return 1
 
@@ -330,7 +332,7 @@ def make_trainer(experiment: Experiment, stop: Callable[[], bool]) -> ClientTrai
         bf16=s.compute.precision == "bf16",
         drops_bad_updates=s.faults.on_bad_update != "abort",
         drops_failed_clients=s.faults.on_client_error == "drop",
-        pack=experiment.clients_per_pass,
+        clients_per_pass=experiment.clients_per_pass,
         strict=s.compute.clients_per_pass != "auto",
         graphs=experiment.model.w.is_cuda and not s.compute.compile and s.compute.graphs,
         stop=stop,

@@ -55,15 +55,15 @@ def unsupported_reason(
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def choose_clients_per_pass(pack: int | str, model: FlatModel, samples: int = 0) -> int:
+def choose_clients_per_pass(clients_per_pass: int | str, model: FlatModel, samples: int = 0) -> int:
     """Return how many clients are trained at once (compute.clients_per_pass).
 
     Args:
         samples: number of samples that a client sees in a round, if plain SGD trains a chain of layers (chain.py);
             otherwise 0.
     """
-    if isinstance(pack, int):
-        return pack
+    if isinstance(clients_per_pass, int):
+        return clients_per_pass
     if model.w.is_cuda:
         return 1  # on a GPU, CUDA graphs save more time
     numbers = 0
@@ -86,7 +86,7 @@ def train_clients(
         Client id -> a function that writes this client's upload into a row; the functions must be called one after
         another. If clients are trained one by one, the function also trains the client.
     """
-    if len(clients) < 2 or clients[0].trainer.pack == 1:
+    if len(clients) < 2 or clients[0].trainer.clients_per_pass == 1:
         return {client.id: client.run_round for client in clients}
     trainer, start_time = clients[0].trainer, time.perf_counter()
     ordered = sorted(clients, key=lambda k: count_batches(trainer, k), reverse=True)
@@ -208,8 +208,8 @@ def _stop_packing(trainer: ClientTrainer, error: Exception) -> None:
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     text = f"clients of method {type(trainer.method).__name__} cannot be trained together ({reason})"
     if trainer.strict:
-        raise UserError(f"compute.clients_per_pass: {trainer.pack}: {text}; {REMEDY}")
-    trainer.pack = 1
+        raise UserError(f"compute.clients_per_pass: {trainer.clients_per_pass}: {text}; {REMEDY}")
+    trainer.clients_per_pass = 1
     warnings.warn(
         RankWarning(f"compute.clients_per_pass: auto: {text}, so they are trained one at a time"), stacklevel=2
     )
