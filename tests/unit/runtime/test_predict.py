@@ -201,7 +201,7 @@ def test_a_site_can_be_named_if_the_file_has_no_site_column(study, tmp_path):
     with pytest.raises(UserError, match="site 'west' does not exist in this run; sites: north, south"):
         model.predict(few, site="west")
     both = write(tmp_path / "both.csv", header, test)
-    output = f"{len(test) - len(here)} of {len(test)} rows name another site .first: 'north'., "
+    output = f"{len(test) - len(here)} of {len(test)} rows name another site .first: north., "
     with pytest.warns(UserWarning, match=output):
         model.predict(both, site="south")
 
