@@ -15,7 +15,7 @@ import fedmpi
 from fedmpi.engine.federation import Federation
 
 PACKAGE = ROOT / "fedmpi"
-MOST_LINES = 400
+MOST_LINES = 420
 
 OUTSIDE = {  # the modules, or packages of them, that alone may import a library
     "torchvision": {"common.torchvision_compat"},
@@ -143,7 +143,7 @@ def test_no_two_modules_import_each_other():
 
 
 def test_modules_have_a_maximum_length():
-    """A module should have at most 300 lines, and must have at most 400."""
+    """A module should have at most 300 lines, docstrings included, and must have at most 420."""
     long = {name: n for name, path in MODULES.items() if (n := len(path.read_text().splitlines())) > MOST_LINES}
     assert not long
 
