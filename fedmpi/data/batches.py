@@ -90,7 +90,7 @@ def replace_samples(
 
 
 def distinct_samples(shards: Mapping[int, Shard]) -> Iterator[tuple[int, Any, Tensor]]:
-    """Yield (client, x, y) once per distinct pair of tensors x and y: only for client 0 if all clients share them."""
+    """Yield (client, x, y) for each client, or only for client 0 if all clients share the tensors x and y."""
     if isinstance(shards, ClientShards):
         return iter([(0, shards.x, shards.y)])
     return ((k, shard.x, shard.y) for k, shard in shards.items())
@@ -116,7 +116,7 @@ def batches(
     Args:
         shard: the samples of a client.
         size: number of rows per batch; None: all rows in one batch, in the order of `shard.index`.
-        generator: draws the order of the rows; None, as in evaluations: the order of `shard.index`.
+        generator: draws the order of the rows; None (used in evaluations): the order of `shard.index`.
         drop_last: leave out the last batch if it has fewer than `size` rows. A client with fewer than `size` rows then
             has no batch: it makes no step, and its update is zero.
         augment: draws the random numbers of augmentation (data.augment); None: images are not augmented.
@@ -176,10 +176,12 @@ def draw_augmentation_numbers(shard: Shard, augment: torch.Generator | None) -> 
 
 
 def _rows_per_read(x: Any, step: int, on_disk: bool) -> int:
-    """Return how many rows to read at once: one batch, or several if each of them begins at an aligned address.
+    """Return how many rows to read at once: one batch, or several batches if each begins at an aligned address.
 
     Args:
+        x: the samples.
         step: number of rows per batch.
+        on_disk: whether the samples are on disk; then fewer rows are read at once, so that training begins sooner.
     """
     if isinstance(x, Inputs):
         return step

@@ -2,12 +2,13 @@
 
 shards       The test part is cut into shards and distributed like the training part, by the same label matrix (FedRep
              2021).
-class_match  All test rows of the classes that the client trains on.
+class_match  All test rows of the classes in the training data of the client.
 aligned      Test rows in the proportions of the client's classes: of each class c, floor(T n_kc / n_k) random rows
              without replacement, for n_kc of the n_k training samples of client k; clients may share rows. T is 1000
              (FedSOL 2024), or min_c floor(t_c n_k / n_kc) if that is less, for the t_c > 0 test rows of class c.
-             FedSOL takes min(t_c, .) instead, which changes the proportions if the test part is small. A client for
-             which all numbers are 0 gets one row of each of its classes, or of the 1000 most frequent ones.
+             FedSOL keeps T = 1000 and limits each number to t_c, which changes the proportions if the test part is
+             small. A client for which all numbers are 0 gets one row of each of its classes (of the 1000 most frequent
+             ones, if it has more).
 global       The whole test part.
 site         The test rows of the client's site.
 auto         site if clients are sites and the test rows have sites; otherwise aligned, or global if targets are not
@@ -46,14 +47,14 @@ def select_client_tests(
     seed: int,
     label_matrix: np.ndarray | None = None,
 ) -> ClientTestRows:
-    """Choose the test rows of each client; return their number per client, (N,), and the row numbers per client.
+    """Choose the test rows of each client; return the number of rows, (N,), and the row numbers of each client.
 
     Args:
         counts: number of training samples by client and class, (N, classes).
-        client_test: the rule, one of those in the module's docstring.
-        site_of_client: the site of each client, (N,), if clients are sites.
+        client_test: the name of a rule from the module docstring.
+        site_of_client: the site of each client, (N,); None if clients are not sites.
         seed: the seed of the run.
-        label_matrix: the classes of each client's s training shards, (N, s), if clients have shards.
+        label_matrix: the classes of each client's s training shards, (N, s); None if the scheme is not `shards`.
 
     Raises:
         UserError: the rule cannot be applied to these data.
@@ -101,7 +102,7 @@ def select_client_tests(
 
 
 def _select_parts(parts: Partition, part_of_client: np.ndarray) -> ClientTestRows:
-    """Return the test rows of all clients: client k has the part of `parts` with index part_of_client[k]."""
+    """Return the test rows of all clients: client k gets parts[part_of_client[k]]."""
     return parts.sizes[part_of_client], LazyClientMapping(
         len(part_of_client), lambda k: torch.from_numpy(parts[part_of_client[k]])
     )

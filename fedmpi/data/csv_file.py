@@ -30,9 +30,10 @@ def check_is_csv(path: Path) -> None:
 def iter_csv_rows(
     path: Path, delimiter: str = ",", remedy: str = "save it as CSV in UTF-8"
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield each row of a CSV file as (line number, cells); for a row of several lines, the number of its last line.
+    """Yield (line number, cells) for each row of a CSV file.
 
-    The byte-order mark, the line `sep=` that Excel writes, and rows of blank cells are left out.
+    The line number of a row that spans several lines is that of its last line. The byte-order mark, a first line
+    `sep=...` as Excel writes it, and rows with only blank cells are left out.
 
     Args:
         delimiter: the character between cells.
@@ -70,7 +71,8 @@ def read_csv_table(
         remedy: what a user can do if the file cannot be read, for the message.
 
     Raises:
-        UserError: the file is empty or cannot be read, or (from the iterator) a row has too few or too many cells.
+        UserError: the file is empty or cannot be read. The iterator also raises it for a row with too few or too many
+            cells.
     """
     rows = iter_csv_rows(path, delimiter, remedy)
     header = [name.strip() for name in next(rows, (0, []))[1]]

@@ -1,4 +1,4 @@
-"""Dataset: the tensors of a data set, divided into training and test part, with one row per sample."""
+"""The class Dataset: the tensors of a data set, divided into a training and a test part, with one row per sample."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ class Dataset:
     """A data set of n training and t test samples.
 
     Samples are normalised images (n, C, H, W), as a tensor or LazyImages; table rows (n, f); or symbols (n, L) int64. A
-    sample may also consist of several tensors: train_x and test_x are then dictionaries name -> (n, ...), and the
-    model's `forward` gets each tensor under its name, or all of them as one dictionary (fedmpi/common/inputs.py).
+    sample may also consist of several tensors. Then train_x and test_x are dictionaries that map the name of a tensor
+    to its rows (n, ...), and the model's `forward` gets each tensor as the argument of that name, or all of them as one
+    dictionary (fedmpi/common/inputs.py).
 
     Targets (n, ...) may have any shape that the task accepts; the task also decides whether they may be NaN. Class
     numbers are int64 in 0..classes-1. For real-valued targets `classes` is the number of outputs, usually 1.
@@ -89,12 +90,12 @@ class Dataset:
 
 
 def is_labels(y: Tensor, classes: int) -> bool:
-    """Return whether targets y are one class number per sample."""
+    """Return whether targets y consist of one class number per sample."""
     return classes > 1 and y.dtype == torch.int64 and y.ndim == 1
 
 
 def _describe(x: Samples) -> str:
-    """Return the shape and type of one sample or target as a string."""
+    """Return the shape and type of one row of the samples or targets x as a string."""
     return "; ".join(
         f"{name} {tuple(part.shape[1:])} {str(part.dtype).removeprefix('torch.')}".strip()
         for name, part in list_named_tensors(x, "")
@@ -115,7 +116,7 @@ def _check_tensor(name: str, x: Any) -> None:
 
 
 def _check_samples(name: str, x: Any, targets: int, single: bool) -> None:
-    """Raise UserError unless samples x are finite tensors of an allowed type with one row per target."""
+    """Raise UserError unless samples x are finite, have an allowed type, and contain one row per target."""
     if not isinstance(x, LazyImages):  # the bytes of lazy images are always finite
         _check_tensor(name, x)
         if x.dtype not in (torch.float32, torch.int64) and (single or x.dtype != torch.bool):
@@ -134,7 +135,7 @@ def _check_samples(name: str, x: Any, targets: int, single: bool) -> None:
 
 
 def _check_targets(name: str, y: Tensor, classes: int) -> None:
-    """Raise UserError unless targets y are of an allowed type, not infinite, and, if labels, in 0..classes-1."""
+    """Raise UserError if targets y have a wrong type, are infinite, or are class numbers outside of 0..classes-1."""
     if y.dtype not in (torch.int64, torch.float32, torch.bool):
         how = f"use {name}.long() or {name}.float()"
         raise UserError(f"data set: {name} is {y.dtype}; must be int64 for class numbers, or float32; {how}")

@@ -89,7 +89,7 @@ class FederatedData:
         return self.with_samples(move, lambda y: y.to(device))
 
     def with_samples(self, x: Callable[[Any], Any], y: Callable[[Tensor], Tensor] = lambda y: y) -> FederatedData:
-        """Return a copy after applying the functions x to the samples and y to the targets, once per shared tensor."""
+        """Return a copy with x applied to the samples and y to the targets, once per tensor that clients share."""
         x, y = _memoize_by_identity(x), _memoize_by_identity(y)
         test = {"": self.global_test} if self.global_test else {}
         return replace(
@@ -103,7 +103,7 @@ class FederatedData:
 
 
 def _memoize_by_identity(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a function that calls `change` only once per object, and then returns the stored result."""
+    """Return a function that calls `change` once per object, and returns the stored result for the same object."""
     changed: dict[int, Any] = {}
 
     def call(value: Any) -> Any:
@@ -121,9 +121,9 @@ def split(
 
     Args:
         scheme: the partition scheme: a name in data/partitions, path/to/file.py:function or package.module:function.
-        clients: number of clients; None: one for each site (scheme site), or as many as the file has (scheme file).
+        clients: number of clients. None: one for each site (scheme `site`), or as many as the file has (scheme `file`).
         seed: the seed of the run.
-        client_test: the rule that chooses the test rows of each client, see client_test.py.
+        client_test: the rule that chooses the test rows of each client; client_test.py describes the rules.
         options: options of the partition scheme.
 
     Raises:
@@ -184,7 +184,7 @@ def _find_site_numbers(only: Sequence[Any], names: Sequence[str]) -> tuple[int, 
     """Return the indices of the sites that data.partition.only lists, in ascending order.
 
     Args:
-        only: the sites, each as a name or, if it has no name, as a number.
+        only: data.partition.only: names of sites, or their numbers if sites have no names.
         names: the names of all sites.
     """
     for position, name in enumerate(only):
@@ -196,7 +196,7 @@ def _find_site_numbers(only: Sequence[Any], names: Sequence[str]) -> tuple[int, 
 
 
 def _make_test_shards_by_site(dataset: Dataset, test_site: Tensor) -> dict[str, Shard]:
-    """Return the test rows of each site that has any, by the site's name, or by its number if sites have no names."""
+    """Return a dict from the name of each site with test rows (its number, if sites have no names) to these rows."""
     present = torch.unique(test_site[test_site >= 0]).tolist()
     rows = {k: torch.nonzero(test_site == k).flatten() for k in present}
     names = dataset.site_names or {k: str(k) for k in present}
@@ -207,7 +207,7 @@ def _validate_partition(result: Any, samples: int, clients: int | None, where: s
     """Check the result of a partition scheme, which may be user code, and return it as a Partition.
 
     Args:
-        result: a Partition, or one index array per client. Samples may be left out, with a warning.
+        result: a Partition, or one array of row numbers per client. If samples are left out, a warning says how many.
         samples: number of training samples.
         clients: the required number of clients; None: any number.
         where: the name of the scheme for messages.
@@ -319,12 +319,13 @@ def hold_out_validation(data: FederatedData, share: float, seed: int) -> Federat
 
 
 def _draw_validation_rows(group: Tensor | None, n: int, share: float, generator: torch.Generator) -> Tensor:
-    """Draw which of a client's n samples are held out for validation, (n,) bool.
+    """Draw the validation samples among a client's n samples; return a mask, (n,) bool.
 
-    Without groups, floor(share n) samples are held out, but at least one if n >= 2, and never all.
+    Without groups, floor(share * n) samples are drawn, but at least one if n >= 2, and never all. With groups, whole
+    groups are drawn, as `hold_out_validation` describes.
 
     Args:
-        group: the group of each sample, (n,), or None. At least one group remains for training.
+        group: the group of each sample, (n,), or None without groups.
         n: number of samples.
         share: fraction of samples to hold out.
         generator: draws the samples or groups.
@@ -381,7 +382,7 @@ def add_augmentation(data: FederatedData, transforms: Sequence[Transform]) -> Fe
 
 
 def _add_transforms(x: Tensor | LazyImages, transforms: Sequence[Transform]) -> LazyImages:
-    """Return samples as LazyImages with these transforms; raise UserError if test images would have another size."""
+    """Return samples as LazyImages with these transforms; raise UserError if test images would get another size."""
     pipeline = replace(x.pipeline if isinstance(x, LazyImages) else ImagePipeline(), transforms=tuple(transforms))
     pipeline.steps  # noqa: B018  raises UserError if the order of transforms is not possible
     stored = x.stored if isinstance(x, LazyImages) else x

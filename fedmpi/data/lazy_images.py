@@ -1,4 +1,4 @@
-"""Images that are stored as bytes, and are converted to normalised floats when a batch is read."""
+"""Images that are stored as bytes, and converted to normalised floats when a batch is read."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ IMAGES_PER_CHUNK = 1024  # number of images that are converted at once
 class LazyImages:
     """Images that behave like a float32 tensor (n, C, H, W) but are stored as bytes; `read` converts a batch.
 
-    Other attributes and torch functions operate on the float tensor of all images, which is computed anew for each
-    call, so that code written for tensors also works on LazyImages.
+    Code written for tensors also works on LazyImages: all other attributes and torch functions use the float tensor of
+    all images, which is computed anew for each call.
     """
 
     dtype = torch.float32
@@ -92,7 +92,7 @@ class LazyImages:
 
         Args:
             rows: row numbers, (B,).
-            u: random numbers in [0, 1) for augmentation, (B, pipeline.random_numbers); None, as in evaluations: no
+            u: random numbers in [0, 1) for augmentation, (B, pipeline.random_numbers); None (used in evaluations): no
                 random transform is applied.
         """
         return self.to_inputs(self.read_stored(rows), u)

@@ -56,8 +56,9 @@ class PredictionRequest:
     """A user's request to predict the targets of new rows.
 
     Args:
-        site: the site of the rows, if the user names one.
-        ids: the names of columns of the file that are copied to the table of predictions.
+        rows: a file, or rows in memory.
+        site: the site of the rows; None if the user names none.
+        ids: the names of columns of the file; these columns are copied to the table of predictions.
     """
 
     rows: Any  # a file, or rows in memory
@@ -81,7 +82,7 @@ class Preparation(ABC):
 
     @property
     def site_names(self) -> tuple[str, ...]:
-        """The names of the sites that have statistics of their own; () if all rows are prepared in the same way."""
+        """The names of the sites with their own statistics; () if rows of all sites are prepared in the same way."""
         return ()
 
     @abstractmethod
@@ -94,7 +95,7 @@ class Preparation(ABC):
         return {"kind": self.kind, **fields}
 
     def is_equal(self, other: Preparation | None) -> bool:
-        """Return whether another preparation prepares rows in the same way."""
+        """Return whether `other` prepares rows in the same way as this preparation."""
         return other is not None and self.to_dict() == other.to_dict()
 
 
@@ -120,8 +121,9 @@ def apply_reading_options(
 
     Args:
         preparation: the preparation of the training rows.
-        options: options of the data source by name, without the prefix `data.`.
-        ignore_others: ignore options that do not describe the format of a file, instead of raising UserError.
+        options: the new values of options of the data source, by name without the prefix `data.`.
+        ignore_others: whether options that do not describe the format of a file are ignored; if false, UserError is
+            raised for them.
 
     Raises:
         UserError: an option does not apply to new files of this run, or its value is not allowed.
@@ -187,7 +189,7 @@ class ReadyInputs(Preparation):
 
 
 def check_sample(x: Any, shape: Shape, where: str) -> None:
-    """Raise UserError if there are no rows, or rows x (n, ...) do not have the shape of the training samples."""
+    """Raise UserError if x (n, ...) has no rows, or its rows do not have the shape of the training samples."""
     if not len(x) or get_sample_shape(x) != shape:
         raise UserError(
             f"{where}: rows are {describe_samples(x[:1])}; must have the shape of a training sample, {shape}"
@@ -195,7 +197,7 @@ def check_sample(x: Any, shape: Shape, where: str) -> None:
 
 
 def make_ready_inputs(shape: Shape, dtype: Type) -> ReadyInputs:
-    """Return the preparation for rows that already are inputs of the model, of this shape and type."""
+    """Return the preparation for new rows that are already inputs of the model; each has this shape and type."""
     return ReadyInputs(encode_format(shape, dtype))
 
 
@@ -204,7 +206,7 @@ def load_arrays(request: PredictionRequest, what: str) -> tuple[dict[str, np.nda
 
     Args:
         request: the request, whose rows are a file, an array, or arrays by name.
-        what: the kind of file that this run needs, for error messages.
+        what: a description of the file that this run needs, for error messages.
 
     Raises:
         UserError: the file cannot be read, or an array does not contain rows of numbers.
@@ -231,7 +233,7 @@ def to_paths(rows: Sequence[Any], takes: str) -> list[Path]:
     """Convert a list of file names to paths; raise UserError if the list is empty or contains anything else.
 
     Args:
-        takes: the inputs that are allowed, for error messages.
+        takes: a description of the rows that are allowed, for error messages.
     """
     if not rows or not all(isinstance(row, (str, Path)) for row in rows):
         types = ", ".join({type(row).__name__ for row in rows})
@@ -246,7 +248,7 @@ def check_path(request: PredictionRequest, folder: bool = False, takes: str = "a
     Args:
         request: the request, whose rows are a file.
         folder: whether the path may be a folder.
-        takes: the inputs that are allowed, for error messages.
+        takes: a description of the rows that are allowed, for error messages.
 
     Raises:
         UserError: the request contains no path, or the path does not exist.

@@ -57,14 +57,14 @@ def open_silos(
         root: the folder of the data.
         silos: the names of all sites; client k is site k.
         own_clients: the clients of this rank.
-        seed: the seed of the global random generators, which a source may use; they are set anew for each site.
+        seed: the seed of the run. The global random generators, which a source may use, are seeded anew for each site.
         options: options of the source.
 
     Returns:
         The data set of each of these clients.
 
     Raises:
-        UserError: a site is listed twice, or the source cannot open single sites.
+        UserError: a site is listed twice, or the source cannot open the files of one site alone.
     """
     if len(set(silos)) < len(silos):
         raise UserError(f"data.silos: [{', '.join(silos)}] lists a site twice; list each site once")
@@ -104,9 +104,9 @@ def describe_silos(datasets: Mapping[int, Dataset]) -> np.ndarray:
 
 
 def count_local_labels(datasets: Mapping[int, Dataset], table: np.ndarray, silos: Sequence[str]) -> np.ndarray:
-    """Return the label counts of all clients, (N, classes) int64, with zeros for clients of other ranks.
+    """Count the labels of this rank's clients; return counts (N, classes) int64, with zeros for other clients.
 
-    The sum of the results of all ranks contains the counts of all clients.
+    The sum of the results over all ranks contains the counts of all clients.
 
     Args:
         datasets: the data sets of this rank's clients.
@@ -126,7 +126,7 @@ def count_local_labels(datasets: Mapping[int, Dataset], table: np.ndarray, silos
 def build_silo_federation(
     datasets: Mapping[int, Dataset], table: np.ndarray, label_counts: np.ndarray, silos: Sequence[str]
 ) -> FederatedData:
-    """Return the data of all clients as this rank sees them.
+    """Make the FederatedData of this rank: the samples of its own clients, and counts for all clients.
 
     Args:
         datasets: the data sets of this rank's clients.

@@ -60,12 +60,12 @@ class DiskSource(ABC):
     def fingerprint(self, rows: np.ndarray) -> Iterator[bytes]:
         """Yield bytes that identify these rows, so that ranks can check that they have the same data.
 
-        This must take only seconds, for any number of rows.
+        This must take no more than seconds, however many rows there are.
         """
 
 
 def _split_rows(parts: Sequence[Any], rows: np.ndarray) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
-    """Assign row numbers of a concatenation to its parts; yield (part, row numbers in it, positions in `rows`)."""
+    """Assign row numbers of a concatenation to its parts; yield (part, its row numbers, their positions in `rows`)."""
     sizes = [part.shape[0] for part in parts]
     ends = np.cumsum(sizes)
     owner = np.searchsorted(ends, rows, side="right")
@@ -76,7 +76,7 @@ def _split_rows(parts: Sequence[Any], rows: np.ndarray) -> Iterator[tuple[Any, n
 
 @final
 class ConcatSource(DiskSource):
-    """The concatenation of several sources."""
+    """The concatenation of several DiskSources."""
 
     def __init__(self, parts: Sequence[DiskSource]) -> None:
         self.parts, self.dtype = parts, parts[0].dtype
@@ -119,10 +119,11 @@ class StoredArrays:
 
 @final
 class ArraySource(DiskSource):
-    """Images or volumes in HDF5 files, returned as rows (c, H, W) or (c, D, H, W).
+    """Images (c, H, W) or volumes (c, D, H, W) in HDF5 files.
 
     Args:
-        axes: the order of the array's axes, such as NHWC; N are the rows.
+        array: the images or volumes as they are stored.
+        axes: the order of the array's axes, such as NHWC; N stands for the rows.
     """
 
     def __init__(self, array: StoredArrays, axes: str) -> None:
@@ -162,7 +163,7 @@ class Stream:
         return torch.uint8 if self.source.dtype == np.uint8 else torch.float32
 
     def read(self, rows: Tensor) -> Tensor:
-        """Read the rows with these numbers into memory, (B, c, H, W)."""
+        """Read the given rows into memory, (B, c, H, W)."""
         return torch.from_numpy(self.source.read(self.rows[rows.cpu().numpy()]))
 
     def read_all(self) -> Tensor:

@@ -46,7 +46,8 @@ class CatalogueEntry(NamedTuple):
 class MedMNISTSet(NamedTuple):
     """A data set of MedMNIST.
 
-    samples: the sizes of training, validation and test part; md5: one checksum per image size.
+    samples: the numbers of training, validation and test samples; md5: one checksum per image size, in the order of
+    MEDMNIST_SIZES.
     """
 
     classes: int
@@ -65,9 +66,9 @@ def _expand_pattern(pattern: str) -> list[str]:
 
 
 def _make_parts(*paths: Any) -> list[DatasetPart]:
-    """Return the parts that an entry of `files` in catalogue.json describes.
+    """Return the files or folders that an entry of `files` in catalogue.json describes.
 
-    paths: patterns of alternative paths, and for folders also the number of files.
+    paths: patterns of the alternative paths of these files; for folders also the number of files in each.
     """
     patterns = [path for path in paths if isinstance(path, str)]
     number = next((path for path in paths if isinstance(path, int)), 0)
@@ -75,7 +76,7 @@ def _make_parts(*paths: Any) -> list[DatasetPart]:
 
 
 def _make_entry(files: list[Any], downloads: tuple[Any, ...] = (), **facts: str) -> CatalogueEntry:
-    """Return the entry of a data set from its fields in the JSON file; `facts` are its other fields."""
+    """Make the catalogue entry of a data set from its fields in catalogue.json; `facts` are the fields with texts."""
     parts = tuple(part for entry in files for part in _make_parts(*entry))
     return CatalogueEntry(parts=parts, downloads=tuple(Download(tuple(d.pop("urls")), **d) for d in downloads), **facts)
 
@@ -86,7 +87,7 @@ def medmnist_file(name: str, size: int) -> str:
 
 
 def _make_medmnist_entry(name: str, size: int, md5: str) -> CatalogueEntry:
-    """Return the entry for a data set of MedMNIST with images of this size."""
+    """Make the catalogue entry of a MedMNIST data set with images of this size; md5: the checksum of its file."""
     row, file = MEDMNIST[name], f"{medmnist_file(name, size)}.npz"
     labels = "labels per image" if name == "chestmnist" else "classes"
     url = f"https://zenodo.org/records/10519652/files/{file}?download=1"

@@ -44,9 +44,9 @@ def check_files(name: str, root: Path) -> list[tuple[str, str]]:
 
 
 def _check_part(part: DatasetPart, root: Path, md5: str | None) -> tuple[str, str]:
-    """Return the path of a part, or where it should be, and what is wrong with it ("" if nothing is).
+    """Return the path of a file or folder, or where it should be, and what is wrong with it ("" if nothing is).
 
-    md5: the checksum of the file at the first path.
+    md5: the checksum that a file at the first of the possible paths must have; None: checksums are not compared.
     """
     candidates = [root / path for path in part.paths]
     path = next((path for path in candidates if path.exists()), candidates[0])
@@ -96,7 +96,7 @@ def fetch_dataset(name: str, root: Path) -> bool:
 
 
 def _fetch_file(download: Download, root: Path) -> None:
-    """Download one file, and unpack it if it is an archive; an archive that the user has copied here is reused."""
+    """Download one file, and unpack it if it is an archive; an archive that already is in `root` is not downloaded."""
     file = root / download.path
     is_archive_present = bool(download.into) and file.is_file() and _compute_md5(file) == download.md5
     if not is_archive_present:
@@ -119,7 +119,8 @@ def _offline_instructions(name: str, downloads: Sequence[Download], root: Path) 
 def download_file(urls: Sequence[str], file: Path, md5: str) -> None:
     """Download a file from the first URL that provides it with this MD5 checksum.
 
-    During the download the file has another name. Raises UserError, with the problem of each URL, if all of them fail.
+    The file gets its name only after the download is complete. If all URLs fail, UserError is raised, which lists the
+    problem of each URL.
     """
     part, problems = file.with_name(f"{file.name}.part"), {}
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -187,7 +188,7 @@ def unpack_archive(archive: Path, to: Path) -> None:
 
 
 def fetch_or_advise(name: str, root: Path, download: bool) -> str:
-    """Download the missing files of a data set if `download` is true; return advice on files that are still missing."""
+    """Download missing files of a data set if `download` is true; return advice for errors about missing files."""
     if download:
         fetch_dataset(name, root)
     if find_entry(name).downloads:

@@ -1,4 +1,4 @@
-"""The class Partition, which stores the row numbers of each client, and checks that several schemes use."""
+"""The class Partition, which stores the row numbers of each client, and checks that partition schemes share."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Partition:
 
     @classmethod
     def from_owners(cls, owner: np.ndarray, clients: int) -> Partition:
-        """Return the partition that assigns each row to its owner; the rows of each client ascend.
+        """Return the partition that assigns each row to its owner; the rows of each client are in ascending order.
 
         Args:
             owner: the client of each row, (rows,); -1 for rows without a client.
@@ -100,7 +100,8 @@ def validate_indices(part: Any, samples: int) -> np.ndarray:
 def _sort_by_owner(owner: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return rows sorted by owner, and in ascending order for each owner, (n,).
 
-    Sorting the numbers owner * span + row, for row numbers below `span`, is several times as fast as an argsort.
+    To this end the numbers owner * span + row are sorted, where `span` exceeds all row numbers; this is several times
+    as fast as an argsort.
     """
     span = int(rows.max(initial=0)) + 1
     return np.sort(owner * span + rows) % span
@@ -121,7 +122,7 @@ def check_enough_samples(samples: int, parts: int, scheme: str, min_size: int = 
     Args:
         scheme: the name of the scheme, for the message.
         min_size: smallest allowed size of a part.
-        unit: the number of parts in words, for the message, if parts are not clients.
+        unit: the number of parts in words, for the message; "": the parts are clients.
     """
     if samples < parts:
         what = unit or f"clients={parts} parts"
@@ -138,7 +139,7 @@ def check_enough_samples(samples: int, parts: int, scheme: str, min_size: int = 
 
 
 def check_class_labels(labels: np.ndarray, scheme: str) -> None:
-    """Raise UserError unless labels are one class number per sample."""
+    """Raise UserError unless labels consist of one class number per sample."""
     if labels.dtype.kind not in "iu" or labels.ndim != 1:
         kind = f"{labels.dtype} (regression)" if labels.ndim == 1 else f"arrays of shape {labels.shape[1:]}"
         raise UserError(

@@ -23,7 +23,7 @@ Size = Annotated[int, Field(ge=1)]
 
 
 def iid(labels: np.ndarray, clients: int, rng: np.random.Generator) -> Partition:
-    """Random parts of equal size; of N clients with n samples, the first n mod N have one sample more."""
+    """Random parts of equal size. For n samples and N clients, the first n mod N clients have one sample more."""
     check_enough_samples(len(labels), clients, "iid")
     sizes = equal_sizes(len(labels), clients)
     return Partition.from_sizes(rng.permutation(len(labels)), sizes).ascending()
@@ -42,8 +42,8 @@ def dirichlet(
 
     alpha: concentration of the Dirichlet distribution; the largest value, 1e6, gives equal fractions.
     min_size: the smallest allowed number of samples of a client.
-    convention: how the fractions q are drawn, which differs between papers, for N clients, C classes and n samples, of
-    which n_c are in class c.
+    convention: how the fractions q are drawn, which differs between papers. There are N clients, C classes and n
+    samples, of which n_c are in class c.
     class:        For each class q ~ Dir(alpha 1_N), with q_k = 0 for clients that already have n/N samples; the
                   shuffled class is cut at floor(cumsum(q) n_c). All classes are drawn again until every client has
                   min_size samples (Yurochkin 2019; NIID-Bench).
@@ -83,7 +83,7 @@ def _partition_by_shares(
     scheme: str,
     balance: bool,
 ) -> Partition:
-    """Shuffle the samples of each class, and cut them into parts of the sizes from `_draw_until_accepted`."""
+    """Shuffle the samples of each class, and cut them into parts whose sizes `_draw_until_accepted` returns."""
     rows_by_class = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     totals = np.array([len(rows) for rows in rows_by_class])  # (C,)
     counts = _draw_until_accepted(totals, clients, rng, alpha, min_size, scheme, balance)
@@ -102,7 +102,7 @@ def _draw_until_accepted(
     scheme: str,
     balance: bool,
 ) -> np.ndarray:
-    """Draw fractions until every client has min_size samples; return the sizes by class and client, (C, N).
+    """Draw fractions until every client has min_size samples; return the numbers of samples, (C, N).
 
     A draw consists of one Dir(alpha 1_N) for each class. Many draws are made at once, and the generator is then set to
     its state after the accepted draw: the result equals that of one draw after the other, but takes a fifteenth of the
@@ -118,7 +118,7 @@ def _draw_until_accepted(
         balance: whether clients that already have n/N samples get none of the following classes.
 
     Raises:
-        UserError: no draw was accepted although MAX_SHARES fractions were drawn.
+        UserError: none of the draws, which have MAX_SHARES fractions in total, was accepted.
     """
     concentration, smallest, tried, single_draws, draws = np.full(clients, alpha), 0, 0, 0, 1
     max_draws = max(MAX_SHARES // (len(totals) * clients), 1)
@@ -164,8 +164,8 @@ def _counts_from_shares(q: np.ndarray, totals: np.ndarray, balance: bool) -> tup
     """Convert D draws of fractions q, (D, C, N), to numbers of samples.
 
     Returns:
-        The numbers of samples, (D, C, N), and whether a class has all its mass on clients that already have n/N
-        samples, (D,).
+        The numbers of samples, (D, C, N), and whether the draw is invalid, (D,), because all the mass of a class is on
+        clients that already have n/N samples.
     """
     draws, _, clients = q.shape
     sizes, counts = np.zeros((draws, clients), dtype=np.int64), np.empty(q.shape, dtype=np.int64)
@@ -181,9 +181,9 @@ def _counts_from_shares(q: np.ndarray, totals: np.ndarray, balance: bool) -> tup
 
 
 def _cut_by_shares(share: np.ndarray, free: np.ndarray, total: int) -> np.ndarray:
-    """Cut `total` samples at the rounded-down cumulative fractions `share`, (D, N); return the sizes, (D, N).
+    """Cut `total` samples at the cumulative fractions, rounded down; return the sizes of the parts, (D, N).
 
-    free: which clients may get samples, (D, N).
+    share: the fraction of each client, (D, N); free: whether a client may get samples, (D, N).
     """
     ends = np.floor(np.cumsum(share, axis=1) * total).astype(np.int64)
     # The sum of fractions may be slightly below 1; the remaining samples go to the last client that is not full.
@@ -193,10 +193,10 @@ def _cut_by_shares(share: np.ndarray, free: np.ndarray, total: int) -> np.ndarra
 
 
 def _draw_one_balanced(totals: np.ndarray, concentration: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Draw sizes once with `balance`, (C, N); draw a class again if all its mass is on full clients.
+    """Draw the numbers of samples once with `balance`, (C, N); draw a class again if all its mass is on full clients.
 
-    A client is full if it has n/N samples. The restriction of Dir(alpha 1_N) to some clients is the Dirichlet
-    distribution on these clients.
+    A client is full if it has n/N samples. Fractions are drawn only for the other clients: Dir(alpha 1_N), restricted
+    to some clients and renormalised, is the Dirichlet distribution on these clients.
     """
     clients, full = len(concentration), totals.sum() / len(concentration)
     sizes, free = np.zeros(clients, dtype=np.int64), np.ones(clients, dtype=bool)
@@ -219,8 +219,8 @@ def _draw_one_balanced(totals: np.ndarray, concentration: np.ndarray, rng: np.ra
 def _partition_by_client(labels: np.ndarray, clients: int, rng: np.random.Generator, alpha: float) -> Partition:
     """Return parts of equal size; each client draws the classes of its samples from its own fractions (Hsu 2019).
 
-    Several samples are drawn at once, and those of exhausted classes are rejected. This has exactly the distribution of
-    drawing one sample after the other, with q renormalised whenever a class is exhausted.
+    Several samples are drawn at once, and samples of exhausted classes are rejected. The result has exactly the same
+    distribution as if samples were drawn one after the other, with q renormalised whenever a class is exhausted.
     """
     rows_by_class = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
     remaining = np.array([len(rows) for rows in rows_by_class])  # (C,)

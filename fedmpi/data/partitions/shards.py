@@ -100,11 +100,16 @@ def deal_shards(labels: np.ndarray, label_matrix: np.ndarray, rng: np.random.Gen
 def _exchange_repeated_labels(label_matrix: np.ndarray, classes: int, rng: np.random.Generator) -> bool:
     """Exchange labels between clients, in place, until no client has a label twice.
 
-    If client i has label a twice, it exchanges one for a label b that it lacks with a client j that lacks a. So i loses
-    a repetition and j gains none: the number of repetitions decreases with every exchange.
+    A client i that has label `a` twice gives one copy to a client j that does not have `a`, and gets from it a label b
+    that i does not have. Each exchange thus removes a repetition from i and creates none at j.
+
+    Args:
+        label_matrix: the labels of each client, (N, s).
+        classes: number of classes.
+        rng: draws the exchanges.
 
     Returns:
-        Whether no client has a label twice; with very few clients there may be no suitable exchange.
+        Whether this succeeded; with very few clients there may be no suitable exchange.
     """
     has = np.zeros((len(label_matrix), classes), dtype=np.int64)  # how often client k has class c
     np.add.at(has, (np.arange(len(label_matrix))[:, None], label_matrix), 1)
@@ -131,8 +136,8 @@ def classes(
     """Every client has the same number of classes, each divided evenly among its clients (NIID-Bench, Li 2022).
 
     Of C classes, client i has class i mod C and classes_per_client - 1 others, drawn at random without replacement. The
-    shuffled samples of a class are divided into equal parts for its clients. A class that no client has is left out,
-    which is possible only if there are fewer clients than classes.
+    shuffled samples of a class are divided into equal parts for its clients. With fewer clients than classes, no client
+    may have a class; its samples are then left out.
 
     classes_per_client: number of classes of each client.
     """

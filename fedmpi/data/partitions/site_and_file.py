@@ -19,8 +19,8 @@ def partition_by_site(
     """One client for each natural site of the data set, such as a hospital.
 
     only: the sites that are clients, by name, or by number if they have no names. No client trains on the other sites,
-    but their rows remain in the global test set and in evaluate.protocol's `sites`. This option measures the
-    performance of one site alone, or of a model at a site on which it was not trained.
+    but their test rows remain in the global test set and in evaluate.protocol's `sites`. With this option a run can
+    train on one site alone, or test a model at a site on which it was not trained.
     """
     present, chosen = np.unique(labels), np.array(only or range(clients), dtype=np.int64)
     if clients != len(chosen):
@@ -88,7 +88,7 @@ def _read_csv(path: Path, samples: int) -> Partition:
 
 
 def _read_npz(path: Path, samples: int) -> Partition:
-    """Read the partition.npz of a run: `indices`, client after client, and `offsets`, (N + 1,), of training rows.
+    """Read the partition.npz of a run: the row numbers `indices`, client after client, and `offsets`, (N + 1,).
 
     Rows that the run held out for validation are added to the rows of their client.
     """

@@ -32,7 +32,7 @@ class Transform(ABC):
 
     @abstractmethod
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
-        """Transform a batch of images, (B, C, H, W) -> (B, C, h, w).
+        """Transform a batch of images (B, C, H, W) to (B, C, h, w).
 
         Args:
             x: the images, which may be changed in place.
@@ -51,7 +51,7 @@ def to_memory_format(x: Tensor, channels_last: bool) -> Tensor:
 def stored_channels_last(x: Any) -> bool:
     """Return whether x is a batch of images in the memory format channels_last.
 
-    Strides are compared, as convolutions do, because a tensor of one channel is contiguous in both formats.
+    This compares strides, as convolutions do, because an image with one channel is contiguous in both formats.
     """
     is_batch = isinstance(x, Tensor) and x.ndim == 4 and x.stride(1) == 1
     return is_batch and x.is_contiguous(memory_format=torch.channels_last)
@@ -90,8 +90,8 @@ def to_uniform_range(u: Tensor, low: float, high: float) -> Tensor:
 def crop_windows(x: Tensor, top: Tensor, left: Tensor, h: int, w: int) -> Tensor:
     """Cut a window out of each image: x[b, :, top[b] : top[b] + h, left[b] : left[b] + w], (B, C, h, w).
 
-    For each image the memory from the first to the last number of the window is copied; the numbers in between that are
-    outside the window are then dropped. The memory format of x is kept.
+    For each image, the contiguous memory from the first to the last number of the window is copied; then the numbers in
+    it that are outside the window are dropped. The result has the memory format of x.
     """
     channels_last = stored_channels_last(x)
     x = x if channels_last else x.contiguous()

@@ -29,7 +29,7 @@ NORMALISATION_CONSTANTS = {  # mean and standard deviation of pixels in 0..1, by
 
 @dataclass(frozen=True)
 class Normalize(Transform):
-    """Normalise images by channel, (v - mean) / std, in training and test; replaces the data source's normalisation."""
+    """Normalise training and test images by channel, (v - mean) / std, instead of the data source."""
 
     main_option = "dataset"
     input_stage = "unit"
@@ -98,7 +98,7 @@ class ColorJitter(Transform):
 
 
 def blend(x: Tensor, other: Tensor, share: Tensor) -> Tensor:
-    """Blend two batches of images, share x + (1 - share) other, and clip the result to 0..1."""
+    """Blend two batches of images: share * x + (1 - share) * other, clipped to 0..1."""
     return (share * x + (1 - share) * other).clamp_(0, 1)
 
 

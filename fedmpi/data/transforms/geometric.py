@@ -1,4 +1,4 @@
-"""Transforms that move, erase or interpolate pixels; transforms that do not interpolate accept bytes and floats."""
+"""Transforms that move, erase or interpolate pixels. Those without interpolation accept both bytes and floats."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class HorizontalFlip(Transform):
 
 @dataclass(frozen=True)
 class Cutout(Transform):
-    """Set a square around a random pixel to zero after normalisation, clipped at borders (DeVries & Taylor 2017)."""
+    """Set a square around a random pixel of the normalised image to zero (DeVries & Taylor 2017)."""
 
     main_option = "size"
     random_numbers = 2
@@ -115,7 +115,7 @@ class Cutout(Transform):
 
 @dataclass(frozen=True)
 class CenterCrop(Transform):
-    """Crop the center of the image, in training and test, like CenterCrop(size) of torchvision."""
+    """Crop the center of training and test images, like CenterCrop(size) of torchvision."""
 
     main_option = "size"
     size: int = option(224, "height and width", ge=1, le=MAX_SIDE)
@@ -158,8 +158,8 @@ class RandomRotation(Transform):
 class RandomResizedCrop(Transform):
     """Crop a part of random area and aspect ratio, and scale it to size x size, like torchvision's RandomResizedCrop.
 
-    Ten parts are drawn, of which the first one that fits into the image is used; if none fits, the largest central part
-    is used.
+    Ten parts are drawn, and the first one that fits into the image is used. If none fits, the largest central part is
+    used.
     """
 
     main_option = "size"
@@ -205,9 +205,9 @@ class RandomResizedCrop(Transform):
 def interpolation_weights(start: Tensor, length: Tensor, n: int, size: int) -> Tensor:
     """Return the weights, (B, size, n), with which n pixels along one axis are interpolated to `size` pixels.
 
-    Row i contains the weights of the pixels start .. start + length - 1 for pixel i of the result: a triangle around
-    the position of i, whose half width is one pixel of the result or of the image, whichever is larger. This is
-    bilinear interpolation, with antialiasing if images become smaller.
+    Row i contains the weights with which the pixels start .. start + length - 1 contribute to pixel i of the result.
+    They form a triangle around the position of pixel i, whose half width is one pixel of the result or of the image,
+    whichever is larger. This is bilinear interpolation, with antialiasing if images become smaller.
     """
     step = (length / size)[:, None, None]
     center = start[:, None, None] + (torch.arange(size, device=start.device)[:, None] + 0.5) * step
@@ -225,7 +225,7 @@ def interpolate_with_weights(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor
 
 @dataclass(frozen=True)
 class Resize(Transform):
-    """Scale the shorter side to size pixels, in training and test, like Resize(size) of torchvision."""
+    """Scale the shorter side of training and test images to `size` pixels, like Resize(size) of torchvision."""
 
     main_option = "size"
     input_stage = "floats"

@@ -23,9 +23,11 @@ def make_transform(name: str, value: Any, where: str, origins: Mapping[str, str]
     """Return a transform by its name in the config; raise UserError if the name or an option is not valid.
 
     Args:
-        value: its options as a dictionary, or the value of its main option, or None.
+        name: the transform's name in the config, such as `random_crop`.
+        value: its options as a dictionary, the value of its main option, or None: options keep their defaults.
         where: the key in the config, for messages.
-        origins: for each option, where it was set, for messages; the key "" is for the transform itself.
+        origins: a dict from option to the place where it was set, for messages. The entry "" is the place where the
+            transform itself was set.
     """
     origin = f"{origins['']}: " if origins.get("") else ""
     if name not in transforms.registry:
@@ -54,8 +56,8 @@ def config_name(transform: Transform) -> str:
 class ImagePipeline:
     """The pipeline from stored images to inputs of a model.
 
-    Bytes are divided by 255 before the first transform that needs floats; normalisation follows the last transform of
-    pixels in 0..1. Without normalisation inputs are pixels in 0..1, or floats as they are stored.
+    Bytes are divided by 255 before the first transform that needs floats. Images are normalised after the last
+    transform that needs pixels in 0..1. Without normalisation, inputs are pixels in 0..1, or floats as they are stored.
     """
 
     bytes: bool = False  # whether images are stored as uint8
@@ -66,11 +68,11 @@ class ImagePipeline:
 
     @cached_property
     def random_numbers(self) -> int:
-        """The number of random numbers that the transforms of one sample need."""
+        """How many random numbers the transforms need for one sample."""
         return sum(transform.random_numbers for transform in self.transforms)
 
     def output_shape(self, shape: Shape, training: bool = False) -> Shape:
-        """Return the shape of an input for stored images of this shape.
+        """Return the shape that stored images of this shape have as inputs.
 
         Args:
             shape: the shape of a stored image, (C, H, W).
@@ -94,7 +96,7 @@ class ImagePipeline:
 
     @cached_property
     def steps(self) -> Sequence[tuple[Step, slice | None]]:
-        """The steps of the pipeline in order, each with the columns of random numbers that it uses.
+        """The steps of the pipeline in order, each with the columns of u (see `__call__`) that it uses.
 
         The columns are None for steps without random numbers, which are applied to test images, too. Raises UserError
         if the order of transforms is not possible.
@@ -138,7 +140,7 @@ class ImagePipeline:
 
         Args:
             x: the stored images, which may be changed in place.
-            u: random numbers, (B, random_numbers); None, as in evaluations: no random transform is applied.
+            u: random numbers, (B, random_numbers); None (used in evaluations): no random transform is applied.
         """
         no_numbers = x.new_empty(0)
         for step, columns in self.steps:
