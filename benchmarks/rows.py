@@ -26,7 +26,7 @@ def make_row(labels, settings, figures, of):
 
     def value(name):
         if progress.is_diagnostic(name):
-            return other.figure(of, name)
+            return other.get_metric(of, name)
         results = (state.get_metric(of, look + name) for look in looks)
         return next((each for each in results if each == each), float("nan"))
 

@@ -24,10 +24,11 @@ HEAD = """# Methods
 
 This page is generated from the sources by `python docs/make_methods.py > docs/methods.md`.
 
-Costs are those with the default options. Messages and state are in multiples of d, the number of parameters
-(mcmahan_cnn on 8x8 images, 188,810; ten classes). Passes are forward and backward passes through the body of the
-network per optimiser step of one local epoch, including those for statistics before and after training; FedAvg has 1
-and 1."""
+Costs are those of the default options. Messages and state are in multiples of d, the number of parameters
+(d = 188,810 for mcmahan_cnn on 8x8 images with ten classes). Passes are the forward and backward passes through the
+body of the network in one local epoch, divided by the number of optimiser steps. Passes that compute statistics before
+and after training are included. FedAvg needs one forward and one backward pass per step.
+"""
 
 MOVED = Path(__file__).parents[1] / "benchmarks" / "results" / "moved.csv"
 CHANGED = """## Results that changed after a comparison with the papers

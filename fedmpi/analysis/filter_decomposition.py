@@ -47,7 +47,7 @@ from fedmpi.common.text import format_metric
 from fedmpi.common.type_descriptions import describe_value
 from fedmpi.config.schema import Settings
 from fedmpi.engine import scheduler
-from fedmpi.engine.evaluate import evaluate
+from fedmpi.engine.evaluate import evaluate_model
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.federation_config import RunCallbacks
 from fedmpi.flat import linear
@@ -250,17 +250,17 @@ def evaluate_virtual_clients(
     local = train_local_models(fed, trainer, members, t)
     w, b = linear.combine(local.w, local.p), linear.combine(local.b, local.p)
 
-    def evaluate_model(model: Tensor) -> Metrics:
+    def evaluate_weights(model: Tensor) -> Metrics:
         trainer.model.load(model, b)
-        return evaluate(trainer, test, s.evaluate.batch_size).metrics
+        return evaluate_model(trainer, test, s.evaluate.batch_size).metrics
 
     models = [
-        {"alpha": i, "atoms": j, **evaluate_model(recombine_filters(experiment, w, alpha, D))}
+        {"alpha": i, "atoms": j, **evaluate_weights(recombine_filters(experiment, w, alpha, D))}
         for i, alpha in zip(members, local.w, strict=True)
         for j, D in zip(members, local.w, strict=True)
     ]
     facts = {"round": t, "clients": members, "weights": local.p, "headline": experiment.task.names[0]}
-    return {**facts, "models": models, "aggregate": evaluate_model(w)}
+    return {**facts, "models": models, "aggregate": evaluate_weights(w)}
 
 
 def recombine_filters(experiment: Experiment, w: Tensor, alpha: Tensor, D: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ def list_external_addresses() -> list[str]:
     return [address for address in list_addresses().values() if not is_loopback(address)]
 
 
-def get_network_id() -> str:
+def get_network_stack_id() -> str:
     """Return a string that identifies the network stack of this process: its interfaces and addresses.
 
     A host name is not enough: different hosts may have the same name, and containers of one host may have different

@@ -141,7 +141,7 @@ def split(
             )
         keys = dataset.site.numpy()
         names = dataset.site_names or tuple(map(str, range(int(keys.max()) + 1)))
-        only = _find_site_numbers(options.get("only", ()), names)
+        only = _find_listed_sites(options.get("only", ()), names)
         with_options = partial(partition_by_site, only=only)
         clients = clients or len(only or names)
     if clients is None and scheme_function is not partition_from_file:
@@ -180,7 +180,7 @@ def split(
     )
 
 
-def _find_site_numbers(only: Sequence[Any], names: Sequence[str]) -> tuple[int, ...]:
+def _find_listed_sites(only: Sequence[Any], names: Sequence[str]) -> tuple[int, ...]:
     """Return the indices of the sites that data.partition.only lists, in ascending order.
 
     Args:

@@ -72,8 +72,8 @@ class ClientStates:
         its row is moved       move_log       undo_round, unless every rank has completed its moves
         its rank fails         reassigned     reassign, which starts again if another rank fails in this round
 
-    `RoundControl.begin_round` and `end_round` discard these records once the next round has begun and it is known which
-    uploads are refused.
+    `RoundControl.mark_round_begun` and `end_round` discard these records once the next round has begun and it is known
+    which uploads are refused.
 
     Attributes:
         owners: client -> the rank that has its state; the same on every rank.

@@ -64,7 +64,7 @@ class Evaluation(NamedTuple):
     targets: Tensor  # (n, ...)
 
 
-def evaluate(
+def evaluate_model(
     trainer: ClientTrainer, shard: Shard, batch_size: int, predict: Callable[[Tensor], Tensor] | None = None
 ) -> Evaluation:
     """Evaluate the trainer's model on a shard, in evaluation mode.
@@ -235,7 +235,7 @@ class Evaluator:
         assert self.server is not None
         self.trainer.model.load(self.server.w, self.server.b)
         with add_error_context(f"evaluation after round {t}"):
-            return evaluate(self.trainer, shard, self.config.eval_batch)
+            return evaluate_model(self.trainer, shard, self.config.eval_batch)
 
     def _evaluate_global_test(self, t: int) -> Metrics:
         """Return the metrics of the global model on the global test set; set `class_accuracy`, in per cent."""
@@ -334,7 +334,7 @@ class Evaluator:
         own = self.data.validation if protocol == "validation" else self.data.test
         shard = self.data.global_test if protocol == "personal_on_global" else own[client.id]
         assert shard is not None
-        result = self._metrics_and_weight(evaluate(trainer, shard, self.config.eval_batch, predict))
+        result = self._metrics_and_weight(evaluate_model(trainer, shard, self.config.eval_batch, predict))
         inputs.check_hooks(trainer.method, client.where, "personal_weights", "personal_buffers", "finetune", "predict")
         return result
 

@@ -148,7 +148,7 @@ class Federation:
             self.probes.train_local_models(t, cohort, placement, downloads)
             span("analyse")
 
-        gather = self.transport.gather_uploads(t, cohort, placement, self.scheduler.cohort_weights(cohort)[1])
+        gather = self.transport.begin_gather(t, cohort, placement, self.scheduler.cohort_weights(cohort)[1])
         mine, at_once = [k for k in cohort if placement[k] == self.comm.rank], self.trainer.clients_per_pass
         if self.states.store is not None:  # the states of clients that train together must fit into memory together
             at_once = min(at_once, max(self.states.max_in_memory, 1))

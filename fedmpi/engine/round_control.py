@@ -55,7 +55,7 @@ class RoundControl:
         """
         number = int(TRAIN)
         if self.server is not None:
-            self.begin_round(t)
+            self.mark_round_begun(t)
             if self._decided[0] != t:
                 self.opened_at = time.perf_counter()
                 self._decided = t, self._decide(t)
@@ -64,7 +64,7 @@ class RoundControl:
             self.transport.changed_groups = self.transport.messages.groups_in_round(t - 1)
         number = int(self.transport.broadcast(float(number), self.server))
         command, undone = RoundCommand(number % FURTHER_MESSAGE), list[int]()
-        self.begin_round(t)
+        self.mark_round_begun(t)
         if number & FURTHER_MESSAGE:
             refused = self.server.refused_clients if self.server is not None else []
             with self.comm.exclude_from_counts():  # because its length depends on measured times
@@ -80,7 +80,7 @@ class RoundControl:
             self.states.replay_failures(t, self.scheduler.lost_ranks, evaluated=False)
         return command
 
-    def begin_round(self, t: int) -> None:
+    def mark_round_begun(self, t: int) -> None:
         """Mark round t as begun on this rank; moves of states in earlier rounds can no longer be undone."""
         states, before = self.states, self.states.round
         if before == t:

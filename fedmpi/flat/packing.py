@@ -87,7 +87,7 @@ class Views:
     _names: Collection[str]
     _make: Callable[[str], Tensor]
 
-    def merge(self, other: Views) -> Views:
+    def with_overrides(self, other: Views) -> Views:
         """Return one object with the tensors of both; if a name is in both, the tensor of `other` is used."""
         if not other._names:
             return self

@@ -79,12 +79,12 @@ def logistic(input_shape: tuple[int, ...], classes: int, reference: bool = False
 POINTWISE_LAYERS = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Identity)
 
 
-def chain_layers(module: nn.Module) -> list[nn.Module] | None:
+def list_chain_layers(module: nn.Module) -> list[nn.Module] | None:
     """Return the layers of a module in order if it is a chain of linear and pointwise layers, otherwise None."""
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
         return None
     if type(module) in (MLP, nn.Sequential):  # children() leaves out repetitions of a layer
-        parts = [chain_layers(part) for part in module._modules.values() if part is not None]
+        parts = [list_chain_layers(part) for part in module._modules.values() if part is not None]
         return None if None in parts else [layer for each in parts if each for layer in each]
     flattens = type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
     return [module] if flattens or type(module) is nn.Linear or type(module) in POINTWISE_LAYERS else None
@@ -95,7 +95,7 @@ def make_forward_without_hooks(module: nn.Module) -> Callable[[Tensor], Tensor] 
 
     The result is None unless the module is a chain of linear and pointwise layers, has no hooks and is not compiled.
     """
-    layers = chain_layers(module)
+    layers = list_chain_layers(module)
     if not layers or any(part._compiled_call_impl is not None for part in module.modules()):
         return None
     steps = [layer.forward for layer in layers]

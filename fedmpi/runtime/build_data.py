@@ -35,7 +35,7 @@ from fedmpi.data.silos import (
     open_silos,
 )
 from fedmpi.data.sources.source_utils import set_ignored_target
-from fedmpi.data.streaming import Stream, streaming_mode
+from fedmpi.data.streaming import Stream, use_streaming_mode
 from fedmpi.data.transforms.base import Transform
 from fedmpi.data.transforms.pipeline import make_transform
 from fedmpi.engine import scheduler
@@ -101,7 +101,7 @@ def build_partitioned_data(settings: Settings) -> FederatedData:
     with waiting, add_error_context("data"):
         ignored = settings.task.options.get("ignore")
         with (
-            streaming_mode(settings.data.stream),
+            use_streaming_mode(settings.data.stream),
             set_ignored_target(ignored),
             seeds.temporary_seed(settings.seed, "source"),
         ):
@@ -293,7 +293,7 @@ def _open_sites(settings: Settings, clients: Sequence[int]) -> dict[int, Dataset
     root = (settings.working_dir / settings.data.root).absolute()
     with (
         add_error_context("data"),
-        streaming_mode(settings.data.stream),
+        use_streaming_mode(settings.data.stream),
         set_ignored_target(settings.task.options.get("ignore")),
     ):
         opened = open_silos(source.func, root, names, clients, settings.seed, **source.keywords)

@@ -71,7 +71,7 @@ def connect(
     error_reporter.listen(store.open_connection)
     own_address, store_address = store.get_ip_addresses()
     description = describe_rank(backend, job.host, device) | {
-        "network": network.get_network_id(),
+        "network": network.get_network_stack_id(),
         "address": own_address,
     }
     left_s = max(1.0, deadline - timeouts.clock.now())

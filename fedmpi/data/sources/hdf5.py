@@ -162,7 +162,7 @@ def _find_arrays(path: Path, names: Mapping[str, str | None], part: str = "") ->
     unread: dict[str, None] = {}
     for client in sort_naturally(entries) if by_client else [""]:
         for name, array in _list_data_sets(root_group[client] if client else root_group):
-            key = _match_key(name, names, part)
+            key = _find_role(name, names, part)
             if key is None:
                 unread[name] = None
                 continue
@@ -202,7 +202,7 @@ def _split_part_word(name: str) -> tuple[str | None, str]:
     return part, "_".join(word for word in words if word not in dropped)
 
 
-def _match_key(name: str, names: Mapping[str, str | None], part: str) -> str | None:
+def _find_role(name: str, names: Mapping[str, str | None], part: str) -> str | None:
     """Return the key, such as "test_x", of the data set with this name; None if the name has no known meaning."""
     own_part, base_name = _split_part_word(name)
     if part and own_part not in (None, part):

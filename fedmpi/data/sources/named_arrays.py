@@ -233,10 +233,10 @@ def dataset_from_parts(
     """
     fraction = resolve_test_fraction(test_fraction, str(file) if "test_" in parts else "")
     for prefix, part in parts.items():
-        if prefix and _describe_format(part) != _describe_format(parts[""]):
+        if prefix and _describe_sample_format(part) != _describe_sample_format(parts[""]):
             formats = (
-                f"rows of x and y are {_describe_format(parts[''])}, but those of {prefix}x and {prefix}y are "
-                f"{_describe_format(part)}"
+                f"rows of x and y are {_describe_sample_format(parts[''])}, but those of {prefix}x and {prefix}y are "
+                f"{_describe_sample_format(part)}"
             )
             raise UserError(f"{file}: {formats}; store both with the same shape and type")
     if len({part.site is None for prefix, part in parts.items() if prefix != "test_"}) > 1:
@@ -263,7 +263,7 @@ def dataset_from_parts(
     return Dataset(x, y, test_x, test_y, outputs, site=site, test_site=test_site, preparation=preparation)
 
 
-def _describe_format(part: ArrayPart) -> str:
+def _describe_sample_format(part: ArrayPart) -> str:
     """Return the shape and type of one sample and one target as a string; they must be equal in all parts."""
     x = part.x.stored if isinstance(part.x, LazyImages) else part.x
     formats = [f"{tuple(each.shape[1:])} {str(each.dtype).removeprefix('torch.')}" for each in (x, part.y)]

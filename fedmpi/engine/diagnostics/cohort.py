@@ -12,7 +12,7 @@ from torch import Tensor
 from fedmpi.comm import Communicator
 from fedmpi.data.batches import Shard
 from fedmpi.engine.client_trainer import ClientTrainer
-from fedmpi.engine.evaluate import Evaluation, evaluate
+from fedmpi.engine.evaluate import Evaluation, evaluate_model
 
 
 class Model(NamedTuple):
@@ -88,10 +88,10 @@ class Cohort:
         comm.exchange([], [(self.rank_of[k], row) for k, row in received.items()])
         return torch.stack([(received | rows)[k] for k in self.members]).cpu()
 
-    def evaluate(self, model: Model, shard: Shard) -> Evaluation:
+    def evaluate_model(self, model: Model, shard: Shard) -> Evaluation:
         """Evaluate a model on samples, in evaluation mode and without augmentation."""
         self.trainer.model.load(*model)
-        return evaluate(self.trainer, shard, self.batch_size)
+        return evaluate_model(self.trainer, shard, self.batch_size)
 
 
 class Probe(NamedTuple):

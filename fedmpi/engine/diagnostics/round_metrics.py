@@ -26,7 +26,7 @@ def compute_loss_rows(c: Cohort) -> Rows:
     own: dict[int, list[float]] = {k: [] for k in c.local_models}
     for _, model in (*c.models(), (None, c.after)):
         for k in own:
-            own[k].append(c.evaluate(model, c.trainer.data.train[k]).metrics["loss"])
+            own[k].append(c.evaluate_model(model, c.trainer.data.train[k]).metrics["loss"])
     return len(c.members) + 1, {k: torch.tensor(row, dtype=torch.float64) for k, row in own.items()}
 
 
@@ -71,7 +71,7 @@ def compute_accuracy_rows(c: Cohort) -> Rows:
     counts = torch.bincount(test.y[test.index], minlength=classes).double().cpu()
 
     def accuracies(model: Model) -> Tensor:
-        _, outputs, targets = c.evaluate(model, test)
+        _, outputs, targets = c.evaluate_model(model, test)
         by_class = class_accuracy(outputs, targets, classes).cpu()
         return torch.cat([(by_class.nan_to_num() @ counts / counts.sum())[None], by_class])
 
@@ -126,13 +126,13 @@ def compute_leave_one_out_losses(c: Cohort) -> Rows:
 
     mean, test = Model(w.to(c.before.w.dtype), b.to(c.before.b.dtype)), c.trainer.data.global_test
     if test is not None:
-        of_mean = c.evaluate(mean, test).metrics["loss"] if c.local_models else 0.0
-        losses = {k: c.evaluate(without(k, model), test).metrics["loss"] for k, model in c.local_models.items()}
+        of_mean = c.evaluate_model(mean, test).metrics["loss"] if c.local_models else 0.0
+        losses = {k: c.evaluate_model(without(k, model), test).metrics["loss"] for k, model in c.local_models.items()}
         return 2, {k: torch.tensor([loss, of_mean], dtype=torch.float64) for k, loss in losses.items()}
     own: dict[int, list[float]] = {k: [] for k in c.local_models}
     for average in (*(without(k, model) for k, model in c.models()), mean):
         for site, row in own.items():
-            row.append(c.evaluate(average, c.trainer.data.test[site]).metrics["loss"])
+            row.append(c.evaluate_model(average, c.trainer.data.test[site]).metrics["loss"])
     return len(c.members) + 1, {k: torch.tensor(row, dtype=torch.float64) for k, row in own.items()}
 
 

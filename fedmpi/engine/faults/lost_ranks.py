@@ -84,7 +84,7 @@ class LostRanks:
         """
         return LostRanks([{**each, "reported": False} if each["round"] == t else each for each in self.rows])
 
-    def replace_rows(self, t: int, rows: Sequence[Row]) -> None:
+    def replace_rows_from(self, t: int, rows: Sequence[Row]) -> None:
         """Replace the rows of round t by these rows, and delete the rows of later rounds."""
         self.rows = [each for each in self.rows if each["round"] < t] + list(rows)
 

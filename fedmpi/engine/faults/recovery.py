@@ -119,7 +119,7 @@ class FailurePolicy:
         """Restore the state at the start of the round that rank 0 is in, and return the number of this round."""
         root, states = reports[0], self.states
         t = int(root["t"])
-        self.control.begin_round(t)  # if this rank has not begun the round yet
+        self.control.mark_round_begun(t)  # if this rank has not begun the round yet
         # If all ranks have completed their moves, states stay on their new ranks, because a failed rank cannot take its
         # own back.
         keep_moves = all(each["t"] == t and each["moved"] for each in reports.values())
@@ -153,7 +153,7 @@ class FailurePolicy:
                 reported=self.reporter.reported_in == t,
                 why=next((text for text in why if any(f"rank {rank} " in text for rank in lost)), "".join(why[:1])),
             )
-            scheduler.lost_ranks.replace_rows(t, [*scheduler.lost_ranks.in_round(t), row])
+            scheduler.lost_ranks.replace_rows_from(t, [*scheduler.lost_ranks.in_round(t), row])
             self.reporter.callbacks.record_lost_ranks(row)
             self.alive = list(comm.alive)
         apply_lost_ranks(t, scheduler, states, comm.broadcast_json(scheduler.lost_ranks.in_round(t)))
@@ -161,7 +161,7 @@ class FailurePolicy:
 
 def apply_lost_ranks(t: int, scheduler: ClientScheduler, states: ClientStates, rows: list[Row]) -> None:
     """Store these rows as the rank failures of round t, and apply their effects to the client states."""
-    scheduler.lost_ranks.replace_rows(t, rows)
+    scheduler.lost_ranks.replace_rows_from(t, rows)
     states.unavailable = scheduler.lost_ranks.unavailable_clients(t)
     states.revert_states(scheduler.lost_ranks.reverted_states(t))
 

@@ -74,7 +74,7 @@ class ClientContext(Client):
         self.state = State({name: getattr(own, name) for name in trainer.method.client_state})
         self.downloads = broadcast
         if messages.per_client_download.shapes:
-            self.downloads = broadcast.merge(messages.per_client_download.views(download_row))
+            self.downloads = broadcast.with_overrides(messages.per_client_download.views(download_row))
         size = messages.accumulators.size
         self.accumulator_row = state_row.new_zeros(size) if size else trainer.empty_row
         self.accumulators = messages.accumulators.views(self.accumulator_row) if size else EMPTY_VIEWS

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedmpi.models.mlp import chain_layers
+from fedmpi.models.mlp import list_chain_layers
 from fedmpi.tasks.classification import Classification
 
 _nll = torch.ops.aten.nll_loss_forward.default
@@ -51,7 +51,7 @@ class MLPBackward:
             task: the task; only tasks with the mean cross-entropy loss are supported.
             flat: whether samples are vectors; if not, the module must start with nn.Flatten.
         """
-        layers = chain_layers(module) or []
+        layers = list_chain_layers(module) or []
         if layers and isinstance(layers[0], nn.Flatten):
             flat, layers = True, layers[1:]
         linear = [layer for layer in layers if isinstance(layer, nn.Linear)]

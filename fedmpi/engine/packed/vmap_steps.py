@@ -87,7 +87,7 @@ class BatchedClientView:
     def downloads(self) -> Views:
         broadcast = self.trainer.unpack_broadcast(self.first.broadcast_row)
         each = self.trainer.messages.per_client_download
-        return broadcast.merge(each.views(self.values["download"])) if each.size else broadcast
+        return broadcast.with_overrides(each.views(self.values["download"])) if each.size else broadcast
 
     @property
     def accumulators(self) -> Views:

@@ -156,7 +156,7 @@ class RoundTransport:
         return rows
 
     # ---- uploads ----
-    def gather_uploads(self, t: int, cohort: Sequence[int], placement: Placement, p: Tensor) -> UploadGather:
+    def begin_gather(self, t: int, cohort: Sequence[int], placement: Placement, p: Tensor) -> UploadGather:
         """Begin to gather the uploads of round t; return this rank's `UploadGather`.
 
         Args:

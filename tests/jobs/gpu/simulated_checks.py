@@ -104,9 +104,9 @@ def gather_classes():
     found = {}
     for name, server in {"streamed": {}, "local": {"reduce": "local"}}.items():
         it = prepare(settings("fedavg", model=WIDE, rounds=1, server=server), device=GPU)
-        gathering = it.fed.transport.gather_uploads
+        gathering = it.fed.transport.begin_gather
         ways = []
-        it.fed.transport.gather_uploads = lambda *given, make=gathering, ways=ways: (
+        it.fed.transport.begin_gather = lambda *given, make=gathering, ways=ways: (
             ways.append(made := make(*given)) or made
         )
         it.fed.run()

@@ -87,7 +87,7 @@ def test_volumes_on_disk_equal_those_in_memory(tmp_path, axes, channels):
         file["x"], file["y"] = RNG.integers(0, 256, (N, 6, 6, 6), np.uint8), np.arange(N) % 2
     both = []
     for stream in (False, True):
-        with streaming.streaming_mode(stream):
+        with streaming.use_streaming_mode(stream):
             both.append(hdf5(tmp_path, path="a.h5", axes=axes, mean=[0.5] * channels, test_fraction=0).train_x)
     in_memory, read = both
     assert isinstance(read.stored, Stream)

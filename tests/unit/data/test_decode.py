@@ -28,7 +28,7 @@ def pixels(file, **more):
 def both(files, chosen):
     """The images in memory, after those that stay on disk are found to be the same."""
     in_memory = decode_images(files, chosen)
-    with streaming.streaming_mode(True):
+    with streaming.use_streaming_mode(True):
         on_disk = decode_images(files, chosen)
     assert isinstance(on_disk, Stream)
     assert torch.equal(on_disk.read_all(), torch.from_numpy(in_memory))
@@ -37,7 +37,7 @@ def both(files, chosen):
 
 def refused(files, chosen, pattern):
     for on_disk in (False, True):
-        with streaming.streaming_mode(on_disk), pytest.raises(UserError, match=pattern):
+        with streaming.use_streaming_mode(on_disk), pytest.raises(UserError, match=pattern):
             decode_images(files, chosen)
 
 

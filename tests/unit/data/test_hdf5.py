@@ -141,7 +141,7 @@ def test_images_on_disk_equal_those_in_memory(tmp_path, options, by_client):
         for name, array in ({"b/y": labels[:5], "a/y": labels[5:]} if by_client else {"y": labels}).items():
             file.create_dataset(name, data=array)
     in_memory = hdf5(tmp_path, path="a.h5")
-    with streaming.streaming_mode(True):
+    with streaming.use_streaming_mode(True):
         data = hdf5(tmp_path, path="a.h5")
     assert isinstance(data.train_x.stored, Stream)
     assert isinstance(data.train_x.stored.source.array, StoredArrays)

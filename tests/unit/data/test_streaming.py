@@ -28,7 +28,7 @@ RNG = np.random.default_rng(0)
 
 
 def federation(folder, stream):
-    with streaming.streaming_mode(stream):
+    with streaming.use_streaming_mode(stream):
         data = hdf5(folder, path="a.h5")
     chain = [
         make_transform(name, options, "data.augment.0", {})
@@ -148,7 +148,7 @@ def sites(tmp_path):
 def test_folders_of_sites_are_streamed(sites):
     results = []
     for stream in (False, True):
-        with streaming.streaming_mode(stream):
+        with streaming.use_streaming_mode(stream):
             data = image_folder(sites, sites=True, size=6)
         assert isinstance(data.train_x.stored, Stream) == stream
         results.append((data, rank_agreement.compute_data_digests(split(data, "site", None, 0))))
@@ -157,6 +157,6 @@ def test_folders_of_sites_are_streamed(sites):
     assert torch.equal(in_memory.test_x.all_inputs(), on_disk.test_x.all_inputs())
     assert torch.equal(in_memory.train_y, on_disk.train_y)
     (sites / "north/cat/0.png").write_bytes((sites / "north/cat/6.png").read_bytes() + b"x")
-    with streaming.streaming_mode(True):
+    with streaming.use_streaming_mode(True):
         other = image_folder(sites, sites=True, size=6)
     assert rank_agreement.compute_data_digests(split(other, "site", None, 0)) != digest

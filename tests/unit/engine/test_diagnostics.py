@@ -12,7 +12,7 @@ from fedmpi.analysis.local_models import train_local_models
 from fedmpi.common.errors import UserError
 from fedmpi.engine.diagnostics import round_metrics
 from fedmpi.engine.diagnostics.probes import PROBES
-from fedmpi.engine.evaluate import evaluate
+from fedmpi.engine.evaluate import evaluate_model
 from fedmpi.methods import registry
 from fedmpi.runtime import build
 
@@ -59,13 +59,13 @@ def test_a_round_equals_plain_loops():
     test = data.global_test
     for k, (w, b) in enumerate(zip(made.w, made.b, strict=True)):
         trainer.model.load(w, b)
-        assert row["knowledge"]["local"][k] == pytest.approx(evaluate(trainer, test, 100).metrics["accuracy"])
+        assert row["knowledge"]["local"][k] == pytest.approx(evaluate_model(trainer, test, 100).metrics["accuracy"])
         rest = [i for i in range(len(members)) if i != k]
         q = (p[rest] / p[rest].sum()).float()
         gain = loss(q @ made.w[rest], q @ made.b[rest], test) - loss(*mean, test)
         assert row["contribution"]["gain"][k] == pytest.approx(gain, abs=1e-5)
     trainer.model.load(*mean)
-    assert row["knowledge"]["after"] == pytest.approx(evaluate(trainer, test, 100).metrics["accuracy"])
+    assert row["knowledge"]["after"] == pytest.approx(evaluate_model(trainer, test, 100).metrics["accuracy"])
 
 
 # ---- it changes nothing, and ranks change nothing in it ----

@@ -12,7 +12,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
 from fedmpi.data.silos import build_silo_federation, count_local_labels, describe_silos
-from fedmpi.engine.evaluate import evaluate
+from fedmpi.engine.evaluate import evaluate_model
 from fedmpi.tasks.classification import MultiLabel
 from fedmpi.tasks.per_position import NextSymbol, Segmentation
 from fedmpi.tasks.regression import Regression
@@ -186,7 +186,7 @@ def test_the_loss_of_a_split_does_not_depend_on_its_batches(size):
     data, task = make_labels(), it.experiment.task
     f = it.experiment.net.module(data.test_x).detach().double()
     expected = torch.stack(naive_losses(task, f, data.test_y)).mean().item()
-    assert evaluate(it.fed.trainer, it.fed.trainer.data.global_test, size).metrics["loss"] == pytest.approx(
+    assert evaluate_model(it.fed.trainer, it.fed.trainer.data.global_test, size).metrics["loss"] == pytest.approx(
         expected, rel=1e-5
     )
 

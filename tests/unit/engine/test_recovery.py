@@ -258,7 +258,7 @@ def test_effects_of_recorded_rank_failures():
     assert [failures.reverted_states(t) for t in (0, 1, 4)] == [{}, {5: 0}, {4: 1}]
     assert failures.needed_states() == {(5, 0), (4, 1)}
     assert failures.up_to_round(2).rows == rows[:2]
-    failures.replace_rows(2, [])
+    failures.replace_rows_from(2, [])
     assert failures.rows == rows[:1]
     late = lost_ranks.make_row(2, {}, gone=[1], reverted={0: 1}, reported=True)
     late_failures = LostRanks([lost_ranks.make_row(2, {}, gone=[4]), late])

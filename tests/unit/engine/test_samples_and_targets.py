@@ -11,7 +11,7 @@ from fedmpi.common import registry
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
-from fedmpi.engine.evaluate import evaluate
+from fedmpi.engine.evaluate import evaluate_model
 from fedmpi.methods import registry as methods
 from fedmpi.models import KIND
 
@@ -166,6 +166,6 @@ def test_survival_loss_is_computed_on_the_whole_split():
     f = it.experiment.net.module(data.test_x)
     expected = it.experiment.task.loss(lambda x: f, None, data.test_y).item()
     for size in (1, 7, 20):  # for any batch size
-        actual = evaluate(it.fed.trainer, it.fed.trainer.data.global_test, size).metrics
+        actual = evaluate_model(it.fed.trainer, it.fed.trainer.data.global_test, size).metrics
         assert actual["loss"] == pytest.approx(expected, abs=1e-6)
         assert actual["c_index"] == it.rows[-1]["c_index"]

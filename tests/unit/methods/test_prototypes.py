@@ -9,7 +9,7 @@ from naive import assert_is_fedavg, gradient, module_of, rows_of, train_epochs
 from torch.nn.functional import cross_entropy, nll_loss
 from torch.nn.utils import parameters_to_vector
 
-from fedmpi.engine.evaluate import evaluate
+from fedmpi.engine.evaluate import evaluate_model
 from fedmpi.methods._prototypes import head_mixing_weights
 
 # ---- FedProto ----
@@ -220,7 +220,7 @@ def test_predictions_equal_values_by_hand(client_of, mix, similarity):
         expected = 0.3 * p_knn + 0.7 * (f[i].softmax(0) if mix == "softmax" else f[i])
         torch.testing.assert_close(outputs[i].exp() if mix == "softmax" else outputs[i], expected, rtol=0, atol=1e-5)
     if mix == "softmax":
-        loss = evaluate(it.fed.trainer, test, 100, predict).metrics["loss"]
+        loss = evaluate_model(it.fed.trainer, test, 100, predict).metrics["loss"]
         assert loss == pytest.approx(nll_loss(outputs.double(), test.y).item(), rel=1e-5)
 
 
