@@ -36,7 +36,7 @@ def main() -> NoReturn:
 
 
 def load_app(words: Sequence[str] = ()) -> typer.Typer:
-    """Return the app with all commands; if the command is `run` or `resume`, only with those of runs.py, to start fast.
+    """Return the app with all commands. For `run` and `resume` it has only the commands of runs.py, to start fast.
 
     words: the command line, without the name of the program.
     """

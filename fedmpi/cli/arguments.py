@@ -141,7 +141,7 @@ def run_and_exit(command: Callable[[], int], process: CommandProcess) -> NoRetur
 
 
 def _handle_interrupt(number: int, frame: object) -> NoReturn:
-    """End the process at once on Ctrl-C outside training; code under import could catch a KeyboardInterrupt."""
+    """End the process at once on Ctrl-C outside training; a module under import could catch KeyboardInterrupt."""
     print_message(f"{make_message_prefix(current_job())}: interrupted")
     os._exit(128 + number)
 

@@ -112,8 +112,8 @@ def _check_same_directory(directory: Path, overrides: Sequence[str]) -> None:
 def replay(context: typer.Context, directory: RunDir, overrides: Overrides = None, trust: Trust = False) -> None:
     """Repeat the run in RUN_DIR on any number of ranks, and compare the model after each round bit by bit.
 
-    No rank fails in the replay; clients that were lost in a round are left out of the same round. The results are
-    written to NAME-replay next to RUN_DIR.
+    Rank failures of the run are not reproduced; instead, the clients that were lost in a round are left out of it. The
+    results are written to NAME-replay next to RUN_DIR.
     """
     from fedmpi.runtime.code_trust import load_replay_settings
 

@@ -9,7 +9,8 @@ OK, WARN, FAIL = " ", "?", "!"
 class ReportRow(NamedTuple):
     """One row of the report of `fedmpi doctor`.
 
-    The mark FAIL means that the config cannot run, WARN a possible problem or a check that failed, and OK neither.
+    The mark FAIL means that the config cannot run. WARN means that there may be a problem, or that a check itself
+    failed. OK means neither of these.
     """
 
     name: str

@@ -145,7 +145,7 @@ def run_program(words: Sequence[str], limit_s: float, env: Mapping[str, str] | N
         env: environment variables (default: the variables of this process).
 
     Returns:
-        The output, including stderr; a description of the problem, "" if the exit code is 0.
+        The output, including stderr; and a description of the problem, or "" if the exit code is 0.
     """
     with tempfile.TemporaryFile() as out:
         command = ["timeout", "--signal=KILL", f"{limit_s:g}", *words]

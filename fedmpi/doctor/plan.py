@@ -8,8 +8,8 @@ Data and model are built as in a run; nothing is trained. The memory of a rank h
     state        client state, on the rank that stores the most
     step         activations that a forward pass stores for the backward pass, times two for their gradients
 
-With a GPU, the other parts are in GPU memory, except rank 0's model and all rows if gloo or MPI sends them. GPU memory
-also contains the data, and has a separate sum.
+With a GPU, all parts except `process` are in GPU memory. But if gloo or MPI sends the messages, the rows of all ranks
+and the part `model` of rank 0 are in the memory of the host. GPU memory also contains the data, and has its own sum.
 """
 
 from __future__ import annotations

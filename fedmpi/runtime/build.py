@@ -103,9 +103,10 @@ class Experiment:
     def can_stream_sums(self, ranks: int) -> bool:
         """Return whether rank 0 can add up uploads as they arrive instead of storing them, in a job of `ranks` ranks.
 
-        The method must use only means of uploads. Rank 0 stores all uploads if the config sets an aggregation rule, a
-        wire format (comm.compression) or record.updates: gram, if uploads may be left out, or if rank 0 of several
-        ranks also trains, because it cannot receive uploads meanwhile.
+        This requires a method that uses only means of uploads. Rank 0 must store all uploads if the config sets an
+        aggregation rule, a wire format (comm.compression) or record.updates: gram, or if uploads may be left out. It
+        must also store them if it trains clients in a job of several ranks, because it cannot receive uploads while it
+        trains.
         """
         reads_rows = (
             self.rule is not None or self.settings.record.updates == "gram" or self.messages.upload_format is not None
@@ -119,11 +120,11 @@ def make_method(
     origins: Mapping[str, str] | None = None,
     where: str = "method",
 ) -> Method:
-    """Make the configured method and any methods that are its options, and check their hyperparameters.
+    """Make the configured method and any methods that its options name, and check their hyperparameters.
 
     Args:
         choice: Name and options of the method; default: the section `method` of the settings.
-        origins: For each option, the file and line in which it was set; under "", where the method's name was set.
+        origins: A dict from option to the file and line in which it was set; the key "" stands for the method's name.
         where: The config key that names the method, for error messages.
 
     Raises:
@@ -236,7 +237,7 @@ def make_experiment(settings: Settings, data: FederatedData, device: torch.devic
 
 
 def make_task(settings: Settings, data: FederatedData) -> Any:
-    """Make the configured task; if the data have standardised targets, make a regression on standardised targets."""
+    """Make the configured task; if the data have standardised targets, the task is a regression on these targets."""
     construct = registry.make_component(tasks.KIND, settings.task, settings.key_origins("task"))
     with add_error_context(f"task {settings.task.name}"), seeds.temporary_seed(settings.seed, "task"):
         task = construct(data.classes)
@@ -280,7 +281,7 @@ def make_local_training(settings: Settings) -> LocalTrainingConfig:
 def choose_clients_per_pass(experiment: Experiment) -> int:
     """Return the number of clients that a rank trains at once in one vectorised pass (compute.clients_per_pass).
 
-    If the experiment does not support vectorised training of clients, `auto` gives 1 and a warning.
+    If the experiment does not support vectorised training of clients, `auto` results in 1, with a warning.
 
     Raises:
         UserError: compute.clients_per_pass is a number, but the experiment does not support vectorised training.
@@ -312,7 +313,7 @@ def choose_clients_per_pass(experiment: Experiment) -> int:
 
 
 def make_rule(settings: Settings) -> ServerRule | None:
-    """Make the aggregation rule that replaces the method's own (server.rule); None for `auto`, which keeps it."""
+    """Make the aggregation rule that replaces the method's own (server.rule); None for `auto`: keep the method's."""
     rule = settings.server.rule
     chosen: ServerRule | None = None
     if rule.name != "auto":

@@ -136,8 +136,8 @@ def standardise_targets(
         train: For each data set that this rank has opened, its training targets and the site of each target.
         test: For each of these data sets, its test targets and the site of each target.
         names: The names of the sites; if empty, sites are named by their numbers.
-        exchange: Function that takes the result of `sum_targets` for each item of `train`, and returns these results
-            of all ranks. It is called for `pooled` only; with `site`, no statistics of a site leave its rank.
+        exchange: Function that takes the result of `sum_targets` for each item of `train`, and returns the results
+            of all ranks. It is called only for `pooled`. With `site`, no statistics of a site leave its rank.
 
     Raises:
         UserError: The targets are not floating-point numbers.
@@ -210,12 +210,12 @@ def require_dataset(dataset: Any, source: Any) -> Dataset:
 
 
 def assign_sites_to_ranks(settings: Settings, size: int) -> dict[int, int]:
-    """Return a dict from the number of each site to the rank that opens its files.
+    """Return a dict that maps the index of each site to the rank that opens its files.
 
     size: number of ranks.
 
     Raises:
-        UserError: A job of several ranks has fewer training ranks than sites, and data.share_ranks is false.
+        UserError: A job with several ranks has fewer training ranks than sites, and data.share_ranks is false.
     """
     names, ranks = settings.data.silos, training_ranks(settings, size)
     assert names is not None

@@ -54,7 +54,7 @@ Key = tuple[int, int]  # client, and the round in which its row was made
 
 
 class ClientStateFiles:
-    """The files with the clients' states, one per client and round in which it trained; an engine `StateStore`.
+    """The `StateStore` that keeps clients' states in files, one for each round in which a client trained.
 
     With silos each site has its own folder.
     """
@@ -330,9 +330,10 @@ def restore_newest_checkpoint(
 def _iter_intact_checkpoints(
     checkpoints: CheckpointWriter, print_line: Callable[[str], None]
 ) -> Iterator[tuple[int, dict[str, Tensor], dict[str, Any]]]:
-    """Yield (round, tensors, other values) of each intact server file of a checkpoint, newest first.
+    """Yield (round, tensors, other values) from the server file of each checkpoint, newest first.
 
-    Raises UserError if all are used up and the run has finished, because starting again would overwrite its results.
+    Checkpoints with a damaged server file are skipped. After the oldest one, UserError is raised if the run has
+    already finished, because starting from scratch would overwrite its results.
     """
     for path in sorted(checkpoints.folder.glob("[0-9]*.safetensors"), reverse=True):
         try:
@@ -353,7 +354,7 @@ def _iter_intact_checkpoints(
 
 
 def _find_damage(fed: Federation, checkpoints: CheckpointWriter, t: int) -> str:
-    """Return an error message if the checkpoint of round t has a damaged state of a client of this rank; else ""."""
+    """Return an error message if a client state of this rank is damaged in the checkpoint of round t; else ""."""
     if not fed.trainer.messages.client_state.size:
         return ""
     gone = fed.scheduler.lost_ranks.unavailable_clients(t + 1)

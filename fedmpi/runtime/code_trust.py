@@ -2,7 +2,8 @@
 
 A config can execute code: a name `file.py:Name` or `package.module:Name` imports that file or module. A run directory
 contains a config and may come from another person. Unless the caller trusts it, a run directory is refused if its
-config names code outside fedmpi, or base configs (`base`, which fedmpi never writes there); data are not downloaded.
+config names code outside fedmpi, or base configs (`base`, which fedmpi never writes there). An untrusted run directory
+that is not refused is used with data.download: false.
 
 All ranks compare the plug-in files of a run. Rank 0 copies them into the run directory, where users can read them. If
 an original file is changed or deleted later, its copy is loaded. Modules that a plug-in imports from its own folder
@@ -116,7 +117,10 @@ def forbid_external_code(trust: bool) -> AbstractContextManager[None]:
 
 
 def find_external_code(tree: Any) -> dict[str, str]:
-    """Return the names of code outside fedmpi in a config (`tree`, the parsed YAML), by config key."""
+    """Return the names of external code (code outside fedmpi) to which a config refers, by config key.
+
+    tree: the config as parsed YAML.
+    """
     kinds = (
         (keys, text, CODE_KEYS.get(keys, "methods" if keys[:1] == ("method",) else ""))
         for keys, text in _iter_texts(tree)

@@ -173,7 +173,7 @@ def _origin_prefix(settings: Settings, key: str) -> str:
 
 
 def _find_idle_clients(settings: Settings, data: FederatedData) -> list[int]:
-    """Return the clients that make no step: train.drop_last is true, and they have too few samples for a batch."""
+    """Return the clients that make no step, because train.drop_last is true and their samples do not fill a batch."""
     size = settings.train.batch_size
     if not settings.train.drop_last or size == "full":
         return []
@@ -274,8 +274,8 @@ def check_robust_rule(rule: str, options: Mapping[str, Any], members: int, idle:
 
     Args:
         members: The number of clients per round.
-        idle: Clients that make no step. Their zero updates would distort the result: if there are any, UserError is
-            raised.
+        idle: Clients that make no step. If there are any, UserError is raised, because their zero updates would
+            distort the result.
     """
     if idle:
         raise UserError(

@@ -56,7 +56,7 @@ def execute_run(
 ) -> tuple[Summary, int]:
     """Execute a run on this rank, and return its summary and the exit code of the process.
 
-    A single process raises errors. In a job of several ranks an error is printed once and ends the job.
+    In a single process, errors are raised. In a job of several ranks, an error is printed once and ends the job.
 
     Args:
         settings: The settings of the run.

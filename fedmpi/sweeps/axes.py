@@ -223,7 +223,7 @@ def _iterate_cells(tree: Any, axes: Sequence[Axis], where: str) -> Iterator[tupl
 
 
 def _parse_mean_and_deviation(where: str, value: Any) -> tuple[float, float]:
-    """Return a published mean and its standard deviation, nan if none is published."""
+    """Return a published mean and its standard deviation, which is nan if it was not published."""
     mean_and_deviation = value if isinstance(value, list) else [value, math.nan]
     are_numbers = len(mean_and_deviation) == 2 and all(type(x) in (int, float) for x in mean_and_deviation)
     if (

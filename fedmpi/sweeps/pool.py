@@ -55,7 +55,7 @@ class ProcessPool:
     Args:
         train_run: the function that a child process calls with the settings of its run.
         max_active: the number of runs that train at the same time.
-        gpus: values for CUDA_VISIBLE_DEVICES, of which each run gets one; (): the variable is not changed.
+        gpus: values for CUDA_VISIBLE_DEVICES; each run gets one of them. (): the variable is not changed.
         on_end: called with each run that has ended.
     """
 
@@ -149,7 +149,7 @@ def choose_parallelism(jobs: str, todo: Sequence[Settings]) -> tuple[int, tuple[
         todo: the settings of the runs.
 
     Returns:
-        The number of runs; values for CUDA_VISIBLE_DEVICES, () if all runs train on CPUs or there is no GPU.
+        The number of runs; and values for CUDA_VISIBLE_DEVICES, or () if all runs train on CPUs or there is no GPU.
 
     Raises:
         UserError: if `jobs` is invalid.

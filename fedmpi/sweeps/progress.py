@@ -63,7 +63,8 @@ def read_state(settings: Settings) -> RunState:
     """Read the state of a run from its directory.
 
     Raises:
-        UserError: if the directory contains a run with other settings, with more rounds, or of an earlier fedmpi.
+        UserError: if the directory contains a run with other settings, with more rounds, or of an earlier version
+            of fedmpi.
     """
     place = get_run_directory(settings)
     recorded = read_identity(settings)

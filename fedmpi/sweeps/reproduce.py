@@ -1,8 +1,8 @@
 """Implement `fedmpi reproduce`: download the data of a published table, train its runs, and compare each cell.
 
 Tables are sweep files in configs/papers and configs/benchmarks. The verdict on a cell is "=" if our mean lies within
-one published standard deviation of the published mean, "~" if within two, "!" if outside, "?" if there is no standard
-deviation to compare with, and "" if runs are missing.
+one published standard deviation of the published mean, "~" if it lies within two, "!" if it is farther away, "?" if
+there is no standard deviation to compare with, and "" if runs are missing.
 """
 
 from __future__ import annotations

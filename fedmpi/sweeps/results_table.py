@@ -226,8 +226,8 @@ def _check_comparability(sweep: Sweep, runs_shown: Sequence[Settings]) -> list[s
     """Check that all runs used the same data and plug-ins, and return notes on different versions of the code.
 
     Raises:
-        UserError: if data or plug-ins differ, so that a mean over the runs would be meaningless, unless all runs have
-            checkpoint.changes=accept.
+        UserError: if data or plug-ins differ, because a mean over such runs would be meaningless. With
+            checkpoint.changes=accept in all runs, no error is raised.
     """
     runs = {settings.name: settings for settings in runs_shown}
     if sweep.tuning is not None:  # the tuning runs must match, too

@@ -118,7 +118,10 @@ def submit_sweep(sweep: Sweep, options: ArrayOptions, dry_run: bool, print_line:
 
 
 def _find_runs_after_tuning(sweep: Sweep) -> list[str]:
-    """Return the names, without parts for candidates, of the runs that cannot start before candidates are chosen."""
+    """Return the names of the runs that cannot start before candidates are chosen.
+
+    The names lack the parts that stand for candidates.
+    """
     plan, runs = sweep.tuning, sweep.final_runs() if sweep.tuning else []
     candidates = [(labels, settings) for labels, settings in runs if plan and not plan.is_tuning_run(labels)]
     return [

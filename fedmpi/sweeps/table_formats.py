@@ -194,7 +194,7 @@ def format_markdown(table: ResultsTable) -> str:
 
 
 def _format_markdown_table(rows: Rows) -> str:
-    """Format rows, of which the first is the head, as a table in Markdown."""
+    """Format rows as a Markdown table; the first row is the header."""
     head, *body = ([_escape_markdown(cell) for cell in row] for row in rows)
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *body))
 
@@ -214,7 +214,7 @@ def format_latex(table: ResultsTable) -> str:
 
 
 def _format_latex_table(rows: Rows, notes: str) -> str:
-    """Format rows, of which the first is the head, as a LaTeX table with `notes` as its caption."""
+    """Format rows as a LaTeX table with `notes` as its caption; the first row is the header."""
     head, *body = (_format_latex_row(row) for row in rows)
     top = [r"\begin{table}", r"\centering", rf"\caption{{{escape_latex(notes)}}}"]
     top += [rf"\begin{{tabular}}{{l{'c' * (len(rows[0]) - 1)}}}", r"\toprule", head, r"\midrule"]
@@ -271,7 +271,7 @@ def format_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def plot_table(table: ResultsTable, to: Path) -> None:
-    """Plot the table: one line per column over the labels of the rows, with a band of one standard deviation.
+    """Plot the table: one line per column against the row labels, with a band of one standard deviation.
 
     Cells with missing seeds are omitted, with a warning, because their mean would be taken over different seeds.
     """

@@ -64,9 +64,9 @@ class _PlaceholderTask:
 
 
 class ClientPredictor(nn.Module):
-    """A client's model that needs more than a network to predict: in kNN-Per, the client's training data.
+    """A client's model that needs more than a network to predict, such as the client's training data in kNN-Per.
 
-    `network` is the network that the predictions use. The outputs have no gradient.
+    `network` is the network that the predictions use. The outputs do not carry gradients.
     """
 
     def __init__(self, network: nn.Module, predict: Callable[[Tensor], Tensor]) -> None:

@@ -230,14 +230,14 @@ class Predictor:
 
 
 def _concatenate(parts: Sequence[Any]) -> Any:
-    """Concatenate the values of one column of predictions; `parts` contains those of each batch."""
+    """Concatenate the values of one column of predictions; `parts` contains the values of each batch."""
     if isinstance(parts[0], Tensor):
         return torch.cat(list(parts)).numpy()
     return [value for part in parts for value in part]
 
 
 def _apply_operations(x: Any, operations: tuple[Transform, ...]) -> Any:
-    """Apply to samples `x` those image operations that are not random, as to test samples."""
+    """Apply those image operations that are not random to the samples `x`, as is done for test samples."""
     if not operations:
         return x
     look = replace(x.pipeline if isinstance(x, LazyImages) else ImagePipeline(), transforms=operations)

@@ -1,7 +1,7 @@
 """Train rounds of a run again: all of them (`fedmpi replay`), or some of them (`fedmpi verify`).
 
-No rank fails in a replay. Instead, the replay leaves out the clients and states that were lost in the run's rank
-failures, so the weights after every round are bitwise identical.
+Rank failures of the run are not reproduced. Instead, the replay leaves out the clients and states that were lost in
+them, so the weights after every round are bitwise identical.
 """
 
 from __future__ import annotations

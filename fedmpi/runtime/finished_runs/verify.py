@@ -2,7 +2,7 @@
 
 Files are first compared with their checksums in checksums.json, and with each other. Then some rounds are trained
 again, and their results are compared with those of the run. If code, torch version or machine differ from those of the
-run, this may change the last bits of numbers. Such a difference is reported as "cannot tell" and not as altered.
+run, this may change the last bits of numbers. Such a difference is reported as "cannot tell" and not as "altered".
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class VerifyOptions:
 
 @dataclass
 class Findings:
-    """The findings of a verification, which are printed when they are added.
+    """The findings of a verification, which are printed as they are added.
 
     Attributes:
         altered: number of findings that show an alteration.

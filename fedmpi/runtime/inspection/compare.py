@@ -1,4 +1,4 @@
-"""Compare two runs: settings, data, code and machine, and the first round in which their results differ.
+"""Compare two runs in settings, data, code and machine, and find the first round in which their results differ.
 
 Results are the final model, and the rows of `metrics.jsonl` and `clients.jsonl` without values that depend on the
 ranks, such as times and bytes. `fedmpi verify` and `fedmpi replay` use the same functions to compare a run with its
@@ -92,7 +92,7 @@ def find_differing_rows(
         name: the file, such as metrics.jsonl.
         tolerance: largest allowed difference of numbers, relative to the larger number if that is above 1; hashes are
             then not compared. None: values must be equal.
-        partial: a round that run b has not evaluated; only keys in b's row of this round are compared.
+        partial: the number of a round that run b has not evaluated; only keys in b's row of this round are compared.
     """
     left, right = a.read_rows(name), b.read_rows(name)
     left_out = {*VARIES_WITH_RANKS, *((WEIGHTS_HASH,) if tolerance is not None else ())}
@@ -218,7 +218,8 @@ def _format_pair(name: str, values: list[Any]) -> str:
 def select_seed_independent_digests(identity: Mapping[str, Any]) -> dict[str, str]:
     """Return the digests of identity.json that do not depend on the seed.
 
-    If the data source is a plug-in, digests of data are left out, because its data may depend on the seed.
+    The digest of the partition is included only if the partition is read from a file. Digests of the data are left out
+    if the data source is a plug-in, because its data may depend on the seed.
 
     >>> identity = {"(partition)": "a", "(training data)": "b"}
     >>> [list(select_seed_independent_digests(identity | {"data.partition.scheme": repr(s)})) for s in ("iid", "file")]

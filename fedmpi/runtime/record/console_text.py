@@ -168,7 +168,7 @@ def format_results(
         rows: The rows of metrics.jsonl.
         result: The content of summary.json.
         headline: The name of the main metric.
-        clients: The rows of clients.jsonl of the last evaluation; not shown if they are too many.
+        clients: The rows of clients.jsonl of the last evaluation; not shown if there are too many.
     """
     names, lines = ("loss", *experiment.task.names), list[str]()
     if 0 < len(clients) <= MAX_CLIENTS_SHOWN:

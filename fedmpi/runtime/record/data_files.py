@@ -7,7 +7,7 @@ preprocessing.json describes how new rows are prepared for the model:
 
     {"format": 1, "kind": "table", ..., "augment": [...], "client_sites": [...], "targets": {...}}
 
-The other fields depend on `kind`: they are the fields of its class in `fedmpi.data.preprocessing`.
+The other fields depend on `kind`: they are the fields of the class for this kind in `fedmpi.data.preprocessing`.
 
 augment       data.augment of the config. Operations without randomness are applied to new rows, as to test rows
 client_sites  the site of each client if clients are sites; the option `--client` takes these names. For more than
@@ -69,7 +69,7 @@ def write_partition(directory: RunDirectory, scheme: str, seed: int, data: Feder
 
 
 def read_client_sizes(run_dir: Path, facts: dict[str, Any]) -> tuple[Any, Any]:
-    """Return the numbers of training samples and the label counts of all clients; None for one that is not recorded.
+    """Return the numbers of training samples, and the label counts, of all clients; each is None if not recorded.
 
     facts: the content of partition.json.
 

@@ -49,7 +49,10 @@ HOOKS = ("begin", "round", "end")
 
 
 class LoggerCollection:
-    """The loggers and callbacks of a run. loggers: a dict from key and name, such as "loggers.0: wandb", to object."""
+    """The loggers and callbacks of a run.
+
+    loggers: a dict whose keys are config key and name, such as "loggers.0: wandb", and whose values are the objects.
+    """
 
     def __init__(self, loggers: dict[str, Any]) -> None:
         self.loggers = loggers

@@ -116,8 +116,8 @@ def load_initial_weights(module: nn.Module, source: Path, strict: bool) -> Initi
         strict: Whether to raise an error unless all tensors of module and file match (init.strict).
 
     Raises:
-        UserError: The file is missing or is not a safetensors file; no tensor matches; with `strict`, one does not
-            match; or a tensor has values that are not finite.
+        UserError: The file is missing or is not a safetensors file; no tensor matches; with `strict`, a tensor
+            does not match; or a tensor has values that are not finite.
     """
     path = source / MODEL if source.is_dir() else source
     try:

@@ -32,13 +32,14 @@ def summarize_run(
     Returns:
         rounds       number of completed rounds
         last         last value of each metric; its round is in last_round
-        mean_last_10 mean of each metric over the last ten evaluated rounds (or fewer), without values that are not
-                     finite
-        best         best value of each metric; its round is in best_round. It is biased, because test samples select it
+        mean_last_10 mean of each metric over the last ten evaluated rounds (or fewer); values that are not finite
+                     are left out
+        best         best value of each metric; its round is in best_round. It is too optimistic, because it is selected
+                     on test samples
         selected     metrics of the round that was selected on validation samples, if best_model is given
         best_model   file, metric, value and round of the best model (evaluate.best); None if none was selected
-        lower_is_better   metrics of the task for which lower is better, except those like `loss` whose name implies it;
-                     absent if there are none
+        lower_is_better   metrics of the task for which lower is better, except metrics such as `loss`, whose names
+                     already say so; absent if there are none
         diverged     round from which a loss was far above its best value (engine/faults/divergence.py), or None
         refused_uploads   number of uploads left out (faults.on_bad_update, faults.on_client_error: drop)
         client_errors     number of refused uploads that are due to an error while the client trained
