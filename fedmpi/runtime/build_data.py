@@ -185,7 +185,7 @@ def check_data_settings(settings: Settings) -> None:
 
 
 def check_dataset(settings: Settings, dataset: Dataset, whose: str = "") -> None:
-    """Check that samples are streamed from disk if data.stream is true, and warn of features that reveal the target.
+    """Check that samples are streamed from disk if data.stream is true, and warn about features that reveal the target.
 
     whose: The owner of the data, for messages: " of SITE" in silo mode, else "".
     """

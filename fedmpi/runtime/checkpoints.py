@@ -147,7 +147,10 @@ class CheckpointWriter:
             self._writer.shutdown()
 
     def remove_unneeded_files(self, t: int, fed: Federation) -> None:
-        """Remove this rank's files that are not needed to continue from the checkpoint of round t (-1: the start)."""
+        """Remove this rank's files that are not needed to continue from the checkpoint of round t.
+
+        If t is -1, the run continues from its start, which needs no file.
+        """
         trained, owner, rank = fed.states.last_trained, fed.states.owners, fed.comm.rank
         self.needed = {t: dict(trained)} if t >= 0 else {}
         if rank == 0:
@@ -369,7 +372,7 @@ def _find_damage(fed: Federation, checkpoints: CheckpointWriter, t: int) -> str:
 
 # ---- resuming: rank failures of an earlier run ----
 def load_rank_failures(settings: Settings, directory: RunDirectory) -> list[Row]:
-    """Read the rows of the rank failures to apply in a run: those of its earlier jobs, or of the file faults.replay."""
+    """Read the rank failures that a run applies, as rows: those of its earlier jobs, or those in faults.replay."""
     faults = settings.faults.replay
     if faults is None:
         return directory.read_rows("faults.jsonl")

@@ -68,7 +68,7 @@ def compute_data_digests(federated: FederatedData) -> dict[str, str]:
 
 
 def compute_model_digests(model: FlatModel, initial: InitialWeights | None) -> dict[str, str]:
-    """Return digests of the names and shapes of the parameters, of init.from's weights, and of frozen parameters."""
+    """Return digests of the parameters' names and shapes, of the weights from init.from, and of frozen parameters."""
     given = {} if initial is None else {"(initial weights)": compute_short_digest(initial.content)}
     frozen = compute_frozen_digest(model.frozen) if model.frozen else {}
     return {"(layout)": compute_short_digest(repr(model.layout)), **given, **frozen}

@@ -1,9 +1,9 @@
 """Tune settings within a sweep: for each method, choose the best candidate on validation rows before the final runs.
 
 The section `tune` of a sweep file contains the candidates (`grid`), the metric that compares them (`by`) and its
-section of summary.json (`of`), the axes for whose labels candidates are chosen separately (`per`), and the runs used
-for the comparison (`using`). The candidate with the best mean over these runs is chosen; in a tie, the first such
-candidate. A candidate is excluded if any of its runs diverged or ended without a finite value of the metric.
+section of summary.json (`of`). `per` lists axes; a candidate is chosen for each combination of their labels. `using`
+selects the runs for the comparison. The candidate with the best mean over these runs is chosen; in a tie, the first
+such candidate. A candidate is excluded if any of its runs diverged or ended without a finite value of the metric.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Tuning:
         return all(labels[name] in chosen for name, chosen in self.using.items())
 
     def get_cell_key(self, labels: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the labels of a run on the axes `per`; runs with equal labels there share the chosen candidate."""
+        """Return the labels of a run on the axes `per`; runs with the same result share the chosen candidate."""
         return tuple(labels[name] for name in self.per)
 
 

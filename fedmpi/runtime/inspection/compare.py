@@ -116,7 +116,7 @@ def _are_equal(a: Any, b: Any, tolerance: float | None) -> bool:
 
 
 def find_setup_differences(a: RunRecord, b: RunRecord) -> Facts:
-    """Return the differences between two runs in settings, code, data and environment, each as name -> [a, b]."""
+    """Return how two runs differ in settings, code, data and environment: for each, a dict from name to both values."""
     changes = _find_changes(a.identity, b.identity)
     digests = {key.strip("()"): pair for key, pair in changes.items() if key.startswith("(")}
     data = {key: pair for key, pair in digests.items() if key.endswith(DATA_DIGESTS)}

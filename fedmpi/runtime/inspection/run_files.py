@@ -104,7 +104,7 @@ def find_last_modified(paths: Sequence[Path]) -> float | None:
 
 
 def find_error_line(path: Path, size: int = 1 << 16) -> str:
-    """Return the last line of a log with the word "error", else its last line; "" if the log is empty or missing."""
+    """Return the last line of a log that contains "error", or else its last line; "" if the log is empty or missing."""
     try:
         with path.open("rb") as file:
             file.seek(max(file.seek(0, 2) - size, 0))
