@@ -49,7 +49,7 @@ def run_rank(args):
         "output": args.folder,
         "rounds": args.rounds,
         "data": {
-            "source": f"{Path(__file__).resolve()}:rows",
+            "source": f"{Path(__file__).resolve()}:make_rows",
             "n": args.rows,
             "partition": {"scheme": "iid", "clients": args.clients},
         },

@@ -100,7 +100,7 @@ def processor_seconds(name, samples):
         {
             "rounds": 5,
             "data": {
-                "source": f"{__file__}:pictures",
+                "source": f"{__file__}:make_images",
                 "samples": samples,
                 "partition": {"scheme": "iid", "clients": 4},
                 "validation": 0.1 if VALIDATION in needs else 0.0,

@@ -29,9 +29,9 @@ import runpy, sys
 import numpy, torch
 table = numpy.loadtxt(sys.argv[1], delimiter=",")
 x, y = torch.from_numpy(table[:, :-1]).float(), torch.from_numpy(table[:, -1]).long()
-runpy.run_path(sys.argv[2])["report"]("step")
+runpy.run_path(sys.argv[2])["record_time"]("step")
 """
-RUN = ["run", "configs/quickstart.yaml", "rounds=1", f"model={{name: {__file__}:net}}"]
+RUN = ["run", "configs/quickstart.yaml", "rounds=1", f"model={{name: {__file__}:make_net}}"]
 
 
 def record_time(what):

@@ -27,7 +27,7 @@ def kit(monkeypatch):
     monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks" / "gpu"), *sys.path])
     import kit
 
-    monkeypatch.setattr(kit, "probe", lambda: {"usable": False})
+    monkeypatch.setattr(kit, "describe_gpu", lambda: {"usable": False})
     handler = signal.getsignal(signal.SIGTERM)
     yield kit
     signal.signal(signal.SIGTERM, handler)

@@ -46,4 +46,4 @@ def test_any_number_of_ranks_writes_the_same_preparation_and_predictions(tmp_pat
         assert outs[0].startswith("line,who,prediction,probability_no,probability_yes\n2,p1,")
     done = fedmpi("predict", tmp_path / "runs" / "silos-one", tmp_path / "none.csv", "--site", "north")
     assert done.returncode == 2
-    assert done.stderr.strip() == f"fedmpi: error: {tmp_path}/none.csv is not there"
+    assert done.stderr.strip() == f"fedmpi: error: {tmp_path}/none.csv does not exist"

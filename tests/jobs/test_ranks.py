@@ -256,7 +256,7 @@ def test_methods_that_need_label_counts_are_rejected_if_sites_do_not_share_them(
         assert f"error: method {method} needs the label counts of all clients" in done.stderr
     done = fedmpi(*words, f"method={{name: '{tmp_path}/nosy.py:Nosy'}}")
     assert done.returncode == 2, done.stderr
-    assert "server.label_counts: the sites do not tell how many samples they have of each class" in done.stderr
+    assert "server.label_counts is not available, because sites do not share their label counts" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -165,7 +165,7 @@ def test_changed_plug_ins_and_data_are_named(tmp_path):
     done = fedmpi("resume", run, "rounds=2")
     assert done.returncode == 2
     assert done.stderr.count("error:") == 1
-    for said in ("plug-in mine-2.py changed (as", f"training data changed (npz, below {tmp_path})", "=accept"):
+    for said in ("plug-in mine-2.py changed (the run used", f"training data changed (npz, in {tmp_path})", "=accept"):
         assert said in done.stderr
     assert "mine.py" not in done.stderr
     done = succeed("resume", run, "rounds=2", "checkpoint.changes=accept")
@@ -189,7 +189,7 @@ def test_accepted_changes_are_recorded_and_must_be_accepted_again(place):
 def test_resume_rejects_name_and_output(place):
     for command, word in (("resume", "name=zz"), ("resume", "output=zz"), ("replay", "name=zz")):
         done = fedmpi(command, place / "whole", word)
-        said = f"error: {word}: has no effect here, for {place / 'whole'} says where the run is; leave it out"
+        said = f"error: {word} is not allowed here, because {place / 'whole'} determines the run; remove this override"
         assert (done.returncode, said in done.stderr) == (2, True)
 
 

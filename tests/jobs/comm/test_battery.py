@@ -12,9 +12,13 @@ from fedmpi.comm.rendezvous import lookup
 SIZE = 3  # no power of two: the broadcast's tree is uneven
 STARTS = {  # name -> (class, number of ranks, how they are started)
     "solo": ("SingleProcess", 1, lambda ranks: ranks.start("battery.py", envs=[{}], backend="auto")),
-    "gloo": ("Gloo", SIZE, lambda ranks: ranks.torchrun("battery.py", size=SIZE)),
-    "mpi": ("Mpi", SIZE, lambda ranks: ranks.mpirun("battery.py", size=SIZE)),
-    "gloo under mpirun": ("Gloo", SIZE, lambda ranks: ranks.mpirun("battery.py", size=SIZE, backend="gloo")),
+    "gloo": ("GlooCommunicator", SIZE, lambda ranks: ranks.torchrun("battery.py", size=SIZE)),
+    "mpi": ("MpiCommunicator", SIZE, lambda ranks: ranks.mpirun("battery.py", size=SIZE)),
+    "gloo under mpirun": (
+        "GlooCommunicator",
+        SIZE,
+        lambda ranks: ranks.mpirun("battery.py", size=SIZE, backend="gloo"),
+    ),
 }
 PROGRAM = ast.parse(Path(__file__).with_name("battery.py").read_text())
 CHECKS = [node.name for node in PROGRAM.body if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")]
@@ -44,7 +48,7 @@ def test_ranks_of_a_slurm_step_connect_by_the_secret_file_even_if_the_first_port
     step |= {"HOME": tmp_path, "FEDMPI_SECRET": ""}
     envs = [{key: str(value) for key, value in (step | own).items()} for own in map(numbers, range(2))]
     with socket.create_server(("", ports(job_id)[0])):  # accepts (the kernel does), never answers
-        assert_passed(ranks.start("battery.py", envs=envs), 2, "Gloo")
+        assert_passed(ranks.start("battery.py", envs=envs), 2, "GlooCommunicator")
     made = tmp_path / ".fedmpi"
     assert [path.name for path in made.iterdir()] == ["secret"]
     assert [stat.S_IMODE(path.stat().st_mode) for path in (made, made / "secret")] == [0o700, 0o600]

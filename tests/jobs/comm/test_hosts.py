@@ -66,7 +66,7 @@ def torchrun(ranks, here, *arguments):
     [(UNKNOWN, ("alpha.unknown", "beta.unknown")), (DEBIAN, ("debian", "debian"))],  # the latter: copies of one machine
 )
 def test_torchrun_connects_hosts_whose_names_do_not_resolve(hosts, ranks, hosts_file, names):
-    assert_passed(torchrun(ranks, hosts(hosts_file, names)), 2, "Gloo")
+    assert_passed(torchrun(ranks, hosts(hosts_file, names)), 2, "GlooCommunicator")
 
 
 def test_env_variables_connect_hosts_whose_names_do_not_resolve(hosts, ranks):
@@ -75,7 +75,7 @@ def test_env_variables_connect_hosts_whose_names_do_not_resolve(hosts, ranks):
     for rank, master in enumerate(("localhost", MASTER)):
         env = environment(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR=master, MASTER_PORT="29500")
         processes.append(here.start(rank, *program(ranks), env=env))
-    assert_passed(finish(ranks, processes), 2, "Gloo")
+    assert_passed(finish(ranks, processes), 2, "GlooCommunicator")
 
 
 def mpirun_over(hosts, ranks, *arguments, backend="gloo", bridges=False):
@@ -95,17 +95,17 @@ def mpirun_over(hosts, ranks, *arguments, backend="gloo", bridges=False):
 
 
 def test_mpirun_connects_hosts_whose_names_do_not_resolve(hosts, ranks):
-    assert_passed(mpirun_over(hosts, ranks), 2, "Gloo")
+    assert_passed(mpirun_over(hosts, ranks), 2, "GlooCommunicator")
 
 
 def test_comm_interface_keeps_open_mpi_from_using_an_address_that_all_hosts_have(hosts, ranks):
     """Without comm.interface a rank connects to itself at 172.17.0.1, and the others wait for it."""
-    assert_passed(mpirun_over(hosts, ranks, "net0", backend="mpi", bridges=True), 2, "Mpi")
+    assert_passed(mpirun_over(hosts, ranks, "net0", backend="mpi", bridges=True), 2, "MpiCommunicator")
 
 
 def test_messages_use_the_interface_of_the_config(hosts, ranks):
     """The names resolve to the addresses on net0; battery.py sends at least 4 MB."""
     names = ("alpha", "beta")
     here = hosts("".join(f"{NETWORKS['net0']}.{i} {name}\n" for i, name in enumerate(names, start=1)), names)
-    assert_passed(torchrun(ranks, here, "f*"), 2, "Gloo")
+    assert_passed(torchrun(ranks, here, "f*"), 2, "GlooCommunicator")
     assert here.sent_bytes(0, "fast0") > 4_000_000 > here.sent_bytes(0, "net0")

@@ -54,7 +54,7 @@ def test_battery(battery):
     size = KINDS[kind][1]
     for rank in range(size):
         reports = [json.loads(line) for line in (folder / f"{rank}.jsonl").read_text().splitlines()]
-        assert {report["class"] for report in reports} == {"Nccl"}
+        assert {report["class"] for report in reports} == {"NcclCommunicator"}
         assert not [report for report in reports if report["error"]], f"rank {rank}"
         assert len(reports) == CHECKS + (kind == "nccl")
 
