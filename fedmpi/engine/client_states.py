@@ -35,7 +35,7 @@ class StateStore(Protocol):
         """Return whether the client's row of round t can be read without errors."""
 
     def take_over(self, keys: Iterable[tuple[int, int]]) -> None:
-        """Make this rank the owner of stored rows with these keys (client, round), which a failed rank has written."""
+        """Make this rank the owner of stored rows that a failed rank has written; keys: their (client, round)."""
 
 
 class StateOwners(dict[int, int]):
@@ -55,7 +55,7 @@ class StateOwners(dict[int, int]):
 
 @dataclass
 class MoveLog:
-    """The client states that were moved between ranks in this round; if a rank fails, they are moved back."""
+    """The client states that were moved between ranks in this round. If a rank fails, they are moved back."""
 
     moves: list[tuple[int, int, int]] = field(default_factory=list)  # (client, source rank, destination rank)
     sent_rows: dict[int, Tensor] = field(default_factory=dict)  # client -> its row, which this rank sent to another
@@ -72,8 +72,8 @@ class ClientStates:
         its row is moved       move_log       undo_round, unless every rank has completed its moves
         its rank fails         reassigned     reassign, which starts again if another rank fails in this round
 
-    `RoundControl.mark_round_begun` and `end_round` discard these records once the next round has begun and it is known
-    which uploads are refused.
+    These records are discarded when the next round has begun and it is known which uploads are refused (by
+    `RoundControl.mark_round_begun` and `end_round`).
 
     Attributes:
         owners: client -> the rank that has its state; the same on every rank.
@@ -189,14 +189,15 @@ class ClientStates:
         self._store_rows(log.sent_rows)
 
     def reassign(self, alive: Collection[int], ranks: Sequence[int], *, move: bool) -> None:
-        """Record the clients of failed ranks in `reassigned`, each with its failed rank.
+        """Record the clients of failed ranks in the attribute `reassigned`, each with its failed rank.
 
-        The result depends only on the arguments and on which rank owned each client before the round.
+        The result depends only on the arguments and on which rank owned each
+        client before the round.
 
         Args:
             alive: the ranks that are alive.
             ranks: the training ranks that are alive.
-            move: whether the clients of failed ranks are assigned to `ranks`.
+            move: whether to assign the clients of failed ranks to `ranks`.
         """
         for k, dead in self.reassigned.items():
             self.owners[k] = dead
@@ -208,7 +209,7 @@ class ClientStates:
 
     # ---- states of earlier rounds ----
     def newest_saved_rounds(self, clients: Collection[int], took_part: Callable[[int, int], bool]) -> dict[int, int]:
-        """Return client -> the latest round in which it took part and of which the store has an intact state."""
+        """Return client -> the latest round in which it took part and whose resulting state is intact in the store."""
         if self.store is None:
             return {}
         stored = sorted((k, t) for k, t in self.store.list_keys() if k in clients)
@@ -220,7 +221,7 @@ class ClientStates:
         return {k: t for k, t in candidates if self.store.is_intact(k, t)}
 
     def revert_states(self, rounds: Mapping[int, int]) -> None:
-        """Set clients back to the states that earlier rounds produced; `rounds` maps each client to its round."""
+        """Set clients back to the states that earlier rounds produced; `rounds` maps each client to such a round."""
         for k in rounds:
             self.rows.pop(k, None)
         self._set_rounds(rounds)
@@ -231,8 +232,8 @@ class ClientStates:
         Args:
             t: the round that begins.
             lost_ranks: all recorded rank failures.
-            evaluated: whether round t - 1 has been evaluated; if not, only those failures are applied that happened
-                before its evaluation in the recorded run.
+            evaluated: whether the replay has evaluated round t - 1. If not, only those failures are applied that
+                happened before this evaluation in the recorded run.
         """
         applied = lost_ranks if evaluated else lost_ranks.before_evaluation(t)
         self.unavailable = applied.unavailable_clients(t)
@@ -270,15 +271,15 @@ class ClientStates:
 
     # ---- rows ----
     def _new_row_buffer(self) -> Tensor:
-        """Allocate memory for a state row that is received from another rank."""
+        """Allocate a buffer for a state row that is received from another rank."""
         return torch.empty(self.messages.client_state.size, dtype=self.w0.dtype, device=self.comm.device)
 
     def _store_rows(self, rows: Mapping[int, Tensor]) -> None:
-        """Add state rows, on any device, to those of this rank."""
+        """Add state rows, which may be on any device, to the rows of this rank."""
         self.rows |= {k: row.to(self.w0.device) for k, row in rows.items()}
 
     def _set_rounds(self, rounds: Mapping[int, int]) -> None:
-        """Record which rounds produced the states of these clients."""
+        """Record for each client in `rounds` which round produced its state."""
         self.last_trained = {k: t for k, t in {**self.last_trained, **rounds}.items() if t != INITIAL_STATE}
 
     def _get_row(self, client: int) -> Tensor:

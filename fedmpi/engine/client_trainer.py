@@ -1,4 +1,4 @@
-"""The training of a rank's clients: the model that they share, frozen copies of it, the data, and the method."""
+"""The trainer of a rank's clients, with the model that they share, frozen copies of it, the data, and the method."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ class ClientTrainer:
             clients_per_pass: the number of clients that are trained together in one batched pass.
             strict: whether to raise an error if clients cannot be trained together; otherwise they are trained one by
                 one.
-            graphs: whether to capture training passes as CUDA graphs; "auto": if all code in them is known to permit
-                it.
+            graphs: whether to capture training passes as CUDA graphs; "auto": capture them if all of their code is
+                known to permit it.
             stop: a function that returns whether the run has been asked to stop.
         """
         self.model, self.net, self.task, self.method = model, net, task, method
@@ -97,7 +97,8 @@ class ClientTrainer:
         """Return the random generators for a client's `fit`-th call of fit() in round t.
 
         Returns:
-            The generator for the order of samples, and the generator for augmentation (None without augmentation).
+            The generator for the order of samples, and the generator for augmentation (None if samples are not
+            augmented).
         """
         is_augmented = self.data.train[client].random_numbers_per_sample > 0
         augment = seeds.torch_generator(self.seed, "augment", t, client, fit) if is_augmented else None
@@ -109,7 +110,7 @@ class ClientTrainer:
             torch.cuda.current_stream(self.model.w.device).synchronize()
 
     def autocast_context(self) -> AbstractContextManager[Any]:
-        """Return the autocast context for bf16 if it is configured, else a context without effect.
+        """Return the autocast context for bf16 if bf16 is configured, otherwise a context without effect.
 
         Weights, gradients and messages keep the model's dtype.
         """
@@ -122,7 +123,7 @@ class ClientTrainer:
         return self._broadcast[1]
 
     def frozen_copy(self, number: int) -> tuple[FlatModel, FeaturesAndHead]:
-        """Return frozen copy `number` of the model, which has the same layout and is created on first use."""
+        """Return the frozen copy of the model with this number; it has the same layout and is created on first use."""
         while len(self._frozen_copies) <= number:
             model = self.model.frozen_copy()
             self._frozen_copies.append((model, FeaturesAndHead(model.module, self.data.input_shape, self.data.x_dtype)))
@@ -132,8 +133,8 @@ class ClientTrainer:
 def _make_fast_loss(module: nn.Module, task: Any) -> Callable[[Any, Tensor, Tensor], Tensor] | None:
     """Return the task's loss as a direct function (client, x, y) -> (), or None if the model or task is not built in.
 
-    The function bypasses the hooks of torch modules. This is safe for the built-in chains of layers, because they draw
-    no random numbers and keep no state between calls.
+    The function calls layers without the forward hooks of torch modules. This is safe for the built-in chains of
+    layers, because they draw no random numbers and keep no state between calls.
     """
     forward = make_forward_without_hooks(module)
     if forward is None or type(task).loss not in (Classification.loss, Regression.loss):

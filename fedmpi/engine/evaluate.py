@@ -102,7 +102,7 @@ def evaluate_model(
 def _compute_outputs(
     trainer: ClientTrainer, module: nn.Module, x: Tensor, predict: Callable[[Tensor], Tensor] | None
 ) -> Tensor:
-    """Compute the outputs (B, ...) for a batch of samples and check their shape; errors name the user's code."""
+    """Compute the outputs (B, ...) for a batch of samples and check their shape; errors name the model or the hook."""
     try:
         f = predict(x) if predict else call_module(module, x)
     except Exception as error:
@@ -120,7 +120,7 @@ def load_own_model(client: ClientContext, fine_tuned: int = 0) -> Callable[[Tens
     """Load the weights and batch statistics with which a client is evaluated, according to the hooks of the method.
 
     Args:
-        fine_tuned: number of epochs of fine-tuning after loading.
+        fine_tuned: the number of epochs for which the client's model is fine-tuned after loading.
 
     Returns:
         The result of the method's hook `predict`: a function that computes outputs from samples in place of the forward
@@ -238,7 +238,7 @@ class Evaluator:
             return evaluate_model(self.trainer, shard, self.config.eval_batch)
 
     def _evaluate_global_test(self, t: int) -> Metrics:
-        """Return the metrics of the global model on the global test set; set `class_accuracy`, in per cent."""
+        """Return the metrics of the global model on the global test set; set the attribute `class_accuracy`."""
         assert self.data.global_test is not None
         metrics, f, y = self._evaluate_global_model(t, self.data.global_test)
         self.class_accuracy = []
@@ -258,7 +258,7 @@ class Evaluator:
         return over_sites | {f"{name}@{site}": row[name] for site, row in rows.items() for name in self.names}
 
     def _evaluate_validation(self, t: int, downloads: Mapping[int, Tensor]) -> Metrics:
-        """Return the metrics on the validation rows on rank 0, and {} on other ranks."""
+        """Return, on rank 0, the metrics on the validation rows of all clients; return {} on other ranks."""
         if self.is_silo or self.selects_by_own_models:
             rows, weights = self._evaluate_clients("validation", t, downloads)
             return {} if self.server is None else self._combine_shards(t, "validation", rows, weights)
@@ -266,7 +266,10 @@ class Evaluator:
 
     # ---- clients and sites ----
     def _metrics_and_weight(self, evaluation: Evaluation) -> tuple[Metrics, float]:
-        """Return metrics, and their weight in a mean over shards: the number of samples (or of targets in the loss)."""
+        """Return the metrics of an evaluation, and their weight in a mean over shards.
+
+        The weight is the number of samples, or of targets that are not ignored in the loss.
+        """
         weight = float(self.trainer.task.split_weight(evaluation.targets)) if len(evaluation.targets) else 0.0
         return evaluation.metrics if weight else {**evaluation.metrics, "loss": nan}, weight
 
@@ -299,7 +302,7 @@ class Evaluator:
     def _evaluate_clients(
         self, protocol: str, t: int, downloads: Mapping[int, Tensor]
     ) -> tuple[dict[int, Metrics], dict[int, float]]:
-        """Evaluate the clients in `downloads`, each on the rank that has its state.
+        """Evaluate under one protocol the clients in `downloads`, each on the rank that has its state.
 
         Returns:
             client -> metrics, and client -> weight; both are complete only on rank 0.
@@ -342,7 +345,8 @@ class Evaluator:
 def personal_groups(messages: MessageLayouts) -> frozenset[str]:
     """Return the layout groups that clients train but do not send to the server.
 
-    Groups that no client trains (FedBABU's head) and reference parameters, which do not affect outputs, are excluded.
+    Groups that no client trains (such as the head in FedBABU) are excluded, and so are reference parameters, which do
+    not affect outputs.
     """
     left = messages.all_groups - messages.shared_groups - {REFERENCE_GROUP}
     return left if ALL_GROUPS in messages.method.trains else left.intersection(messages.method.trains)

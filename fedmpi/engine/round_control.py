@@ -1,7 +1,7 @@
 """The command with which rank 0 opens each round, and how all ranks carry it out.
 
-The command is one number in the broadcast that also contains the model. A second message may follow it, which names the
-clients whose uploads were refused in the previous round, so that their states are restored, and contains the relative
+The command is one number in the broadcast that also contains the model. A second message may follow it. It contains the
+ids of the clients whose uploads were refused in the previous round, so that their states are restored, and the relative
 costs of ranks (scheduler.py).
 """
 
@@ -48,7 +48,7 @@ class RoundControl:
         self._rank_costs = scheduler.rank_costs  # the relative costs of ranks that belong to this decision
 
     def open_round(self, t: int) -> RoundCommand:
-        """Broadcast (rank 0) or receive the command of round t, together with the model and the declared server state.
+        """Send (rank 0) or receive the broadcast of round t: the command, the model and the declared server state.
 
         Then restore the states of clients whose uploads were refused in the previous round. If the round is repeated
         after a rank failure, it is opened with the same command.
@@ -105,7 +105,10 @@ class RoundControl:
         return {RoundCommand.FINISHED: "finished", RoundCommand.EARLY_STOPPED: "early_stopped"}.get(command, "stopped")
 
     def _decide(self, t: int) -> int:
-        """Choose the command of round t on rank 0; add FURTHER_MESSAGE if a second message follows."""
+        """Decide on rank 0 whether round t is trained or why the run ends; return the command as a number.
+
+        FURTHER_MESSAGE is added to the number if a second message follows.
+        """
         assert self.server is not None
         self._rank_costs = self.scheduler.rank_costs
         if t > self.first_round and self.reporter.metrics_row is None:

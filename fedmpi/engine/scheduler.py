@@ -93,7 +93,7 @@ class ClientScheduler:
         return self.lost_ranks.participants(t, drawn) if self.lost_ranks.rows else drawn
 
     def last_trained_rounds(self, t: int) -> dict[int, int]:
-        """Return client -> the round (0 to t) that produced the client's state at the start of round t + 1."""
+        """Return client -> the round (0 to t) that produced the client's state as it is at the start of round t + 1."""
         rounds: dict[int, int] = {}
         for earlier in range(t + 2):
             back = self.lost_ranks.reverted_states(earlier)
@@ -141,7 +141,7 @@ class ClientScheduler:
 
     # ---- relative costs of ranks, on rank 0 ----
     def record_timings(self, t: int, placement: Mapping[int, int], seconds: Sequence[float]) -> None:
-        """Record the training times (s) that uploads of round t report, in the order of the clients in `placement`."""
+        """Record the training times in round t: `seconds`, as uploads report them, in the order of `placement`."""
         if self.speeds is not None and not self.lost_ranks.in_round(t):
             self.speeds.record(t, placement, self._num_samples([*placement]), seconds)
 
@@ -162,7 +162,7 @@ def draw_cohort(
 
     Args:
         clients: the number N of clients.
-        fraction: the cohort has m = max(floor(fraction N), 1) clients.
+        fraction: determines the number of clients in the cohort, m = max(floor(fraction N), 1).
         sampling: uniform: each cohort is drawn independently; cyclic: every client takes part once in each cycle of
             rounds, m clients per round and the remaining ones in the last round of the cycle (with m = 1 and mean
             aggregation this is cyclic weight transfer, Chang et al. 2018).
@@ -196,7 +196,8 @@ def assign_balanced(
 
     Args:
         costs: the cost of each client, for example its number of samples.
-        rank_costs: rank -> relative time that the rank takes per unit of cost, in per cent; by default 100.
+        rank_costs: rank -> the relative time, in per cent, that the rank takes per unit of cost; 100 for ranks that are
+            not in it.
     """
     if len(ranks) == 1:
         return dict.fromkeys(clients, ranks[0])

@@ -1,7 +1,7 @@
 """Rank 0's part of a round: the global model and the method's server state, and the step that updates both.
 
-w <- server_optim(w, direction); float buffers <- weighted mean of the uploaded buffers; direction and server state:
-result of the method's `aggregate`.
+w <- server_optim(w, direction), and float buffers <- weighted mean of the uploaded buffers. The method's `aggregate`
+computes the direction and the new server state.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ class FederationServer:
         """Create the server with the initial global model.
 
         Args:
-            storage: preallocated memory for w and b.
+            storage: existing buffers in which w and b are stored.
             view: the argument `server` of the method's hooks.
-            rule: a server rule that replaces the method's direction.
+            rule: a server rule that computes the direction in place of the method; None: the method computes it.
             criterion: how the best model is selected; None: no selection.
             recorded_stats: which statistics of updates are recorded: False, "norms" or "gram".
             update_filter: decides which uploads are aggregated.
@@ -105,7 +105,7 @@ class FederationServer:
         self.refused_clients = list[int]()  # clients whose uploads were refused in the last step
 
     def _set_start_value(self, name: str, hook: str) -> None:
-        """Set the start value of a slot of the server state to the result of a hook of the method."""
+        """Set the start value of the server state's slot `name` to the result of the method's hook `hook`."""
         packing, where = self.messages.server_state, "at the start"
         with add_error_context(where), seeds.temporary_seed(self.view.seed, hook, self.view.round):
             given = {name: getattr(self.method, hook)(packing.shapes[name], self.view.generator("start", name))}
@@ -124,7 +124,7 @@ class FederationServer:
                 tensor.copy_(tensors[name])
 
     def _state_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that checkpoints store, by name."""
+        """Return the tensors of the server that checkpoints store, by name."""
         tensors = {"w": self.w, "b": self.b, "state": self.state_row, "optimizer": self.optimizer.state}
         return tensors | (self.best.state_tensors if self.best else {})
 

@@ -4,9 +4,10 @@
     ...]}
 
 `at` is the time at which the round began on this rank, in seconds since 1970; `s` is its duration in seconds. A span
-consists of its name, its start and its duration in ms, and the client or clients, if any. The clock is read once per
-span, without waiting for a GPU. A span shorter than MIN_SPAN_S is merged into the next one. After the first MAX_SPANS
-spans of a round, only the total time per name is recorded, under "rest", so that the length of a row is bounded.
+consists of its name, its start and its duration in ms, and the id or ids of its clients, if it has any. The clock is
+read once per span, without waiting for a GPU. A span shorter than MIN_SPAN_S is merged into the next one. After the
+first MAX_SPANS spans of a round, only the total time per name is recorded, under "rest", so that the length of a row is
+bounded.
 
     wait_command    waiting for the broadcast, with the command of rank 0 (other ranks)
     broadcast       sending the broadcast (rank 0)
@@ -92,7 +93,7 @@ class Timeline:
         self.last_mark, self.spans, self.summed_spans = self.round_start, [], {}
 
     def flush(self) -> None:
-        """Write the row of the finished round."""
+        """Write the row of the finished round, if it has not been written yet."""
         if self.finished_row is not None and self.write_row is not None:
             self.write_row(self.finished_row)
         self.finished_row = None

@@ -24,7 +24,7 @@ class Model(NamedTuple):
 
 @dataclass(frozen=True)
 class Cohort:
-    """The m clients of a round, as one rank sees them.
+    """The m clients of a round, with the local models and updates that one rank has.
 
     `local_models`, `local_updates` and `step_rows` contain the clients of this rank only. Probes must not load a model
     on a rank without clients, because the trainer's model on rank 0 may be the global model.
@@ -57,7 +57,7 @@ class Cohort:
         """Send each client's vector from its rank to all other ranks, and yield each client with its vector.
 
         Args:
-            what: a name for the vectors in the audit of messages.
+            what: the name of the vectors in the audit log of messages.
             local_vector: a function that returns the vector (size,) of a client of this rank.
         """
         comm = self.comm
@@ -95,7 +95,7 @@ class Cohort:
 
 
 class Probe(NamedTuple):
-    """A measurement: one function computes a row of numbers for each client, another summarises all rows."""
+    """A measurement of a round: one function computes a row of numbers for each client, another summarises all rows."""
 
     compute_rows: Callable[[Cohort], tuple[int, Mapping[int, Tensor]]]  # on each rank: width; client -> row (width,)
     summarize: Callable[[Cohort, Tensor], dict[str, Any]]  # on rank 0: rows (m, width) float64 -> results

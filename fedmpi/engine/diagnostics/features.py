@@ -29,7 +29,7 @@ STATISTICS = ("rank", "uniformity", "classifier", "deviation")
 
 
 def select_samples(c: Cohort) -> Shard:
-    """Return at most MAX_SAMPLES rows of the global test set, the same for every model, rank and round."""
+    """Return at most MAX_SAMPLES samples of the global test set, the same for every model, rank and round."""
     test = c.trainer.data.global_test
     assert test is not None  # checked by runtime/compatibility.py
     n = min(len(test), MAX_SAMPLES)
@@ -37,7 +37,7 @@ def select_samples(c: Cohort) -> Shard:
 
 
 def compute_outputs(c: Cohort, model: Model) -> tuple[Tensor, Tensor]:
-    """Return the features z (n, z) and outputs f (n, C) of a model in evaluation mode on n test samples, in float64."""
+    """Return features and outputs (n, C) of a model for the n selected test samples, in evaluation mode, as float64."""
     trainer, parts = c.trainer, []
     trainer.model.load(*model)
     trainer.model.module.eval()
@@ -51,7 +51,13 @@ def compute_outputs(c: Cohort, model: Model) -> tuple[Tensor, Tensor]:
 
 
 def feature_statistics(z: Tensor, f: Tensor, head: Tensor | None, classes: bool) -> Tensor:
-    """Return the statistics STATISTICS (4,) of features z (n, z), outputs f (n, C) and the head's weights (C, z).
+    """Return the four statistics named in STATISTICS.
+
+    Args:
+        z: the features of n samples, one row per sample.
+        f: (n, C), the outputs for these samples.
+        head: the weights of the head; None if it is not one linear layer.
+        classes: whether the task has classes.
 
     >>> z = torch.tensor([[3.0, 1.0], [-3.0, 1.0], [3.0, 1.0], [-3.0, 1.0]])
     >>> feature_statistics(z, z, torch.eye(2), classes=False)[[0, 2, 3]]

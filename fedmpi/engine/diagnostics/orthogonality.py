@@ -1,9 +1,9 @@
 """Probe `orthogonality`: cosine between the gradients of local steps and of FedSOL's proximal loss (FedSOL, Fig. 3).
 
     L_p = KL(softmax(f_w0 / tau) || softmax(f_w / tau)), mean over samples, tau = 3
-f_w are the logits of the current model, f_w0 those of the global model. This is FedSOL's Eq. 5 with the paper's tau. It
-is used for every method, so that methods can be compared. In each local step, g_p = grad L_p at w on the batch of the
-step, and g_u is the gradient that the optimiser gets, before momentum and weight decay:
+f_w are the logits of the current model, f_w0 those of the global model. This is FedSOL's Eq. 5 with the paper's tau.
+The same L_p is used for every method, so that methods can be compared. In each local step, g_p = grad L_p at w on the
+batch of the step, and g_u is the gradient that the optimiser gets, before momentum and weight decay:
     cosine = <g_u, g_p> / (|g_u| |g_p|)
 over the trained parameters, and over the parameters of the head, which FedSOL perturbs. If the cosine is negative, the
 step increases L_p. At w = w0, g_p is 0 and the cosine is undefined (nan). L_p is computed in evaluation mode, without
@@ -38,7 +38,10 @@ def proximal_loss(f: Tensor, teacher: Tensor) -> Tensor:
 
 
 class StepRecorder:
-    """Records L_p and cosines in each step of a client's local training, without changing the training."""
+    """Records L_p and the cosines of g_u and g_p in each local step of a client (see the module docstring).
+
+    The training itself is not changed.
+    """
 
     def __init__(self, client: ClientContext) -> None:
         self.client = client
@@ -63,7 +66,7 @@ class StepRecorder:
         self.records.append(torch.stack([value.detach(), *cosines]))
 
     def to_row(self) -> Tensor:
-        """Return the client's row (WIDTH,): L_p on its samples after training, mean cosines, and values per step."""
+        """Return the client's row (WIDTH,): L_p after training, mean cosines, and for each step L_p and the cosine."""
         out = torch.full((WIDTH,), torch.nan, dtype=torch.float64)
         with torch.no_grad():
             losses = [(self._proximal_loss(x), len(y)) for x, y in self.client.batches()]
@@ -93,7 +96,7 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
 
 
 def summarize(c: Cohort, rows: Tensor) -> dict[str, Any]:
-    """Return means over clients, the values of each client, and for each step number the mean over clients."""
+    """Return the values of each client, their means over clients, and the mean over clients at each local step."""
     losses, cosines, heads = rows[:, :3].T
     steps = rows[:, 3:].view(-1, 2, MAX_RECORDED_STEPS).nanmean(0)
     num_steps = int((~steps[0].isnan()).sum())

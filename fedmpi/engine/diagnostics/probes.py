@@ -86,7 +86,10 @@ class Probes:
                 self._local_updates[client] = model.w - context.w0
 
     def measure(self, t: int, members: Sequence[int], rank_of: Mapping[int, int]) -> None:
-        """Measure round t after its end, and append {"round": t, "clients": [...], PROBE: {...}} to analysis.jsonl."""
+        """Measure round t after its end, and append a row to analysis.jsonl.
+
+        The row is {"round": t, "clients": [...], NAME: {...}}, with one entry NAME for each probe of the run.
+        """
         if not self.is_due(t):
             return
         with self.comm.exclude_from_counts():  # traffic of probes is not counted as traffic of the round

@@ -42,7 +42,8 @@ def decompose_loss(M: Tensor, l: Tensor, p: Tensor) -> dict[str, float]:  # noqa
         local        sum_i p_i M[i, i]
         shift        sum_ij p_j p_i (M[j, i] - M[i, i])       because clients have different samples
         aggregation  sum_i p_i (sum_j p_j l_j - sum_j p_j M[j, i])    because the average differs from local models
-    In the paper the third term contains L_i(w_i) instead, with which the terms would not add up to the total.
+    In the paper, the third term contains L_i(w_i) in place of sum_j p_j M[j, i]; the terms would then not add up to the
+    total.
 
     Args:
         M: (m, m) losses; M[j, i] is the loss of client i's model on client j's samples.
@@ -201,8 +202,8 @@ def gram_statistics(G: Tensor) -> dict[str, Any]:
 def compute_layer_rows(c: Cohort) -> Rows:
     """Return a row for each client of this rank with three numbers per layer.
 
-    The numbers are the mean of Lambda, the mean of Lambda by columns (see change_strength), and ||w - w0||. A layer l
-    consists of its weight and its bias.
+    The numbers are the mean of Lambda, the mean of Lambda with norms of columns (see change_strength), and ||w - w0||.
+    A layer l consists of its weight and its bias.
 
     Lambda^(l) = |w^(l) - w0^(l)| / ||w^(l) - w0^(l)||    elementwise, FedSOL's Eq. 7
     """
@@ -227,7 +228,8 @@ def change_strength(changes: list[Tensor], columns: bool = False) -> Tensor:
 
     Args:
         changes: the tensors w - w0 of the layer.
-        columns: whether to divide by norms along the first dimension of each tensor instead of the norm of the layer.
+        columns: whether to divide each entry by the norm of its column, i.e. the norm along the first dimension of its
+            tensor, instead of the norm of the layer.
 
     >>> change_strength([torch.tensor([0.0, 1.0]), torch.tensor([[2.0, 3.0]])])  # mean of 0, .267, .535, .802
     tensor(0.4009, dtype=torch.float64)
@@ -240,12 +242,12 @@ def change_strength(changes: list[Tensor], columns: bool = False) -> Tensor:
 
 
 def summarize_layers(c: Cohort, rows: Tensor) -> dict[str, Any]:
-    """Return, for each layer in the model's order, means over the clients.
+    """Return, for each layer in the order of the model, means over the clients.
 
-    `strength` is the mean of Lambda (see change_strength) over the n entries of a layer. Its maximum is 1/sqrt(n), if
-    all entries have changed by the same amount, so small layers have larger values than wide layers on any data.
-    `evenness` is strength times sqrt(n). `columns` is the mean of Lambda by columns, as in the code of FedSOL's
-    authors.
+    `strength` is the mean of Lambda (see change_strength) over the n entries of a layer. It is largest, 1/sqrt(n), if
+    all entries have changed by the same amount; small layers therefore have larger values than large layers, whatever
+    the data. `evenness` is strength times sqrt(n). `columns` is the mean of Lambda with norms of columns instead of the
+    norm of the layer, as in the code of FedSOL's authors. `norm` is ||w - w0||.
     """
     layers = group_by_layer(c.trainer.model.layout)
     n = torch.tensor([sum(s.stop - s.start for s in tensors) for tensors in layers.values()])

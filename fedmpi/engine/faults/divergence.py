@@ -63,7 +63,7 @@ class DivergenceMonitor:
         Args:
             classes: the number of classes of a classification; None for other tasks.
             evaluation: the name of the evaluation loss; None if there is none.
-            stop: whether the run should end if it has diverged.
+            stop: whether the run should end if it has diverged (faults.on_divergence: stop).
         """
         self.stops_run, self.message, self.reported, self.should_stop = stop, "", False, False
         chance = log(classes) if classes else None
@@ -75,7 +75,7 @@ class DivergenceMonitor:
         return {"reported": self.reported, "losses": [asdict(loss) for loss in self.losses]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state that `state_dict` returned; if divergence ended that run, monitoring starts afresh."""
+        """Restore the state that `state_dict` returned; if that run was ended for divergence, monitoring starts anew."""
         before = {loss["name"]: loss for loss in state["losses"]}  # evaluate.protocol may have changed since then
         for loss in self.losses:
             vars(loss).update(before.get(loss.name, {}))
@@ -90,7 +90,7 @@ class DivergenceMonitor:
             last: whether this is the last evaluation of the run.
 
         Returns:
-            The round since which a loss has been bad if divergence is reported now; otherwise None.
+            If divergence is reported now: the round since which a loss has been bad; otherwise None.
         """
         if self.reported or len(row["refused"]) == len(row["cohort"]):  # no upload counted
             return None

@@ -6,7 +6,7 @@ Each failure is a row of faults.jsonl:
      "reported": true, "why": "..."}
 
     ranks      failed rank -> its host
-    clients    clients that do not take part in round t, in which the failure happened
+    clients    clients that do not take part in round t, the round in which the failure happened
     gone       clients that do not take part in round t and later rounds, until a row lists them in `back`
     reverted   client -> round r: round t starts with the client's state of round r (-1: the initial state), because a
                newer state existed only in the memory of a failed rank
@@ -72,7 +72,7 @@ class LostRanks:
         return LostRanks([each for each in self.rows if each["round"] <= t])
 
     def before_evaluation(self, t: int) -> LostRanks:
-        """Return the failures that happened before round t - 1 was evaluated, which is at the beginning of round t."""
+        """Return the failures of rounds 0 to t, without those of round t that followed the evaluation of round t - 1."""
         return LostRanks(
             [each for each in self.rows if each["round"] < t or (each["round"] == t and not was_reported(each))]
         )
@@ -80,12 +80,13 @@ class LostRanks:
     def for_resume(self, t: int) -> LostRanks:
         """Return the failures as they apply to a run that is resumed at round t.
 
-        The resumed run evaluates round t - 1 again, after the failures of round t instead of before them.
+        The resumed run evaluates round t - 1 again. Failures of round t that happened after the first evaluation thus
+        come before the new one.
         """
         return LostRanks([{**each, "reported": False} if each["round"] == t else each for each in self.rows])
 
     def replace_rows_from(self, t: int, rows: Sequence[Row]) -> None:
-        """Replace the rows of round t by these rows, and delete the rows of later rounds."""
+        """Replace the recorded failures of round t by `rows`, and delete the failures of later rounds."""
         self.rows = [each for each in self.rows if each["round"] < t] + list(rows)
 
     def unavailable_clients(self, t: int) -> set[int]:
@@ -102,9 +103,9 @@ class LostRanks:
         return [k for k in cohort if k not in out]
 
     def reverted_states(self, t: int) -> dict[int, int]:
-        """Return client -> the round to whose state the client is reverted at the start of round t."""
+        """For each client that is reverted at the start of round t, return the round whose state it gets."""
         return {int(k): r for each in self.in_round(t) for k, r in each["reverted"].items()}
 
     def needed_states(self) -> set[tuple[int, int]]:
-        """Return (client, round) for each earlier state, except initial states, to which a client is reverted."""
+        """Return (client, round) for each state to which a client is reverted; initial states are left out."""
         return {(int(k), r) for each in self.rows for k, r in each["reverted"].items() if r != INITIAL_STATE}

@@ -8,8 +8,8 @@
 
 With faults.on_lost_rank: drop, the clients that the failed rank should have trained do not take part in the round. With
 redo, other ranks train these clients, and the results have the same bits as without the failure. If all ranks turn out
-to be alive, one of them was only slower than in all earlier rounds; from then on ranks wait longer, because a long
-round would otherwise be interrupted again and again.
+to be alive, one of them was merely slower than in all earlier rounds. From then on, ranks wait longer, because long
+rounds would otherwise be interrupted again and again.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class FailurePolicy:
         self.comm.message_timeout_s = min(self.config.timeout_s, max(MIN_PATIENCE_S, PATIENCE_ROUNDS * self.longest_s))
 
     def _extend_patience(self, reports: Mapping[int, Mapping[str, Any]]) -> None:
-        """Wait longer for silent ranks from now on, because all ranks turned out to be alive.
+        """Make ranks wait longer for silent ranks from now on, because all ranks turned out to be alive.
 
         Raises:
             RankLostError: the ranks have already waited for comm.round_timeout_s; raised on all ranks.
@@ -169,7 +169,10 @@ def apply_lost_ranks(t: int, scheduler: ClientScheduler, states: ClientStates, r
 def gather_newest_saved_rounds(
     comm: Communicator, scheduler: ClientScheduler, states: ClientStates, orphans: Sequence[int]
 ) -> dict[int, int]:
-    """Return client -> the round of its newest intact state on disk, for `orphans`, on rank 0; {} on other ranks."""
+    """Return, on rank 0, for each client in `orphans` the round of its newest intact state on disk.
+
+    Return {} on other ranks.
+    """
     if not orphans or not states.messages.client_state.size:
         return {}
     mine = states.newest_saved_rounds(
@@ -188,7 +191,7 @@ def gather_newest_saved_rounds(
 def rejoin_sites(t: int, control: RoundControl) -> None:
     """Let the sites of failed ranks take part again when a run is resumed at round t with all ranks.
 
-    In a replay, sites rejoin in the same round as in the recorded run.
+    A replay does nothing here: sites rejoin in the same round as in the recorded run.
     """
     scheduler, states, comm = control.scheduler, control.states, control.comm
     away = sorted(scheduler.lost_ranks.unavailable_clients(t))

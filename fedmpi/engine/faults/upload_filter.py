@@ -47,8 +47,8 @@ class UpdateFilter:
         """Create the filter.
 
         Args:
-            max_norm: the largest accepted norm of an update; "auto": computed in each round (see above); None: no
-                bound.
+            max_norm: the largest accepted norm of an update; "auto": computed in each round (see the module docstring);
+                None: no bound.
             drop: whether bad uploads are left out; otherwise they end the run.
         """
         self.max_norm, self.drop = max_norm, drop
@@ -122,7 +122,7 @@ class UpdateFilter:
 
 
 def _describe_refused(bad: RefusedUploads, source: str) -> str:
-    """Describe bad uploads, for example: `client 1, 2 sent values that are not finite (nan or inf)`."""
+    """Describe bad uploads in words, such as `client 1, 2 sent values that are not finite (nan or inf)`."""
     broken = ", ".join(str(each["client"]) for each in bad if each["norm"] != each["norm"])
     long = [each for each in bad if each["norm"] == each["norm"]]
     text = [f"client {broken} sent {NOT_FINITE}"] if broken else []

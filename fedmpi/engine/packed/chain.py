@@ -2,8 +2,8 @@
 
     z_{i+1} = z_i W_i' + b_i        g_L = dL/dz_L,  W_i -= lr g_{i+1}' z_i,  b_i -= lr sum_b g_{i+1},  g_i = g_{i+1} W_i
 z_i is the input of layer i, and g_i the gradient of the loss L with respect to z_i. All clients start with the same
-weights W0. If clients see few samples, the weights (o, i) of a wide layer are stored in low-rank form,
-    W = W0 + A' B        A (K, o) and B (K, i) have one row for each of K samples seen: -lr g and z
+weights W0. If each client sees few samples, the weights (o, i) of a wide layer are stored in low-rank form,
+    W = W0 + A' B        A (K, o) and B (K, i) have one row for each of the K samples seen so far: -lr g in A, z in B
 which is exact for plain SGD. This is faster if K (o + i) is less than o i: the product with W0 is computed once for all
 clients, and W is never formed for a client; W - W0 is formed only when it is written to the upload.
 """
@@ -47,14 +47,15 @@ class DenseTensor:
             self.w[members] = w
 
     def write_differences(self, rows: Tensor) -> None:
-        """Write w - w0 into the tensor's columns of rows (n, d)."""
+        """Write w - w0 into those columns of `rows` (n, d) that belong to this tensor."""
         torch.sub(self.w.flatten(1), self.w0.flatten(), out=rows[:, self.segment.start : self.segment.stop])
 
 
 class LowRankTensor:
     """The weights of one layer for n clients in low-rank form: factors a (n, K, o) and b (n, K, i).
 
-    The first `used` rows of the factors are filled; in a step's rows, clients that did not make this step have zeros.
+    The first `used` rows of the factors are filled. A step fills the next rows; they remain zero for clients that do
+    not make this step.
     """
 
     def __init__(self, segment: Segment, w0: Tensor, clients: int, samples: int) -> None:
@@ -92,7 +93,7 @@ class PackedChain:
             model: the flat model, which defines the positions of the parameter tensors.
             w0: (d,) weights from which all clients start.
             clients: the number n of clients.
-            samples: the number K of rows that low-rank factors need for all steps.
+            samples: the number K of rows that low-rank factors have after all steps.
         """
         segment = {id(p): s for s, p in model.segment_parameters}
         self.layers: list[
@@ -110,7 +111,7 @@ class PackedChain:
             self.layers.append((weight, bias))
 
     def step(self, members: ClientIndex, x: Tensor, y: Tensor, lr: float) -> Tensor:
-        """Make one step for the selected clients on their batches x (n, B, ...), y (n, B); return their losses (n,)."""
+        """Make one step for the clients `members` on their batches x (n, B, ...), y (n, B); return their losses (n,)."""
         z = [x.flatten(2)]
         for layer in self.layers:
             if layer is None:

@@ -1,8 +1,9 @@
 """The training loop for n clients at once: each client makes its own steps on its own batches, in its own order.
 
 Batches of equal size form one batched pass. In an epoch, the full batches come first, each pass with one batch of every
-client that has a full batch left; then the smaller last batches, grouped by size. A client's result depends on its own
-data and not on the clients that are trained with it, except for the last bits, which depend on the kernels.
+client that has a full batch left; then the smaller last batches, grouped by size. A client's result does not depend on
+the clients that are trained with it, except for its last bits, because kernels may sum batches of other sizes in
+another order.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class PackedFit:
     """Trains n clients together when it is called; `loss` (n,) then holds each client's mean loss over its steps."""
 
     def __init__(self, trainer: ClientTrainer, clients: Sequence[ClientContext]) -> None:
-        """Prepare the training of the clients, which are given in descending order of their numbers of batches."""
+        """Prepare the training of `clients`, which must be in descending order of their numbers of batches."""
         self.trainer, self.clients = trainer, clients
         self.epochs = trainer.local_training.epochs or 0
         self.batch_counts = [count_batches(trainer, k) for k in clients]
@@ -79,8 +80,9 @@ class PackedFit:
             generators: for each client, the random generators for order and augmentation.
 
         Yields:
-            The positions of the clients that make a step; the indices (clients, B) of the samples in their batches; the
-            random numbers (clients, B, columns) for the augmentation of these samples, or None.
+            The positions of the clients that make a step; the indices (clients, B) of the samples in their batches; and
+            the random numbers (clients, B, columns) for the augmentation of these samples, or None without
+            augmentation.
         """
         size, shards = self.trainer.local_training.batch_size, [self.trainer.data.train[k.id] for k in self.clients]
         orders = [epoch_order(shard, size, g) for shard, (g, _) in zip(shards, generators, strict=True)]
@@ -104,7 +106,7 @@ class PackedFit:
             yield positions, rows, None if u is None else torch.stack([u[part] for part in parts])
 
     def _load_batch(self, positions: Sequence[int], rows: Tensor, u: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return samples x (clients, B, ...), augmented with the random numbers u, and targets y (clients, B)."""
+        """Return the samples x (clients, B, ...), augmented using u, and the targets y (clients, B) with indices `rows`."""
         shards = [self.trainer.data.train[self.clients[i].id] for i in positions]
         x, y = shards[0].x, shards[0].y
         if all(shard.x is x and shard.y is y for shard in shards):
@@ -117,7 +119,7 @@ class PackedFit:
         return x.unflatten(0, rows.shape), y.unflatten(0, rows.shape)
 
     def write_differences(self, w0: Tensor, rows: Tensor, positions: Sequence[int]) -> None:
-        """Write w - w0 of each client i into row positions[i] of `rows` (n, d)."""
+        """Write w - w0 of the i-th client into row positions[i] of `rows` (n, d), for all clients."""
         in_order = list(positions) == list(range(len(rows)))
         out = rows if in_order else torch.empty_like(rows)
         self.steps.write_differences(w0, out)
@@ -133,7 +135,7 @@ class PackedFit:
         return w.add_(w0)
 
     def _step(self, positions: Sequence[int], rows: Tensor, u: Tensor | None) -> None:
-        """Make one step for the clients at these positions, on these rows of their data, augmented with u."""
+        """Make one step for the clients at these positions, on the samples with indices `rows`, augmented using u."""
         members: ClientIndex = slice(positions[0], positions[-1] + 1)
         if positions[-1] - positions[0] != len(positions) - 1:
             members = torch.tensor(positions).to(rows.device, non_blocking=True)

@@ -56,11 +56,11 @@ def unsupported_reason(
 
 
 def choose_clients_per_pass(clients_per_pass: int | str, model: FlatModel, samples: int = 0) -> int:
-    """Return how many clients are trained at once (compute.clients_per_pass).
+    """Return how many clients are trained together in one pass (compute.clients_per_pass).
 
     Args:
-        samples: number of samples that a client sees in a round, if plain SGD trains a chain of layers (chain.py);
-            otherwise 0.
+        samples: the number of samples that a client sees in a round if chain.py trains the clients (a chain of layers
+            with plain SGD); otherwise 0.
     """
     if isinstance(clients_per_pass, int):
         return clients_per_pass
@@ -121,7 +121,7 @@ def train_clients(
 
 
 def _train_one_by_one(clients: Sequence[ClientContext], error: Exception) -> dict[int, Callable[[Tensor], object]]:
-    """Return functions that train the clients one by one from the start; used if training them together has failed."""
+    """Return functions that train the clients one by one; used if training them together has failed."""
     succeeded: list[bool] = []
 
     def write(k: ClientContext, row: Tensor) -> None:
@@ -156,11 +156,11 @@ def _write_uploads(clients: Sequence[ClientContext], fit: PackedFit, rows: Tenso
 
 
 def _start_client(client: ClientContext) -> tuple[ReadOnlyCheck, RngState]:
-    """Start a client's round, up to its training.
+    """Start a client's round: do all that comes before its training.
 
     Returns:
-        The check that raises an error if hooks write to their inputs; the state of the random generators with which
-        `upload` must start, None if this state does not matter.
+        The check that raises an error if hooks write to their inputs; and the state that the random generators must
+        have when the hook `upload` starts, None if it does not matter.
     """
     trainer, inputs, drawn = client.trainer, client.read_only_check(), None
     if overrides(trainer.method, "initial_weights"):
@@ -183,7 +183,7 @@ def _finish_client(
     drawn: RngState,
     row: Tensor,
 ) -> None:
-    """Finish the round of the client at position i of the fit, whose trained weights are w (d,): write its upload."""
+    """Finish the round of the client at position i of the fit: write its upload, given its trained weights w (d,)."""
 
     def write(buffer: Tensor) -> RoundResult:
         trainer = client.trainer
