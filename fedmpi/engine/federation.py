@@ -8,9 +8,9 @@
         rank 0             w <- server_optim(w, direction(uploads))
 
 Round t - 1 is evaluated and reported at the beginning of round t: rank 0 alone evaluates the global model, while the
-other ranks train. If clients are evaluated, too (a protocol of personal models, or sites with their own data), all
-ranks evaluate before they train. Early stopping and divergence, which depend on metrics, therefore end the run one
-round later. The broadcast after the last round contains the final model and the command that ends the loop.
+other ranks train. If client models are evaluated, too (with a protocol of personal models, or if sites have their own
+data), all ranks evaluate before they train. Early stopping and divergence, which depend on metrics, therefore end the
+run one round later. The broadcast after the last round contains the final model and the command that ends the loop.
 
 A round is a function of t, the cohort, and the states of the server and the clients at its start. After a rank failure,
 faults/recovery.py restores these states, and the round is run again.
@@ -63,7 +63,7 @@ class Federation:
         Args:
             trainer: trains the clients of this rank.
             optimizer: the server optimiser; used only on rank 0.
-            rule: a server rule that replaces the aggregation of the method.
+            rule: a server rule that replaces the aggregation of the method; None: the method aggregates.
         """
         data, model, messages = trainer.data, trainer.model, trainer.messages
         tolerant, stateful = config.on_lost_rank != "abort", bool(messages.client_state.size)
@@ -228,8 +228,8 @@ class Federation:
 
         Args:
             placement: client -> the rank that has trained it.
-            trained: the value of time.perf_counter() when this rank had trained its clients.
-            arrived: the value of time.perf_counter() when all uploads had arrived.
+            trained: the value of time.perf_counter() at the time when this rank had trained its clients.
+            arrived: the value of time.perf_counter() at the time when all uploads had arrived.
             bytes_before: bytes that this rank had sent and received before the round.
 
         Returns:

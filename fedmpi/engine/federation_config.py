@@ -61,7 +61,7 @@ class RunCallbacks:
             self.on_round(row)
 
     def append_rows(self, file: str, *rows: dict[str, Any]) -> None:
-        """Handle rows of another file: clients.jsonl, update_stats.jsonl or analysis.jsonl."""
+        """Handle rows for one of the other files: clients.jsonl, update_stats.jsonl or analysis.jsonl."""
 
     def save_state(self, fed: Any, t: int, memory: dict[str, Any], last: bool) -> None:
         """Save the state after round t.

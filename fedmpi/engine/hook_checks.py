@@ -50,7 +50,7 @@ def hook_error(method: Method, hook: str, where: str, text: str, by: Any = None)
     Args:
         where: round and client, such as "round 0, client 0".
         text: what is wrong, in words that follow the name of the hook.
-        by: the function to name, if the mistake is not in the method's own hook.
+        by: the function that the message names, if the mistake is not in the method's own hook.
     """
     own = getattr(method, hook.partition(",")[0].rstrip(":"), None)
     return make_located_error(f"{where}: method {type(method).__name__}, hook {hook} {text}", by or own, type(method))
@@ -101,10 +101,10 @@ def check_slots(
 
 
 def check_hook_returns(client: Any, states: Mapping[str, Any], sent: Any) -> None:
-    """Raise UserError, which names hook and slot, if a client's hooks did not return what the method declares.
+    """Raise UserError if a client's hooks did not return what the method declares; the error names hook and slot.
 
     Args:
-        states: hook -> the client state that this hook returned.
+        states: name of a hook -> the client state that this hook returned.
         sent: the slots that the hook `upload` returned.
     """
     method, messages = client.trainer.method, client.trainer.messages
@@ -172,7 +172,7 @@ def check_tensor(
 ) -> None:
     """Raise UserError if a hook did not return a float tensor of exactly this shape.
 
-    Torch would broadcast other shapes without an error; a tensor (1,), for example, would fill all entries.
+    Torch would broadcast other shapes without an error; a tensor of shape (1,), for example, would fill all entries.
 
     Args:
         value: what the hook returned.
@@ -271,8 +271,8 @@ class ReadOnlyCheck:
 
         Args:
             where: round and client, for the message.
-            hooks: the hooks that were called since this object was created.
-            by: the server rule, if it was called in place of hooks.
+            hooks: the names of the hooks that were called since this object was created.
+            by: the server rule, if a rule was called in place of hooks.
         """
         name = self.find_write()
         if name is None:
@@ -301,7 +301,7 @@ class FrozenTensorGuard:
         self.initial = self._snapshot()
 
     def _snapshot(self) -> dict[str, Any]:
-        """Return tensor name -> hash of its values, or the tensor itself if it only must remain the same object."""
+        """Return tensor name -> a hash of its values; or the tensor itself, if only the object must remain the same."""
         tensors = dict[str, Any]()
         for path, owner in self.module.named_modules():
             for leaf, tensor in (*owner._parameters.items(), *owner._buffers.items()):
@@ -314,7 +314,7 @@ class FrozenTensorGuard:
         """Raise UserError if a tensor has changed.
 
         Args:
-            where: round and client after a client's training; "" after an evaluation.
+            where: the round and client, for the message, after a client's training; "" after an evaluation.
         """
         self.passes[bool(where)] += 1
         if self.passes[bool(where)] & (self.passes[bool(where)] - 1):
@@ -329,7 +329,7 @@ class FrozenTensorGuard:
 
 
 def _hash_tensor(tensor: Tensor | None) -> bytes | None:
-    """Hash dtype, shape and a sample of values; None if values cannot be read (sparse tensors, within vmap)."""
+    """Return a hash of dtype, shape and some of the values; None if values cannot be read (sparse, or within vmap)."""
     if tensor is None:
         return None
     try:

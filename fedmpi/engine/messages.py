@@ -57,8 +57,8 @@ class UploadLayout:
         """Write the engine's own fields at the beginning of an upload row.
 
         Args:
-            loss: the client's training loss; None if the client made no steps; if it is a tensor, the row contains the
-                loss already, and it is not written again.
+            loss: the client's training loss; None if the client made no steps. A tensor means that the row contains the
+                loss already; it is then not written again.
             seconds: the duration of the client's training.
             flag: STOP (the rank was asked to stop), FAILED (the client's code raised an error) or 0.
         """
@@ -195,7 +195,7 @@ class MessageLayouts:
 
     # ---- formats ----
     def _build_codec(self, packing: Packing, slots: Slots, fmt: Format) -> RowCodec | None:
-        """Return the codec that encodes the large slots of upload rows in this format; None without large slots."""
+        """Return the codec that encodes the large slots of upload rows in this format; None if no slot is encoded."""
         encoded_slots = [
             n for n, slot in slots.items() if self.is_large(slot) and (is_change(n, slot) or not fmt.changes_only)
         ]
@@ -245,7 +245,7 @@ class MessageLayouts:
 
 
 def is_change(name: str, slot: Slot) -> bool:
-    """Return whether an upload slot contains a change of the server's values, like dw, instead of the values."""
+    """Return whether an upload slot contains, like dw, changes of the server's values instead of new values."""
     return slot.is_update or name == "dw"
 
 

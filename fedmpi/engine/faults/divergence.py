@@ -75,7 +75,7 @@ class DivergenceMonitor:
         return {"reported": self.reported, "losses": [asdict(loss) for loss in self.losses]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state that `state_dict` returned; if that run was ended for divergence, monitoring starts anew."""
+        """Restore the state that `state_dict` returned; if divergence ended that run, monitoring starts anew."""
         before = {loss["name"]: loss for loss in state["losses"]}  # evaluate.protocol may have changed since then
         for loss in self.losses:
             vars(loss).update(before.get(loss.name, {}))

@@ -72,7 +72,10 @@ class LostRanks:
         return LostRanks([each for each in self.rows if each["round"] <= t])
 
     def before_evaluation(self, t: int) -> LostRanks:
-        """Return the failures of rounds 0 to t, without those of round t that followed the evaluation of round t - 1."""
+        """Return the failures of rounds 0 to t, except those of round t that followed the evaluation of round t - 1.
+
+        Round t - 1 is evaluated at the beginning of round t.
+        """
         return LostRanks(
             [each for each in self.rows if each["round"] < t or (each["round"] == t and not was_reported(each))]
         )

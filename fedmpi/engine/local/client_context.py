@@ -109,7 +109,7 @@ class ClientContext(Client):
 
     # ---- the round ----
     def read_only_check(self) -> ReadOnlyCheck:
-        """Return a check that raises an error if hooks write to tensors that they may only read."""
+        """Create the check that can raise an error if hooks have written to tensors that they may only read."""
         tensors = {
             "client.w0 (client.received) or client.downloads": self.broadcast_row,
             "client.downloads": self.download_row,
@@ -256,7 +256,7 @@ class ClientContext(Client):
         """Raise UserError if a hook's result does not have this shape; return it without its autograd graph.
 
         Args:
-            shape: the required shape; default (d,). A result of shape () keeps its graph.
+            shape: the required shape; by default (d,). A result of shape () keeps its autograd graph.
             by: the function that returned the value, if it is not the method's own hook.
         """
         shape = tuple(self.w.shape) if shape is None else shape
@@ -300,10 +300,10 @@ class ClientContext(Client):
 
     @contextmanager
     def _one_pass(self, at: Tensor | None, buffers: Tensor | None) -> Iterator[None]:
-        """Context manager: use weights `at` (d,) and `buffers` (b,) for one pass of a step, then restore the model.
+        """Context manager: load weights `at` (d,) and `buffers` (b,) for one pass of a step, then restore the model.
 
-        Without `buffers`, the first pass of a step updates the model's batch statistics, at any weights; later passes
-        do not.
+        Without `buffers`, the first pass of a step updates the model's batch statistics, whatever its weights are;
+        later passes of the step do not.
         """
         model, passed, keeps_statistics = self.trainer.model, self.has_passed, self.has_passed or buffers is not None
         at_w0 = self.version_at_w0

@@ -36,7 +36,7 @@ Moments = tuple[Sequence[list[Tensor]], Sequence[Tensor]]
 
 
 def num_slots(config: LocalTrainingConfig) -> int:
-    """Return how many state tensors (velocity or moments) the optimiser has for each parameter."""
+    """Return how many state tensors (velocity or moments) the optimiser keeps for each parameter."""
     return int(bool(config.momentum)) if config.optim == "sgd" else 2
 
 

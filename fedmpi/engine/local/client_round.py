@@ -35,7 +35,7 @@ def run_round(client: ClientContext, row: Tensor) -> bool:
     """Train a client for one round; write its upload into `row` and its new state into client.state_row.
 
     Args:
-        row: memory for the upload, in the layout `messages.upload_layout(round)`. If the client fails and
+        row: the buffer for the upload, in the layout `messages.upload_layout(round)`. If the client fails and
             faults.on_client_error is `drop`, the row's flag is set to FAILED.
 
     Returns:
@@ -66,7 +66,7 @@ def finish_round(client: ClientContext, row: Tensor, write: Callable[[Tensor], R
     """Write a client's upload into `row` and store its state; if `write` fails, mark the row as failed.
 
     Args:
-        row: memory for the upload.
+        row: the buffer for the upload.
         write: a function that writes the upload into a buffer on the client's device, and returns the new state and the
             mean loss over the steps.
         start_time: the value of time.perf_counter() at the start of the client's round.
@@ -100,12 +100,13 @@ def store_result(
 ) -> None:
     """Store the result of a client's round: its new state, and its upload with loss, seconds and flag.
 
-    On a GPU the function synchronises once, at its end: only then is the client's duration known and the upload copied.
+    On a GPU, the function waits for the GPU once, at its end, so that the client's duration is known and the upload has
+    been copied.
 
     Args:
         buffer: the upload without loss, seconds and flag, on the client's device. It is rounded to the formats of
             comm.compression and copied to `row`.
-        row: memory for the upload.
+        row: the buffer from which the upload is sent.
         state: the new values of the slots of the client's state row.
         loss: the mean loss over the steps; None if the client made no steps.
         start_time: the value of time.perf_counter() at the start of the client's round.
@@ -148,7 +149,7 @@ def write_upload(client: ClientContext, row: Tensor, inputs: ReadOnlyCheck, trai
 
     Args:
         client: the client, after its training.
-        row: memory for the upload.
+        row: the buffer for the upload.
         inputs: the check that raises an error if hooks have written to their inputs.
         trained: the result of the hook `train`.
     """

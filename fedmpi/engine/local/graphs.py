@@ -59,7 +59,7 @@ class _CapturedPass(NamedTuple):
 
 
 def _end_capture_of_generators() -> None:
-    """Reset the GPU random generators, which a failed capture leaves in capture mode."""
+    """Reset the random generators of the GPU, because a failed capture leaves them in capture mode."""
     for generator in torch.cuda.default_generators:  # one for each GPU
         generator.graphsafe_set_state(generator.clone_state())
 
@@ -85,9 +85,10 @@ class PassGraphs:
 
         Args:
             kind: identifies the computation; passes of one kind share graphs.
-            passes: a function that runs the passes. Only x, y and the model may depend on the client and the step.
+            passes: a function (x, y) that runs both passes. Only x, y and the model may depend on the client and the
+                step.
             parameters: the trained parameters, whose .grad the passes set.
-            x, y: the batch. If x has several named tensors, no graph is used.
+            x, y: the batch. If x consists of several named tensors, no graph is used.
 
         Returns:
             The loss ().

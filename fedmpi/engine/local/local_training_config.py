@@ -44,7 +44,7 @@ class LocalTrainingConfig:
         Args:
             n: number of samples of the client.
             batches_per_step: number of batches per step.
-            epochs: replaces the configured epochs or steps.
+            epochs: number of epochs that replaces the configured epochs or steps; None: as configured.
         """
         size = self.batch_size or max(n, 1)
         batches = n // size if self.drop_last else ceil(n / size)

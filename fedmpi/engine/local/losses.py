@@ -28,8 +28,8 @@ def run_pass(client: ClientContext, loss: Loss, flat: bool, x: Tensor, y: Tensor
 
     Args:
         loss: the function (client, x, y) -> () whose gradient is computed.
-        flat: whether to write the gradient to the flat vector `model.attach_gradient()`; otherwise autograd allocates
-            a tensor for each parameter.
+        flat: whether to write the gradient to the flat vector that `model.attach_gradient()` returns; otherwise
+            autograd allocates a tensor for each parameter.
         x: (B, ...) samples.
         y: (B,) targets.
     """

@@ -28,7 +28,7 @@ LayerTensors = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
 
 
 def _layer_tensors(layer: nn.Linear) -> LayerTensors:
-    """Return the weight and the bias of a linear layer, and their gradients."""
+    """Return the weight and the bias of a linear layer, and their gradients; None for the bias if there is none."""
     w, b = layer.weight, layer.bias
     return w.detach(), None if b is None else b.detach(), w.grad, None if b is None else b.grad
 
@@ -49,7 +49,7 @@ class MLPBackward:
 
         Args:
             task: the task; only tasks with the mean cross-entropy loss are supported.
-            flat: whether samples are vectors; if not, the module must start with nn.Flatten.
+            flat: whether samples are vectors; if they are not, the module must start with nn.Flatten.
         """
         layers = list_chain_layers(module) or []
         if layers and isinstance(layers[0], nn.Flatten):

@@ -89,9 +89,9 @@ def fit(
 
 
 def mean_loss(losses: Sequence[Tensor]) -> Tensor | float | None:
-    """Return the mean of the losses of steps; None without steps.
+    """Return the mean of the losses of all steps; None if there were no steps.
 
-    On a GPU the result is a tensor (), because converting it to a number would have to wait for the GPU.
+    On a GPU, the result is a tensor of shape (), because converting it to a number would force a wait for the GPU.
     """
     if not losses:
         return None
@@ -114,10 +114,10 @@ def make_gradient_function(
 
     Args:
         method: the method whose hooks are used.
-        regularizer: replaces the method's hook of that name.
+        regularizer: a function that replaces the method's hook `regularizer`; None: the hook is used.
         parameters: the parameters that are trained.
         clipped: selects the entries of the gradient whose norm train.clip_norm limits, i.e. those of the trained
-            parameters; the hook `correct_gradient` may have written to other entries.
+            parameters, because the hook `correct_gradient` may have written to others; None: no limit.
     """
     trainer, model, loss = client.trainer, client.trainer.model, client.trainer.fast_loss or method.loss
     step = method.step if overrides(method, "step") else None
@@ -179,10 +179,10 @@ def iterate_batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the input (x, y) of each step of a fit() over all its passes; stop early if the run is asked to stop.
 
-    A batch of all rows keeps the order of the rows, unless a step needs several batches.
+    If a batch contains all rows, they keep their order, unless a step needs several batches.
 
     Args:
-        epochs: replaces the configured epochs or steps.
+        epochs: number of epochs that replaces the configured epochs or steps; None: as configured.
         batches_per_step: the number of batches that are concatenated for each step.
         generators: the random generators for order and augmentation, from `trainer.make_generators`.
     """
