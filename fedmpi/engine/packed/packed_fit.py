@@ -106,7 +106,7 @@ class PackedFit:
             yield positions, rows, None if u is None else torch.stack([u[part] for part in parts])
 
     def _load_batch(self, positions: Sequence[int], rows: Tensor, u: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the samples x (clients, B, ...), augmented using u, and the targets y (clients, B) with indices `rows`."""
+        """Return samples x (clients, B, ...), augmented using u, and targets y (clients, B) with indices `rows`."""
         shards = [self.trainer.data.train[self.clients[i].id] for i in positions]
         x, y = shards[0].x, shards[0].y
         if all(shard.x is x and shard.y is y for shard in shards):

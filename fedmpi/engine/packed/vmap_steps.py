@@ -137,7 +137,7 @@ class VmapSteps:
         self.per_client["label_counts"] = trainer.label_counts[[k.id for k in clients]]
 
     def step(self, members: ClientIndex, x: Tensor, y: Tensor, lr: float) -> Tensor:
-        """Make one step for the clients `members` on their batches x (n, B, ...), y (n, B); return their losses (n,)."""
+        """Make one step for clients `members` on their batches x (n, B, ...), y (n, B); return their losses (n,)."""
         tensors = [self.w, self.accumulators] + ([] if self.v is None else [self.v])
         parts = [tensor[members] for tensor in tensors]  # views if `members` is a slice, else copies
         w, accumulators, own = parts[0], parts[1], {name: value[members] for name, value in self.per_client.items()}
@@ -159,7 +159,7 @@ class VmapSteps:
         return losses
 
     def _gradient(self, leaf: Tensor, x: Tensor, y: Tensor, own: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the losses (n,), and the gradients (n, d) of loss plus regularizer at the clients' weights, `leaf` (n, d)."""
+        """Return the losses (n,), and the gradients (n, d) of loss plus regularizer at weights `leaf` (n, d)."""
         regularized = overrides(self.method, "regularizer")
 
         def terms(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
