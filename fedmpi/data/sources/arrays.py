@@ -27,8 +27,8 @@ class ArrayOptions:
     Attributes:
         axes: the axes of images or volumes in the order of the array: N (samples), C (channels), D, H and W; N may be
             omitted. None: the axes are derived from the shape (`_resolve_axes`).
-        pixel_range: (low, high) are mapped to 0 and 1; "file" uses the range of each row. None: uint8 is divided by
-            255, and other types are unchanged.
+        pixel_range: (low, high), the values that become 0 and 1; "file": the smallest and the largest value of each
+            row; None: uint8 is divided by 255, and other types are unchanged.
         mean, std: the values by which samples are normalised after scaling, one per channel (or feature).
     """
 
@@ -47,15 +47,16 @@ def convert_samples(
     """Convert an array of samples to the inputs of a model.
 
     Args:
-        array: (n, ...) numbers. Arrays with four or five axes are images or volumes. A StoredArrays stays on disk.
+        array: (n, ...) numbers; images or volumes if it has four or five axes. A StoredArrays remains on disk.
         options: the order of the axes, the scaling and the normalisation.
         name: the name of the array, for messages.
         file: the file of the array, for messages.
-        grey: treat (n, H, W) as images with one channel. False: only if `options` has axes or a pixel range.
+        grey: whether an array (n, H, W) contains images with one channel; if false, it does only if `options` has axes
+            or a pixel range.
 
     Returns:
-        (n, C, H, W) images or (n, C, D, H, W) volumes, as LazyImages if they are uint8 or have a pixel range, otherwise
-        as a float32 tensor; for other numbers of axes a float32 tensor with the shape of the array.
+        Images (n, C, H, W) or volumes (n, C, D, H, W), as LazyImages if they are uint8 or have a pixel range, otherwise
+        as a float32 tensor. An array with another number of axes becomes a float32 tensor of the same shape.
 
     Raises:
         UserError: a number is not finite, or the options do not fit the array.
@@ -104,7 +105,7 @@ def _normalize(x: Tensor | Stream, options: ArrayOptions, pixels: bool = True) -
 def _resolve_axes(shape: Sequence[int], axes: str | None, name: str, file: Path) -> str:
     """Return the axes of an array: those of the config, or those that can be derived from the shape.
 
-    They can be derived if either the first or the last axis of a row, but not both, has 1 or 3 entries: the channels.
+    They can be derived if exactly one of the first and last axes of a row has 1 or 3 entries; this axis is C.
     """
     has = f"{file}: {name} has the shape {tuple(shape)}"
     if axes is None:
@@ -127,7 +128,7 @@ def _resolve_axes(shape: Sequence[int], axes: str | None, name: str, file: Path)
 
 
 def to_channels_first(x: Array, axes: str) -> Array:
-    """Return an array with the given axes as (N, C, H, W) or (N, C, D, H, W); without C it gets one channel."""
+    """Reorder an array with the given axes to (N, C, H, W) or (N, C, D, H, W); without a C axis it gets one channel."""
     order = [axes.index(axis) for axis in "NCDHW" if axis in axes]
     x = x.permute(order) if isinstance(x, Tensor) else x.transpose(order)
     return x if "C" in axes else x[:, None]

@@ -60,10 +60,10 @@ def heart_disease(
     then patients with missing values (740 remain), one-hot encodes cp and restecg (13 features), and trains on the 66 %
     of the patients that FLamby selects; the global test set is standardised with the statistics of the training parts
     of all hospitals.
-    standardise: the rows that give the mean and standard deviation of training rows: site (the training part of each
-    hospital), or, for the variant flamby, pooled (the training parts of all hospitals, for a model that is trained
-    centrally on all rows). The test rows of each hospital are always standardised with the statistics of its own
-    training part.
+    standardise: the mean and standard deviation with which training rows are standardised: site (those of the
+    hospital's own training part), or, for the variant flamby, pooled (those of the training parts of all hospitals, for
+    a model that is trained centrally on all rows). The test rows of each hospital are always standardised with the
+    statistics of its own training part.
     test_fraction: the fraction of each class at each hospital that is held out as its test part, with the same rows for
     every seed.
     """
@@ -144,8 +144,8 @@ def _flamby_dataset(tables: Sequence[np.ndarray], names: Sequence[str], pooled: 
     Args:
         tables: the table of each hospital, (n, 14).
         names: the names of the hospitals.
-        pooled: standardise training rows, too, with the statistics of all training parts, as in FLamby's pooled
-            training.
+        pooled: whether the training rows are also standardised with the statistics of all training parts, as in
+            FLamby's pooled training.
     """
     parts = [_prepare_flamby_hospital(table) for table in tables]
     sites = []
@@ -194,7 +194,7 @@ def _prepare_flamby_hospital(table: np.ndarray) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _standardise_as_flamby(x: Tensor, by: Tensor) -> Tensor:
-    """Standardise x with the mean of the rows `by` and their unbiased standard deviation + 1e-9."""
+    """Subtract the mean of the rows `by` from x, and divide by their unbiased standard deviation + 1e-9."""
     return (x - by.mean(0)) / (by.std(0) + 1e-9)
 
 
@@ -236,7 +236,7 @@ def tcga_brca(root: Path) -> Dataset:
 
 
 def _read_folds(folds: Table) -> dict[str, tuple[str, int]]:
-    """Return the part (train or test) and the number of the region of each patient."""
+    """Return, for each patient's id, the part (train or test) and the number of the region."""
     folds_by_patient = {}
     for row, (pid, fold) in enumerate(
         zip(folds.parse_words("pid", "source"), folds.parse_words("fold2", "source"), strict=True)

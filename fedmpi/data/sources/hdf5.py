@@ -75,14 +75,14 @@ def hdf5(
     default one of x, images, image, pixels, inputs, features and data.
     labels: the name of the array of labels; by default one of y, labels, label, targets and target.
     sites: the name of the array with the site of each row, numbered from 0; by default site or sites, if present.
-    classes: the number of classes, by default the largest label + 1; for targets of several numbers the number of the
-    model's outputs.
+    classes: the number of classes, by default the largest label + 1; if a target consists of several numbers, the
+    number of the model's outputs.
     test_fraction: without a test part, the fraction of each class at each site that is held out as the test part;
     default 0.2.
     mean: subtracted from the samples, one number per channel.
     std: the samples are then divided by it, one number per channel.
     axes: the axes of the samples, such as NCHW, NHWC or NDHW, as for the data source npz.
-    pixel_range: [low, high], the values that become 0 and 1; or file: the smallest and the largest value of each row.
+    pixel_range: [low, high], the values that become 0 and 1; file uses the smallest and largest value of each row.
     """
     names = {"x": inputs, "y": labels, "site": sites}
     file = find_file(root, (resolve_file_name("hdf5", site, path),), "hdf5", "correct data.root or data.path")
@@ -125,10 +125,7 @@ def hdf5(
 
 
 def open_hdf5(path: Path) -> Any:
-    """Open an HDF5 file for reading, without a lock.
-
-    Reading needs no lock, and many cluster file systems do not support locks.
-    """
+    """Open an HDF5 file for reading, without locking it, because many cluster file systems do not support locks."""
     if find_spec("h5py") is None:
         raise UserError(f"{path} cannot be read, because h5py is not installed; pip install h5py")
     import h5py
@@ -143,12 +140,12 @@ def _find_arrays(path: Path, names: Mapping[str, str | None], part: str = "") ->
     """Find the HDF5 data sets with samples, targets and sites in a file.
 
     Args:
-        names: the names of the data sets "x", "y" and "site" that the config sets; None: any of `DEFAULT_NAMES`.
-        part: "test_" if all data sets of the file belong to the test part, regardless of their names.
+        names: for "x", "y" and "site", the name of the data set from the config; None: any of `DEFAULT_NAMES`.
+        part: "test_" if all data sets of the file belong to the test part; "": their names tell the part.
 
     Returns:
-        The data sets by key, such as "test_x", and client ("" if the file has no clients), and the paths of all other
-        data sets.
+        A dict from key, such as "test_x", to a dict from client ("" if the file has no clients) to the data set; and
+        the paths of all other data sets.
     """
     import h5py
 
@@ -195,7 +192,7 @@ def _split_words(name: str) -> list[str]:
 
 
 def _split_part_word(name: str) -> tuple[str | None, str]:
-    """Split a name into the prefix of its part and the rest: "test_set_x" and "test/x" give ("test_", "x")."""
+    """Split a name into the prefix of its part (None without one) and the rest: "test_set_x" gives ("test_", "x")."""
     words = _split_words(name)
     part = next((PREFIX_BY_WORD[word] for word in words if word in PREFIX_BY_WORD), None)
     dropped = {*PREFIX_BY_WORD, "set"} if part is not None else set()
@@ -221,7 +218,7 @@ def _concat_clients(
     Images that are stored as floats v / 255 are converted to bytes.
 
     Args:
-        arrays: the data sets by key and client.
+        arrays: the data sets by key and client, from `_find_arrays`.
         clients: the names of the clients; empty if the file has no clients.
         file: the file, for messages.
         on_disk: whether uint8 images may stay on disk and be read batch by batch.

@@ -33,10 +33,11 @@ class LabelledFile:
     """An image or volume with its class or its mask.
 
     Attributes:
+        file: the file of the image or volume.
         label: the name of its class; "" if it has a mask.
-        mask: the file of its mask.
+        mask: the file of its mask; Path() if it has a class.
         location: the row that lists the file ("a.csv, line 7"); "" if no table lists it.
-        site: the site that owns it; "" if there is only one.
+        site: the name of its site; "" if there are no sites.
         part: train, val or test; "" if unknown.
         group: its group, such as a patient; files of one group are never split between parts.
     """
@@ -74,7 +75,7 @@ def dataset_from_files(
             and test part.
         source: the name of the data source, for messages.
         classes: the names of the classes in the order of their numbers; () for files with masks.
-        silo: in silo mode, the site that owns the files.
+        silo: the silo that owns the files; None: no silos.
         test_fraction: the fraction of each class at each site that is held out as the test part if the files are not
             assigned to parts, with the same files for every seed.
         split_column: the column of the CSV file that contains the part of each file.
@@ -124,8 +125,8 @@ def read_csv_rows(path: Path, columns: Mapping[str, str], delimiter: str = ",") 
     """Yield the location ("a.csv, line 7") and the cells of each row of a CSV file, without surrounding spaces.
 
     Args:
-        columns: the names of the columns, by option of the config; the cells are returned under the same keys.
-        delimiter: the separator of the cells.
+        columns: a dict from option of the config to column name; the cells of a row are a dict with the same keys.
+        delimiter: the character that separates the cells.
 
     Raises:
         UserError: the file cannot be read, or a column or a value is missing; the message contains the line.
@@ -152,9 +153,9 @@ def list_files_in_table(
         root: the folder `data.root`.
         path: the CSV file, relative to root.
         folder: the folder of the listed files, relative to root.
-        columns: the names of the columns, by option of the config. The first column contains the files; the other
-            options are label_column or mask_column, site_column, split_column and group_column.
-        delimiter: the separator of the cells.
+        columns: a dict from option of the config to column name (None: no such column). The first entry is the column
+            of the files; the others are label_column or mask_column, site_column, split_column and group_column.
+        delimiter: the character that separates the cells.
         silo: the name of the silo; None: no silos.
     """
     if silo is not None and not columns["site_column"]:
@@ -206,14 +207,14 @@ def find_part_folders(folder: Path) -> list[tuple[str, Path]]:
 
 
 def find_site_folders(source: str, root: Path, path: str, sites: bool, silo: str | None) -> dict[str, Path]:
-    """Return the folder of each site by name.
+    """Return a dict from the name of each site to its folder.
 
     Args:
         source: the name of the data source, for messages.
         root: the folder `data.root`.
         path: the folder of the data set, relative to root.
         sites: whether each subfolder is a site; otherwise the result is {"": root/path}.
-        silo: in silo mode, the only site to return.
+        silo: the only site to return; None: no silos.
     """
     folder = root / path
     if not os.path.isdir(folder):
@@ -238,11 +239,12 @@ def find_site_folders(source: str, root: Path, path: str, sites: bool, silo: str
 
 @dataclass(frozen=True)
 class PairPatterns:
-    """The patterns of the names of images and masks in the folder of a site.
+    """File patterns for the images and masks in the folder of a site.
 
     Attributes:
-        image, mask: file patterns with one *, which stands for the name that an image and its mask share.
-        endings: the file name extensions that are accepted if a pattern has no extension.
+        image, mask: the two patterns, each with one *, which stands for the name that an image and its mask share.
+        endings: file name extensions. A pattern that ends with none of them matches files with any of them. If empty,
+            patterns are used as they are.
     """
 
     image: str
@@ -280,7 +282,7 @@ class PairPatterns:
         return [LabelledFile(images[name], mask=masks[name], part=part, site=site) for name in sort_naturally(images)]
 
     def _match_files(self, folder: Path, pattern: str, but: Collection[Path] = ()) -> dict[str, Path]:
-        """Return the files that match a pattern, except those in `but`, by the name that * stands for."""
+        """Return the files that match a pattern, keyed by the name that * stands for; files in `but` are left out."""
         any_ending = bool(self.endings) and Path(pattern.replace("*", "x")).suffix.lower() not in self.endings
         prefix, suffix = pattern.split("*")
         files: dict[str, Path] = {}

@@ -164,7 +164,7 @@ def _detect_kind(x: Any, y: Any, location: str) -> SampleKind:
 def _convert_user(kind: SampleKind, x: list[Any], y: list[Any], location: str) -> tuple[Any, np.ndarray]:
     """Convert x and y of a user to arrays.
 
-    Strings in x, each followed by its character in y, become code points (n, L + 1); texts and file names stay lists.
+    Strings in x with the next character in y become code points (n, L + 1). Texts and file names remain lists.
     """
     if kind == "characters":
         if any(not isinstance(c, str) or len(c) != 1 or not isinstance(s, str) for s, c in zip(x, y, strict=True)):
@@ -217,7 +217,7 @@ def _list_arrays(train: UserSamples, test: UserSamples, folder: Path) -> tuple[l
 
 
 def _stack_numbers(train: UserSamples, test: UserSamples, folder: Path) -> list[Tensor | LazyImages]:
-    """Concatenate the samples of each part; images with 256 grey levels are stored as bytes."""
+    """Concatenate the samples of all users in each part; images with 256 grey levels are stored as bytes."""
     arrays_by_part = _list_arrays(train, test, folder)
     size = arrays_by_part[0][0].shape[1:]
     shape = (1, 28, 28) if size == (FEMNIST_PIXELS,) else size or (1,)
@@ -242,7 +242,7 @@ def _list_image_files(folder: Path, part: str, users: UserSamples, y: Tensor) ->
 
 
 def _next_character_dataset(train: UserSamples, test: UserSamples, alphabet: str | None, folder: Path) -> Dataset:
-    """Return a data set for the task next_symbol: the last of each row's code points (n, L + 1) is the target."""
+    """Return a data set for the task next_symbol: the last code point of each row, (n, L + 1), is its target."""
     rows, test_rows = map(np.concatenate, _list_arrays(train, test, folder))
     characters, test_characters = ({chr(code) for code in np.unique(part)} for part in (rows, test_rows))
     if alphabet is not None:

@@ -62,15 +62,15 @@ def npz(
 
     path: the file, relative to data.root; for silos it may contain {site}, which is replaced by the name of the silo.
     Without path, the name of the silo is the file name.
-    classes: the number of classes, by default the largest label + 1; for targets of several numbers the number of the
-    model's outputs.
+    classes: the number of classes, by default the largest label + 1; if a target consists of several numbers, the
+    number of the model's outputs.
     test_fraction: without test_x, the fraction of each class that is held out as the test part, with the same rows for
     every seed; default 0.2.
     mean: subtracted from x, one number per channel.
     std: x is then divided by it, one number per channel.
     axes: the axes of x, such as NCHW, NHWC, NDHW (volumes with one channel) or NDHWC. By default the channels are the
     first or the last axis of a sample if exactly one of these has 1 or 3 entries; other shapes are errors.
-    pixel_range: [low, high], the values that become 0 and 1; or file: the smallest and the largest value of each row.
+    pixel_range: [low, high], the values that become 0 and 1; file uses the smallest and largest value of each row.
     """
     name = resolve_file_name("npz", site, path)
     file = find_file(root, (name,), "npz", "correct data.root, or data.path (data.silos in silo mode)")
@@ -116,7 +116,7 @@ class ArrayPreparation(Preparation):
 
     Attributes:
         row: the shape of one sample in the array.
-        uint8: whether the training array is uint8; new arrays must be uint8 if and only if it is.
+        uint8: whether the training array is uint8; this must also hold, or not hold, for new arrays.
         options: the order of the axes, the scaling and the normalisation.
         class_names: the names of the classes; () if they have none.
     """
@@ -167,7 +167,8 @@ def dataset_from_arrays(
         options: the order of the axes, the scaling and the normalisation.
         classes: the number of classes or outputs; None: derived from y.
         test_fraction: the fraction of test samples if there is no test part.
-        by_site: draw this fraction of each class at each site, instead of each class of the whole data set.
+        by_site: whether this fraction of each class at each site is drawn; if false, of each class of the whole data
+            set.
     """
     parts = {}
     for prefix in PART_PREFIXES:
@@ -229,7 +230,8 @@ def dataset_from_parts(
         classes: the number of classes or of the model's outputs; None: the largest label + 1, or 1 for real numbers.
         test_fraction: the fraction of each class that is held out as the test part if there is none.
         preparation: the conversion of new rows to inputs.
-        by_site: draw this fraction of each class at each site, instead of each class of the whole data set.
+        by_site: whether this fraction of each class at each site is drawn; if false, of each class of the whole data
+            set.
     """
     fraction = resolve_test_fraction(test_fraction, str(file) if "test_" in parts else "")
     for prefix, part in parts.items():
@@ -264,7 +266,7 @@ def dataset_from_parts(
 
 
 def _describe_sample_format(part: ArrayPart) -> str:
-    """Return the shape and type of one sample and one target as a string; they must be equal in all parts."""
+    """Return as a string the shape and type of a sample and of a target, which must be equal in all parts."""
     x = part.x.stored if isinstance(part.x, LazyImages) else part.x
     formats = [f"{tuple(each.shape[1:])} {str(each.dtype).removeprefix('torch.')}" for each in (x, part.y)]
     return " and ".join(formats)

@@ -139,7 +139,7 @@ class VolumePreparation(Preparation):
         return NewRows({"file": np.array(names, dtype=object)}, torch.stack(volumes))
 
     def _list_files(self, request: PredictionRequest) -> tuple[list[Path], list[str]]:
-        """Return the files of a request, and the names under which their predictions are returned."""
+        """Return the files of a request, and the name of each file in the table of predictions."""
         takes = "a NIfTI file, a folder of them, or a list of files"
         if isinstance(request.rows, Sequence) and not isinstance(request.rows, str):
             return to_paths(request.rows, takes), [str(file) for file in request.rows]
@@ -201,7 +201,7 @@ def _load_image(pair: LabelledFile) -> tuple[Tensor, tuple[float, ...], Any]:
 
 
 def _open_volume(pair: LabelledFile, file: Path) -> tuple[Any, Any, np.ndarray]:
-    """Return a NIfTI image as stored, the same image with its axes in RAS+ order, and the array of its values."""
+    """Return a NIfTI image as stored, the same image with its axes in RAS+ order, and the values of the latter."""
     import nibabel  # imported here, because that takes a third of a second
 
     try:

@@ -46,7 +46,7 @@ def get_ignored_target() -> float | str | None:
 
 
 def missing_targets_allowed() -> bool:
-    """Return whether targets may be missing, which is the case if `task.ignore` is "nan"; they are stored as NaN."""
+    """Return whether targets may be missing: if `task.ignore` is "nan", missing targets are stored as NaN."""
     return get_ignored_target() == "nan"
 
 
@@ -93,7 +93,7 @@ def check_finite(x: Tensor, name: str, location: Path | str, nan: bool = False) 
     Args:
         name: the name of the array, for the message.
         location: the file of the array, for the message.
-        nan: allow NaN.
+        nan: whether NaN is allowed.
     """
     is_good = ~torch.isinf(x) if nan else torch.isfinite(x)
     if not bool(is_good.all()):
@@ -185,7 +185,8 @@ def concat_sites(sites: Sequence[Dataset], names: Sequence[str], global_test_x: 
     """Concatenate the data sets of several sites into one that contains the site of each row.
 
     Args:
-        global_test_x: the inputs of the global test set, if they differ from those of the sites.
+        global_test_x: the inputs of the global test set if they differ from the test inputs of the sites, such as by
+            their standardisation; None: they are the same.
     """
     groups = [d.group for d in sites if d.group is not None]
     offsets = np.cumsum([0, *(int(group.max()) + 1 for group in groups)]).tolist()
@@ -206,7 +207,7 @@ def concat_sites(sites: Sequence[Dataset], names: Sequence[str], global_test_x: 
 
 # ---- files that hold samples by client ----
 def to_uint8_if_exact(x: np.ndarray) -> np.ndarray:
-    """Convert pixels x = v / 255 to the bytes v, which take less memory; return x unchanged if that is not exact.
+    """Convert pixels x = v / 255 to the bytes v, which take less memory; return x unchanged if it has other values.
 
     Bytes are divided by 255 when a batch is read.
     """
@@ -239,7 +240,7 @@ def with_clients_as_sites(
         data: the samples of all clients.
         names: the names of all clients.
         owner, test_owner: (n,) the client of each training row and of each test row, as an index into `names`.
-        shared_test: the test part is common to all clients, and test_owner is ignored.
+        shared_test: whether the test part is common to all clients; if so, test_owner is ignored.
     """
     training_clients, test_clients = np.unique(owner), np.unique(test_owner)
     site_of_client = np.full(len(names), NO_SITE)

@@ -61,7 +61,7 @@ def text(
     for unknown characters if test parts contain any.
     min_chars: authors with fewer characters are left out.
     test_fraction: the fraction of each author's text, taken from its end, that is held out as the test part.
-    delimiter: the separator of the cells of a CSV file.
+    delimiter: the character that separates the cells of a CSV file.
     """
     name = resolve_file_name("text", site, path)
     file = root / name
@@ -193,7 +193,7 @@ class TextPreparation(Preparation):
         return self.alphabet
 
     def read(self, request: PredictionRequest) -> NewRows:
-        """Cut each text into windows as in training, and add a window that ends with the text.
+        """Cut each text into windows as in training, and add a last window that ends at the end of the text.
 
         The character after the last window is unknown, so this window has no targets and counts in no metric.
         """
@@ -228,7 +228,7 @@ def to_code_points(text: str) -> np.ndarray:
 
 
 def encode_characters(codes: np.ndarray, alphabet: Sequence[str]) -> Tensor:
-    """Return the index in the alphabet of each code point (...), int64.
+    """Convert code points (...) to their indices in the alphabet, (...) int64.
 
     Unknown characters are mapped to the index of UNKNOWN_CHARACTER, or to 0 if the alphabet does not contain it.
     """
@@ -240,12 +240,12 @@ def encode_characters(codes: np.ndarray, alphabet: Sequence[str]) -> Tensor:
 
 
 def check_characters(text: str, alphabet: Sequence[str], location: str, reason: str = "") -> None:
-    """Raise UserError if a character of a text is not in the alphabet, or occurs in the alphabet twice.
+    """Raise UserError if a text contains a character that is not in the alphabet, or the alphabet lists one twice.
 
     Args:
         alphabet: the characters in the order of their numbers.
         location: the file, line or author of the text, for the message.
-        reason: why the character is an error; "": it is not in data.alphabet.
+        reason: why such a character is an error, for the message; "": it is not in data.alphabet.
     """
     duplicate = next((symbol for k, symbol in enumerate(alphabet) if symbol in alphabet[:k]), None)
     if duplicate is not None:

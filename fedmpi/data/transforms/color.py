@@ -29,7 +29,7 @@ NORMALISATION_CONSTANTS = {  # mean and standard deviation of pixels in 0..1, by
 
 @dataclass(frozen=True)
 class Normalize(Transform):
-    """Normalise training and test images by channel, (v - mean) / std, instead of the data source."""
+    """Normalise training and test images by channel, (v - mean) / std; replaces the data source's normalisation."""
 
     main_option = "dataset"
     input_stage = "unit"

@@ -64,12 +64,12 @@ def csv_images(
     split_column: the column with train, val or test; val is added to the training part.
     group_column: the column with groups, such as patients, whose images are never split between the training part, the
     test part and the rows that data.validation holds out.
-    delimiter: the separator of the cells.
+    delimiter: the character that separates the cells.
     size: images are scaled and centre-cropped to size x size; without it all images must have the same size.
     channels: 3 for colour, 1 for grey.
     mean: subtracted from the pixels, which are in 0..1; one number, or one per channel.
     std: the pixels are then divided by it; one number, or one per channel.
-    pixel_range: [low, high], the values that become 0 and 1; or file: the smallest and the largest value of each file.
+    pixel_range: [low, high], the values that become 0 and 1; file uses the smallest and largest value of each file.
     It is required for images with more than 8 bits per pixel.
     class_names: the classes in the order of their numbers; by default the labels in natural order (1, 2, 10). Required
     in silo mode, because a class may be missing in the table of a site.
@@ -120,7 +120,7 @@ def image_folder(
     channels: 3 for colour, 1 for grey.
     mean: subtracted from the pixels, which are in 0..1; one number, or one per channel.
     std: the pixels are then divided by it; one number, or one per channel.
-    pixel_range: [low, high], the values that become 0 and 1; or file: the smallest and the largest value of each file.
+    pixel_range: [low, high], the values that become 0 and 1; file uses the smallest and largest value of each file.
     It is required for images with more than 8 bits per pixel.
     class_names: the classes in the order of their numbers; by default the names of the folders in natural order (1, 2,
     10). Required in silo mode, because the numbers of the classes would differ between sites if one had no images of a
@@ -179,7 +179,7 @@ def list_images_by_class(
         site: the site to which they belong.
 
     Raises:
-        UserError: a folder is not one of the classes, or contains no image.
+        UserError: a subfolder is not one of the classes, or no class has an image.
     """
     unknown = [name for name in list_subfolders(folder) if name not in names]
     if unknown:
@@ -204,8 +204,8 @@ def list_images_by_class(
 def make_class_reader(names: Sequence[str], decoding: DecodeOptions, *columns: str) -> ReadSite:
     """Return the function that reads labelled images of one site into a data set.
 
-    names: the classes in the order of their numbers; decoding: how images are decoded; columns: the remaining fields of
-    ImagePreparation, which describe a CSV file.
+    names: the classes in the order of their numbers; decoding: how images are decoded; columns: the last fields of
+    ImagePreparation, from `image_column` on, if a CSV file lists the images.
     """
     number = {name: k for k, name in enumerate(names)}
 
@@ -239,7 +239,7 @@ def _check_labels(samples: Sequence[LabelledFile], names: Sequence[str], label_c
     Args:
         samples: the images with their classes.
         label_column: the column with the classes, for messages.
-        explicit: whether the config defines the classes; then they may look like missing values.
+        explicit: whether the config defines the classes; if so, they may look like missing values.
     """
     if len(names) == 1:
         problem = f"column {label_column!r} contains only one class, {names[0]!r}"

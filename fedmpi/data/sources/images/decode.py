@@ -96,7 +96,7 @@ def decode_image(file: Path | bytes, options: DecodeOptions) -> np.ndarray:
 
 
 def read_image_shape(file: Path, options: DecodeOptions) -> tuple[int, ...]:
-    """Return the shape (C, H, W) that `decode_image` returns, read from the header only; raise the same errors."""
+    """Return the shape (C, H, W) of the result of `decode_image`, read from the header; raise the same errors."""
     if file.suffix == ".npy":
         return decode_image(file, options).shape
     with _open_image(file) as image:
@@ -106,7 +106,7 @@ def read_image_shape(file: Path, options: DecodeOptions) -> tuple[int, ...]:
 
 
 def _open_image(file: Path | bytes) -> Image.Image:
-    """Open an image with PIL, which decodes it later."""
+    """Open an image with PIL, which decodes its pixels only when they are used."""
     return Image.open(io.BytesIO(file) if isinstance(file, bytes) else file)
 
 

@@ -68,7 +68,7 @@ def image_mask(
     site_column: the column with the site of each row.
     split_column: the column with train, val (added to the training part) or test.
     group_column: the column with groups, such as patients, whose rows are never split between parts.
-    delimiter: the separator of the cells.
+    delimiter: the character that separates the cells.
     classes: the number of classes if masks contain class numbers, with 0 for the background.
     mask_values: if masks contain other values, the value of each class, such as [0, 255]. Values that are neither a
     class nor task.ignore are errors.
@@ -77,7 +77,7 @@ def image_mask(
     channels: 3 for colour, 1 for grey.
     mean: subtracted from the pixels, which are in 0..1; one number, or one per channel.
     std: the pixels are then divided by it; one number, or one per channel.
-    pixel_range: [low, high], the values that become 0 and 1; or file: the smallest and the largest value of each file.
+    pixel_range: [low, high], the values that become 0 and 1; file uses the smallest and largest value of each file.
     It is required for images with more than 8 bits per pixel.
     test_fraction: without a test part, the fraction of each site's pairs that is held out as the test part, with the
     same pairs for every seed; default 0.2.
@@ -126,8 +126,8 @@ def _read_masks(pairs: Sequence[LabelledFile], decoding: DecodeOptions, numbers:
 def _read_mask(pair: LabelledFile) -> np.ndarray:
     """Read a mask file, and return its values (H, W).
 
-    For an image with a palette the values are palette indices; of several equal channels the first is returned. Raises
-    UserError if the file cannot be read, or does not contain one value per pixel.
+    For an image with a palette, the values are palette indices. If the file has several channels, they must be equal,
+    and the first one is returned. Raises UserError if the file cannot be read, or has several values per pixel.
     """
     try:
         if pair.mask.suffix == ".npy":

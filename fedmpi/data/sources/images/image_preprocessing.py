@@ -26,7 +26,7 @@ ACCEPTED_INPUTS = "an image, a folder of images, a CSV file that lists images, o
 
 @dataclass(frozen=True)
 class ImagePreparation(Preparation):
-    """The conversion of image files to inputs of a model: images are decoded, and normalised when a batch is read.
+    """The conversion of image files to inputs of a model: decoding, and normalisation when a batch is read.
 
     Attributes:
         decoding: size, channels and normalisation.
@@ -49,7 +49,7 @@ class ImagePreparation(Preparation):
     kind: ClassVar[str] = "images"
 
     def normalize(self, images: np.ndarray | Stream) -> LazyImages:
-        """Wrap decoded images (n, C, H, W), uint8 or float32 in 0..1, to be normalised when they are read."""
+        """Convert images (n, C, H, W), uint8 or float32 in 0..1, to LazyImages, which are normalised when read."""
         return make_lazy_images(images, self.decoding.mean, self.decoding.std, self.channels)
 
     def read(self, request: PredictionRequest) -> NewRows:
@@ -79,7 +79,12 @@ class ImagePreparation(Preparation):
         return NewRows(ids, x, y, why_no_targets=reason, has_target=torch.tensor(known))
 
     def _list_files(self, request: PredictionRequest) -> tuple[dict[str, Any], list[Path], list[str], list[str]]:
-        """Return columns that identify the images, their files, labels ([] if unknown), and the rows that list them."""
+        """List the images of a request.
+
+        Returns:
+            Columns that identify the images, their files, their labels ([] if unknown), and the location of the row
+            that lists each of them ("" without a table).
+        """
         if isinstance(request.rows, Sequence) and not isinstance(request.rows, str):
             files = to_paths(request.rows, ACCEPTED_INPUTS)
             return _identify_files(files, files)
@@ -102,7 +107,7 @@ class ImagePreparation(Preparation):
     def _list_files_in_table(
         self, table: Table, ids: Sequence[str]
     ) -> tuple[dict[str, Any], list[Path], list[str], list[str]]:
-        """Return the result of `_list_files` for images that a table lists; `ids` are the columns to copy."""
+        """Return the result of `_list_files` for images that a table lists. ids: further columns that identify them."""
         names = decode_cells(table.column(self.image_column, "image_column"))
         rows = [table.row_location(row) for row in range(len(table))]
         folder, files = table.path.parent, []
@@ -134,7 +139,7 @@ def _identify_files(
 def preparation_for_arrays(
     images: np.ndarray | Stream, mean: Sequence[float], std: Sequence[float], channels: int
 ) -> ImagePreparation | None:
-    """Return the preparation of new image files for a public data set; None if its samples are not images.
+    """Return a preparation with which new image files match a public data set; None if its samples are not images.
 
     Args:
         images: the images of the data set, (n, C, H, W). New images are scaled to their size if it is square.

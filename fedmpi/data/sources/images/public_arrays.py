@@ -36,11 +36,12 @@ else:
 
 
 def _find_files(name: str, root: Path, download: bool, only: str = "") -> tuple[list[Path], str]:
-    """Return the files of a data set, and the remedy for a missing or damaged file.
+    """Return the files of a data set, and the remedy for a missing or damaged file, for messages.
 
     Args:
         name: the data set's name in the catalogue.
         root: the folder `data.root`.
+        download: whether missing files are downloaded.
         only: return only files whose path contains this string.
     """
     remedy = fetch_or_advise(name, root, download)
@@ -50,7 +51,7 @@ def _find_files(name: str, root: Path, download: bool, only: str = "") -> tuple[
 
 @contextmanager
 def _convert_read_errors(path: Path, remedy: str) -> Iterator[None]:
-    """Convert any error that occurs while a file is read to a UserError with the file and the remedy."""
+    """Raise UserError, with the file and the remedy, for any error in this context, in which the file is read."""
     try:
         yield
     except Exception as error:
@@ -71,7 +72,7 @@ def image_dataset(
     """Return a data set of images that are normalised when a batch is read.
 
     Args:
-        train, test: images (n, C, H, W) uint8 and labels of the two parts.
+        train, test: the images, (n, C, H, W) uint8, and the labels of each part.
         mean, std: the values by which pixels in 0..1 are normalised, one number or one per channel.
         channels: the number of channels of the inputs; a single stored channel is repeated.
     """

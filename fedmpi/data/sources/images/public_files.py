@@ -30,9 +30,9 @@ HAM_SOURCES = ("vidir_molemax", "vidir_modern", "rosendahl", "vienna_dias")
 
 
 def _find_folder(root: Path, source: str, part: int, remedy: str) -> Path:
-    """Return the folder of a part of a data set; raise MissingDataError if there is none.
+    """Return a folder of a data set; raise MissingDataError if there is none.
 
-    source: the data set's name in the catalogue; part: the index of the part.
+    source: the data set's name in the catalogue; part: the index of the folder in the list of its parts there.
     """
     candidates = [root / path for path in CATALOGUE[source].parts[part].paths]
     folder = next((path for path in candidates if path.is_dir()), None)
@@ -250,7 +250,7 @@ def _read_ssl_fl(
         labels[fields[0]] = allowed[fields[1]]
 
     def list_samples(path: str, part: str) -> list[LabelledFile]:
-        """Return the distinct files of a list, in the order of their first lines."""
+        """Return the files that a list names, each once, in the order of the list."""
         samples: dict[str, LabelledFile] = {}
         for location, (name, *_) in read_lines(path):
             if name not in labels:

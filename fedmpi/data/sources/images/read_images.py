@@ -29,7 +29,7 @@ def decode_images(
     batch needs it.
 
     Args:
-        files: images, .npy files (see `decode`), or the bytes of images.
+        files: image files or .npy files (see `decode_image`), or the bytes of images.
         options: the options for decoding.
         rows: the row that lists each image ("a.csv, line 7"), for messages; "" if there is none. Required for bytes,
             which have no file name.
@@ -79,7 +79,7 @@ def decode_images(
 def _decode_all(
     decode_one: Callable[[int], np.ndarray], out: np.ndarray, indices: Sequence[int] | np.ndarray, block: int
 ) -> np.ndarray:
-    """Decode the images with these indices into `out`, `block` images per task, and return it."""
+    """Decode the images with these indices into `out` in several threads, `block` images per task; return `out`."""
 
     def decode_to(position: int) -> None:
         out[position] = decode_one(int(indices[position]))
@@ -110,7 +110,7 @@ class DecodedFiles(DiskSource):
     def __init__(self, files: Sequence[Path], decode: Callable[[int], np.ndarray], first: np.ndarray) -> None:
         """Store the files.
 
-        decode: returns the image with a given index; first: the first image, which sets the shape and type of all.
+        decode: returns the image with a given index; first: the first image, whose shape and type all must have.
         """
         self.files, self.decode = files, decode
         self.shape, self.dtype = (len(files), *first.shape), first.dtype
@@ -121,7 +121,7 @@ class DecodedFiles(DiskSource):
         return _decode_all(self.decode, out, rows, max(-(-len(rows) // MAX_THREADS), 1))
 
     def fingerprint(self, rows: np.ndarray) -> Iterator[bytes]:
-        """Yield names and sizes of the files, which ranks compare; decoding them would take as long as an epoch."""
+        """Yield the name and size of each file, not its pixels: decoding all files would take as long as an epoch."""
         for row in rows:
             file = self.files[row]
             yield f"{file.name} {file.stat().st_size}\n".encode()

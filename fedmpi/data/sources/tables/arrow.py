@@ -48,7 +48,7 @@ def read_arrow_streams(paths: Sequence[Path]) -> Any:
 
 
 def convert_cells(column: Any) -> np.ndarray:
-    """Convert a column of an Arrow table to (n,) float64 with NaN for nulls, or to (n,) strings with "" for nulls.
+    """Convert a column of an Arrow table to float64, (n,), with NaN for nulls, or to strings, (n,), with "" for nulls.
 
     Dates, decimal numbers, lists and other types are converted by Python's `str`.
     """
@@ -73,7 +73,7 @@ def convert_inputs(column: Any, name: str, path: Path) -> Any:
     """Convert a column of an Arrow table to inputs of a model.
 
     Args:
-        name: its name, for messages.
+        name: the name of the column, for messages.
         path: the folder of the data set, for messages and for paths of images.
 
     Returns:

@@ -33,13 +33,13 @@ class Table:
     """A table of named columns, with the line number of each row for messages.
 
     Attributes:
-        columns: the columns, (n,) float64 with NaN for missing values, or strings as in the file (`read_csv_columns`).
+        columns: each column by name, as float64 (n,) with NaN for missing values, or as strings or bytes (n,) as in the
+            file (`read_csv_columns`).
         row_numbers: (n,) the position of each row in the file.
         row_unit: what `row_numbers` counts: "line" or "row".
         decimal: the decimal mark of numbers.
-        valid_words: by column, words that are not missing values although they look like missing values, such as
-            "none".
-        missing_words: additional words that are missing values, by column, or under "" for all columns.
+        valid_words: by column, words that look like missing values, such as "none", but are not.
+        missing_words: by column, additional words that are missing values; the key "" applies to all columns.
     """
 
     path: Path
@@ -85,7 +85,7 @@ class Table:
         return {*self.missing_words.get("", ()), *self.missing_words.get(name, ())} - {*self.valid_words.get(name, ())}
 
     def _is_missing_cell(self, cell: str, name: str, missing: Collection[str]) -> bool:
-        """Return whether a cell is a missing value; `missing` is the result of `_missing_words_of` for its column."""
+        """Return whether a cell of column `name` is a missing value; missing: the result of `_missing_words_of`."""
         word = cell.strip()
         is_usual = word.casefold() in MISSING_WORDS and word not in self.valid_words.get(name, ())
         return is_usual or (bool(missing) and self._normalize_cell(cell) in missing)
@@ -96,7 +96,7 @@ class Table:
         Args:
             name: the column.
             key: the option that names the column, for messages.
-            truth: convert words such as True and no to 1 and 0.
+            truth: whether words such as True and no are converted to 1 and 0.
 
         Raises:
             UserError: a cell is not a finite number; the message names the first one.
@@ -151,7 +151,7 @@ class Table:
         return np.array([number.get(word, 0) for word in words], dtype=np.int64), names
 
     def _normalize_cell(self, cell: str) -> str:
-        """Return `normalize_word` of a cell, whose numbers are written with this table's decimal mark."""
+        """Return `normalize_word` of a cell, after converting this table's decimal mark to a point."""
         number = cell.translate(SWAP_MARKS) if self.decimal == "," else cell
         return normalize_word(number if is_number(number) else cell)
 
@@ -225,7 +225,7 @@ def table_from_memory(rows: Any, decimal: str = ".") -> Table:
 
 
 def _convert_passed_column(values: Any, name: str, decimal: str) -> np.ndarray:
-    """Convert a column to (n,) float64, or to strings with this decimal mark and with "" for None and NaN."""
+    """Convert a column to float64, (n,), or to strings, (n,), with this decimal mark, and with "" for None and NaN."""
     array = np.asarray(values)
     if array.ndim != 1:
         raise UserError(f"rows: column {name!r} has the shape {array.shape}; must contain one value per row")
@@ -331,6 +331,6 @@ def _read_number_targets(rows: Table, label: Sequence[str], outputs: int) -> Tab
 
 
 def _are_quantities(words: np.ndarray) -> bool:
-    """Return whether labels are quantities instead of classes: most are numbers, and some of these are not integers."""
+    """Return whether labels are quantities, not classes: most of them are numbers, and some are not integers."""
     numeric = [word for word in words if QUANTITY.fullmatch(word)]
     return 2 * len(numeric) > len(words) and not all(map(WHOLE_NUMBER.fullmatch, numeric))

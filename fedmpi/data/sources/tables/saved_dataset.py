@@ -60,7 +60,7 @@ def saved_dataset(
     channels: 3 for colour, 1 for grey images.
     mean: subtracted from the inputs (images: from pixels in 0..1), one number per channel.
     std: the inputs are then divided by it, one number per channel.
-    pixel_range: [low, high], the values that become 0 and 1; or file: the smallest and the largest value of each image.
+    pixel_range: [low, high], the values that become 0 and 1; file uses the smallest and largest value of each image.
     It is required for images with more than 8 bits per pixel.
     axes: the axes of lists nested three or four times (Array3D, Array4D), such as NHWC. By default the channels are the
     first or the last axis of a sample if exactly one of these has 1 or 3 entries; other shapes are errors.
@@ -111,7 +111,8 @@ def _convert_numbers(
 ) -> tuple[Any, Preparation | None]:
     """Convert the samples of all splits, and return them with their preparation.
 
-    parts: the samples of each split; options: the conversion, None for symbols; labels: the labels, for messages.
+    parts: the samples of each split; options: how they are converted, None for symbols; labels: the labels of all
+    splits, for messages.
     """
     folder = labels.path
     if any(part.shape[1:] != parts[0].shape[1:] for part in parts):

@@ -27,7 +27,7 @@ class FeatureColumn:
 
     Attributes:
         values: the words of a categorical column, which is one-hot encoded; None: the column contains numbers.
-        closed: whether other words are errors; otherwise they are encoded as zeros.
+        closed: whether words that are not in `values` are errors; otherwise they are encoded as zeros.
     """
 
     name: str
@@ -62,7 +62,7 @@ class TablePreparation(Preparation):
         missing: what happens to rows with missing values: refuse, impute or drop (see `table`).
         site_column, delimiter, decimal: options of the source `table`.
         zero_is_gap: columns of numbers in which 0 is a missing value.
-        missing_values: additional words that are missing values, by column, or under "" for all columns.
+        missing_values: by column, additional words that are missing values; the key "" applies to all columns.
     """
 
     columns: tuple[FeatureColumn, ...]
@@ -97,7 +97,7 @@ class TablePreparation(Preparation):
     def to_inputs(self, rows: Table, owner: np.ndarray) -> Tensor:
         """Convert rows to inputs (n, f) float32.
 
-        Missing values that are neither filled nor standardised stay NaN.
+        Missing numbers that are not filled become 0 by standardisation; without it, they remain NaN.
 
         Args:
             rows: the table.
@@ -268,7 +268,7 @@ def fit_preparation(
 
 
 def _fill_value(cells: np.ndarray) -> float | str | None:
-    """Return the median of numbers or the most frequent word (in a tie the alphabetically first); None if empty."""
+    """Return the median of numbers, or the most frequent word (if tied, the alphabetically first); None if empty."""
     if cells.dtype != object:
         numbers = cells[~np.isnan(cells)]
         return float(np.median(numbers)) if len(numbers) else None
@@ -286,10 +286,10 @@ def _compute_moments(
     """Return the means and standard deviations of columns over parts of the rows.
 
     Args:
-        preparation: fills missing values.
+        preparation: fills missing values before the moments are computed.
         owner: (n,) the index of each row's site.
         numeric: the indices of the columns of numbers.
-        parts: for each part, whether it contains each row, (n,) bool.
+        parts: the parts, each as a mask over the rows, (n,) bool.
 
     Returns:
         (parts, 2, columns), with the mean and the standard deviation on the second axis.
@@ -309,9 +309,10 @@ def standardise_columns(x: np.ndarray, mean: Any, deviation: Any) -> np.ndarray:
 
 
 def compute_column_moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the means (f,) of x (n, f) without NaN, and the standard deviations (f,) with NaN replaced by the mean.
+    """Return the mean and the standard deviation of each column of x (n, f), (f,) each.
 
-    Both are 0 for a column without values; the standard deviation is exactly 0 for a constant column.
+    Means ignore NaN; for standard deviations NaN is replaced by the mean. Both are 0 for a column
+    without values; the standard deviation is exactly 0 for a constant column.
     """
     gaps = np.isnan(x)
     number = len(x) - gaps.sum(0)

@@ -90,7 +90,7 @@ def table(
     missing_values: additional values that count as missing, such as [-9, unknown]; a mapping lists them by column.
     standardise: whether numbers are standardised with the mean and standard deviation of the training part of their own
     site (site), of all sites (pooled), or not at all (none).
-    delimiter: the separator of the cells of a CSV file.
+    delimiter: the character that separates the cells of a CSV file.
     decimal: the decimal mark of numbers.
     """
     for key, value in {"site_column": site_column, "standardise": standardise}.items():
@@ -174,7 +174,7 @@ def _select_features(
     Args:
         features: data.features; None: all columns that are neither in `drop` nor in `keys`.
         drop: data.drop.
-        keys: for the label, site, split and group columns, the option that names the column.
+        keys: a dict from label, site, split or group column to the option that names it.
     """
     for name, key in {**dict.fromkeys(drop, "drop"), **keys}.items():
         rows.column(name, key)
@@ -220,7 +220,7 @@ def _drop_incomplete_rows(rows: Table, keys: Mapping[str, str], missing: str) ->
     """Return the table without incomplete rows if `missing` is drop; otherwise check that missing values can be filled.
 
     Args:
-        keys: for each column that is read, the option that names it.
+        keys: a dict from each column that is read to the option that names it.
         missing: refuse, impute or drop.
 
     Raises:
