@@ -1,8 +1,8 @@
 """Gradient harmonization: removal of conflicts between updates, computed from their Gram matrix.
 
-Two updates are in conflict if their inner product is negative. G (m, d) contains the m updates. Each modified update
-g_i is represented by its coefficients, row i of C (m, m), so that g = C G. With K = G G' (m, m), all inner products are
-entries of P = C K C', and no vector of size d is computed.
+Two updates are in conflict if their inner product is negative. G (m, d) contains the m updates as rows. The modified
+updates g_i are represented by their coefficients: they are the rows of C G, where row i of C (m, m) belongs to g_i.
+With K = G G' (m, m), all inner products are entries of P = C K C', and no vector of size d is computed.
 """
 
 import torch
@@ -14,7 +14,8 @@ CODE_EPS = 1e-7  # added to squared lengths, as in the code of FedLD's authors
 def harmonize_pairs(K: Tensor, p: Tensor) -> Tensor:
     """Return the coefficients of the weighted mean of the updates after conflicts between pairs are removed (FedGH).
 
-    For all i < j in order, with the current values a = g_i and b = g_j:   if <a, b> < 0,
+    At first, g_i is the update of client i. Then, for all i < j in order, with the current values a = g_i and b = g_j:
+    if <a, b> < 0,
 
         g_i <- a - (<a, b> / ||b||^2) b,        g_j <- b - (<a, b> / ||a||^2) a
 

@@ -47,11 +47,11 @@ def principal(
 
     Args:
         keep: fraction of the m principal directions that is kept.
-        scope: whether the directions are computed for the whole model (model) or for each tensor separately (tensor).
-        correction: which vector is rescaled to the length of the client's update: the weighted sum of the update's
-            projections on the directions (text), or each projection (axis).
-        share: with correction: axis, the weights of the directions: their eigenvalues divided by the sum (sum) or by
-            the Euclidean norm (l2) of the eigenvalues.
+        scope: model: the directions are computed for the whole model; tensor: for each tensor separately.
+        correction: which vector is rescaled to the length of the client's update. text: the weighted sum of the
+            update's projections on the directions; axis: each projection.
+        share: the weights of the directions with correction: axis. sum: their eigenvalues divided by the sum of the
+            eigenvalues; l2: divided by the Euclidean norm of the eigenvalues.
     """
     if share == "sum" and correction == "text":
         raise UserError(
@@ -78,7 +78,7 @@ def median(updates: Uploads, server: Server) -> Tensor:
 
 
 def trimmed_mean(updates: Uploads, server: Server, trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.1) -> Tensor:
-    """Coordinate-wise mean without the floor(trim m) smallest and largest values, with equal weights (Yin 2018).
+    """Coordinate-wise mean without the smallest and largest floor(trim m) values, with equal weights (Yin 2018).
 
     Args:
         trim: fraction of the m values that is left out at each end.
@@ -133,11 +133,11 @@ def principal_coefficients(
                omega_l = lam_l / ||lam_1..L||_2 (share="l2"), or lam_l / sum_z lam_z (share="sum")
 
     The aggregate is sum_i p_i g_i' = G c. `text`, and `axis` with l2, keep all lengths: ||g_i'|| = ||g_i||. `axis` with
-    `sum` reduces lengths, for ten orthogonal updates to 0.28 of their values. `text` depends only on the subspace of
-    the kept directions: equal eigenvalues are no problem, and the result is continuous in the updates unless lam_L and
-    lam_L+1 cross. `axis` uses only the signs of projections. No vector of size d is computed here. A projection that is
-    zero up to rounding (cosine <= 1e-9) contributes nothing, and neither does an update whose projections are all zero.
-    If all updates are zero, the coefficients are zero; nan gives nan.
+    `sum` reduces lengths, for example to 0.28 of their values for ten orthogonal updates. `text` depends only on the
+    subspace of the kept directions: equal eigenvalues are no problem, and the result is continuous in the updates
+    unless lam_L and lam_L+1 cross. `axis` uses only the signs of projections. No vector of size d is computed here. A
+    projection that is zero up to rounding (cosine <= 1e-9) contributes nothing, and neither does an update whose
+    projections are all zero. If all updates are zero, the coefficients are zero; nan gives nan.
 
     Args:
         K: (m, m), the Gram matrix of the updates.

@@ -21,7 +21,7 @@ from torch import Tensor
 
 
 class ServerOptimizer:
-    """A server optimiser. Checkpoints store its moments, `state` (slots, d); sgd has no slots."""
+    """A server optimiser. Its moments are `state` (slots, d), which checkpoints store; sgd has no slots."""
 
     def __init__(
         self,

@@ -3,10 +3,10 @@
     K_ij = <u_i, u_j>          cos_ij = K_ij / (||u_i|| ||u_j||)          K = E diag(lambda) E'
 
 u_i is the update of client i (the part that is sent in the round), and D the direction of the server step. The norms
-are known in every round. K is known if the server's rule computes it; otherwise it is computed only on request. K
-determines the cosines, the fraction of pairs in conflict (cos < 0), and the spectrum: if lambda_1 / sum lambda
-is near 1, all updates lie along one line; if all lambda are equal, the updates have equal norms and are orthogonal to
-each other.
+are known in every round. K is known if the server's rule computes it; otherwise it is computed only with
+record.updates: gram. K determines the cosines, the fraction of pairs in conflict (cos < 0), and the spectrum: if
+lambda_1 / sum lambda is near 1, all updates lie along one line; if all lambda are equal, the updates have equal norms
+and are orthogonal to each other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedmpi.method.context import Span, Uploads
 
 
 class RecordingUploads(Uploads):
-    """Uploads that store the Gram matrix of dw if a rule computes it."""
+    """A wrapper of uploads that stores the Gram matrix of dw if a rule computes it."""
 
     def __init__(self, updates: Uploads) -> None:
         """Wrap the uploads of a round."""
@@ -56,7 +56,8 @@ def compute_update_stats(
     Args:
         norms: client -> ||u_i||, for all clients that sent an update.
         direction: the direction D of the server step, (s,).
-        compute_gram: whether to compute the Gram matrix if the rule has not, and the cosines of updates with D.
+        compute_gram: whether to compute the Gram matrix K if the rule has not computed it, and the cosines of updates
+            with D.
 
     Returns:
         A dict with `clients` (the clients whose updates are aggregated, ascending), `norms` (the norms of these

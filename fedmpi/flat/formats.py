@@ -6,8 +6,8 @@
     int8   1 byte per entry and 4 per block of BLOCK entries:   q = round(x / a),   a = max |x| / 127 in the block
 
 All formats round to nearest (ties to even) and use no random numbers, so the bytes are a function of the values.
-Encoding decoded values again does not change them. A value that is nan or infinite stays so in the 16-bit formats; in
-int8 its whole block becomes nan.
+Decoded values remain the same if they are encoded and decoded again. A value that is nan or infinite remains so in the
+16-bit formats; in int8, its whole block becomes nan.
 
 Dettmers. 8-Bit Approximations for Parallelism in Deep Learning. ICLR 2016. https://arxiv.org/abs/1511.04561
 """
@@ -113,7 +113,7 @@ class Int8(Format):
 class RowCodec:
     """Encodes the rows of a packing, (size,) of type `dtype`, as messages of `nbytes` bytes, and decodes them.
 
-    [all other slots, unchanged | encoded slot | encoded slot | ...]      uint8
+    Layout of a message:   [all other slots, unchanged | encoded slot | encoded slot | ...]      uint8
     """
 
     def __init__(self, packing: Packing, coded: Mapping[str, Format], dtype: torch.dtype) -> None:
@@ -172,7 +172,10 @@ def _split_into_blocks(x: Tensor) -> list[Tensor]:
 
 
 def _block_scales(largest: Tensor) -> Tensor:
-    """Return the scales a = max |x| / 127 of blocks, (blocks,) float32, rounded up to 17 bits; 0 below MIN_SCALE."""
+    """Return the scales a = max |x| / 127 of blocks, (blocks,) float32, from `largest`, the values of max |x|.
+
+    Scales are rounded up to 17 bits; a scale below MIN_SCALE becomes 0.
+    """
     scale = largest / 127
     mask = (1 << ZEROED_BITS) - 1
     rounded_up = ((scale.view(torch.int32) + mask) & ~mask).view(torch.float32)

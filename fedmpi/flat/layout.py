@@ -56,11 +56,11 @@ class Layout:
         return {s.group for s in self.segments}
 
     def select(self, groups: Collection[str]) -> Selection:
-        """Select the entries of the vector that belong to these layout groups."""
+        """Return the selection of the vector's entries that belong to these layout groups."""
         return self.select_segments([s for s in self.segments if s.group in groups])
 
     def select_segments(self, segments: Iterable[Segment]) -> Selection:
-        """Select the entries of the vector that belong to these segments, given in ascending order."""
+        """Return the selection of the vector's entries that belong to these segments, given in ascending order."""
         return Selection(self.size, merge_spans((s.start, s.stop) for s in segments))
 
     def sub_layout(self, groups: Collection[str]) -> Layout:
@@ -76,7 +76,7 @@ class Layout:
         return {s.name: s.view(flat) for s in self.segments}
 
     def sha256(self, flat: Tensor) -> str:
-        """Return the SHA-256 of all values: tensor by tensor in state_dict order, row-major, little-endian."""
+        """Return the SHA-256 of all values of `flat`: tensor by tensor in state_dict order, row-major, little-endian."""
         digest, flat = hashlib.sha256(), flat.detach().cpu()  # one copy instead of one for each tensor
         for s in self.segments:
             values = s.view(flat).contiguous()
@@ -85,7 +85,7 @@ class Layout:
 
 
 def merge_spans(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Merge adjacent spans and drop empty ones; spans are (first, end), in ascending order.
+    """Merge adjacent spans and drop empty ones; spans are pairs (first, end), in ascending order.
 
     >>> merge_spans([(0, 2), (2, 5), (5, 5), (7, 8)])
     [(0, 5), (7, 8)]

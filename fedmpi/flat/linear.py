@@ -48,8 +48,8 @@ Result = TypeVar("Result")
 def chunk_size(on_gpu: bool, rows: int = 1) -> int:
     """Return the number of columns of a chunk.
 
-    On a GPU, chunks of many rows have fewer columns; sizes are powers of two, so that each size divides all larger
-    ones.
+    On a GPU, chunks have fewer columns if there are many rows. Sizes are powers of two, so that each size divides all
+    larger ones.
     """
     if not on_gpu:
         return CHUNK
@@ -57,7 +57,7 @@ def chunk_size(on_gpu: bool, rows: int = 1) -> int:
 
 
 def scratch_bytes(rows: int, columns: int, on_gpu: bool) -> int:
-    """Return the bytes that all threads together need for float64 copies of chunks when `rows` rows are summed."""
+    """Return the bytes that all threads together need for float64 copies of chunks, if `rows` rows are summed."""
     size = chunk_size(on_gpu, rows)
     return 8 * _num_threads(-(-columns // size), on_gpu) * rows * min(columns, size)
 
@@ -66,8 +66,9 @@ def chunk_spans(x: Tensor, a: int, b: int) -> list[tuple[int, int]]:
     """Divide the columns a to b at multiples of the chunk size; return (first, end) of each part.
 
     Args:
-        x: determines the chunk size: the rows (m, n) of which chunks are copied in float64 (on a GPU, chunks are
-            smaller if m is large), otherwise any vector on the same device.
+        x: the tensor that determines the chunk size. If chunks of rows (m, n) are copied to float64, it must be these
+            rows, because on a GPU chunks are smaller if m is large. Otherwise it may be any vector on the device of the
+            computation.
         a: the first column.
         b: the column after the last one.
     """
@@ -80,7 +81,7 @@ def sum_dtype(width: int, dtype: torch.dtype) -> torch.dtype:
     """Return the type in which vectors with `width` entries of type `dtype` are summed.
 
     This is float64 for up to MAX_FLOAT64_WIDTH entries. Longer vectors are summed in their own type, or in float32 if
-    it is a half type.
+    that is a 16-bit type.
     """
     return torch.float64 if width <= MAX_FLOAT64_WIDTH else torch.promote_types(dtype, torch.float32)
 
@@ -175,8 +176,8 @@ def _join_consecutive(spans: Sequence[tuple[int, int]], group_size: int) -> list
 def gram_by_block(rows: Tensor, start: int = 0, width: int | None = None) -> Tensor:
     """Return the Gram matrices K_ij = <rows_i, rows_j> of all blocks of columns.
 
-    For wide rows on a CPU, little more than the lower triangle is computed: each group of rows is multiplied only by
-    the rows up to the end of the group.
+    For wide rows on a CPU, little more than the lower triangle of K is computed: each group of rows is multiplied only
+    by the rows up to the end of the group.
 
     Args:
         rows: (m, n), the vectors or some of their columns.
@@ -248,7 +249,7 @@ def block_norms(rows: Tensor) -> Tensor:
 
 
 def row_norms(parts: Tensor) -> Tensor:
-    """Combine the norms of blocks (blocks, m) into the norms of rows (m,), even if their squares would overflow."""
+    """Combine the norms of blocks, (blocks, m), into the norms of rows, (m,), without overflow of their squares."""
     if not len(parts):
         return parts.new_zeros(parts.shape[1:])
     largest = parts.amax(0)
@@ -257,7 +258,9 @@ def row_norms(parts: Tensor) -> Tensor:
 
 
 def trimmed_mean(rows: Tensor, trim: float) -> Tensor:
-    """Return the mean of each column of rows (m, n) without its floor(trim m) smallest and largest values: (n,).
+    """Return the means (n,) of the columns of rows (m, n) without the smallest and largest values of each column.
+
+    In each column, the floor(trim m) smallest and as many largest values are left out.
 
     With `trim` near 1/2 this is the coordinate-wise median (for even m the mean of the two middle values).
     Yin, Chen, Ramchandran, Bartlett. Byzantine-Robust Distributed Learning. ICML 2018. https://arxiv.org/abs/1803.01498
@@ -327,7 +330,7 @@ def sum_blocks(parts: Tensor) -> Tensor:
 
 
 def _halve_repeatedly(m: int) -> list[tuple[int, int]]:
-    """Halve the range (0, m), then halve the second half, and so on; return all parts.
+    """Halve the range (0, m), then its second half, and so on; return all parts, which cover the range.
 
     >>> _halve_repeatedly(12)
     [(0, 6), (6, 9), (9, 11), (11, 12)]
@@ -341,7 +344,7 @@ def _halve_repeatedly(m: int) -> list[tuple[int, int]]:
 def parallel_map(
     work: Callable[[tuple[int, int]], Result], spans: Sequence[tuple[int, int]], x: Tensor
 ) -> Iterator[Result]:
-    """Apply `work` to all spans on all CPU cores that this process may use; return the results in order."""
+    """Apply `work` to all spans, using all CPU cores that this process may use; return the results in order."""
     threads = _num_threads(len(spans), x.is_cuda)
     if threads == 1:
         return iter([work(span) for span in spans])
@@ -351,7 +354,7 @@ def parallel_map(
 
 
 def _columns_at_once(rows: Tensor, copies: int = 1) -> int:
-    """Return how many columns fit, as `copies` float64 copies, into the CPU's cache or the GPU's scratch memory."""
+    """Return the number of columns of which `copies` float64 copies fit into the cache, or a GPU's scratch memory."""
     copies *= max(len(rows), 1)
     return chunk_size(True, copies) if rows.is_cuda else max(12 * CHUNK // copies // 64 * 64, 64)
 

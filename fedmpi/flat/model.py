@@ -5,8 +5,8 @@
 Loading a client's weights is one operation, and so is sending an update; a server rule gets a matrix of such rows.
 Convolution weights may be stored in the vector as O,H,W,I blocks, which channels-last kernels read in place; the
 state_dict keeps its names, order and row-major shapes.
-Frozen parameters (requires_grad is False in the given module) and non-persistent buffers are not part of the vectors;
-their values are the same on every rank and must not change (engine/hook_checks.py checks this).
+Frozen parameters (those with requires_grad False in the given module) and non-persistent buffers are not part of the
+vectors; their values are the same on every rank and must not change (engine/hook_checks.py checks this).
 Float buffers (batch statistics) form a second vector `b`. Integer buffers (counters of batches) are not sent; each
 client starts every round with their initial values.
 """
@@ -137,7 +137,7 @@ class FlatModel:
         return self._g
 
     def add_gradient(self, g: Tensor) -> None:
-        """Add a flat gradient (d,) to the .grad of the trainable parameters."""
+        """Add a flat gradient (d,) to the gradients in .grad of the trainable parameters."""
         for s, p in self.segment_parameters:
             if p.requires_grad:
                 p.grad = s.view(g).clone() if p.grad is None else p.grad.add_(s.view(g))
@@ -173,7 +173,7 @@ class FlatModel:
 
     @contextmanager
     def train_only(self, groups: Collection[str]) -> Iterator[list[nn.Parameter]]:
-        """Context manager: freeze all layout groups but these within the block; yield the trainable parameters."""
+        """Context manager: freeze all layout groups except `groups`, and yield the parameters that remain trainable."""
         others = [
             p
             for s, p in self.segment_parameters

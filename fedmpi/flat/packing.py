@@ -24,7 +24,7 @@ class Packing:
         self.size = offset
 
     def views(self, rows: Tensor) -> Views:
-        """Return views of all slots of a row (size,) or of rows (m, size), with shapes (*shape) or (m, *shape)."""
+        """Return views of all slots of a row (size,) or of rows (m, size); they have shapes (*shape) or (m, *shape)."""
         return Views({}, self.spans, partial(self.view, rows))
 
     def view(self, rows: Tensor, name: str) -> Tensor:

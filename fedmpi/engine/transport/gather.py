@@ -36,12 +36,13 @@ MAX_UNSENT_BYTES = 1 << 30  # limit for the rows that a rank has written but not
 class ChunkPlan:
     """The division of upload rows into messages.
 
-    Small slots, which come first in a row, are sent to rank 0 together. Slots with more columns than one block
-    (flat/linear.py) are sent in pieces, or are divided among all ranks in whole blocks of columns.
+    A slot is large if it has more columns than one block (flat/linear.py), otherwise small. Small slots come first in a
+    row, and are sent to rank 0 together. Large slots are sent in pieces, or are divided among all ranks in whole blocks
+    of columns.
     """
 
     def __init__(self, packing: Packing, *, split: bool = True) -> None:
-        """Divide the rows of a packing; if `split` is false, all slots are treated as small."""
+        """Plan the division of rows with this packing; if `split` is false, all slots are treated as small."""
         self.packing, self.block = packing, linear.BLOCK
         spans = packing.spans.items()
         # slot -> its first entry, and its number of columns
@@ -53,7 +54,7 @@ class ChunkPlan:
         return row[: self.small.size]
 
     def pieces(self) -> Iterator[tuple[str, int, int]]:
-        """Yield (slot, a, b) for each message with columns of a large slot; the message contains the columns a to b."""
+        """Yield (slot, a, b) for each message that contains part of a large slot, namely the slot's columns a to b."""
         for name, (_, n) in self.large.items():
             size = max(min(PIECE_ENTRIES, n // MIN_PIECES) // self.block, 1) * self.block
             for a in range(0, n, size):
@@ -78,7 +79,7 @@ class ChunkPlan:
 
 @dataclass
 class BufferPool:
-    """Named memory for messages, which is reused in each round."""
+    """Named buffers for messages, whose memory is reused in each round."""
 
     like: Tensor  # a tensor with the type and device of messages
     pin_memory: bool = False  # whether to pin memory for uploads: clients train on a GPU, and messages are on the CPU
@@ -87,12 +88,12 @@ class BufferPool:
     def get(
         self, name: str, count: int, size: int, dtype: torch.dtype | None = None, *, for_uploads: bool = False
     ) -> Tensor:
-        """Return memory (count, size); a call with the same name may return the same memory.
+        """Return a buffer (count, size); later calls with the same name may return the same memory.
 
         Args:
             dtype: the type of the entries; by default the type of messages.
-            for_uploads: whether the memory is for upload rows of this rank's clients; it may then be pinned, because a
-                GPU copies faster to pinned memory.
+            for_uploads: whether the buffer is for upload rows of this rank's clients. Its memory may then be pinned,
+                because a GPU copies faster to pinned memory.
         """
         tensor, dtype, n = self.tensors.get(name), dtype or self.like.dtype, count * size
         if tensor is None or tensor.dtype != dtype or len(tensor) < n:
@@ -106,7 +107,7 @@ class BufferPool:
 
 @dataclass
 class GatherContext:
-    """The inputs of a round's gather on one rank: the clients, their ranks, the layout of uploads, and memory."""
+    """The inputs of a round's gather on one rank: the clients, their ranks, the layout of uploads, and buffers."""
 
     comm: Communicator
     t: int
@@ -122,7 +123,7 @@ class GatherContext:
         self.message_info = self.t, tuple(self.upload.packing.shapes)  # description of the messages for the audit log
 
     def encoded_buffers(self, count: int) -> Tensor:
-        """Return memory (count, bytes) for `count` encoded uploads, or an empty tensor if uploads are not encoded."""
+        """Return a buffer (count, bytes) for `count` encoded uploads, or an empty tensor if uploads are not encoded."""
         codec, buffers = self.upload.codec, self.buffers
         return buffers.get("packed", count, codec.num_entries).view(torch.uint8) if codec else buffers.like[:0]
 
@@ -162,9 +163,9 @@ class GatheredUploads:
         return Uploads(clients, n, p, self.small)
 
     def mean_train_loss(self, p: Tensor) -> dict[str, float]:
-        """Return {"train_loss": mean weighted by p (m,)} over the clients that made steps; {} if no client did.
+        """Return {"train_loss": the mean training loss of the clients that made steps}; {} if no client made steps.
 
-        The weights of these clients are rescaled to sum to one.
+        The mean is weighted by p (m,); the weights of these clients are rescaled so that they sum to one.
         """
         losses, steps = self.small._loss.double().cpu(), (self.small._flag != NO_STEPS).cpu()
         if not steps.any():
@@ -176,7 +177,7 @@ class GatheredUploads:
 
 
 class PartialUploads(Uploads, ABC):
-    """The uploads that hooks see if rank 0 stores only small slots; subclasses give access to large slots."""
+    """The uploads as hooks see them if rank 0 stores only small slots; subclasses give access to large slots."""
 
     def __init__(self, clients: Sequence[int], n: Tensor, p: Tensor, gathered: GatheredUploads) -> None:
         """Wrap gathered uploads; n and p (m,) are the sample counts and weights of the clients."""
@@ -201,7 +202,7 @@ def compact_rows(rows: Tensor, indices: Sequence[int]) -> Tensor:
 
 
 class SendBuffer:
-    """Memory for the rows of a rank's clients; the memory of a row is reused once the row has been sent."""
+    """A buffer for the upload rows of a rank's clients; the place of a row is reused once the row has been sent."""
 
     def __init__(
         self, context: GatherContext, max_bytes: int | None = MAX_UNSENT_BYTES, rows: Tensor | None = None
@@ -209,9 +210,10 @@ class SendBuffer:
         """Allocate the buffer.
 
         Args:
-            max_bytes: the largest size of the buffer, which holds at least one row; None: memory for all clients of
-                this rank.
-            rows: existing memory for the rows of the whole cohort; if given, it is used and none is allocated.
+            max_bytes: the largest size of the buffer, which always holds at least one row; None: it holds the rows of
+                all clients of this rank.
+            rows: an existing buffer for the rows of the whole cohort, which is used instead of a new one; None: a
+                buffer is allocated.
         """
         self.context, clients = context, context.own_clients if rows is None else context.cohort
         self.row_index = {client: i for i, client in enumerate(clients)}
@@ -224,16 +226,16 @@ class SendBuffer:
         self.posted: dict[int, Posted] = {}  # index of a row in `rows` -> its message
 
     def slot_index(self, client: int) -> int:
-        """Return the index of the row in `rows` that a client uses."""
+        """Return the index in `rows` of the place for a client's row."""
         return self.row_index[client] % len(self.rows)
 
     def acquire_row(self, client: int) -> Tensor:
-        """Return memory for a client's row, after waiting until the previous row in this memory has been sent."""
+        """Return the place for a client's row, after waiting until the previous row in this place has been sent."""
         self._wait(self.slot_index(client))
         return self.current_row(client)
 
     def acquire_adjacent_rows(self, clients: Sequence[int]) -> Tensor | None:
-        """Return memory for the rows of n clients as one tensor (n, row) if it is contiguous; otherwise None."""
+        """Return the places for the rows of n clients as one tensor (n, row) if they are adjacent; otherwise None."""
         indices = [self.slot_index(client) for client in clients]
         for place in indices:
             self._wait(place)
@@ -241,7 +243,7 @@ class SendBuffer:
         return self.rows[first : first + len(indices)] if indices == [*range(first, first + len(indices))] else None
 
     def current_row(self, client: int) -> Tensor:
-        """Return the memory that `acquire_row` returned for a client."""
+        """Return the place that `acquire_row` returned for a client's row."""
         return self.rows[self.slot_index(client)]
 
     def encode_message(self, client: int) -> Tensor:
@@ -272,17 +274,17 @@ class UploadGather(ABC):
     """The gather of a round's uploads, on one rank."""
 
     def __init__(self, context: GatherContext, send_buffer: SendBuffer) -> None:
-        """Create the gather; `send_buffer` is the memory for the rows of this rank's clients."""
+        """Create the gather; `send_buffer` holds the rows of this rank's clients until they are sent."""
         self.context, self.comm, self.chunks, self.row_index = context, context.comm, context.chunks, context.row_index
         self.send_buffer = send_buffer
         self._acknowledged: Posted = []
 
     def acquire_row(self, client: int) -> Tensor:
-        """Return memory for a client's upload, after waiting until the previous upload in this memory has been sent."""
+        """Return the place for a client's upload, after waiting until the previous upload there has been sent."""
         return self.send_buffer.acquire_row(client)
 
     def acquire_adjacent_rows(self, clients: Sequence[int]) -> Tensor | None:
-        """Return memory for the uploads of n clients as one tensor (n, row) if they are contiguous; otherwise None."""
+        """Return the places for uploads of n clients as one tensor (n, row) if they are adjacent; otherwise None."""
         return self.send_buffer.acquire_adjacent_rows(clients)
 
     @abstractmethod
@@ -307,9 +309,9 @@ class UploadGather(ABC):
     def acknowledge_broadcast(self) -> None:
         """Confirm to rank 0 that the broadcast has arrived, on ranks without clients in this round.
 
-        Without the confirmation, such a rank could miss a whole round and could not return to the start of the current
-        round, while other ranks would delete checkpoints that contain the states of its clients. The bytes are not
-        counted as traffic, because measured times determine which ranks have no clients.
+        Without the confirmation, such a rank could miss a whole round. It could then not return to the start of the
+        current round, and other ranks would delete checkpoints that contain the states of its clients. The bytes are
+        not counted as traffic: which ranks have no clients depends on measured times, and so would the count.
         """
         comm, context = self.comm, self.context
         idle = sorted(set(comm.alive) - {0, *context.placement.values()})
@@ -323,10 +325,10 @@ class UploadGather(ABC):
 
 
 class RowGather(UploadGather):
-    """Gathers complete rows in the memory of rank 0."""
+    """Gathers complete rows on rank 0."""
 
     def __init__(self, context: GatherContext) -> None:
-        """Start to receive rows (rank 0), or allocate memory for sending them."""
+        """Start to receive rows (rank 0), or allocate a buffer for sending them (other ranks)."""
         cohort, placement, own = context.cohort, context.placement, bool(context.own_clients)
         self.receiving: dict[int, Posted] = {}
         if context.comm.rank:

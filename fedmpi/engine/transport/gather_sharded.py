@@ -34,7 +34,7 @@ END, KEEP_ROWS, COMBINE, GRAM, PRODUCTS, TRIMMED, NORMS, FETCH = range(8)
 
 
 class ShardQuery(NamedTuple):
-    """A kind of request: how a holder computes its answer from its columns and the numbers in the request."""
+    """A kind of request: how a holder computes its answer from its columns and the numeric arguments of the request."""
 
     # arguments: rows (m, b - a), a, number of columns of the slot, numbers
     answer: Callable[[Tensor, int, int, Tensor], Tensor]
@@ -57,7 +57,7 @@ class ColumnShard:
     """The columns of large slots that one holder stores; it answers requests of rank 0 about these columns."""
 
     def __init__(self, context: GatherContext) -> None:
-        """Allocate memory for the columns of this rank."""
+        """Allocate buffers for the columns of this rank."""
         self.context, self.chunks, self.holders = context, context.chunks, context.comm.alive
         self.number, self.m = self.holders.index(context.comm.rank), len(context.cohort)
         self.names = list(self.chunks.large)
@@ -67,11 +67,11 @@ class ColumnShard:
             self.rows[name] = context.buffers.get(f"shard {name}", self.m, b - a)
 
     def row_buffers(self, i: int) -> list[Tensor]:
-        """Return the memory for this holder's columns of row i, one tensor per large slot."""
+        """Return the buffers for this holder's columns of row i, one tensor per large slot."""
         return [rows[i] for rows in self.rows.values() if rows.shape[1]]
 
     def local_span(self, holder: int, name: str, span: Span) -> Span:
-        """Return those columns of a span that a holder stores."""
+        """Return the part (a, b) of a span of columns that a holder stores."""
         a, b = self.chunks.holder_span(name, holder, len(self.holders))
         return max(a, span[0]), max(max(a, span[0]), min(b, span[1]))
 
@@ -88,7 +88,7 @@ class ColumnShard:
         return SHARD_QUERIES[request_kind].answer(rows, a, width, numbers)
 
     def answer_buffer(self, request_kind: int, holder: int, name: str, span: Span) -> Tensor:
-        """Return memory for a holder's part of the answer to a request, on the communicator's device."""
+        """Return a buffer for a holder's part of the answer to a request, on the communicator's device."""
         (a, b), block, axes_per_block = (
             self.local_span(holder, name, span),
             self.chunks.block,
@@ -100,7 +100,7 @@ class ColumnShard:
         return self.number_buffer(blocks * self.m**axes_per_block).view(blocks, *[self.m] * axes_per_block)
 
     def number_buffer(self, count: int, *, entries: bool = False) -> Tensor:
-        """Return memory for `count` numbers in float64, or in the type of rows if `entries` is true."""
+        """Return a buffer for `count` numbers: of the rows' type if `entries` is true, otherwise float64."""
         kind = self.context.buffers.like.dtype if entries else torch.float64
         return torch.empty(count, dtype=kind, device=self.context.comm.device)
 
@@ -111,7 +111,7 @@ class ColumnShard:
 
 
 class ShardedGather(UploadGather):
-    """Gathers columns of large slots at their holders, which are all living ranks, even if they do not train."""
+    """Gathers columns of large slots at their holders: all ranks that are alive, even if they do not train."""
 
     def __init__(self, context: GatherContext) -> None:
         """Start to receive the columns that this rank stores; rank 0 also receives the small slots."""
@@ -206,9 +206,9 @@ class GatheredShards(GatheredUploads):
     def _request_messages(
         self, request_kind: int, slot_number: int, span: Span, numbers: Sequence[Tensor]
     ) -> list[Message]:
-        """Return the messages of a request to all other holders.
+        """Return the messages that send a request to all other holders.
 
-        A request is (kind, slot, a, b, count of numbers), followed by the numbers.
+        A request is (kind, slot number, a, b, count), followed by `count` numeric arguments in a second message.
         """
         messages: list[Message] = []
         for rank, x in zip(self.shard.holders, numbers, strict=True):
@@ -218,7 +218,7 @@ class GatheredShards(GatheredUploads):
         return messages
 
     def _send_command(self, request_kind: int, numbers: Sequence[float] = ()) -> None:
-        """Send a request that has no answer to all other holders."""
+        """Send all other holders a request that they do not answer."""
         values = torch.tensor(numbers, dtype=torch.float64)
         self.comm.exchange(self._request_messages(request_kind, 0, (0, 0), [values] * len(self.shard.holders)), [])
 
@@ -239,7 +239,7 @@ class GatheredShards(GatheredUploads):
 
 
 class ShardedUploads(PartialUploads):
-    """The uploads that hooks see: large slots by queries to their holders, small slots from the memory of rank 0."""
+    """The uploads as hooks see them: large slots are read by queries to their holders, small slots are on rank 0."""
 
     def __init__(self, clients: Sequence[int], n: Tensor, p: Tensor, gathered: GatheredShards) -> None:
         """Wrap gathered uploads; n and p (m,) are the sample counts and weights of the clients."""

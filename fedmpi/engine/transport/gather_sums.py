@@ -48,10 +48,15 @@ MAX_ENTRY = 2.0**12  # Bound on entries. Weights sum to one, so sums have the sa
 
 
 class GatheredSums(GatheredUploads):
-    """Small slots of all rows; of large slots only weighted sums of rows, and norms of blocks of each row."""
+    """The small slots of all rows; for large slots, only weighted sums of rows and the norms of blocks of each row."""
 
     def __init__(self, context: GatherContext, means: Means, p: Tensor) -> None:
-        """Allocate the sums of a round; `p` (m,) are the weights of the cohort."""
+        """Allocate buffers for the sums of a round.
+
+        Args:
+            means: slot -> the kinds of weights, p or uniform, with which its means are read; p if a slot is missing.
+            p: (m,), the weights of the cohort.
+        """
         self.context, m = context, len(context.cohort)
         super().__init__(context.buffers.get("heads", m, context.chunks.small.size), context.chunks)
         self.weights = {"p": p, "uniform": torch.full((m,), 1 / m, dtype=torch.float64)}
@@ -63,7 +68,12 @@ class GatheredSums(GatheredUploads):
         self.norm_parts: dict[str, list[list[Tensor]]] = {name: [[] for _ in range(m)] for name in self.chunks.large}
 
     def make_sum(self, name: str, kind: str, n: int) -> linear.RunningSum:
-        """Allocate the weighted sum of a large slot with n columns; `kind` names the weights."""
+        """Allocate a buffer for a weighted sum of a large slot's rows.
+
+        Args:
+            kind: which weights the sum uses: p (those of the cohort) or uniform.
+            n: the number of columns of the slot.
+        """
         dtype, memory = self.context.buffers.like.dtype, self.context.buffers
         return linear.RunningSum(memory.get(f"sum {name} {kind}", 1, n, linear.sum_dtype(n, dtype))[0], dtype)
 
@@ -75,7 +85,8 @@ class GatheredSums(GatheredUploads):
         """Add columns of one row to the sums of a large slot; rows must be added in order.
 
         Args:
-            a: the first column.
+            a: the slot's column at which x begins.
+            x: the entries of row i in these columns.
         """
         for sum_, weights in self.sums_for_slot(name):
             sum_.add(x, weights[i], i == 0, a)
@@ -98,7 +109,7 @@ class GatheredSums(GatheredUploads):
 
 
 class SummedUploads(PartialUploads):
-    """The uploads that hooks see: means of large slots, and all rows of small slots."""
+    """The uploads as hooks see them: means of large slots, and all rows of small slots."""
 
     def __init__(self, clients: Sequence[int], n: Tensor, p: Tensor, sums: GatheredSums) -> None:
         """Wrap gathered sums; n and p (m,) are the sample counts and weights of the clients."""
@@ -186,7 +197,7 @@ class StreamingGather(UploadGather):
 
 
 class IntegerSum(linear.RunningSum):
-    """The sum of round(c_i x_i / UNIT), as int64 (n,); vectors may be added in any order."""
+    """The sum of round(c_i x_i / UNIT) over vectors x_i, as int64 (n,); the vectors may be added in any order."""
 
     def add(self, x: Tensor, c: float, first: bool = False, offset: int = 0) -> None:
         """Add c x to the sum; `first` is ignored, because the sum begins with zeros."""
@@ -209,7 +220,7 @@ class IntegerSum(linear.RunningSum):
 
 
 class GatheredIntegerSums(GatheredSums):
-    """Integer sums of one rank's rows (of all rows after the reduction); also small slots and norms."""
+    """Integer sums of one rank's rows, and after the reduction of all rows; also small slots and norms of rows."""
 
     def __init__(self, context: GatherContext, means: Means, p: Tensor) -> None:
         """Allocate the sums of a round; `p` (m,) are the weights of the cohort."""

@@ -49,12 +49,13 @@ class RoundTransport:
         *,
         acknowledges: bool = False,
     ) -> None:
-        """Allocate the memory for broadcasts.
+        """Allocate the buffers for broadcasts.
 
         Args:
             model: any tensor with the type and device of the clients' model.
-            gather_mode: how uploads are gathered: rows, sharded, streaming or reducing (see gather.py); rounds whose
-                uploads are not only averaged use rows in place of streaming and reducing.
+            gather_mode: how uploads are gathered: rows, sharded, streaming or reducing (see gather.py); in place of
+                streaming and reducing, `rows` is used in rounds in which the server reads more of the uploads than
+                means.
             acknowledges: whether ranks without clients in a round confirm to rank 0 that the broadcast has arrived, so
                 that no rank is more than one round behind.
         """
@@ -77,7 +78,7 @@ class RoundTransport:
         self.buffers = BufferPool(self.broadcast_row, pin_memory)
 
     def model_storage(self) -> tuple[Tensor, Tensor]:
-        """Return memory for the global w and b on rank 0, within the broadcast row if all their entries are sent."""
+        """Return buffers for the global w and b on rank 0: parts of the broadcast row if all entries are sent."""
         fields, messages = self.full_layout.packing.views(self.broadcast_row), self.messages
         w = fields._w if messages.shared.selects_all else self.broadcast_row.new_empty(messages.sizes["d"])
         b = fields._b if messages.shared_b.selects_all else self.broadcast_row.new_empty(messages.sizes["b"])
@@ -197,7 +198,7 @@ class TrafficCounter:
         self.latest_count: tuple[int, dict[str, int]] = -1, {}  # the latest round that was counted, and its numbers
 
     def count(self, t: int, cohort: Sequence[int]) -> dict[str, int]:
-        """Return up_parameters and down_parameters of round t, and record that its clients have the model.
+        """Return up_parameters and down_parameters of round t, and record that the cohort has received the model.
 
         A round that is repeated after a rank failure is counted once.
         """
