@@ -76,7 +76,7 @@ class Layout:
         return {s.name: s.view(flat) for s in self.segments}
 
     def sha256(self, flat: Tensor) -> str:
-        """Return the SHA-256 of all values of `flat`: tensor by tensor in state_dict order, row-major, little-endian."""
+        """Return the SHA-256 of all values: tensor by tensor in state_dict order, row-major, little-endian."""
         digest, flat = hashlib.sha256(), flat.detach().cpu()  # one copy instead of one for each tensor
         for s in self.segments:
             values = s.view(flat).contiguous()
