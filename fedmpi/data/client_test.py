@@ -54,7 +54,7 @@ def select_client_tests(
         client_test: the name of a rule from the module docstring.
         site_of_client: the site of each client, (N,); None if clients are not sites.
         seed: the seed of the run.
-        label_matrix: the classes of each client's s training shards, (N, s); None if the scheme is not `shards`.
+        label_matrix: the classes of each client's s training shards, (N, s); None without such shards.
 
     Raises:
         UserError: the rule cannot be applied to these data.

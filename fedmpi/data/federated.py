@@ -269,8 +269,9 @@ def hold_out_validation(data: FederatedData, share: float, seed: int) -> Federat
     """Move a random part of each client's training samples to validation.
 
     If rows belong to groups (`Dataset.group`), whole groups are moved: groups are drawn one after the other, and a
-    group is moved if this brings the number of moved samples closer to the requested one. If no group does, the
-    smallest one is moved. A client with a single group keeps all samples, with a warning.
+    group is moved if this brings the number of moved samples closer to the requested one. If this holds for no
+    group, the smallest one is moved. At least one group remains for training; a client with a single group therefore
+    keeps all samples, with a warning.
 
     In silo mode the label counts and validation sizes of clients on other ranks are zero, and their training sizes are
     unchanged.

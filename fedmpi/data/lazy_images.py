@@ -143,7 +143,7 @@ def make_lazy_images(
     """Return images that are normalised when they are read: (v / 255 - mean) / std, or (v - mean) / std for floats.
 
     Args:
-        images: (n, c, H, W) uint8, or float32 in 0..1.
+        images: (n, c, H, W), uint8 or float32 in 0..1.
         mean: mean of pixels in 0..1, one number or one per channel; None: 0.
         std: standard deviation of pixels in 0..1, one number or one per channel; None: 1.
         channels: the number of channels of the inputs; if c is 1, the stored channel is repeated. None: c.

@@ -23,7 +23,7 @@ COLUMNS_PER_COPY = 2  # number of columns that are copied at a time to compute m
 
 @dataclass(frozen=True)
 class FeatureColumn:
-    """A feature column.
+    """A column of the table that becomes one or several inputs.
 
     Attributes:
         values: the words of a categorical column, which is one-hot encoded; None: the column contains numbers.
