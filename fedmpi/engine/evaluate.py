@@ -69,8 +69,8 @@ def evaluate_model(
 ) -> Evaluation:
     """Evaluate the trainer's model on a shard, in evaluation mode.
 
-    The loss is the mean over samples (or over targets that are not ignored), unless the task defines a loss of the
-    whole split. All metrics of an empty shard are nan.
+    The loss is the mean over samples (or over targets that are not ignored), unless the task defines a loss for the
+    split as a whole. All metrics of an empty shard are nan.
 
     Args:
         batch_size: number of samples per forward pass.

@@ -16,7 +16,7 @@ from fedmpi.engine.evaluate import Evaluation, evaluate_model
 
 
 class Model(NamedTuple):
-    """Parameters w (d,) and float buffers b (b,) of a model, separate from the trainer's memory."""
+    """Parameters w (d,) and float buffers b (b,) of a model, as tensors that the trainer does not change."""
 
     w: Tensor
     b: Tensor

@@ -64,7 +64,7 @@ class LostRanks:
     rows: list[Row] = field(default_factory=list)
 
     def in_round(self, t: int) -> list[Row]:
-        """Return the rows of failures in round t."""
+        """Return the recorded failures in round t, as rows of faults.jsonl."""
         return [each for each in self.rows if each["round"] == t]
 
     def up_to_round(self, t: int) -> LostRanks:

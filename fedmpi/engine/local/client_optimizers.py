@@ -108,7 +108,7 @@ class OptimizerState:
         self.positions = {s.name: i for i, s in enumerate(layout.segments)}
 
     def to_slots(self) -> dict[str, Tensor]:
-        """Return the current values for the optimiser's slots in the state row."""
+        """Return the optimiser's current state as values of its slots in the client's state row."""
         return {MOMENTS_SLOT: self.rows, STEPS_SLOT: self.steps.to(self.rows.dtype)}
 
     def views(self, segments: Sequence[Segment]) -> Moments:

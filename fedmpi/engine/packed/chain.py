@@ -23,7 +23,12 @@ ClientIndex = slice | Tensor  # selects clients by their positions
 
 
 def uses_low_rank(shape: Sequence[int], samples: int) -> bool:
-    """Return whether low-rank weights need at most half of the operations of dense weights of shape (o, i)."""
+    """Return whether low-rank weights need at most half of the operations of dense weights.
+
+    Args:
+        shape: the shape of the weights, (o, i); for tensors of other dimensions the result is False.
+        samples: the number of samples that a client sees.
+    """
     return len(shape) == 2 and 2 * samples * sum(shape) <= shape[0] * shape[1]
 
 

@@ -80,6 +80,8 @@ class ColumnShard:
 
         Args:
             request_kind: the result that is requested, for example GRAM.
+            name: the large slot.
+            span: the columns (a, b) of the slot that are requested.
             numbers: the numeric arguments of the request for this holder's part of the span.
         """
         a, b = self.local_span(self.number, name, span)
