@@ -47,11 +47,11 @@ def principal(
 
     Args:
         keep: fraction of the m principal directions that is kept.
-        scope: model: the directions are computed for the whole model; tensor: for each tensor separately.
-        correction: which vector is rescaled to the length of the client's update. text: the weighted sum of the
-            update's projections on the directions; axis: each projection.
-        share: the weights of the directions with correction: axis. sum: their eigenvalues divided by the sum of the
-            eigenvalues; l2: divided by the Euclidean norm of the eigenvalues.
+        scope: whether the directions are computed for the whole model (model) or for each tensor separately (tensor).
+        correction: which vector is rescaled to the length of the client's update: the weighted sum of the update's
+            projections on the directions (text), or each projection (axis).
+        share: with correction: axis, the weights of the directions: their eigenvalues divided by the sum (sum) or by
+            the Euclidean norm (l2) of the eigenvalues.
     """
     if share == "sum" and correction == "text":
         raise UserError(
