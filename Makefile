@@ -50,7 +50,7 @@ check: setup  ## lint, docstrings, names, format, types, shell scripts, spelling
 	ruff format --check .
 	mypy
 	shellcheck launch/*.sh slurm/* tests/*.sh .ci/run .ci/setup
-	codespell --ignore-words-list alhpa,sav,somme,wite,alligned,autor,acuracy,lsit,shedule,toi --check-hidden --skip './.git,./.venv,./.*_cache,./runs,./data,./build'
+	codespell --ignore-words-list alhpa,gird,sav,somme,wite,alligned,autor,acuracy,lsit,shedule,toi --check-hidden --skip './.git,./.venv,./.*_cache,./runs,./data,./build'
 
 docs: .venv/.docs  ## the documentation as pages, in build/docs; LINKS=1: also whether what it links to answers
 	sphinx-build -q -W --keep-going docs build/docs
