@@ -132,7 +132,7 @@ return changed(train_x=table()[0].numpy())
 return changed(train_x=table()[0].double(), test_x=table()[0].double(), test_y=table()[1])
     train_x is torch.float64; must be float32
 return changed(train_x=table()[0].to_sparse())
-    train_x is of shape .*torch.sparse_coo, .*; must be a dense, detached tensor of real numbers on the CPU
+    train_x is .*torch.sparse_coo, .*; must be a dense, detached tensor of real numbers on the CPU
 return changed(train_y=table()[1][:-1])
     train_x has 40 rows, but there are 39 targets
 return changed(train_y=table()[1] - 1)
