@@ -343,7 +343,7 @@ def test_a_finished_run_can_be_resumed_with_more_rounds(tmp_path, wire):
 )
 def test_sites_can_only_be_added_at_the_end(now, fine):
     """Clients are numbered by the list, so a site would otherwise get the state of another one."""
-    with nullcontext() if fine else pytest.raises(UserError, match=r"add sites only at its end.* init\.from=runs/a/model"):
+    with nullcontext() if fine else pytest.raises(UserError, match=r"add sites only .* init\.from=runs/a/model"):
         checkpoints._check_sites_appended(Path("runs/a"), "['a', 'b']", now)
 
 
