@@ -143,7 +143,7 @@ class ExclusiveKeysSection(Section):
         values = {key: getattr(self, key) for key in self.exclusive_keys}
         if sum(value is not None for value in values.values()) != 1:
             current = ", ".join(f"{key}: {describe_value(value)}" for key, value in values.items())
-            raise ValueError(f"{current}; set exactly one of them, and the other to null")
+            raise ValueError(f"{current}; exactly one of them must be set, and the other must be null")
         return self
 
 

@@ -194,7 +194,9 @@ def _parse_override(key: str, value: str, origin: str) -> ConfigLayer:
         is_mark = len(value) == 1 and value in ",;:|-#&*!%@`?>'\"\t"
         tree = value if is_mark else parse_value(value, origin, key, value_layer)
     except UserError as error:
-        quoted = f"; if it is a text, put it in quotes: '{key}={json.dumps(value)}'" if value[:1] not in "[{" else ""
+        quoted = (
+            f"; to use this value as plain text, write '{key}={json.dumps(value)}'" if value[:1] not in "[{" else ""
+        )
         return ConfigLayer(problems=[f"{error}{quoted}"])
     override_at_key = nest_value(key, tree, origin)
     override = replace(value_layer, data=override_at_key.data, origins=override_at_key.origins | value_layer.origins)

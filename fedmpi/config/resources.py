@@ -27,8 +27,8 @@ def check_resources(settings: Settings, writes: bool = True) -> None:
     if threads > (available := count_usable_cores()):
         where = _key_location(settings, "compute.threads")
         raise UserError(
-            f"{where}: {threads} is not allowed; must be at most {available}, the cores of this process; lower it, or "
-            "give each rank more cores (mpirun --bind-to none, srun --cpus-per-task)"
+            f"{where}: {threads} is not allowed; must be at most {available}, the number of cores of this process; "
+            "lower it, or give each rank more cores (mpirun --bind-to none, srun --cpus-per-task)"
         )
     if writes:
         _check_output_directory(settings)

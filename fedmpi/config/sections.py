@@ -278,9 +278,10 @@ class ServerSettings(Section):
     @model_validator(mode="after")
     def _check(self) -> ServerSettings:
         if self.nesterov and (self.optim != "momentum" or not self.momentum):
+            wrong = f"server.optim is {self.optim}" if self.optim != "momentum" else "server.momentum is 0"
             raise ValueError(
-                "nesterov: true needs server.optim: momentum and server.momentum > 0, but server.optim is "
-                f"{self.optim} and server.momentum is {self.momentum:g}; set both, or server.nesterov: false"
+                f"nesterov: true needs server.optim: momentum and server.momentum > 0, but {wrong}; change it, or set "
+                "server.nesterov: false"
             )
         return self
 

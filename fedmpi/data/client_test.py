@@ -71,7 +71,9 @@ def select_client_tests(
         return np.full(len(counts), len(all_rows)), LazyClientMapping(len(counts), lambda k: all_rows)
     if client_test == "site":
         if site_of_client is None or dataset.test_site is None:
-            needed = "data.partition.scheme: site and a data set whose test rows have sites (test_site)"
+            needed = (
+                "data.partition.scheme: site, and a data set that gives the site of each test row (array test_site)"
+            )
             raise UserError(f"data.client_test: site needs {needed}; set data.client_test: aligned")
         sites = max(int(site_of_client.max()), int(dataset.test_site.max()) if len(dataset.test_site) else 0) + 1
         return _select_parts(Partition.from_owners(dataset.test_site.numpy(), sites), site_of_client)

@@ -218,7 +218,10 @@ def load_arrays(request: PredictionRequest, what: str) -> tuple[dict[str, np.nda
         arrays = {str(name): np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x) for name, x in rows.items()}
         for name, array in arrays.items():
             if array.dtype.kind not in "biuf" or array.ndim == 0:
-                raise UserError(f"rows: {name} is {array.dtype} of shape {array.shape}; must contain rows of numbers")
+                raise UserError(
+                    f"rows: {name} has dtype {array.dtype} and shape {array.shape}; must contain numbers, one row for "
+                    "each sample"
+                )
         return arrays, "rows"
     path = check_path(request, takes="an .npz file, an array (n, ...), or a mapping of names to arrays")
     try:

@@ -192,8 +192,8 @@ def check_dataset(settings: Settings, dataset: Dataset, whose: str = "") -> None
     x = dataset.train_x
     if settings.data.stream is True and not (isinstance(x, LazyImages) and isinstance(x.stored, Stream)):
         raise UserError(
-            f"data.stream: true, but source {settings.data.source} loads all samples of these data into memory; only "
-            "uint8 images in HDF5 files and image files can be streamed; remove data.stream"
+            f"data.stream: true is not possible, because source {settings.data.source} loads the whole data set into "
+            "memory; only image files, and uint8 images in HDF5 files, can be streamed; remove data.stream"
         )
     warn_about_label_leaks(dataset, whose)
 

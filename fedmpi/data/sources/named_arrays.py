@@ -80,8 +80,8 @@ def npz(
         raise
     except Exception as error:  # a damaged file can raise many errors, from zip, zlib or numpy's header
         raise UserError(
-            f"{file} cannot be read as an .npz file of numeric arrays: {error}; save numeric arrays again "
-            "with numpy.savez"
+            f"{file} cannot be read as an .npz file of numeric arrays: {error}; convert the arrays to a numeric "
+            "dtype, and save them again with numpy.savez"
         ) from error
     return dataset_from_arrays(arrays, file, ArrayOptions(axes, pixel_range, mean, std), classes, test_fraction)
 
@@ -192,7 +192,8 @@ def _convert_part(arrays: Mapping[str, Any], prefix: str, file: Path, options: A
     for name, array in arrays.items():
         if array.dtype.kind not in "biuf" or array.ndim == 0:
             raise UserError(
-                f"{file}: {prefix}{name} is {array.dtype} of shape {array.shape}; it must contain rows of numbers"
+                f"{file}: {prefix}{name} has dtype {array.dtype} and shape {array.shape}; it must contain numbers, one row "
+                "for each sample"
             )
     rows = {f"{prefix}{name}": len(array) for name, array in arrays.items()}
     if len(set(rows.values())) > 1 or 0 in rows.values():

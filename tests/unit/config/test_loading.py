@@ -169,7 +169,7 @@ def test_an_override_with_invalid_yaml_suggests_quotes(tmp_path):
     path = write(tmp_path, GOOD)
     text = message(path, "data.folder=@home")
     assert "not valid YAML" in text
-    assert text.endswith("""; if it is a text, put it in quotes: 'data.folder="@home"'""")
+    assert text.endswith("""; to use this value as plain text, write 'data.folder="@home"'""")
     assert "quotes" not in message(path, "seed=[1")
 
 

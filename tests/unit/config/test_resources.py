@@ -13,7 +13,7 @@ from fedmpi.config import resources
 def test_more_threads_than_cores_are_refused(monkeypatch):
     monkeypatch.setattr(resources, "count_usable_cores", lambda: 3)
     resources.check_resources(settings(compute={"threads": 3}), writes=False)
-    with pytest.raises(UserError, match=r"compute\.threads: 4 .* must be at most 3, the cores"):
+    with pytest.raises(UserError, match=r"compute\.threads: 4 .* must be at most 3, the number of cores"):
         resources.check_resources(settings(compute={"threads": 4}), writes=False)
 
 

@@ -71,11 +71,13 @@ def test_fraction_and_size_exclude_each_other(tmp_path):
     sized = load_cohort(tmp_path, "{size: 5}").cohort
     assert (sized.fraction, sized.size) == (None, 5)
     for cohort, overrides in (("{size: 5, fraction: 0.5}", []), ("{fraction: 0.5}", ["cohort.size=5"])):
-        with pytest.raises(UserError, match=r"size: 5, fraction: 0\.5; set exactly one of them, and the other to null"):
+        with pytest.raises(
+            UserError, match=r"size: 5, fraction: 0\.5; exactly one of them must be set, and the other must be null"
+        ):
             load_cohort(tmp_path, cohort, *overrides)
     both = load_cohort(tmp_path, "{fraction: 0.5}", "cohort.size=5", "cohort.fraction=null").cohort
     assert (both.fraction, both.size) == (None, 5)
-    with pytest.raises(UserError, match="set exactly one of them"):
+    with pytest.raises(UserError, match="exactly one of them must be set"):
         load_cohort(tmp_path, "{fraction: null}")
     for wrong in ("0", "-1", "2.5", "all"):
         with pytest.raises(UserError, match=r"cohort\.size: .* is not allowed"):
