@@ -152,7 +152,8 @@ def make_method(
         elif section:
             prefix = f"{at}: " if at else ""
             raise UserError(
-                f"{prefix}{where}.{key}: name is missing; it is required when options (here {', '.join(section)}) are given"
+                f"{prefix}{where}.{key}: name is missing; it is required when options (here {', '.join(section)}) are "
+                "given"
             )
     try:
         with seeds.temporary_seed(settings.seed, "method"), add_error_context(f"{where}: {choice.selected_name}"):

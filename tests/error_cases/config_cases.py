@@ -97,7 +97,7 @@ TOGETHER = {
     "data.partition=null;;data.silos=[a];;data.client_test=global": r"client_test: global is not allowed with data\.si",
     "data.partition=null;;data.silos=[a];;faults.on_lost_rank=redo": r"on_lost_rank: redo is not allowed .*drop",
     "data.partition=null;;data.silos=[a, b]": r"the data source digits cannot open a single site",
-    "train.steps=5;;train.epochs=2": r"train\.steps=5: train\.steps: 5, epochs: 2; exactly one of them must be set, .*null",
+    "train.steps=5;;train.epochs=2": r"train\.steps: 5, epochs: 2; exactly one of them must be set, .*null",
     "train.epochs=null": r"train: steps: null, epochs: null; exactly one of them must be set",
     "train.optim=adam;;train.momentum=0.5": (
         r"train\.momentum=0\.5: train\.momentum: 0\.5 has no effect, because train\.optim is adam; .*remove "

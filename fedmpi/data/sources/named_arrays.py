@@ -192,8 +192,8 @@ def _convert_part(arrays: Mapping[str, Any], prefix: str, file: Path, options: A
     for name, array in arrays.items():
         if array.dtype.kind not in "biuf" or array.ndim == 0:
             raise UserError(
-                f"{file}: {prefix}{name} has dtype {array.dtype} and shape {array.shape}; it must contain numbers, one row "
-                "for each sample"
+                f"{file}: {prefix}{name} has dtype {array.dtype} and shape {array.shape}; it must contain "
+                "numbers, one row for each sample"
             )
     rows = {f"{prefix}{name}": len(array) for name, array in arrays.items()}
     if len(set(rows.values())) > 1 or 0 in rows.values():
