@@ -36,7 +36,10 @@ from fedmpi.data.transforms.pipeline import ImagePipeline, config_name
 
 @dataclass(frozen=True, eq=False)
 class FederatedData:
-    """The data of N clients on one rank: samples of the clients that it can train, and counts for all clients."""
+    """The data of N clients, as one rank holds them.
+
+    A rank has the samples of the clients that it can train, and the sample counts of all clients.
+    """
 
     classes: int
     input_shape: Shape

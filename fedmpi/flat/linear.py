@@ -174,7 +174,9 @@ def _join_consecutive(spans: Sequence[tuple[int, int]], group_size: int) -> list
 
 
 def gram_by_block(rows: Tensor, start: int = 0, width: int | None = None) -> Tensor:
-    """Return the Gram matrices K_ij = <rows_i, rows_j> of all blocks of columns.
+    """Return the Gram matrix K_ij = <rows_i, rows_j> of each block of BLOCK columns.
+
+    Blocks are counted from column 0 of the complete vectors, so that all ranks divide the columns in the same way.
 
     For wide rows on a CPU, little more than the lower triangle of K is computed: each group of rows is multiplied only
     by the rows up to the end of the group.
@@ -260,7 +262,7 @@ def row_norms(parts: Tensor) -> Tensor:
 def trimmed_mean(rows: Tensor, trim: float) -> Tensor:
     """Return the means (n,) of the columns of rows (m, n) without the smallest and largest values of each column.
 
-    In each column, the floor(trim m) smallest and as many largest values are left out.
+    In each column, the floor(trim m) smallest and the floor(trim m) largest values are left out.
 
     With `trim` near 1/2 this is the coordinate-wise median (for even m the mean of the two middle values).
     Yin, Chen, Ramchandran, Bartlett. Byzantine-Robust Distributed Learning. ICML 2018. https://arxiv.org/abs/1803.01498

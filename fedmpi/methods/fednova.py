@@ -1,12 +1,13 @@
-"""FedNova: the server divides each client's update by its number of steps, so that more steps give no more weight.
+"""FedNova: updates are divided by the client's number of steps, so that clients with more steps get no more weight.
 
 Wang, Liu, Liang, Joshi, Poor. NeurIPS 2020. https://arxiv.org/abs/2007.07481
 
-    d_k = (w - w_k) / a_k       a_k: weight of a constant gradient in w_k; without momentum, the number of steps    (1)
+    d_k = (w - w_k) / a_k       a_k: total weight of the gradients in w_k; without momentum, the number of steps    (1)
     w  <- w - tau sum_k p_k d_k     tau = sum_k p_k a_k                                                             (2)
-With ccvr, local gradients are corrected as in the code of FedSOL's authors: g - d_k + d with d = sum_k p_k d_k.    (3)
-d_k is from the client's last training and d from the last aggregation, both divided by the learning rate (in their code
-d stays 0). Weight decay is part of the update.
+With the option ccvr, local gradients are corrected as in the code of FedSOL's authors:
+    g <- g - d_k + d,           d = sum_k p_k d_k                                                                   (3)
+Here d_k is from the client's previous training and d from the previous aggregation, both divided by the learning rate.
+(In the authors' code d stays 0.) Weight decay is part of the update.
 """
 
 from dataclasses import dataclass

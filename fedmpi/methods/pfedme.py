@@ -11,7 +11,8 @@ Server:                       w <- (1 - beta) w + beta sum_k p_k w_k;   beta is 
 The client is evaluated with theta. In the first step of a round theta starts from w. In later steps it continues from
 the previous step, as in the authors' code, or starts from w again (start: w). In the paper the p_k are equal. `decay`
 adds decay theta to grad f, 0.001 theta in the authors' code. train.weight_decay acts on w in (3). A client that is not
-sampled is evaluated with theta from its last training. The first pass at theta in each step updates batch statistics.
+sampled is evaluated with theta from its last training. In each step, only the first pass at theta updates batch
+statistics.
 """
 
 from dataclasses import dataclass

@@ -127,7 +127,7 @@ def _run_and_find_head(module: nn.Module, x: Samples) -> tuple[Tensor, nn.Module
 
 @contextmanager
 def _evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Use evaluation mode without gradients within this context, then restore the modes and buffers of all parts."""
+    """Use evaluation mode without gradients in this context; restore modes and buffers of all submodules on exit."""
     modes = [(part, part.training) for part in module.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     module.eval()

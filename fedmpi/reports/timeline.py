@@ -28,11 +28,11 @@ JobTimeline = dict[str, Any]
 
 
 def write_timeline(run: Path, rounds: int, to: Path, print_line: Callable[[str], None]) -> None:
-    """Print a table of time shares, and write timeline.json, .svg and .png (`fedmpi analyse timeline`).
+    """Print the share of time that each rank spent on each kind of work, and write timeline.json, .svg and .png.
 
     Args:
         run: the run directory.
-        rounds: the number of rounds in the figure, which ends with the last round.
+        rounds: the number of rounds that the figure shows, counted back from the last one.
         to: the output directory.
         print_line: prints a line of output.
 

@@ -44,7 +44,7 @@ class Classification(Task):
     Here f_i are the logits of sample i, and C is the number of classes. Evaluations report L with w_c = 1 and e = 0.
 
     metrics: metrics that replace the default ones: accuracy, balanced_accuracy (mean recall) and topK (such as top5) in
-    percent; auroc (for more than two classes the mean over classes of one against the rest), f1 (mean over classes) and
+    percent; auroc (for more than two classes one-versus-rest, averaged over classes), f1 (mean over classes) and
     ece (expected calibration error, 15 bins) between 0 and 1.
     class_weights: weights w of the classes in the loss that clients minimise, one per class, or balanced: n / (C n_c)
     for n_c of n training samples in class c, counted over all clients, or for each client alone if sites do not share

@@ -79,12 +79,12 @@ def train_clients(
     """Train the clients together, if possible, and return functions that write their uploads.
 
     Args:
-        block: a function that returns the upload rows of the clients with these ids as one tensor, or None if the rows
-            are not adjacent in memory.
+        block: a function from client ids to the upload rows of these clients as one tensor, or None if the rows are not
+            adjacent in memory.
 
     Returns:
         Client id -> a function that writes this client's upload into a row; the functions must be called one after
-        another. If clients are trained one by one, the function also trains the client.
+        another. If clients are trained one by one, each function also trains its client.
     """
     if len(clients) < 2 or clients[0].trainer.clients_per_pass == 1:
         return {client.id: client.run_round for client in clients}

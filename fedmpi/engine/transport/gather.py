@@ -226,7 +226,7 @@ class SendBuffer:
         self.posted: dict[int, Posted] = {}  # index of a row in `rows` -> its message
 
     def slot_index(self, client: int) -> int:
-        """Return the index in `rows` of the place for a client's row."""
+        """Return the index in `rows` at which a client's row is stored."""
         return self.row_index[client] % len(self.rows)
 
     def acquire_row(self, client: int) -> Tensor:

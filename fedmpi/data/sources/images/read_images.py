@@ -110,7 +110,9 @@ class DecodedFiles(DiskSource):
     def __init__(self, files: Sequence[Path], decode: Callable[[int], np.ndarray], first: np.ndarray) -> None:
         """Store the files.
 
-        decode: returns the image with a given index; first: the first image, whose shape and type all must have.
+        Args:
+            decode: a function that returns the image with a given index.
+            first: the first image; all images must have its shape and dtype.
         """
         self.files, self.decode = files, decode
         self.shape, self.dtype = (len(files), *first.shape), first.dtype

@@ -61,8 +61,8 @@ class TablePreparation(Preparation):
         class_names: the classes in the order of their numbers; () if targets are numbers.
         missing: what happens to rows with missing values: refuse, impute or drop (see `table`).
         site_column, delimiter, decimal: options of the source `table`.
-        zero_is_gap: columns of numbers in which 0 is a missing value.
-        missing_values: by column, additional words that are missing values; the key "" applies to all columns.
+        zero_is_gap: numeric columns in which 0 stands for a missing value.
+        missing_values: column -> additional strings that stand for missing values; the key "" applies to all columns.
     """
 
     columns: tuple[FeatureColumn, ...]
@@ -97,7 +97,7 @@ class TablePreparation(Preparation):
     def to_inputs(self, rows: Table, owner: np.ndarray) -> Tensor:
         """Convert rows to inputs (n, f) float32.
 
-        Missing numbers that are not filled become 0 by standardisation; without it, they remain NaN.
+        Standardisation sets missing values that have not been filled to 0; without standardisation, they remain NaN.
 
         Args:
             rows: the table.
