@@ -215,7 +215,7 @@ class Settings(Section):
         return keys | {"": self.origin(start + selector)}
 
     def identity(self) -> dict[str, str]:
-        """Return the result of `digest_items`, with SHA-256 digests instead of values that may be secret."""
+        """Return {dotted key: text of its value}, or the SHA-256 digest of a value that may be secret."""
         items = flatten(redact(self.model_dump(mode="json")), "")
         return {
             key: text if repr(items.get(key)) == text else hashlib.sha256(text.encode()).hexdigest()

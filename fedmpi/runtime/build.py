@@ -251,7 +251,7 @@ def make_task(settings: Settings, data: FederatedData) -> Any:
 def make_messages(
     settings: Settings, method: Method, model: FlatModel, net: FeaturesAndHead, data: FederatedData
 ) -> MessageLayouts:
-    """Define how messages between server and clients, and the state of both, are stored in flat vectors.
+    """Return the layouts of messages and state: the position of each named tensor in a flat vector.
 
     Raises:
         UserError: Uploads are compressed (comm.compression), but the model is neither in float32 nor in float64.

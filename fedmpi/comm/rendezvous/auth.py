@@ -40,7 +40,9 @@ def compute_proof(key: bytes, role: bytes, client_nonce: bytes, server_nonce: by
 
 
 def answer_handshake(key: bytes, hello: bytes) -> tuple[bytes, bytes]:
-    """Return rank 0's reply to the first message of a connection, and the proof that rank 0 expects in return.
+    """Return (reply, expected proof): rank 0's answer to the first message of a connecting rank.
+
+    The reply proves that rank 0 knows the job's key. The connecting rank must then send the expected proof.
 
     Raises:
         ValueError: the message does not follow the protocol.

@@ -27,7 +27,7 @@ class Transform(ABC):
     moves_pixels: ClassVar[bool] = True  # if so, targets that are masks would have to be transformed, too
 
     def output_shape(self, shape: Shape) -> Shape:
-        """Return the shape of an image after the transform; raise ValueError if it does not apply to this shape."""
+        """Return the shape of a transformed image of the given shape; raise ValueError if that shape is unsuitable."""
         return shape
 
     @abstractmethod

@@ -292,7 +292,7 @@ class ReducingGather(UploadGather):
         return None
 
     def _reduce_over_tree(self) -> None:
-        """Add the sums of this rank's children in the tree to its own, and send the result to its parent."""
+        """Receive the sums of child ranks in the tree, add this rank's own, and send the result to the parent."""
         comm, me = self.comm, self.ranks.index(self.comm.rank)
         parent, children = find_tree_neighbours(me, len(self.ranks))
         totals = [(slot, total.total) for (slot, _), (total, _) in self.totals.means.items()]

@@ -162,7 +162,7 @@ def format_results(
     clients: list[dict[str, Any]],
     experiment: Experiment,
 ) -> list[str]:
-    """Return the lines that a run prints after training: metrics of clients, the main metric, faults, traffic.
+    """Return the lines that a run prints after training: client metrics, the main metric, faults and traffic.
 
     Args:
         rows: The rows of metrics.jsonl.

@@ -254,9 +254,9 @@ class TimelineFile:
 
 
 def read_timelines(run: Path) -> list[dict[str, Any]]:
-    """Read the timelines of all ranks, and return a list with one dict for each job of the run, oldest first.
+    """Read the timelines that all ranks have recorded, for each job (start or resumption) of the run, oldest first.
 
-    The dict is {"job": start time, "ranks": {rank: {"host": ..., "rounds": [lines]}}}, without damaged lines.
+    Each job is {"job": start time, "ranks": {rank: {"host": ..., "rounds": [lines]}}}, without damaged lines.
     """
     jobs: dict[float, dict[str, Any]] = {}
     for path in sorted((run / TRACE).glob("rank-*.jsonl")):

@@ -193,7 +193,7 @@ def distinct_words(words: Sequence[str] | np.ndarray) -> list[str]:
 
 # ---- reading ----
 def read_table(path: Path, delimiter: str, decimal: str = ".") -> Table:
-    """Read the table in a CSV or Parquet file, which are distinguished by their extensions."""
+    """Read a table from a file: Parquet if its extension is .parquet or .pq, otherwise CSV."""
     check_is_csv(path)
     if path.suffix.lower() in (".parquet", ".pq"):
         columns = read_parquet(path)
@@ -331,6 +331,9 @@ def _read_number_targets(rows: Table, label: Sequence[str], outputs: int) -> Tab
 
 
 def _are_quantities(words: np.ndarray) -> bool:
-    """Return whether labels are quantities, not classes: most of them are numbers, and some are not integers."""
+    """Return whether labels are real numbers to predict instead of classes.
+
+    They are if most labels are numbers, and some of these numbers are not integers.
+    """
     numeric = [word for word in words if QUANTITY.fullmatch(word)]
     return 2 * len(numeric) > len(words) and not all(map(WHOLE_NUMBER.fullmatch, numeric))
