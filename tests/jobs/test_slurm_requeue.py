@@ -177,7 +177,7 @@ def test_a_cancelled_job_stays_cancelled(cluster):
     for job in jobs:
         assert cluster.ended(job) == ("CANCELLED", 0), cluster.log(job)
         assert "is requeued" not in cluster.log(job)
-    assert "decide what becomes of it; sbatch it again" in cluster.log(jobs[0])
+    assert "submit it again to resume the run" in cluster.log(jobs[0])
 
 
 @pytest.mark.soak
