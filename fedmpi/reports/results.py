@@ -146,7 +146,7 @@ def _plot_metric(runs: RunCollection, section: str, name: str, label: str) -> Fi
 
 
 def build_clients_section(runs: RunCollection) -> list[Part | None]:
-    """Show the distribution of each metric in clients.jsonl over clients, by round and after the last round."""
+    """Show how each metric in clients.jsonl varies among clients, by round and after the last round."""
     kinds = dict[tuple[str, str], None]()
     for run in runs.all:
         for line in run.clients:
@@ -156,11 +156,11 @@ def build_clients_section(runs: RunCollection) -> list[Part | None]:
 
 
 def _show_client_metric(runs: RunCollection, protocol: str, name: str) -> list[Part | None]:
-    """Show the distribution over clients of one metric in one evaluation protocol.
+    """Show how one metric varies among clients in one evaluation protocol.
 
-    For one group of runs, percentiles over clients are plotted by round, and for several groups the value of the worst
-    client. For a single run, the final value of each client is also plotted. A table shows SPREAD_STATISTICS and
-    FAIRNESS_STATISTICS after the last round.
+    If there is one group of runs, percentiles over clients are plotted by round. For several groups, the value of the
+    worst client is plotted instead. For a single run, the final value of each client is also plotted. A table shows
+    SPREAD_STATISTICS and FAIRNESS_STATISTICS after the last round.
     """
     title, slug, label = f"{protocol} {name}".replace("_", " "), f"clients-{protocol}-{name}", format_metric_title(name)
     values: dict[Path, dict[int, dict[str, float]]] = {run.path: {} for run in runs.all}  # by run, round and client
@@ -203,9 +203,9 @@ def _show_client_metric(runs: RunCollection, protocol: str, name: str) -> list[P
 
 
 def _chart_by_client(values: dict[str, float], part: str, label: str, order: str) -> BarChart | LineChart:
-    """Return a chart with one bar per client, or, for many clients or a negative value, with a line over the clients.
+    """Return a bar chart with one bar per client; if there are many clients or negative values, a line chart.
 
-    part: the label of the values. order: the label of the x axis of the line chart.
+    part: the label of the values. label: that of the y axis. order: that of the x axis of a line chart.
     """
     if len(values) <= MAX_CLIENT_BARS and min(values.values(), default=0.0) >= 0:
         return stack_bars(list(values), {part: list(values.values())}, label)

@@ -49,9 +49,9 @@ def build_traffic_section(runs: RunCollection) -> list[Part | None]:
 def _plot_by_parameters(lines: Mapping[str, Sequence[Run]], metric: str) -> Figure | None:
     """Plot a metric against the number of parameters that all clients together have sent and received so far.
 
-    There is one line for each label in `lines`, the mean over the runs with that label. The counts are `up_parameters`
+    `lines` maps labels to runs; each label has one line, the mean over its runs. The counts are `up_parameters`
     and `down_parameters` in metrics.jsonl, which are sums over the cohort of a round. The value after round t is
-    plotted over the sum of rounds 0 .. t.
+    plotted at the sum of rounds 0 .. t.
     """
     series, data = list[Series](), list[list[Value]]()
     for label, runs in lines.items():
@@ -79,7 +79,7 @@ def _plot_by_parameters(lines: Mapping[str, Sequence[Run]], metric: str) -> Figu
 def compare_communication(paths: Sequence[Path], metric: str, to: Path, print_line: Callable[[str], None]) -> None:
     """Compare the number of parameters that runs transmit (`fedmpi analyse communication`).
 
-    The function prints averages per round and their ratios to the first run, and writes communication.json and
+    The function prints averages per round and their ratios to those of the first run, and writes communication.json and
     communication.png, a chart of a metric against transmitted parameters.
 
     Args:
@@ -149,7 +149,7 @@ def build_time_section(runs: RunCollection) -> list[Part | None]:
 
 
 def build_settings_section(runs: RunCollection) -> list[Part | None]:
-    """Show the settings that differ between runs, equal settings that are not defaults, and all equal settings."""
+    """Show the settings that differ between runs, shared settings that are not defaults, and all shared settings."""
     by_group = dict[str, dict[str, str]]()
     for group in runs.groups:
         config = redact(group.runs[0].config)

@@ -343,8 +343,8 @@ def plot_by_group(
         name: base name of the files of the figure.
         title: its title.
         y_label: label of the y axis.
-        curves: the values by round for the path of each run.
-        column: name of the values in the CSV file; "": the same as `name`.
+        curves: dict from the path of each run to its values by round.
+        column: name of the values' column in the CSV file; "": the same as `name`.
         note: text below the figure.
 
     Returns:
@@ -373,8 +373,8 @@ def plot_curves(
         name: base name of the files of the figure.
         title: its title.
         y_label: label of the y axis.
-        curves: the values by round for the label of each line.
-        head: names of the curves in the CSV file; (): the labels of the curves.
+        curves: dict from the label of each line to its values by round.
+        head: names of the curves' columns in the CSV file; (): their labels.
         note: text below the figure.
         from_zero: whether the y axis begins at 0.
 

@@ -2,8 +2,8 @@
 
 The page of a site shows its contribution, its benefit and the messages that it sent, but no metrics of other sites. The
 model card describes data, method, metrics by site and limitations, for people who assess the model without having
-trained it (Mitchell et al. Model Cards for Model Reporting. FAT* 2019. https://arxiv.org/abs/1810.03993). Their
-templates are in templates/.
+trained it (Mitchell et al. Model Cards for Model Reporting. FAT* 2019. https://arxiv.org/abs/1810.03993). The
+HTML templates of these pages are in templates/.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ def _count_weights(model: Path) -> int | None:
 
 
 def build_samples_table(all_sites: Sequence[Site]) -> Table:
-    """Return a table of the number of samples by site, and by class if class counts are known and classes are few."""
+    """Return a table of the number of samples by site and, if there are few classes with known counts, by class."""
     classes = range(len(all_sites[0].label_counts or ()))
     shown = classes if len(classes) <= MAX_CLASSES_SHOWN else range(0)
     rows: list[list[Value]] = [

@@ -38,7 +38,7 @@ class SiteMetrics(NamedTuple):
 
     Attributes:
         samples: the number of test samples.
-        curves: for the name of each metric, its values by round.
+        curves: dict from the name of each metric to its values by round.
         end: the last evaluated round.
     """
 
@@ -271,7 +271,7 @@ def compare_metric(site: Site, alone: Site, name: str) -> str:
         name: the metric.
 
     Returns:
-        The verdict: "better together", "better alone", or the reason why neither can be said.
+        The verdict: "better together", "better alone", or another text, such as "the same" or "too close to tell".
     """
     joint, before = site.get_last_value(name), alone.get_last_value(name)
     if joint is None or before is None:

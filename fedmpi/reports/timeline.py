@@ -1,9 +1,9 @@
 """Show how each rank spent its time, in tables and figures, for reports and for `fedmpi analyse timeline`.
 
 The trace of a run consists of spans, such as training or waiting for uploads; engine/tracing.py explains their names.
-The share of a kind of span is its duration in all rounds of a job, divided by the duration of these rounds on the same
-rank. Waiting is the sum of the spans in WAIT_SPANS, and the busiest rank is the one with the smallest share of waiting.
-If a run was resumed, only its last job is analysed. Times are read from the clock of each host.
+The share of a kind of span is its total duration in all rounds of a job, divided by the duration of these rounds on the
+same rank. Waiting is the sum of the spans in WAIT_SPANS, and the busiest rank is the one with the smallest share of
+waiting. If a run was resumed, only its last job is analysed. Times are read from the clock of each host.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def compute_time_shares(job: JobTimeline) -> list[dict[str, Any]]:
     """Compute how each rank spent its time.
 
     Returns:
-        One dict for each rank. `rank` and `host`; `rounds`: the number of rounds; `seconds`: their total duration;
-        `busy` and `waiting`: shares from 0 to 1; `spans`: the share of each kind of span.
+        One dict for each rank, with the keys `rank` and `host`; `rounds`, the number of rounds; `seconds`, their total
+        duration; `busy` and `waiting`, shares from 0 to 1; and `spans`, the share of each kind of span.
     """
     by_rank = []
     for rank, each in sorted(job["ranks"].items()):
@@ -100,7 +100,7 @@ def format_time_shares(by_rank: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def plot_timeline(job: JobTimeline, rounds: int) -> tuple[Figure, Figure]:
-    """Return two figures: the seconds of each rank by kind of span, and the timeline of the last `rounds` rounds."""
+    """Return two figures: the time of each rank by kind of span, and the timeline of the last `rounds` rounds."""
     by_rank = compute_time_shares(job)
     seconds = {each["rank"]: {span: part * each["seconds"] for span, part in each["spans"].items()} for each in by_rank}
     total = Counter[str]()

@@ -1,1 +1,1 @@
-"""Everything about a run on one rank: data, objects, training, checkpoints, the run directory and the exit code."""
+"""Run an experiment on one rank: build its data and objects, train, and write checkpoints and the run directory."""

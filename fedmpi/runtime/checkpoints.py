@@ -295,8 +295,8 @@ def restore_newest_checkpoint(
 ) -> int:
     """Restore the newest complete checkpoint on all ranks, and return its round; -1 if there is none.
 
-    If this is the checkpoint of round t, recorded rank failures after round t + 1 are discarded, unless the run replays
-    the failures of another run.
+    If this is the checkpoint of round t, recorded rank failures after round t + 1, in which training continues, are
+    discarded, unless the run replays the failures of another run.
 
     Args:
         timeout_s: Largest time in seconds to wait for other ranks.
@@ -372,7 +372,7 @@ def _find_damage(fed: Federation, checkpoints: CheckpointWriter, t: int) -> str:
 
 # ---- resuming: rank failures of an earlier run ----
 def load_rank_failures(settings: Settings, directory: RunDirectory) -> list[Row]:
-    """Read the rank failures that a run applies, as rows: those of its earlier jobs, or those in faults.replay."""
+    """Read, as rows, the rank failures in faults.replay or, if it is not set, those of earlier jobs of the run."""
     faults = settings.faults.replay
     if faults is None:
         return directory.read_rows("faults.jsonl")

@@ -115,7 +115,7 @@ def _find_unmet_requirements(
 def check_data(settings: Settings, data: FederatedData, task: Any, net: FeaturesAndHead) -> None:
     """Raise UserError if the targets do not suit the task, or the model's outputs do not suit the targets.
 
-    Warns of an empty test set.
+    Warn if the test set is empty.
     """
     if getattr(task, "classification", False) and net.output_shape != (data.classes,):
         has = net.num_outputs if len(net.output_shape) == 1 else net.output_shape
@@ -143,7 +143,7 @@ def check_data(settings: Settings, data: FederatedData, task: Any, net: Features
 def check_cohort(settings: Settings, data: FederatedData) -> None:
     """Check that there are enough clients for a cohort, and that clients have enough samples for one batch.
 
-    With train.drop_last, a client with too few samples for a batch does not train; a warning gives their number.
+    With train.drop_last, clients with too few samples for a batch do not train; a warning gives their number.
 
     Raises:
         UserError: cohort.size exceeds the number of clients, or no client has enough samples for a batch.

@@ -60,7 +60,7 @@ def execute_run(
 
     Args:
         settings: The settings of the run.
-        command: The state of a `fedmpi` command that ends after this call; None if the process continues.
+        command: The stop request and parent of a `fedmpi` process that ends after this call; None in other processes.
         on_finish: Function that rank 0 calls with settings and summary while the other ranks wait, because a launcher
             may end rank 0 as soon as they have exited.
 

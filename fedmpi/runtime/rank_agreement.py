@@ -105,7 +105,7 @@ def check_agreement(comm: Communicator, items: Mapping[str, str], timeout_s: flo
     """Check that all ranks have the same settings, code and data.
 
     Args:
-        items: What to compare: for each name, a value or a digest.
+        items: A dict from name to the value or digest to compare.
         timeout_s: Largest time in seconds to wait for other ranks.
 
     Raises:

@@ -30,7 +30,7 @@ def validate_settings(settings: Settings, job: Job | None = None) -> list[tuple[
     """Check everything about a config that can be checked without training. This reads the data and builds the model.
 
     Args:
-        job: The job that must have enough memory for its ranks; None: a single process.
+        job: The job for which the memory of this host is checked; None: a job with a single process.
 
     Returns:
         Rows (label, text) that describe the experiment, for the console.

@@ -67,9 +67,9 @@ class SweepKeys(Section):
 class Sweep:
     """A sweep that was loaded from a file; its methods return the labels and the settings of its runs.
 
-    A sweep with `tune` is trained in two stages. In the first stage, the tuning runs compare candidates; the labels of
-    a tuning run include those of its candidate. In the second stage, the final runs use the chosen candidates. A sweep
-    without `tune` has only one stage, which contains all its runs.
+    A sweep with `tune` is trained in two stages. In the first stage, the tuning runs compare candidates, which are
+    combinations of settings; the labels of a tuning run include those of its candidate. In the second stage, the final
+    runs use the chosen candidates. A sweep without `tune` has only one stage, which contains all its runs.
     """
 
     path: Path

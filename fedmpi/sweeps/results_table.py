@@ -47,7 +47,7 @@ class TableCell:
 
     @property
     def mean(self) -> float:
-        """The mean over seeds; nan without values."""
+        """The mean over seeds; nan if there are no values."""
         return fmean(self.values.values()) if self.values else math.nan
 
     @property
@@ -69,7 +69,7 @@ class ResultsTable:
     Attributes:
         summary_part: the section of summary.json from which the metric is taken, such as last or best.
         axes: all axes except `seed`; the first one gives the rows, the others give the columns.
-        cells: one label per axis -> the cell.
+        cells: dict from a tuple of labels, one for each of `axes`, to the cell with these labels.
         command_options: the options with which `fedmpi table` creates this table.
         source: the publication that contains the published values; None if there are no such values.
         lower_is_better: whether lower values of the metric are better.

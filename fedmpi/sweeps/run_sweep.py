@@ -90,7 +90,7 @@ def _train_runs(
     print_line: PrintLine,
     run_kind: str,
 ) -> int:
-    """Train the runs in `todo`, the unfinished ones of `runs`, and return the exit code.
+    """Train the runs in `todo`, that is, those of `runs` that are not finished, and return the exit code.
 
     run_kind: the name for one of these runs in the first line of output, such as "tuning run".
     """

@@ -130,7 +130,7 @@ def _format_mean(table: ResultsTable, key: CellKey) -> str:
 
 
 def _format_difference(table: ResultsTable, key: CellKey) -> str:
-    """Format a paired difference, its standard error and its verdict, if it has one: `+3 ± 0.58 * better`."""
+    """Format a paired difference, its standard error and its verdict, if it has one, such as `+3 ± 0.58 * better`."""
     compared = compute_paired_difference(table, key)
     if compared is None:
         return "-"
@@ -271,7 +271,7 @@ def format_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def plot_table(table: ResultsTable, to: Path) -> None:
-    """Plot the table: one line per column against the row labels, with a band of one standard deviation.
+    """Plot one line per column, with the row labels on the x axis and a band of ± one standard deviation.
 
     Cells with missing seeds are omitted, with a warning, because their mean would be taken over different seeds.
     """

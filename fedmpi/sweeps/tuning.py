@@ -1,4 +1,4 @@
-"""Tune settings within a sweep: for each method, choose the best candidate on validation rows before the final runs.
+"""Tune settings within a sweep: before the final runs, choose the best candidate for each method on validation rows.
 
 The section `tune` of a sweep file contains the candidates (`grid`), the metric that compares them (`by`) and its
 section of summary.json (`of`). `per` lists axes; a candidate is chosen for each combination of their labels. `using`

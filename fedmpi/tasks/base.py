@@ -54,7 +54,7 @@ class Task(ABC):
         """
 
     def eval_loss(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
-        """Return the loss of a batch that evaluations report, (), by default the loss that clients minimise.
+        """Return the loss () that evaluations report for a batch; by default the loss that clients minimise.
 
         Args:
             model: a function that returns the outputs (B, ...) for the samples x.
@@ -117,7 +117,9 @@ class Task(ABC):
         return is_counted(y, self.ignore).sum(dtype=torch.float64) / y.shape[1:].numel()
 
     def split_weight(self, y: Tensor) -> int | Tensor:
-        """Return the weight of a client's data split in a mean over clients: 0 if the loss of the split is undefined.
+        """Return the weight of a client's data split in a mean over clients; by default `batch_weight(y)`.
+
+        It must be 0 if the loss of the split is undefined.
 
         Args:
             y: the targets of the split, (n, ...).
@@ -158,7 +160,7 @@ def name_output_columns(outputs: Tensor, names: Sequence[str]) -> dict[str, Any]
 
 
 def name_outputs(names: Sequence[str], outputs: Tensor) -> Sequence[str]:
-    """Return one name per output of (n, c, ...): `names`, or the numbers 0..c-1 if there are not c names."""
+    """Return names of the c columns of outputs (n, c, ...): `names` if there are c, else the numbers 0..c-1."""
     c = outputs.shape[1]
     return names if len(names) == c else [str(number) for number in range(c)]
 

@@ -31,7 +31,7 @@ TOP_K = re.compile(r"top([1-9]\d{0,3})")
 
 
 def balanced_class_weights(counts: Tensor) -> Tensor:
-    """Return class weights w_c = n / (C n_c), (C,) float64, from the training samples per class, (C,); 1 if n_c = 0."""
+    """Return class weights w_c = n / (C n_c), or 1 if n_c = 0, (C,) float64; n_c = counts[c], and n is their sum."""
     n = counts.double()
     return torch.where(n > 0, n.sum() / (len(n) * n.clamp(min=1)), 1.0)
 
@@ -47,8 +47,8 @@ class Classification(Task):
     percent; auroc (for more than two classes one-versus-rest, averaged over classes), f1 (mean over classes) and
     ece (expected calibration error, 15 bins) between 0 and 1.
     class_weights: weights w of the classes in the loss that clients minimise, one per class, or balanced: n / (C n_c)
-    for n_c of n training samples in class c, counted over all clients, or for each client alone if sites do not share
-    their label counts.
+    if n_c of the n training samples are in class c, counted over all clients, or for each client alone if sites do not
+    share their label counts.
     label_smoothing: the fraction e of each target's probability that is distributed evenly over all classes.
     """
 

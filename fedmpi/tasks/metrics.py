@@ -158,9 +158,9 @@ def client_statistics(name: str, values: Sequence[float], lower_is_better: bool 
 
 
 def weighted_client_mean(rows: Mapping[int, Metrics], weights: Mapping[int, float]) -> Metrics:
-    """Return the weighted mean of each metric over clients; clients with a NaN or with weight 0 are left out.
+    """Return the weighted mean of each metric over clients; NaN values and clients with weight 0 are left out.
 
-    In silo mode all metrics of the global model are such means, also AUROC and C-index, because outputs do not leave
+    In silo mode all metrics of the global model are such means, even AUROC and C-index, because outputs do not leave
     their site.
 
     Args:

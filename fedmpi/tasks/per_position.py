@@ -22,8 +22,8 @@ def cross_entropy_per_position(f: Tensor, y: Tensor, ignore: int = IGNORE_INDEX,
         f: logits, (B, c, ...).
         y: targets, (B, ...).
         ignore: the target that does not count.
-        row_by_row: whether the logits are first reshaped to (B ..., c). This is slower on a CPU. On a GPU it is always
-            done, because the kernels for other shapes sum in no fixed order.
+        row_by_row: whether the logits are first reshaped to one row (c,) per position. This is slower on a CPU. On a
+            GPU it is always done, because the kernels for other shapes sum in no fixed order.
     """
     if row_by_row or f.is_cuda:
         rows = f.movedim(1, -1).flatten(0, -2)

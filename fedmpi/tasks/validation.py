@@ -98,7 +98,7 @@ def reduce_outputs(task: Any, outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def eval_loss(task: Any, f: Tensor, x: Any, y: Tensor) -> Tensor:
-    """Return the loss that evaluations report, (), for outputs f computed earlier; raise UserError if it is no scalar.
+    """Return the loss that evaluations report, (), for given outputs f; raise UserError if it is not a scalar.
 
     Args:
         f: the outputs of the model, (B, ...).

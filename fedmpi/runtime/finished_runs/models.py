@@ -147,7 +147,7 @@ class RunModel:
 
 
 def _load_client_model(run_model: RunModel) -> nn.Module:
-    """Return the model with which a client was evaluated: after the last round, or after that of the best model."""
+    """Return the model with which a client was evaluated: after the last round or the round of the best model."""
     run_dir, start = run_model.run_dir, run_model.run_dir / INITIAL
     start_from = [f"init.from={json.dumps(str(start.absolute()))}"] if start.is_file() else []
     # Training files are read with the options of the run; overrides of reading options apply only to new files.

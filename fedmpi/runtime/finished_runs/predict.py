@@ -164,7 +164,7 @@ class Predictor:
         return self._predict_rows(new_rows, preparation.output_names, scales)
 
     def _find_preprocessing(self, site: str | None) -> tuple[Preprocessing, str | None]:
-        """Return the preprocessing of rows, and the site with the statistics to use (None: those of all sites)."""
+        """Return the preprocessing of rows, and the site whose statistics it uses (None: statistics of all sites)."""
         silos, client = self.settings.data.silos, self.run_model.client
         if silos is not None:
             site = site if site is not None or client is None else find_client_site(silos, client)
@@ -237,7 +237,7 @@ def _concatenate(parts: Sequence[Any]) -> Any:
 
 
 def _apply_operations(x: Any, operations: tuple[Transform, ...]) -> Any:
-    """Apply those image operations that are not random to the samples `x`, as is done for test samples."""
+    """Apply to the samples `x` those image operations that are also applied to test samples (the non-random ones)."""
     if not operations:
         return x
     look = replace(x.pipeline if isinstance(x, LazyImages) else ImagePipeline(), transforms=operations)

@@ -123,7 +123,7 @@ def verify_run(run: Path, print_line: PrintLine, options: VerifyOptions, working
     """Verify one run directory and print the findings.
 
     Args:
-        working_dir: the directory to which paths are relative; a plug-in may change that of the process.
+        working_dir: the directory to which paths are relative, even if a plug-in changes that of the process.
 
     Returns the exit code: 0 if the run is verified, 1 if it was altered, 2 if this is unknown. Raises UserError if
     `run` is not a run directory, or if it is not trusted and its config names code outside fedmpi.

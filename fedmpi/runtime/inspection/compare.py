@@ -75,7 +75,7 @@ class RunRecord:
 
 
 class Difference(NamedTuple):
-    """A key of a row whose values `a` and `b` differ between two runs; MISSING stands for a missing key."""
+    """A key of a row and its values `a` and `b` in two runs, which differ; MISSING stands for a missing key."""
 
     key: str
     a: Any

@@ -7,13 +7,13 @@ Rank 0 calls loggers and callbacks with copies of its data. An error in one of t
 given, and the object is not called again. A class of `callbacks` has one or more of the following methods; its options
 in the config are the arguments of its __init__:
 
-    begin(run)      run: a dict with name, directory, id, settings, first (the first round that will be passed) and
-                    resumed (whether the run is resumed)
+    begin(run)      run: a dict with name, directory, id, settings, first (the first round that `round` will receive)
+                    and resumed (whether the run is resumed)
     round(row)      row: the row of metrics.jsonl, as a dict
     end(summary)    summary: the content of summary.json, as a dict; not called if the run fails
 
-If a resumed run repeats rounds, these rounds are passed again. Loggers use the number of completed rounds as the step.
-The file logger_state.json contains the id under which loggers know the run.
+If a resumed run repeats rounds, `round` receives their rows again. Loggers use the number of completed rounds as the
+step. The file logger_state.json contains the id under which loggers know the run.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def describe_environment(
 def find_git_commit(directory: Path) -> dict[str, Any] | None:
     """Return {"commit": hash, "modified": whether tracked files differ from the commit} for the code in `directory`.
 
-    The result is None if git is missing or no repository tracks this code, for example in the .venv of a project.
+    The result is None if git is missing or no repository tracks this code, for example if it is installed in a .venv.
     """
     answers = []
     for arguments in ("rev-parse HEAD HEAD:./", "status --porcelain --untracked-files=no"):
@@ -96,8 +96,8 @@ def resolve_settings(settings: Settings) -> Settings:
     """Return the settings as they are written to config.yaml, with the values of all options.
 
     Options of method, model, task, data source, partition, augmentation and aggregation rule that the config leaves out
-    are set to their current defaults, because a later version may change them. No default is added for an option that
-    may be a secret, or if YAML cannot represent the default or the option's type does not allow it.
+    are set to their current defaults, because a later version may change them. No default is added if the
+    option may be a secret, its type does not allow the default, or YAML cannot represent the default.
     `checkpoint.resume: must` and `checkpoint.changes: accept` are reset, because they apply to one start of the run.
     """
     from fedmpi.aggregation import rules  # imports torch
@@ -138,7 +138,7 @@ def _resolve_section(section: Any, kind: registry.PluginKind) -> BaseModel:
 
 
 def _resolve_method(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all options of a method, including the options of methods that are its options."""
+    """Return all options of a method. If an option is itself a method, its options are included."""
     target = registry.load_object(name, methods.registry, methods.KIND.label)
     fields = dataclasses.fields(target) if dataclasses.is_dataclass(target) else ()
     inner = {f.name: f.default for f in fields if f.metadata.get("method")}

@@ -86,10 +86,10 @@ class Recorder(RankRecorder):
         loggers: LoggerCollection | None,
         lines: Sequence[str],
     ) -> None:
-        """Start recording: set the run directory and the loggers, print `lines`, and write earlier log lines.
+        """Start recording: set the run directory and the loggers, print `lines`, and append earlier lines to log.txt.
 
         Args:
-            stop: Stores whether a signal or a limit of rounds asks the process to stop.
+            stop: Stores whether the process was asked to stop, by a signal or a limit on the number of rounds.
             loggers: Loggers and callbacks; None if the config names none.
             lines: Lines that describe the run.
         """

@@ -34,8 +34,8 @@ def summarize_run(
         last         last value of each metric; its round is in last_round
         mean_last_10 mean of each metric over the last ten evaluated rounds (or fewer); values that are not finite
                      are left out
-        best         best value of each metric; its round is in best_round. It is too optimistic, because it is selected
-                     on test samples
+        best         best value of each metric; its round is in best_round. This value is too optimistic, because it is
+                     selected on test samples
         selected     metrics of the round that was selected on validation samples, if best_model is given
         best_model   file, metric, value and round of the best model (evaluate.best); None if none was selected
         lower_is_better   metrics of the task for which lower is better, except metrics such as `loss`, whose names
@@ -76,7 +76,7 @@ def summarize_run(
 
 
 def metric_names(rows: Sequence[Mapping[str, Any]], evaluation_metrics: Sequence[str] = ()) -> list[str]:
-    """Return the names of the metrics in rows of metrics.jsonl: all names of numbers except counts and times.
+    """Return the names of the metrics in rows of metrics.jsonl: the names of all numbers except counts and times.
 
     Args:
         rows: The rows of metrics.jsonl.
