@@ -57,8 +57,8 @@ class UploadLayout:
         """Write the engine's own fields at the beginning of an upload row.
 
         Args:
-            loss: the client's training loss; None if the client made no steps. A tensor means that the row contains the
-                loss already; it is then not written again.
+            loss: the client's training loss; None if the client made no steps. If it is a tensor, the row already
+                contains the loss, which is then not written again.
             seconds: the duration of the client's training.
             flag: STOP (the rank was asked to stop), FAILED (the client's code raised an error) or 0.
         """
@@ -245,7 +245,7 @@ class MessageLayouts:
 
 
 def is_change(name: str, slot: Slot) -> bool:
-    """Return whether an upload slot contains, like dw, changes of the server's values instead of new values."""
+    """Return whether an upload slot contains differences from the server's values, as dw does, not new values."""
     return slot.is_update or name == "dw"
 
 

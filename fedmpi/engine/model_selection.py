@@ -29,7 +29,7 @@ class BestModel:
     """The best model so far (on rank 0): its weights w (d,) and buffers b, its round and its metric."""
 
     def __init__(self, criterion: SelectionCriterion, w: Tensor, b: Tensor) -> None:
-        """Begin without a best model; only the shapes of `w` and `b` are used, for its weights and buffers."""
+        """Begin without a best model; `w` and `b` determine only the shapes of its weights and buffers."""
         self.criterion, self.w, self.b, self.stop_reason = criterion, w.clone(), b.clone(), ""
         # round and metric of the best model, number of evaluations since then, last evaluated round
         self._progress = torch.empty(4, dtype=torch.float64)

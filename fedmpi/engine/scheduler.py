@@ -141,7 +141,7 @@ class ClientScheduler:
 
     # ---- relative costs of ranks, on rank 0 ----
     def record_timings(self, t: int, placement: Mapping[int, int], seconds: Sequence[float]) -> None:
-        """Record the training times in round t: `seconds`, as uploads report them, in the order of `placement`."""
+        """Record how long the clients in `placement` trained in round t; `seconds` is in the order of `placement`."""
         if self.speeds is not None and not self.lost_ranks.in_round(t):
             self.speeds.record(t, placement, self._num_samples([*placement]), seconds)
 

@@ -152,7 +152,9 @@ class FederationServer:
 
         Args:
             train_lr: the learning rate of the clients in this round.
-            updates: the uploads that are aggregated.
+            updates: the uploads that are aggregated, as hooks see them.
+            upload: the layout of the uploads.
+            received: the gathered uploads that `updates` reads.
             norms: client -> ||dw||, the norm of its model change.
 
         Returns:

@@ -172,7 +172,7 @@ def _split_into_blocks(x: Tensor) -> list[Tensor]:
 
 
 def _block_scales(largest: Tensor) -> Tensor:
-    """Return the scales a = max |x| / 127 of blocks, (blocks,) float32, from `largest`, the values of max |x|.
+    """Return the scale a = max |x| / 127 of each block, (blocks,) float32; `largest` holds the max |x| of each block.
 
     Scales are rounded up to 17 bits; a scale below MIN_SCALE becomes 0.
     """

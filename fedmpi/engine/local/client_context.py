@@ -138,7 +138,7 @@ class ClientContext(Client):
             )
 
     def fine_tune(self, epochs: int) -> None:
-        """Fine-tune the current weights with the hook `finetune`, for protocol ft(epochs); the result is not stored."""
+        """Fine-tune the current weights with the hook `finetune`, for an evaluation with the protocol ft(epochs)."""
         self.trainer.model.module.train()
         self.stops_on_request = False  # a stop request must not shorten an evaluation
         self.version_at_w0 = self.w._version if torch.equal(self.w, self.w0) else None
@@ -253,11 +253,14 @@ class ClientContext(Client):
         return model.attach_gradient().clone()
 
     def check_result(self, hook: str, value: Any, shape: tuple[int, ...] | None = None, by: Any = None) -> Tensor:
-        """Raise UserError if a hook's result does not have this shape; return it without its autograd graph.
+        """Check the shape of a hook's result, and return the result without its autograd graph.
 
         Args:
             shape: the required shape; by default (d,). A result of shape () keeps its autograd graph.
             by: the function that returned the value, if it is not the method's own hook.
+
+        Raises:
+            UserError: the result is not a tensor of this shape.
         """
         shape = tuple(self.w.shape) if shape is None else shape
         check_tensor(self.trainer.method, hook, value, shape, self.where, self.w, by)
@@ -302,8 +305,8 @@ class ClientContext(Client):
     def _one_pass(self, at: Tensor | None, buffers: Tensor | None) -> Iterator[None]:
         """Context manager: load weights `at` (d,) and `buffers` (b,) for one pass of a step, then restore the model.
 
-        Without `buffers`, the first pass of a step updates the model's batch statistics, whatever its weights are;
-        later passes of the step do not.
+        A pass with `buffers` updates them in place. Without `buffers`, only the first pass of a step updates the
+        model's batch statistics, even if that pass uses other weights.
         """
         model, passed, keeps_statistics = self.trainer.model, self.has_passed, self.has_passed or buffers is not None
         at_w0 = self.version_at_w0
@@ -328,9 +331,9 @@ class ClientContext(Client):
 
     @contextmanager
     def other_model(self, w: Tensor, b: Tensor | None = None) -> Iterator[None]:
-        """Context manager: train or evaluate another model, w (d,) and b (b,), then restore the current one.
+        """Context manager: load weights w (d,) and buffers b (None: keep the buffers), then restore the model.
 
-        Losses, steps and the optimiser state of the client do not change.
+        The client's losses, number of steps and optimiser state are restored, too.
         """
         model = self.trainer.model
         before = model.w.clone(), model.b.clone(), [counter.clone() for counter in model.batch_counters]

@@ -106,7 +106,7 @@ def store_result(
     Args:
         buffer: the upload without loss, seconds and flag, on the client's device. It is rounded to the formats of
             comm.compression and copied to `row`.
-        row: the buffer for the upload, on the device of messages.
+        row: the buffer for the upload, on the device that messages use.
         state: the new values of the slots of the client's state row.
         loss: the mean loss over the steps; None if the client made no steps.
         start_time: the value of time.perf_counter() at the start of the client's round.

@@ -37,7 +37,7 @@ class LocalTrainingConfig:
         return next((reason for reason, holds in reasons.items() if holds), "")
 
     def passes_and_steps(self, n: int, batches_per_step: int = 1, epochs: int | None = None) -> tuple[int, int]:
-        """Return the number of passes over its samples that a client starts, and its total number of steps.
+        """Return how many passes over its samples a client starts, and how many steps it makes in total.
 
         If train.steps is set, the last pass may be incomplete.
 

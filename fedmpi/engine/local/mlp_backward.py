@@ -1,4 +1,4 @@
-"""Loss and gradients of small models without autograd, because autograd's overhead exceeds the arithmetic's cost.
+"""Loss and gradients of small models without autograd, whose overhead would exceed the cost of the arithmetic.
 
 This applies to chains of linear layers and ReLUs with mean cross-entropy loss, on a CPU. The kernels that autograd
 would call are called on the same operands and in the same order, so the results are bitwise identical.

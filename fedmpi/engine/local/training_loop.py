@@ -116,8 +116,8 @@ def make_gradient_function(
         method: the method whose hooks are used.
         regularizer: a function that replaces the method's hook `regularizer`; None: the hook is used.
         parameters: the parameters that are trained.
-        clipped: selects the entries of the gradient whose norm train.clip_norm limits, i.e. those of the trained
-            parameters, because the hook `correct_gradient` may have written to others; None: no limit.
+        clipped: the entries of the trained parameters. train.clip_norm limits their norm only, because the hook
+            `correct_gradient` may have written to other entries. None: gradients are not clipped.
     """
     trainer, model, loss = client.trainer, client.trainer.model, client.trainer.fast_loss or method.loss
     step = method.step if overrides(method, "step") else None
@@ -177,9 +177,9 @@ def clip_gradient(g: Tensor, trained: Selection, max_norm: float) -> None:
 def iterate_batches(
     client: ClientContext, epochs: int | None, batches_per_step: int, generators: tuple[Any, Any]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the input (x, y) of each step of a fit() over all its passes; stop early if the run is asked to stop.
+    """Yield the samples and targets (x, y) of each step of a fit(); stop early if the run is asked to stop.
 
-    If a batch contains all rows, they keep their order, unless a step needs several batches.
+    Without train.batch_size, a batch contains all rows; they are shuffled only if a step needs several batches.
 
     Args:
         epochs: number of epochs that replaces the configured epochs or steps; None: as configured.

@@ -1,9 +1,8 @@
 """The training loop for n clients at once: each client makes its own steps on its own batches, in its own order.
 
-Batches of equal size form one batched pass. In an epoch, the full batches come first, each pass with one batch of every
-client that has a full batch left; then the smaller last batches, grouped by size. A client's result does not depend on
-the clients that are trained with it, except for its last bits, because kernels may sum batches of other sizes in
-another order.
+Batches of equal size form one batched pass. In an epoch, each pass takes one full batch of every client that has one
+left; then come the smaller last batches, grouped by size. The clients that are trained with a client change only the
+last bits of its result, because the order in which kernels sum may depend on the number of clients.
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ class PackedFit:
             yield positions, rows, None if u is None else torch.stack([u[part] for part in parts])
 
     def _load_batch(self, positions: Sequence[int], rows: Tensor, u: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return samples x (clients, B, ...), augmented using u, and targets y (clients, B) with indices `rows`."""
+        """Return samples x (clients, B, ...) and targets y (clients, B) at `rows`; the random numbers u augment x."""
         shards = [self.trainer.data.train[self.clients[i].id] for i in positions]
         x, y = shards[0].x, shards[0].y
         if all(shard.x is x and shard.y is y for shard in shards):
@@ -135,7 +134,7 @@ class PackedFit:
         return w.add_(w0)
 
     def _step(self, positions: Sequence[int], rows: Tensor, u: Tensor | None) -> None:
-        """Make one step for the clients at these positions, on the samples with indices `rows`, augmented using u."""
+        """Make one step for the clients at these positions, on samples `rows`, augmented with the random numbers u."""
         members: ClientIndex = slice(positions[0], positions[-1] + 1)
         if positions[-1] - positions[0] != len(positions) - 1:
             members = torch.tensor(positions).to(rows.device, non_blocking=True)

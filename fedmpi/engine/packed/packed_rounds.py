@@ -79,8 +79,8 @@ def train_clients(
     """Train the clients together, if possible, and return functions that write their uploads.
 
     Args:
-        block: a function from client ids to the upload rows of these clients as one tensor, or None if the rows are not
-            adjacent in memory.
+        block: a function that takes client ids and returns the upload rows of these clients as one tensor, or None if
+            the rows are not adjacent in memory.
 
     Returns:
         Client id -> a function that writes this client's upload into a row; the functions must be called one after
@@ -156,7 +156,7 @@ def _write_uploads(clients: Sequence[ClientContext], fit: PackedFit, rows: Tenso
 
 
 def _start_client(client: ClientContext) -> tuple[ReadOnlyCheck, RngState]:
-    """Start a client's round: do all that comes before its training.
+    """Start a client's round: do everything that precedes its training.
 
     Returns:
         The check that raises an error if hooks write to their inputs; and the state that the random generators must
@@ -183,7 +183,10 @@ def _finish_client(
     drawn: RngState,
     row: Tensor,
 ) -> None:
-    """Finish the round of the client at position i of the fit: write its upload, given its trained weights w (d,)."""
+    """Write the upload of client i of `fit`, whose trained weights are w (d,), and finish its round.
+
+    `inputs` and `drawn` are the results of `_start_client`; `seconds` is the time that the round has taken so far.
+    """
 
     def write(buffer: Tensor) -> RoundResult:
         trainer = client.trainer

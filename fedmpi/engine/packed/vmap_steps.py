@@ -106,7 +106,7 @@ class BatchedClientView:
             return self._call(self.trainer.frozen_copy(0)[1], self.w0 if at is None else at, x)
 
     def _call(self, net: FeaturesAndHead, w: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return features and logits of a model with weights w (d,); if the model has no features, the logits twice."""
+        """Return features and logits of a model with weights w (d,); without features, return the logits twice."""
         pieces = zip(self.trainer.model.layout.segments, w.split(self.sizes), strict=True)
         tensors = dict(zip(self.names, (s.reshape_entries(piece) for s, piece in pieces), strict=True))
         z, f = functional_call(self.functional_nets[net], tensors, (x,))
@@ -137,7 +137,7 @@ class VmapSteps:
         self.per_client["label_counts"] = trainer.label_counts[[k.id for k in clients]]
 
     def step(self, members: ClientIndex, x: Tensor, y: Tensor, lr: float) -> Tensor:
-        """Make one step for clients `members` on their batches x (n, B, ...), y (n, B); return their losses (n,)."""
+        """Make a step for the n clients at positions `members`, on batches x (n, B, ...), y (n, B); return losses (n,)."""
         tensors = [self.w, self.accumulators] + ([] if self.v is None else [self.v])
         parts = [tensor[members] for tensor in tensors]  # views if `members` is a slice, else copies
         w, accumulators, own = parts[0], parts[1], {name: value[members] for name, value in self.per_client.items()}
@@ -159,7 +159,10 @@ class VmapSteps:
         return losses
 
     def _gradient(self, leaf: Tensor, x: Tensor, y: Tensor, own: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the losses (n,), and the gradients (n, d) of loss plus regularizer at weights `leaf` (n, d)."""
+        """Return the losses (n,), and the gradients (n, d) of loss plus regularizer at weights `leaf` (n, d).
+
+        own: the other tensors that hooks may read and that differ between clients, by name.
+        """
         regularized = overrides(self.method, "regularizer")
 
         def terms(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
@@ -178,7 +181,10 @@ class VmapSteps:
         return values[0].detach(), leaf.grad
 
     def _call(self, function: Callable[..., Any], values: Mapping[str, Tensor], *arguments: Tensor) -> Any:
-        """Apply a function written for one client to all clients under vmap; `self.view` stands for the client."""
+        """Apply a function written for one client to all clients under vmap.
+
+        `values` are stacked tensors of all clients; the function reads the part of its client through `self.view`.
+        """
 
         def call(values: dict[str, Tensor], *arguments: Tensor) -> Any:
             self.view.values = self.common | values

@@ -102,7 +102,7 @@ class ColumnShard:
         return self.number_buffer(blocks * self.m**axes_per_block).view(blocks, *[self.m] * axes_per_block)
 
     def number_buffer(self, count: int, *, entries: bool = False) -> Tensor:
-        """Return a buffer for `count` numbers: of the rows' type if `entries` is true, otherwise float64."""
+        """Return a buffer for `count` numbers, which has the type of the rows if `entries` is true, otherwise float64."""
         kind = self.context.buffers.like.dtype if entries else torch.float64
         return torch.empty(count, dtype=kind, device=self.context.comm.device)
 
@@ -113,7 +113,7 @@ class ColumnShard:
 
 
 class ShardedGather(UploadGather):
-    """Gathers columns of large slots at their holders: all ranks that are alive, even if they do not train."""
+    """Gathers large slots by columns at their holders, which are all live ranks, including those that do not train."""
 
     def __init__(self, context: GatherContext) -> None:
         """Start to receive the columns that this rank stores; rank 0 also receives the small slots."""

@@ -48,13 +48,13 @@ MAX_ENTRY = 2.0**12  # Bound on entries. Weights sum to one, so sums have the sa
 
 
 class GatheredSums(GatheredUploads):
-    """The small slots of all rows; for large slots, only weighted sums of rows and the norms of blocks of each row."""
+    """All rows of small slots; of large slots, only weighted sums over the rows, and the norms of each row's blocks."""
 
     def __init__(self, context: GatherContext, means: Means, p: Tensor) -> None:
         """Allocate buffers for the sums of a round.
 
         Args:
-            means: slot -> the kinds of weights, p or uniform, with which its means are read; p if a slot is missing.
+            means: slot -> the weights of its means that will be read: p, uniform or both. For slots not listed: p.
             p: (m,), the weights of the cohort.
         """
         self.context, m = context, len(context.cohort)
@@ -129,7 +129,10 @@ class SummedUploads(PartialUploads):
 
 
 def _undeclared_use_error(slot: str, does: str) -> UserError:
-    """Return the error for a method that declared a slot as mean-only but reads more of it than declared means."""
+    """Return the error for a method that reads more of a mean-only slot than the means that it has declared.
+
+    does: what the method does with the slot, as a verb phrase for the message.
+    """
     return UserError(
         f"mean_only_slots declares that aggregate reads slot {slot!r} only through updates.mean with the declared "
         f"weights, but it {does}; remove {slot!r} from mean_only_slots, and the server stores all rows"
@@ -220,7 +223,10 @@ class IntegerSum(linear.RunningSum):
 
 
 class GatheredIntegerSums(GatheredSums):
-    """Integer sums of one rank's rows, and after the reduction of all rows; also small slots and norms of rows."""
+    """Integer sums of large slots: of this rank's rows; on rank 0 after the reduction, of all rows.
+
+    Small slots and the norms of large slots are stored row by row.
+    """
 
     def __init__(self, context: GatherContext, means: Means, p: Tensor) -> None:
         """Allocate the sums of a round; `p` (m,) are the weights of the cohort."""
@@ -249,7 +255,7 @@ class GatheredIntegerSums(GatheredSums):
 
     @property
     def is_complete(self) -> bool:  # type: ignore[override]
-        """Whether the sums contain all rows, because all values are finite."""
+        """Whether all values are finite; only then do the sums contain all rows."""
         return bool(self.large_slot_norms.isfinite().all())
 
     def large_norms(self, name: str) -> Tensor:

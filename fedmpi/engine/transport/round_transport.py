@@ -53,9 +53,8 @@ class RoundTransport:
 
         Args:
             model: any tensor with the type and device of the clients' model.
-            gather_mode: how uploads are gathered: rows, sharded, streaming or reducing (see gather.py); in place of
-                streaming and reducing, `rows` is used in rounds in which the server reads more of the uploads than
-                means.
+            gather_mode: how uploads are gathered: rows, sharded, streaming or reducing (see gather.py). If
+                the server reads more of a round's uploads than means, rows replaces streaming and reducing.
             acknowledges: whether ranks without clients in a round confirm to rank 0 that the broadcast has arrived, so
                 that no rank is more than one round behind.
         """
@@ -78,7 +77,10 @@ class RoundTransport:
         self.buffers = BufferPool(self.broadcast_row, pin_memory)
 
     def model_storage(self) -> tuple[Tensor, Tensor]:
-        """Return buffers for the global w and b on rank 0: parts of the broadcast row if all entries are sent."""
+        """Return the buffers in which rank 0 stores the global w and b.
+
+        They are parts of the broadcast row if all entries are sent, otherwise separate tensors.
+        """
         fields, messages = self.full_layout.packing.views(self.broadcast_row), self.messages
         w = fields._w if messages.shared.selects_all else self.broadcast_row.new_empty(messages.sizes["d"])
         b = fields._b if messages.shared_b.selects_all else self.broadcast_row.new_empty(messages.sizes["b"])
