@@ -57,7 +57,7 @@ def chunk_size(on_gpu: bool, rows: int = 1) -> int:
 
 
 def scratch_bytes(rows: int, columns: int, on_gpu: bool) -> int:
-    """Return the bytes that all threads together need for float64 copies of chunks, if `rows` rows are summed."""
+    """Return how many bytes of float64 copies all threads hold at once while they sum a matrix (rows, columns)."""
     size = chunk_size(on_gpu, rows)
     return 8 * _num_threads(-(-columns // size), on_gpu) * rows * min(columns, size)
 
@@ -356,7 +356,10 @@ def parallel_map(
 
 
 def _columns_at_once(rows: Tensor, copies: int = 1) -> int:
-    """Return the number of columns of which `copies` float64 copies fit into the cache, or a GPU's scratch memory."""
+    """Return how many columns of `rows` to process at once, given that `copies` float64 copies of them are made.
+
+    The copies then fit into the cache, or into the scratch memory of a GPU.
+    """
     copies *= max(len(rows), 1)
     return chunk_size(True, copies) if rows.is_cuda else max(12 * CHUNK // copies // 64 * 64, 64)
 

@@ -36,7 +36,7 @@ VALIDATION = "validation rows"
 
 
 class Method:
-    """Base class of all methods; its default hooks are FedAvg.
+    """Base class of all methods; its default hooks implement FedAvg.
 
     Its public functions are the hooks, and its annotated attributes are the declarations.
     """
@@ -340,7 +340,7 @@ def delegates_to(option: str, step: bool = False) -> Callable[[type], type]:
 
     Args:
         option: the name of the option.
-        step: whether to take also the members that define a local step (STEP_MEMBERS), such as `loss`.
+        step: whether the members that define a local step (STEP_MEMBERS), such as `loss`, are taken, too.
     """
 
     def delegate(name: str) -> declared_property:

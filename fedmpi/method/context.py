@@ -149,7 +149,7 @@ class Client(Protocol):
         """Return the task's loss () for outputs f (B, c), samples x (B, ...) and targets y (B,)."""
 
     def mean_loss(self, at: Tensor, part: Part = "validation") -> Tensor:
-        """Return the mean task loss () float64 at weights `at` (d,) over the client's training or validation rows.
+        """Return the mean task loss, () float64, at weights `at` (d,) over the client's training or validation rows.
 
         The loss is computed in evaluation mode, without a gradient, with the current buffers; it is nan if there are no
         rows. The current model does not change.
@@ -363,7 +363,7 @@ class Uploads:
         """Return the trimmed mean of each entry over the clients, in the shape of the slot.
 
         Args:
-            trim: the floor(trim m) smallest and as many largest values are left out; 1/2 gives the median.
+            trim: the floor(trim m) smallest and the floor(trim m) largest values are left out; 1/2 gives the median.
             slot: the name of the slot.
         """
         x = getattr(self, slot)
@@ -371,7 +371,10 @@ class Uploads:
 
 
 def _columns(x: Tensor, span: Span | None = None) -> tuple[Tensor, int, int]:
-    """Return columns a to b - 1 of the flattened rows of a slot (all without a span), a, and the number of columns."""
+    """Return (the columns a to b - 1 of the flattened rows of a slot, a, the number of columns of a whole row).
+
+    span: the columns (a, b); None: all columns.
+    """
     rows = x.flatten(1) if x.dim() > 1 else x[:, None]
     a, b = span or (0, rows.shape[1])
     return rows[:, a:b], a, rows.shape[1]

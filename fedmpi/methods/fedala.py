@@ -4,7 +4,7 @@ Zhang, Hua, Wang, Song, Xue, Ma, Guan. Adaptive Local Aggregation for Personaliz
 https://arxiv.org/abs/2212.01197
 
 Client i mixes the received model w with w_i, its model after its last local training:
-    u = w_i + (w - w_i) . W        W is learned in the head and is 1 elsewhere (layers: all learns W in all layers) (1)
+    u = w_i + (w - w_i) . W        W is learned in the head, or in all layers (layers: all); it is 1 elsewhere      (1)
     W <- clip(W - rate grad L(u) . (w - w_i), 0, 1)      on batches of a fraction `share` of its training rows     (2)
 It then trains by SGD for E epochs from u, and the server averages the trained models, w <- sum_i p_i w_i. The client is
 evaluated with (1), computed from the newest w and its W.

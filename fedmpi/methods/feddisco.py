@@ -5,11 +5,11 @@ https://arxiv.org/abs/2305.19229
 
 D_k[c] = n_kc / n_k,   d_k = sum_c D_k[c] log(C D_k[c])   discrepancy of client k's labels from uniform         (1)
 p_k'   = relu(p_k - a d_k + b) / sum_j relu(p_j - a d_j + b),    w <- sum_k p_k' w_k                             (2)
-n_kc counts the samples of class c at client k, and C the classes. p_k are the cohort's weights, which are proportional
-to the numbers of samples in the paper. normalise first divides the d_k by their sum over the cohort, as in the authors'
-code, for which a = 0.5 and b = 0.1 were chosen. With metric: l2, d_k is ||D_k - 1/C||. If p_k' is 0, the client's
-update is not used; if all p_k - a d_k + b are 0 or negative, p_k' = p_k. With b > 0 the method differs from FedAvg even
-if a = 0. Batch statistics are averaged with p_k.
+n_kc is the number of samples of class c at client k, and C the number of classes. p_k are the cohort's weights; in the
+paper, they are proportional to the numbers of samples. With normalise: true, the d_k are first divided by their sum
+over the cohort, as in the authors' code, for which a = 0.5 and b = 0.1 were chosen. With metric: l2, d_k is
+||D_k - 1/C||. If p_k' is 0, the client's update is not used; if all p_k - a d_k + b are 0 or negative, p_k' = p_k. With
+b > 0 the method differs from FedAvg even if a = 0. Batch statistics are averaged with p_k.
 """
 
 from dataclasses import dataclass

@@ -3,8 +3,8 @@
 Zhang, Sapra, Fidler, Yeung, Alvarez. Personalized Federated Learning with First Order Model Optimization. ICLR 2021.
 https://arxiv.org/abs/2012.08565
 
-Before local training, client i has up to `models` other clients' models theta_n, its own theta_i, the loss L_i over its
-validation rows (data.validation), and a base model b_i:
+Before local training, client i has the models theta_n of up to `models` other clients, its own model theta_i, and a
+base model b_i. It mixes them by the loss L_i over its validation rows (data.validation):
     u_n  = (L_i(b_i) - L_i(theta_n)) / ||theta_n - b_i||                        0 if theta_n = b_i                (1)
     w <- b_i + sum_n max(u_n, 0) / sum_j max(u_j, 0) (theta_n - b_i)            b_i if no u_n > 0                  (2)
 E epochs of SGD from w then give the new theta_i, with which the client is evaluated. With base: trained, b_i is

@@ -1,4 +1,4 @@
-"""FedNova: updates are divided by the client's number of steps, so that clients with more steps get no more weight.
+"""FedNova: updates are divided by the client's number of steps, so that clients with more steps do not get more weight.
 
 Wang, Liu, Liang, Joshi, Poor. NeurIPS 2020. https://arxiv.org/abs/2007.07481
 

@@ -5,7 +5,7 @@ Xu, Tong, Huang. ICLR 2023. https://arxiv.org/abs/2306.11867
 With the body theta, client k's mixture phi_k, and class shares pi_c = n_kc / n_k, client k computes and trains:
     mu_c = mean z(x) over class c,  h_k[c] = pi_c mu_c,  V_k = sum_c (pi_c E_c ||z||^2 - pi_c^2 ||mu_c||^2) / n_k    (1)
     head phase: theta fixed;   body phase: phi fixed,  L = CE + lam MSE(z, P_y)                                      (2)
-Server: theta by weighted mean;  P[c] = sum_k n_kc proto_k[c] / sum_k n_kc;                                          (3)
+Server: theta <- weighted mean;  P[c] = sum_k n_kc proto_k[c] / sum_k n_kc;                                          (3)
     phi_i = sum_j a_ij phi_j,   a_i = argmin_{a >= 0, sum a = 1}  a' (diag V + Delta^i) a,                           (4)
     Delta^i_jl = sum_c <h_i[c] - h_j[c], h_i[c] - h_l[c]>
 (1) uses the received body; proto_k[c] is the mean mu_c after training. For a class without a global prototype P[c], (2)

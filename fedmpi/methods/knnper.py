@@ -9,9 +9,9 @@ the features z come from the evaluated model:
     p_knn[c] = sum_{j: y_j = c} s_j / sum_j s_j                                                                   (2)
     p = lam p_knn + (1 - lam) softmax f(x)                                                                        (3)
 With evaluate.protocol ft(e) the evaluated model is the fine-tuned one. mix: logits replaces softmax f in (3) by f, as
-the code of FedSOL's authors does. (1) is that of the code of kNN-Per's authors, similarity: code. With
-similarity: paper, s_j = exp(-d_j / scale), as in their paper for scale 1. All clients use the same lam, whereas in the
-paper each client chooses its own.
+the code of FedSOL's authors does. (1) follows the code of kNN-Per's authors (similarity: code). With
+similarity: paper, s_j = exp(-d_j / scale), which for scale 1 is the formula of the paper. All clients use the same lam,
+whereas in the paper each client chooses its own.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Local training without federation: the baseline of what each client reaches alone.
+"""Local training without federation: a baseline that shows what each client achieves alone.
 
 All clients start from the same initial model, and no weights are sent.
 w_k <- SGD on F_k from w_k                                                                       (1)

@@ -113,8 +113,8 @@ def factorise_layers(module: nn.Module, ratio: float, personal: bool, init: str)
         ratio: the number of parameters of the factors, relative to that of the dense weight (see factor_rank).
         personal: whether W_2 is a personal parameter of each client: W = W_1 . (W_2 + 1), and the factors of W_2 are in
             the layout group PERSONAL_GROUP.
-        init: the tensors whose initial variance is 2 / fan_in: each factor as it is stored (factors), or W, like the
-            weight of a dense layer (product).
+        init: which tensors are initialised with variance 2 / fan_in. factors: each factor, with the fan_in of the
+            factor as it is stored; product: W, with the fan_in of the dense layer.
     """
     layers = [(path, layer) for path, layer in module.named_modules() if isinstance(layer, (nn.Linear, nn.Conv2d))]
     head = [layer for _, layer in layers if isinstance(layer, nn.Linear)][-1:]

@@ -55,7 +55,7 @@ class ReferenceClassHead(nn.Module):
 
 
 def logistic(input_shape: tuple[int, ...], classes: int, reference: bool = False) -> MLP:
-    """Softmax regression: one linear layer on the flattened sample; linear regression for the task regression.
+    """Softmax regression (for the task `regression`, linear regression): one linear layer on the flattened sample.
 
     The features are the flattened sample, so that the whole model is its head.
 

@@ -121,9 +121,9 @@ def sl_vit(
 ) -> SLViT:
     """Vision transformer for small data sets, with the sizes of FedSOL (2024).
 
-    Images are resized to a square whose side is the next multiple of 32 pixels, or of 16 above 64 pixels (28 x 28
-    becomes 32 x 32). The side of a patch is a quarter of the side of the image, but at most 16 pixels. For 3 x 32 x 32
-    images of 10 classes it has 6,176,275 parameters.
+    Images are resized to a square. Its side is the next multiple of 32 pixels (28 x 28 becomes 32 x 32), or of 16
+    pixels for images with a side above 64 pixels. The side of a patch is a quarter of the side of the image, but at
+    most 16 pixels. For 3 x 32 x 32 images of 10 classes it has 6,176,275 parameters.
 
     dim: width of a token.
     depth: number of layers.

@@ -33,7 +33,7 @@ class RoundsFigure(NamedTuple):
     of `keys`, with one line for each group of runs.
 
     Attributes:
-        keys: for the label of each line, the path of its value in a row: `drift.divergence`, or `shares.0` for the
+        keys: label of a line -> path of its value in a row, for example `drift.divergence`, or `shares.0` for the
             first entry of a list.
         note: text below the figure.
         from_zero: whether the y axis begins at 0.
@@ -135,7 +135,7 @@ def build_updates_section(runs: RunCollection) -> list[Part | None]:
 
 
 def build_analysis_section(runs: RunCollection) -> list[Part | None]:
-    """Plot the measurements of the config key `analysis` over rounds: decomposition of the loss, drift, forgetting.
+    """Plot the measurements that the config key `analysis` enables: decomposition of the loss, drift, forgetting.
 
     For a single run, the contribution of each client to the global model is plotted, too.
     """

@@ -116,7 +116,7 @@ class PackedChain:
             self.layers.append((weight, bias))
 
     def step(self, members: ClientIndex, x: Tensor, y: Tensor, lr: float) -> Tensor:
-        """Make a step for the n clients at positions `members`, on batches x (n, B, ...), y (n, B); return losses (n,)."""
+        """Make a step for n clients at positions `members`, on batches x (n, B, ...), y (n, B); return losses (n,)."""
         z = [x.flatten(2)]
         for layer in self.layers:
             if layer is None:

@@ -137,7 +137,7 @@ class VmapSteps:
         self.per_client["label_counts"] = trainer.label_counts[[k.id for k in clients]]
 
     def step(self, members: ClientIndex, x: Tensor, y: Tensor, lr: float) -> Tensor:
-        """Make a step for the n clients at positions `members`, on batches x (n, B, ...), y (n, B); return losses (n,)."""
+        """Make a step for n clients at positions `members`, on batches x (n, B, ...), y (n, B); return losses (n,)."""
         tensors = [self.w, self.accumulators] + ([] if self.v is None else [self.v])
         parts = [tensor[members] for tensor in tensors]  # views if `members` is a slice, else copies
         w, accumulators, own = parts[0], parts[1], {name: value[members] for name, value in self.per_client.items()}

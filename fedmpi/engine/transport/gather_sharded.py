@@ -102,7 +102,7 @@ class ColumnShard:
         return self.number_buffer(blocks * self.m**axes_per_block).view(blocks, *[self.m] * axes_per_block)
 
     def number_buffer(self, count: int, *, entries: bool = False) -> Tensor:
-        """Return a buffer for `count` numbers, which has the type of the rows if `entries` is true, otherwise float64."""
+        """Return a buffer for `count` numbers; its type is that of the rows if `entries` is true, otherwise float64."""
         kind = self.context.buffers.like.dtype if entries else torch.float64
         return torch.empty(count, dtype=kind, device=self.context.comm.device)
 
