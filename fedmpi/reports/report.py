@@ -91,8 +91,8 @@ def write_report(
 
     Args:
         paths: directories of runs or sweeps.
-        to: the HTML file; None: report.html in the directory of `paths`, or in the working directory if there are
-            several.
+        to: the HTML file; None: report.html in the directory paths[0] or, if there are several paths, in the working
+            directory.
         figures: directory to which each figure is written as .svg, .png and .csv; None: no such files.
         print_line: prints a line of output.
 

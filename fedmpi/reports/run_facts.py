@@ -124,7 +124,7 @@ def compare_communication(paths: Sequence[Path], metric: str, to: Path, print_li
 
 
 def build_time_section(runs: RunCollection) -> list[Part | None]:
-    """Plot the duration of each round: its parts for one group of runs, the total for several groups.
+    """Plot the duration of each round: split into its parts for one group of runs, in total for several groups.
 
     For a single run, also plot the timeline of each rank.
     """
@@ -184,15 +184,15 @@ def build_environment_section(runs: RunCollection) -> list[Part | None]:
 def _split_shared_and_differing(
     what: str, by_name: Mapping[str, Mapping[str, str]]
 ) -> tuple[list[list[Value]], Table | None]:
-    """Split the settings or properties of runs or groups into those that are equal in all and those that differ.
+    """Split the settings or properties of runs or groups into those that all share and those that differ.
 
     Args:
         what: the heading of the column that contains the names of the runs or groups.
-        by_name: for the name of each run or group, its values by key.
+        by_name: dict from the name of each run or group to its values by key.
 
     Returns:
-        The equal values as rows (key, value), and a table of the values that differ with one row per run or group; None
-        if no values differ.
+        The shared values as rows (key, value), and a table of the other values, with one row per run or group; None if
+        there are no others.
     """
     keys = dict.fromkeys(key for facts in by_name.values() for key in facts)
     other = [key for key in keys if len({facts.get(key) for facts in by_name.values()}) > 1]

@@ -163,11 +163,11 @@ def finite_numbers(values: Any) -> list[float]:
 
 
 def extract_curve(rows: Iterable[Row], *keys: str) -> Curve:
-    """Return one number of each row, by round; rows without the number are left out.
+    """Return one number from each row, by round; rows without this number are left out.
 
     Args:
         rows: rows with a key `round`.
-        keys: path of the number in a row, one key for each level. If it leads to a list, its mean is used.
+        keys: path of the number in a row, one key for each level. If it leads to a list, the mean of the list is used.
 
     >>> extract_curve([{"round": 3, "drift": {"norms": [1.0, 2.0]}}, {"round": 4}], "drift", "norms")
     {3: 1.5}

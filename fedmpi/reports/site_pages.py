@@ -182,7 +182,7 @@ def _plot_gain(site: Site, baseline: BaselineRun, name: str) -> Figure | None:
 
 
 def summarize_messages(site: Site, lines: Sequence[Mapping[str, Any]]) -> list[list[Value]]:
-    """Summarise the messages of a site: one row [content, number of messages, total bytes, receiver] per kind."""
+    """Summarise the messages of a site: one row [content, number, total bytes, receiver] per kind of message."""
     kinds: dict[tuple[str, str], list[int]] = {}
     for line in lines:
         names = [str(name) for name in line.get("what") or () if name not in CONTENT_WITHOUT_DATA]

@@ -50,7 +50,7 @@ TargetsAndSites = tuple[Tensor, Tensor | None]  # targets of some rows, and the 
 def training_ranks(settings: Settings, size: int) -> list[int]:
     """Return the ranks that train clients in a job of `size` ranks.
 
-    These are all ranks with server.trains_clients or if there is only one rank, otherwise all except rank 0.
+    If server.trains_clients is true or there is only one rank, these are all ranks, otherwise all except rank 0.
     """
     return list(range(0 if size == 1 or settings.server.trains_clients else 1, size))
 

@@ -183,7 +183,7 @@ def compute_plugin_digests(plugins: Sequence[PluginFile]) -> dict[str, str]:
 def copy_plugins(directory: RunDirectory, plugins: Sequence[PluginFile]) -> list[dict[str, str]]:
     """Copy plug-in files into the folder plugins/ of a run directory, and return their entries for environment.json.
 
-    An existing copy with other content (from before checkpoint.changes=accept) is renamed.
+    If changed plug-ins were accepted (checkpoint.changes=accept), the copies of their earlier versions are renamed.
     """
     rows = []
     for name, path, content in plugins:

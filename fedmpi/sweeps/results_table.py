@@ -35,7 +35,7 @@ class TableCell:
 
     Attributes:
         seeds: the seeds of the runs in this cell; [""] if the sweep has no axis `seed`.
-        values: seed -> metric, for finished runs with a finite value of the metric.
+        values: dict from seed to metric, for finished runs with a finite value of the metric.
         non_finite_seeds: the seeds of finished runs without a finite value of the metric.
         published: the published mean and standard deviation.
     """

@@ -84,7 +84,7 @@ class Task(ABC):
         """
 
     def reduce_outputs(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return what `metrics` needs of the outputs of a batch, (B, ...); by default the outputs themselves.
+        """Reduce the outputs of a batch to what `metrics` needs, (B, ...); by default they are not changed.
 
         Override this function if the outputs for a whole data split do not fit into memory.
 

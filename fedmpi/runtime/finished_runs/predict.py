@@ -117,7 +117,7 @@ def _format_npz(columns: Mapping[str, np.ndarray]) -> bytes:
 
 # ---- the predictor ----
 class Predictions(dict[str, Any]):
-    """A dict of columns with one value per row: first the copied columns, then the model's predictions.
+    """A dict of columns with one value per row: first columns copied from the rows, then the model's predictions.
 
     Attributes:
         metrics: the task's metrics, if the rows have targets.

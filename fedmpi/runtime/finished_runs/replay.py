@@ -115,8 +115,8 @@ def replay_rounds(
         last: the last round to train.
         total: the number of rounds of the run.
 
-    Yields the directory of the replay, and whether its last round was not evaluated. Raises KeyboardInterrupt after a
-    signal.
+    Yields the directory of the replay, and whether the evaluation of its last round is missing. Raises
+    KeyboardInterrupt after a signal.
     """
     with tempfile.TemporaryDirectory(prefix="fedmpi-verify-") as place:
         own = [f"output={json.dumps(place)}", "name=again", "trace=false", "report=false"]

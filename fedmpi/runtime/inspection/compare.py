@@ -91,7 +91,7 @@ def find_differing_rows(
         a, b: the records of the two runs.
         name: the file, such as metrics.jsonl.
         tolerance: largest allowed difference of numbers, relative to the larger number if that is above 1; hashes are
-            then not compared. None: values must be equal.
+            not compared. None: values and hashes must be equal.
         partial: the number of a round that run b has not evaluated; only keys in b's row of this round are compared.
     """
     left, right = a.read_rows(name), b.read_rows(name)

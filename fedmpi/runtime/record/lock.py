@@ -55,7 +55,7 @@ def hold_lock(directory: Path) -> Iterator[None]:
 
 
 def _acquire_lock(file: FileIO, path: Path) -> None:
-    """Lock an open file; retry for a moment, because `inspect_lock` in another process may hold a short lock."""
+    """Lock an open file; retry briefly, because `inspect_lock` in another process may hold the lock for a moment."""
     until = time.monotonic() + RETRY_S
     while True:
         try:
