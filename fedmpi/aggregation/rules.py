@@ -43,14 +43,14 @@ def principal(
     scope: Literal["model", "tensor"] = "model",
     correction: Literal["text", "axis"] = "text",
 ) -> Tensor:
-    """Weighted mean of the updates after each is projected on their leading principal directions and rescaled (FedLD).
+    """Weighted mean of the updates after projection on their leading principal directions and rescaling (FedLD).
 
     Args:
         keep: fraction of the m principal directions that is kept.
         scope: whether the directions are computed for the whole model (model) or for each tensor separately (tensor).
         correction: which vector is rescaled to the length of the client's update: the weighted sum of the update's
             projections on the directions (text), or each projection (axis).
-        share: with correction: axis, the weights of the directions: their eigenvalues divided by the sum (sum) or by
+        share: the weights of the directions if correction is axis: their eigenvalues, divided by the sum (sum) or by
             the Euclidean norm (l2) of the eigenvalues.
     """
     if share == "sum" and correction == "text":
@@ -78,10 +78,11 @@ def median(updates: Uploads, server: Server) -> Tensor:
 
 
 def trimmed_mean(updates: Uploads, server: Server, trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.1) -> Tensor:
-    """Coordinate-wise mean without the smallest and largest floor(trim m) values, with equal weights (Yin 2018).
+    """Coordinate-wise mean of the updates without the most extreme values, with equal weights (Yin 2018).
 
     Args:
-        trim: fraction of the m values that is left out at each end.
+        trim: fraction of the m values of a coordinate that is left out at each end: the floor(trim m) smallest and the
+            floor(trim m) largest.
     """
     return updates.trimmed_mean(trim)
 
@@ -120,7 +121,7 @@ def geometric_median(
 def principal_coefficients(
     K: Tensor, p: Tensor, keep: float = 0.8, share: str = "l2", correction: str = "text"
 ) -> Tensor:
-    """Return the coefficients (m,), float64, of the updates in the aggregate of FedLD.
+    """Return the coefficients c (m,), float64, with which the aggregate of FedLD combines the updates.
 
     g_i is the update of client i, and G has the updates as columns. Let K / m = E diag(lam) E' with the largest
     eigenvalue first. Then v_l = G e_l / sqrt(m lam_l) is the l-th principal direction, and g_il = <g_i, v_l> v_l is the
@@ -130,14 +131,14 @@ def principal_coefficients(
 
         text   u_i = sum_l lam_l g_il,   g_i' = ||g_i|| u_i / ||u_i||            the weighted sum is corrected
         axis   g_i' = ||g_i|| sum_l omega_l g_il / ||g_il||                      each projection is
-               omega_l = lam_l / ||lam_1..L||_2 (share="l2"), or lam_l / sum_z lam_z (share="sum")
+               omega_l = lam_l / ||lam_1..L||_2 (share="l2"), or lam_l / sum(lam) (share="sum")
 
-    The aggregate is sum_i p_i g_i' = G c. `text`, and `axis` with l2, keep all lengths: ||g_i'|| = ||g_i||. `axis` with
-    `sum` reduces lengths, for example to 0.28 of their values for ten orthogonal updates. `text` depends only on the
-    subspace of the kept directions: equal eigenvalues are no problem, and the result is continuous in the updates
-    unless lam_L and lam_L+1 cross. `axis` uses only the signs of projections. No vector of size d is computed here. A
-    projection that is zero up to rounding (cosine <= 1e-9) contributes nothing, and neither does an update whose
-    projections are all zero. If all updates are zero, the coefficients are zero; nan gives nan.
+    The aggregate is sum_i p_i g_i' = G c. `text`, and `axis` with l2, preserve lengths: ||g_i'|| = ||g_i||. `axis` with
+    `sum` makes updates shorter: ten orthogonal updates, for example, keep 0.28 of their lengths. `text` depends only on
+    the subspace of the kept directions. Equal eigenvalues therefore do not matter, and the result is continuous in the
+    updates unless the eigenvalues L and L + 1 cross. `axis` uses only the signs of projections. A projection that is
+    zero up to rounding (cosine <= 1e-9) contributes nothing, and neither does an update whose projections are all zero.
+    If all updates are zero, the coefficients are zero; nan gives nan. The updates themselves are not needed, only K.
 
     Args:
         K: (m, m), the Gram matrix of the updates.
@@ -172,9 +173,9 @@ def principal_coefficients(
 def krum_coefficients(K: Tensor, byzantine: int, select: int) -> Tensor:
     """Return the coefficients (m,), float64, of the mean of the `select` updates that are closest to other updates.
 
-    K is the Gram matrix (m, m). The score of update i is the sum of ||g_i - g_j||^2 over the m - f - 2 nearest j (at
-    least one), with f = byzantine. The updates with the lowest scores are selected; if scores are equal, the first of
-    them. The guarantee of the paper requires m >= 2 f + 3.
+    K is the Gram matrix (m, m). The score of update i is the sum of ||g_i - g_j||^2 over its m - f - 2 nearest
+    updates j (at least one), where f = `byzantine`. The updates with the lowest scores are selected; of updates with
+    equal scores, the first ones. The guarantee of the paper requires m >= 2 f + 3.
     Blanchard, El Mhamdi, Guerraoui, Stainer. Machine Learning with Adversaries. NeurIPS 2017.
     https://arxiv.org/abs/1703.02757
     """
@@ -193,10 +194,13 @@ def geometric_median_coefficients(K: Tensor, p: Tensor, iterations: int, smooth:
     """Return the coefficients c (m,), float64, of the geometric median G c of the updates.
 
     K is the Gram matrix (m, m), p are the weights (m,), and G has the updates g_i as columns. The geometric median is
-    the point v that minimises sum_i p_i ||g_i - v||. Weiszfeld's algorithm repeats
-    c_i <- (p_i / max(||g_i - G c||, nu)) / sum   until c is constant; nu is `smooth` times the mean distance of the
-    updates from their mean. The distances follow from   ||g_i - G c||^2 = K_ii - 2 (K c)_i + c' K c,   with K computed
-    relative to the mean of the updates.
+    the point v that minimises sum_i p_i ||g_i - v||. Weiszfeld's algorithm starts with c = p and repeats
+
+        a_i = p_i / max(||g_i - G c||, nu),        c_i = a_i / sum_j a_j
+
+    until c no longer changes; nu is `smooth` times the mean distance of the updates from their mean. The distances
+    follow from ||g_i - G c||^2 = K_ii - 2 (K c)_i + c' K c, in which K is the Gram matrix after the mean of the updates
+    has been subtracted from each of them.
     Pillutla, Kakade, Harchaoui. Robust Aggregation for Federated Learning. 2022. https://arxiv.org/abs/1912.13445
     """
     p, K = p.double(), K.double()

@@ -11,7 +11,7 @@ D is the direction of the server step.
     yogi      m as adagrad;                v -= (1-beta2) D^2 sgn(v - D^2);        w as adagrad
     adam      m as adagrad;                v  = beta2 v + (1-beta2) D^2;           w as adagrad
 
-As in the paper, there is no bias correction and v_0 = eps^2. All operations work entry by entry.
+As in the paper, there is no bias correction and v_0 = eps^2. All operations are elementwise.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 
 
 class ServerOptimizer:
-    """A server optimiser. Its moments are `state` (slots, d), which checkpoints store; sgd has no slots."""
+    """A server optimiser. The rows of `state` are its moments m and v (sgd has none, momentum only m)."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class ServerOptimizer:
         Args:
             name: sgd, momentum, adagrad, yogi or adam.
             like: a vector with the size, type and device of the global model.
-            lr, beta1, beta2, eps: the constants of the formulas above.
+            lr, beta1, beta2, eps: the constants in the formulas of the module docstring.
             nesterov: whether momentum uses Nesterov's variant.
         """
         self.name, self.lr, self.beta1, self.beta2, self.eps, self.nesterov = name, lr, beta1, beta2, eps, nesterov
@@ -48,7 +48,7 @@ class ServerOptimizer:
             self.state[1].fill_(eps**2)
 
     def step(self, w: Tensor, direction: Tensor, state: Tensor) -> None:
-        """Update w (n,) and the optimiser's state (slots, n) in place by one step along `direction` (n,)."""
+        """Make one step along `direction` (n,): update w (n,) and `state`, the moments (slots, n), in place."""
         if self.name == "sgd":
             w.add_(direction, alpha=self.lr)
             return

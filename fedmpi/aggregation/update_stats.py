@@ -23,7 +23,7 @@ from fedmpi.method.context import Span, Uploads
 
 
 class RecordingUploads(Uploads):
-    """A wrapper of uploads that stores the Gram matrix of dw if a rule computes it."""
+    """The uploads of a round; if a server rule computes the Gram matrix of the updates, it is stored here."""
 
     def __init__(self, updates: Uploads) -> None:
         """Wrap the uploads of a round."""
@@ -56,8 +56,8 @@ def compute_update_stats(
     Args:
         norms: client -> ||u_i||, for all clients that sent an update.
         direction: the direction D of the server step, (s,).
-        compute_gram: whether to compute the Gram matrix K if the rule has not computed it, and the cosines of updates
-            with D.
+        compute_gram: whether to compute the cosines of the updates with D, and the Gram matrix K if the rule has not
+            computed it.
 
     Returns:
         A dict with `clients` (the clients whose updates are aggregated, ascending), `norms` (the norms of these

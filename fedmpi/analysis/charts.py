@@ -121,7 +121,7 @@ Chart = LineChart | BarChart | HeatMap
 def stack_bars(rows: Sequence[str], parts: Mapping[str, Sequence[float]], x_label: str) -> BarChart:
     """Return a chart with one stacked bar per row; negative lengths extend to the left of 0.
 
-    parts: for each label in the legend, its length in each row.
+    parts: for each label in the legend, the length of its segment in each row.
 
     >>> stack_bars(["a"], {"p": [1.0], "q": [2.0]}, "x").spans
     {'p': [(0, 0.0, 1.0)], 'q': [(0, 1.0, 3.0)]}
@@ -200,8 +200,8 @@ def _create_axes(
 ) -> Axes:
     """Create a figure with a legend at the top and axes below it.
 
-    All lengths are in inches: `high` and `wide` are the size of the axes (wide = 0: all available width); left, bottom
-    and above are the margins around the axes. `legend` contains pairs of a matplotlib handle and a label.
+    All lengths are in inches: `high` and `wide` are height and width of the axes (wide = 0: all available width); left,
+    bottom and above are the margins around the axes. `legend` contains pairs of a matplotlib handle and a label.
     """
     longest = min(max((len(name) for _, name in legend), default=1), 60)
     columns = min(max(int((CHART_WIDTH - 0.1) / (0.55 + LETTER_WIDTH * longest)), 1), max(len(legend), 1))
@@ -268,7 +268,7 @@ def _draw_lines(chart: LineChart) -> Axes:
 def _create_row_axes(
     labels: Sequence[str], bottom: float, legend: Sequence[tuple[Any, str]] = (), cells: int = 0
 ) -> Axes:
-    """Create axes with one row per label, row 0 at the top; more than 23 rows are thinner.
+    """Create axes with one row per label, row 0 at the top; rows become thinner if there are more than 23.
 
     cells: the number of columns of a heat map; 0 for a bar chart, which uses the whole width.
     """
@@ -331,7 +331,10 @@ def _draw_heat_map(chart: HeatMap) -> Axes:
 
 
 def _draw_cells(axes: Axes, values: np.ndarray, most: float) -> None:
-    """Draw one cell per number: blue if positive, red if negative, paler if small, grey if nan."""
+    """Draw one cell per number: blue if positive, red if negative, paler if small, grey if nan.
+
+    most: the absolute value that is drawn without transparency.
+    """
     colours = np.where((values < 0)[..., None], to_rgba(COLOURS[1]), to_rgba(COLOURS[0]))
     colours[..., 3] = np.abs(values) / (most or 1.0)
     colours[np.isnan(values)] = to_rgba(AXIS_COLOUR, 0.45)
@@ -345,7 +348,12 @@ def _draw_cells(axes: Axes, values: np.ndarray, most: float) -> None:
 
 
 def _draw_colour_scale(axes: Axes, chart: HeatMap, most: float, gaps: bool) -> None:
-    """Draw the colour scale of a heat map at the top right, and the label of the rows at the top left."""
+    """Draw the colour scale of a heat map at the top right, and the label of the rows at the top left.
+
+    Args:
+        most: the largest absolute value, at the end of the scale.
+        gaps: whether some cells are grey because they have no value, which the scale then explains.
+    """
     figure: Any = axes.figure
     high, shades = figure.get_figheight(), np.linspace(-1 if chart.signed else 0, 1, 9 if chart.signed else 5)
     figure.text(0.05 / CHART_WIDTH, 1 - 0.15 / high, _shorten_text(chart.row_label, 24), va="center")

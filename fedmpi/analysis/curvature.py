@@ -100,7 +100,7 @@ def measure_curvature(
 def compute_largest_eigenpairs(
     product: Callable[[Tensor], Tensor], like: Tensor, k: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return the k largest (not by magnitude) eigenvalues and eigenvectors of a symmetric A (d, d), computed by ARPACK.
+    """Return the k algebraically largest eigenvalues of a symmetric A (d, d), and their eigenvectors (ARPACK).
 
     Args:
         product: computes A v from v (d,).

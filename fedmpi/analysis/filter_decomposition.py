@@ -1,7 +1,8 @@
 """Reproduce two measurements of the paper on filter decomposition (`fedmpi analyse variance` and `virtual`).
 
 Chen, Qiu. Extra Clients at No Extra Cost: Overcome Data Heterogeneity in Federated Learning with Filter Decomposition.
-2025. https://arxiv.org/abs/2503.08652. There are two averages of client kernels W_k = alpha_k D_k:
+2025. https://arxiv.org/abs/2503.08652. The kernels of client k are W_k = alpha_k D_k, with coefficients alpha_k and
+atoms D_k. There are two ways to average them over clients:
     kernel_mean     sum_k p_k alpha_k D_k                      FedAvg on the kernels                             (1)
     product_mean    (sum_i p_i alpha_i)(sum_j p_j D_j)         filter decomposition                              (2)
                     = sum_i sum_j p_i p_j alpha_i D_j          includes the m (m - 1) products i != j
@@ -12,20 +13,21 @@ For scalars alpha_k = a + e_k, D_k = d + h_k with independent noise and p_k = 1/
 so decomposition reduces only the cross term. (Prop. 4.1 of the paper assumes that the products of one round are
 independent and derives a larger gain.)
 
-variance, Fig. 3(b): a round is trained R times from the same w^t, each time with a different cohort and different
-batches. The local models of replicate r are aggregated to W_r, the kernels of all layers with atoms, once by (1) and
-once by (2). The results are 1/(R-1) sum_r ||W_r - mean W||^2, an unbiased estimate (the paper does not describe its
-estimator), and the variance of the clients' own kernels, sum_k p_k ||W_k - W_bar||^2, averaged over replicates. Both
-are in squared units of the weights and do not include the server's optimiser. The rounds 0, e, 2e, ... are measured for
-e = `evaluate.every`; rounds in which the server keeps its coefficients are marked.
+variance, Fig. 3(b): a round is trained R times from the same global model, each time with a different cohort and
+different batches. W_r is the average in replicate r of the kernels of all layers with atoms. For (1) and for (2), the
+result is 1/(R-1) sum_r ||W_r - mean W||^2, an unbiased estimate of the variance (the paper does not describe its
+estimator). It is compared with the variance of the clients' own kernels, sum_k p_k ||W_k - W_bar||^2, averaged over
+replicates. All results are in squared units of the weights and do not include the server's optimiser. Every
+`evaluate.every`-th round is measured, from round 0 on; rounds in which coefficients are not sent are marked.
 
-virtual, Eq. 10, Sec. 4.1 and 6.7: clients train locally for one more round from the final model of a run; its number is
-that of the next round in which coefficients are sent. alpha_bar x D_bar is the weighted mean of alpha_i x D_j over all
-i, j: the m clients for i = j, and m (m - 1) virtual clients for i != j (the paper counts unordered pairs, 6 for 4
-clients). Client i contributes the layout group COEF, the coefficients with their biases and 1x1 convolutions; client j
-contributes its atoms. The paper does not mention the other parameters; here all models have those of the aggregate. The
-models therefore differ in their convolutions only, and the models with i = j are not exactly those of the clients. A
-run directory contains the global model only, so all other state of the server and of clients has initial values.
+virtual, Eq. 10, Sec. 4.1 and 6.7: clients train locally for one more round, which starts from the final model of a run
+and has the number of the next round in which coefficients are sent. The product of averages (2) is the weighted mean of
+alpha_i x D_j over all i, j: the m clients for i = j, and m (m - 1) virtual clients for i != j (the paper counts
+unordered pairs, 6 for 4 clients). Client i contributes the layout group COEF: coefficients, biases of convolutions, and
+convolutions without atoms, such as 1x1; client j contributes its atoms. The paper does not mention the other
+parameters; here all models have those of the aggregate. The models therefore differ in their convolutions only, and the
+models with i = j are not exactly those of the clients. A run directory contains the global model only, so all other
+state of the server and of clients has initial values.
 """
 
 from __future__ import annotations
@@ -69,12 +71,15 @@ RESULT_LABELS = {
 
 # ---- two averages of kernels ----
 def kernel_mean(p: Tensor, alpha: Tensor, D: Tensor) -> Tensor:
-    """Return (1), the weighted mean of kernels (..., n, q), for p (m,), alpha (..., m, n, a) and D (..., m, a, q)."""
+    """Return sum_k p_k alpha_k D_k (..., n, q), the weighted mean of kernels.
+
+    The shapes are p (m,), alpha (..., m, n, a) and D (..., m, a, q).
+    """
     return torch.einsum("k,...kna,...kaq->...nq", p, alpha, D)
 
 
 def product_mean(p: Tensor, alpha: Tensor, D: Tensor) -> Tensor:
-    """Return (2), the product of the weighted means of coefficients and atoms; shapes as in `kernel_mean`."""
+    """Return (sum_i p_i alpha_i)(sum_j p_j D_j), the product of weighted means; shapes as in `kernel_mean`."""
     return torch.einsum("k,...kna->...na", p, alpha) @ torch.einsum("k,...kaq->...aq", p, D)
 
 
@@ -101,15 +106,15 @@ def client_variance(p: Tensor, alpha: Tensor, D: Tensor) -> float:
 
 
 def extract_factors(experiment: Experiment, w: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return a mapping of the name of each AtomConv2d layer to the coefficients and atoms of m models.
+    """Return {layer name: (coefficients, atoms)} of m models, for all AtomConv2d layers.
 
     Args:
         experiment: an experiment with the architecture of the models.
         w: the weights of the m models, (m, d).
 
     Returns:
-        For each layer alpha, (m, o i, a), and D, (m, a, u v), in float64, for o x i kernels of u x v pixels and a
-        atoms.
+        In float64, the coefficients (m, o i, a) and the atoms (m, a, u v) of each layer. The layer has o x i kernels
+        of u x v pixels, which are combinations of `a` atoms.
 
     Raises:
         UserError: if the model has no such layer.
@@ -130,7 +135,7 @@ def extract_factors(experiment: Experiment, w: Tensor) -> dict[str, tuple[Tensor
 
 # ---- variance ----
 def analyse_variance(settings: Settings, replicates: int, to: Path, print_line: Callable[[str], None]) -> None:
-    """Measure the variance of the averages (1) and (2), print it, and write variance.json and variance.png."""
+    """Print the variance of the two averages of kernels, and write it to variance.json and variance.png."""
     to, experiment = output.create_output_folder(to), build_experiment(settings)
 
     def report_row(row: Row) -> None:
@@ -155,7 +160,7 @@ def analyse_variance(settings: Settings, replicates: int, to: Path, print_line: 
 def measure_aggregate_variance(
     experiment: Experiment, replicates: int, report_row: Callable[[Row], None] = lambda row: None
 ) -> dict[str, Any]:
-    """Train an experiment and measure the variance during training; the trained model is the same as without measuring.
+    """Train an experiment, and measure the variance of averaged kernels; this does not influence the training.
 
     Args:
         experiment: the experiment.
@@ -191,11 +196,11 @@ def measure_aggregate_variance(
 
 
 def measure_round(experiment: Experiment, fed: Federation, t: int, replicates: int) -> Row:
-    """Train round t `replicates` times from the global model of `fed`, and return the variances.
+    """Train round t `replicates` times from the global model of `fed`, and return the variances of kernels.
 
     Returns:
-        A dict. `round`: t; `kernel_mean` and `product_mean`: the variances of (1) and (2) over the replicates; `ratio`:
-        product_mean divided by kernel_mean; `clients`: the variance of the clients' own kernels.
+        A dict. `round`: t; `kernel_mean` and `product_mean`: the variances over the replicates of these two averages;
+        `ratio`: the second divided by the first; `clients`: the variance of the clients' own kernels.
     """
     by_kernels, by_product, clients = [], [], 0.0
     for number in range(replicates):
@@ -234,8 +239,8 @@ def evaluate_virtual_clients(
 
     Returns:
         A dict. `round`: the number of the round; `clients`: the cohort; `weights`: the clients' weights p; `headline`:
-        the main metric of the task; `models`: for each pair of clients a dict with `alpha` (i), `atoms` (j) and the
-        metrics on the global test set; `aggregate`: the metrics of the aggregate.
+        the name of the task's main metric; `models`: for each pair of clients a dict with `alpha` (i), `atoms` (j) and
+        the metrics on the global test set; `aggregate`: the metrics of the aggregate.
     """
     extract_factors(experiment, experiment.model.w[None])  # raises an error for a model without atoms
     test, s, trainer = experiment.data.global_test, experiment.settings, build.make_trainer(experiment, lambda: False)

@@ -37,7 +37,7 @@ def analyse_partition(
         print_line: prints a line of output.
 
     Raises:
-        UserError: if the config has data.silos, a file name has a different ending, or a file cannot be written.
+        UserError: if the config has data.silos, a file name has another ending than these, or a file cannot be written.
     """
     if settings.data.silos:
         raise UserError("partition: data.silos needs no partition; `fedmpi validate` shows the sites")

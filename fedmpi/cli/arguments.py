@@ -120,7 +120,7 @@ def make_command_group(help_text: str) -> typer.Typer:
 
 
 def run_and_exit(command: Callable[[], int], process: CommandProcess) -> NoReturn:
-    """Call a command and end the process with its exit code. An exception gives a message and an exit code."""
+    """Call a command and end the process with its exit code; after an exception, print a message first."""
     setup_stdio()
     signal.signal(signal.SIGINT, _handle_interrupt)
     warnings.showwarning = _print_warning
@@ -141,7 +141,7 @@ def run_and_exit(command: Callable[[], int], process: CommandProcess) -> NoRetur
 
 
 def _handle_interrupt(number: int, frame: object) -> NoReturn:
-    """End the process at once on Ctrl-C outside training; a module under import could catch KeyboardInterrupt."""
+    """End the process at once on Ctrl-C outside training; a module being imported could catch KeyboardInterrupt."""
     print_message(f"{make_message_prefix(current_job())}: interrupted")
     os._exit(128 + number)
 

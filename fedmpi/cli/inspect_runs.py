@@ -165,8 +165,8 @@ def predict(
     """Prepare the rows of FILE like the training data, and write the predictions of the model of RUN_DIR.
 
     Predictions are classes and probabilities, numbers, risks, labels or next symbols; masks are written as .npz. FILE
-    has the format of the run's data source: a table, an image or a folder or CSV file of images, texts, or an .npz
-    file. The label column may be missing.
+    has the format of the run's data source: a table, texts, an .npz file, an image, or a folder or CSV file of images.
+    The label column may be missing.
     """
     load_run_settings(directory, trust, overrides, "predict")
     from fedmpi.runtime.finished_runs import models, predict

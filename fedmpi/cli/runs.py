@@ -129,8 +129,8 @@ def replay(context: typer.Context, directory: RunDir, overrides: Overrides = Non
 def validate(config: Config, overrides: Overrides = None) -> None:
     """Check CONFIG, its data and its partition, and show a summary of the run, without training.
 
-    For a sweep, the settings of all runs are checked, and the data, models and methods of enough runs to cover every
-    value in the sweep.
+    For a sweep, the settings of all runs are checked. Data, models and methods are checked for as many runs as are
+    needed to cover every value in the sweep.
     """
     from fedmpi.sweeps import expand
 

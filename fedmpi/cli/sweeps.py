@@ -41,7 +41,7 @@ def sweep(
 ) -> None:
     """Train all unfinished runs of SWEEP, in parallel on this machine or as a Slurm array job.
 
-    Each run has the directory output/NAME/RUN, gives the same bits as `fedmpi run`, and is resumed if it was stopped.
+    Each run writes to output/NAME/RUN, gives the same results as `fedmpi run`, and is resumed if it was stopped.
     """
     from fedmpi.sweeps import expand, slurm, sweep_status
 

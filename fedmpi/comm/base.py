@@ -130,7 +130,7 @@ class Communicator:
     def broadcast(self, x: Tensor) -> None:
         """Overwrite x (n,) on every rank with rank 0's x.
 
-        Rank 0 counts the bytes of x as sent once per receiver (once in a job of one rank), every other rank counts
+        Rank 0 counts the bytes of x as sent once per receiver (once in a job of one rank); every other rank counts
         them as received.
 
         Raises:

@@ -160,7 +160,7 @@ def read_master_address(env: Mapping[str, str]) -> tuple[str, int]:
 
 
 def reject_unsupported_launcher(env: Mapping[str, str]) -> None:
-    """Raise UserError if an unsupported launcher started this process, and has or may have started others."""
+    """Raise UserError if an unsupported launcher started this process, and has started or may have started others."""
     rows = [*UNSUPPORTED_LAUNCHERS, ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "an mpirun of an unknown kind")]
     for size, rank, launcher in rows:
         if env.get(size) and read_integer(env, size) > 1:

@@ -76,7 +76,7 @@ def _get_dotted_package(plugin: Path, top: Path) -> str:
 
 
 def _find_imported_names(file: Path, package: str) -> Iterator[str]:
-    """Yield the modules that a file imports, parents first; for `from a import b` also a.b, which may be no module."""
+    """Yield the modules that a file imports, parents first; for `from a import b` also a.b, even if it is no module."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):  # reported when the file is loaded

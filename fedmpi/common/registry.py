@@ -82,7 +82,7 @@ def make_component(
     Args:
         kind: the kind of component.
         choice: the name and the options of the component.
-        origins: option -> where it was written (`Settings.origins`); the key "" holds where the component was named.
+        origins: option -> where it was written (`Settings.origins`); the key "" is for the component itself.
 
     Returns:
         A partial function, to be called with the arguments `kind.engine_arguments`.

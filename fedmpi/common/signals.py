@@ -59,10 +59,10 @@ class StopRequest:
     def set_exit_code_if_alone(self, code: int | None) -> None:
         """Set the exit code for a stop request that arrives before all ranks are connected.
 
-        The rank exits EXIT_DELAY_S seconds after the request, unless the ranks are connected by then.
+        The rank exits EXIT_DELAY_S seconds after the request, unless this method is called with None before.
 
         Args:
-            code: the exit code; None, once the ranks are connected, disables the exit.
+            code: the exit code, or None once all ranks are connected.
         """
         self._exit_code_if_alone = code
         if self.signal and code is not None:

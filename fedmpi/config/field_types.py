@@ -97,9 +97,9 @@ class Section(BaseModel):
     """A section of a config; unknown keys are errors.
 
     Attributes:
-        prerequisites: A dict from a key to (other key, values): the key has an effect only if the other key has one of
-            these values, or with None any value except null, false and 0. A key without effect must have its default
-            or be off (false, 0, null).
+        prerequisites: {key: (other key, values)}. The key has an effect only if the other key has one of these values
+            (None: any value except null, false and 0). A key without effect must have its default or be off (false, 0,
+            null).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
@@ -107,7 +107,7 @@ class Section(BaseModel):
 
     @model_validator(mode="after")
     def _check_prerequisites(self) -> Self:
-        """Raise ValueError for a key without effect, because the other key in `prerequisites` has the wrong value."""
+        """Raise ValueError if a key is set but has no effect, because its prerequisite is not fulfilled."""
         for key, (other, needed) in self.prerequisites.items():
             value, have = getattr(self, key), getattr(self, other)
             has_effect = have in needed if needed is not None else bool(have)

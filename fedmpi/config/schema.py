@@ -191,7 +191,7 @@ class Settings(Section):
 
     @property
     def working_dir(self) -> Path:
-        """The directory to which relative paths refer: that in which the run began, Path() if it is the current one."""
+        """The directory in which the run began, for relative paths; Path() if it is the current directory."""
         try:
             moved = self._start_dir and os.getcwd() != self._start_dir
         except FileNotFoundError:  # the current directory was deleted
@@ -215,7 +215,7 @@ class Settings(Section):
         return keys | {"": self.origin(start + selector)}
 
     def identity(self) -> dict[str, str]:
-        """Return {dotted key: text of its value}, or the SHA-256 digest of a value that may be secret."""
+        """Return {dotted key: text of its value}; a value that may be secret is replaced by its SHA-256 digest."""
         items = flatten(redact(self.model_dump(mode="json")), "")
         return {
             key: text if repr(items.get(key)) == text else hashlib.sha256(text.encode()).hexdigest()
@@ -223,13 +223,13 @@ class Settings(Section):
         }
 
     def digest_items(self) -> dict[str, str]:
-        """Return {dotted key: repr(value)} for the keys that ranks compare, without paths, which may differ."""
+        """Return {dotted key: repr(value)} without the keys that may differ between ranks, such as some paths."""
         items = flatten(self.model_dump(mode="json"), "")
         return {key: repr(value) for key, value in items.items() if key not in NOT_COMPARED}
 
 
 def section_class(path: tuple[str | int, ...], root: type[BaseModel] = Settings) -> type[BaseModel] | None:
-    """Return the class of the section with this path of keys below `root` (() is `root`); None if it does not exist."""
+    """Return the class of the section at `path` below `root`; () is `root`. None if there is no such section."""
     known: Any = root
     for part in path:
         if known is None or part not in known.model_fields:

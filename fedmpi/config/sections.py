@@ -287,7 +287,7 @@ class ServerSettings(Section):
 
 
 class BestSettings(ShortFormSection):
-    """The section `evaluate.best`: selection of the best model on validation rows. A string stands for its metric."""
+    """The section `evaluate.best`: selection of the best model on validation rows. A string is its `metric`."""
 
     short_key = "metric"
     prerequisites = dict.fromkeys(("goal", "patience", "min_delta"), ("metric", None))

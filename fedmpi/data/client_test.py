@@ -1,14 +1,14 @@
 """Rules that choose the test rows of each client (option data.client_test).
 
-shards       The test part is cut into shards and distributed like the training part, by the same label matrix (FedRep
+shards       The test part is cut into shards. A client gets test shards of the classes of its training shards (FedRep
              2021).
 class_match  All test rows of the classes in the training data of the client.
-aligned      Test rows in the proportions of the client's classes: of each class c, floor(T n_kc / n_k) random rows
-             without replacement, for n_kc of the n_k training samples of client k; clients may share rows. T is 1000
-             (FedSOL 2024), or min_c floor(t_c n_k / n_kc) if that is less, for the t_c > 0 test rows of class c.
-             FedSOL keeps T = 1000 and limits each number to t_c, which changes the proportions if the test part is
-             small. A client for which all numbers are 0 gets one row of each of its classes (of the 1000 most frequent
-             ones, if it has more).
+aligned      Test rows in the proportions of the client's classes. If n_kc of the n_k training samples of client k
+             belong to class c, it gets floor(T n_kc / n_k) random test rows of c, without replacement; clients may
+             share rows. T is the minimum of 1000 (FedSOL 2024) and floor(t_c n_k / n_kc) over its classes c, where
+             t_c > 0 is the number of test rows of class c. FedSOL itself keeps T = 1000 and limits each number of rows
+             to t_c, which changes the proportions if the test part is small. If all these numbers are 0 for a client,
+             it gets one row of each of its classes, or of the 1000 most frequent ones.
 global       The whole test part.
 site         The test rows of the client's site.
 auto         site if clients are sites and the test rows have sites; otherwise aligned, or global if targets are not

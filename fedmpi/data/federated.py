@@ -92,7 +92,7 @@ class FederatedData:
         return self.with_samples(move, lambda y: y.to(device))
 
     def with_samples(self, x: Callable[[Any], Any], y: Callable[[Tensor], Tensor] = lambda y: y) -> FederatedData:
-        """Return a copy with x applied to the samples and y to the targets, once per tensor that clients share."""
+        """Return a copy after applying the function x to samples and y to targets, once to each shared tensor."""
         x, y = _memoize_by_identity(x), _memoize_by_identity(y)
         test = {"": self.global_test} if self.global_test else {}
         return replace(
@@ -199,7 +199,7 @@ def _find_listed_sites(only: Sequence[Any], names: Sequence[str]) -> tuple[int, 
 
 
 def _make_test_shards_by_site(dataset: Dataset, test_site: Tensor) -> dict[str, Shard]:
-    """Return a dict from the name of each site with test rows (its number, if sites have no names) to these rows."""
+    """Return {site: its test rows} for each site that has some; a site without a name is called by its number."""
     present = torch.unique(test_site[test_site >= 0]).tolist()
     rows = {k: torch.nonzero(test_site == k).flatten() for k in present}
     names = dataset.site_names or {k: str(k) for k in present}

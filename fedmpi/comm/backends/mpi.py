@@ -146,7 +146,7 @@ def kill_after_timeout(job: Job, operation: str, timeout_s: float) -> Iterator[N
 
 # ---- messages ----
 class PendingMessage(NamedTuple):
-    """A message that is being sent or received; `x` keeps its memory alive."""
+    """A message that is being sent or received; the reference to its tensor x keeps the memory alive."""
 
     peer: int
     handle: Any

@@ -155,7 +155,7 @@ class _StoreCommunicator(Communicator):
         return values
 
     def _check_group(self) -> None:
-        """Raise RankLostError if the other ranks are regrouping, and wait for this rank to do the same."""
+        """Raise RankLostError if the other ranks wait for this rank to regroup (GlooCommunicator only)."""
 
     def _shutdown(self) -> None:
         """Wait for all ranks before disconnecting: closing a socket while the other end still reads could lose data."""
@@ -228,13 +228,13 @@ class GlooCommunicator(_StoreCommunicator):
             self._give_up_group(peer, error, late=clock.now() >= deadline)
 
     def _give_up_group(self, peer: int, error: RuntimeError, late: bool = False) -> NoReturn:
-        """Handle a failed message from or to rank `peer`: stop using the group, and raise RankLostError.
+        """Stop using the group after a message from or to rank `peer` has failed, and raise RankLostError.
 
-        late: whether the message failed by a time-out; the error is then a RankTimeoutError.
+        late: whether the message timed out; a RankTimeoutError is raised in this case.
 
-        Only `failed_group` may hold a reference to the group, so that its sockets close when the ranks regroup and all
-        ranks notice; a traceback would hold one, too. If the job ends instead, the sockets stay open, so that ranks
-        with working connections do not report this rank as lost.
+        The traceback of `error` is removed, so that only `failed_group` refers to the group. The group's sockets then
+        close when the ranks regroup, and all ranks notice the failure. If the job ends instead, the sockets stay open,
+        so that ranks with working connections do not report this rank as lost.
         """
         error.__traceback__ = None
         self.failed_group, self.group = self.group, None

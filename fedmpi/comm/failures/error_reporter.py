@@ -98,8 +98,8 @@ class ErrorReporter:
 
     Attributes:
         waiting_for: returns the ranks whose messages this rank waits for.
-        on_event: called in the thread that reads the log, with each line that is not a cause and with the connection
-            that the line came from; with None once rank 0's store no longer answers.
+        on_event: on_event(line, store) is called in the thread that reads the log, for each line that is not a cause.
+            `store` is the thread's connection. If rank 0's store no longer answers, `line` is None.
     """
 
     def __init__(
@@ -195,9 +195,9 @@ class ErrorReporter:
         return EventLog(self._open_store(), self.position)
 
     def _make_decisive_test(self, members: set[int]) -> Callable[[str], bool]:
-        """Return a predicate on lines of the log: whether the line ends the job, or this rank's part in it.
+        """Return a function that tells whether a line of the log ends the job, or this rank's part in it.
 
-        The predicate must be called with all lines in order, because it keeps track of the members.
+        The function must be called with all lines in order, because it removes lost ranks from `members`.
         """
 
         def decisive(line: str) -> bool:

@@ -53,7 +53,7 @@ class GroupMembership:
         error_reporter.on_event = self._on_event
 
     def regroup_requested(self) -> bool:
-        """Return whether the other ranks wait until this rank calls `regroup`, or rank 0 is lost."""
+        """Return whether this rank must call `regroup`: the other ranks wait for it, or rank 0 is lost."""
         return self.requested_generation > self.generation or self.rank_0_is_lost
 
     def _on_event(self, line: str | None, store: Store) -> None:

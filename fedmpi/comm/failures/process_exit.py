@@ -74,7 +74,7 @@ class RankProcess:
 
 
 class _StandardFile(io.FileIO):
-    """The file of a standard stream, which discards output that cannot be written.
+    """A file object for a standard stream; it discards output that cannot be written.
 
     If the disk is full (`> /dev/full`) or the reader has ended (`| head`), the command continues, and its exit code
     does not change.

@@ -2,8 +2,8 @@
 
 The address of the store depends on the launcher:
 
-torchrun   MASTER_ADDR, which is rank 0's host, and the first free port of a short list that all ranks derive
-srun       the first host of the job step, and the first free port of a list derived in the same way
+torchrun   MASTER_ADDR, which is rank 0's host, and the first free port of a list derived from the job's identifier
+srun       the first host of the job step, and the first free port of such a list
 env://     MASTER_ADDR and MASTER_PORT
 mpirun     rank 0 chooses a free port, and sends its addresses and a random key in an MPI broadcast
 """

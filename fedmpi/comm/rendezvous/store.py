@@ -113,8 +113,8 @@ class RankStore(Store):
     ) -> tuple[str, list[bytes]]:
         """Exchange a value with other ranks; return the verdict and the values of all ranks.
 
-        The verdict is ALL_PRESENT, or the numbers of the late ranks, separated by spaces, whose values are empty, or
-        CANCELLED if the ranks regroup.
+        The verdict is ALL_PRESENT if no rank is late, CANCELLED if the ranks regroup, and otherwise the numbers of the
+        late ranks, separated by spaces. The values of late ranks are empty.
 
         Args:
             name: name of a series of allgathers.

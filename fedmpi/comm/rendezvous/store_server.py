@@ -113,7 +113,7 @@ class StoreServer:
             del self.unauthenticated[task]
 
     async def _reply(self, operation: str, arguments: list[Any]) -> list[Any]:
-        """Carry out a request and return the reply; raise ValueError if the operation or its arguments are unknown."""
+        """Carry out a request and return the reply; raise ValueError if the operation or its arguments are invalid."""
         values = self.values
         match operation, arguments:
             case "at_end", [_, _]:
@@ -143,7 +143,7 @@ class StoreServer:
         raise ValueError("no such request")
 
     async def _wait(self, names: list[str], seconds: float) -> bool:
-        """Wait until all values are set; return whether they are set within `seconds`."""
+        """Wait until all values are set, for at most `seconds`; return whether they are set."""
 
         async def wait_for_values() -> None:
             for name in names:

@@ -68,7 +68,7 @@ def _expand_pattern(pattern: str) -> list[str]:
 def _make_parts(*paths: Any) -> list[DatasetPart]:
     """Return the files or folders that an entry of `files` in catalogue.json describes.
 
-    paths: patterns of the alternative paths of these files; for folders also the number of files in each.
+    paths: patterns of the alternative paths of these files, and for folders an integer, the number of files in each.
     """
     patterns = [path for path in paths if isinstance(path, str)]
     number = next((path for path in paths if isinstance(path, int)), 0)
@@ -76,7 +76,7 @@ def _make_parts(*paths: Any) -> list[DatasetPart]:
 
 
 def _make_entry(files: list[Any], downloads: tuple[Any, ...] = (), **facts: str) -> CatalogueEntry:
-    """Make the catalogue entry of a data set from its fields in catalogue.json; `facts` are the fields with texts."""
+    """Make the catalogue entry of a data set from its fields in catalogue.json; `facts` are all other fields."""
     parts = tuple(part for entry in files for part in _make_parts(*entry))
     return CatalogueEntry(parts=parts, downloads=tuple(Download(tuple(d.pop("urls")), **d) for d in downloads), **facts)
 

@@ -44,7 +44,7 @@ def check_files(name: str, root: Path) -> list[tuple[str, str]]:
 
 
 def _check_part(part: DatasetPart, root: Path, md5: str | None) -> tuple[str, str]:
-    """Return the path of a file or folder, or where it should be, and what is wrong with it ("" if nothing is).
+    """Return where a file or folder is or should be, and what is wrong with it; "" if nothing is wrong.
 
     md5: the checksum that a file at the first of the possible paths must have; None: checksums are not compared.
     """
@@ -96,7 +96,7 @@ def fetch_dataset(name: str, root: Path) -> bool:
 
 
 def _fetch_file(download: Download, root: Path) -> None:
-    """Download one file, and unpack it if it is an archive; an archive that already is in `root` is not downloaded."""
+    """Download one file, and unpack it if it is an archive; an archive that is already in `root` is not downloaded."""
     file = root / download.path
     is_archive_present = bool(download.into) and file.is_file() and _compute_md5(file) == download.md5
     if not is_archive_present:
