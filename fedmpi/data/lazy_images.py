@@ -39,7 +39,7 @@ class LazyImages:
         """Store images and the pipeline that converts them.
 
         Args:
-            stored: images (n, c, H, W) or volumes (n, c, D, H, W): uint8, in memory or on disk, or floats.
+            stored: images (n, c, H, W) or volumes (n, c, D, H, W), as uint8 (in memory or on disk) or floats.
             pipeline: converts stored images to inputs of the model.
             device: device of the inputs; None: that of the stored tensor.
             channels_last: whether inputs are in the memory format channels_last; None: the format of the stored tensor.
@@ -54,7 +54,7 @@ class LazyImages:
         return len(self.stored)
 
     def __getitem__(self, rows: Any) -> Any:
-        """Return LazyImages for a slice or a vector of rows, and a float tensor for any other index."""
+        """Return LazyImages for a slice or a vector of row numbers, and a float tensor for any other index."""
         is_selection = isinstance(rows, slice) or (isinstance(rows, Tensor) and rows.ndim == 1)
         return self.with_stored(self.stored[rows]) if is_selection else self.all_inputs()[rows]
 
@@ -76,7 +76,7 @@ class LazyImages:
 
     @cached_property
     def shape(self) -> torch.Size:
-        """The shape of all images as inputs of the model in evaluations, (n, C, H, W)."""
+        """The shape (n, C, H, W) of all images after conversion to inputs of the model, without random transforms."""
         return torch.Size([len(self), *self.pipeline.output_shape(tuple(self.stored.shape[1:]))])
 
     @property

@@ -51,7 +51,7 @@ class DiskSource(ABC):
 
     @abstractmethod
     def read(self, rows: np.ndarray) -> np.ndarray:
-        """Read the rows with these numbers, (B, c, H, W) of `dtype`; raise UserError with the file if this fails.
+        """Read the rows with these numbers, (B, c, H, W) of `dtype`; raise UserError naming the file if this fails.
 
         Different threads may call this method, but never at the same time.
         """
@@ -60,7 +60,7 @@ class DiskSource(ABC):
     def fingerprint(self, rows: np.ndarray) -> Iterator[bytes]:
         """Yield bytes that identify these rows, so that ranks can check that they have the same data.
 
-        This must take no more than seconds, however many rows there are.
+        This must take at most a few seconds, however many rows there are.
         """
 
 

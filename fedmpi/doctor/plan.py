@@ -9,7 +9,8 @@ Data and model are built as in a run; nothing is trained. The memory of a rank h
     step         activations that a forward pass stores for the backward pass, times two for their gradients
 
 With a GPU, all parts except `process` are in GPU memory. But if gloo or MPI sends the messages, the rows of all ranks
-and the part `model` of rank 0 are in the memory of the host. GPU memory also contains the data, and has its own sum.
+and the part `model` of rank 0 are in the memory of the host. GPU memory also contains the data; its parts are summed
+separately.
 """
 
 from __future__ import annotations

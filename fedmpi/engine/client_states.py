@@ -80,7 +80,7 @@ class ClientStates:
         last_trained: client -> the last round in which the client took part; the same on every rank.
         rows: the state rows of this rank that are in memory, the least recently used first.
         max_in_memory: the largest number of rows kept in memory, if there is a store.
-        stored_up_to: the last round up to which all rows are in the store.
+        stored_up_to: the round up to which all rows have been written to the store; -1: none have.
     """
 
     def __init__(self, comm: Communicator, trainer: ClientTrainer, ranks: Sequence[int]) -> None:
@@ -191,8 +191,7 @@ class ClientStates:
     def reassign(self, alive: Collection[int], ranks: Sequence[int], *, move: bool) -> None:
         """Record the clients of failed ranks in the attribute `reassigned`, each with its failed rank.
 
-        The result depends only on the arguments and on which rank owned each
-        client before the round.
+        The result depends only on the arguments and on which rank owned each client before the round.
 
         Args:
             alive: the ranks that are alive.
@@ -209,7 +208,7 @@ class ClientStates:
 
     # ---- states of earlier rounds ----
     def newest_saved_rounds(self, clients: Collection[int], took_part: Callable[[int, int], bool]) -> dict[int, int]:
-        """Return client -> the latest round in which it took part and whose resulting state is intact in the store."""
+        """Return client -> the latest round in which it took part and for which the store has its intact state."""
         if self.store is None:
             return {}
         stored = sorted((k, t) for k, t in self.store.list_keys() if k in clients)
@@ -247,7 +246,7 @@ class ClientStates:
         self._revert_to_copies({k: r for k, r in applied.reverted_states(t).items() if before.get(k) != r})
 
     def _revert_to_copies(self, rounds: Mapping[int, int]) -> None:
-        """Revert clients to the states of these rounds in `copies`; ranks send each other the rows that they need."""
+        """Set clients back to their states of these rounds, which ranks have kept in `copies` and exchange here."""
         mine, outgoing, incoming = dict[int, Tensor](), list[Message](), list[Message]()
         for k, t in sorted(rounds.items()):
             if t == INITIAL_STATE:

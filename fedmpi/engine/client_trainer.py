@@ -131,10 +131,10 @@ class ClientTrainer:
 
 
 def _make_fast_loss(module: nn.Module, task: Any) -> Callable[[Any, Tensor, Tensor], Tensor] | None:
-    """Return the task's loss as a direct function (client, x, y) -> (), or None if the model or task is not built in.
+    """Return a function (client, x, y) that computes the task's loss, or None if the model or task is not built in.
 
-    The function calls layers without the forward hooks of torch modules. This is safe for the built-in chains of
-    layers, because they draw no random numbers and keep no state between calls.
+    To save time, the function calls layers without the forward hooks of torch modules. This is safe for the built-in
+    chains of layers, because they draw no random numbers and keep no state between calls.
     """
     forward = make_forward_without_hooks(module)
     if forward is None or type(task).loss not in (Classification.loss, Regression.loss):

@@ -302,7 +302,7 @@ class Evaluator:
     def _evaluate_clients(
         self, protocol: str, t: int, downloads: Mapping[int, Tensor]
     ) -> tuple[dict[int, Metrics], dict[int, float]]:
-        """Evaluate under one protocol the clients in `downloads`, each on the rank that has its state.
+        """Evaluate the clients in `downloads` under one protocol, each on the rank that has its state.
 
         Returns:
             client -> metrics, and client -> weight; both are complete only on rank 0.

@@ -187,7 +187,10 @@ def check_tensor(
 
 
 def describe_mismatch(value: Any, shape: tuple[int, ...], devices: Sequence[str], floats: bool = True) -> str:
-    """Describe why a value is not a dense real tensor of this shape on one of these devices; "" if it is one."""
+    """Describe why a value is not a dense real tensor of this shape on one of these devices; "" if it is one.
+
+    floats: whether it must be a floating-point tensor; otherwise it may also contain integers or booleans.
+    """
     if not isinstance(value, Tensor):
         return type(value).__name__
     if value.shape != shape:

@@ -1,4 +1,4 @@
-"""The class Partition, which stores the row numbers of each client, and checks that partition schemes share."""
+"""The class Partition (the row numbers of each client), and the checks that partition schemes share."""
 
 from __future__ import annotations
 
@@ -98,10 +98,10 @@ def validate_indices(part: Any, samples: int) -> np.ndarray:
 
 
 def _sort_by_owner(owner: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return rows sorted by owner, and in ascending order for each owner, (n,).
+    """Return row numbers sorted by owner, and in ascending order within each owner, (n,).
 
-    To this end the numbers owner * span + row are sorted, where `span` exceeds all row numbers; this is several times
-    as fast as an argsort.
+    This sorts the numbers owner * span + row, where `span` is greater than all row numbers, because that is several
+    times faster than an argsort.
     """
     span = int(rows.max(initial=0)) + 1
     return np.sort(owner * span + rows) % span
@@ -117,12 +117,12 @@ def equal_sizes(rows: int, parts: int) -> np.ndarray:
 
 
 def check_enough_samples(samples: int, parts: int, scheme: str, min_size: int = 1, unit: str = "") -> None:
-    """Raise UserError if there are not enough samples for all parts to have at least `min_size`.
+    """Raise UserError if there are too few samples for `parts` parts of at least `min_size` samples each.
 
     Args:
         scheme: the name of the scheme, for the message.
         min_size: smallest allowed size of a part.
-        unit: the number of parts in words, for the message; "": the parts are clients.
+        unit: the parts in words, such as "6 shards", for the message; "": the parts are clients.
     """
     if samples < parts:
         what = unit or f"clients={parts} parts"

@@ -48,8 +48,9 @@ def dirichlet(
                   shuffled class is cut at floor(cumsum(q) n_c). All classes are drawn again until every client has
                   min_size samples (Yurochkin 2019; NIID-Bench).
     class_plain:  The same without setting q_k to 0.
-    client:       For each client q_k ~ Dir(alpha 1_C), and equal sizes. One client after the other draws the classes
-                  of its samples from q_k; an exhausted class is dropped, and q_k is renormalised (Hsu 2019).
+    client:       For each client q_k ~ Dir(alpha 1_C); all clients have equal sizes. One client after the other draws
+                  the classes of its samples from q_k; an exhausted class is dropped, and q_k is renormalised (Hsu
+                  2019).
     """
     check_class_labels(labels, "dirichlet")
     check_enough_samples(len(labels), clients, "dirichlet", min_size)
@@ -102,11 +103,11 @@ def _draw_until_accepted(
     scheme: str,
     balance: bool,
 ) -> np.ndarray:
-    """Draw fractions until every client has min_size samples; return the numbers of samples, (C, N).
+    """Draw fractions until every client has min_size samples; return numbers of samples by class and client, (C, N).
 
-    A draw consists of one Dir(alpha 1_N) for each class. Many draws are made at once, and the generator is then set to
-    its state after the accepted draw: the result equals that of one draw after the other, but takes a fifteenth of the
-    time.
+    A draw consists of one sample of Dir(alpha 1_N) for each class. Many draws are made at once; then the generator is
+    set to its state after the accepted draw. The result is the same as with one draw at a time, but this is about 15
+    times as fast.
 
     Args:
         totals: number of samples of each class, (C,).
@@ -115,10 +116,10 @@ def _draw_until_accepted(
         alpha: concentration of the Dirichlet distribution.
         min_size: smallest allowed number of samples of a client.
         scheme: the name of the scheme, for the message.
-        balance: whether clients that already have n/N samples get none of the following classes.
+        balance: whether a client that already has n/N samples gets no samples of the remaining classes.
 
     Raises:
-        UserError: none of the draws, which have MAX_SHARES fractions in total, was accepted.
+        UserError: no draw was accepted; at most MAX_SHARES fractions are drawn in total.
     """
     concentration, smallest, tried, single_draws, draws = np.full(clients, alpha), 0, 0, 0, 1
     max_draws = max(MAX_SHARES // (len(totals) * clients), 1)
@@ -164,8 +165,8 @@ def _counts_from_shares(q: np.ndarray, totals: np.ndarray, balance: bool) -> tup
     """Convert D draws of fractions q, (D, C, N), to numbers of samples.
 
     Returns:
-        The numbers of samples, (D, C, N), and whether the draw is invalid, (D,), because all the mass of a class is on
-        clients that already have n/N samples.
+        The numbers of samples, (D, C, N); and for each draw whether it is invalid, (D,). A draw is invalid if all the
+        mass of a class is on clients that already have n/N samples.
     """
     draws, _, clients = q.shape
     sizes, counts = np.zeros((draws, clients), dtype=np.int64), np.empty(q.shape, dtype=np.int64)
@@ -183,7 +184,7 @@ def _counts_from_shares(q: np.ndarray, totals: np.ndarray, balance: bool) -> tup
 def _cut_by_shares(share: np.ndarray, free: np.ndarray, total: int) -> np.ndarray:
     """Cut `total` samples at the cumulative fractions, rounded down; return the sizes of the parts, (D, N).
 
-    share: the fraction of each client, (D, N); free: whether a client may get samples, (D, N).
+    share: the fractions of the N clients in D draws, (D, N); free: whether a client may get samples, (D, N).
     """
     ends = np.floor(np.cumsum(share, axis=1) * total).astype(np.int64)
     # The sum of fractions may be slightly below 1; the remaining samples go to the last client that is not full.
@@ -193,10 +194,11 @@ def _cut_by_shares(share: np.ndarray, free: np.ndarray, total: int) -> np.ndarra
 
 
 def _draw_one_balanced(totals: np.ndarray, concentration: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Draw the numbers of samples once with `balance`, (C, N); draw a class again if all its mass is on full clients.
+    """Make one draw with `balance`; return the numbers of samples by class and client, (C, N).
 
-    A client is full if it has n/N samples. Fractions are drawn only for the other clients: Dir(alpha 1_N), restricted
-    to some clients and renormalised, is the Dirichlet distribution on these clients.
+    A client is full if it has n/N samples. The fractions of full clients are set to 0. If no mass then remains for a
+    class, its fractions are drawn again for the other clients only: Dir(alpha 1_N), restricted to some clients and
+    renormalised, is the Dirichlet distribution on these clients.
     """
     clients, full = len(concentration), totals.sum() / len(concentration)
     sizes, free = np.zeros(clients, dtype=np.int64), np.ones(clients, dtype=bool)
@@ -210,7 +212,7 @@ def _draw_one_balanced(totals: np.ndarray, concentration: np.ndarray, rng: np.ra
             mass = q.sum()
         q /= mass
         ends[c, 1:] = np.cumsum(q) * total  # rounded down
-        ends[c, clients - int(free[::-1].argmax()) :] = total  # as in _cut
+        ends[c, clients - int(free[::-1].argmax()) :] = total  # as in _cut_by_shares
         sizes += np.diff(ends[c])
         free = sizes < full
     return np.diff(ends, axis=1)

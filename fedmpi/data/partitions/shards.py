@@ -21,10 +21,10 @@ def shards(
     distinct: bool = False,
     sorted: bool = False,
 ) -> Partition:
-    """Every client gets s shards of one class each, so at most s classes (McMahan 2017; FedRep, Collins 2021).
+    """Every client gets s single-class shards, and thus has at most s classes (McMahan 2017; FedRep, Collins 2021).
 
     Each of the C classes is cut into r = floor(s N / C) equal shards, for N clients (the first shards have one sample
-    more if r does not divide the number of samples). A list of all labels, each r times, is shuffled and reshaped to
+    more if r does not divide the number of samples). A list with r copies of each label is shuffled and reshaped to
     (N, s): client k gets a random unused shard of each of its s labels. If C does not divide s N, the first s N - r C
     classes are cut into r + 1 shards, with a warning.
 
@@ -136,8 +136,8 @@ def classes(
     """Every client has the same number of classes, each divided evenly among its clients (NIID-Bench, Li 2022).
 
     Of C classes, client i has class i mod C and classes_per_client - 1 others, drawn at random without replacement. The
-    shuffled samples of a class are divided into equal parts for its clients. With fewer clients than classes, no client
-    may have a class; its samples are then left out.
+    shuffled samples of a class are divided into equal parts for its clients. With fewer clients than classes, some
+    classes may have no client; their samples are left out.
 
     classes_per_client: number of classes of each client.
     """

@@ -51,8 +51,8 @@ def convert_samples(
         options: the order of the axes, the scaling and the normalisation.
         name: the name of the array, for messages.
         file: the file of the array, for messages.
-        grey: whether an array (n, H, W) contains images with one channel; if false, it does only if `options` has axes
-            or a pixel range.
+        grey: whether an array (n, H, W) always contains images with one channel; if false, it contains images only if
+            `options` sets the axes or a pixel range.
 
     Returns:
         Images (n, C, H, W) or volumes (n, C, D, H, W), as LazyImages if they are uint8 or have a pixel range, otherwise

@@ -56,13 +56,13 @@ def heart_disease(
     the column over the hospital's training part, then the column is standardised with the mean and standard deviation
     of that part. A column that is constant or entirely missing there becomes 0.
 
-    variant: whole (all patients), or flamby (FLamby's Fed-Heart-Disease). The latter leaves out slope, ca and thal, and
-    then patients with missing values (740 remain), one-hot encodes cp and restecg (13 features), and trains on the 66 %
-    of the patients that FLamby selects; the global test set is standardised with the statistics of the training parts
-    of all hospitals.
-    standardise: the mean and standard deviation with which training rows are standardised: site (those of the
-    hospital's own training part), or, for the variant flamby, pooled (those of the training parts of all hospitals, for
-    a model that is trained centrally on all rows). The test rows of each hospital are always standardised with the
+    variant: whole (all patients), or flamby (FLamby's Fed-Heart-Disease). flamby leaves out the columns slope, ca and
+    thal, and then the patients with missing values (740 remain). cp and restecg are one-hot encoded (13 features). The
+    training part consists of the 66 % of the patients that FLamby selects. The global test set is standardised with the
+    statistics of the training parts of all hospitals.
+    standardise: the statistics with which training rows are standardised: site (mean and standard deviation of the
+    hospital's own training part), or pooled (of the training parts of all hospitals, for a model that is trained
+    centrally on all rows; only for the variant flamby). The test rows of each hospital are always standardised with the
     statistics of its own training part.
     test_fraction: the fraction of each class at each hospital that is held out as its test part, with the same rows for
     every seed.
@@ -194,7 +194,7 @@ def _prepare_flamby_hospital(table: np.ndarray) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _standardise_as_flamby(x: Tensor, by: Tensor) -> Tensor:
-    """Subtract the mean of the rows `by` from x, and divide by their unbiased standard deviation + 1e-9."""
+    """Standardise x with the mean and the unbiased standard deviation (plus 1e-9) of the rows `by`."""
     return (x - by.mean(0)) / (by.std(0) + 1e-9)
 
 

@@ -71,7 +71,7 @@ def hdf5(
 
     path: the file, relative to data.root; for silos it may contain {site}, which is replaced by the name of the silo.
     test_path: a second file, whose arrays are all test data.
-    inputs: the name of the array of samples without the word for the part, for example images for train/images; by
+    inputs: the name of the array of samples, without train, val or test (for example images for train/images); by
     default one of x, images, image, pixels, inputs, features and data.
     labels: the name of the array of labels; by default one of y, labels, label, targets and target.
     sites: the name of the array with the site of each row, numbered from 0; by default site or sites, if present.
@@ -141,11 +141,11 @@ def _find_arrays(path: Path, names: Mapping[str, str | None], part: str = "") ->
 
     Args:
         names: for "x", "y" and "site", the name of the data set from the config; None: any of `DEFAULT_NAMES`.
-        part: "test_" if all data sets of the file belong to the test part; "": their names tell the part.
+        part: "test_" if all data sets of the file belong to the test part; "": their names contain the part.
 
     Returns:
-        A dict from key, such as "test_x", to a dict from client ("" if the file has no clients) to the data set; and
-        the paths of all other data sets.
+        The data sets as a dict of dicts, `arrays[key][client]`, where key is for example "test_x", and client is "" if
+        the file has no clients; and the paths of all other data sets.
     """
     import h5py
 

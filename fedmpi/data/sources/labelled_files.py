@@ -109,7 +109,7 @@ def dataset_from_files(
 def _split_parts(
     samples: Sequence[LabelledFile], labels: np.ndarray, split_column: str | None, test_fraction: float | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of a site's training and test part, drawn if the files are not assigned to parts."""
+    """Return the indices of a site's training and test part; draw them if files are not assigned to parts."""
     is_test = np.array([sample.part == "test" for sample in samples], dtype=bool)
     if split_column or is_test.any():
         resolve_test_fraction(
@@ -122,14 +122,14 @@ def _split_parts(
 
 # ---- CSV files ----
 def read_csv_rows(path: Path, columns: Mapping[str, str], delimiter: str = ",") -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the location ("a.csv, line 7") and the cells of each row of a CSV file, without surrounding spaces.
+    """Yield the location ("a.csv, line 7") and the cells, stripped of spaces, of each row of a CSV file.
 
     Args:
         columns: a dict from option of the config to column name; the cells of a row are a dict with the same keys.
         delimiter: the character that separates the cells.
 
     Raises:
-        UserError: the file cannot be read, or a column or a value is missing; the message contains the line.
+        UserError: the file cannot be read, or a column or a value is missing; the message names the line.
     """
     table = read_table(path, delimiter)
     cells = {

@@ -57,11 +57,12 @@ def leaf(
 ) -> Dataset:
     """A data set of the LEAF benchmark: the JSON files in root/path/train and root/path/test; each user is a site.
 
-    Users are sorted by name; names that are numbers are sorted by value. Samples of numbers with a class (FEMNIST,
-    Synthetic) are images (1, 28, 28) if they have 784 numbers, otherwise vectors. Strings x with a single character y
-    (Shakespeare) become symbols (n, L) for `task: {name: next_symbol}`; as in LEAF, only the character after the string
-    is a target. Texts with a class (Sent140) become counts of the `vocabulary` words, (n, vocabulary) float32. Image
-    files with a class (CelebA) are read from root/path/raw/img_align_celeba.
+    Users are sorted by name; names that are numbers are sorted by value. If x contains numbers (FEMNIST,
+    Synthetic), samples are images (1, 28, 28) if they have 784 numbers, otherwise vectors. If x contains strings and y
+    their next characters (Shakespeare), samples are symbols (n, L) for `task: {name: next_symbol}`; as in LEAF, only
+    the character after the string is a target. If x contains texts (Sent140), samples are counts of `vocabulary` words,
+    (n, vocabulary) float32. If x contains names of image files (CelebA), the images are read from
+    root/path/raw/img_align_celeba.
 
     path: the folder that contains train/ and test/, relative to data.root.
     classes: the number of classes, by default the largest label + 1.

@@ -55,7 +55,7 @@ def npz(
     The arrays may also have the names of Keras (x_train, ...) or MedMNIST (train_images, ...). The validation part
     (val_x, val_y and val_site, or val_images and val_labels) is added to the training part, as in FedSOL's TissueMNIST
     (189,106 = 165,466 + 23,640); `data.validation` then holds out rows of both. x contains features (n, f), grey images
-    (n, H, W), or images and volumes whose order of axes is `axes`. uint8 is divided by 255; other numbers are used as
+    (n, H, W), or images or volumes with the axes `axes`. uint8 is divided by 255; other numbers are used as
     they are. y is (n,) or (n, 1): integers are classes, other numbers are targets of a regression. Targets (n, ...) of
     several numbers need `classes`, the number of the model's outputs: the number of labels for multi_label, of classes
     for segmentation, of symbols for next_symbol, and 1 for survival.
@@ -116,7 +116,7 @@ class ArrayPreparation(Preparation):
 
     Attributes:
         row: the shape of one sample in the array.
-        uint8: whether the training array is uint8; this must also hold, or not hold, for new arrays.
+        uint8: whether the training array is uint8; new arrays must then be uint8, too, and otherwise must not be.
         options: the order of the axes, the scaling and the normalisation.
         class_names: the names of the classes; () if they have none.
     """
@@ -167,8 +167,8 @@ def dataset_from_arrays(
         options: the order of the axes, the scaling and the normalisation.
         classes: the number of classes or outputs; None: derived from y.
         test_fraction: the fraction of test samples if there is no test part.
-        by_site: whether this fraction of each class at each site is drawn; if false, of each class of the whole data
-            set.
+        by_site: whether this fraction is drawn from each class at each site; if false, from each class of the whole
+            data set.
     """
     parts = {}
     for prefix in PART_PREFIXES:
@@ -231,8 +231,8 @@ def dataset_from_parts(
         classes: the number of classes or of the model's outputs; None: the largest label + 1, or 1 for real numbers.
         test_fraction: the fraction of each class that is held out as the test part if there is none.
         preparation: the conversion of new rows to inputs.
-        by_site: whether this fraction of each class at each site is drawn; if false, of each class of the whole data
-            set.
+        by_site: whether this fraction is drawn from each class at each site; if false, from each class of the whole
+            data set.
     """
     fraction = resolve_test_fraction(test_fraction, str(file) if "test_" in parts else "")
     for prefix, part in parts.items():

@@ -185,8 +185,8 @@ def concat_sites(sites: Sequence[Dataset], names: Sequence[str], global_test_x: 
     """Concatenate the data sets of several sites into one that contains the site of each row.
 
     Args:
-        global_test_x: the inputs of the global test set if they differ from the test inputs of the sites, such as by
-            their standardisation; None: they are the same.
+        global_test_x: the inputs of the global test set if they differ from the test inputs of the sites, for
+            example in their standardisation; None: they are the same.
     """
     groups = [d.group for d in sites if d.group is not None]
     offsets = np.cumsum([0, *(int(group.max()) + 1 for group in groups)]).tolist()

@@ -206,8 +206,8 @@ def interpolation_weights(start: Tensor, length: Tensor, n: int, size: int) -> T
     """Return the weights, (B, size, n), with which n pixels along one axis are interpolated to `size` pixels.
 
     Row i contains the weights with which the pixels start .. start + length - 1 contribute to pixel i of the result.
-    They form a triangle around the position of pixel i, whose half width is one pixel of the result or of the image,
-    whichever is larger. This is bilinear interpolation, with antialiasing if images become smaller.
+    They decrease linearly with the distance from pixel i, to 0 at a distance of one pixel of the result or of the
+    image, whichever is larger. This is bilinear interpolation, with antialiasing if images become smaller.
     """
     step = (length / size)[:, None, None]
     center = start[:, None, None] + (torch.arange(size, device=start.device)[:, None] + 0.5) * step

@@ -24,7 +24,7 @@ def make_transform(name: str, value: Any, where: str, origins: Mapping[str, str]
 
     Args:
         name: the transform's name in the config, such as `random_crop`.
-        value: its options as a dictionary, the value of its main option, or None: options keep their defaults.
+        value: its options as a dictionary, or the value of its main option; None: all options keep their defaults.
         where: the key in the config, for messages.
         origins: a dict from option to the place where it was set, for messages. The entry "" is the place where the
             transform itself was set.

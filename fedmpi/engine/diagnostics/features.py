@@ -1,9 +1,9 @@
-"""Probe `features`: statistics of features and head, related to the regularisers of FedUV.
+"""Probe `features`: statistics of the features and the head, related to the regularisers of FedUV.
 
 The statistics are computed on up to MAX_SAMPLES evenly spaced rows of the global test set. z are the features of these
-rows, i.e. the inputs of the head, and P the predicted probabilities. Each statistic is computed for the global model
-after the round, and averaged over the local models (NAME_local). It is nan if the task has no classes or the head is
-not one linear layer.
+rows, i.e. the inputs of the head, and P the predicted probabilities. Each statistic NAME is computed for the global
+model after the round, and for each local model; NAME_local is the mean over the local models. `classifier` is nan if
+the head is not a single linear layer, `deviation` if the task has no classes.
     rank         exp(- sum_j q_j log q_j), q: singular values of z - mean z, divided by their sum (Roy, Vetterli 2007)
     uniformity   FedUV's U: mean over pairs of exp(-d / sigma), d: squared distances, sigma: median of the non-zero d
     classifier   mean singular value of the head's weights, as in FedUV's analysis

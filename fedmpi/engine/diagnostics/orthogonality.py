@@ -1,4 +1,4 @@
-"""Probe `orthogonality`: cosine between the gradients of local steps and of FedSOL's proximal loss (FedSOL, Fig. 3).
+"""Probe `orthogonality`: cosine between the gradient of each local step and that of FedSOL's proximal loss (Fig. 3).
 
     L_p = KL(softmax(f_w0 / tau) || softmax(f_w / tau)), mean over samples, tau = 3
 f_w are the logits of the current model, f_w0 those of the global model. This is FedSOL's Eq. 5 with the paper's tau.
@@ -6,8 +6,8 @@ The same L_p is used for every method, so that methods can be compared. In each 
 batch of the step, and g_u is the gradient that the optimiser gets, before momentum and weight decay:
     cosine = <g_u, g_p> / (|g_u| |g_p|)
 over the trained parameters, and over the parameters of the head, which FedSOL perturbs. If the cosine is negative, the
-step increases L_p. At w = w0, g_p is 0 and the cosine is undefined (nan). L_p is computed in evaluation mode, without
-dropout; batch statistics do not change.
+step increases L_p. At w = w0, g_p is 0 and the cosine is undefined (nan). L_p is computed in evaluation mode: there
+is no dropout, and the running statistics of batch normalisation do not change.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The probes of a run (`analysis`), which train the local models of a round separately and measure them afterwards.
 
-In a measured round, clients are trained twice with the same random numbers, and both trainings give the same bits. The
-round itself and its recorded traffic do not change. Results do not depend on the number of ranks.
+In a measured round, clients are trained twice with the same random numbers and bitwise equal results. The round
+itself and its recorded traffic do not change. Results do not depend on the number of ranks.
 """
 
 from __future__ import annotations

@@ -202,8 +202,8 @@ def gram_statistics(G: Tensor) -> dict[str, Any]:
 def compute_layer_rows(c: Cohort) -> Rows:
     """Return a row for each client of this rank with three numbers per layer.
 
-    The numbers are the mean of Lambda, the mean of Lambda with norms of columns (see change_strength), and ||w - w0||.
-    A layer l consists of its weight and its bias.
+    For a layer l (its weight and bias), these are the mean of Lambda^(l); the same mean with norms of columns in place
+    of the norm of the layer (see change_strength); and ||w^(l) - w0^(l)||.
 
     Lambda^(l) = |w^(l) - w0^(l)| / ||w^(l) - w0^(l)||    elementwise, FedSOL's Eq. 7
     """
@@ -218,13 +218,13 @@ def compute_layer_rows(c: Cohort) -> Rows:
 
 
 def group_by_layer(layout: Layout) -> dict[str, list[Segment]]:
-    """Return layer name -> the tensors of the layer; the layer's name is a tensor's name without its last part."""
+    """Return layer name -> the tensors of the layer; a layer's name is a tensor's name without the last component."""
     groups = groupby(layout.segments, key=lambda s: s.name.rpartition(".")[0] or s.name)
     return {name: list(tensors) for name, tensors in groups}
 
 
 def change_strength(changes: list[Tensor], columns: bool = False) -> Tensor:
-    """Return the mean over the entries of a layer of Lambda = |w - w0| / ||w - w0||.
+    """Return the mean of Lambda = |w - w0| / ||w - w0|| over the entries of a layer.
 
     Args:
         changes: the tensors w - w0 of the layer.

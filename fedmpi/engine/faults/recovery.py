@@ -169,9 +169,9 @@ def apply_lost_ranks(t: int, scheduler: ClientScheduler, states: ClientStates, r
 def gather_newest_saved_rounds(
     comm: Communicator, scheduler: ClientScheduler, states: ClientStates, orphans: Sequence[int]
 ) -> dict[int, int]:
-    """Return, on rank 0, for each client in `orphans` the round of its newest intact state on disk.
+    """Return orphan -> the round of its newest intact state on disk (-1: the initial state); {} except on rank 0.
 
-    Return {} on other ranks.
+    orphans: the clients of failed ranks.
     """
     if not orphans or not states.messages.client_state.size:
         return {}

@@ -109,7 +109,7 @@ class ClientContext(Client):
 
     # ---- the round ----
     def read_only_check(self) -> ReadOnlyCheck:
-        """Create the check that can raise an error if hooks have written to tensors that they may only read."""
+        """Return a check that detects whether hooks have written to tensors that they may only read."""
         tensors = {
             "client.w0 (client.received) or client.downloads": self.broadcast_row,
             "client.downloads": self.download_row,

@@ -204,8 +204,8 @@ def list_images_by_class(
 def make_class_reader(names: Sequence[str], decoding: DecodeOptions, *columns: str) -> ReadSite:
     """Return the function that reads labelled images of one site into a data set.
 
-    names: the classes in the order of their numbers; decoding: how images are decoded; columns: the last fields of
-    ImagePreparation, from `image_column` on, if a CSV file lists the images.
+    names: the classes in the order of their numbers; decoding: how images are decoded; columns: if a CSV file
+    lists the images, the values of the fields of ImagePreparation from `image_column` on.
     """
     number = {name: k for k, name in enumerate(names)}
 

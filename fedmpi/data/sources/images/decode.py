@@ -64,7 +64,7 @@ def check_pixel_range(pixel_range: PixelRange | None) -> None:
 
 
 def is_image_file(file: Path) -> bool:
-    """Return whether a file has an image extension and is not hidden, unlike macOS's files such as ._dog.jpg."""
+    """Return whether a file has an image extension and is not hidden; macOS's ._dog.jpg, for example, is hidden."""
     return file.suffix.lower() in Image.registered_extensions() and not file.name.startswith(".")
 
 

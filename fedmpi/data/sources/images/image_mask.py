@@ -113,7 +113,10 @@ def image_mask(
 
 
 def _read_masks(pairs: Sequence[LabelledFile], decoding: DecodeOptions, numbers: MaskValues) -> Tensor:
-    """Read masks (n, H, W) int64, scaled and cropped like their images; raise UserError if their sizes differ."""
+    """Read the masks of images as class numbers, (n, H, W) int64, scaled and cropped like the images.
+
+    numbers: the conversion to class numbers. Raises UserError if an image and its mask have different sizes.
+    """
     masks: list[Tensor] = []
     for pair in pairs:
         mask = _read_mask(pair)

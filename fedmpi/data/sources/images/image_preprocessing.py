@@ -139,7 +139,7 @@ def _identify_files(
 def preparation_for_arrays(
     images: np.ndarray | Stream, mean: Sequence[float], std: Sequence[float], channels: int
 ) -> ImagePreparation | None:
-    """Return a preparation with which new image files match a public data set; None if its samples are not images.
+    """Return a preparation that converts new images to the format of a public data set; None if it has no images.
 
     Args:
         images: the images of the data set, (n, C, H, W). New images are scaled to their size if it is square.

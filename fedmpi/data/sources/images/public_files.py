@@ -30,9 +30,9 @@ HAM_SOURCES = ("vidir_molemax", "vidir_modern", "rosendahl", "vienna_dias")
 
 
 def _find_folder(root: Path, source: str, part: int, remedy: str) -> Path:
-    """Return a folder of a data set; raise MissingDataError if there is none.
+    """Return the folder of one part of a data set; raise MissingDataError if it does not exist.
 
-    source: the data set's name in the catalogue; part: the index of the folder in the list of its parts there.
+    source: the data set's name in the catalogue; part: the index of the part in the entry's `parts`.
     """
     candidates = [root / path for path in CATALOGUE[source].parts[part].paths]
     folder = next((path for path in candidates if path.is_dir()), None)
@@ -114,7 +114,7 @@ def office_home(root: Path, *, site: str | None = None, size: Size = 224, test_f
 def _read_domains(
     source: str, sites: Sequence[str], number: int, root: Path, site: str | None, size: int, test_fraction: float
 ) -> Dataset:
-    """Read a data set with one site per style of images and `number` classes."""
+    """Read a data set in which each site has images of one style; `number` is its number of classes."""
     remedy, samples = fetch_or_advise(source, root, False), []
     classes: list[str] = []
     for name in select_sites(source, sites, site):

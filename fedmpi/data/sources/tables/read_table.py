@@ -33,13 +33,13 @@ class Table:
     """A table of named columns, with the line number of each row for messages.
 
     Attributes:
-        columns: each column by name, as float64 (n,) with NaN for missing values, or as strings or bytes (n,) as in the
-            file (`read_csv_columns`).
+        columns: the columns by name. A column is float64 (n,) with NaN for missing values, or contains the strings or
+            bytes (n,) of the file (see `read_csv_columns`).
         row_numbers: (n,) the position of each row in the file.
         row_unit: what `row_numbers` counts: "line" or "row".
         decimal: the decimal mark of numbers.
         valid_words: by column, words that look like missing values, such as "none", but are not.
-        missing_words: by column, additional words that are missing values; the key "" applies to all columns.
+        missing_words: by column, additional words that stand for missing values; the key "" applies to all columns.
     """
 
     path: Path
@@ -225,7 +225,7 @@ def table_from_memory(rows: Any, decimal: str = ".") -> Table:
 
 
 def _convert_passed_column(values: Any, name: str, decimal: str) -> np.ndarray:
-    """Convert a column to float64, (n,), or to strings, (n,), with this decimal mark, and with "" for None and NaN."""
+    """Convert a column to float64, (n,), or to strings, (n,), with "" for None and NaN and with this decimal mark."""
     array = np.asarray(values)
     if array.ndim != 1:
         raise UserError(f"rows: column {name!r} has the shape {array.shape}; must contain one value per row")

@@ -64,7 +64,7 @@ def saved_dataset(
     It is required for images with more than 8 bits per pixel.
     axes: the axes of lists nested three or four times (Array3D, Array4D), such as NHWC. By default the channels are the
     first or the last axis of a sample if exactly one of these has 1 or 3 entries; other shapes are errors.
-    test_fraction: without a split test, the fraction of each class that is held out as the test part, with the same
+    test_fraction: without a split `test`, the fraction of each class that is held out as the test part, with the same
     rows for every seed; default 0.2.
     """
     folder = root / path

@@ -119,7 +119,7 @@ class TablePreparation(Preparation):
         return torch.cat(columns, dim=1)
 
     def fill_column(self, position: int, rows: Table, owner: np.ndarray) -> np.ndarray:
-        """Return a column (n,), with missing values filled if the site has a value for them.
+        """Return a column (n,), with missing values filled if the site has a fill value for the column.
 
         Args:
             position: the index of the column in `columns`.
@@ -166,7 +166,7 @@ class TablePreparation(Preparation):
         return self._add_targets(NewRows(ids, x, sites=sites, where=rows.row_location), rows)
 
     def _drop_incomplete_rows(self, rows: Table) -> Table:
-        """Drop rows with missing values if `missing` is drop; raise UserError if it is refuse."""
+        """Drop rows with missing values (`missing: drop`), or raise UserError if there are any (`missing: refuse`)."""
         gaps = {c.name: rows.is_missing(c.name, "features") for c in self.columns}
         gap = np.any(list(gaps.values()), axis=0)
         if self.missing == "impute" or not gap.any():
@@ -223,7 +223,7 @@ class TablePreparation(Preparation):
 def _read_cells(rows: Table, column: FeatureColumn) -> np.ndarray:
     """Return the numbers of a column, (n,) with NaN for missing values, or its words with "" for missing values.
 
-    Raises UserError if a closed column contains an unknown word.
+    Raises UserError if a column whose values are fixed (`closed`) contains another word.
     """
     if column.values is None:
         return rows.parse_numbers(column.name, "features")

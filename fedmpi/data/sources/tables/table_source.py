@@ -224,8 +224,8 @@ def _drop_incomplete_rows(rows: Table, keys: Mapping[str, str], missing: str) ->
         missing: refuse, impute or drop.
 
     Raises:
-        UserError: a value is missing, and `missing` is refuse, or is impute although the column is not a feature; or
-            drop would leave no row of a site.
+        UserError: a value is missing and not filled, because `missing` is refuse, or because it is impute and the
+            column is not a feature; or drop would leave a site without rows.
     """
     gaps = {name: rows.is_missing(name, key) for name, key in keys.items()}
     for name, key in keys.items():
