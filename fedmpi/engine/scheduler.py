@@ -88,7 +88,7 @@ class ClientScheduler:
         return draw_cohort(config.seed, t, self.data.clients, config.fraction, config.sampling, config.cohort_size)
 
     def cohort(self, t: int) -> list[int]:
-        """Return the cohort of round t without the clients that rank failures exclude, in ascending order."""
+        """Return the cohort of round t without clients excluded by rank failures, in ascending order."""
         drawn = self.sample_cohort(t)
         return self.lost_ranks.participants(t, drawn) if self.lost_ranks.rows else drawn
 

@@ -84,7 +84,7 @@ class FederationServer:
             view: the argument `server` of the method's hooks.
             rule: a server rule that computes the direction in place of the method; None: the method computes it.
             criterion: how the best model is selected; None: no selection.
-            recorded_stats: which statistics of updates are recorded: False, "norms" or "gram".
+            recorded_stats: which statistics of updates are recorded: "norms", "gram" or False (none).
             update_filter: decides which uploads are aggregated.
         """
         self.messages, self.method = messages, messages.method

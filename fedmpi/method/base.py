@@ -334,7 +334,7 @@ STEP_MEMBERS = ("loss", "regularizer", "correct_gradient", "step", "batches_per_
 
 
 def delegates_to(option: str, step: bool = False) -> Callable[[type], type]:
-    """Class decorator by which a method takes hooks and declarations from another method, the value of an option.
+    """Class decorator by which a method takes hooks and declarations from the method that is the value of an option.
 
     If the value is None, they are taken from FedAvg. Members that the class defines itself take precedence.
 

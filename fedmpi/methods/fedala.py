@@ -107,7 +107,7 @@ class FedALA(Method):
         return losses[-1]
 
     def _learned_entries(self, client: Client, flat: Tensor) -> Tensor:
-        """Return the entries of a (d,) vector for which W is learned."""
+        """Return the entries of `flat` (d,) for which W is learned."""
         return client.extract_group(HEAD, flat) if self.layers == "head" else flat
 
     def _mixture(self, client: Client, W: Tensor) -> Tensor:

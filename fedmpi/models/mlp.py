@@ -60,8 +60,8 @@ def logistic(input_shape: tuple[int, ...], classes: int, reference: bool = False
     The features are the flattened sample, so that the whole model is its head.
 
     reference: true fixes the logit of class 0 at 0, without weights. For two classes this is textbook logistic
-    regression: Linear(f, 1), sigmoid and binary cross-entropy. Its gradient steps are half as large as those of the
-    model with weights for both classes.
+    regression: one linear output, sigmoid and binary cross-entropy. Its gradient steps are half as large as those of
+    the model with weights for both classes.
 
     For 1 x 28 x 28 images of 10 classes it has 7,850 parameters without `reference`.
     """

@@ -2,7 +2,7 @@
 
 The loop is optimised for small models. If no hook reads gradients, autograd allocates them and torch's fused SGD
 updates the parameters, which are views of w. If a hook reads gradients, autograd accumulates them in one flat vector g.
-Small chains of layers are trained without autograd (mlp_backward.py). All three ways give the same bits.
+Small chains of layers are trained without autograd (mlp_backward.py). All three ways give bitwise identical results.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class ColumnShard:
         return [rows[i] for rows in self.rows.values() if rows.shape[1]]
 
     def local_span(self, holder: int, name: str, span: Span) -> Span:
-        """Return the part (a, b) of a span of columns that a holder stores."""
+        """Return the columns (a, b) within a span that a holder stores."""
         a, b = self.chunks.holder_span(name, holder, len(self.holders))
         return max(a, span[0]), max(max(a, span[0]), min(b, span[1]))
 
