@@ -146,7 +146,7 @@ def apply_reading_options(
 
 
 def find_common_preparation(parts: Sequence[Preparation | None]) -> Preparation | None:
-    """Return the preparation that all parts of a data set have in common; None if they differ."""
+    """Return the preparation if it is the same for all parts of a data set; None if the parts differ or have none."""
     first = parts[0]
     return first if first is not None and all(first.is_equal(each) for each in parts[1:]) else None
 

@@ -126,7 +126,7 @@ def count_local_labels(datasets: Mapping[int, Dataset], table: np.ndarray, silos
 def build_silo_federation(
     datasets: Mapping[int, Dataset], table: np.ndarray, label_counts: np.ndarray, silos: Sequence[str]
 ) -> FederatedData:
-    """Make the FederatedData of this rank: the samples of its own clients, and counts for all clients.
+    """Build the FederatedData of this rank: the samples of its own clients, and the sample counts of all clients.
 
     Args:
         datasets: the data sets of this rank's clients.

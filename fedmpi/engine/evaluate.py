@@ -117,7 +117,7 @@ def _compute_outputs(
 
 
 def load_own_model(client: ClientContext, fine_tuned: int = 0) -> Callable[[Tensor], Tensor] | None:
-    """Load the weights and batch statistics with which a client is evaluated, according to the hooks of the method.
+    """Load the weights and float buffers with which a client is evaluated, as the hooks of the method return them.
 
     Args:
         fine_tuned: the number of epochs for which the client's model is fine-tuned after loading.

@@ -68,7 +68,7 @@ def dataset_from_files(
     test_fraction: float | None = None,
     split_column: str | None = None,
 ) -> Dataset:
-    """Read files into a data set, site by site in the order of the sites' first files.
+    """Read files into a data set, site by site, in the order in which the sites first occur.
 
     Args:
         read_site: a function that returns the data set of a site, given its files and the indices of its training part

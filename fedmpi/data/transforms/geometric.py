@@ -57,7 +57,7 @@ class RandomCrop(Transform):
 
 
 def add_border(x: Tensor, p: int, mirrored: bool) -> Tensor:
-    """Add a border of p pixels to images (B, C, H, W): zeros, or mirrored pixels without the edge (2 1 0 1 2)."""
+    """Add a border of p pixels to images (B, C, H, W): zeros, or the image mirrored at its edge pixels (2 1 0 1 2)."""
     channels_last = stored_channels_last(x)
     x, sides = (x.permute(0, 2, 3, 1), (1, 2)) if channels_last else (x, (2, 3))
     if not mirrored:

@@ -230,6 +230,7 @@ def _read_ssl_fl(
         split: the folder of the lists, relative to `folder`.
         sites: the names of all sites.
         site: the silo to read; None: all sites.
+        classes: the number of classes.
         decoding: how images are decoded.
     """
     remedy = fetch_or_advise(source, folder.parent, False)
