@@ -93,7 +93,7 @@ class ClientScheduler:
         return self.lost_ranks.participants(t, drawn) if self.lost_ranks.rows else drawn
 
     def last_trained_rounds(self, t: int) -> dict[int, int]:
-        """Return client -> the round (0 to t) that produced the client's state as it is at the start of round t + 1."""
+        """Return client -> the round (0 to t) in which its state at the start of round t + 1 was produced."""
         rounds: dict[int, int] = {}
         for earlier in range(t + 2):
             back = self.lost_ranks.reverted_states(earlier)
@@ -196,8 +196,8 @@ def assign_balanced(
 
     Args:
         costs: the cost of each client, for example its number of samples.
-        rank_costs: rank -> the relative time, in per cent, that the rank takes per unit of cost; 100 for ranks that are
-            not in it.
+        rank_costs: rank -> the relative time, in per cent, that the rank takes per unit of cost; 100 for ranks that
+            are not listed.
     """
     if len(ranks) == 1:
         return dict.fromkeys(clients, ranks[0])

@@ -1,4 +1,4 @@
-"""The division of any module into features and head, whatever the names of its parts."""
+"""The division of a module into features and head, which does not depend on the names of its submodules."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

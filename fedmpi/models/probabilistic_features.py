@@ -20,7 +20,7 @@ REFERENCE_GROUP = "reference"  # layout group of r_mu, r_sigma, C
 
 
 class FirstColumnsLinear(nn.Module):
-    """A linear layer that uses only the first columns of its input, the features z, and ignores the KL divergences."""
+    """A linear layer that uses only the first columns of its input, the features z; the others are KL divergences."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()

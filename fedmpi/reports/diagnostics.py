@@ -1,4 +1,4 @@
-"""Build the sections of a report on measurements within rounds, from update_stats.jsonl and analysis.jsonl."""
+"""Build report sections that show measurements taken within rounds, from update_stats.jsonl and analysis.jsonl."""
 
 from __future__ import annotations
 

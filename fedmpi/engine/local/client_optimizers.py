@@ -43,7 +43,7 @@ def num_slots(config: LocalTrainingConfig) -> int:
 class LocalOptimizer:
     """The local optimiser that train.optim selects.
 
-    A step changes neither parameters without a gradient nor their moments.
+    Parameters without a gradient, and their moments, do not change in a step.
     """
 
     def __init__(

@@ -210,7 +210,7 @@ class SendBuffer:
         """Allocate the buffer.
 
         Args:
-            max_bytes: the largest size of the buffer, which always holds at least one row; None: it holds the rows of
+            max_bytes: the maximum size of the buffer, which always holds at least one row; None: it holds the rows of
                 all clients of this rank.
             rows: an existing buffer for the rows of the whole cohort, which is used instead of a new one; None: a
                 buffer is allocated.
@@ -307,7 +307,7 @@ class UploadGather(ABC):
         """Wait for the messages with uploads; return the uploads on rank 0, and None elsewhere."""
 
     def acknowledge_broadcast(self) -> None:
-        """Confirm to rank 0 that the broadcast has arrived, on ranks without clients in this round.
+        """On ranks without clients in this round, confirm to rank 0 that the broadcast has arrived.
 
         Without the confirmation, such a rank could miss a whole round. It could then not return to the start of the
         current round, and other ranks would delete checkpoints that contain the states of its clients. The bytes are

@@ -2,12 +2,12 @@
 
 These gathers are used for methods that read large slots only through `updates.mean` (declared in `mean_only_slots`).
 
-Streaming: rank 0 adds rows up in the order of the clients and piece by piece, while it receives the next pieces. No row
-can be left out, because it is known only at the end which rows are bad.
+Streaming: rank 0 adds rows up in the order of the clients and piece by piece, while it receives the next pieces. Bad
+rows cannot be left out, because they are recognised only after they have been added.
 
 Reducing (`server.reduce: local`): each rank adds up the rows of its own clients, and sends one sum:
 
-    total_r = sum over clients i of rank r of round(p_i x_i / UNIT)     64-bit integers, entry by entry
+    total_r = sum over clients i of rank r of round(p_i x_i / UNIT)     64-bit integers, elementwise
     mean    = UNIT sum_r total_r                                        reduced over a binomial tree of ranks
 
 A sum of integers does not depend on the order, so the bits depend neither on the number of ranks nor on the placement
