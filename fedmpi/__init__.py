@@ -4,7 +4,7 @@
     fedmpi.load(run_dir, client=None) -> nn.Module   load the final global model of a run, or the model of one client
     fedmpi.Method, fedmpi.Task, fedmpi.Dataset       base classes of methods and tasks, and the class of data sets
     fedmpi.methods.registry, fedmpi.models.registry, fedmpi.datasets.registry, fedmpi.partitions.registry
-                                                     the components that a config can name
+                                                     the components that a config can select
 Each name is imported when it is first used: importing fedmpi does not import torch and has no side effects.
 """
 

@@ -161,7 +161,7 @@ class SubsetLoss:
             return sum(self._batch_loss(x, y).item() for x, y in self._iterate_batches())
 
     def hessian_vector_product(self, w: Tensor, v: Tensor) -> Tensor:
-        """Return the product of the Hessian at w (d,) and v (d,), computed by two backward passes."""
+        """Return H v, computed by two backward passes, for v (d,) and the Hessian H of the loss at w (d,)."""
         model = self.experiment.model
         model.load(w)
         segments = [(s, p) for s, p in model.segment_parameters if p.requires_grad]

@@ -17,7 +17,7 @@ def create_output_folder(to: Path, option: str = "--to") -> Path:
 
     Args:
         to: the directory.
-        option: the command-line option that sets the directory, which messages name.
+        option: the command-line option that sets the directory, for messages.
 
     Raises:
         UserError: if the directory cannot be created, or is not writable.

@@ -76,7 +76,7 @@ def _plot_partition(data: FederatedData, path: Path) -> Path:
 
 
 def describe_partition(data: FederatedData) -> list[str]:
-    """Describe a partition in lines of text: sizes, classes per client, label skew, and, if small, a table."""
+    """Describe a partition in lines of text: sizes, classes per client, label skew and, if small enough, a table."""
     sizes, counts = data.train_sizes, data.label_counts
     text = [f"{data.clients:,} clients, {sizes.sum():,} training samples", _format_spread("samples per client", sizes)]
     if data.test_sizes.any():
@@ -94,7 +94,7 @@ def describe_partition(data: FederatedData) -> list[str]:
 
 
 def _format_spread(name: str, values: np.ndarray) -> str:
-    """Format mean, minimum, median and maximum of values over clients."""
+    """Format the mean, minimum, median and maximum over clients of the quantity `name`."""
     low, middle, high = np.quantile(values, (0, 0.5, 1))
     return f"{name:<25} mean {values.mean():.4g}, min {low:.4g}, median {middle:.4g}, max {high:.4g}"
 

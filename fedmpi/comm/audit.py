@@ -29,7 +29,7 @@ class AuditLog:
         self.path: Path | None = None
 
     def open(self, path: Path) -> None:
-        """Append all lines, recorded so far or later, to a file. Raises UserError if it cannot be written."""
+        """Append all lines to a file: those recorded so far, and all later ones. Raises UserError if this fails."""
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

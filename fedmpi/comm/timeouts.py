@@ -1,7 +1,7 @@
 """The time limits of waits for other ranks, and the clock that measures them.
 
-Every wait of the communication layer takes its limit from one `Timeouts` object, and uses its clock. Tests use a
-simulated clock, with which ranks that run as threads wait for simulated hours within milliseconds.
+Every wait of the communication layer takes its limit from one `Timeouts` object, and uses its clock. In tests, ranks
+run as threads with a simulated clock, so that waiting for hours takes milliseconds.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def is_file_reference(name: str) -> bool:
 
 
 def is_external_code(name: str, registry: Mapping[str, str]) -> bool:
-    """Return whether `load_object` would import code that the registry does not name."""
+    """Return whether `load_object` would import code that is not in the registry."""
     place, _, attribute = name.rpartition(":")
     return bool(place and attribute) and name not in registry and name not in registry.values()
 

@@ -53,7 +53,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), renamed_plugins: Mappi
     Args:
         path: The config file.
         overrides: Strings such as `train.epochs=3`: a dotted key and a value in YAML. Later ones take precedence.
-        renamed_plugins: {old name: new name} of plug-ins with files that have moved.
+        renamed_plugins: {old name: new name} of plug-ins whose files have moved.
 
     Raises:
         UserError: The config contains mistakes. For each mistake the message contains the file and line (or the
@@ -76,7 +76,7 @@ def merge_settings(layers: Sequence[ConfigLayer], path: Path) -> Settings:
 
     Args:
         layers: The contents of the files and the overrides, in ascending precedence.
-        path: The config file, which messages about missing keys name. Its stem is the default of the key `name`.
+        path: The config file, named in messages about missing keys. Its stem is the default of the key `name`.
 
     Raises:
         UserError: There are mistakes; the message lists all of them.
@@ -106,7 +106,7 @@ def read_with_bases(
     """Read a config file and merge it over its base files.
 
     Args:
-        renamed_plugins: {old name: new name} of plug-ins with files that have moved.
+        renamed_plugins: {old name: new name} of plug-ins whose files have moved.
         including_files: The files that include this file as a base file, the outermost file first.
     """
     absolute_path = os.path.abspath(path)
@@ -294,7 +294,7 @@ def validation_messages(
     Args:
         error: The error of pydantic.
         document: The layer of settings that was validated.
-        source: The file that messages about missing keys name.
+        source: The file that is named in messages about missing keys.
         root: The section class that defines the allowed keys.
     """
     order = {where: position for position, where in enumerate(document.origins.values())}

@@ -21,7 +21,7 @@ def check_resources(settings: Settings, writes: bool = True) -> None:
         writes: Whether this process writes the run directory; if not, the output directory is not checked.
 
     Raises:
-        UserError: There are more threads than cores, or the output directory is a file or not writable.
+        UserError: compute.threads exceeds the number of cores, or the output directory is a file or not writable.
     """
     threads = settings.compute.threads
     if threads > (available := count_usable_cores()):

@@ -191,7 +191,7 @@ class Settings(Section):
 
     @property
     def working_dir(self) -> Path:
-        """The directory in which the run began, for relative paths; Path() if it is the current directory."""
+        """The base directory of relative paths, in which the run began; Path() if it is the current directory."""
         try:
             moved = self._start_dir and os.getcwd() != self._start_dir
         except FileNotFoundError:  # the current directory was deleted

@@ -1,4 +1,4 @@
-"""List the components that a config can name, such as methods and models, and describe their options.
+"""List the components that a config can select, such as methods and models, and describe their options.
 
 Names and summaries are parsed from the source files, which takes milliseconds, without importing torch.
 """

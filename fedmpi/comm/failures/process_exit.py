@@ -89,7 +89,7 @@ class _StandardFile(io.FileIO):
 
 
 def setup_stdio() -> None:
-    r"""Make writes to sys.stdout and sys.stderr never fail, and print all stacks on stderr at a fatal signal.
+    r"""Ensure that writes to sys.stdout and sys.stderr never fail; print all stacks on stderr at a fatal signal.
 
     A standard stream that the shell has closed is replaced by the null device; otherwise the next file that is opened
     would get the stream's file descriptor. Characters that the locale cannot encode are printed as escapes (\u0391),

@@ -184,7 +184,7 @@ class StoreServer:
 def start_store_process(listener: socket.socket, key: bytes) -> subprocess.Popen[bytes]:
     """Start the process of the store, which takes over the listening socket.
 
-    The process reads the key from a pipe, and ends when the pipe is closed, at the latest when this process ends.
+    The new process reads the key from a pipe, and ends when the pipe is closed, at the latest when rank 0 ends.
     """
     path = os.pathsep.join(filter(None, (str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(
