@@ -18,11 +18,18 @@ FIGURE = ROOT / "docs" / "figures" / "reproduction.png"
 WORDS = {"within the published spread": "=", "within two": "~", "outside": "!"}
 HEAD = """# Reproduced results
 
-This page is generated from benchmarks/results/reproduction by `python docs/make_reproduction.py >
-docs/reproduced.md`. Each cell shows our mean ± sample standard deviation over seeds, and in brackets the published
-values with a verdict: `=` if the means differ by at most the published standard deviation, `~` if by at most two, and
-**`!`** otherwise. If no deviation is published, or 0, ours is used. [reproduction.md](reproduction.md) explains cells
-with `!`."""
+`python docs/make_reproduction.py > docs/reproduced.md` generates this page from the files in
+benchmarks/results/reproduction. Each cell shows the mean ± sample standard deviation over seeds that fedmpi obtained,
+and in brackets the published mean ± standard deviation with a verdict:
+
+| verdict | meaning |
+| --- | --- |
+| `=` | the means differ by at most one published standard deviation |
+| `~` | the means differ by at most two published standard deviations |
+| **`!`** | the means differ by more; [reproduction.md](reproduction.md) discusses these cells |
+
+If the published standard deviation is missing or 0, that of fedmpi is used for the verdict.
+"""
 
 
 def results(folder=RESULTS):
@@ -43,12 +50,13 @@ def compared_cells(found):
 
 
 def counts(found):
-    """Return a sentence with the number of cells for each verdict."""
+    """Return sentences with the number of cells for each verdict."""
     verdicts = [cell["verdict"] for cell in compared_cells(found)]
-    parts = [f"{verdicts.count(word)} {word}" for word in WORDS if word in verdicts]
-    inside = sum(word != "outside" for word in verdicts)
-    share = 100 * inside / len(verdicts)
-    return f"{len(verdicts)} cells: {', '.join(parts)}; {share:.0f} % within two published deviations"
+    one, two, other = (verdicts.count(word) for word in WORDS)
+    return (
+        f"Of {len(verdicts)} means, {one} differ from the published ones by at most one published standard deviation, "
+        f"{two} by at most two, and {other} by more. {100 * (one + two) / len(verdicts):.0f} % are thus within two."
+    )
 
 
 def format_mean(mean, std, digits):
@@ -69,8 +77,8 @@ def section(name, found):
     seeds = "-".join(map(str, sorted({cell["seeds"] for cell in cells.values()})))
     source = found["published"]
     words = shlex.join(["fedmpi", "reproduce", name, *found["overrides"]])
-    yield f"## {name}\n\n{source}. {counts(found)}; seeds per cell: {seeds}.\n"
-    yield f"`{words}`, fedmpi {found['fedmpi']}, torch {found['torch']}\n"
+    yield f"## {name}\n\nThe published values are those of {source}. {counts(found)} Seeds per mean: {seeds}.\n"
+    yield f"Command: `{words}`, run with fedmpi {found['fedmpi']} and torch {found['torch']}.\n"
     yield "| | " + " | ".join(columns) + " |"
     yield "| --- |" + " --- |" * len(columns)
     for row in rows:
@@ -139,7 +147,11 @@ def main():
     if not asked.no_figure:
         draw(tables, FIGURE)
     every = {"cells": [cell for found in tables.values() for cell in found["cells"]]}
-    page = [HEAD, "![published against ours](figures/reproduction.png)\n", f"All tables: {counts(every)}.\n"]
+    page = [
+        HEAD,
+        "![published against ours](figures/reproduction.png)\n",
+        f"The following numbers refer to all tables together. {counts(every)}\n",
+    ]
     page += [line for name, found in tables.items() for line in section(name, found)]
     print("\n".join(page).rstrip())
 
