@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.redaction import MARK, looks_secret
-from fedmpi.common.text import suggest_key
+from fedmpi.common.text import locate_key, suggest_key
 from fedmpi.common.type_descriptions import format_not_allowed
 
 _BOUNDS = ("ge", "gt", "le", "lt")
@@ -88,8 +88,7 @@ def check_options(
     moved = getattr(target, "REPLACED_OPTIONS", {})  # option of earlier versions -> message that names its replacement
 
     def add_problem(key: str, text: str) -> None:
-        prefix = f"{origins[key]}: " if key in origins else ""
-        problems.append(f"{prefix}{section}.{key}: {text}")
+        problems.append(f"{locate_key(origins.get(key, ''), f'{section}.{key}')}: {text}")
 
     for key, value in values.items():
         if MARK in repr(value):

@@ -35,8 +35,21 @@ def suggest_key(key: str, known: Iterable[str], homes: Iterable[str] = ()) -> st
     if homes := list(homes):
         return f"did you mean {' or '.join(homes)}? allowed: {', '.join(sorted(known))}"
     if "." in key:
-        return f"in a config file, write the section and the key inside it; allowed: {', '.join(sorted(known))}"
+        section, *rest = key.split(".")
+        nested = f"{': {'.join(rest)}: ...{'}' * len(rest)}"
+        return f"in a config file, write {section}: {{{nested}; allowed: {', '.join(sorted(known))}"
     return suggest_name(key, known)
+
+
+def locate_key(origin: str, key: str) -> str:
+    """Return where a key was set, and the key, for the beginning of a message; an override is reduced to its key.
+
+    >>> locate_key("run.yaml:7", "seed"), locate_key("command line: seed=x", "seed"), locate_key("", "seed")
+    ('run.yaml:7: seed', 'command line: seed', 'seed')
+    """
+    if origin.startswith(f"command line: {key}="):
+        return f"command line: {key}"
+    return ": ".join(part for part in (origin, key) if part)
 
 
 def sort_naturally(names: Iterable[str]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from fedmpi.common.text import pluralize, shorten_repr
+from fedmpi.common.text import pluralize, shorten, shorten_repr
 
 _PLAIN = {int: "whole number", float: "number", str: "text", Path: "path", NoneType: "null"}
 _PLAIN |= {Any: "any", dict: "mapping", list: "list", tuple: "list"}
@@ -27,9 +27,11 @@ def format_not_allowed(value: Any, hint: Any, metadata: Sequence[Any] = ()) -> s
     alternatives = _list_alternatives(hint, metadata)
     if isinstance(value, float) and not math.isfinite(value):
         alternatives = [f"finite {each}" if each.startswith("number") else each for each in alternatives]
+    if value == "":
+        alternatives = ["non-empty text" if each == "text" else each for each in alternatives]
     nouns = ("whole number", "number", "finite number", "list", "non-empty list", "path", "mapping")
     allowed = [f"a {each}" if each.startswith(nouns) else each for each in alternatives]
-    return f"{shorten_repr(value)} is not allowed; must be {_join_alternatives(allowed)}"
+    return f"{shorten_value(value)} is not allowed; must be {join_alternatives(allowed)}"
 
 
 def describe_type(hint: Any, metadata: Sequence[Any] = ()) -> str:
@@ -44,10 +46,10 @@ def describe_type(hint: Any, metadata: Sequence[Any] = ()) -> str:
     >>> describe_type(Annotated[list[Annotated[int, Field(ge=1, le=9)]], Field(min_length=1)]), describe_type(bool)
     ('non-empty list of whole numbers from 1 to 9', 'true or false')
     """
-    return _join_alternatives(_list_alternatives(hint, metadata))
+    return join_alternatives(_list_alternatives(hint, metadata))
 
 
-def _join_alternatives(alternatives: Sequence[str]) -> str:
+def join_alternatives(alternatives: Sequence[str]) -> str:
     """Join alternatives with commas, and the last one with "or"."""
     if len(alternatives) == 1:
         return alternatives[0]
@@ -59,6 +61,8 @@ def _list_alternatives(hint: Any, metadata: Sequence[Any] = ()) -> list[str]:
     """Return a description of each value or kind of value that a type allows."""
     origin, inside = get_origin(hint), get_args(hint)
     if origin is Annotated:
+        if description := next((each for each in inside[1:] if isinstance(each, str)), ""):
+            return [description]
         return _list_alternatives(inside[0], (*inside[1:], *metadata))
     if origin in (Union, UnionType):
         return [text for each in inside for text in _list_alternatives(each, () if each is NoneType else metadata)]
@@ -91,7 +95,7 @@ def _describe_list(items: Sequence[Any], repeated: bool, least: int | None, most
         least: the minimum length, if there is one.
         most: the maximum length, if there is one.
     """
-    kinds = list(dict.fromkeys(_join_alternatives(_list_alternatives(each)) for each in items))
+    kinds = list(dict.fromkeys(join_alternatives(_list_alternatives(each)) for each in items))
     if len(kinds) != 1 and not repeated:
         return f"list ({', '.join(kinds)})"
     single = kinds[0] if kinds else "any"
@@ -115,3 +119,12 @@ def describe_value(value: Any) -> str:
     if isinstance(value, Sequence):
         return f"[{', '.join(describe_value(each) for each in value)}]"
     return json.dumps(value, default=str)
+
+
+def shorten_value(value: Any) -> str:
+    """Format a value of a config for a message: strings in quotes, other values as in YAML; at most 60 characters.
+
+    >>> shorten_value("a"), shorten_value(None), shorten_value({"mu": None, "name": "fedprox"})
+    ("'a'", 'null', '{mu: null, name: fedprox}')
+    """
+    return shorten_repr(value) if isinstance(value, str | float) else shorten(describe_value(value))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import site
 import sysconfig
 import traceback
@@ -71,7 +72,9 @@ def add_error_context(where: str, *passing: type[Exception]) -> Iterator[None]:
             raise
         text, place = str(error), None if error.has_source_line else find_user_line(error)
         kind = where.partition(" ")[0]  # do not repeat "round 0" in front of "round 0: method Mine, ..."
-        text = text if text.startswith((f"{kind} ", f"{kind}.", f"{kind}:", "round ")) else f"{where}: {text}"
+        section = kind.rstrip(":").partition(".")[0]  # nor put "data.partition" in front of "data.client_test: ..."
+        starts = (f"{kind} ", f"{kind}.", f"{kind}:", f"{section}.", "round ")
+        text = text if text.startswith(starts) else f"{where}: {text}"
         raise UserError(f"{text} ({place})" if place else text, has_context=True) from error
     except (Exception, SystemExit) as error:  # sys.exit() in a user's file would end the run with code 0
         place, known = find_user_line(error), explain_known_error(error)
@@ -87,6 +90,8 @@ def explain_known_error(error: BaseException) -> str | None:
     known = OUT_OF_MEMORY if isinstance(error, MemoryError) else None
     if isinstance(error, RuntimeError) or text.startswith("Expected more than 1 value"):
         known = next((fix for words, fix in KNOWN_ERRORS.items() if any(word in text for word in words)), None)
+    if size := re.search(r"DefaultCPUAllocator: .*you tried to allocate (\d+) bytes", text):
+        text = f"tried to allocate {int(size[1]):,} bytes"
     return None if known is None else f"{known[0]} ({text or type(error).__name__}); {known[1]}"
 
 

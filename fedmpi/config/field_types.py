@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from typing_extensions import Self
 
 from fedmpi.common.text import find_control_character, shorten_repr
-from fedmpi.common.type_descriptions import describe_value
+from fedmpi.common.type_descriptions import describe_value, join_alternatives, shorten_value
 
 # The upper bounds exceed all useful values, and are low enough to prevent endless loops and overflows.
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
@@ -25,7 +25,7 @@ def _check_plain_text(text: str) -> str:
     """Return a name or path unchanged; raise ValueError if it contains a line feed, tab or other control character."""
     mark = next((c for c in "\n\t" if c in text), "")
     if mark or find_control_character(text):
-        unwanted = find_control_character(text) or repr(mark)
+        unwanted = find_control_character(text) or ("a line feed" if mark == "\n" else "a tab")
         raise ValueError(f"{shorten_repr(text)} is not allowed; must be a name or path without {unwanted}")
     return text
 
@@ -35,7 +35,7 @@ def _check_protocol(name: str) -> str:
     if not re.fullmatch(r"global|sites|personal|personal_on_global|ft\([1-9][0-9]{0,4}\)", name):
         raise ValueError(
             f"{shorten_repr(name)} is not allowed; must be 'global', 'sites', 'personal', 'personal_on_global' or "
-            "'ft(EPOCHS)', EPOCHS from 1 to 99999"
+            "'ft(EPOCHS)' with EPOCHS from 1 to 99999"
         )
     return name
 
@@ -57,8 +57,8 @@ def _check_directory_name(name: str) -> str:
     """Return the name unchanged; raise ValueError if it cannot be the name of a directory."""
     if find_control_character(name) or len(os.fsencode(name)) > 200 or not re.fullmatch(r"[^/\\\s.][^/\\\s]*", name):
         raise ValueError(
-            f"{shorten_repr(name)} is not a valid directory name; it must not contain spaces or slashes or "
-            "start with a dot, and must have at most 200 bytes"
+            f"{shorten_repr(name)} is not a valid directory name; it must not contain spaces or slashes, must "
+            "not start with a dot, and must be at most 200 bytes long"
         )
     return name
 
@@ -67,13 +67,14 @@ def _check_name_with_options(item: Any) -> Any:
     """Return the item unchanged if it is a name or {name: options}; otherwise raise ValueError."""
     name = item if isinstance(item, str) else next(iter(item)) if isinstance(item, dict) and len(item) == 1 else ""
     if not name:
-        raise ValueError(f"{shorten_repr(item)} is not allowed; must be a name or {{name: options}}")
+        raise ValueError(f"{shorten_value(item)} is not allowed; must be a name or {{name: options}}")
     _check_plain_text(name)
     return item
 
 
 Name = Annotated[str, Field(min_length=1), AfterValidator(_check_plain_text)]
-NameWithOptions = Annotated[Any, AfterValidator(_check_name_with_options)]  # an augmentation, a logger or a callback
+# An augmentation, a logger or a callback; the last argument describes several of them.
+NameWithOptions = Annotated[Any, AfterValidator(_check_name_with_options), "names or {name: options}"]
 Protocol = Annotated[str, AfterValidator(_check_protocol)]
 ExpandedPath = Annotated[Path, AfterValidator(_expand_home)]
 DirectoryName = Annotated[str, AfterValidator(_check_directory_name)]
@@ -112,7 +113,7 @@ class Section(BaseModel):
             value, have = getattr(self, key), getattr(self, other)
             has_effect = have in needed if needed is not None else bool(have)
             if not has_effect and value and value != type(self).model_fields[key].default:
-                allowed = " or ".join(map(describe_value, needed or ()))
+                allowed = join_alternatives([describe_value(each) for each in needed]) if needed else ""
                 remedy = f"set {SECTION}{other}: {allowed}" if needed is not None else f"set {SECTION}{other}"
                 raise ValueError(
                     f"{key}: {describe_value(value)} has no effect, because {SECTION}{other} is "
@@ -142,8 +143,13 @@ class ExclusiveKeysSection(Section):
         """Raise ValueError unless exactly one of the two keys is set."""
         values = {key: getattr(self, key) for key in self.exclusive_keys}
         if sum(value is not None for value in values.values()) != 1:
-            current = ", ".join(f"{key}: {describe_value(value)}" for key, value in values.items())
-            raise ValueError(f"{current}; exactly one of them must be set, and the other must be null")
+            first, second = self.exclusive_keys
+            if values[first] is None:
+                raise ValueError(f"neither {first} nor {second} is set; set exactly one of them")
+            raise ValueError(
+                f"{first}: {describe_value(values[first])} is not allowed together with {SECTION}{second}: "
+                f"{describe_value(values[second])}; set one of them to null"
+            )
         return self
 
 

@@ -24,8 +24,8 @@ from pydantic.fields import FieldInfo
 from fedmpi.common import redaction
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import is_file_reference
-from fedmpi.common.text import find_control_character, shorten, shorten_repr, suggest_key
-from fedmpi.common.type_descriptions import describe_value, format_not_allowed
+from fedmpi.common.text import find_control_character, locate_key, shorten, suggest_key
+from fedmpi.common.type_descriptions import describe_value, format_not_allowed, shorten_value
 from fedmpi.config import renamed
 from fedmpi.config.field_types import SECTION, OpenSection, ShortFormSection
 from fedmpi.config.schema import Settings, section_class
@@ -111,8 +111,10 @@ def read_with_bases(
     """
     absolute_path = os.path.abspath(path)
     if absolute_path in including_files:
-        circle = " -> ".join([*including_files[including_files.index(absolute_path) :], absolute_path])
-        raise UserError(f"circular include: {circle}; remove one of these base entries")
+        circle = [*including_files[including_files.index(absolute_path) :], absolute_path]
+        if len(circle) == 2:
+            raise UserError(f"{absolute_path} includes itself; remove this base entry")
+        raise UserError(f"circular include: {' -> '.join(circle)}; remove one of these base entries")
     own = read_yaml_file(path)
     own.old_names = renamed.find_old_names(own.data, own.origins)
     bases, origin = own.data.pop("base", []), own.origins.pop("base", "")
@@ -120,7 +122,9 @@ def read_with_bases(
     _make_paths_absolute(own, path.parent)
     base_layers = ConfigLayer()
     if not isinstance(bases, list) or not all(isinstance(base, str) and base for base in bases):
-        own.problems.append(f"{origin}: base: {shorten_repr(bases)} is not allowed; must be a list of file names")
+        own.problems.append(
+            f"{origin}: base: {shorten_value(bases)} is not allowed; must be a list of file names, such as [a.yaml]"
+        )
         bases = []
     for base in bases:
         try:
@@ -194,9 +198,8 @@ def _parse_override(key: str, value: str, origin: str) -> ConfigLayer:
         is_mark = len(value) == 1 and value in ",;:|-#&*!%@`?>'\"\t"
         tree = value if is_mark else parse_value(value, origin, key, value_layer)
     except UserError as error:
-        quoted = (
-            f"; to use this value as plain text, write '{key}={json.dumps(value)}'" if value[:1] not in "[{" else ""
-        )
+        can_be_quoted = "YAML" in str(error) and value[:1] not in "[{"
+        quoted = f"; to use this value as plain text, write '{key}={json.dumps(value)}'" if can_be_quoted else ""
         return ConfigLayer(problems=[f"{error}{quoted}"])
     override_at_key = nest_value(key, tree, origin)
     override = replace(value_layer, data=override_at_key.data, origins=override_at_key.origins | value_layer.origins)
@@ -307,7 +310,7 @@ def validation_messages(
         where = next((document.origins[name] for name in candidates if name in document.origins), source)
         dotted = ".".join(shorten(str(part)) for part in key)
         text = _describe_error(key, list(group), document.data, root)
-        lines.append((order.get(where, -1), f"{where}: {dotted}: {text}" if dotted else f"{where}: {text}"))
+        lines.append((order.get(where, -1), f"{locate_key(where, dotted)}: {text}" if dotted else f"{where}: {text}"))
     return [line for _, line in sorted(lines, key=lambda pair: pair[0])]
 
 
@@ -335,7 +338,7 @@ def _describe_error(key: KeyPath, errors: list[Any], data: dict[str, Any], root:
         meant = f"; did you mean {dotted}.{name}={value}?"
     elif isinstance(value, list) and "list" not in text:
         meant = (
-            f"; to train a run with each of them, write grid: {{{dotted}: {shorten_repr(value)}}} and use fedmpi sweep"
+            f"; to train a run with each of them, write grid: {{{dotted}: {shorten_value(value)}}} and use fedmpi sweep"
         )
     return text + meant
 

@@ -10,6 +10,7 @@ import shutil
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.host_memory import count_usable_cores
+from fedmpi.common.text import locate_key
 from fedmpi.config.schema import Settings
 
 
@@ -27,8 +28,8 @@ def check_resources(settings: Settings, writes: bool = True) -> None:
     if threads > (available := count_usable_cores()):
         where = _key_location(settings, "compute.threads")
         raise UserError(
-            f"{where}: {threads} is not allowed; must be at most {available}, the number of cores of this process; "
-            "lower it, or give each rank more cores (mpirun --bind-to none, srun --cpus-per-task)"
+            f"{where}: {threads} is not allowed; must be at most {available}, the number of cores available to this "
+            "process; lower it, or give each rank more cores (mpirun --bind-to none, srun --cpus-per-task)"
         )
     if writes:
         _check_output_directory(settings)
@@ -57,5 +58,4 @@ def _check_output_directory(settings: Settings) -> None:
 
 def _key_location(settings: Settings, key: str) -> str:
     """Return "FILE:LINE: KEY" for messages about a key, or only the key if it was not set."""
-    origin = settings.origin(key)
-    return f"{origin}: {key}" if origin else key
+    return locate_key(settings.origin(key), key)

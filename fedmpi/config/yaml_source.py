@@ -17,7 +17,8 @@ from typing import Any
 import yaml
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import find_control_character, shorten_repr
+from fedmpi.common.text import find_control_character, locate_key, shorten_repr
+from fedmpi.common.type_descriptions import shorten_value
 
 MAX_VALUES = 50_000  # in one text with aliases expanded, because eight lines of aliases can stand for 10^8 values
 REFERENCE_START = "${env:"
@@ -64,7 +65,7 @@ def read_yaml_file(path: Path, needs: str = "a config needs at least data, model
     if value is None:
         raise UserError(f"{path} is empty; {needs}")
     if not isinstance(value, dict):
-        raise UserError(f"{path} must contain `key: value` lines, not {shorten_repr(value)}")
+        raise UserError(f"{path} must contain `key: value` lines, not {shorten_value(value)}")
     document.data = value
     return document
 
@@ -134,9 +135,8 @@ def parse_value(text: str, source: str, path: str, document: ConfigLayer, has_li
         return loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        problem = ", ".join(part for part in (error.context, error.problem) if part)
         place = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark and has_lines else source
-        raise UserError(f"{place}: not valid YAML: {problem}") from error
+        raise UserError(f"{place}: not valid YAML: {_explain_syntax_error(error, has_lines)}") from error
     except (yaml.YAMLError, ValueError, KeyError) as error:  # characters that YAML does not allow, or `!!int x`
         raise UserError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
@@ -144,6 +144,26 @@ def parse_value(text: str, source: str, path: str, document: ConfigLayer, has_li
             f"{source}: nesting is too deep, or an alias (*) refers to the anchor that contains it; remove the "
             "alias, or flatten the nesting"
         ) from error
+
+
+def _explain_syntax_error(error: yaml.MarkedYAMLError, is_file: bool) -> str:
+    """Return what is wrong with the syntax of a YAML text, and the remedy, for a message.
+
+    is_file: whether the text is a file; for an override, the caller adds a remedy.
+    """
+    problem, context = str(error.problem), str(error.context or "")
+    if "flow" in context and ("<stream end>" in problem or "expected ',' or" in problem):
+        return "a bracket [ or { is not closed, or a comma between two values is missing"
+    if alias := re.fullmatch(r"found undefined alias '(.*)'", problem):
+        return f"the alias *{alias[1]} refers to an anchor &{alias[1]} that is not defined before it"
+    if "'\\t'" in problem:
+        return "a line is indented with a tab; use spaces"
+    if problem == "mapping values are not allowed here":
+        return "a second colon, or a line indented too far; correct the indentation, or put text with ': ' in quotes"
+    if "for merging" in problem:
+        return "<< must be followed by a reference to a mapping, such as <<: *name"
+    described = ", ".join(part for part in (context, problem) if part)
+    return f"{described}; correct the syntax, or put the text in quotes" if is_file else described
 
 
 @dataclass
@@ -171,14 +191,14 @@ class _NodeChecker:
             )
         if node.tag not in _TYPES:
             tag = node.tag.replace(_TAG, "!!")
-            raise UserError(f"{where}: {path}: the YAML tag {tag} is not allowed; write plain values")
+            raise UserError(f"{locate_key(where, path)}: the YAML tag {tag} is not allowed; write plain values")
         if isinstance(node, yaml.SequenceNode):
             for index, item in enumerate(node.value):
                 self.visit(item, f"{path}.{index}")
         elif isinstance(node, yaml.MappingNode):
             self._visit_mapping(node, path)
         elif isinstance(node, yaml.ScalarNode):
-            self._visit_scalar(node, f"{where}: {path}")
+            self._visit_scalar(node, locate_key(where, path))
 
     def _where(self, node: yaml.Node) -> str:
         """Return the source of a node, with the line number if `has_lines` is true."""
@@ -218,8 +238,11 @@ class _NodeChecker:
             node.tag = self.loader.resolve(yaml.ScalarNode, text, (True, False))
         node.value = text
         if find_control_character(text):
+            escape = (
+                ", or use single quotes, in which a backslash is an ordinary character" if node.style == '"' else ""
+            )
             raise UserError(
-                f"{where}: {shorten_repr(text)} contains {find_control_character(text)}; remove this character"
+                f"{where}: {shorten_repr(text)} contains {find_control_character(text)}; remove this character{escape}"
             )
 
 

@@ -61,7 +61,7 @@ def select_client_tests(
     """
     if client_test not in get_args(ClientTest):
         allowed = ", ".join(get_args(ClientTest))
-        raise UserError(f"data.client_test: {client_test!r} is not allowed; must be one of {allowed}")
+        raise UserError(f"data.client_test: {client_test!r} is not allowed; must be one of: {allowed}")
     has_labels = is_labels(dataset.train_y, dataset.classes)
     if client_test == "auto":
         has_sites = site_of_client is not None and dataset.test_site is not None
@@ -71,10 +71,15 @@ def select_client_tests(
         return np.full(len(counts), len(all_rows)), LazyClientMapping(len(counts), lambda k: all_rows)
     if client_test == "site":
         if site_of_client is None or dataset.test_site is None:
-            needed = (
-                "data.partition.scheme: site, and a data set that gives the site of each test row (array test_site)"
+            wrong = (
+                "data.partition.scheme is not site"
+                if site_of_client is None
+                else "this data set does not give the site of each test row (array test_site)"
             )
-            raise UserError(f"data.client_test: site needs {needed}; set data.client_test: aligned")
+            raise UserError(
+                f"data.client_test: site is not possible, because {wrong}; set data.client_test: aligned"
+                f"{', or data.partition.scheme: site' if site_of_client is None else ''}"
+            )
         sites = max(int(site_of_client.max()), int(dataset.test_site.max()) if len(dataset.test_site) else 0) + 1
         return _select_parts(Partition.from_owners(dataset.test_site.numpy(), sites), site_of_client)
     if not has_labels:
@@ -114,14 +119,14 @@ def _deal_test_shards(test_y: np.ndarray, label_matrix: np.ndarray | None, seed:
     """Cut the test rows into shards, and give each client test shards of the classes of its training shards."""
     if label_matrix is None:
         raise UserError(
-            "data.client_test: shards needs data.partition.scheme: shards with `sorted: false`; set data.client_test: "
-            "aligned"
+            "data.client_test: shards needs data.partition.scheme: shards and data.partition.sorted: false; set these, "
+            "or data.client_test: aligned"
         )
     for c, shards in zip(*np.unique(label_matrix, return_counts=True), strict=True):
         rows = (test_y == c).sum()
         if rows < shards:
             problem = f"class {c} has only {rows} test rows for {shards} shards (at least one per shard)"
-            raise UserError(f"data.client_test: shards: {problem}; set data.client_test: class_match")
+            raise UserError(f"data.client_test: shards is not possible, because {problem}; set it to class_match")
     return _select_parts(
         deal_shards(test_y, label_matrix, seeds.numpy_generator(seed, "test shards")), np.arange(len(label_matrix))
     )

@@ -240,7 +240,8 @@ def _validate_partition(result: Any, samples: int, clients: int | None, where: s
     if (parts.sizes == 0).any():
         k = int((parts.sizes == 0).argmax())
         raise make_located_error(
-            f"{where} gives client {k} no training samples; lower `clients`, or choose a less skewed partition",
+            f"{where} gives client {k} no training samples; lower data.partition.clients, or choose a less skewed "
+            "partition",
             scheme_function,
         )
     times = np.bincount(parts.order, minlength=samples)

@@ -18,6 +18,7 @@ from fedmpi.comm import Communicator
 from fedmpi.common import registry, seeds
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Shape, Type, call_module, zero_samples
+from fedmpi.common.text import locate_key
 from fedmpi.common.user_code_errors import add_error_context
 from fedmpi.config import Settings, resources
 from fedmpi.data.federated import FederatedData
@@ -134,7 +135,10 @@ def make_method(
     kind = registry.PluginKind(methods.KIND.label, methods.registry, where)
     target = registry.load_object(choice.selected_name, kind.registry, kind.label, origins.get("", ""))
     if not (isinstance(target, type) and issubclass(target, Method)):
-        raise UserError(f"{where}: {choice.selected_name} is not a subclass of fedmpi.Method; name a class that is")
+        raise UserError(
+            f"{where}.name: {choice.selected_name} is not a subclass of fedmpi.Method; set {where}.name to the name of "
+            "such a class"
+        )
     inner: set[str] = {f.name for f in fields(target) if f.metadata.get("method")} if is_dataclass(target) else set()
     plain = {key: value for key, value in choice.options.items() if key not in inner}
     construct = registry.make_component(
@@ -150,10 +154,9 @@ def make_method(
             selection = registry.Selection(str(name), section)
             options[key] = make_method(settings, selection, own | {"": own.get("name", at)}, f"{where}.{key}")
         elif section:
-            prefix = f"{at}: " if at else ""
             raise UserError(
-                f"{prefix}{where}.{key}: name is missing; it is required when options (here {', '.join(section)}) are "
-                "given"
+                f"{locate_key(at, f'{where}.{key}')}: name is missing; it is required when options (here "
+                f"{', '.join(section)}) are given"
             )
     try:
         with seeds.temporary_seed(settings.seed, "method"), add_error_context(f"{where}: {choice.selected_name}"):

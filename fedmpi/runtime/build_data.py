@@ -18,7 +18,7 @@ from fedmpi.comm import Communicator
 from fedmpi.common import registry, seeds
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.common.target_scale import TargetScale, sum_targets
-from fedmpi.common.text import pluralize
+from fedmpi.common.text import locate_key, pluralize
 from fedmpi.common.user_code_errors import add_error_context, make_located_error
 from fedmpi.config.schema import Settings
 from fedmpi.data import partitions, sources
@@ -65,9 +65,8 @@ def make_source(settings: Settings) -> partial[Any]:
     if not settings.data.download:
         return source
     if "download" not in inspect.signature(source.func).parameters:
-        at = settings.origin("data.download")
-        reason = f"data.download: data source {settings.data.source} cannot download its files; remove data.download"
-        raise UserError(f"{at}: {reason}" if at else reason)
+        where = locate_key(settings.origin("data.download"), "data.download")
+        raise UserError(f"{where}: data source {settings.data.source} cannot download its files; remove data.download")
     return partial(source, download=True)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from torch import nn
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import is_lower_better, shorten, suggest_name
+from fedmpi.common.text import is_lower_better, locate_key, shorten, suggest_name
 from fedmpi.common.user_code_errors import make_located_error
 from fedmpi.config.schema import Settings
 from fedmpi.data.batches import distinct_samples
@@ -83,7 +83,7 @@ def check_method(
     for needed in sorted(method.needs):
         if reason := lacking.get(needed, "fedmpi.method defines no such requirement"):
             key = str(reason).partition(" ")[0]
-            remedy = f"; set {key}={REMEDIES[key]}" if key in REMEDIES else ""
+            remedy = f"; set {key}: {REMEDIES[key]}" if key in REMEDIES else ""
             raise UserError(f"method {settings.method.name} needs {needed}, but {reason}{remedy}")
 
 
@@ -151,8 +151,8 @@ def check_cohort(settings: Settings, data: FederatedData) -> None:
     size, train, idle = settings.cohort.size, settings.train, len(_find_idle_clients(settings, data))
     if size is not None and size > data.clients:
         raise UserError(
-            f"{_origin_prefix(settings, 'cohort.size')}cohort.size: {size} clients per round, but there are only "
-            f"{data.clients}; set it to at most {data.clients}, or use more clients"
+            f"{locate_key(settings.origin('cohort.size'), 'cohort.size')}: {size} clients per round, but there are "
+            f"only {data.clients}; set it to at most {data.clients}, or use more clients"
         )
     if idle == data.clients:
         raise UserError(
@@ -165,11 +165,6 @@ def check_cohort(settings: Settings, data: FederatedData) -> None:
             f"{train.batch_size} samples and will not train",
             stacklevel=3,
         )
-
-
-def _origin_prefix(settings: Settings, key: str) -> str:
-    at = settings.origin(key)
-    return f"{at}: " if at else ""
 
 
 def _find_idle_clients(settings: Settings, data: FederatedData) -> list[int]:
@@ -191,8 +186,8 @@ def make_selection_criterion(settings: Settings, task: Any, data: FederatedData)
     assert best.metric is not None
     if best.metric not in names:
         raise UserError(
-            f"{_origin_prefix(settings, 'evaluate.best.metric')}evaluate.best.metric: task {settings.task.name} has no "
-            f"{best.metric!r}; {suggest_name(best.metric, names)}"
+            f"{locate_key(settings.origin('evaluate.best.metric'), 'evaluate.best.metric')}: task "
+            f"{settings.task.name} has no {best.metric!r}; {suggest_name(best.metric, names)}"
         )
     if not data.validation_sizes.any():
         raise UserError(

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import shorten_repr, suggest_name
+from fedmpi.common.text import suggest_name
+from fedmpi.common.type_descriptions import shorten_value
 from fedmpi.config import loading
 from fedmpi.config.field_types import Section
 from fedmpi.config.yaml_source import ConfigLayer
@@ -72,7 +73,7 @@ def read_axis(path: Path, document: ConfigLayer, name: str, value: Any, parent_k
         return Axis(name, layers, is_key=False)
     if not isinstance(value, list) or not value:
         raise UserError(
-            f"{where}: {shorten_repr(value)} is not allowed; must be a list of values, a list of config files, or a "
+            f"{where}: {shorten_value(value)} is not allowed; must be a list of values, a list of config files, or a "
             "mapping of labels to settings"
         )
     is_key = not all(loading.is_config_file(item) for item in value)
@@ -106,7 +107,8 @@ def _read_label_settings(document: ConfigLayer, key: str, settings: Any) -> Conf
     if not isinstance(settings, dict):
         where = document.origins.get(key, "")
         raise UserError(
-            f"{where}: {key}: {shorten_repr(settings)} is not allowed; must be settings, such as {{train: {{lr: 0.1}}}}"
+            f"{where}: {key}: {shorten_value(settings)} is not allowed; must be a mapping of settings, such as "
+            "{train: {lr: 0.1}}"
         )
     prefix = f"{key}."
     origins = {key[len(prefix) :]: where for key, where in document.origins.items() if key.startswith(prefix)}
@@ -180,7 +182,7 @@ def read_published_results(path: Path, axes: Sequence[Axis], section: PublishedS
     names = [name for name in axes_by_name if name != SEED] if section.axes is None else section.axes
     if not {*names} <= {*axes_by_name}:
         raise UserError(
-            f"{path}: published.axes: {shorten_repr(names)} is not allowed; must be a list of axes; axes: "
+            f"{path}: published.axes: {shorten_value(names)} is not allowed; must be a list of axes; axes: "
             f"{', '.join(axes_by_name)}"
         )
     metrics = section.metric if isinstance(section.metric, list) else [section.metric]
@@ -192,7 +194,7 @@ def read_published_results(path: Path, axes: Sequence[Axis], section: PublishedS
         cell_values = cell if isinstance(section.metric, list) else [cell]
         if not isinstance(cell_values, list) or len(cell_values) != len(metrics):
             raise UserError(
-                f"{where}: {shorten_repr(cell)} is not allowed; must be a list with one value per metric: "
+                f"{where}: {shorten_value(cell)} is not allowed; must be a list with one value per metric: "
                 f"{', '.join(metrics)}"
             )
         for metric, cell_value in zip(metrics, cell_values, strict=True):
@@ -211,7 +213,7 @@ def _iterate_cells(tree: Any, axes: Sequence[Axis], where: str) -> Iterator[tupl
         return
     if not isinstance(tree, dict):
         raise UserError(
-            f"{where}: {shorten_repr(tree)} is not allowed; must be a mapping of labels of the axis {axes[0].name}"
+            f"{where}: {shorten_value(tree)} is not allowed; must be a mapping of labels of the axis {axes[0].name}"
         )
     for label, subtree in tree.items():
         if label not in axes[0].choices:
@@ -233,7 +235,7 @@ def _parse_mean_and_deviation(where: str, value: Any) -> tuple[float, float]:
         or mean_and_deviation[1] == math.inf
     ):
         raise UserError(
-            f"{where}: {shorten_repr(value)} is not allowed; must be a finite number, the mean, or [mean, standard "
+            f"{where}: {shorten_value(value)} is not allowed; must be a finite number, the mean, or [mean, standard "
             "deviation]"
         )
     return float(mean_and_deviation[0]), float(mean_and_deviation[1])

@@ -19,7 +19,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import is_lower_better, pluralize, shorten_repr
+from fedmpi.common.text import is_lower_better, pluralize
+from fedmpi.common.type_descriptions import shorten_value
 from fedmpi.config import Settings, loading
 from fedmpi.config.field_types import Section
 from fedmpi.config.yaml_source import ConfigLayer
@@ -89,7 +90,7 @@ def read_tuning(
     """
     if section.by.startswith(("validation_", "personal_", "test_")):
         raise UserError(
-            f"{path}: tune.by: {shorten_repr(section.by)} is not allowed; must be loss or a metric of the task, "
+            f"{path}: tune.by: {shorten_value(section.by)} is not allowed; must be loss or a metric of the task, "
             "without a prefix, such as accuracy"
         )
     axis_names = [axis.name for axis in axes if axis.name != SEED]
@@ -105,7 +106,7 @@ def read_tuning(
     if not {*per} <= {*axis_names}:
         allowed = ", ".join(axis_names) or "none, as grid has no axis except seed"
         raise UserError(
-            f"{path}: tune.per: {shorten_repr(per)} is not allowed; must be a list of axes; axes: {allowed}"
+            f"{path}: tune.per: {shorten_value(per)} is not allowed; must be a list of axes; axes: {allowed}"
         )
     using = read_labels(path, axes, "tune.using", section.using)
     plan = Tuning(candidate_axes, section.by, section.of, tuple(per), using)

@@ -14,17 +14,17 @@ def _put(name, text):
 FILES = {
     "anchor bomb": (_bomb(), None, r"more than 50,000 values once aliases \(\*\)"),
     "alias in itself": ("x: &a [*a]\n", None, r"nesting is too deep, or an alias \(\*\) refers to"),
-    "no such anchor": ("x: *a\n", None, r"not valid YAML: found undefined alias 'a'"),
+    "no such anchor": ("x: *a\n", None, r"the alias \*a refers to an anchor &a that is not defined"),
     "merge of a scalar": (
         "x: {<<: 3}\n",
         None,
-        r"not valid YAML: .* expected a mapping or list of",
+        r"not valid YAML: << must be followed by a reference to a mapping",
     ),
     "duplicate key": ("rounds: 2\n", None, r"run\.yaml:11: rounds: duplicate key; it is already set in .*run\.yaml:1"),
     "tag": ("seed: !!python/name:os.system\n", None, r"the YAML tag !!python/name:os\.system is not allowed"),
     "odd key": ("yes: 1\n", None, r"the key 'yes' is not plain text; put it in quotes"),
     "half a pair": ('name: "\\ud800"\n', None, r"contains the control character"),
-    "dots in a file": ("train.epochs: 3\n", None, "in a config file, write the section and the key inside it"),
+    "dots in a file": ("train.epochs: 3\n", None, "in a config file, write train: {epochs: ...}"),
     "base is a text": ("base: a.yaml\n", None, r"base: 'a\.yaml' is not allowed; must be a list of file names"),
     "base is not there": ("base: [none.yaml]\n", None, r"none\.yaml: there is no such config file"),
     "base is a link to itself": (
@@ -35,7 +35,7 @@ FILES = {
     "base is the file": (
         "base: [run.yaml]\n",
         None,
-        r"circular include: .*run\.yaml -> .*run\.yaml; remove one",
+        r"run\.yaml includes itself; remove this base entry",
     ),
     "base is Latin-1": (
         "base: [l.yaml]\n",

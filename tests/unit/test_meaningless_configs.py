@@ -47,7 +47,7 @@ def test_a_partition_cannot_write_to_the_labels():
         ({"train": {"drop_last": True, "batch_size": 500}}, "drop_last: true drops every batch.*500"),
         (
             {"method": "fedlc", "task": {"name": "classification", "label_smoothing": 0.1}},
-            "fedlc needs targets of one class each, but task.label_smoothing is 0.1; set task.label_smoothing=0",
+            "fedlc needs targets of one class each, but task.label_smoothing is 0.1; set task.label_smoothing: 0",
         ),
     ],
 )

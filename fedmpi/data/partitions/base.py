@@ -9,7 +9,7 @@ import numpy as np
 
 from fedmpi.common.errors import UserError
 
-LEAVE_OUT_CLIENTS = "remove data.partition.clients, or set it to null if a base config sets it"
+LEAVE_OUT_CLIENTS = "remove data.partition.clients (or set it to null if a base config sets it)"
 
 
 @final
@@ -125,16 +125,16 @@ def check_enough_samples(samples: int, parts: int, scheme: str, min_size: int = 
         unit: the parts in words, such as "6 shards", for the message; "": the parts are clients.
     """
     if samples < parts:
-        what = unit or f"clients={parts} parts"
+        what = unit or f"{parts} parts (data.partition.clients)"
         raise UserError(
             f"data.partition: scheme {scheme} cannot split {samples} samples into {what} (at least one sample each); "
-            "lower `clients`"
+            "lower data.partition.clients"
         )
     if samples < min_size * parts:
         raise UserError(
             f"data.partition.min_size: {min_size} is too large, because {samples} samples divided among {parts} "
-            "clients are "
-            f"{samples / parts:.1f} per client; lower `clients`, or set min_size to at most {samples // parts}"
+            f"clients are only {samples / parts:.1f} per client; lower data.partition.clients, or set "
+            f"data.partition.min_size to at most {samples // parts}"
         )
 
 

@@ -151,8 +151,8 @@ def _draw_until_accepted(
         if size >= min_size:
             return counts
         smallest, tried, single_draws, draws = max(smallest, size), tried + 1, single_draws + 1, 1
-    remedy = "raise alpha, or lower `clients` or min_size"
-    remedy += ", or set convention=client, which gives equal sizes" if scheme == "dirichlet" else ""
+    remedy = "raise alpha, or lower clients or min_size"
+    remedy += ", or set data.partition.convention: client, which gives equal sizes" if scheme == "dirichlet" else ""
     raise UserError(
         f"data.partition: none of {tried} draws of {scheme} (alpha={alpha}, clients={clients}) gave every client at "
         "least "

@@ -40,7 +40,7 @@ def shards(
     if sorted:
         if distinct:
             raise UserError(
-                "data.partition: `sorted` and `distinct` cannot both be true, because sorted shards may contain two "
+                "data.partition: sorted and distinct cannot both be true, because sorted shards may contain two "
                 "classes; set one of them to false"
             )
         owner, shard_owner = np.empty(len(labels), dtype=np.int64), np.empty(clients * s, dtype=np.int64)
@@ -53,7 +53,9 @@ def shards(
         problem = (
             f"the number of shards (clients x s = {clients * s}) is less than the number of classes ({len(present)})"
         )
-        raise UserError(f"data.partition: {problem}, so some classes would be left out; raise `clients` or `s`")
+        raise UserError(
+            f"data.partition: {problem}, so some classes would be left out; raise data.partition.clients or s"
+        )
     if cuts.min() < cuts.max():
         what = (
             f"the number of shards (clients x s = {clients * s}) is not a multiple of the number of classes "
@@ -66,7 +68,7 @@ def shards(
     if distinct and s > len(present):
         raise UserError(
             f"data.partition.s: {s} distinct classes per client are impossible, because the data have only "
-            f"{len(present)}; lower `s`"
+            f"{len(present)}; lower data.partition.s"
         )
     label_matrix = rng.permutation(np.repeat(np.arange(len(present)), cuts)).reshape(clients, s)
     while distinct and not _exchange_repeated_labels(label_matrix, len(present), rng):
@@ -88,7 +90,7 @@ def deal_shards(labels: np.ndarray, label_matrix: np.ndarray, rng: np.random.Gen
         rows = np.flatnonzero(labels == label)
         if len(rows) < cuts:
             problem = f"class {label} has only {len(rows)} samples for {cuts} shards (clients={clients}, s={s})"
-            raise UserError(f"data.partition: {problem}; lower `clients` or `s`")
+            raise UserError(f"data.partition: {problem}; lower data.partition.clients or s")
         shard_owner = np.empty(cuts, dtype=np.int64)
         shard_owner[rng.permutation(cuts)] = np.repeat(np.arange(clients), (label_matrix == label).sum(1))
         owner[rows] = np.repeat(shard_owner, equal_sizes(len(rows), cuts))
@@ -160,7 +162,7 @@ def classes(
         owners, rows = np.flatnonzero(has_class[:, c]), rng.permutation(np.flatnonzero(labels == label))
         if len(rows) < len(owners):
             problem = f"class {label} has only {len(rows)} samples for {len(owners)} clients"
-            raise UserError(f"data.partition: {problem}; lower `clients` or `classes_per_client`")
+            raise UserError(f"data.partition: {problem}; lower data.partition.clients or classes_per_client")
         if len(owners):
             owner[rows] = np.repeat(owners, equal_sizes(len(rows), len(owners)))
     return Partition.from_owners(owner, clients)

@@ -113,7 +113,7 @@ def _split_parts(
     is_test = np.array([sample.part == "test" for sample in samples], dtype=bool)
     if split_column or is_test.any():
         resolve_test_fraction(
-            test_fraction, f"data.split_column ({split_column!r})" if split_column else "the folder test"
+            test_fraction, f"data.split_column ({split_column!r})" if split_column else "the folder 'test'"
         )
         return np.flatnonzero(~is_test), np.flatnonzero(is_test)
     fraction, groups = resolve_test_fraction(test_fraction), [sample.group for sample in samples if sample.group]

@@ -73,16 +73,17 @@ def npz(
     pixel_range: [low, high], the values that become 0 and 1; file uses the smallest and largest value of each row.
     """
     name = resolve_file_name("npz", site, path)
-    file = find_file(root, (name,), "npz", "correct data.root, or data.path (data.silos in silo mode)")
+    file = find_file(root, (name,), "npz", "correct data.root or data.path (in silo mode, data.silos)")
     try:
         arrays = _load_arrays(file)
     except UserError:
         raise
     except Exception as error:  # a damaged file can raise many errors, from zip, zlib or numpy's header
-        raise UserError(
-            f"{file} cannot be read as an .npz file of numeric arrays: {error}; convert the arrays to a numeric "
-            "dtype, and save them again with numpy.savez"
-        ) from error
+        is_object_array = "allow_pickle" in str(error)
+        problem = "it contains arrays of Python objects (dtype object)" if is_object_array else str(error)
+        remedy = "convert them to a numeric dtype, and save" if is_object_array else "the file is damaged; save"
+        remedy += " the arrays with numpy.savez"
+        raise UserError(f"{file} cannot be read as an .npz file of numeric arrays: {problem}; {remedy}") from error
     return dataset_from_arrays(arrays, file, ArrayOptions(axes, pixel_range, mean, std), classes, test_fraction)
 
 
@@ -191,9 +192,11 @@ def dataset_from_arrays(
 def _convert_part(arrays: Mapping[str, Any], prefix: str, file: Path, options: ArrayOptions) -> ArrayPart:
     for name, array in arrays.items():
         if array.dtype.kind not in "biuf" or array.ndim == 0:
+            kind = "text" if array.dtype.kind in "US" else "a single value" if array.ndim == 0 else "no numbers"
+            remedy = "; encode the labels as 0, 1, 2, ..." if kind == "text" and name == "y" else ""
             raise UserError(
-                f"{file}: {prefix}{name} has dtype {array.dtype} and shape {array.shape}; it must contain "
-                "numbers, one row for each sample"
+                f"{file}: {prefix}{name} contains {kind} (dtype {array.dtype}, shape {array.shape}); must contain "
+                f"numbers, one row for each sample{remedy}"
             )
     rows = {f"{prefix}{name}": len(array) for name, array in arrays.items()}
     if len(set(rows.values())) > 1 or 0 in rows.values():
@@ -202,7 +205,8 @@ def _convert_part(arrays: Mapping[str, Any], prefix: str, file: Path, options: A
     x, site = arrays["x"], arrays.get("site")
     if x.ndim < 2 or 0 in x.shape:
         raise UserError(
-            f"{file}: {prefix}x has the shape {x.shape}; must be (n, f) or (n, C, H, W), with no dimension of size 0"
+            f"{file}: {prefix}x has the shape {x.shape}; must be (n, f) or (n, C, H, W) for n samples, with no "
+            "dimension of size 0"
         )
     if site is not None:
         if site.ndim != 1 or (site != np.floor(site)).any() or site.min() < 0 or site.max() >= MAX_SITES:

@@ -114,9 +114,9 @@ def test_validate_shows_a_table(monkeypatch, path, engine, capsys):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["run", "{path}", "seed=x"], "command line: seed=x: seed: 'x' is not allowed; must be a whole number"),
+        (["run", "{path}", "seed=x"], "command line: seed: 'x' is not allowed; must be a whole number"),
         (["run", "{path}.none"], "{path}.none: there is no such config file"),
-        (["validate", "{path}", "sede=1"], "command line: sede=1: sede: unknown key; did you mean 'seed'? allowed: "),
+        (["validate", "{path}", "sede=1"], "command line: sede: unknown key; did you mean 'seed'? allowed: "),
         (["run"], "Missing argument 'CONFIG'"),
         (["rnu"], "No such command 'rnu'"),
         (["list", "fedprx"], "list: unknown kind or name 'fedprx'; did you mean 'fedprox'"),

@@ -128,13 +128,13 @@ EDITS = [
         "{path}:7: cohort.fractoin: unknown key; did you mean 'fraction'? allowed: fraction, placement, sampling",
     ),
     ("rounds: many", "{path}:7: rounds: 'many' is not allowed; must be a whole number"),
-    ("name: no", "{path}:7: name: False is not allowed; must be text"),
+    ("name: no", "{path}:7: name: false is not allowed; must be text"),
     (
         "  batch_size: ful",
         "{path}:7: train.batch_size: 'ful' is not allowed; must be a whole number from 1 to 1,000,",
     ),
     ("  weight_decay: .nan", "{path}:7: train.weight_decay: nan is not allowed; must be a finite number"),
-    ("  schedule: off", "{path}:7: train.schedule: False is not allowed; must be constant, exponential"),
+    ("  schedule: off", "{path}:7: train.schedule: false is not allowed; must be constant, exponential"),
     ("seed: 1\nseed: 2", "{path}:8: seed: duplicate key; it is already set in {path}:7"),
     (
         "evaluate: {protocol: [globl]}",  # and not, besides, that a list without it is too short
@@ -147,8 +147,8 @@ EDITS = [
     ),
     ("no: 3", "{path}:7: the key 'no' is not plain text; put it in quotes"),
     ("seed: !!python/name:os.system", "{path}:7: seed: the YAML tag !!python/name:os.system is not allowed"),
-    ("seed: [1, 2", "{path}:8:1: not valid YAML: while parsing a flow sequence, expected ',' or ']'"),
-    ("\tseed: 1", "{path}:7:1: not valid YAML: while scanning for the next token, found character '\\t'"),
+    ("seed: [1, 2", "{path}:8:1: not valid YAML: a bracket [ or {{ is not closed"),
+    ("\tseed: 1", "{path}:7:1: not valid YAML: a line is indented with a tab"),
     ("cohort: &a {x: *a}", "{path}: nesting is too deep, or an alias (*) refers to the anchor that contains it"),
     ("seed: ${env:GONE}", "{path}:7: seed: the environment variable GONE is not set; set it, or"),
 ]
@@ -184,7 +184,7 @@ def test_all_mistakes_are_reported_in_one_message_in_order(tmp_path):
         f"{base}:1: train.momentum: 'x' is not allowed",
         f"{path}:9: rounds: 'x' is not allowed",
         f"{path}:10: sede: unknown key",
-        "command line: train.clip_norm=-2: train.clip_norm: -2 is not allowed",
+        "command line: train.clip_norm: -2 is not allowed",
     ]
     assert first == "6 mistakes in the config"
     assert [line.startswith(f"  {where}") for line, where in zip(lines, wheres, strict=True)] == [True] * 6
@@ -209,7 +209,7 @@ def test_a_plugin_is_searched_next_to_its_config_then_in_the_working_directory(t
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("seed=${env:GONE}", "command line: seed=${env:GONE}: seed: the environment variable GONE is not set; set it"),
+        ("seed=${env:GONE}", "command line: seed: the environment variable GONE is not set; set it"),
         ("method={name: fedprox, mu: '${env:GONE}'}", "method.mu: the environment variable GONE is not set"),
         ("seed=${env:TEXT}", "seed: 'seven' is not allowed; must be a whole number"),
         ("seed=${env:}", "seed: '${env:}' is not allowed; write ${env:NAME}"),

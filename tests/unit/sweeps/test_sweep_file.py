@@ -131,7 +131,11 @@ def test_errors_of_runs_mention_the_keys_of_sweeps(tmp_path, text, words):
         ("grid: {seed: [{a: 1}]}\n", [], r"grid\.seed: a list may contain only plain values"),
         ("grid: {method: [none.yaml]}\n", [], r"none\.yaml"),
         ("grid: {method: [fedavg, ditto]}\n", [], r"plain values of a key \(such as method\.name\) or config files"),
-        ("grid: {method: {A: 3}}\n", [], r"sweep\.yaml:2: grid\.method\.A: 3 is not allowed; must be settings"),
+        (
+            "grid: {method: {A: 3}}\n",
+            [],
+            r"sweep\.yaml:2: grid\.method\.A: 3 is not allowed; must be a mapping of settings",
+        ),
         ("grid: {m: {A b: {}, A-b: {}}}\n", [], r"would have the same name, a-b; rename a label"),
         ("grid: {seed: [0]}\ninclude: {sed: 0}\n", [], r"include: unknown axis 'sed'; did you mean 'seed'"),
         ("grid: {seed: [0]}\ninclude: {seed: 1}\n", [], r"include\.seed: unknown label '1'"),

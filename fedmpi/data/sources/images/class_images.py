@@ -243,7 +243,8 @@ def _check_labels(samples: Sequence[LabelledFile], names: Sequence[str], label_c
     """
     if len(names) == 1:
         problem = f"column {label_column!r} contains only one class, {names[0]!r}"
-        raise samples[0].make_error(f"{problem}; add samples of other classes, or list all classes in data.class_names")
+        file = samples[0].location.rpartition(", line ")[0] or samples[0].location
+        raise UserError(f"{file}: {problem}; add samples of other classes, or list all classes in data.class_names")
     for sample in samples:
         if sample.label not in names:
             allowed = f"is not one of data.class_names ({', '.join(names)}); add it there, or correct the row"

@@ -55,7 +55,8 @@ def _convert_read_errors(path: Path, remedy: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise UserError(f"{path} cannot be read: {error}; delete the file, then {remedy}") from error
+        how = remedy.removeprefix("correct data.root, ").removeprefix("correct data.root; ")
+        raise UserError(f"{path} cannot be read: {error}; delete the file, and download it again: {how}") from error
 
 
 def _check_labels(labels: np.ndarray, low: int, high: int) -> None:
@@ -185,7 +186,10 @@ def _read_cifar(name: str, classes: int, root: Path, download: bool) -> Dataset:
     except (OSError, RuntimeError) as error:
         folder = root / kind.base_folder
         wrong = UserError if folder.exists() else MissingDataError
-        reason = f"{folder} is missing, or its checksums are wrong (data.root = {root}; {error})"
+        problem = f"cannot be read: {error}"
+        if "not found or corrupted" in str(error):  # torchvision would advise download=True
+            problem = "lacks files, or their checksums are wrong" if folder.exists() else "not found"
+        reason = f"folder {folder} {problem} (data.root = {root})"
         raise wrong(f"{name}: {reason}; {remedy}") from error
     x, test_x = (part.data.transpose(0, 3, 1, 2) for part in (train, test))
     return image_dataset(
