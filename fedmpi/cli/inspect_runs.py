@@ -112,7 +112,7 @@ def verify(
     if rounds != "all" and not (rounds.isdecimal() and int(rounds)):
         raise UserError(f"--rounds: {rounds} is not allowed; must be a positive integer, or all")
     if checksum is not None and len(checksum) < 8:
-        raise UserError(f"--checksum: {checksum} is not allowed; must have at least the first 8 digits")
+        raise UserError(f"--checksum: {checksum} is not allowed; must be at least the first 8 digits of a SHA-256")
     first_run = next((path.parent for path in sorted(directory.glob("*/config.yaml"))), directory)
     try:
         load_run_settings(directory if (directory / "config.yaml").is_file() else first_run, trust, overrides, "verify")

@@ -130,5 +130,5 @@ def _data_root(directory: Path | None) -> Path:
     """Return the absolute path of the data folder; raise UserError if it is not a folder."""
     root = directory or Path(os.environ.get("FEDMPI_DATA") or "data")
     if root.exists() and not root.is_dir():
-        raise UserError(f"--root: {root} is not a folder; name a folder")
+        raise UserError(f"--root: {root} is a file; choose a folder")
     return root.resolve()

@@ -42,8 +42,8 @@ class PartitionSettings(OpenSection):
     def _check(self) -> PartitionSettings:
         if self.clients is None and self.scheme not in ("site", "file"):
             raise ValueError(
-                f"clients: not set; scheme {self.scheme} needs the number of clients (only the schemes site and "
-                "file take it from the data)"
+                f"clients: not set; scheme {self.scheme} needs the number of clients, such as 10 (only the schemes "
+                "site and file take it from the data)"
             )
         return self
 

@@ -61,7 +61,7 @@ def select_client_tests(
     """
     if client_test not in get_args(ClientTest):
         allowed = ", ".join(get_args(ClientTest))
-        raise UserError(f"data.client_test: {client_test!r} is not allowed; must be one of: {allowed}")
+        raise UserError(f"data.client_test: {client_test!r} is not allowed; must be one of {allowed}")
     has_labels = is_labels(dataset.train_y, dataset.classes)
     if client_test == "auto":
         has_sites = site_of_client is not None and dataset.test_site is not None

@@ -178,7 +178,8 @@ class Evaluator:
         self.clients_evaluate = self.is_silo or bool({*self.protocol} - SERVER_PROTOCOLS) or self.selects_by_own_models
         if self.is_silo and "personal_on_global" in self.protocol:
             raise UserError(
-                "evaluate.protocol: personal_on_global needs a global test set, which does not exist with data.silos"
+                "evaluate.protocol: personal_on_global needs a global test set, which does not exist with data.silos; "
+                "use personal instead"
             )
         if "sites" in self.protocol and not self.data.test_by_site:
             raise UserError(

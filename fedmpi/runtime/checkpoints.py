@@ -232,7 +232,10 @@ def open_run_directory(
         if how == "auto":  # an earlier job ended before it wrote the identity file
             return RunDirectory(path, settings.working_dir), False, []
     if how == "must":
-        raise UserError(f"checkpoint.resume: must, but {path} contains no run to resume ({IDENTITY} is missing)")
+        raise UserError(
+            f"{path} contains no run to resume ({IDENTITY} is missing), but checkpoint.resume is must; correct output "
+            "or name, or set checkpoint.resume: auto to start a new run"
+        )
     directory = RunDirectory.create(settings.output, settings.name, settings.working_dir)
     exit_stack.enter_context(lock.hold_lock(directory.path))
     return directory, False, []

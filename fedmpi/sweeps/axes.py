@@ -182,7 +182,7 @@ def read_published_results(path: Path, axes: Sequence[Axis], section: PublishedS
     names = [name for name in axes_by_name if name != SEED] if section.axes is None else section.axes
     if not {*names} <= {*axes_by_name}:
         raise UserError(
-            f"{path}: published.axes: {shorten_value(names)} is not allowed; must be a list of axes; axes: "
+            f"{path}: published.axes: {shorten_value(names)} is not allowed; must be a list of axes of grid: "
             f"{', '.join(axes_by_name)}"
         )
     metrics = section.metric if isinstance(section.metric, list) else [section.metric]

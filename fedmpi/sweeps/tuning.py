@@ -104,10 +104,10 @@ def read_tuning(
     )
     per = [section.per] if isinstance(section.per, str) else axis_names if section.per is None else section.per
     if not {*per} <= {*axis_names}:
-        allowed = ", ".join(axis_names) or "none, as grid has no axis except seed"
-        raise UserError(
-            f"{path}: tune.per: {shorten_value(per)} is not allowed; must be a list of axes; axes: {allowed}"
+        allowed = (
+            f"a list of axes of grid: {', '.join(axis_names)}" if axis_names else "[], as grid has no axis except seed"
         )
+        raise UserError(f"{path}: tune.per: {shorten_value(per)} is not allowed; must be {allowed}")
     using = read_labels(path, axes, "tune.using", section.using)
     plan = Tuning(candidate_axes, section.by, section.of, tuple(per), using)
     uncovered = {plan.get_cell_key(run) for run in labels} - {

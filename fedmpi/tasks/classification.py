@@ -65,11 +65,9 @@ class Classification(Task):
         super().__init__(classes)
         if classes < 2:
             raise UserError(
-                f"task classification: the data set has {classes} class (a real-valued target counts as one), but at "
-                "least "
-                "2 are needed; store class numbers as integers, or set task.name=regression for real-valued targets, "
-                "or "
-                "task.name=survival for an event and a time"
+                f"task classification: the data set has {classes} class, but at least 2 are needed "
+                "(real-valued targets count as 1 class); store class numbers as integers, or set task.name: "
+                "regression for real-valued targets, or task.name: survival for an event and a time"
             )
         default = ("accuracy", "auroc") if classes == 2 else ("accuracy",)
         known = (*METRICS, *(name for name in metrics or () if TOP_K.fullmatch(name) and name not in METRICS))
@@ -175,10 +173,8 @@ class MultiLabel(Task):
     def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
         if y.ndim != 2 or tuple(y.shape[1:]) != outputs:
             return (
-                f"the targets are {describe_targets(y)}, but must have one number per label: shape (n, "
-                f"{outputs[0]}), like "
-                "the "
-                "outputs of the model"
+                f"the targets are {describe_targets(y)}, but must have one number per label: shape (n, {outputs[0]}), "
+                "like the outputs of the model; for other targets, choose another task (`fedmpi list tasks`)"
             )
         invalid = ((y != 0) & (y != 1) & is_counted(y, self.ignore)).nonzero()
         if len(invalid):

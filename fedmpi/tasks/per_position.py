@@ -86,7 +86,7 @@ class NextSymbol(Task):
         if y.dtype != torch.int64 or y.ndim != 2:
             return (
                 f"the targets are {describe_targets(y)}, but must be one symbol index per position: int64 of "
-                "shape (n, L)"
+                "shape (n, L); for other targets, choose another task (`fedmpi list tasks`)"
             )
         length, symbols = y.shape[1], self.classes
         if outputs not in {(length, symbols), (symbols, length)}:
@@ -138,9 +138,8 @@ class Segmentation(Task):
     def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
         if y.dtype != torch.int64 or y.ndim not in (3, 4):
             return (
-                f"the targets are {describe_targets(y)}, but must be the class of each pixel: int64 of shape (n, H, "
-                "W) or "
-                "(n, D, H, W)"
+                f"the targets are {describe_targets(y)}, but must be the class of each pixel: int64 of shape (n, H, W) "
+                "or (n, D, H, W); for other targets, choose another task (`fedmpi list tasks`)"
             )
         expected = (self.classes, *y.shape[1:])
         if self.classes < 2:

@@ -69,8 +69,8 @@ class Regression(Task):
         if not y.is_floating_point():
             return (
                 f"the targets are {describe_targets(y)}, but must be real numbers (float32); for a table, set "
-                "data.target=number; "
-                "for class numbers, set task.name=classification"
+                "data.target: number; "
+                "for class numbers, set task.name: classification"
             )
         if y[:1].numel() != torch.Size(outputs).numel():
             return (

@@ -140,7 +140,7 @@ TOGETHER = {
     "data.partition.scheme=dirichlet;;data.partition.clients=200": r"min_size: 10 is too large, .*lower data\.",
     "data.client_test=site": r"client_test: site is not possible, because data\.partition\.scheme is not site",
     "data.client_test=shards": r"client_test: shards needs data\.partition\.scheme: shards",
-    "task.name=regression": r"regression: .*int64 .*, but must be real numbers .*task\.name=classification",
+    "task.name=regression": r"regression: .*int64 .*, but must be real numbers .*task\.name: classification",
     "task.name=multi_label": r"multi_label: test data: .*must have one number per label: shape \(n, 10\)",
     "task.name=survival": r"targets are int64 .*; must be float32 of shape \(n, 2\) .*label_column: \[EVENT, TIME\]",
     "task.name=next_symbol": r"next_symbol: test data: .*one symbol index per position: int64 of shape \(n, L\)",

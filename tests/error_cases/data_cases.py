@@ -45,8 +45,8 @@ TABLES = {
     "one number a row": (*table(x=X[:, 0]), r"a\.npz: x has the shape \(40,\); must be \(n, f\) or"),
     "fewer labels": (*table(y=Y[:30]), r"rows: x 40, y 30"),
     "negative labels": (*table(y=Y - 1), r"a\.npz: y contains the label -1 in row 0; labels must be 0, 1"),
-    "float labels": (*table(y=Y * 1.0), r"has 1 class .*store class numbers as integers, .*survival"),
-    "one class": (*table(y=Y * 0), r"the data set has 1 class .*, but at least 2 are needed"),
+    "float labels": (*table(y=Y * 1.0), r"has 1 class, .*store class numbers as integers, .*survival"),
+    "one class": (*table(y=Y * 0), r"the data set has 1 class, but at least 2 are needed"),
     "one-hot labels": (*table(y=np.eye(2)[Y]), r"y has the shape \(40, 2\).* one-hot rows with y\.argmax\(1\)"),
     "no test_x": (*table(test_y=Y), r"has no array 'test_x'; its arrays: x, y, test_y"),
     "a fraction beside a test part": (

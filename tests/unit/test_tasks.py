@@ -47,7 +47,7 @@ def test_cross_entropy_by_hand():
     outputs = torch.tensor([[0.0, math.log(3)]] * 2, dtype=torch.float64)
     loss = Classification(2).loss(lambda x: outputs, torch.zeros(2), torch.tensor([0, 1]))
     assert loss.item() == pytest.approx(math.log(4) - math.log(3) / 2, abs=1e-12)
-    with pytest.raises(UserError, match=r"1 class.*task\.name=regression"):
+    with pytest.raises(UserError, match=r"1 class.*task\.name: regression"):
         Classification(1)
 
 
@@ -97,7 +97,7 @@ CLASS_NUMBERS, REAL_NUMBERS = torch.tensor([0, 1, 1]), torch.rand(3)
             Regression(3),
             CLASS_NUMBERS,
             (3,),
-            r"int64 of shape \(n,\), but must be real numbers.*task\.name=classification",
+            r"int64 of shape \(n,\), but must be real numbers.*task\.name: classification",
         ),
         (Regression(3), REAL_NUMBERS, (3,), r"float32 of shape \(n,\), but the model returns outputs \(3,\)"),
         (

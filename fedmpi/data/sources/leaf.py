@@ -119,7 +119,8 @@ def _read_part(folder: Path) -> tuple[SampleKind, UserSamples]:
         try:
             content = json.loads(file.read_bytes())["user_data"].items()
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{file} cannot be read as LEAF's JSON: {error!r}; {EXPECTED_FORMAT}") from error
+            problem = "the key user_data is missing" if isinstance(error, KeyError) else error
+            raise UserError(f"{file} cannot be read as LEAF's JSON: {problem}; {EXPECTED_FORMAT}") from error
         for user, entry in content:
             location = f"{file}, user {user!r}"
             x, y = (entry.get(key) if isinstance(entry, dict) else None for key in ("x", "y"))

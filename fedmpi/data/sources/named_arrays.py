@@ -178,7 +178,11 @@ def dataset_from_arrays(
             (name for name in ("x", "y") if name not in arrays_of_part and (arrays_of_part or not prefix)), None
         )
         if missing:
-            raise UserError(f"{file} has no array '{prefix}{missing}'; its arrays: {', '.join(arrays) or 'none'}")
+            other = next(iter(arrays_of_part), "") if prefix else ""
+            remedy = f"; add it, or remove '{prefix}{other}'" if other else ""
+            raise UserError(
+                f"{file} has no array '{prefix}{missing}'; its arrays: {', '.join(arrays) or 'none'}{remedy}"
+            )
         if arrays_of_part:
             parts[prefix] = _convert_part(arrays_of_part, prefix, file, options)
     if parts[""].y.ndim > 1 and classes is None:

@@ -82,7 +82,8 @@ def resolve_file_name(source: str, site: str | None, path: str | None, key: str 
         raise UserError(f"{source}: data.{key} is not set; set it to the name of the file, relative to data.root")
     if site is not None and path and "{site}" not in path:
         raise UserError(
-            f"{source}: data.{key}: {path!r} is the same file for all silos; write {{site}} in place of the silo's name"
+            f"{source}: data.{key}: {path!r} is the same file for all silos; write {{site}} in place of the silo's "
+            f"name, such as {{site}}/{os.path.basename(path)}"
         )
     return (path or "{site}").replace("{site}", site or "{site}")
 

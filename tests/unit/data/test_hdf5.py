@@ -158,7 +158,10 @@ def test_images_on_disk_equal_those_in_memory(tmp_path, options, by_client):
         ({"x": X, "y": Y[:7]}, r"the arrays must have one row per sample.* rows: x 20, y 7"),
         ({"a/x": X, "a/y": Y, "b/x": X}, r"one row per sample.* rows: x 40, y 20"),
         ({"a/x": X, "a/y": Y, "b/x": X[:, :2], "b/y": Y}, r"/b/x has the shape \(20, 2\), and /a/x has \(20, 3\)"),
-        ({"x": ["a", "b"], "y": [0, 1]}, r"a\.h5: x has dtype object and shape \(2,\); it must contain numbers"),
+        (
+            {"x": ["a", "b"], "y": [0, 1]},
+            r"a\.h5: x contains no numbers \(dtype object, shape \(2,\)\); must contain numbers",
+        ),
         ({"x": np.float32(1), "y": Y}, r"/x has the shape \(\)"),
     ],
 )

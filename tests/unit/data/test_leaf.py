@@ -187,5 +187,5 @@ def test_other_folders_and_files_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"more\.json, user 'b': the user appears twice"):
         leaf(tmp_path, path=".")
     (tmp_path / "test" / "more.json").write_text('{"users": []}')
-    with pytest.raises(UserError, match=r"more\.json cannot be read as LEAF's JSON: KeyError\('user_data'\)"):
+    with pytest.raises(UserError, match=r"more\.json cannot be read as LEAF's JSON: the key user_data is missing"):
         leaf(tmp_path, path=".")

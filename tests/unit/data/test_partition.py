@@ -112,13 +112,13 @@ def test_by_client_has_the_distribution_of_drawing_sample_by_sample():
 @pytest.mark.parametrize(
     ("scheme", "labels", "clients", "options", "message"),
     [
-        (iid, np.zeros(3, dtype=int), 4, {}, "3 samples into clients=4"),
+        (iid, np.zeros(3, dtype=int), 4, {}, "3 samples into 4 parts"),
         (
             dirichlet,
             balanced(2, 20),
             5,
             {},
-            r"min_size: 10 is too large, because 40 samples .* 5 clients are 8\.0 per client.*at most 8",
+            r"min_size: 10 is too large, because 40 samples .* 5 clients are only 8\.0 per client.*at most 8",
         ),
         (dirichlet, np.zeros(50), 2, {}, "float64"),
         (shards, balanced(10, 50), 4, {"s": 2}, r"\(clients x s = 8\) is less than the number of classes \(10\)"),

@@ -286,7 +286,7 @@ def test_a_sweeps_directory(run, tmp_path):
     [
         (["--rounds", "0"], "--rounds: 0 is not allowed; must be a positive integer, or all"),
         (["--tolerance", "-1"], "Invalid value for '--tolerance'"),
-        (["--checksum", ""], "--checksum:  is not allowed; must have at least the first 8 digits"),
+        (["--checksum", ""], "--checksum:  is not allowed; must be at least the first 8 digits"),
         (["--rounds", "1"], "is not a run directory"),
     ],
 )

@@ -171,7 +171,7 @@ def test_errors_of_runs_mention_the_keys_of_sweeps(tmp_path, text, words):
         (
             "grid: {m: {A: {}}}\npublished: {axes: [n], values: {A: 1}}\n",
             [],
-            r"published\.axes: .* must be a list of axes; axes: m",
+            r"published\.axes: .* must be a list of axes of grid: m",
         ),
         ("grid: {m: {A: {}}}\ntune: {}\n", [], r"tune\.grid: missing, but required"),
         (
@@ -184,7 +184,7 @@ def test_errors_of_runs_mention_the_keys_of_sweeps(tmp_path, text, words):
         (
             TUNED % "by: loss, per: [seed]",
             [],
-            r"tune\.per: \['seed'\] is not allowed; must be a list of axes; axes: m",
+            r"tune\.per: \[seed\] is not allowed; must be a list of axes of grid: m",
         ),
         (TUNED % "by: loss, using: {m: A}", [], r"tune\.using includes no run to compare candidates for B"),
         (
