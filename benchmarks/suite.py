@@ -38,19 +38,19 @@ CNN = (
     "cnn.py --threads 2 --apart 2",
 )
 PARTS = {
-    "cnn": Part("W1: 100 clients, 10 a round, a CNN of 1.66 M parameters", *CNN),
-    "vectors": Part("W2: a vector of 25.6 M, 8 clients", "vectors.py", (3, "vectors.py")),
+    "cnn": Part("W1: 100 clients, 10 per round, a CNN of 1.66 M parameters", *CNN),
+    "vectors": Part("W2: a vector of 25.6 M parameters, 8 clients", "vectors.py", (3, "vectors.py")),
     "rules": Part("W3: the server's rules", "rules.py"),
     "collectives": Part("W4: collectives", "collectives.py"),
     "scaling": Part("W5: scaling", "scaling.py"),
     "states": Part("W6: 10,000 clients that keep state", "states.py"),
-    "many_clients": Part("1,000,000 clients beside 100", "many_clients.py"),
+    "many_clients": Part("1,000,000 clients compared with 100", "many_clients.py"),
     "small": Part("W7: small models, 1,000 clients", "small.py"),
     "exchange": Part("W8: exchange of a large model", "exchange.py"),
     "startup": Part("Start-up: from the command to the first step", "startup.py"),
-    "checkpoint": Part("A checkpoint a round", "checkpoint.py --pairs 5"),
-    "augment": Part("An epoch of augmented pictures", "augment.py"),
-    "peers": Part("Beside other programs", "peers.py"),
+    "checkpoint": Part("A checkpoint in every other round", "checkpoint.py --pairs 5"),
+    "augment": Part("An epoch of augmented images", "augment.py"),
+    "peers": Part("Comparison with other programs", "peers.py"),
 }
 
 
@@ -104,7 +104,7 @@ def main():
     """Run the benchmark with the arguments of the command line."""
     there = {name: part for name, part in PARTS.items() if split(part.commands[0])[1].exists()}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(there)}; all where none is given")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(there)}; default: all")
     parser.add_argument("--results", type=Path, default=RESULTS)
     args = parser.parse_args()
     unknown = [name for name in args.parts if name not in there]

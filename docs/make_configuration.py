@@ -11,20 +11,23 @@ from fedmpi.runtime.introspection import KIND_MODULES, describe_component, list_
 HEAD = """# Config keys
 
 This page is generated from the sources by `python docs/make_configuration.py > docs/configuration.md`.
-`fedmpi show train.schedule` explains one key, `fedmpi list dirichlet` the options of one component.
+On the command line, `fedmpi show train.schedule` explains one key, and `fedmpi list dirichlet` the options of one
+component (here of a partition).
 
-A section that names a component, such as `model: {name: mlp, hidden: [64]}`, also accepts the options of that
-component, which are listed by kind below."""
+Some sections name a component, such as a model or a method. Such a section also accepts the options of the component,
+for example `hidden` in `model: {name: mlp, hidden: [64]}`. The tables at the end of this page list these options."""
 
 SECTIONS = {
-    "methods": "Options belong to the section `method`; formulas and costs are in [methods.md](methods.md).",
-    "models": "Options belong to the section `model`.",
-    "datasets": "Options belong to the section `data`; layouts of files are in [data.md](data.md).",
-    "partitions": "Options belong to the section `data.partition`.",
-    "augmentations": "Items of the list `data.augment`: `[{random_crop: {padding: 4}}, horizontal_flip]`.",
-    "tasks": "Options belong to the section `task`; see [tasks.md](tasks.md).",
-    "rules": "Options belong to the section `server.rule`.",
-    "loggers": "Items of the list `loggers`: `[tensorboard, {wandb: {project: p}}]`; see [campaigns.md](campaigns.md).",
+    "methods": "These options belong to the section `method`. [methods.md](methods.md) has formulas and costs.",
+    "models": "These options belong to the section `model`.",
+    "datasets": "These options belong to the section `data`. [data.md](data.md) describes the layouts of files.",
+    "partitions": "These options belong to the section `data.partition`.",
+    "augmentations": "Augmentations are items of the list `data.augment`, for example "
+    "`[{random_crop: {padding: 4}}, horizontal_flip]`.",
+    "tasks": "These options belong to the section `task`. [tasks.md](tasks.md) describes the tasks.",
+    "rules": "These options belong to the section `server.rule`.",
+    "loggers": "Loggers are items of the list `loggers`, for example `[tensorboard, {wandb: {project: p}}]`. "
+    "[campaigns.md](campaigns.md) describes them.",
 }
 
 

@@ -19,15 +19,17 @@ PUBLIC = {name for name, value in vars(method).items() if name[0] != "_" and not
 WIDTH = 150
 HEAD = """This page is generated from the sources by `python docs/make_hooks.py > docs/hooks.md`.
 
-A method is a frozen dataclass with declarations and hooks. The defaults of all hooks together are FedAvg;
-[write_a_method.md](write_a_method.md) shows three methods. All names are in `fedmpi.method`. This page describes what a
-class may declare, its hooks in the order in which a round calls them, their arguments (`client`, `server`, `updates`),
-slots, the limits of what a method can do, and how to read a checkpoint.
+A method is a frozen dataclass with declarations and hooks. A method that overrides no hook is FedAvg. All names on this
+page are in `fedmpi.method`; [write_a_method.md](write_a_method.md) shows how to write three example methods.
 
-The symbols in shapes are those of [slots](#slots); for example, (d,) is a vector with one entry per parameter. The
-arguments of hooks belong to the engine. Hooks read them and return new tensors. If a hook writes to an argument, the
-run ends with an error that names the hook. There are two exceptions: `correct_gradient` may write to its argument g,
-and hooks of a client may write to `client.accumulators`."""
+This page describes what a class may declare, its hooks in the order in which a round calls them, the arguments of hooks
+(`client`, `server`, `updates`), and slots. The last sections describe the limits of what a method can do, and how to
+read a checkpoint. The section [Slots](#slots) defines the symbols in shapes; for example, (d,) is a vector with one
+entry per parameter.
+
+The arguments of hooks belong to the engine. Hooks read their arguments and return new tensors. If a hook writes to an
+argument, the run ends with an error that names the hook. There are two exceptions: `correct_gradient` may write to its
+argument g, and hooks of a client may write to `client.accumulators`."""
 ROUND = (
     ("when", "where", "hooks, in this order", "round", "state that they see"),
     ("the run starts", "every rank", "`prepare_model`, `shared_parts`", "", ""),
@@ -68,17 +70,18 @@ ROUND = (
         "`client.downloads`, `client.received`, `client.state` AFTER round t",
     ),
 )
-AROUND = """With `rounds: 0` the evaluation has t = 0 and the initial state. For a client that was not in the cohort of
-round t, `client.state` is the state after the last round in which it took part.
+AROUND = """If a client was not in the cohort of round t, its `client.state` in the evaluation is the state after the
+last round in which the client took part. With `rounds: 0`, hooks of the evaluation see round t = 0 and the initial
+state.
 
-Autograd is enabled in every hook, also on the server. Arguments do not require a gradient; a server that trains
-something uses `x = server.state.x.clone().requires_grad_()` and `torch.autograd.grad`. Results of hooks are detached.
-`client.reference_forward`, `client.mean_loss`, `client.forward_batches` and the function that `predict` returns compute
-no gradient. In `loss` and `regularizer`, client.w is a leaf that requires a gradient, so that terms in the weights
-contribute to the step.
+Autograd is enabled in every hook, also on the server. Arguments do not require a gradient. If the server trains a
+tensor x of its state, `aggregate` uses `x = server.state.x.clone().requires_grad_()` and `torch.autograd.grad`. The
+engine detaches the results of hooks. `client.reference_forward`, `client.mean_loss`, `client.forward_batches` and the
+function that `predict` returns compute no gradient. In `loss` and `regularizer`, client.w is a leaf that requires a
+gradient, so terms that depend on the weights contribute to the step.
 
-Hooks of clients may be called under `torch.vmap` for several clients at once (`compute.clients_per_pass`):
-[packing.md](packing.md)."""
+With `compute.clients_per_pass`, the engine may call hooks of clients under `torch.vmap` for several clients at once
+([packing.md](packing.md))."""
 ORDER = {
     "Once": ("prepare_model", "shared_parts"),
     "The server sends": ("download",),
@@ -105,9 +108,11 @@ FILES = (
         "`validation_indices` and `validation_offsets` have the same structure",
     ),
 )
-CHECKPOINT = """A client that has not trained yet has no file. A slot of shape (n, d) is stored as n consecutive rows of
-length d. By default a run keeps the last two checkpoints (`checkpoint: {every: 1, keep: 2}`). `Slots.to_packing(sizes)`
-returns an object that finds slots by name. For the third method of
+CHECKPOINT = """A client that has not trained yet has no file in `state/`. A slot of shape (n, d) is stored as n
+consecutive rows of length d. By default a run keeps the last two checkpoints (`checkpoint: {every: 1, keep: 2}`).
+
+`Slots.to_packing(sizes)` returns an object that finds the slots in the flat vector by their names. The following
+program uses it to read the server state of the third example in
 [write_a_method.md](write_a_method.md#third-example-server-state-and-downloads-for-single-clients):"""
 CODE = """```python
 # read_state.py
@@ -245,18 +250,19 @@ def declarations():
     lines = [
         "## What a class declares",
         "",
-        "A declaration is an assignment without an annotation: `client_state = Slots(c=FLAT)`.",
+        "A declaration is an assignment without a type annotation, for example `client_state = Slots(c=FLAT)`.",
         "",
     ]
     lines += ["| name | meaning | default |", "| --- | --- | --- |"]
     lines += [row(f"`{name}`", found[name][1], f"`{found[name][0]}`") for name in DECLARATIONS]
-    lines += ["", "`needs` is a set of:", "", "| name | requirement |", "| --- | --- |"]
+    lines += ["", "`needs` is a set of the following requirements:", "", "| name | requirement |", "| --- | --- |"]
     for name, (_, said) in declared(base).items():
         if name in PUBLIC and isinstance(getattr(base, name), str):
             lines.append(row(f"`{name}`", getattr(base, name) + (f"; {said}" if said else "")))
     lines += [
         "",
-        'Options of the method are fields of the dataclass: `mu: float = option(0.1, "meaning", ge=0)`. Helpers:',
+        "The options of a method are fields of the dataclass, for example "
+        '`mu: float = option(0.1, "meaning", ge=0)`. The following helpers are available:',
         "",
     ]
     for helper in (method.option, base.declared_property, base.delegates_to, base.overrides):
@@ -282,11 +288,13 @@ def slot_section():
     ):
         names = [each for each in declared(owner) if owner in (slots.Slot, slots.SharedParts, context.Quadratic)]
         fields = ", ".join(f"{name}={declared(owner)[name][0]}".removesuffix("=") for name in names)
-        lines.append(
-            wrapped(
-                f"- `{owner.__name__}{f'({fields})' if fields else ''}`: {' '.join(paragraphs(owner.__doc__)[0])}", "  "
-            )
-        )
+        texts = paragraphs(owner.__doc__)[0]
+        of_fields = [text for text in texts if text.partition(": ")[0] in names]
+        texts = [text for text in texts if text not in of_fields]
+        lines.append(wrapped(f"- `{owner.__name__}{f'({fields})' if fields else ''}`: {' '.join(texts)}", "  "))
+        for text in of_fields:
+            name, _, meaning = text.partition(": ")
+            lines.append(wrapped(f"  - `{name}`: {meaning}", "    "))
         for name in ("with_leading_dim", "to_packing"):
             if name in vars(owner):
                 function = vars(owner)[name]
@@ -296,7 +304,12 @@ def slot_section():
         if owner is context.FitResult:
             lines += [wrapped(f"  - `.{name}`: {said}", "    ") for name, (_, said) in declared(owner).items()]
     taken = ", ".join(f"`{name}`" for name in sorted(slots.RESERVED))
-    return [*lines, "", wrapped(f"The names {taken} cannot be used for slots, nor names that begin with `_`."), ""]
+    return [
+        *lines,
+        "",
+        wrapped(f"The name of a slot must not begin with `_`, and must not be one of the following: {taken}."),
+        "",
+    ]
 
 
 def main():

@@ -19,13 +19,14 @@ from suite import PARTS, RESULTS  # noqa: E402
 FIGURES = ROOT / "docs" / "figures"
 HEAD = """# Performance
 
-This page is generated from benchmarks/results by `python docs/make_performance.py > docs/performance.md`. `make bench`
-repeats all measurements, and `python benchmarks/suite.py PART` those of one part. `python benchmarks/PART.py --help`
-describes a part and its options.
+`python docs/make_performance.py > docs/performance.md` generates this page from the files in benchmarks/results. `make
+bench` repeats all measurements, and `python benchmarks/suite.py PART` repeats those of one part. `python
+benchmarks/PART.py --help` describes a part and its options.
 
-A ratio is fedmpi's time divided by the time of a reference implementation of the same work, mostly handwritten PyTorch
-in the suite; below 1, fedmpi is faster. Both sides are run in turns, and the numbers are medians. Times hold for the
-named machine only; ratios depend less on the machine.
+A ratio is fedmpi's time divided by the time of a reference implementation of the same work; if it is below 1, fedmpi is
+faster. Most reference implementations are handwritten PyTorch programs that are part of the benchmarks. Both programs
+are run alternately, and all numbers are medians. The times hold for the named machine only, while the ratios depend
+less on the machine.
 """
 
 
