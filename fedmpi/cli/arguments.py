@@ -130,7 +130,7 @@ def run_and_exit(command: Callable[[], int], process: CommandProcess) -> NoRetur
     except UserError as error:
         code = _report_error(process, f"error: {error}", 2)
     except USAGE_ERROR as error:
-        code = _report_error(process, f"error: {error.format_message()} (see fedmpi --help)", 2)
+        code = _report_error(process, f"error: {error.format_message().rstrip('.')} (see fedmpi --help)", 2)
     except KeyboardInterrupt:
         code = _report_error(process, "interrupted", 130)
     except BaseException:  # GeneratorExit, CancelledError and SystemExit, too: a rank must not exit without a message

@@ -336,6 +336,8 @@ def _describe_error(key: KeyPath, errors: list[Any], data: dict[str, Any], root:
     )  # method=fedprox
     if name and isinstance(value, str):
         meant = f"; did you mean {dotted}.{name}={value}?"
+    elif (kind := section_class(key, root)) is not None and issubclass(kind, ShortFormSection):
+        text += f", or a text, which sets {dotted}.{kind.short_key}"
     elif isinstance(value, list) and "list" not in text:
         meant = (
             f"; to train a run with each of them, write grid: {{{dotted}: {shorten_value(value)}}} and use fedmpi sweep"

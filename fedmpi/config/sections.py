@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, create_model, model_validator
 
+from fedmpi.common.type_descriptions import describe_value
 from fedmpi.config.field_types import (
     Count,
     DecayFactor,
@@ -198,7 +199,9 @@ class TrainSettings(ExclusiveKeysSection):
     @model_validator(mode="after")
     def _check(self) -> TrainSettings:
         if self.nesterov and not self.momentum:
-            raise ValueError("nesterov: true needs train.momentum > 0; set train.momentum, or train.nesterov: false")
+            raise ValueError(
+                "nesterov: true needs train.momentum > 0, but it is 0; set train.momentum, or train.nesterov: false"
+            )
         if self.persist_optimizer and self.optim == "sgd" and not self.momentum:
             raise ValueError(
                 "persist_optimizer: true has no effect, because train.optim: sgd with train.momentum: 0 has no state; "
@@ -235,9 +238,10 @@ class RuleSettings(ShortFormSection, OpenSection):
     @model_validator(mode="after")
     def _check(self) -> RuleSettings:
         if self.name == "auto" and self.options:
-            key = next(iter(self.options))
+            key, value = next(iter(self.options.items()))
             raise ValueError(
-                f"{key}: not an option of server.rule.name: auto; set server.rule.name to a rule that accepts {key}"
+                f"{key}: {describe_value(value)} has no effect, because server.rule.name is auto; set server.rule.name "
+                f"to a rule with the option {key}"
             )
         return self
 

@@ -85,7 +85,9 @@ def read_config_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise UserError(f"{path} cannot be read as text: {error}; save it as UTF-8") from error
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise UserError(
+            f"{path} cannot be read: {error.strerror or error}; correct the path or its permissions"
+        ) from error
 
 
 class _Loader(yaml.SafeLoader):
@@ -159,7 +161,16 @@ def _explain_syntax_error(error: yaml.MarkedYAMLError, is_file: bool) -> str:
     if "'\\t'" in problem:
         return "a line is indented with a tab; use spaces"
     if problem == "mapping values are not allowed here":
-        return "a second colon, or a line indented too far; correct the indentation, or put text with ': ' in quotes"
+        return (
+            "unexpected colon; the line may be indented too far, the line above may lack a colon, or a text that "
+            "contains ': ' may need quotes"
+        )
+    if "quoted scalar" in context and "end of stream" in problem:
+        return "a quotation mark is not closed"
+    if "expected <block end>" in problem:
+        return "this line does not have the indentation of the lines above; correct the indentation"
+    if character := re.fullmatch(r"found character '(.)' that cannot start any token", problem):
+        return f"a text that begins with {character[1]} must be in quotes"
     if "for merging" in problem:
         return "<< must be followed by a reference to a mapping, such as <<: *name"
     described = ", ".join(part for part in (context, problem) if part)

@@ -178,7 +178,7 @@ def make_module(settings: Settings, input_shape: Shape, classes: int, dtype: Typ
         named = ", ".join(input_shape)
         raise UserError(
             f"model.name: {settings.model.name} takes one tensor per sample, but the samples of this data set have "
-            f"several ({named}); write a model with forward(self, {named}), and set model.name=file.py:Name"
+            f"several ({named}); write a model with forward(self, {named}), and set model.name: file.py:Name"
         )
     with add_error_context(f"model {settings.model.name}"), seeds.temporary_seed(settings.seed, "init"):
         module = construct(input_shape, classes)

@@ -121,7 +121,7 @@ def check_data(settings: Settings, data: FederatedData, task: Any, net: Features
         has = net.num_outputs if len(net.output_shape) == 1 else net.output_shape
         raise UserError(
             f"model {settings.model.name} has {has} outputs, but the data have {data.classes} classes; a "
-            "classification needs one output per class (for texts, set task.name=next_symbol)"
+            "classification needs one output per class (for texts, set task.name: next_symbol)"
         )
     # Only clients whose rows this rank has are checked. If all are parts of one data set, each tensor is checked once.
     targets = {} if data.global_test is None else {"test data": data.global_test.y}
@@ -303,7 +303,7 @@ def check_analysis_and_protocols(
         what = "parts of the model" if own and own != messages.all_groups else "models"
         warnings.warn(
             f"method {settings.method.name}: clients have {what} of their own, but evaluate.protocol does not evaluate "
-            "them; set evaluate.protocol=[personal] or [global,personal]",
+            "them; set evaluate.protocol: [personal] or [global, personal]",
             stacklevel=2,
         )
 

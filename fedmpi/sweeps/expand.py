@@ -234,7 +234,10 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
             loading.validation_messages(error, replace(config, data=sweep_tree), str(path), SweepKeys)[0]
         ) from error
     if not section.grid:
-        raise UserError(f"{path}: grid: no axes are given; give at least one, such as grid: {{seed: [0, 1, 2]}}")
+        raise UserError(
+            f"{path}: grid: no axes are given; give at least one, such as grid: {{seed: [0, 1, 2]}}, or train a single "
+            "run with `fedmpi run`"
+        )
     axes = tuple(read_axis(path, config, name, values) for name, values in section.grid.items())
     for text, axis in product(settings_overrides, axes):
         if axis.sets_key(text.partition("=")[0]):

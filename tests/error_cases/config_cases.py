@@ -13,7 +13,7 @@ UNKNOWN = {
     "method.name=fedprox;;method.nu=1": r"method\.nu: unknown key; did you mean 'mu'\?",
     "model.width=3": r"model\.width: unknown key; allowed: name, reference",
     "task.margin=1": r"task\.margin: unknown key; .*allowed: class_weights, label_smoothing, metrics, name",
-    "server.rule.f=1": r"server\.rule\.f: not an option of server\.rule\.name: auto; .* accepts f",
+    "server.rule.f=1": r"server\.rule\.f: 1 has no effect, because server\.rule\.name is auto; .* option f",
     "server.rule=mean;;server.rule.f=1": r"server\.rule\.f: unknown key; server rule mean has no options",
     "data.rot=x": r"data\.rot: unknown key; did you mean 'root'\?",
     "data.partition.alhpa=1": r"data\.partition\.alhpa: unknown key; partition iid has no options",

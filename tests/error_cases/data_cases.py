@@ -92,7 +92,7 @@ def _mnist(**files):
 
 
 PACKED = gzip.compress(_idx(8, (8, 4, 4), bytes(128)))
-ANEW = r"delete the file, and download it again: .*set data\.download=true"
+ANEW = r"delete the file, and download it again: .*set data\.download: true"
 IDX = {
     "idx: half a .gz": (*_mnist(train_images=PACKED[: len(PACKED) // 2]), rf"cannot be read: .*{ANEW}"),
     "idx: a label of 200": (
@@ -110,7 +110,7 @@ IDX = {
         lambda folder: (
             (folder / "cifar-10-batches-py").mkdir() or _put("cifar-10-batches-py/data_batch_1", b"x")(folder)
         ),
-        r"their checksums are wrong .*set data\.download=true",
+        r"their checksums are wrong .*set data\.download: true",
     ),
 }
 

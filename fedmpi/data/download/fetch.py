@@ -74,7 +74,7 @@ def fetch_dataset(name: str, root: Path) -> bool:
         return False
     if not listing.downloads:
         lines = [f"{name} cannot be downloaded automatically: {listing.manual_steps}", f"home: {listing.home}"]
-        lines += [f"licence: {listing.licence}", "missing files:"]
+        lines += [f"licence: {listing.licence}", "files:"]
         raise UserError("\n".join(lines + [f"  {path} {problem}" for path, problem in files if problem]))
     bad = {path for part, (_, problem) in zip(listing.parts, files, strict=True) if problem for path in part.paths}
     downloads = [each for each in listing.downloads if each.into or each.path in bad]
@@ -192,7 +192,7 @@ def fetch_or_advise(name: str, root: Path, download: bool) -> str:
     if download:
         fetch_dataset(name, root)
     if find_entry(name).downloads:
-        return f"correct data.root, set data.download=true, or run `fedmpi data fetch {name} --root {root}`"
+        return f"correct data.root, set data.download: true, or run `fedmpi data fetch {name} --root {root}`"
     return f"correct data.root; `fedmpi data check {name} --root {root}` shows what to download and where to put it"
 
 

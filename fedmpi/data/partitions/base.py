@@ -125,10 +125,10 @@ def check_enough_samples(samples: int, parts: int, scheme: str, min_size: int = 
         unit: the parts in words, such as "6 shards", for the message; "": the parts are clients.
     """
     if samples < parts:
-        what = unit or f"{parts} parts (data.partition.clients)"
+        what = unit or f"{parts} parts"
         raise UserError(
-            f"data.partition: scheme {scheme} cannot split {samples} samples into {what} (at least one sample each); "
-            "lower data.partition.clients"
+            f"data.partition: scheme {scheme} cannot split {samples} samples into {what} with at least one sample "
+            "each; lower data.partition.clients"
         )
     if samples < min_size * parts:
         raise UserError(

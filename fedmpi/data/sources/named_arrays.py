@@ -81,8 +81,11 @@ def npz(
     except Exception as error:  # a damaged file can raise many errors, from zip, zlib or numpy's header
         is_object_array = "allow_pickle" in str(error)
         problem = "it contains arrays of Python objects (dtype object)" if is_object_array else str(error)
-        remedy = "convert them to a numeric dtype, and save" if is_object_array else "the file is damaged; save"
-        remedy += " the arrays with numpy.savez"
+        remedy = (
+            "convert them to a numeric dtype, and save them again with numpy.savez"
+            if is_object_array
+            else "the file may be damaged: copy it again, or write it again with numpy.savez"
+        )
         raise UserError(f"{file} cannot be read as an .npz file of numeric arrays: {problem}; {remedy}") from error
     return dataset_from_arrays(arrays, file, ArrayOptions(axes, pixel_range, mean, std), classes, test_fraction)
 

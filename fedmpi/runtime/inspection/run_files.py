@@ -32,6 +32,9 @@ def not_a_run_error(place: Path, lacks: str = "config.yaml") -> UserError:
     lacks: names of the missing files, for the message.
     """
     parts = [f"{name}/" for name in RANK_FOLDERS if (place / name).is_dir()]
+    if not place.is_dir():
+        problem = "is a file" if place.exists() else "does not exist"
+        return UserError(f"{place} {problem}; give the directory of a run")
     if is_run_dir(place) or not parts:
         return UserError(f"{place} is not a run directory: it contains no {lacks}")
     return UserError(
@@ -65,9 +68,9 @@ def list_runs(place: Path) -> list[Path]:
 def check_directory(place: Path) -> Path:
     """Return the path if it is a readable directory; otherwise raise UserError."""
     if not place.exists():
-        raise UserError(f"{place} does not exist; name the directory of a run or of a sweep")
+        raise UserError(f"{place} does not exist; give the directory of a run or of a sweep")
     if not place.is_dir():
-        raise UserError(f"{place} is a file; name the directory of a run or of a sweep")
+        raise UserError(f"{place} is a file; give the directory of a run or of a sweep")
     try:
         next(place.iterdir(), None)
     except OSError as error:

@@ -215,7 +215,7 @@ def test_without_a_network_the_error_has_instructions(listed, server, tmp_path, 
         (("fetch", "cifar"), r"unknown data set 'cifar'; did you mean 'cifar10'"),
         (("check", "heart_disease"), r"unknown data set 'heart_disease'; .*allowed: bloodmnist, breastmnist"),
         (("fetch", "pacs"), r"pacs cannot be downloaded automatically: Google Drive .*\n.*home: https://dali.*"),
-        (("fetch", "mnist", "--root", __file__), "--root: .* is not a folder"),
+        (("fetch", "mnist", "--root", __file__), "--root: .* is a file; choose a folder"),
     ],
 )
 def test_a_wrong_command_is_refused(monkeypatch, capsys, tmp_path, words, pattern):

@@ -128,7 +128,7 @@ def test_cifar(tmp_path, monkeypatch):
             return (open, (str(tmp_path / "opened"), "w"))
 
     (folder / "train").write_bytes(pickle.dumps(Opened()))
-    with pytest.raises(UserError, match=r"checksums are wrong.*data\.download=true"):
+    with pytest.raises(UserError, match=r"checksums are wrong.*data\.download: true"):
         cifar100(tmp_path)
     assert not (tmp_path / "opened").exists()
 

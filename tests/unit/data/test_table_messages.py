@@ -76,7 +76,7 @@ def test_missing_drop_warns_about_rows_and_refuses_to_drop_a_site(tmp_path):
     columns = {"age": ["" if i == 4 else i for i in range(30)], "sick": ["none", "ill"] * 15}
     options = {"label_column": "sick", "missing": "drop", "target": "class", "class_names": ["ill", "well"]}
     (message,) = warnings_of(read_table, tmp_path, columns, **options)
-    assert re.search("removes 15 of 30 rows .*; columns with most missing values: 'sick' 15, 'age' 1", message)
+    assert re.search("removes 15 of 30 rows .*; columns with most missing values: 'sick' .15., 'age' .1.", message)
     columns = {"at": [*"aaaabbbbcccc"], "b": [1, 2, 3, 4, 6, 7, 8, 9, "", "", "", ""]}
     options = {"site_column": "at", "missing": "drop"}
     message = r"removes 4 of 12 rows .* including all rows of site 'c'; fill in its values, or remove the site"

@@ -239,7 +239,7 @@ def _drop_incomplete_rows(rows: Table, keys: Mapping[str, str], missing: str) ->
     if missing != "drop" or not incomplete.any():
         return rows
     worst = sorted(gaps, key=lambda name: -gaps[name].sum())
-    worst_columns = ", ".join(f"{name!r} {gaps[name].sum()}" for name in worst[:3] if gaps[name].any())
+    worst_columns = ", ".join(f"{name!r} ({gaps[name].sum()})" for name in worst[:3] if gaps[name].any())
     dropped = f"data.missing: drop removes {incomplete.sum()} of {pluralize(len(rows), 'row')} of {rows.path}"
     if incomplete.all():
         raise UserError(
