@@ -105,8 +105,8 @@ def make_component(
         if wrong := [name for name in optional if name not in passed]:
             raise TypeError(f"option {wrong[0]} comes before these arguments")
     except (TypeError, ValueError) as error:  # ValueError: a function written in C without a signature
-        expected = f"({', '.join(passed)}, **options)" if passed else "options only"
-        raise UserError(f"{where} cannot be called with {expected} ({error})") from error
+        expected = f"the arguments ({', '.join(passed)}, **options)" if passed else "options only"
+        raise UserError(f"{where} cannot be called with {expected}: {error}; correct its parameters") from error
     bound_options = options.check_options(
         target, choice.options, kind.section, kind.engine_arguments, origins, named, choice.reserved_keys
     )
@@ -145,7 +145,7 @@ def load_object(name: str, registry: Mapping[str, str], kind: str, origin: str =
         return getattr(importlib.import_module(module_name), attribute)
     place, _, attribute = name.rpartition(":")
     if not place or not attribute or place.startswith("."):
-        advice = f"{suggest_name(name, registry)}; or path/to/file.py:Name, or package.module:Name"
+        advice = f"{suggest_name(name, registry)}; also allowed: path/to/file.py:Name and package.module:Name"
         raise UserError(f"{prefix}unknown {kind} '{shorten(name)}'; {advice}")
     if _registered_only.get() and is_external_code(name, registry):
         raise UserError(

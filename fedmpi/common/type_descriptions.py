@@ -1,5 +1,6 @@
 """Describe types and values as in a config: Annotated[float, Field(ge=0, lt=1)] is `number >= 0 and < 1`."""
 
+import ast
 import inspect
 import json
 import math
@@ -128,3 +129,16 @@ def shorten_value(value: Any) -> str:
     ("'a'", 'null', '{mu: null, name: fedprox}')
     """
     return shorten_repr(value) if isinstance(value, str | float) else shorten(describe_value(value))
+
+
+def describe_stored_value(text: str) -> str:
+    """Format a value of identity.json, which is stored as Python prints it, as in a config.
+
+    >>> describe_stored_value("None"), describe_stored_value("['a', 'b']"), describe_stored_value("digits")
+    ('null', '[a, b]', 'digits')
+    """
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
+    return text if isinstance(value, int | float) and not isinstance(value, bool) else describe_value(value)

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
+from fedmpi.common.type_descriptions import describe_stored_value
 from fedmpi.config import Settings
 from fedmpi.config.resume_rules import may_change_on_resume, normalize_identity, why_rounds_are_fixed
 from fedmpi.engine.faults.lost_ranks import Row, check_row
@@ -276,9 +277,10 @@ def _check_sites_appended(path: Path, before: str, now: str) -> None:
     """
     if not (before.startswith("[") and now.startswith(f"{before.rstrip(']')}, ")):  # lists as printed by Python
         raise UserError(
-            f"{path} cannot be resumed with data.silos {now or 'unset'} (was {before or 'unset'}), because clients are "
-            "numbered by their position in this list; add sites only at its end. To continue without a site, start "
-            f"a new run from the model: name=NEW init.from={path / 'model.safetensors'}"
+            f"{path} cannot be resumed with data.silos: {describe_stored_value(now or 'unset')} (was "
+            f"{describe_stored_value(before or 'unset')}), because clients are numbered by their position in this "
+            "list; add sites only at its end. To continue without a site, start a new run from the model: name=NEW "
+            f"init.from={path / 'model.safetensors'}"
         )
 
 
@@ -289,7 +291,8 @@ def _describe_change(key: str, before: Mapping[str, str], now: Mapping[str, str]
         of_data = f" ({settings.data.source}, in {settings.data.root})" if key.endswith(" data)") else ""
         return f"{key[1:-1]} {how}{copy}{of_data}"
     why = f" ({why_rounds_are_fixed(settings)}, so the completed rounds would have been different)" * (key == "rounds")
-    return f"{key} is {now.get(key, 'unset')}, was {before.get(key, 'unset')}{why}"
+    new, old = (describe_stored_value(values.get(key, "unset")) for values in (now, before))
+    return f"{key} is {new}, was {old}{why}"
 
 
 # ---- resuming: restore a checkpoint ----

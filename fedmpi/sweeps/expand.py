@@ -241,7 +241,7 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     axes = tuple(read_axis(path, config, name, values) for name, values in section.grid.items())
     for text, axis in product(settings_overrides, axes):
         if axis.sets_key(text.partition("=")[0]):
-            remedy = f"to choose among its runs, use include={{{axis.name}: ...}}; to vary others, set grid"
+            remedy = f"to choose among its values, use include={{{axis.name}: ...}}; for other values, change grid"
             raise UserError(
                 f"command line: {loading.redact_override(text)} is not allowed, because axis {axis.name} of the sweep "
                 f"sets this key; {remedy}"

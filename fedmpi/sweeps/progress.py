@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
+from fedmpi.common.type_descriptions import describe_stored_value
 from fedmpi.config import Settings
 from fedmpi.config.resume_rules import may_change_on_resume, normalize_identity
 from fedmpi.config.schema import Analysis
@@ -101,7 +102,11 @@ def _describe_changed_settings(settings: Settings, recorded: dict[str, Any]) -> 
             if recorded.get(key, requested_values[key]) != requested_values[key]
             and not may_change_on_resume(key, settings)
         ]
-        return [f"{key} is {recorded[key]} there, but {requested_values[key]} in the sweep" for key in changed]
+        return [
+            f"{key} is {describe_stored_value(recorded[key])} there, but "
+            f"{describe_stored_value(requested_values[key])} in the sweep"
+            for key in changed
+        ]
 
     changed = list_differences(settings)
     if changed:  # runs record all defaults, so compare again after filling in the defaults of the sweep's settings

@@ -95,7 +95,7 @@ SHEETS = {
             head="site,age,city,sick,part\n",
             rows=[row.replace("\n", ",x\n") for row in ROWS],
         ),
-        r"a\.csv, line 2: column 'part' contains 'x'; allowed: train, training, val",
+        r"a\.csv, line 2: column 'part' contains 'x'; allowed values: train, training, val",
     ),
     "sheet: nothing to learn from": (
         *sheet(", drop: [age, city]", columns=", label_column: sick"),

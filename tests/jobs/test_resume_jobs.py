@@ -113,7 +113,7 @@ def test_a_stopped_run_can_be_resumed(start, kind, size, number, every):
         (["train.lr=0.5"], r"cannot be resumed, as the experiment has changed: train.lr is 0.5, was 0.01"),
         (
             ["comm.compression=bf16"],
-            "cannot be resumed, as the experiment has changed: comm.compression is 'bf16', was 'fp32'",
+            "cannot be resumed, as the experiment has changed: comm.compression is bf16, was fp32",
         ),
         (["seed=3"], "seed is 3, was 0"),
         (["data.partition.alpha=5"], "data.partition.alpha is 5, was 0.3; partition changed"),

@@ -167,7 +167,8 @@ def list_files_in_table(
         part = values.get("split_column", "")
         if part and part.lower() not in PART_BY_WORD:
             raise UserError(
-                f"{location}: column {columns['split_column']!r} contains {part!r}; allowed: {', '.join(PART_BY_WORD)}"
+                f"{location}: column {columns['split_column']!r} contains {part!r}; allowed values: "
+                f"{', '.join(PART_BY_WORD)}"
             )
         # On Windows, paths may be written with backslashes.
         file, mask = (Path(values.get(key, "").replace("\\", "/")) for key in (file_key, "mask_column"))

@@ -15,6 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.text import pluralize
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.lazy_images import LazyImages, concatenate_samples
 from fedmpi.data.preprocessing import NewRows, PredictionRequest, Preparation, load_arrays
@@ -207,8 +208,8 @@ def _convert_part(arrays: Mapping[str, Any], prefix: str, file: Path, options: A
             )
     rows = {f"{prefix}{name}": len(array) for name, array in arrays.items()}
     if len(set(rows.values())) > 1 or 0 in rows.values():
-        sizes = ", ".join(f"{name} {n}" for name, n in rows.items())
-        raise UserError(f"{file}: the arrays must have one row per sample, and at least one row; rows: {sizes}")
+        sizes = ", ".join(f"{name} has {pluralize(n, 'row')}" for name, n in rows.items())
+        raise UserError(f"{file}: {sizes}; the arrays must have one row per sample, and at least one row")
     x, site = arrays["x"], arrays.get("site")
     if x.ndim < 2 or 0 in x.shape:
         raise UserError(

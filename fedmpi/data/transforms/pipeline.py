@@ -12,6 +12,7 @@ from torch import Tensor
 from fedmpi.common import registry
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import suggest_name
+from fedmpi.common.type_descriptions import shorten_value
 from fedmpi.data import transforms
 from fedmpi.data.transforms.base import Shape, Transform, channel_constants
 from fedmpi.data.transforms.color import Normalize
@@ -36,8 +37,8 @@ def make_transform(name: str, value: Any, where: str, origins: Mapping[str, str]
     if value is not None and not isinstance(value, dict):
         if not kind.main_option:
             raise UserError(
-                f"{origin}{where}.{name}: {value!r} is not allowed; give its options by name, as in {name}: "
-                f"{{OPTION: VALUE}}"
+                f"{origin}{where}.{name}: {shorten_value(value)} is not allowed; give its options by name, as in "
+                f"{name}: {{OPTION: VALUE}}"
             )
         options, origins = {kind.main_option: value}, {**origins, kind.main_option: origins.get("", "")}
     plugin = registry.PluginKind("augmentation", transforms.registry, f"{where}.{name}")

@@ -34,6 +34,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import to_jsonable
 from fedmpi.common.redaction import redact
 from fedmpi.common.registry import PluginKind, Selection, make_component
+from fedmpi.common.type_descriptions import shorten_value
 from fedmpi.config import Settings
 from fedmpi.config.field_types import flatten
 from fedmpi.runtime.inspection.run_files import read_json_object
@@ -102,7 +103,9 @@ def make_loggers(settings: Settings) -> LoggerCollection:
 
 def _make_logger(settings: Settings, key: str, where: str, name: str, options: Any) -> Any:
     if not isinstance(options, dict):
-        raise UserError(f"{where}.{name}: {options!r} is not allowed; must be a mapping of option names to values")
+        raise UserError(
+            f"{where}.{name}: {shorten_value(options)} is not allowed; must be a mapping of option names to values"
+        )
     label, known = (KIND.label, registry) if key == "loggers" else ("callback", {})
     kind = PluginKind(label, known, f"{where}.{name}")
     construct = make_component(kind, Selection(name, options), settings.key_origins(f"{where}.{name}"))

@@ -84,7 +84,8 @@ def test_an_option_must_not_precede_engine_arguments(tmp_path):
     file = tmp_path / "rule.py"
     file.write_text("def wrong(up, factor: float = 0.5): ...\ndef right(updates, server, factor: float = 0.5): ...\n")
     with pytest.raises(
-        UserError, match=r"cannot be called with \(up, s, .*\) \(option factor comes before these arguments"
+        UserError,
+        match=r"cannot be called with the arguments \(up, s, .*\): option factor comes before these arguments",
     ):
         registry.make_component(RULE, registry.Selection(f"{file}:wrong"))
     assert registry.make_component(RULE, registry.Selection(f"{file}:right", {"factor": 2.0})).keywords == {

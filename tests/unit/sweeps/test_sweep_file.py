@@ -106,7 +106,7 @@ def test_errors_of_runs_mention_the_keys_of_sweeps(tmp_path, text, words):
             METHODS,
             ["seed=42"],
             "line: seed=42 is not allowed, because axis seed of the sweep sets this key; "
-            "to choose among its runs, use include={seed: ...}",
+            "to choose among its values, use include={seed: ...}",
         ),
         (METHODS, ["seed=42", "include={seed: 0}"], "because axis seed of the sweep sets this key"),
         (

@@ -294,7 +294,8 @@ def _select_training_rows(
         if unknown is not None:
             allowed = ", ".join(PART_BY_WORD)
             raise UserError(
-                f"{rows.row_location(unknown)}: column {split_column!r} contains {words[unknown]!r}; allowed: {allowed}"
+                f"{rows.row_location(unknown)}: column {split_column!r} contains {words[unknown]!r}; allowed values: "
+                f"{allowed}"
             )
         train = np.array([PART_BY_WORD[word] != "test" for word in words], dtype=bool)
         check_groups_not_split(
