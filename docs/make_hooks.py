@@ -216,7 +216,7 @@ def hooks():
             texts, items = paragraphs(f"{said}\n{more}")
             code = f"`{name}{signature(hook)}`" + (f", `{shapes.strip()}`" if shapes else "")
             texts.sort(key=lambda text: text.startswith("Returns:"))
-            parts = [wrapped(text) for text in texts]
+            parts = [wrapped(re.sub("^Called ", f"The hook `{name}` is called ", text)) for text in texts]
             parts.insert(
                 len(parts) - texts[-1].startswith("Returns:"), "\n".join(wrapped(f"- {item}", "  ") for item in items)
             )
@@ -325,7 +325,7 @@ def main():
         members("Hooks of the server: the argument `server`", context.Server, "server"),
         members("Uploads: the argument `updates`", context.Uploads, "updates", uploads),
         slot_section(),
-        ["## What a method cannot do", "", cannot, ""],
+        ["## What a method cannot do", "", "A method cannot", cannot, ""],
         ["## Reading a checkpoint", "", *table(FILES), *reflowed(CHECKPOINT), CODE],
     ]
     sys.stdout.write("\n".join(line for section in sections for line in section) + "\n")

@@ -134,9 +134,9 @@ class Method:
     def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
         """Return the loss of a batch at the current weights.
 
-        Called for each batch; if the method overrides `step`, called by client.grad. The loss may also depend on
-        client.w directly. A term that depends on nothing but the weights belongs in `regularizer`, which is not part of
-        the recorded loss.
+        Called for each batch; if the method overrides `step`, client.grad calls it. The loss may also depend on client.w
+        directly. A term that depends only on the weights belongs in `regularizer`, which is not part of the recorded
+        loss.
 
         Args:
             client: the client that trains.
@@ -192,16 +192,16 @@ class Method:
     def initial_weights(self, client: Client) -> Tensor:
         """Return the weights (d,) from which local training starts.
 
-        Called after the download, with client.w = client.received. Training starts with the received buffers. Not
-        called in evaluations.
+        Called before a client trains, when client.w equals client.received, but not in evaluations. Training starts with
+        the received buffers.
         """
         return client.received
 
     def train(self, client: Client) -> State:
         """Train a client for one round, in one or several phases, and return its new state.
 
-        Called with client.w = client.w0. client.state holds the values that the hooks returned when the client was last
-        in the cohort, and client.downloads holds the server state before this round's `aggregate`.
+        Called when client.w equals client.w0. client.state holds the values that the hooks returned when the client was
+        last in the cohort, and client.downloads holds values computed from the server state before this round.
 
         Args:
             client: the client; client.fit trains it.
@@ -255,9 +255,9 @@ class Method:
     def predict(self, client: Client) -> Callable[[Tensor], Tensor] | None:
         """Return a function that replaces the forward pass of the client's model in evaluations, or None.
 
-        For methods whose predictions use more than the model, for example kNN-Per's neighbours. Called when client.w
-        holds the evaluated weights, after `finetune`. The protocols that evaluate the global model (global, sites) do
-        not call this hook.
+        Called after `finetune`, when client.w holds the evaluated weights. Override this hook if predictions depend on
+        more than the model, for example on the neighbours of a sample (kNN-Per). The protocols that evaluate the global
+        model (global, sites) do not call it.
 
         Returns:
             A function from samples x (B, ...) to outputs (B, c), which is called for each batch in evaluation and
@@ -269,10 +269,12 @@ class Method:
     def download(self, server: Server, client: int) -> SlotValues:
         """Return the values of the slots in `per_client_download` for one client.
 
-        Called on rank 0 (a) before round t, for each client of the cohort in ascending order, with server.w and
-        server.state from before the round; (b) in the evaluation after round t, for every client, with server.w and
-        server.state from after the round. server.round is t in both cases. The hook does not know the cohort, and must
-        not use server.shared, server.segments, server.train_lr and server.log_metrics, which are for `aggregate` only.
+        Called on rank 0 before round t, for each client of the cohort in ascending order; server.w and server.state then
+        have their values before the round. It is also called in the evaluation after round t, for every client; server.w and
+        server.state then have their values after the round. server.round is t in both cases.
+
+        The hook does not know the cohort. It must not use server.shared, server.segments, server.train_lr and
+        server.log_metrics, which are available in `aggregate` only.
 
         Args:
             server: the server's weights and state.
