@@ -134,9 +134,9 @@ class Method:
     def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
         """Return the loss of a batch at the current weights.
 
-        Called for each batch; if the method overrides `step`, client.grad calls it. The loss may also depend on client.w
-        directly. A term that depends only on the weights belongs in `regularizer`, which is not part of the recorded
-        loss.
+        Called for each batch; if the method overrides `step`, client.grad calls it. The loss may also depend on
+        client.w directly. A term that depends only on the weights belongs in `regularizer`, which is not part of the
+        recorded loss.
 
         Args:
             client: the client that trains.
@@ -192,8 +192,8 @@ class Method:
     def initial_weights(self, client: Client) -> Tensor:
         """Return the weights (d,) from which local training starts.
 
-        Called before a client trains, when client.w equals client.received, but not in evaluations. Training starts with
-        the received buffers.
+        Called before a client trains, when client.w equals client.received, but not in evaluations. Training starts
+        with the received buffers.
         """
         return client.received
 
@@ -269,9 +269,9 @@ class Method:
     def download(self, server: Server, client: int) -> SlotValues:
         """Return the values of the slots in `per_client_download` for one client.
 
-        Called on rank 0 before round t, for each client of the cohort in ascending order; server.w and server.state then
-        have their values before the round. It is also called in the evaluation after round t, for every client; server.w and
-        server.state then have their values after the round. server.round is t in both cases.
+        Called on rank 0 before round t, for each client of the cohort in ascending order; server.w and server.state
+        then have their values before the round. It is also called in the evaluation after round t, for every client;
+        server.w and server.state then have their values after the round. server.round is t in both cases.
 
         The hook does not know the cohort. It must not use server.shared, server.segments, server.train_lr and
         server.log_metrics, which are available in `aggregate` only.
