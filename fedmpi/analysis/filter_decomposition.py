@@ -135,7 +135,10 @@ def extract_factors(experiment: Experiment, w: Tensor) -> dict[str, tuple[Tensor
 
 # ---- variance ----
 def analyse_variance(settings: Settings, replicates: int, to: Path, print_line: Callable[[str], None]) -> None:
-    """Print the variance of the two averages of kernels, and write it to variance.json and variance.png."""
+    """Measure how much the two averages of kernels (1) and (2) vary between replicates of a round, and print it.
+
+    The variances are also written to variance.json and variance.png in the folder `to`.
+    """
     to, experiment = output.create_output_folder(to), build_experiment(settings)
 
     def report_row(row: Row) -> None:

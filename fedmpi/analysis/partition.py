@@ -102,6 +102,8 @@ def _format_spread(name: str, values: np.ndarray) -> str:
 def compute_label_skew(counts: np.ndarray) -> np.ndarray:
     """Return the label skew of each client, (N,), given the numbers of samples by client and class, (N, C).
 
+    This is the total variation distance between the client's class fractions and those of all clients together.
+
     >>> compute_label_skew(np.array([[4, 0], [2, 2]])).tolist()
     [0.25, 0.25]
     """

@@ -65,7 +65,11 @@ class DiskSource(ABC):
 
 
 def _split_rows(parts: Sequence[Any], rows: np.ndarray) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
-    """Assign row numbers of a concatenation to its parts; yield (part, its row numbers, their positions in `rows`)."""
+    """Find the parts of a concatenation that contain the given rows.
+
+    Yields:
+        A part, the row numbers within this part, and the positions of these rows in `rows`.
+    """
     sizes = [part.shape[0] for part in parts]
     ends = np.cumsum(sizes)
     owner = np.searchsorted(ends, rows, side="right")

@@ -8,9 +8,9 @@ Data and model are built as in a run; nothing is trained. The memory of a rank h
     state        client state, on the rank that stores the most
     step         activations that a forward pass stores for the backward pass, times two for their gradients
 
-With a GPU, all parts except `process` are in GPU memory. But if gloo or MPI sends the messages, the rows of all ranks
-and the part `model` of rank 0 are in the memory of the host. GPU memory also contains the data; its parts are summed
-separately.
+With a GPU, all parts except `process` are in GPU memory, and so are the data; host memory and GPU memory are summed
+separately. However, if gloo or MPI sends the messages, the rows of all ranks and the part `model` of rank 0 are in host
+memory.
 """
 
 from __future__ import annotations

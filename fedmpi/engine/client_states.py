@@ -35,7 +35,10 @@ class StateStore(Protocol):
         """Return whether the client's row of round t can be read without errors."""
 
     def take_over(self, keys: Iterable[tuple[int, int]]) -> None:
-        """Make this rank the owner of stored rows that a failed rank has written; keys: their (client, round)."""
+        """Make this rank the owner of rows that a failed rank has stored.
+
+        keys: the (client, round) of each row.
+        """
 
 
 class StateOwners(dict[int, int]):
@@ -65,15 +68,15 @@ class MoveLog:
 class ClientStates:
     """The client states that one rank has, one row per client.
 
-    Changes made in a round can be undone until the round has ended. For each event, the table shows the attribute that
-    records the change and the methods that undo it:
+    Changes made in a round can be undone until the round has ended:
 
-        a client trains        _rows_before   end_round, if its upload is refused; undo_round
+        event                  recorded in    undone by
+        a client trains        _rows_before   end_round, if the upload is refused; undo_round, if the round is repeated
         its row is moved       move_log       undo_round, unless every rank has completed its moves
-        its rank fails         reassigned     reassign, which starts again if another rank fails in this round
+        its rank fails         reassigned     reassign, if another rank fails in the same round
 
-    These records are discarded when the next round has begun and it is known which uploads are refused (by
-    `RoundControl.mark_round_begun` and `end_round`).
+    `RoundControl.mark_round_begun` discards the records of the last two kinds when the next round begins. `end_round`
+    discards those of the first kind, once it is known which uploads were refused.
 
     Attributes:
         owners: client -> the rank that has its state; the same on every rank.
@@ -189,14 +192,14 @@ class ClientStates:
         self._store_rows(log.sent_rows)
 
     def reassign(self, alive: Collection[int], ranks: Sequence[int], *, move: bool) -> None:
-        """Record the clients of failed ranks in the attribute `reassigned`, each with its failed rank.
+        """Record the clients of failed ranks in `reassigned`, each with its failed rank; move them to other ranks.
 
         The result depends only on the arguments and on which rank owned each client before the round.
 
         Args:
             alive: the ranks that are alive.
             ranks: the training ranks that are alive.
-            move: whether to assign the clients of failed ranks to `ranks`.
+            move: whether to assign the clients of failed ranks to `ranks`; otherwise they are only recorded.
         """
         for k, dead in self.reassigned.items():
             self.owners[k] = dead
@@ -208,7 +211,12 @@ class ClientStates:
 
     # ---- states of earlier rounds ----
     def newest_saved_rounds(self, clients: Collection[int], took_part: Callable[[int, int], bool]) -> dict[int, int]:
-        """Return client -> the latest round in which it took part and for which the store has its intact state."""
+        """Return, for each client, the latest round in which it took part and whose state is intact in the store.
+
+        Args:
+            clients: the clients to look up; those without an intact state are not in the result.
+            took_part: a function (client, round) that returns whether the client took part in the round.
+        """
         if self.store is None:
             return {}
         stored = sorted((k, t) for k, t in self.store.list_keys() if k in clients)
@@ -231,8 +239,8 @@ class ClientStates:
         Args:
             t: the round that begins.
             lost_ranks: all recorded rank failures.
-            evaluated: whether the replay has evaluated round t - 1. If not, only those failures are applied that
-                happened before this evaluation in the recorded run.
+            evaluated: whether the replay has evaluated round t - 1. If not, only the failures that preceded this
+                evaluation in the recorded run are applied.
         """
         applied = lost_ranks if evaluated else lost_ranks.before_evaluation(t)
         self.unavailable = applied.unavailable_clients(t)
@@ -246,7 +254,10 @@ class ClientStates:
         self._revert_to_copies({k: r for k, r in applied.reverted_states(t).items() if before.get(k) != r})
 
     def _revert_to_copies(self, rounds: Mapping[int, int]) -> None:
-        """Set clients back to their states of these rounds, which ranks have kept in `copies` and exchange here."""
+        """Set clients back to their states of the given rounds.
+
+        Ranks have copies of these states in the attribute `copies`; each is sent to the rank that owns the client.
+        """
         mine, outgoing, incoming = dict[int, Tensor](), list[Message](), list[Message]()
         for k, t in sorted(rounds.items()):
             if t == INITIAL_STATE:

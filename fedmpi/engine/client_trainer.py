@@ -110,7 +110,7 @@ class ClientTrainer:
             torch.cuda.current_stream(self.model.w.device).synchronize()
 
     def autocast_context(self) -> AbstractContextManager[Any]:
-        """Return the autocast context for bf16 if bf16 is configured, otherwise a context without effect.
+        """Return the autocast context for bf16 if bf16 is configured, otherwise a context manager that does nothing.
 
         Weights, gradients and messages keep the model's dtype.
         """

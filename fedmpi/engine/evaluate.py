@@ -1,5 +1,7 @@
 """Evaluation of models on the global test set and on the test rows of clients and sites.
 
+These are the protocols that evaluate.protocol can list:
+
     global               the global model on the global test set. With data.silos no rank has a global test set; the
                          model is then evaluated on the test rows of each client, and metrics are averaged, weighted by
                          samples
@@ -11,13 +13,14 @@
     ft(e)                the clients' own models on the clients' test rows, after e epochs of plain fine-tuning; only
                          after the last round
 
-With evaluate.best, metrics on validation rows are added (`validation_...`), normally of the global model on the rows of
-all clients. Instead, each client's model is evaluated on its own validation rows if clients keep parts of the model, or
-if the method gives clients models of their own (Ditto) and no protocol evaluates the global model.
+With evaluate.best, metrics on validation rows are added (`validation_...`). Normally the global model is evaluated on
+the validation rows of all clients. Each client's own model is evaluated on its own validation rows if clients keep
+parts of the model, or if the method gives clients models of their own (Ditto) and no protocol evaluates the global
+model.
 
-If clients keep parts of the model, there is no global model, and `global` and `sites` are left out if there are other
-protocols. If a model's loss is not finite, the metrics over all clients are nan. Metrics are computed from outputs in a
-fixed order, so that they depend neither on the number of ranks nor on which rank computes them.
+If clients keep parts of the model, no global model is complete; `global` and `sites` are then evaluated only if no
+other protocol is listed. If a model's loss is not finite, the metrics over all clients are nan. Metrics are computed
+from outputs in a fixed order, so that they depend neither on the number of ranks nor on which rank computes them.
 """
 
 from __future__ import annotations
@@ -141,7 +144,7 @@ def load_own_model(client: ClientContext, fine_tuned: int = 0) -> Callable[[Tens
 
 
 class Evaluator:
-    """Evaluates the protocols of one experiment; all ranks take part, and rank 0 gets the results."""
+    """Evaluates the models of one experiment; all ranks take part, and rank 0 gets the results."""
 
     def __init__(
         self,
@@ -187,7 +190,7 @@ class Evaluator:
             )
 
     def evaluate_round(self, t: int, last: bool) -> tuple[Metrics, list[dict[str, Any]]]:
-        """Evaluate all protocols (evaluate.protocol) after round t.
+        """Evaluate the models after round t under all protocols (evaluate.protocol).
 
         The caller must preserve the state of the random generators (`seeds.preserve_rng_state`).
 
@@ -279,10 +282,9 @@ class Evaluator:
     ) -> Metrics:
         """Combine the metrics of all clients or sites.
 
-        If all shards are evaluated with the same model, metrics are averaged, weighted by samples; otherwise their
-        mean, standard deviation and mean of the worst tenth are returned. If the loss of any client with samples is not
-        finite, all metrics are nan, with a warning, because a mean over the other clients would improve with each model
-        that fails.
+        If all shards are evaluated with the same model, return the mean of the metrics, weighted by samples; otherwise
+        return their mean, standard deviation and mean of the worst tenth. If the loss of any client with samples is not
+        finite, warn and return nan for all metrics: without failing clients, the mean would improve with each failure.
         """
         bad = [k for k in sorted(rows) if weights[k] and isnan(rows[k]["loss"])]
         if bad and protocol not in self.warned_protocols:

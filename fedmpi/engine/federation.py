@@ -227,9 +227,9 @@ class Federation:
         """Update the global model with the uploads of round t, except refused ones.
 
         Args:
-            placement: client -> the rank that has trained it.
-            trained: the value of time.perf_counter() at the time when this rank had trained its clients.
-            arrived: the value of time.perf_counter() at the time when all uploads had arrived.
+            placement: client -> the rank that trained it.
+            trained: the value of time.perf_counter() when this rank had trained its clients.
+            arrived: the value of time.perf_counter() when the last upload had arrived.
             bytes_before: bytes that this rank had sent and received before the round.
 
         Returns:

@@ -304,7 +304,10 @@ class FrozenTensorGuard:
         self.initial = self._snapshot()
 
     def _snapshot(self) -> dict[str, Any]:
-        """Return tensor name -> a hash of its values; or the tensor itself, if only the object must remain the same."""
+        """Return, by name, what must not change: a hash of a tensor's values, or the tensor object itself.
+
+        The object is returned for buffers whose values may change but which must not be replaced.
+        """
         tensors = dict[str, Any]()
         for path, owner in self.module.named_modules():
             for leaf, tensor in (*owner._parameters.items(), *owner._buffers.items()):

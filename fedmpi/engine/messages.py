@@ -57,8 +57,8 @@ class UploadLayout:
         """Write the engine's own fields at the beginning of an upload row.
 
         Args:
-            loss: the client's training loss; None if the client made no steps. If it is a tensor, the row already
-                contains the loss, which is then not written again.
+            loss: the client's training loss; None if the client made no steps. A tensor means that the loss is already
+                in the row; it is then not written again.
             seconds: the duration of the client's training.
             flag: STOP (the rank was asked to stop), FAILED (the client's code raised an error) or 0.
         """
@@ -250,7 +250,14 @@ def is_change(name: str, slot: Slot) -> bool:
 
 
 def compose_vector(shared: Selection, received: Tensor, personal: Selection, own: Tensor) -> Tensor:
-    """Compose a client's vector from entries received from the server and the client's own entries."""
+    """Combine the entries that a client received from the server with the entries that it keeps, into one vector.
+
+    Args:
+        shared: the positions of the received entries in the vector.
+        received: the received entries.
+        personal: the positions of the client's own entries in the vector.
+        own: the client's own entries.
+    """
     out = torch.empty(shared.size + personal.size, dtype=received.dtype, device=received.device)
     shared.put(received, out)
     personal.put(own, out)

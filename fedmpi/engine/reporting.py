@@ -86,7 +86,7 @@ class Reporter:
         return metrics
 
     def _initial_row(self, server: FederationServer, started_at: float) -> dict[str, Any]:
-        """Return the row of metrics of the initial model, for a run that trains no rounds."""
+        """Return the row of metrics of the initial model, for a run without training rounds."""
         nothing = dict.fromkeys(("up_parameters", "down_parameters", "sent_bytes", "received_bytes"), 0)
         wall_s, digest = time.perf_counter() - started_at, self.trainer.model.layout.sha256(server.w)
         return {"cohort": [], "refused": [], **nothing, "wall_s": wall_s, "sha256": digest}

@@ -18,7 +18,7 @@ from fedmpi.engine.scheduler import ClientScheduler
 
 
 class RoundCommand(IntEnum):
-    """Rank 0's command at the beginning of a round: train the round, or end the run, with the reason."""
+    """Rank 0's command at the beginning of a round: run the round, or end the run for a given reason."""
 
     TRAIN = 0
     FINISHED = 1  # all rounds have been run
@@ -81,7 +81,7 @@ class RoundControl:
         return command
 
     def mark_round_begun(self, t: int) -> None:
-        """Mark round t as begun on this rank; moves of states in earlier rounds can no longer be undone."""
+        """Record that round t has begun on this rank; client states that were moved before cannot be moved back."""
         states, before = self.states, self.states.round
         if before == t:
             return
@@ -92,7 +92,7 @@ class RoundControl:
         states.move_log, states.reassigned, states.round = MoveLog(), {}, t
 
     def is_trained(self, t: int) -> bool:
-        """Return whether rank 0 has decided to train round t; called only on rank 0."""
+        """Return whether rank 0 has decided to run round t; called only on rank 0."""
         return self._decided[0] == t and self._decided[1] % FURTHER_MESSAGE == TRAIN
 
     def end_run(self, command: RoundCommand) -> str:
@@ -105,7 +105,7 @@ class RoundControl:
         return {RoundCommand.FINISHED: "finished", RoundCommand.EARLY_STOPPED: "early_stopped"}.get(command, "stopped")
 
     def _decide(self, t: int) -> int:
-        """Decide on rank 0 whether round t is trained or why the run ends; return the command as a number.
+        """Decide, on rank 0, whether to run round t or to end the run, and why; return the command as a number.
 
         FURTHER_MESSAGE is added to the number if a second message follows.
         """

@@ -3,9 +3,9 @@
     {"round": 3, "at": 1763800000.1234, "s": 2.5031, "spans": [["wait_command", 0.0, 12.3], ["train", 12.3, 480.1, 17],
     ...]}
 
-`at` is the time at which the round began on this rank, in seconds since 1970; `s` is its duration in seconds. A span
-consists of its name, its start and its duration in ms, and the id or ids of its clients, if it has any. The clock is
-read once per span, without waiting for a GPU. A span shorter than MIN_SPAN_S is merged into the next one. After the
+`at` is the time at which the round began on this rank, as a Unix time in seconds; `s` is its duration in seconds. A
+span consists of its name, its start and its duration in ms, and the id or ids of its clients, if it has any. The clock
+is read once per span, without waiting for a GPU. A span shorter than MIN_SPAN_S is merged into the next one. After the
 first MAX_SPANS spans of a round, only the total time per name is recorded, under "rest", so that the length of a row is
 bounded.
 
@@ -18,9 +18,9 @@ bounded.
     migrate_state   moving client states between ranks
     download        sending and receiving the values that differ between clients
     train           training a client, or several at once
-    send            starting to send uploads (if several clients were trained at once, also writing them)
-    uploads         waiting until uploads have arrived or have been sent; includes summing them, and answering requests
-                    of rank 0 about their columns
+    send            starting to send the uploads; if several clients were trained at once, also writing the uploads
+    uploads         waiting until uploads have arrived or have been sent, and summing them; with sharded uploads, also
+                    answering rank 0's queries about the columns that this rank stores
     step            the server step
     recover         recovering from a rank failure
     analyse         retraining local models for diagnostics

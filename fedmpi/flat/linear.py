@@ -3,8 +3,8 @@
 Most rules have the form   Gram matrix K (m, m) -> coefficients (m,) -> one weighted sum. Such a rule costs about as
 much as an average, and each block of columns can be processed separately. Sums over clients are computed in ascending
 order of the client ids. Sums over columns are computed in float64, over fixed chunks of columns and then over fixed
-blocks of chunks. The bits therefore depend neither on the number of ranks, nor on which rank has which clients or
-columns, nor on whether rows arrive together or one by one.
+blocks of chunks. The results are therefore bitwise identical for any number of ranks, for any distribution of clients
+or columns over ranks, and whether rows arrive together or one by one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def chunk_size(on_gpu: bool, rows: int = 1) -> int:
 
 
 def scratch_bytes(rows: int, columns: int, on_gpu: bool) -> int:
-    """Return how many bytes of float64 copies all threads hold at once while they sum a matrix (rows, columns)."""
+    """Return the bytes that all threads together need for float64 copies while they sum a matrix (rows, columns)."""
     size = chunk_size(on_gpu, rows)
     return 8 * _num_threads(-(-columns // size), on_gpu) * rows * min(columns, size)
 
@@ -66,9 +66,8 @@ def chunk_spans(x: Tensor, a: int, b: int) -> list[tuple[int, int]]:
     """Divide the columns a to b at multiples of the chunk size; return (first, end) of each part.
 
     Args:
-        x: the tensor that determines the chunk size. If chunks of rows (m, n) are copied to float64, it must be these
-            rows, because on a GPU chunks are smaller if m is large. Otherwise it may be any vector on the device of the
-            computation.
+        x: the tensor that determines the chunk size. To copy chunks of a matrix (m, n) to float64, pass the matrix,
+            because chunks on a GPU are smaller if m is large. Otherwise pass any vector on the same device.
         a: the first column.
         b: the column after the last one.
     """
@@ -88,7 +87,7 @@ def sum_dtype(width: int, dtype: torch.dtype) -> torch.dtype:
 
 @dataclass
 class RunningSum:
-    """A weighted sum sum_i c_i x_i of vectors, which are added one after another, each at once or in pieces."""
+    """A weighted sum sum_i c_i x_i of vectors that are added one after another, each as a whole or in pieces."""
 
     total: Tensor  # (n,) of type sum_dtype(n, dtype): the sum so far
     dtype: torch.dtype  # the type of the vectors that are added
@@ -112,8 +111,8 @@ class RunningSum:
 def add(total: Tensor, x: Tensor, c: float, first: bool) -> None:
     """Add c x to `total` in place; if `first` is true, overwrite it with c x.
 
-    All sums that add rows one by one use this function, so that their bits agree. If the types differ, x must not be
-    longer than a chunk.
+    All sums that add rows one by one use this function, so that their results are bitwise identical. If the dtypes
+    differ, x must not be longer than a chunk.
     """
     if x.dtype != total.dtype:
         x = _to_float64(x)

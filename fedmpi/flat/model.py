@@ -2,10 +2,11 @@
 
     w = [ p_1 | p_2 | ... ]   (d,)     in the order of the state_dict
 
-Loading a client's weights is one operation, and so is sending an update; a server rule gets a matrix of such rows.
+Loading a client's weights is one operation, and so is sending an update. A server rule receives the updates as the rows
+of a matrix.
 Convolution weights may be stored in the vector as O,H,W,I blocks, which channels-last kernels read in place; the
 state_dict keeps its names, order and row-major shapes.
-Frozen parameters (those with requires_grad False in the given module) and non-persistent buffers are not part of the
+Frozen parameters (those with requires_grad=False in the given module) and non-persistent buffers are not part of the
 vectors; their values are the same on every rank and must not change (engine/hook_checks.py checks this).
 Float buffers (batch statistics) form a second vector `b`. Integer buffers (counters of batches) are not sent; each
 client starts every round with their initial values.
@@ -32,7 +33,7 @@ CUDNN_ALIGNMENT = 16  # bytes; cuDNN's batch normalisation assumes that its tens
 
 
 class FlatModel:
-    """A PyTorch module whose parameters are views of one vector `w` (d,), and its float buffers views of another, `b`.
+    """A PyTorch module with views of one vector `w` (d,) as parameters, and of another vector `b` as float buffers.
 
     A module can assign its parameters to layout groups with a method `parameter_groups() -> {parameter name: group}`.
     """
@@ -118,7 +119,7 @@ class FlatModel:
                     layer.__dict__["forward"] = MethodType(_forward_without_cudnn, layer)
 
     def move_into(self, w: Tensor) -> None:
-        """Make the parameters views of another vector `w` (d,), with the values in `w`."""
+        """Make the parameters views of another vector `w` (d,), so that they have the values that `w` contains."""
         self.w, self.w_data = w, w.data
         for s, p in self.segment_parameters:
             p.data = s.view(self.w_data)

@@ -3,12 +3,12 @@
 `Client` is the client that trains or is evaluated, `Uploads` are the uploads of the cohort in a round, and `Server` is
 the server.
 
-Hooks may pass samples x to other functions, and select rows by x[a:b], x.chunk(n) and len(x). If a sample consists of
-several tensors, x is an `Inputs` object that holds them by name (common/inputs.py). With needs = {CLASSES}, targets are
-(B,) class numbers; otherwise the task determines the shape (B, ...) of targets and outputs.
+Hooks may pass samples x on to other functions, and may use x[a:b], x.chunk(n) and len(x), which act on rows. If a
+sample consists of several tensors, x is an `Inputs` object that holds them by name (common/inputs.py). With needs =
+{CLASSES}, targets are (B,) class numbers; otherwise the task determines the shape (B, ...) of targets and outputs.
 
-Shapes: d parameters without frozen ones, s parameters that are sent in the round, b float buffers, c classes, z
-features, N clients, m clients in the cohort, B samples in a batch.
+Shapes: d parameters, excluding frozen ones; s parameters that are sent in the round; b float buffers; c classes; z
+features; N clients; m clients in the cohort; B samples in a batch.
 """
 
 from __future__ import annotations
@@ -371,9 +371,11 @@ class Uploads:
 
 
 def _columns(x: Tensor, span: Span | None = None) -> tuple[Tensor, int, int]:
-    """Return (the columns a to b - 1 of the flattened rows of a slot, a, the number of columns of a whole row).
+    """Return columns a to b - 1 of the flattened rows of a slot, the number a, and the number of columns of a row.
 
-    span: the columns (a, b); None: all columns.
+    Args:
+        x: the rows of the slot, (m, ...).
+        span: the columns (a, b); None: all columns.
     """
     rows = x.flatten(1) if x.dim() > 1 else x[:, None]
     a, b = span or (0, rows.shape[1])

@@ -47,12 +47,12 @@ class Slot:
     from_initial_model: whether the tensor starts as a copy of the initial model's weights (last dimension d, s or h) or
     float buffers (last dimension b).
 
-    start: the initial value: a number; the name of an option of the method, whose value is the number; or, in
-    server_state, the name of a function f(self, shape, generator) of the method. The function returns the tensor, and
-    is called once, with a random generator on the CPU (for networks on the server, or different global models).
+    start: the initial value: a number; the name of an option of the method whose value is this number; or, in
+    server_state, the name of a function f(self, shape, generator) of the method that returns the tensor. The function
+    is called once, with a random generator on the CPU. It can, for example, initialise a network on the server.
 
-    is_update: whether the slot contains a difference that the server adds to a value of its own, as it does with dw.
-    `comm.compression: int8` applies to such slots only.
+    is_update: whether the slot, like dw, contains a change that the server adds to a value that it stores.
+    `comm.compression: int8` applies only to such slots.
     """
 
     dims: tuple[str | int, ...] = ()

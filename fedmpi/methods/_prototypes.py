@@ -13,10 +13,10 @@ from torch import Tensor
 
 
 def class_sums(rows: Iterable[tuple[Tensor, Tensor, Tensor]], classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return, for each class, the sum of its features (c, z), their number (c,), and the sum of ||z||^2 (c,).
+    """Return three sums over the samples of each class: of features (c, z), of ones (c,) and of ||z||^2 (c,).
 
     Args:
-        rows: yields features z, outputs and labels y of each batch.
+        rows: an iterable of batches, each with features z, outputs and labels y.
         classes: the number of classes c.
     """
     totals: tuple[Tensor, Tensor, Tensor] | None = None

@@ -7,7 +7,7 @@ The perturbation scales with the weights:
 eps = rho T^2 g / ||T g||,   g = grad F_k(w)         elementwise; one norm over all parameters                 (1)
 T   = |w| + eta on tensors with "weight" in their name, 1 on all other tensors                                 (2)
 w  <- w - lr grad F_k(w + eps)                       a step from w                                             (3)
-FedSOL's authors compare with T = |w| on all tensors, which is eta: 0, scaled: all.
+In the comparison by FedSOL's authors, T = |w| on all tensors; for this, set eta: 0 and scaled: all.
 """
 
 from dataclasses import dataclass

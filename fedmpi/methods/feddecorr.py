@@ -37,7 +37,10 @@ class FedDecorr(Method):
 
 
 def correlation_penalty(z: Tensor, scale: str = "code") -> Tensor:
-    """Return the correlation penalty () of features z (B, d): ||K||_F^2 / d^2 of (2), or (3) with scale="code"."""
+    """Return the correlation penalty, a scalar, of features z (B, d).
+
+    scale: which formula is used: ||K||_F^2 / d^2, Eq. (2) ("paper"), or Eq. (3) ("code").
+    """
     B, d = z.shape
     if B < 2 or d < 2:
         return z.new_zeros(())

@@ -2,7 +2,7 @@
 
 Acar, Zhao, Navarro, Mattina, Whatmough, Saligrama. ICLR 2021. https://arxiv.org/abs/2111.04263
 
-A linear term, with g_k of the client, and a quadratic term are added to each client's objective F_k:
+To the objective F_k of client k, a linear term with the client's state g_k and a quadratic term are added:
 w_k  = argmin F_k(v) - <g_k, v> + (alpha/2) ||v - w||^2                                               (1)
 g_k <- g_k - alpha (w_k - w)                                                                          (2)
 h   <- h - (alpha/N) sum_{k in cohort} (w_k - w)       N: all clients; by (2), h is the mean g_k      (3)

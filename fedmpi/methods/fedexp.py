@@ -5,11 +5,11 @@ https://arxiv.org/abs/2301.09604
 
 eta_g = max(1, sum_i p_i ||D_i||^2 / (2 (||D||^2 + eps))),   D_i = w_i - w,  D = sum_i p_i D_i                   (1)
 w    <- w + eta_g D                                                                                            (2)
+v     = the mean of the last two w                                                                             (3)
 In the paper the p_i are equal (cohort.weighting: uniform). The authors' code has m eps in place of eps in (1), for m
 clients in the cohort, and multiplies eps by 0.998^2 in each round. With a cohort of one client, or with equal updates,
-the method is FedAvg. From the second round on, the paper evaluates the mean of the last two w, while clients continue
-from the last w. With report: average, this mean is the global model, and clients also receive the last w minus the
-mean (3). Buffers are not averaged over rounds.
+the method is FedAvg. From the second round on, the paper evaluates v, while clients continue from w. With report:
+average, v is the global model, and clients also receive w - v. Buffers are not averaged over rounds.
 """
 
 from dataclasses import dataclass

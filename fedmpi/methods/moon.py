@@ -1,4 +1,4 @@
-"""MOON: a contrastive term pulls features towards the global model's, and away from the last local model's features.
+"""MOON: a contrastive term pulls features towards those of the global model, and away from the last local model's.
 
 Li, He, Song. Model-Contrastive Federated Learning. CVPR 2021. https://arxiv.org/abs/2103.16257
 

@@ -9,10 +9,10 @@ A local step, on one batch:   `steps` times  theta <- theta - personal_lr (grad 
                               w <- w - lr lam (w - theta)                                                         (3)
 Server:                       w <- (1 - beta) w + beta sum_k p_k w_k;   beta is server.lr, lr is train.lr          (4)
 The client is evaluated with theta. In the first step of a round theta starts from w. In later steps it continues from
-the previous step, as in the authors' code, or starts from w again (start: w). In the paper the p_k are equal. With
-`decay`, decay theta is added to grad f; the authors' code has decay 0.001. train.weight_decay acts on w in (3). A
-client that is not sampled is evaluated with theta from its last training. In each step, only the first of the passes
-with weights theta updates batch statistics.
+the previous step, as in the authors' code, or starts from w again (start: w). In the paper the p_k are equal. The
+option `decay` adds decay * theta to grad f in (2), i.e. weight decay of theta; the authors' code uses 0.001. Weight
+decay of w, in (3), is train.weight_decay. A client that is not sampled is evaluated with theta from its last training.
+In each step, only the first of the passes with weights theta updates batch statistics.
 """
 
 from dataclasses import dataclass

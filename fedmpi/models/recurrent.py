@@ -54,7 +54,7 @@ def char_lstm(
 
 @contextmanager
 def without_cudnn_rnn(module: nn.Module) -> Iterator[None]:
-    """Use torch's own recurrent kernels within this context, which are slower than those of cuDNN.
+    """Use torch's own recurrent kernels, which are slower than those of cuDNN, within this context.
 
     This is needed for a backward pass in evaluation mode, and for second derivatives. Modules without recurrent layers
     are not affected.

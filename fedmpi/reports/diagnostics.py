@@ -1,4 +1,4 @@
-"""Build report sections that show measurements taken within rounds, from update_stats.jsonl and analysis.jsonl."""
+"""Report sections with measurements taken within rounds, which are read from update_stats.jsonl and analysis.jsonl."""
 
 from __future__ import annotations
 
@@ -189,7 +189,9 @@ def _plot_over_rounds(
 def _curves_by_client(run: Run, rows: Sequence[Row], *keys: str) -> dict[str, Curve]:
     """Return a curve over rounds for each client, by the client's name.
 
-    keys: the path, in each row, of a list of values in the same order as the row's list `clients`.
+    Args:
+        rows: the rows of a file such as update_stats.jsonl, with the cohort's client ids in `clients`.
+        *keys: the nested keys of a list with one value per client, in the order of `clients`.
     """
     curves: dict[int, Curve] = {}
     for row in rows:

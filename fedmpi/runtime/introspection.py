@@ -66,7 +66,10 @@ def list_summaries(kind: str) -> dict[str, str]:
 
 
 def read_registry(kind: str) -> dict[str, str]:
-    """Parse the registry of a kind (`registry = ...`) from its module; return name -> "package.module:Name"."""
+    """Return the registry of one kind of component: name -> "package.module:Name".
+
+    The assignment `registry = ...` is parsed from source code, without importing the module.
+    """
     for statement in parse_module(KIND_MODULES[kind]).body:
         targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
         if any(isinstance(target, ast.Name) and target.id == "registry" for target in targets):

@@ -121,7 +121,10 @@ def _make_safe_stream(stream: Any, number: int) -> io.TextIOWrapper:
 
 
 def enable_fault_handler() -> None:
-    """Print the stacks of all threads at fatal signals such as SIGSEGV, unless pytest or a debugger already does so."""
+    """Enable Python's fault handler, unless pytest or a debugger has already done so.
+
+    It prints the stacks of all threads on a fatal signal such as SIGSEGV.
+    """
     if not faulthandler.is_enabled():
         with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):  # in a notebook stderr is no file
             faulthandler.enable()

@@ -121,7 +121,8 @@ class ArrayPreparation(Preparation):
 
     Attributes:
         row: the shape of one sample in the array.
-        uint8: whether the training array is uint8; new arrays must then be uint8, too, and otherwise must not be.
+        uint8: whether the training array is uint8. New arrays must be uint8 if it is, and must have another type if it
+            is not.
         options: the order of the axes, the scaling and the normalisation.
         class_names: the names of the classes; () if they have none.
     """

@@ -49,8 +49,8 @@ def text(
 
     A CSV or Parquet file has one row per text; the texts of an author are joined by line feeds in the order of the
     file, and carriage returns become line feeds. In a folder, AUTHOR.txt contains all texts of one author. The text of
-    an author is cut into consecutive windows; the remainder at its end is dropped, and a text that is too short for one
-    window is an error. A silo is the .txt file of one author, and needs `alphabet`.
+    an author is cut into consecutive windows, and the remainder at its end is dropped; a text that is too short for one
+    window raises an error. With data.silos, each silo has the .txt file of one author, and `alphabet` is required.
 
     path: the file or folder, relative to data.root; for silos it may contain {site}, which is replaced by the name of
     the silo. Without path, the name of the silo is the file name.
@@ -171,10 +171,10 @@ class TextPreparation(Preparation):
     Attributes:
         alphabet: the characters in the order of their numbers.
         context: the length of a window in characters.
-        closed: whether other characters are errors, because the config defines the alphabet. Otherwise they become
-            UNKNOWN_CHARACTER, if the alphabet contains it.
+        closed: whether a character that is not in the alphabet raises an error, because the config defines the
+            alphabet. Otherwise it becomes UNKNOWN_CHARACTER, if the alphabet contains that.
         author_column, text_column, delimiter: options of the source `text`.
-        last: whether only the character after the end of a window is a target.
+        last: whether the only target of a window is the character that follows it.
     """
 
     alphabet: tuple[str, ...]
@@ -195,7 +195,7 @@ class TextPreparation(Preparation):
     def read(self, request: PredictionRequest) -> NewRows:
         """Cut each text into windows as in training, and add a last window that ends at the end of the text.
 
-        The character after the last window is unknown, so this window has no targets and counts in no metric.
+        The character after the last window is unknown, so this window has no targets and is excluded from all metrics.
         """
         if isinstance(request.rows, str) and "\n" in request.rows:
             texts: Mapping[str, AuthorText] = {"text": AuthorText(request.rows, "rows")}
@@ -240,12 +240,13 @@ def encode_characters(codes: np.ndarray, alphabet: Sequence[str]) -> Tensor:
 
 
 def check_characters(text: str, alphabet: Sequence[str], location: str, reason: str = "") -> None:
-    """Raise UserError if a text contains a character that is not in the alphabet, or the alphabet lists one twice.
+    """Raise UserError if a text contains a character that is not in the alphabet, or if the alphabet has duplicates.
 
     Args:
         alphabet: the characters in the order of their numbers.
         location: the file, line or author of the text, for the message.
-        reason: why such a character is an error, for the message; "": it is not in data.alphabet.
+        reason: why characters outside of the alphabet are not allowed, for the message; "": the message says that the
+            character is not in data.alphabet.
     """
     duplicate = next((symbol for k, symbol in enumerate(alphabet) if symbol in alphabet[:k]), None)
     if duplicate is not None:

@@ -27,8 +27,8 @@ def make_transform(name: str, value: Any, where: str, origins: Mapping[str, str]
         name: the transform's name in the config, such as `random_crop`.
         value: its options as a dictionary, or the value of its main option; None: all options keep their defaults.
         where: the key in the config, for messages.
-        origins: a dict from option to the place where it was set, for messages. The entry "" is the place where the
-            transform itself was set.
+        origins: a dict from each option to the place where it was set, for messages. The key "" stands for the
+            transform itself.
     """
     origin = f"{origins['']}: " if origins.get("") else ""
     if name not in transforms.registry:
@@ -73,7 +73,7 @@ class ImagePipeline:
         return sum(transform.random_numbers for transform in self.transforms)
 
     def output_shape(self, shape: Shape, training: bool = False) -> Shape:
-        """Return the shape that stored images of this shape have as inputs.
+        """Return the shape of the model input that the pipeline makes from a stored image.
 
         Args:
             shape: the shape of a stored image, (C, H, W).
@@ -99,8 +99,8 @@ class ImagePipeline:
     def steps(self) -> Sequence[tuple[Step, slice | None]]:
         """The steps of the pipeline in order, each with the columns of u (see `__call__`) that it uses.
 
-        The columns are None for steps without random numbers, which are applied to test images, too. Raises UserError
-        if the order of transforms is not possible.
+        The columns are None for steps without random numbers, which are also applied to test images. Raises UserError
+        if the transforms cannot be applied in their order.
         """
         stage, column = "any" if self.bytes else "unit" if self.unit else "normal", 0
         steps: list[tuple[Step, slice | None]] = []

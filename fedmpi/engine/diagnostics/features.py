@@ -86,7 +86,7 @@ def compute_rows(c: Cohort) -> tuple[int, Mapping[int, Tensor]]:
 
 
 def summarize(c: Cohort, rows: Tensor) -> dict[str, Any]:
-    """Return the statistics of the global model, and their means over the local models (NAME_local)."""
+    """Return each statistic of the global model as NAME, and its mean over the local models as NAME_local."""
     local, of_global = rows[:, : len(STATISTICS)].mean(0).tolist(), rows[0, len(STATISTICS) :].tolist()
     means = {f"{name}_local": value for name, value in zip(STATISTICS, local, strict=True)}
     return {"samples": len(select_samples(c)), **dict(zip(STATISTICS, of_global, strict=True)), **means}

@@ -28,7 +28,7 @@ WIDTH = 3 + 2 * MAX_RECORDED_STEPS
 
 
 def proximal_loss(f: Tensor, teacher: Tensor) -> Tensor:
-    """Return the proximal loss L_p () from the logits f (B, C) of a model and the logits `teacher` (B, C) of w0.
+    """Return the proximal loss L_p, a scalar, from the logits f (B, C) of a model and the logits `teacher` of w0.
 
     >>> round(proximal_loss(torch.tensor([[2.0, 0, 0], [0, 1, 0]]), torch.tensor([[1.0, 1, 0], [0, 0, 2]])).item(), 7)
     0.0671393

@@ -110,11 +110,12 @@ def summarize_accuracy(c: Cohort, rows: Tensor) -> dict[str, Any]:
 
 # ---- probe contribution: how much the loss of the average model increases if a client is left out ----
 def compute_leave_one_out_losses(c: Cohort) -> Rows:
-    """Return a row for each client k of this rank: losses of the average model with and without clients.
+    """Return a row for each client k of this rank: the loss of the average model, and its loss if a client is left out.
 
-    w_-k = sum_{i != k} p_i w_i / (1 - p_k) is the average model without client k, and w_mean the average of all. With a
-    global test set, the row holds the losses L(w_-k) and L(w_mean) on this set. In silo mode it holds, on the test
-    samples of site k, L(w_-i) for all clients i, and L(w_mean); for this, every local model is sent to all ranks twice.
+    The average over all clients is w_mean; the average without client k is w_-k = sum_{i != k} p_i w_i / (1 - p_k).
+    With a global test set, the row holds the losses L(w_-k) and L(w_mean) on this set. In silo mode there is only test
+    data at the sites, so the row holds L(w_-i) for all clients i, and then L(w_mean), on the test samples of site k.
+    For these, every local model is sent to all ranks twice.
     """
     p = dict(zip(c.members, c.p.tolist(), strict=True))
     w, b = (torch.zeros_like(each, dtype=torch.float64) for each in c.before)
@@ -218,7 +219,10 @@ def compute_layer_rows(c: Cohort) -> Rows:
 
 
 def group_by_layer(layout: Layout) -> dict[str, list[Segment]]:
-    """Return layer name -> the tensors of the layer; a layer's name is a tensor's name without the last component."""
+    """Group the tensors of a layout by layer; return layer name -> tensors.
+
+    The name of a layer is the name of its tensors without the last component.
+    """
     groups = groupby(layout.segments, key=lambda s: s.name.rpartition(".")[0] or s.name)
     return {name: list(tensors) for name, tensors in groups}
 

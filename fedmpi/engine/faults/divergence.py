@@ -90,7 +90,7 @@ class DivergenceMonitor:
             last: whether this is the last evaluation of the run.
 
         Returns:
-            If divergence is reported now: the round since which a loss has been bad; otherwise None.
+            The first round with a bad loss if this call reports divergence, otherwise None.
         """
         if self.reported or len(row["refused"]) == len(row["cohort"]):  # no upload counted
             return None

@@ -10,11 +10,11 @@ Each failure is a row of faults.jsonl:
     gone       clients that do not take part in round t and later rounds, until a row lists them in `back`
     reverted   client -> round r: round t starts with the client's state of round r (-1: the initial state), because a
                newer state existed only in the memory of a failed rank
-    reported   whether round t - 1 was evaluated before the failure, with all clients and their states at that time
+    reported   whether round t - 1 was evaluated before the failure, and so with the clients and states of that time
     why        the error messages
 
 These rows determine the results of a run with failures: a run without failures that replays the rows (`fedmpi replay`)
-produces the same bits.
+produces bitwise identical results.
 """
 
 from __future__ import annotations

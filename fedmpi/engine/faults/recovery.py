@@ -7,9 +7,9 @@
     record       rank 0 records the effect of the failure on the results (lost_ranks.py), and all ranks apply it
 
 With faults.on_lost_rank: drop, the clients that the failed rank should have trained do not take part in the round. With
-redo, other ranks train these clients, and the results have the same bits as without the failure. If all ranks turn out
-to be alive, one of them was merely slower than in all earlier rounds. From then on, ranks wait longer, because long
-rounds would otherwise be interrupted again and again.
+redo, other ranks train these clients, and the results are bitwise identical to those of a run without the failure. If
+all ranks turn out to be alive, one of them was merely slower than in all earlier rounds. From then on, ranks wait
+longer, because long rounds would otherwise be interrupted again and again.
 """
 
 from __future__ import annotations
@@ -169,9 +169,12 @@ def apply_lost_ranks(t: int, scheduler: ClientScheduler, states: ClientStates, r
 def gather_newest_saved_rounds(
     comm: Communicator, scheduler: ClientScheduler, states: ClientStates, orphans: Sequence[int]
 ) -> dict[int, int]:
-    """Return orphan -> the round of its newest intact state on disk (-1: the initial state); {} except on rank 0.
+    """Return, on rank 0, the round of each orphan's newest intact state on disk (-1: the initial state).
 
-    orphans: the clients of failed ranks.
+    Other ranks get {}.
+
+    Args:
+        orphans: the clients of failed ranks.
     """
     if not orphans or not states.messages.client_state.size:
         return {}

@@ -109,7 +109,7 @@ class ClientContext(Client):
 
     # ---- the round ----
     def read_only_check(self) -> ReadOnlyCheck:
-        """Return a check that detects whether hooks have written to tensors that they may only read."""
+        """Return an object that detects writes of hooks to tensors that they may only read."""
         tensors = {
             "client.w0 (client.received) or client.downloads": self.broadcast_row,
             "client.downloads": self.download_row,
@@ -253,10 +253,12 @@ class ClientContext(Client):
         return model.attach_gradient().clone()
 
     def check_result(self, hook: str, value: Any, shape: tuple[int, ...] | None = None, by: Any = None) -> Tensor:
-        """Check the shape of a hook's result, and return the result without its autograd graph.
+        """Check the shape of a hook's result, and return the result.
+
+        A result with entries along an axis is detached from its autograd graph; a scalar keeps its graph.
 
         Args:
-            shape: the required shape; by default (d,). A result of shape () keeps its autograd graph.
+            shape: the required shape; by default (d,).
             by: the function that returned the value, if it is not the method's own hook.
 
         Raises:

@@ -1,16 +1,16 @@
 """The optimisers of the clients, which call the functional implementations of torch.optim.
 
 The classes of torch.optim are not used, because their first step imports torch's compiler, which takes more than a
-second on every rank. In the formulas, g is the gradient of parameter w, t its number of steps, b1 and b2 are the betas;
-velocity v and moments m and v start at 0.
+second on every rank. In the formulas, g is the gradient of a parameter w, t is the number of steps that have updated w,
+and b1 and b2 are the betas. The velocity v and the moments m and v are initially 0.
 
     sgd       g += weight_decay w;  v = momentum v + g;  w -= lr v
-              with nesterov  w -= lr (g + momentum v)
+              with nesterov:  w -= lr (g + momentum v)
     adam      g += weight_decay w;  m = b1 m + (1-b1) g,  v = b2 v + (1-b2) g^2
               w -= lr (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps)                  Kingma, Ba 2015
     adamw     w -= lr weight_decay w;  then adam without weight decay              Loshchilov, Hutter 2019
 
-With train.persist_optimizer a client keeps the state of its optimiser between rounds, in two slots of its state row:
+With train.persist_optimizer, a client keeps the state of its optimiser between rounds, in two slots of its state row:
     _optim (slots, d)      velocity or moments of each entry of w
     _optim_steps (tensors) the number of steps of each parameter tensor
 """

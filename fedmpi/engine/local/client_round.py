@@ -72,7 +72,8 @@ def finish_round(client: ClientContext, row: Tensor, write: Callable[[Tensor], R
         start_time: the value of time.perf_counter() at the start of the client's round.
 
     Returns:
-        Whether the client finished without an error. If not, its state is restored at the start of the next round.
+        Whether the client finished without an error. If it did not, the state that it had before this round is restored
+        at the start of the next round.
     """
     trainer, buffer = client.trainer, row if row.device == client.w.device else client.w.new_empty(len(row))
     try:
@@ -150,7 +151,7 @@ def write_upload(client: ClientContext, row: Tensor, inputs: ReadOnlyCheck, trai
     Args:
         client: the client, after its training.
         row: the buffer for the upload.
-        inputs: the check that raises an error if hooks have written to their inputs.
+        inputs: the result of `client.read_only_check`, which detects whether hooks have written to their inputs.
         trained: the result of the hook `train`.
     """
     method, model, messages = client.trainer.method, client.trainer.model, client.trainer.messages

@@ -81,17 +81,20 @@ class PassGraphs:
         self._pool: Any = None  # graphs run one after another, so they share one memory pool
 
     def run(self, kind: Hashable, passes: Passes, parameters: Sequence[nn.Parameter], x: Tensor, y: Tensor) -> Tensor:
-        """Run a forward and a backward pass; after PASSES_BEFORE_CAPTURE passes of this kind, as a CUDA graph.
+        """Run a forward and a backward pass.
+
+        The first PASSES_BEFORE_CAPTURE passes of a kind run directly. The next one is captured as a CUDA graph, and all
+        later ones replay this graph.
 
         Args:
-            kind: identifies the computation; passes of one kind share graphs.
+            kind: the name of the computation; passes of the same kind and batch shape share a graph.
             passes: a function (x, y) that runs both passes. Only x, y and the model may depend on the client and the
                 step.
             parameters: the trained parameters, whose .grad the passes set.
             x, y: the batch. If x consists of several named tensors, no graph is used.
 
         Returns:
-            The loss ().
+            The loss, a scalar.
 
         Raises:
             UserError: the passes cannot be captured, and strict is true.

@@ -1,8 +1,9 @@
-"""The training loop of all methods, in which a client makes its steps on its batches.
+"""The local training loop, which all methods share.
 
 The loop is optimised for small models. If no hook reads gradients, autograd allocates them and torch's fused SGD
 updates the parameters, which are views of w. If a hook reads gradients, autograd accumulates them in one flat vector g.
-Small chains of layers are trained without autograd (mlp_backward.py). All three ways give bitwise identical results.
+Small chains of layers are trained without autograd (mlp_backward.py). The results of the three variants are bitwise
+identical.
 """
 
 from __future__ import annotations
@@ -109,15 +110,15 @@ def make_gradient_function(
 ) -> Callable[[Tensor, Tensor], None]:
     """Return a function (x, y) -> None that computes the gradient of a step and stores it in the parameters' .grad.
 
-    It starts from the gradient of the batch loss, or from the result of the hook `step`. The gradient of the
-    regularizer is added, the hook `correct_gradient` corrects the sum, and the result is clipped.
+    The function computes the gradient of the batch loss, or calls the hook `step`. Then it adds the gradient of the
+    regularizer, passes the sum to the hook `correct_gradient`, and clips the result.
 
     Args:
         method: the method whose hooks are used.
         regularizer: a function that replaces the method's hook `regularizer`; None: the hook is used.
         parameters: the parameters that are trained.
-        clipped: the entries of the trained parameters. train.clip_norm limits their norm only, because the hook
-            `correct_gradient` may have written to other entries. None: gradients are not clipped.
+        clipped: the entries of the trained parameters, or None if gradients are not clipped. Only these entries count
+            in the norm that train.clip_norm limits, because the hook `correct_gradient` may have written to others.
     """
     trainer, model, loss = client.trainer, client.trainer.model, client.trainer.fast_loss or method.loss
     step = method.step if overrides(method, "step") else None

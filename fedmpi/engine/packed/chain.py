@@ -1,11 +1,11 @@
-"""Training of linear layers with ReLUs between them by plain SGD, for n clients at once and without autograd.
+"""Training by plain SGD of chains of linear layers and ReLUs, for n clients at once and without autograd.
 
     z_{i+1} = z_i W_i' + b_i        g_L = dL/dz_L,  W_i -= lr g_{i+1}' z_i,  b_i -= lr sum_b g_{i+1},  g_i = g_{i+1} W_i
-z_i is the input of layer i, and g_i the gradient of the loss L with respect to z_i. All clients start with the same
+z_i is the input of layer i, and g_i is the gradient of the loss L with respect to z_i. All clients start with the same
 weights W0. If each client sees few samples, the weights (o, i) of a wide layer are stored in low-rank form,
-    W = W0 + A' B        A (K, o) and B (K, i) have one row for each of the K samples seen so far: -lr g in A, z in B
-which is exact for plain SGD. This is faster if K (o + i) is less than o i: the product with W0 is computed once for all
-clients, and W is never formed for a client; W - W0 is formed only when it is written to the upload.
+    W = W0 + A' B        A (K, o) stores -lr g, and B (K, i) stores z, one row for each of the K samples seen so far
+For plain SGD this form is exact. It is faster if K (o + i) is less than o i: the product with W0 is computed once for
+all clients, and no client's W is ever formed; W - W0 is formed only when it is written to the upload.
 """
 
 from __future__ import annotations
@@ -116,7 +116,12 @@ class PackedChain:
             self.layers.append((weight, bias))
 
     def step(self, members: ClientIndex, x: Tensor, y: Tensor, lr: float) -> Tensor:
-        """Make a step for n clients at positions `members`, on batches x (n, B, ...), y (n, B); return losses (n,)."""
+        """Make one training step for some of the clients; return their losses.
+
+        Args:
+            members: the positions of these clients among all clients.
+            x, y: a batch for each of them, (members, B, ...) and (members, B).
+        """
         z = [x.flatten(2)]
         for layer in self.layers:
             if layer is None:

@@ -1,8 +1,8 @@
 """The training loop for n clients at once: each client makes its own steps on its own batches, in its own order.
 
 Batches of equal size form one batched pass. In an epoch, each pass takes one full batch of every client that has one
-left; then come the smaller last batches, grouped by size. The clients that are trained with a client change only the
-last bits of its result, because the order in which kernels sum may depend on the number of clients.
+left; then come the smaller last batches, grouped by size. Which clients are trained together affects only the last bits
+of their results, because the order in which kernels sum may depend on the number of clients.
 """
 
 from __future__ import annotations
@@ -105,7 +105,13 @@ class PackedFit:
             yield positions, rows, None if u is None else torch.stack([u[part] for part in parts])
 
     def _load_batch(self, positions: Sequence[int], rows: Tensor, u: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return samples x (clients, B, ...) and targets y (clients, B) at `rows`; the random numbers u augment x."""
+        """Return the samples x (clients, B, ...) and targets y (clients, B) of one batch per client.
+
+        Args:
+            positions: the positions of the clients among all clients.
+            rows: the indices (clients, B) of the samples.
+            u: the random numbers by which the samples are augmented; None: no augmentation.
+        """
         shards = [self.trainer.data.train[self.clients[i].id] for i in positions]
         x, y = shards[0].x, shards[0].y
         if all(shard.x is x and shard.y is y for shard in shards):

@@ -1,4 +1,4 @@
-"""The rounds of several clients of a rank, which are trained together if possible and otherwise one by one."""
+"""Run a round for several clients of one rank: together if possible, otherwise one after another."""
 
 from __future__ import annotations
 
@@ -159,8 +159,8 @@ def _start_client(client: ClientContext) -> tuple[ReadOnlyCheck, RngState]:
     """Start a client's round: do everything that precedes its training.
 
     Returns:
-        The check that raises an error if hooks write to their inputs; and the state that the random generators must
-        have when the hook `upload` starts, None if it does not matter.
+        The result of `client.read_only_check`, and the state that the random generators must have when the hook
+        `upload` starts (None: any state).
     """
     trainer, inputs, drawn = client.trainer, client.read_only_check(), None
     if overrides(trainer.method, "initial_weights"):

@@ -114,7 +114,7 @@ class BatchedClientView:
 
 
 class VmapSteps:
-    """Makes SGD steps for n clients, and holds their weights w (n, d), velocities v (n, d) and accumulators."""
+    """Makes SGD steps for n clients; holds their weights w (n, d), velocities v (n, d) and rows of `accumulators`."""
 
     def __init__(self, trainer: ClientTrainer, clients: Sequence[ClientContext]) -> None:
         self.trainer, self.method, self.view = trainer, trainer.method, BatchedClientView(trainer, clients)
@@ -137,7 +137,12 @@ class VmapSteps:
         self.per_client["label_counts"] = trainer.label_counts[[k.id for k in clients]]
 
     def step(self, members: ClientIndex, x: Tensor, y: Tensor, lr: float) -> Tensor:
-        """Make a step for n clients at positions `members`, on batches x (n, B, ...), y (n, B); return losses (n,)."""
+        """Make one training step for some of the clients; return their losses.
+
+        Args:
+            members: the positions of these clients among all clients.
+            x, y: a batch for each of them, (members, B, ...) and (members, B).
+        """
         tensors = [self.w, self.accumulators] + ([] if self.v is None else [self.v])
         parts = [tensor[members] for tensor in tensors]  # views if `members` is a slice, else copies
         w, accumulators, own = parts[0], parts[1], {name: value[members] for name, value in self.per_client.items()}

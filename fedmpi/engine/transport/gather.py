@@ -1,9 +1,10 @@
-"""The gather of a round's uploads: the code that all four gather modes share, and the gather of complete rows.
+"""How the uploads of a round are gathered: the code that all four modes share, and the mode `rows`.
 
-    rows       rank 0 stores all rows                                          any rule
-    streaming  rank 0 adds rows up as they arrive, and stores only sums        rules that read only means
-    sharded    every rank stores some columns of all rows                      any rule
-    reducing   every rank adds up the rows of its own clients; these sums      rules that read only means; the last bits
+    mode       what is stored                                                  which aggregation rules may be used
+    rows       rank 0 stores all rows                                          all
+    streaming  rank 0 adds rows up as they arrive, and stores only sums        those that read only means
+    sharded    every rank stores some columns of all rows                      all
+    reducing   every rank adds up the rows of its own clients; these sums      those that read only means; the last bits
                are reduced over a binomial tree of ranks                       differ from those of the other modes
 
 For each of its clients, in order, a rank calls upload_row(client), writes the row, and calls submit(client). Then it

@@ -1,10 +1,10 @@
-"""Sharded gather of uploads: each of W ranks stores some columns of all m rows, so rank 0 need not store m d entries.
+"""Sharded gather of uploads: each rank stores some columns of all rows, so that rank 0 need not store all entries.
 
-A rank that stores columns is called a holder. Clients' ranks send each holder its columns, and small slots to rank 0,
-which alone runs the method's `aggregate`. If `aggregate` needs a sum, a Gram matrix, inner products or order statistics
-of a large slot, rank 0 queries the holders, each of which computes the result for its columns. Rank 0 combines the
-parts in the order of the blocks, so that the bits are the same as with all rows on rank 0. A rule that reads the rows
-of a slot directly receives all of them, and rank 0 needs the memory for that.
+A rank that stores columns is called a holder. The ranks that train clients send each holder its columns, and send small
+slots to rank 0, which alone runs the method's `aggregate`. If `aggregate` needs a sum, a Gram matrix, inner products or
+order statistics of a large slot, rank 0 queries the holders, each of which computes the result for its columns. Rank 0
+combines the partial results in the order of the blocks, so that the result is bitwise identical to that with all rows
+on rank 0. A rule that reads the rows of a slot directly receives all of them; rank 0 then needs memory for all rows.
 """
 
 from __future__ import annotations
@@ -102,7 +102,10 @@ class ColumnShard:
         return self.number_buffer(blocks * self.m**axes_per_block).view(blocks, *[self.m] * axes_per_block)
 
     def number_buffer(self, count: int, *, entries: bool = False) -> Tensor:
-        """Return a buffer for `count` numbers; its type is that of the rows if `entries` is true, otherwise float64."""
+        """Return a buffer for `count` numbers.
+
+        entries: whether the numbers are entries of rows, and so have the dtype of the rows; otherwise they are float64.
+        """
         kind = self.context.buffers.like.dtype if entries else torch.float64
         return torch.empty(count, dtype=kind, device=self.context.comm.device)
 
@@ -113,7 +116,7 @@ class ColumnShard:
 
 
 class ShardedGather(UploadGather):
-    """Gathers large slots by columns at their holders, which are all live ranks, including those that do not train."""
+    """Distributes the columns of large slots over all live ranks, including those that train no clients."""
 
     def __init__(self, context: GatherContext) -> None:
         """Start to receive the columns that this rank stores; rank 0 also receives the small slots."""

@@ -1,19 +1,19 @@
-"""Gathers of uploads that store sums instead of rows, so that memory does not depend on the size of the cohort.
+"""Gather modes that store sums of uploads instead of rows, so that memory does not depend on the size of the cohort.
 
-These gathers are used for methods that read large slots only through `updates.mean` (declared in `mean_only_slots`).
+They are used for methods that read large slots only through `updates.mean` (declared in `mean_only_slots`).
 
-Streaming: rank 0 adds rows up in the order of the clients and piece by piece, while it receives the next pieces. Bad
-rows cannot be left out, because they are recognised only after they have been added.
+Streaming: rank 0 adds rows up in the order of the clients and piece by piece, while it receives the next pieces. Rows
+with nan or inf cannot be excluded, because they are recognised only after they have been added.
 
 Reducing (`server.reduce: local`): each rank adds up the rows of its own clients, and sends one sum:
 
     total_r = sum over clients i of rank r of round(p_i x_i / UNIT)     64-bit integers, elementwise
     mean    = UNIT sum_r total_r                                        reduced over a binomial tree of ranks
 
-A sum of integers does not depend on the order, so the bits depend neither on the number of ranks nor on the placement
-of clients. The bits differ from those of the other gather modes because rounding differs: here each p_i x_i is rounded
-once to float64 and once to a multiple of UNIT, and the sum of the rounded values is exact. The amount of data that a
-rank sends, and that rank 0 receives, does not grow with the cohort.
+A sum of integers does not depend on the order, so the result is bitwise identical for any number of ranks and any
+placement of clients. Its last bits differ from those of the other gather modes, because rounding differs: here each
+p_i x_i is rounded once to float64 and once to a multiple of UNIT, and the sum of the rounded values is exact. The
+amount of data that a rank sends, and that rank 0 receives, does not grow with the cohort.
 """
 
 from __future__ import annotations
@@ -48,13 +48,17 @@ MAX_ENTRY = 2.0**12  # Bound on entries. Weights sum to one, so sums have the sa
 
 
 class GatheredSums(GatheredUploads):
-    """All rows of small slots; of large slots, only weighted sums over the rows, and the norms of each row's blocks."""
+    """The uploads of a round: small slots row by row, and large slots as sums over the rows.
+
+    For large slots, only weighted sums of the rows and the norm of each block of each row are stored.
+    """
 
     def __init__(self, context: GatherContext, means: Means, p: Tensor) -> None:
         """Allocate buffers for the sums of a round.
 
         Args:
-            means: slot -> the weights of its means that will be read: p, uniform or both. For slots not listed: p.
+            means: slot -> which of its means will be read: "p" (with the weights of the cohort), "uniform", or both.
+                Slots that are not listed are averaged with the weights p.
             p: (m,), the weights of the cohort.
         """
         self.context, m = context, len(context.cohort)
@@ -223,7 +227,7 @@ class IntegerSum(linear.RunningSum):
 
 
 class GatheredIntegerSums(GatheredSums):
-    """Integer sums of large slots: of this rank's rows; on rank 0 after the reduction, of all rows.
+    """The integer sums of large slots over the rows of this rank; on rank 0, after the reduction, over all rows.
 
     Small slots and the norms of large slots are stored row by row.
     """

@@ -52,9 +52,10 @@ class RoundTransport:
         """Allocate the buffers for broadcasts.
 
         Args:
-            model: any tensor with the type and device of the clients' model.
-            gather_mode: how uploads are gathered: rows, sharded, streaming or reducing (see gather.py). If
-                the server reads more of a round's uploads than means, rows replaces streaming and reducing.
+            model: any tensor with the dtype and device of the clients' model.
+            gather_mode: how uploads are gathered: "rows", "sharded", "streaming" or "reducing" (see gather.py). If the
+                server needs more than the means of a round's uploads, "rows" is used in place of "streaming" and
+                "reducing".
             acknowledges: whether ranks without clients in a round confirm to rank 0 that the broadcast has arrived, so
                 that no rank is more than one round behind.
         """
@@ -184,11 +185,11 @@ class RoundTransport:
 
 
 class TrafficCounter:
-    """Counts the numbers that clients upload and download.
+    """Counts the values that clients upload and download.
 
-    Numbers are counted per client, as in papers, independently of ranks. Values that a client has already are not
-    counted as downloaded again. The engine's own fields are not counted. With comm.compression, bytes are counted and
-    converted to numbers of the model's type.
+    They are counted for each client, as in papers, no matter which rank trains it. Values that a client already has are
+    not counted, and neither are the engine's own fields. With comm.compression, bytes are counted and converted to the
+    equivalent number of values of the model's dtype.
     """
 
     def __init__(self, messages: MessageLayouts) -> None:

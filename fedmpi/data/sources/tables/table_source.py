@@ -172,9 +172,10 @@ def _select_features(
     """Return the names of the feature columns.
 
     Args:
+        rows: the table.
         features: data.features; None: all columns that are neither in `drop` nor in `keys`.
         drop: data.drop.
-        keys: a dict from label, site, split or group column to the option that names it.
+        keys: the label, site, split and group columns: a dict from the name of each column to the option that sets it.
     """
     for name, key in {**dict.fromkeys(drop, "drop"), **keys}.items():
         rows.column(name, key)
@@ -209,7 +210,10 @@ def _parse_categorical_option(
 
 
 def _make_column(rows: Table, name: str, values: Mapping[str, list[str] | None], train: np.ndarray) -> FeatureColumn:
-    """Return a feature column; a categorical one has the values of the config, or those of the training part."""
+    """Return a feature column, with its categories if it is categorical.
+
+    The categories are those that the config lists or, if it lists none, those that occur in the training part.
+    """
     words = values.get(name)
     if name in values and words is None:
         return FeatureColumn(name, tuple(distinct_words(rows.parse_words(name, "categorical")[train])))
@@ -220,12 +224,12 @@ def _drop_incomplete_rows(rows: Table, keys: Mapping[str, str], missing: str) ->
     """Return the table without incomplete rows if `missing` is drop; otherwise check that missing values can be filled.
 
     Args:
-        keys: a dict from each column that is read to the option that names it.
+        keys: a dict from the name of each column that is read to the option that sets it.
         missing: refuse, impute or drop.
 
     Raises:
-        UserError: a value is missing and not filled, because `missing` is refuse, or because it is impute and the
-            column is not a feature; or drop would leave a site without rows.
+        UserError: `missing` is refuse and a value is missing; it is impute and a value is missing in a column that is
+            not a feature; or it is drop and a site would have no rows left.
     """
     gaps = {name: rows.is_missing(name, key) for name, key in keys.items()}
     for name, key in keys.items():
