@@ -293,7 +293,7 @@ def slot_section():
         texts = [text for text in texts if text not in of_fields]
         lines.append(wrapped(f"- `{owner.__name__}{f'({fields})' if fields else ''}`: {' '.join(texts)}", "  "))
         for text in of_fields:
-            name, _, meaning = text.partition(": ")
+            name, _, meaning = text.replace("at the top of this module", "above").partition(": ")
             lines.append(wrapped(f"  - `{name}`: {meaning}", "    "))
         for name in ("with_leading_dim", "to_packing"):
             if name in vars(owner):

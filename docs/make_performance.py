@@ -53,7 +53,11 @@ def section(name, found):
     return [
         *lines,
         *measured(found),
-        *(line for other in elsewhere(name) for line in ["On another machine:", "", *measured(other)]),
+        *(
+            line
+            for other in elsewhere(name)
+            for line in ["This part was also measured on another machine:", "", *measured(other)]
+        ),
     ]
 
 
@@ -63,8 +67,9 @@ def measured(found):
         f"{key} {machine[key]}" for key in ("python", "torch", "mpi4py", "openmpi") if machine.get(key)
     )
     lines = [
-        f"{machine['date']}, {machine['commit']}: {machine['processor']}, {machine['memory_gib']} GiB, load "
-        f"average {machine['load_before']} before the run; {versions}.",
+        f"Measured on {machine['date']} at commit {machine['commit']}. Machine: {machine['processor']}, "
+        f"{machine['memory_gib']} GiB of memory; load average before the run: {machine['load_before']}. "
+        f"Versions: {versions}.",
         "",
     ]
     for command in found["commands"]:

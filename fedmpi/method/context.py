@@ -406,7 +406,7 @@ class Server(Protocol):
     def log_metrics(self, **values: float | Tensor) -> None:
         """Add metrics of the method to this round's row of metrics.jsonl and to the console output.
 
-        May be called in `aggregate` only: server.log_metrics(step=1.5).
+        May only be called in `aggregate`, for example server.log_metrics(step=1.5).
 
         Args:
             values: the metrics by name.
