@@ -381,7 +381,7 @@ def add_augmentation(data: FederatedData, transforms: Sequence[Transform]) -> Fe
             if isinstance(shape, dict)
             else f"has type {data.x_dtype}"
         )
-        raise UserError(f"data.augment needs images, but a sample of these data {what}; remove data.augment")
+        raise UserError(f"data.augment needs images, but a sample of this data set {what}; remove data.augment")
     new_shape = ImagePipeline(transforms=tuple(transforms)).output_shape(shape)
     return replace(data.with_samples(lambda x: _add_transforms(x, transforms)), input_shape=new_shape)
 

@@ -47,7 +47,7 @@ def char_lstm(
         raise UserError(
             f"model char_lstm: a sample has the shape {input_shape}, but the model needs texts, (L,) int64 symbols; "
             "choose "
-            "another model for these data"
+            "another model for this data set"
         )
     return CharLSTM(classes, embedding, hidden, layers)
 

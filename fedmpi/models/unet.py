@@ -87,6 +87,6 @@ def unet(
     if len(input_shape) not in (3, 4):
         raise UserError(
             f"model unet: a sample has the shape {tuple(input_shape)}, but the model needs images (channels, height, "
-            "width) or volumes (channels, depth, height, width); choose another model for these data"
+            "width) or volumes (channels, depth, height, width); choose another model for this data set"
         )
     return UNet(len(input_shape) - 1, input_shape[0], classes, width, levels, norm)

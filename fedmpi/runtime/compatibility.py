@@ -120,7 +120,7 @@ def check_data(settings: Settings, data: FederatedData, task: Any, net: Features
     if getattr(task, "classification", False) and net.output_shape != (data.classes,):
         has = net.num_outputs if len(net.output_shape) == 1 else net.output_shape
         raise UserError(
-            f"model {settings.model.name} has {has} outputs, but the data have {data.classes} classes; a "
+            f"model {settings.model.name} has {has} outputs, but the data have {data.classes} classes; "
             "classification needs one output per class (for texts, set task.name: next_symbol)"
         )
     # Only clients whose rows this rank has are checked. If all are parts of one data set, each tensor is checked once.

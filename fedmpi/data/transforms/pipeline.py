@@ -87,7 +87,7 @@ class ImagePipeline:
         for i, transform in enumerate(self.transforms):
             where = f"data.augment.{i}: {config_name(transform)}"
             if len(shape) != 3:
-                raise UserError(f"{where} needs images (C, H, W), but a sample of these data has the shape {shape}")
+                raise UserError(f"{where} needs images (C, H, W), but a sample of this data set has the shape {shape}")
             try:
                 transformed = transform.output_shape(shape)
             except ValueError as error:

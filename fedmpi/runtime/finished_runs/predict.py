@@ -174,7 +174,7 @@ class Predictor:
             if site is not None:
                 raise UserError(
                     f"site: {site} has no effect, because this run prepares the rows of all sites alike; "
-                    "remove --site (in Python site=)"
+                    "remove --site (in Python the argument site)"
                 )
         elif site is None and client is not None and preprocessing.client_sites:
             site = find_client_site(preprocessing.client_sites, client)

@@ -121,8 +121,9 @@ class Preprocessing:
                 f"site {unknown!r} does not exist in this run" if len(sites) else "the site of these rows is missing"
             )
             raise UserError(
-                f"{problem}; set --site NAME, in Python site=, as each site standardises targets with its own training "
-                f"rows (data.standardise_target: site); sites: {shorten(', '.join(self.target_sites), 200)}"
+                f"{problem}; set --site NAME (in Python site=NAME), because each site standardises its targets with "
+                "its own training rows (data.standardise_target: site); sites: "
+                f"{shorten(', '.join(self.target_sites), 200)}"
             )
         scales = [self.targets[name] for name in sites]
         return scales * rows if len(scales) == 1 else scales
@@ -196,6 +197,6 @@ def find_own_preprocessing(run: Path, silos: Sequence[str], site: str | None) ->
     if len({path.read_bytes() for path in existing}) > 1:
         raise UserError(
             f"each site of this run has its own preprocessing; set the site of these rows with --client K or --site "
-            f"NAME, in Python client= or site=; sites: {', '.join(silos)}"
+            f"NAME (in Python client=K or site=NAME); sites: {', '.join(silos)}"
         )
     return existing[0]
