@@ -53,15 +53,15 @@ def harmonize_pairs(K: Tensor, p: Tensor) -> Tensor:
 def harmonize_hierarchically(K: Tensor, history_products: Tensor) -> Tensor:
     """Return the coefficients of the aggregate of FedGH, as computed in the code of FedLD's authors.
 
-    While there are more than two vectors, they are sorted by their inner product with `history`. The highest is paired
-    with the lowest, the second highest with the second lowest and so on; a vector in the middle is left unchanged. The
-    conflict of each pair is removed, and the pair is replaced by its sum. If the last two vectors are in conflict, the
-    first is made orthogonal to the second, then the second to the changed first. Their sum is divided by m.
+    `history` is the running mean of earlier directions of the server step. While there are more than two vectors, they
+    are sorted by their inner product with `history`. The highest is paired with the lowest, the second highest with the
+    second lowest and so on; a vector in the middle is left unchanged. The conflict of each pair is removed, and the
+    pair is replaced by its sum. If the last two vectors are in conflict, the first is made orthogonal to the second,
+    and the second is then made orthogonal to the modified first. Their sum is divided by m.
 
     Args:
         K: (m, m), the Gram matrix of the updates g_i.
-        history_products: (m,), the inner products <g_i, history>, where `history` is the running mean of earlier
-            directions of the server step.
+        history_products: (m,), the inner products <g_i, history>.
 
     Returns:
         (m,) float64.

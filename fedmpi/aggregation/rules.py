@@ -127,18 +127,20 @@ def principal_coefficients(
     eigenvalue first. Then v_l = G e_l / sqrt(m lam_l) is the l-th principal direction, and g_il = <g_i, v_l> v_l is the
     projection of client i's update on it. The first L = max(1, floor(keep m)) directions are kept, but at most as many
     as the numerical rank. `text` also keeps directions whose eigenvalue equals the L-th one, because the subspace would
-    otherwise be arbitrary. The paper permits two readings of how lengths are corrected:
+    otherwise be arbitrary. The paper can be read in two ways:
 
-        text   u_i = sum_l lam_l g_il,   g_i' = ||g_i|| u_i / ||u_i||            the weighted sum is corrected
-        axis   g_i' = ||g_i|| sum_l omega_l g_il / ||g_il||                      each projection is
-               omega_l = lam_l / ||lam_1..L||_2 (share="l2"), or lam_l / sum(lam) (share="sum")
+        text    rescale the weighted sum of the projections:
+                    u_i = sum_l lam_l g_il,   g_i' = ||g_i|| u_i / ||u_i||
+        axis    rescale each projection:
+                    g_i' = ||g_i|| sum_l omega_l g_il / ||g_il||
+                    omega_l = lam_l / ||lam_1..L||_2 (share="l2"), or lam_l / sum(lam) (share="sum")
 
     The aggregate is sum_i p_i g_i' = G c. `text`, and `axis` with l2, preserve lengths: ||g_i'|| = ||g_i||. `axis` with
-    `sum` makes updates shorter: ten orthogonal updates, for example, keep 0.28 of their lengths. `text` depends only on
-    the subspace of the kept directions. Equal eigenvalues therefore do not matter, and the result is continuous in the
-    updates unless the eigenvalues L and L + 1 cross. `axis` uses only the signs of projections. A projection that is
-    zero up to rounding (cosine <= 1e-9) contributes nothing, and neither does an update whose projections are all zero.
-    If all updates are zero, the coefficients are zero; nan gives nan. The updates themselves are not needed, only K.
+    `sum` shortens updates; ten orthogonal updates, for example, are shortened to 0.28 of their lengths. The result of
+    `text` depends only on the subspace of the kept directions, so it does not matter which eigenvectors are chosen for
+    equal eigenvalues. It is continuous in the updates unless the eigenvalues L and L + 1 cross. `axis` uses only the
+    signs of projections. A projection that is zero up to rounding (cosine <= 1e-9) contributes nothing, and neither
+    does an update whose projections are all zero. If all updates are zero, the coefficients are zero; nan gives nan.
 
     Args:
         K: (m, m), the Gram matrix of the updates.
@@ -199,8 +201,8 @@ def geometric_median_coefficients(K: Tensor, p: Tensor, iterations: int, smooth:
         a_i = p_i / max(||g_i - G c||, nu),        c_i = a_i / sum_j a_j
 
     until c no longer changes; nu is `smooth` times the mean distance of the updates from their mean. The distances
-    follow from ||g_i - G c||^2 = K_ii - 2 (K c)_i + c' K c, in which K is the Gram matrix after the mean of the updates
-    has been subtracted from each of them.
+    follow from ||g_i - G c||^2 = M_ii - 2 (M c)_i + c' M c, where M is the Gram matrix of the centred updates, i.e. of
+    the updates minus their mean.
     Pillutla, Kakade, Harchaoui. Robust Aggregation for Federated Learning. 2022. https://arxiv.org/abs/1912.13445
     """
     p, K = p.double(), K.double()

@@ -97,5 +97,8 @@ def compute_update_stats(
 
 
 def _round_to_six_digits(values: Sequence[float]) -> list[float | None]:
-    """Round values to six digits, which suffice for plots and halve the file; replace nan and inf by None."""
+    """Round values to six significant digits, and replace nan and inf by None.
+
+    Six digits suffice for plots and halve the file size.
+    """
     return [float(f"{x:.6g}") if isfinite(x) else None for x in values]

@@ -1,33 +1,33 @@
-"""Reproduce two measurements of the paper on filter decomposition (`fedmpi analyse variance` and `virtual`).
+"""Two experiments from the paper on filter decomposition (`fedmpi analyse variance` and `fedmpi analyse virtual`).
 
 Chen, Qiu. Extra Clients at No Extra Cost: Overcome Data Heterogeneity in Federated Learning with Filter Decomposition.
-2025. https://arxiv.org/abs/2503.08652. The kernels of client k are W_k = alpha_k D_k, with coefficients alpha_k and
-atoms D_k. There are two ways to average them over clients:
+2025. https://arxiv.org/abs/2503.08652
+
+The convolution kernels of client k are W_k = alpha_k D_k, with coefficients alpha_k and atoms D_k. They can be averaged
+over the clients in two ways:
     kernel_mean     sum_k p_k alpha_k D_k                      FedAvg on the kernels                             (1)
     product_mean    (sum_i p_i alpha_i)(sum_j p_j D_j)         filter decomposition                              (2)
-                    = sum_i sum_j p_i p_j alpha_i D_j          includes the m (m - 1) products i != j
                     = (1) - sum_{i<j} p_i p_j (alpha_i - alpha_j)(D_i - D_j)
 For scalars alpha_k = a + e_k, D_k = d + h_k with independent noise and p_k = 1/m,
     Var (1) = (d^2 Var e + a^2 Var h + Var e Var h) / m
     Var (2) = (d^2 Var e + a^2 Var h) / m + Var e Var h / m^2
 so decomposition reduces only the cross term. (Prop. 4.1 of the paper assumes that the products of one round are
-independent and derives a larger gain.)
+independent, and derives a larger gain.)
 
-variance, Fig. 3(b): a round is trained R times from the same global model, each time with a different cohort and
-different batches. W_r is the average in replicate r of the kernels of all layers with atoms. For (1) and for (2), the
-result is 1/(R-1) sum_r ||W_r - mean W||^2, an unbiased estimate of the variance (the paper does not describe its
-estimator). It is compared with the variance of the clients' own kernels, sum_k p_k ||W_k - W_bar||^2, averaged over
-replicates. All results are in squared units of the weights and do not include the server's optimiser. Every
-`evaluate.every`-th round is measured, from round 0 on; rounds in which coefficients are not sent are marked.
+variance, Fig. 3(b): every `evaluate.every`-th round, from round 0 on, is trained R times from the same global model,
+each time with another cohort and other batches. W_r is the mean (1) or (2) in replicate r, for the kernels of all
+layers that have atoms. The result is 1/(R-1) sum_r ||W_r - mean W||^2, an unbiased estimate of the variance (the paper
+does not describe its estimator). It is compared with the variance of the clients' own kernels,
+sum_k p_k ||W_k - W_bar||^2, averaged over replicates. The server's optimiser is not applied. Rounds in which the method
+does not send coefficients are marked in the output.
 
-virtual, Eq. 10, Sec. 4.1 and 6.7: clients train locally for one more round, which starts from the final model of a run
-and has the number of the next round in which coefficients are sent. The product of averages (2) is the weighted mean of
-alpha_i x D_j over all i, j: the m clients for i = j, and m (m - 1) virtual clients for i != j (the paper counts
-unordered pairs, 6 for 4 clients). Client i contributes the layout group COEF: coefficients, biases of convolutions, and
-convolutions without atoms, such as 1x1; client j contributes its atoms. The paper does not mention the other
-parameters; here all models have those of the aggregate. The models therefore differ in their convolutions only, and the
-models with i = j are not exactly those of the clients. A run directory contains the global model only, so all other
-state of the server and of clients has initial values.
+virtual, Eq. 10, Sec. 4.1 and 6.7: starting from the final model of a run, the clients train for one more round. It has
+the number of the next round in which coefficients are sent. The product (2) is the weighted mean of alpha_i D_j over
+all pairs: the m clients (i = j), and m (m - 1) virtual clients (i != j; the paper counts unordered pairs, 6 for 4
+clients). Coefficients, biases of convolutions, and convolutions without atoms come from client i, and atoms come from
+client j. The paper does not mention the other parameters; here they come from the aggregate, so that the models with
+i = j differ slightly from those of the clients. State that is not part of the global model, such as the states of
+clients, starts from its initial values.
 """
 
 from __future__ import annotations
@@ -135,9 +135,10 @@ def extract_factors(experiment: Experiment, w: Tensor) -> dict[str, tuple[Tensor
 
 # ---- variance ----
 def analyse_variance(settings: Settings, replicates: int, to: Path, print_line: Callable[[str], None]) -> None:
-    """Measure how much the two averages of kernels (1) and (2) vary between replicates of a round, and print it.
+    """Measure how much the averaged kernels differ between repetitions of a round (`fedmpi analyse variance`).
 
-    The variances are also written to variance.json and variance.png in the folder `to`.
+    The kernels are averaged in the two ways (1) and (2) of the module docstring. The variances are printed and written
+    to variance.json and variance.png in the folder `to`.
     """
     to, experiment = output.create_output_folder(to), build_experiment(settings)
 
@@ -163,7 +164,10 @@ def analyse_variance(settings: Settings, replicates: int, to: Path, print_line: 
 def measure_aggregate_variance(
     experiment: Experiment, replicates: int, report_row: Callable[[Row], None] = lambda row: None
 ) -> dict[str, Any]:
-    """Train an experiment, and measure the variance of averaged kernels; this does not influence the training.
+    """Run an experiment, and measure in some rounds how much the averaged kernels vary.
+
+    A measured round is trained several times, and the variance over these repetitions is computed. This does not change
+    the results of the experiment.
 
     Args:
         experiment: the experiment.
@@ -199,11 +203,18 @@ def measure_aggregate_variance(
 
 
 def measure_round(experiment: Experiment, fed: Federation, t: int, replicates: int) -> Row:
-    """Train round t `replicates` times from the global model of `fed`, and return the variances of kernels.
+    """Train round t several times from the same global model, and measure how much the averaged kernels vary.
+
+    Args:
+        experiment: the experiment.
+        fed: the federation, whose current global model is the starting point.
+        t: the round.
+        replicates: the number of repetitions.
 
     Returns:
-        A dict. `round`: t; `kernel_mean` and `product_mean`: the variances over the replicates of these two averages;
-        `ratio`: the second divided by the first; `clients`: the variance of the clients' own kernels.
+        A dict. `round`: t; `kernel_mean`: the variance over the replicates of the mean of the kernels; `product_mean`:
+        the same for the product of mean coefficients and mean atoms; `ratio`: the second divided by the first;
+        `clients`: the variance of the clients' own kernels.
     """
     by_kernels, by_product, clients = [], [], 0.0
     for number in range(replicates):
@@ -223,7 +234,10 @@ def measure_round(experiment: Experiment, fed: Federation, t: int, replicates: i
 
 # ---- virtual clients ----
 def analyse_virtual(run: Path, settings: Settings, to: Path, print_line: Callable[[str], None]) -> None:
-    """Evaluate the virtual clients of a run, print a table, and write virtual.json (`fedmpi analyse virtual`)."""
+    """Evaluate models with the coefficients of one client and the atoms of another (`fedmpi analyse virtual`).
+
+    The results are printed as a table and written to virtual.json in the folder `to`.
+    """
     to, module = output.create_output_folder(to), load_global_model(run, settings)
     options = f" {describe_value(redact(settings.data.options))}" if settings.data.options else ""
     print_line(f"data: {settings.data.source}{options}, files below {settings.data.root}")
@@ -238,12 +252,14 @@ def analyse_virtual(run: Path, settings: Settings, to: Path, print_line: Callabl
 def evaluate_virtual_clients(
     experiment: Experiment, print_line: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
-    """Train clients for one more round from the model of `experiment`, and evaluate all products alpha_i x D_j.
+    """Train clients for one more round from the model of `experiment`, and evaluate all combinations of their models.
+
+    Each combination has the coefficients alpha_i of one client and the atoms D_j of the same or another client.
 
     Returns:
         A dict. `round`: the number of the round; `clients`: the cohort; `weights`: the clients' weights p; `headline`:
-        the name of the task's main metric; `models`: for each pair of clients a dict with `alpha` (i), `atoms` (j) and
-        the metrics on the global test set; `aggregate`: the metrics of the aggregate.
+        the name of the task's main metric; `models`: for each ordered pair of clients a dict with `alpha` (i), `atoms`
+        (j) and the metrics on the global test set; `aggregate`: the metrics of the aggregate.
     """
     extract_factors(experiment, experiment.model.w[None])  # raises an error for a model without atoms
     test, s, trainer = experiment.data.global_test, experiment.settings, build.make_trainer(experiment, lambda: False)
@@ -281,7 +297,11 @@ def recombine_filters(experiment: Experiment, w: Tensor, alpha: Tensor, D: Tenso
 
 
 def format_virtual_clients(facts: dict[str, Any]) -> list[str]:
-    """Format the results as lines of text: each alpha_i x D_j, means over clients and over pairs, and the aggregate."""
+    """Format the results of `evaluate_virtual_clients` as two tables.
+
+    The first contains the main metric for each pair of clients i, j. The second contains the mean over the clients
+    (i = j), the mean over the virtual clients (i != j), and the metrics of the aggregate.
+    """
     name, clients = facts["headline"], facts["clients"]
 
     def format_value(name: str, value: float) -> str:

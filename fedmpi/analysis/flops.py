@@ -1,14 +1,15 @@
 """Count the floating-point operations of the local steps of a method, compared with FedAvg (FedSOL, Table 5).
 
 The client with the most training samples trains for one round, with the config's method and with FedAvg, on the same
-batches. The cost of a step is the mean over all steps except the first: some methods compute less while the weights
-are still the initial ones. Numbers are per sample. Only matrix products and convolutions are counted, not elementwise
-operations and the optimiser's step. A multiplication with an addition is two operations (torch.utils.flop_counter).
+batches. The cost of a step is the mean over all steps except the first, in which some methods compute less because the
+weights have not changed yet. Numbers are per sample. Only matrix products and convolutions are counted; elementwise
+operations and the optimiser's step are not. A multiply-add counts as two operations (torch.utils.flop_counter).
     forward     forward passes that record a graph for autograd
     backward    backward passes of autograd
     frozen      forward passes without gradients: teachers, anchors, features
-The cost of a round includes everything that the client computes, also outside of steps. The paper writes the cost of a
-step as 2x + delta: delta is the cost of frozen passes, relative to FedAvg's step, and 2x that of the other passes.
+The cost of a round is everything that the client computes, including computations between steps. The paper writes the
+cost of a step as 2x + delta: delta is the cost of frozen passes, relative to FedAvg's step, and 2x that of the other
+passes.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ def analyse_partition(
         print_line: prints a line of output.
 
     Raises:
-        UserError: if the config has data.silos, a file name has another ending than these, or a file cannot be written.
+        UserError: if the config has data.silos, the extension of a file is not one of those above, or a file cannot be
+            written.
     """
     if settings.data.silos:
         raise UserError("partition: data.silos needs no partition; `fedmpi validate` shows the sites")

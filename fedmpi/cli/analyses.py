@@ -91,7 +91,7 @@ def timeline(
     rounds: Annotated[int, Option(min=1, help="Number of rounds to plot, the last ones.")] = 10,
     to: To = Path("analysis"),
 ) -> None:
-    """Show how much of the time each rank of a run computed and what it waited for, and plot the last rounds."""
+    """Show what fraction of the time each rank computed, and what it waited for; plot a timeline of the last rounds."""
     set_threads(1)
     require_single_process()
     from fedmpi.reports import timeline

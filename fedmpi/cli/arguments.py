@@ -50,7 +50,7 @@ def current_job() -> Job:
 
 
 def require_single_process(command: str = "analyse") -> None:
-    """Raise UserError if a launcher has started several processes. command: the name of the command."""
+    """Raise UserError, with the name of the command in its message, if a launcher has started several processes."""
     job = detect(os.environ)
     if job.size > 1:
         raise UserError(
@@ -141,7 +141,10 @@ def run_and_exit(command: Callable[[], int], process: CommandProcess) -> NoRetur
 
 
 def _handle_interrupt(number: int, frame: object) -> NoReturn:
-    """End the process at once on Ctrl-C outside training; a module being imported could catch KeyboardInterrupt."""
+    """Handle Ctrl-C outside training: end the process at once.
+
+    KeyboardInterrupt is not raised, because a module that is being imported could catch it.
+    """
     print_message(f"{make_message_prefix(current_job())}: interrupted")
     os._exit(128 + number)
 

@@ -1,4 +1,4 @@
-"""Commands on existing runs (status, compare, report, verify, export, predict), and the command reproduce."""
+"""Commands for existing runs (status, compare, report, verify, export, predict), and the command `reproduce`."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,8 @@ def status(
 
     For a sweep, show which runs are finished, and which have failed and why. The exit code is 0 if the run is running
     or finished; 75 if it was stopped or killed and can be resumed; 1 if it has failed or cannot be resumed. For a
-    sweep, the exit code is the worst of those of its runs.
+    sweep, it is 1 if a run has failed or cannot be resumed; otherwise 75 if runs are unfinished and none is running;
+    otherwise 0.
     """
     from fedmpi.sweeps.sweep_status import read_status
 

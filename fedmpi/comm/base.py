@@ -1,12 +1,13 @@
-"""The interface of all communication back ends, which send flat tensors between ranks and count the bytes.
+"""The interface of all communication back ends, which send flat tensors between ranks and count the bytes sent.
 
-Every rank knows the sizes of all messages in advance, so that messages have no headers and nothing is pickled.
-Tensors are sent from, and received into, the memory that they already have.
+Every rank knows the sizes of all messages in advance, so messages have no headers and nothing is pickled. Tensors are
+sent from, and received into, their own memory.
 
     broadcast(x)                               copy rank 0's x to every rank
     exchange(outgoing, incoming)               start several point-to-point messages, then wait for all of them
     post(outgoing, incoming), finish(posted)   the same in two calls, with computation between them
-    allgather_bytes(payload, deadline_s)       send a few bytes from each rank to every rank; errors name late ranks
+    allgather_bytes(payload, deadline_s)       send a few bytes from each rank to all ranks; errors name ranks that are
+                                               late
     regroup(payload, deadline_s)               reconnect the remaining ranks after a rank failure
     close()                                    disconnect, together with all remaining ranks
 
@@ -311,8 +312,7 @@ class SingleProcess(Communicator):
 def find_tree_neighbours(node: int, size: int) -> tuple[int, list[int]]:
     """Return the parent and the children of a node in a binomial tree of `size` nodes with root 0.
 
-    The parent's number is that of the node with its lowest set bit cleared. A child's number is that of the node with
-    one additional bit set below its lowest set bit.
+    Clearing the lowest set bit of a node's number gives its parent. Setting one bit below that bit gives a child.
 
     >>> find_tree_neighbours(0, 6), find_tree_neighbours(4, 6)
     ((0, [1, 2, 4]), (0, [5]))

@@ -1,13 +1,13 @@
 """Detect a process's rank and the number of ranks in its job from the launcher's environment variables.
 
-Launchers are tried in the order of LAUNCHERS, then env://: the variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT,
-set by the user or by an operator such as Kubeflow's. Otherwise the job is a single process. A launcher counts as
-present only if all variables of its row in LAUNCHERS are set: `srun --mpi=pmi2` also sets PMI_RANK and `srun
---mpi=pmix` also sets PMIX_RANK, but neither is an mpirun, and Slurm's own variables contain more information.
+Launchers are tried in the order of LAUNCHERS. After them comes env://, i.e. the variables RANK, WORLD_SIZE, MASTER_ADDR
+and MASTER_PORT, set by the user or by an operator such as Kubeflow's. If none is found, the job is a single process. A
+launcher counts as present only if all variables of its row in LAUNCHERS are set: `srun --mpi=pmi2` also sets PMI_RANK
+and `srun --mpi=pmix` also sets PMIX_RANK, although no mpirun is involved.
 
-Variables are inherited: a launcher may run inside another one, or in a shell in which RANK was set before. A launcher
-that started several processes is therefore preferred to a launcher that started a single process. Several ranks of an
-unsupported launcher are an error, because each of them would train alone.
+Variables are inherited: a launcher may run inside another one, or in a shell in which RANK is set. A launcher that
+started several processes therefore takes precedence over one that started a single process. If an unsupported launcher
+has started several ranks, an error is raised, because each of them would train alone.
 Sources: torch.distributed.run, "Environment Variables"; torch.distributed, "Environment variable initialization"; `env`
 under Open MPI 5.0 and MPICH 5.0; srun(1), "OUTPUT ENVIRONMENT VARIABLES"; flux-environment(7); MVAPICH2's user guide.
 """
@@ -214,7 +214,7 @@ def parse_tasks_per_node(text: str) -> list[int]:
 def collects_output(job: Job, env: Mapping[str, str]) -> bool:
     """Return whether a launcher collects the output of all hosts on one console.
 
-    mpirun, srun and similar launchers do so, even if they start a torchrun on each host.
+    mpirun, srun and similar launchers do so, even if they start torchrun on each host.
     """
     return job.launcher in ("mpi", "slurm") or any(name in env for name in OUTPUT_COLLECTORS)
 

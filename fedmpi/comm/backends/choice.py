@@ -43,7 +43,10 @@ def get_gpu_uuid(device: torch.device) -> str:
 
 
 def get_pci_address(device: torch.device) -> str:
-    """Return the PCI address of a GPU, which its slices (MIG) share, or its UUID in old PyTorch; "" for a CPU."""
+    """Return the PCI address of a GPU, which is the same for all its slices (MIG); "" for a CPU.
+
+    Old versions of PyTorch do not report the address; the UUID of the GPU or slice is then returned instead.
+    """
     if device.type != "cuda":
         return ""
     properties: Any = torch.cuda.get_device_properties(device)

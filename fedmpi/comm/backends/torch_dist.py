@@ -228,13 +228,14 @@ class GlooCommunicator(_StoreCommunicator):
             self._give_up_group(peer, error, late=clock.now() >= deadline)
 
     def _give_up_group(self, peer: int, error: RuntimeError, late: bool = False) -> NoReturn:
-        """Stop using the group after a message from or to rank `peer` has failed, and raise RankLostError.
+        """Stop using the process group after a message to or from rank `peer` has failed, and raise RankLostError.
 
         late: whether the message timed out; a RankTimeoutError is raised in this case.
 
-        The traceback of `error` is removed, so that only `failed_group` refers to the group. The group's sockets then
-        close when the ranks regroup, and all ranks notice the failure. If the job ends instead, the sockets stay open,
-        so that ranks with working connections do not report this rank as lost.
+        The group is kept in `failed_group`, and the traceback of `error` is removed so that it does not refer to the
+        group. When the ranks regroup, the group is therefore released and its sockets close, which tells the other
+        ranks of the failure. If the job ends instead, the sockets stay open, so that ranks with working connections do
+        not report this rank as lost.
         """
         error.__traceback__ = None
         self.failed_group, self.group = self.group, None
@@ -310,9 +311,12 @@ class NcclCommunicator(_StoreCommunicator):
                 self._wait({each.peer for each in operations}, lambda: dist.batch_isend_irecv(operations))
 
     def _wait(self, peers: Iterable[int], post: Callable[[], list[dist.Work]]) -> None:
-        """Start operations by post() and wait for them; raise RankLostError if they fail or exceed message_timeout_s.
+        """Call post(), which starts operations, and wait until they are complete.
 
-        NCCL's errors do not name a peer. Therefore, after an error, an allgather finds out which rank is lost.
+        NCCL's errors do not name a peer. Therefore, an allgather after an error shows which rank is lost.
+
+        Raises:
+            RankLostError: an operation fails, or takes longer than message_timeout_s.
         """
         clock = self.timeouts.clock
         deadline, self.waiting_for = clock.now() + self.message_timeout_s, peers

@@ -1,20 +1,19 @@
-"""Print the error that ends a job exactly once, normally on rank 0.
+"""Report the error that ends a job: it is printed exactly once, normally on rank 0.
 
 A rank that fails adds the cause to an event log, which all ranks share, before it exits. Only the first cause counts: a
-rank that fails because another rank has exited adds its cause later, and prints nothing. Causes from a rank without
-which the others have regrouped are ignored. On every rank a thread reads the log:
+rank that fails because another rank has exited adds its cause later, and prints nothing. If the ranks have regrouped
+without a rank, causes from that rank are ignored. On every rank a thread reads the log:
 
     rank 0        closes the run directory, prints the cause and ends the job
     other ranks   wait until the launcher ends them, and exit by themselves if it does not; if the launcher does not
                   collect the output of all hosts, one rank of every other host also prints the cause
 
 If rank 0 does not confirm the cause in time, for example because rank 0 itself has failed, the rank that added the
-cause prints it. A second thread watches the launcher: if it has died, the ranks must end themselves.
+cause prints it. A second thread ends this rank if the launcher has died.
 
-The thread that reads the log also answers other ranks' questions: whether this rank is alive, and which ranks it waits
-for. A rank that times out often waits for a rank that is itself waiting: rank 1 awaits the model of rank 0, which
-awaits the update of rank 2, which is frozen, and rank 0 or rank 1 may time out first. The ranks at fault are those that
-do not answer; if all ranks answer, they are those that wait for no other rank (`trace_waiting_ranks`).
+The thread that reads the log also answers two questions of other ranks: whether this rank is alive, and which ranks it
+waits for. They are asked after a time-out, because the awaited rank is often waiting for another rank itself. The ranks
+at fault are those that do not answer or, if all answer, those that wait for no other rank (`trace_waiting_ranks`).
 """
 
 from __future__ import annotations
@@ -171,7 +170,8 @@ class ErrorReporter:
         """Add a line to the event log.
 
         Returns:
-            The first cause in the log, or None if the store does not answer; whether rank 0 has printed that cause.
+            A pair: the first cause in the log, or None if the store does not answer; and whether rank 0 has printed
+            that cause.
         """
         answers: list[str] = []
 
@@ -296,7 +296,7 @@ class ErrorReporter:
             self.process.print_message(cause.split(" ", 3)[3])
 
     def _wait_for_launcher(self) -> None:
-        """Wait some seconds for the launcher, which normally ends this rank after rank 0 has ended."""
+        """Wait a few seconds for the launcher, which normally ends this rank after rank 0 has exited."""
         self.clock.sleep(self.timeouts.reply + self.timeouts.shutdown)
 
     def _end_job(self, cause: str) -> NoReturn:

@@ -53,11 +53,14 @@ class GroupMembership:
         error_reporter.on_event = self._on_event
 
     def regroup_requested(self) -> bool:
-        """Return whether this rank must call `regroup`: the other ranks wait for it, or rank 0 is lost."""
+        """Return whether this rank must call `regroup`, because the other ranks wait for it or rank 0 is lost."""
         return self.requested_generation > self.generation or self.rank_0_is_lost
 
     def _on_event(self, line: str | None, store: Store) -> None:
-        """Handle a line of the event log, in the thread that reads it; None: rank 0's store no longer answers."""
+        """Handle a line of the event log; called in the thread that reads the log.
+
+        If rank 0's store no longer answers, `line` is None.
+        """
         if line is None:
             self.rank_0_is_lost = True
             return
@@ -129,7 +132,10 @@ class GroupMembership:
         return present
 
     def _mark_silent_ranks(self, done: threading.Event) -> None:
-        """Mark frozen ranks as dead until `done` is set: rank 0 checks all others, and they check rank 0."""
+        """Check repeatedly, until `done` is set, whether other ranks answer, and mark those that do not as dead.
+
+        Rank 0 checks all other ranks, and each of these checks rank 0.
+        """
         watched = self.alive[1:] if self.rank == 0 else [0]
         with suppress(DistError):
             store = self.store.open_connection()

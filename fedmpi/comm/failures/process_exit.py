@@ -89,7 +89,7 @@ class _StandardFile(io.FileIO):
 
 
 def setup_stdio() -> None:
-    r"""Ensure that writes to sys.stdout and sys.stderr never fail; print all stacks on stderr at a fatal signal.
+    r"""Ensure that writes to sys.stdout and sys.stderr never fail, and enable the fault handler.
 
     A standard stream that the shell has closed is replaced by the null device; otherwise the next file that is opened
     would get the stream's file descriptor. Characters that the locale cannot encode are printed as escapes (\u0391),

@@ -96,7 +96,7 @@ def receive_exactly(connection: socket.socket, count: int) -> bytes:
 
 
 def open_listener(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at the address `host`, or at all addresses if `host` is "".
+    """Return a socket that listens on the address `host`, or on all addresses if `host` is "".
 
     Raises:
         OSError: the address or the port is not available.

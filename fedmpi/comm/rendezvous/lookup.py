@@ -61,7 +61,7 @@ def connect_to_store(
         timeout_s: time limit in seconds for rank 0 to answer.
         env: environment variables (default: the variables of this process).
         timeouts: limits of the individual steps, and the clock.
-        interface: the address of the network interface comm.interface, at which rank 0 listens under mpirun.
+        interface: the address of the network interface that comm.interface selects; under mpirun, rank 0 listens on it.
 
     Raises:
         RankLostError: rank 0 cannot be reached in time.
@@ -127,7 +127,7 @@ def derive_ports(name: str) -> list[int]:
 
 
 def choose_listen_address(name: str) -> str:
-    """Return the address at which rank 0 listens, so that other hosts can reach it by its host name `name`.
+    """Return the address on which rank 0 listens, so that other hosts can reach it by its host name `name`.
 
     This is the address to which the name resolves. If that is a loopback address or not an address of this host, the
     result is "", which means all addresses.
@@ -167,8 +167,14 @@ def locate_by_mpi(
 def retry_connecting(addresses: Addresses, key: bytes, deadline: float, timeouts: Timeouts) -> RankStore:
     """Try to connect to rank 0's store at each of `addresses` in turn, until it answers or the deadline passes.
 
+    Args:
+        addresses: the possible addresses of the store.
+        key: the key that authenticates the ranks of this job.
+        deadline: the latest time, as measured by timeouts.clock.
+        timeouts: the time limits of the store.
+
     Raises:
-        RankLostError: no store of this job has answered by the deadline, a time of timeouts.clock.
+        RankLostError: no store of this job has answered by the deadline.
     """
     timeout_s, max_timeout_s = CONNECT_TIMEOUTS_S
     advice = (

@@ -1,7 +1,8 @@
-"""The client side of the ranks' store: named values that all ranks of a job share, in a process on rank 0's host.
+"""The client side of the ranks' store, a process on rank 0's host that holds named values for all ranks of a job.
 
-Connections are authenticated (auth.py), unlike those of torch's TCPStore, which listens at all addresses of the host
-and accepts every process. `RankStore` is a torch Store, so that gloo and NCCL can find their peers through it.
+Connections are authenticated (auth.py), unlike those of torch's TCPStore, which listens on all addresses of the host
+and accepts connections from any process. `RankStore` is a torch Store, so that gloo and NCCL can find their peers
+through it.
 """
 
 from __future__ import annotations
