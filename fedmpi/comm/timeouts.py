@@ -1,7 +1,7 @@
-"""The time limits of waits for other ranks, and the clock that measures them.
+"""The time limits for waiting for other ranks, and the clock that measures them.
 
-Every wait of the communication layer takes its limit from one `Timeouts` object, and uses its clock. In tests, ranks
-run as threads with a simulated clock, so that waiting for hours takes milliseconds.
+Whenever the communication layer waits, the limit and the clock come from one `Timeouts` object. In tests, ranks run as
+threads with a simulated clock, so that waiting for hours takes milliseconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Clock:
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Pause the calling thread for a time in seconds."""
+        """Pause the calling thread for `seconds` seconds."""
         time.sleep(seconds)
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
@@ -62,19 +62,19 @@ class Clock:
 
 @dataclass(frozen=True)
 class Timeouts:
-    """The limits of all waits between ranks, in seconds.
+    """The time limits, in seconds, for waiting for other ranks.
 
     Args:
-        start: limit for all ranks of the job to arrive (comm.start_timeout_s).
-        round: limit for one message of a round, including the training before it (comm.round_timeout_s).
-        shutdown: time in which the launcher may end the ranks of a failed job before they end themselves.
-        reply: limit for an answer of rank 0's store, in addition to the waiting time that the request contains.
-        store: limit for finding the store with comm.backend=mpi; after it, the ranks continue without the store.
-        probe: interval at which a rank checks, during a regroup, that the ranks it waits for are alive.
-        frozen: limit for the answer to such a check; a healthy rank answers even while it trains.
-        connect: limit for the members of a new group to connect to each other.
-        defer: time that a rank waits before it prints an error itself, since rank 0 may print the cause.
-        launcher: interval of the checks that the launcher is alive.
+        start: for all ranks of the job to arrive (comm.start_timeout_s).
+        round: for one message of a round, including the training that precedes it (comm.round_timeout_s).
+        shutdown: for the launcher to end the ranks of a failed job; after that, they end themselves.
+        reply: for a reply of rank 0's store. If the request asks the store to wait, its waiting time is added.
+        store: for finding the store if comm.backend is mpi; after that, the ranks continue without the store.
+        probe: interval at which a rank checks, while the ranks regroup, that those it waits for are alive.
+        frozen: for the answer to such a check; a healthy rank answers even while it is training.
+        connect: for the members of a new group to connect to each other.
+        defer: for rank 0 to print the cause of an error; after that, a rank that has failed prints its own error.
+        launcher: interval at which a rank checks that the launcher is alive.
         clock: the clock that measures these times.
     """
 

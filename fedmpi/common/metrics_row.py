@@ -1,4 +1,7 @@
-"""The keys, in order, of rows of metrics.jsonl (one per round) and of clients.jsonl (one per evaluated client)."""
+"""The keys, in order, of the rows of metrics.jsonl and clients.jsonl.
+
+metrics.jsonl has one row per round, and clients.jsonl has one row per evaluated client.
+"""
 
 from __future__ import annotations
 

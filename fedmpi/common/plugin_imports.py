@@ -64,7 +64,10 @@ def _check_name_clash(name: str, place: Path) -> None:
 
 
 def _find_import_roots(plugin: Path) -> list[Path]:
-    """Return the directories that absolute imports search: the plug-in's own, and the parent of its package."""
+    """Return the directories in which a plug-in's absolute imports find modules.
+
+    These are the plug-in's own directory, and the directory that contains its top-level package.
+    """
     top = plugin.parent
     while (top / "__init__.py").is_file() and top != top.parent:
         top = top.parent
@@ -76,7 +79,10 @@ def _get_dotted_package(plugin: Path, top: Path) -> str:
 
 
 def _find_imported_names(file: Path, package: str) -> Iterator[str]:
-    """Yield the modules that a file imports, parents first; for `from a import b` also a.b, even if it is no module."""
+    """Yield the names of the modules that a file imports, parents first.
+
+    For `from a import b`, a.b is also yielded, even if b is not a module.
+    """
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):  # reported when the file is loaded

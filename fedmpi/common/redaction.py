@@ -1,10 +1,9 @@
-"""Replace secrets in options by a mark wherever options are written or shown.
+"""Replace secrets in options with a placeholder wherever options are written or shown.
 
     fedmpi run c.yaml data.token=abc    ->    config.yaml contains  token: <redacted>
 
-The words of a key decide whether its value is a secret (`api_key`, `dbPassword`). null, true and false are never
-secrets. If the only words of a key that suggest a secret are `key` and `token`, a number is a secret only if the
-key ends with one of these words: `key_dim: 64` is a size.
+Whether a value is a secret is judged by the words of its key (`api_key`, `dbPassword`). null, true and false are never
+secrets. For a number, the words `key` and `token` count only at the end of its key: `key_dim: 64` is a size.
 """
 
 import re

@@ -59,7 +59,7 @@ class StopRequest:
     def set_exit_code_if_alone(self, code: int | None) -> None:
         """Set the exit code for a stop request that arrives before all ranks are connected.
 
-        The rank exits EXIT_DELAY_S seconds after the request, unless this method is called with None before.
+        The rank exits EXIT_DELAY_S seconds after the request, unless this method is called with None in the meantime.
 
         Args:
             code: the exit code, or None once all ranks are connected.

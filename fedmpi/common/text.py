@@ -42,7 +42,9 @@ def suggest_key(key: str, known: Iterable[str], homes: Iterable[str] = ()) -> st
 
 
 def locate_key(origin: str, key: str) -> str:
-    """Return where a key was set, and the key, for the beginning of a message; an override is reduced to its key.
+    """Return the beginning of a message about a key: where the key was set, and the key itself.
+
+    If the key was set by an override, the value of the override is left out.
 
     >>> locate_key("run.yaml:7", "seed"), locate_key("command line: seed=x", "seed"), locate_key("", "seed")
     ('run.yaml:7: seed', 'command line: seed', 'seed')
@@ -53,7 +55,9 @@ def locate_key(origin: str, key: str) -> str:
 
 
 def sort_naturally(names: Iterable[str]) -> list[str]:
-    """Sort names of classes or sites and remove duplicates; numbers, also inside names, are ordered by value.
+    """Sort names of classes or sites, and remove duplicates.
+
+    Numbers are sorted by value, even if they are parts of names.
 
     >>> sort_naturally(["10", "2", "grade 10", "grade 9", "-1", "2"])
     ['-1', '2', '10', 'grade 9', 'grade 10']

@@ -1,4 +1,7 @@
-"""Describe types and values as in a config: Annotated[float, Field(ge=0, lt=1)] is `number >= 0 and < 1`."""
+"""Describe types and values for configs, their documentation and messages.
+
+For example, Annotated[float, Field(ge=0, lt=1)] is described as `number >= 0 and < 1`.
+"""
 
 import ast
 import inspect
@@ -88,13 +91,13 @@ def _list_alternatives(hint: Any, metadata: Sequence[Any] = ()) -> list[str]:
 
 
 def _describe_list(items: Sequence[Any], repeated: bool, least: int | None, most: int | None) -> str:
-    """Describe a list by its items and its length.
+    """Describe a list or tuple by its items and its length.
 
     Args:
         items: the types of the items.
-        repeated: whether a tuple may have any number of items of one type.
-        least: the minimum length, if there is one.
-        most: the maximum length, if there is one.
+        repeated: whether this is a tuple of any number of items of one type, tuple[X, ...].
+        least: the minimum length, or None.
+        most: the maximum length, or None.
     """
     kinds = list(dict.fromkeys(join_alternatives(_list_alternatives(each)) for each in items))
     if len(kinds) != 1 and not repeated:

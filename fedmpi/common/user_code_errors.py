@@ -129,7 +129,10 @@ def make_located_error(text: str, *candidates: Any) -> UserError:
 
 
 def describe_source_location(what: Any) -> str:
-    """Return where an object of a user's file is defined (`Bounded.loss at mine.py:12`); "" for other objects."""
+    """Return where an object is defined in a user's file (`Bounded.loss at mine.py:12`).
+
+    The result is "" if the object is not defined in a user's file.
+    """
     what = inspect.unwrap(getattr(what, "func", what))  # a partial has its function in `func`
     what = getattr(what, "__func__", what)
     what = what if inspect.isfunction(what) or inspect.isclass(what) else type(what)

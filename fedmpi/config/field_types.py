@@ -95,12 +95,11 @@ SECTION = "<section>."  # in the message of a validator: stands for the section'
 
 
 class Section(BaseModel):
-    """A section of a config; unknown keys are errors.
+    """A section of a config; unknown keys are rejected.
 
     Attributes:
         prerequisites: {key: (other key, values)}. The key has an effect only if the other key has one of these values
-            (None: any value except null, false and 0). A key without effect must have its default or be off (false, 0,
-            null).
+            (None: any value except null, false and 0). Otherwise the key must keep its default, or be false, 0 or null.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")

@@ -190,7 +190,7 @@ def parse_overrides(overrides: Sequence[str]) -> ConfigLayer:
 def _parse_override(key: str, value: str, origin: str) -> ConfigLayer:
     """Parse one `key=value` override, and return it as a layer of settings.
 
-    origin: the override as messages show it.
+    origin: how messages refer to the override, for example `command line: seed=3`.
     """
     value_layer = ConfigLayer()
     try:

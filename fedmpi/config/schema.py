@@ -206,7 +206,7 @@ class Settings(Section):
         return self._origins.get(key) or self._origins.get(key.rpartition(".")[0], "")
 
     def key_origins(self, dotted: str) -> dict[str, str]:
-        """Return where the keys of the section `dotted` were set, {"mu": "run.yaml:9"}.
+        """Return where the keys of the section `dotted` were set, for example {"mu": "run.yaml:9"}.
 
         The key "" stands for the key that selects the section's component, such as `method.name`.
         """
@@ -229,7 +229,10 @@ class Settings(Section):
 
 
 def section_class(path: tuple[str | int, ...], root: type[BaseModel] = Settings) -> type[BaseModel] | None:
-    """Return the class of the section at `path` below `root`; () is `root`. None if there is no such section."""
+    """Return the class of the section that the keys `path` lead to, starting at `root`.
+
+    The result is `root` itself if `path` is empty, and None if there is no such section.
+    """
     known: Any = root
     for part in path:
         if known is None or part not in known.model_fields:

@@ -107,14 +107,14 @@ INIT_FROM_MEANING = "a run directory, or a safetensors file with state_dict name
 
 
 class Init(Section):
-    """The section `init`: initial weights from the run directory or safetensors file in its key `from`."""
+    """The section `init`: initial weights from the run directory or safetensors file that the key `from` names."""
 
     prerequisites = {"strict": ("from", None)}
     strict: bool = False  # require that file and model have the same tensors
 
     @property
     def source(self) -> Path | None:
-        """The value of the key `from`, which cannot be an attribute name because it is a keyword of Python."""
+        """The value of the key `from`. No attribute can have this name, because it is a keyword of Python."""
         path: Path | None = getattr(self, "from")
         return path
 
@@ -291,7 +291,10 @@ class ServerSettings(Section):
 
 
 class BestSettings(ShortFormSection):
-    """The section `evaluate.best`: selection of the best model on validation rows. A string is its `metric`."""
+    """The section `evaluate.best`: selection of the best model on validation rows.
+
+    A string in place of the section sets its key `metric`.
+    """
 
     short_key = "metric"
     prerequisites = dict.fromkeys(("goal", "patience", "min_delta"), ("metric", None))

@@ -149,9 +149,10 @@ def parse_value(text: str, source: str, path: str, document: ConfigLayer, has_li
 
 
 def _explain_syntax_error(error: yaml.MarkedYAMLError, is_file: bool) -> str:
-    """Return what is wrong with the syntax of a YAML text, and the remedy, for a message.
+    """Return a description of the syntax error in a YAML text, for a message.
 
-    is_file: whether the text is a file; for an override, the caller adds a remedy.
+    is_file: whether the text comes from a file. If so, the description may include a remedy; for an override, the
+    caller adds it.
     """
     problem, context = str(error.problem), str(error.context or "")
     if "flow" in context and ("<stream end>" in problem or "expected ',' or" in problem):
@@ -258,7 +259,11 @@ class _NodeChecker:
 
 
 def _expand_variable(reference: re.Match[str], where: str) -> str:
-    """Return the value of an environment variable, or the reference's default; raise UserError without either."""
+    """Return the value of the environment variable in a reference, or the reference's default if it is not set.
+
+    Raises:
+        UserError: the variable is not set, and the reference has no default.
+    """
     name, default = reference.groups()
     value = os.environ.get(name, default[2:] if default else None)
     if value is None:

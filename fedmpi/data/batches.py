@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """The samples of one client, stored as row numbers into tensors x and y that several clients may share."""
+    """The samples of one client: row numbers of tensors x and y, which several clients may share."""
 
     x: Any  # samples (rows, ...): tensor, LazyImages, or Inputs (several tensors by name)
     y: Tensor  # targets (rows, ...)
@@ -176,12 +176,14 @@ def draw_augmentation_numbers(shard: Shard, augment: torch.Generator | None) -> 
 
 
 def _rows_per_read(x: Any, step: int, on_disk: bool) -> int:
-    """Return how many rows to read at once: one batch, or several batches if each begins at an aligned address.
+    """Return how many rows to read at once: those of one batch or of several batches.
+
+    Several batches are read at once if each of them then begins at an aligned memory address.
 
     Args:
         x: the samples.
         step: number of rows per batch.
-        on_disk: whether the samples are on disk; then fewer rows are read at once, so that training begins sooner.
+        on_disk: whether the samples are on disk. If so, fewer rows are read at once, so that training begins sooner.
     """
     if isinstance(x, Inputs):
         return step

@@ -85,7 +85,7 @@ class Dataset:
 
     @property
     def input_shape(self) -> Shape:
-        """The shape of one sample: (C, H, W) or (f,); shapes by name if a sample is several tensors."""
+        """The shape of one sample, (C, H, W) or (f,); if a sample consists of several tensors, their shapes by name."""
         return get_sample_shape(self.train_x)
 
 

@@ -92,7 +92,10 @@ class FederatedData:
         return self.with_samples(move, lambda y: y.to(device))
 
     def with_samples(self, x: Callable[[Any], Any], y: Callable[[Tensor], Tensor] = lambda y: y) -> FederatedData:
-        """Return a copy after applying the function x to samples and y to targets, once to each shared tensor."""
+        """Return a copy in which samples are replaced by x(samples) and targets by y(targets), for functions x and y.
+
+        Tensors that several clients share are converted only once.
+        """
         x, y = _memoize_by_identity(x), _memoize_by_identity(y)
         test = {"": self.global_test} if self.global_test else {}
         return replace(
@@ -199,7 +202,7 @@ def _find_listed_sites(only: Sequence[Any], names: Sequence[str]) -> tuple[int, 
 
 
 def _make_test_shards_by_site(dataset: Dataset, test_site: Tensor) -> dict[str, Shard]:
-    """Return {site: its test rows} for each site that has some; a site without a name is called by its number."""
+    """Return {site: its test rows} for all sites with test rows; a site without a name is identified by its number."""
     present = torch.unique(test_site[test_site >= 0]).tolist()
     rows = {k: torch.nonzero(test_site == k).flatten() for k in present}
     names = dataset.site_names or {k: str(k) for k in present}
@@ -272,13 +275,13 @@ def count_labels(y: Tensor, classes: int) -> np.ndarray:
 def hold_out_validation(data: FederatedData, share: float, seed: int) -> FederatedData:
     """Move a random part of each client's training samples to validation.
 
-    If rows belong to groups (`Dataset.group`), whole groups are moved: groups are drawn one after the other, and a
-    group is moved if this brings the number of moved samples closer to the requested one. If this holds for no
-    group, the smallest one is moved. At least one group remains for training; a client with a single group therefore
-    keeps all samples, with a warning.
+    If rows belong to groups (`Dataset.group`), whole groups are moved. The groups are visited in random order, and a
+    group is moved if this brings the number of moved samples closer to the requested one. If no group qualifies, the
+    smallest one is moved. At least one group remains for training; a client with a single group therefore keeps all its
+    samples, and a warning is issued.
 
-    In silo mode the label counts and validation sizes of clients on other ranks are zero, and their training sizes are
-    unchanged.
+    In silo mode a rank has only the rows of its own clients. For all other clients, label counts and validation sizes
+    are set to zero, and training sizes are not changed.
 
     Args:
         data: the data of all clients.

@@ -82,7 +82,7 @@ class Preparation(ABC):
 
     @property
     def site_names(self) -> tuple[str, ...]:
-        """The names of the sites with their own statistics; () if rows of all sites are prepared in the same way."""
+        """The names of the sites with statistics of their own; () if rows of all sites are prepared in the same way."""
         return ()
 
     @abstractmethod
@@ -233,10 +233,14 @@ def load_arrays(request: PredictionRequest, what: str) -> tuple[dict[str, np.nda
 
 
 def to_paths(rows: Sequence[Any], takes: str) -> list[Path]:
-    """Convert a list of file names to paths; raise UserError if the list is empty or contains anything else.
+    """Convert a list of file names to paths.
 
     Args:
-        takes: a description of the rows that are allowed, for error messages.
+        rows: the list.
+        takes: a description of the rows that are allowed, for the message.
+
+    Raises:
+        UserError: the list is empty, or an item is not a file name.
     """
     if not rows or not all(isinstance(row, (str, Path)) for row in rows):
         types = ", ".join({type(row).__name__ for row in rows})

@@ -1,6 +1,6 @@
 """Evaluation of models on the global test set and on the test rows of clients and sites.
 
-These are the protocols that evaluate.protocol can list:
+The protocols (evaluate.protocol) are:
 
     global               the global model on the global test set. With data.silos no rank has a global test set; the
                          model is then evaluated on the test rows of each client, and metrics are averaged, weighted by
@@ -13,14 +13,16 @@ These are the protocols that evaluate.protocol can list:
     ft(e)                the clients' own models on the clients' test rows, after e epochs of plain fine-tuning; only
                          after the last round
 
-With evaluate.best, metrics on validation rows are added (`validation_...`). Normally the global model is evaluated on
-the validation rows of all clients. Each client's own model is evaluated on its own validation rows if clients keep
-parts of the model, or if the method gives clients models of their own (Ditto) and no protocol evaluates the global
-model.
+If clients keep parts of the model, there is no complete global model. `global` and `sites` are then left out, unless
+they are the only protocols.
 
-If clients keep parts of the model, no global model is complete; `global` and `sites` are then evaluated only if no
-other protocol is listed. If a model's loss is not finite, the metrics over all clients are nan. Metrics are computed
-from outputs in a fixed order, so that they depend neither on the number of ranks nor on which rank computes them.
+With evaluate.best, metrics on validation rows are added (`validation_...`). Normally, the global model is evaluated on
+the validation rows of all clients. If clients keep parts of the model, each client's model is evaluated on the client's
+own validation rows. The same applies if the method gives clients models of their own (Ditto) and no protocol evaluates
+the global model.
+
+If a model's loss is not finite, the metrics over all clients are nan. Metrics are computed from outputs in a fixed
+order, so that they depend neither on the number of ranks nor on which rank computes them.
 """
 
 from __future__ import annotations

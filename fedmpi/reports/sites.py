@@ -260,9 +260,9 @@ def compare_with_baseline(site: Site, baseline: BaselineRun | None) -> list[list
 def compare_metric(site: Site, alone: Site, name: str) -> str:
     """Compare a site's metric after joint training with its metric after training alone.
 
-    Accuracies that differ by less than MIN_STANDARD_ERRORS standard errors are too close to call. The standard error of
+    Accuracies that differ by less than MIN_STANDARD_ERRORS standard errors are too close to tell. The standard error of
     the difference between two accuracies a and b on n samples is sqrt(a (1 - a) / n + b (1 - b) / n); this is an
-    overestimate if both models fail on the same samples. For all other metrics the standard error is unknown, and any
+    overestimate if both models err on the same samples. For all other metrics the standard error is unknown, and any
     difference counts.
 
     Args:
@@ -271,7 +271,8 @@ def compare_metric(site: Site, alone: Site, name: str) -> str:
         name: the metric.
 
     Returns:
-        The verdict: "better together", "better alone", or another text, such as "the same" or "too close to tell".
+        The verdict: "better together", "better alone", "the same", "too close to tell", "too few test samples (n) for a
+        verdict", or "-" if a value is missing.
     """
     joint, before = site.get_last_value(name), alone.get_last_value(name)
     if joint is None or before is None:

@@ -21,7 +21,10 @@ class DatasetPart(NamedTuple):
 
 
 class Download(NamedTuple):
-    """One file to download. If `into` is set, it is an archive that is unpacked to that folder and then deleted."""
+    """One file to download.
+
+    If `into` is set, the file is an archive, which is unpacked to this folder and then deleted.
+    """
 
     urls: tuple[str, ...]  # tried in this order
     path: str  # relative to data.root
@@ -68,7 +71,9 @@ def _expand_pattern(pattern: str) -> list[str]:
 def _make_parts(*paths: Any) -> list[DatasetPart]:
     """Return the files or folders that an entry of `files` in catalogue.json describes.
 
-    paths: patterns of the alternative paths of these files, and for folders an integer, the number of files in each.
+    paths: one or more patterns with braces, which stand for several files: `{train,test}.bin`. If there are several
+    patterns, each file may be at any of the paths that they give for it. For folders, an integer follows: the number of
+    files in each folder.
     """
     patterns = [path for path in paths if isinstance(path, str)]
     number = next((path for path in paths if isinstance(path, int)), 0)

@@ -162,10 +162,11 @@ def _compute_md5(path: Path) -> str:
 
 
 def unpack_archive(archive: Path, to: Path) -> None:
-    """Unpack a .zip or .tar.gz file into the folder `to`, without the archive's top-level folder if it has only one.
+    """Unpack a .zip or .tar.gz file into the folder `to`.
 
-    Files are moved to that folder only after all have been unpacked, so that `to` never contains an incomplete file.
-    Other files in `to` are not changed.
+    If the archive contains only a single folder, the content of that folder is unpacked instead. Files are moved to
+    `to` only after all of them have been unpacked, so that `to` never contains an incomplete file. Other files in `to`
+    are not changed.
     """
     temporary = to.with_name(f"{to.name}.unpacked")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -198,7 +199,7 @@ def fetch_or_advise(name: str, root: Path, download: bool) -> str:
 
 @contextmanager
 def download_lock(root: Path) -> Iterator[None]:
-    """Hold a lock in `root`, so that only one process downloads and the others wait; a context manager."""
+    """Context manager: hold a lock in `root`, so that only one process downloads at a time and the others wait."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         file = (root / ".fedmpi-download.lock").open("w")

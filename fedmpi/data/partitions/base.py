@@ -120,9 +120,11 @@ def check_enough_samples(samples: int, parts: int, scheme: str, min_size: int = 
     """Raise UserError if there are too few samples for `parts` parts of at least `min_size` samples each.
 
     Args:
+        samples: number of samples.
+        parts: number of parts.
         scheme: the name of the scheme, for the message.
         min_size: smallest allowed size of a part.
-        unit: the parts in words, such as "6 shards", for the message; "": the parts are clients.
+        unit: what the message calls the parts, for example "6 shards"; "" if each part is a client.
     """
     if samples < parts:
         what = unit or f"{parts} parts"

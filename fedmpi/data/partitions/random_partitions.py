@@ -162,11 +162,16 @@ def _draw_until_accepted(
 
 
 def _counts_from_shares(q: np.ndarray, totals: np.ndarray, balance: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Convert D draws of fractions q, (D, C, N), to numbers of samples.
+    """Convert the fractions of D draws to numbers of samples.
+
+    Args:
+        q: the fraction of each class that each client gets in each draw, (D, C, N).
+        totals: the number of samples of each class, (C,).
+        balance: whether clients that already have n/N samples get no samples of the remaining classes.
 
     Returns:
-        The numbers of samples, (D, C, N); and for each draw whether it is invalid, (D,). A draw is invalid if all the
-        mass of a class is on clients that already have n/N samples.
+        The numbers of samples, (D, C, N), and whether each draw is invalid, (D,). A draw is invalid if the clients that
+        may still get samples of a class have fractions of 0, up to rounding, of this class.
     """
     draws, _, clients = q.shape
     sizes, counts = np.zeros((draws, clients), dtype=np.int64), np.empty(q.shape, dtype=np.int64)

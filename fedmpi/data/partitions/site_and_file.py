@@ -67,7 +67,10 @@ def partition_from_file(labels: np.ndarray, clients: int | None, rng: np.random.
 
 
 def _read_csv(path: Path, samples: int) -> Partition:
-    """Read a .csv file with the client of each of `samples` training samples in the column `client`."""
+    """Read a .csv file whose column `client` contains the client of each training sample.
+
+    samples: the number of training samples.
+    """
 
     def check_header(names: Sequence[str]) -> None:
         if "client" not in names:
@@ -87,9 +90,11 @@ def _read_csv(path: Path, samples: int) -> Partition:
 
 
 def _read_npz(path: Path, samples: int) -> Partition:
-    """Read the partition.npz of a run: the row numbers `indices`, client after client, and `offsets`, (N + 1,).
+    """Read the partition.npz of a run.
 
-    Rows that the run held out for validation are added to the rows of their client.
+    Its array `indices` contains the row numbers of client 0, then those of client 1, and so on. Its array `offsets`,
+    (N + 1,), contains the positions at which the rows of the clients begin, and the end. Rows that the run held out for
+    validation are returned to their clients.
     """
     pieces = []
     with np.load(path, allow_pickle=False) as arrays:

@@ -25,10 +25,10 @@ class ArrayOptions:
     """The options for converting an array of samples to the inputs of a model.
 
     Attributes:
-        axes: the axes of images or volumes in the order of the array: N (samples), C (channels), D, H and W; N may be
-            omitted. None: the axes are derived from the shape (`_resolve_axes`).
-        pixel_range: (low, high), the values that become 0 and 1; "file": the smallest and the largest value of each
-            row; None: uint8 is divided by 255, and other types are unchanged.
+        axes: the order of the axes of images or volumes: N (samples), C (channels), D, H and W; N may be omitted. None:
+            the axes are derived from the shape (`_resolve_axes`).
+        pixel_range: (low, high), the values that are mapped to 0 and 1, or "file", to use the smallest and largest
+            value of each image or volume. None: uint8 is divided by 255, and other types are unchanged.
         mean, std: the values by which samples are normalised after scaling, one per channel (or feature).
     """
 

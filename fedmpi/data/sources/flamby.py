@@ -162,9 +162,9 @@ def _flamby_dataset(tables: Sequence[np.ndarray], names: Sequence[str], pooled: 
 def _prepare_flamby_hospital(table: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
     """Prepare the patients of one hospital as FLamby does.
 
-    Patients with a missing value among the first ten measurements are left out; cholesterol 0 stays. cp and restecg are
-    one-hot encoded without a column for their first values. scikit-learn draws the test part, stratified if both
-    classes have more than two patients.
+    Patients with a missing value among the first ten measurements are left out; patients with a cholesterol of 0 are
+    kept. cp and restecg are one-hot encoded, and the column of the first category is left out. scikit-learn draws the
+    test part, stratified if both classes have more than two patients.
 
     Args:
         table: the patients, (n', 14).

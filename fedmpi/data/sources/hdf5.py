@@ -75,14 +75,15 @@ def hdf5(
     default one of x, images, image, pixels, inputs, features and data.
     labels: the name of the array of labels; by default one of y, labels, label, targets and target.
     sites: the name of the array with the site of each row, numbered from 0; by default site or sites, if present.
-    classes: the number of classes, by default the largest label + 1; if a target consists of several numbers, the
-    number of the model's outputs.
+    classes: the number of classes, by default the largest label + 1; if each target consists of several numbers, this
+    option must be set to the number of model outputs.
     test_fraction: without a test part, the fraction of each class at each site that is held out as the test part;
     default 0.2.
     mean: subtracted from the samples, one number per channel.
-    std: the samples are then divided by it, one number per channel.
+    std: the samples are divided by it after `mean` has been subtracted, one number per channel.
     axes: the axes of the samples, such as NCHW, NHWC or NDHW, as for the data source npz.
-    pixel_range: [low, high], the values that become 0 and 1; file uses the smallest and largest value of each row.
+    pixel_range: [low, high], the values that are mapped to 0 and 1, or `file`, to use the smallest and largest value of
+    each image or volume.
     """
     names = {"x": inputs, "y": labels, "site": sites}
     file = find_file(root, (resolve_file_name("hdf5", site, path),), "hdf5", "correct data.root or data.path")
@@ -175,7 +176,7 @@ def _find_arrays(path: Path, names: Mapping[str, str | None], part: str = "") ->
 
 
 def _list_data_sets(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the path and the data set for each data set below a group."""
+    """Yield (path, data set) for each data set in a group and its subgroups; paths begin with `prefix`."""
     import h5py
 
     for name in group:
@@ -192,7 +193,11 @@ def _split_words(name: str) -> list[str]:
 
 
 def _split_part_word(name: str) -> tuple[str | None, str]:
-    """Split a name into the prefix of its part (None without one) and the rest: "test_set_x" gives ("test_", "x")."""
+    """Split off the word train, val or test: "test_set_x" gives ("test_", "x").
+
+    Returns:
+        The prefix of the part ("" for train; None if the name contains no such word), and the rest of the name.
+    """
     words = _split_words(name)
     part = next((PREFIX_BY_WORD[word] for word in words if word in PREFIX_BY_WORD), None)
     dropped = {*PREFIX_BY_WORD, "set"} if part is not None else set()

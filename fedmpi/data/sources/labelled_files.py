@@ -125,7 +125,8 @@ def read_csv_rows(path: Path, columns: Mapping[str, str], delimiter: str = ",") 
     """Yield the location ("a.csv, line 7") and the cells, stripped of spaces, of each row of a CSV file.
 
     Args:
-        columns: a dict from option of the config to column name; the cells of a row are a dict with the same keys.
+        columns: a dict that maps options of the config to column names; the cells of a row are a dict with the same
+            keys.
         delimiter: the character that separates the cells.
 
     Raises:
@@ -153,8 +154,9 @@ def list_files_in_table(
         root: the folder `data.root`.
         path: the CSV file, relative to root.
         folder: the folder of the listed files, relative to root.
-        columns: a dict from option of the config to column name (None: no such column). The first entry is the column
-            of the files; the others are label_column or mask_column, site_column, split_column and group_column.
+        columns: a dict that maps options of the config to column names, or to None if there is no such column. The
+            first key is the option for the column with the files; the others are label_column or mask_column,
+            site_column, split_column and group_column.
         delimiter: the character that separates the cells.
         silo: the name of the silo; None: no silos.
     """
@@ -244,8 +246,8 @@ class PairPatterns:
 
     Attributes:
         image, mask: the two patterns, each with one *, which stands for the name that an image and its mask share.
-        endings: file name extensions. A pattern that ends with none of them matches files with any of them. If empty,
-            patterns are used as they are.
+        endings: file name extensions. If a pattern ends with none of them, any of them may follow it. If `endings` is
+            empty, patterns are used as they are.
     """
 
     image: str

@@ -53,25 +53,26 @@ def npz(
 ) -> Dataset:
     """Arrays x, y and optionally site, test_x, test_y, test_site in the .npz file root/path, or in one file per silo.
 
-    The arrays may also have the names of Keras (x_train, ...) or MedMNIST (train_images, ...). The validation part
-    (val_x, val_y and val_site, or val_images and val_labels) is added to the training part, as in FedSOL's TissueMNIST
-    (189,106 = 165,466 + 23,640); `data.validation` then holds out rows of both. x contains features (n, f), grey images
-    (n, H, W), or images or volumes with the axes `axes`. uint8 is divided by 255; other numbers are used as
-    they are. y is (n,) or (n, 1): integers are classes, other numbers are targets of a regression. Targets (n, ...) of
-    several numbers need `classes`, the number of the model's outputs: the number of labels for multi_label, of classes
-    for segmentation, of symbols for next_symbol, and 1 for survival.
+    The arrays may also be named as in Keras (x_train, ...) or MedMNIST (train_images, ...). The validation part (val_x,
+    val_y and val_site, or val_images and val_labels) is added to the training part, as in FedSOL's TissueMNIST
+    (189,106 = 165,466 + 23,640); `data.validation` then draws from both. x contains features (n, f), grey images
+    (n, H, W), or images or volumes with the axes `axes`. uint8 is divided by 255; other numbers are used as they are.
+    y is (n,) or (n, 1): integers are classes, other numbers are regression targets. If each target consists of several
+    numbers, so that y is (n, ...), `classes` must be set to the number of model outputs: the number of labels for
+    multi_label, of classes for segmentation, of symbols for next_symbol, and 1 for survival.
 
     path: the file, relative to data.root; for silos it may contain {site}, which is replaced by the name of the silo.
     Without path, the name of the silo is the file name.
-    classes: the number of classes, by default the largest label + 1; if a target consists of several numbers, the
-    number of the model's outputs.
+    classes: the number of classes, by default the largest label + 1; if each target consists of several numbers, this
+    option must be set to the number of model outputs.
     test_fraction: without test_x, the fraction of each class that is held out as the test part, with the same rows for
     every seed; default 0.2.
     mean: subtracted from x, one number per channel.
-    std: x is then divided by it, one number per channel.
+    std: x is divided by it after `mean` has been subtracted, one number per channel.
     axes: the axes of x, such as NCHW, NHWC, NDHW (volumes with one channel) or NDHWC. By default the channels are the
-    first or the last axis of a sample if exactly one of these has 1 or 3 entries; other shapes are errors.
-    pixel_range: [low, high], the values that become 0 and 1; file uses the smallest and largest value of each row.
+    first or the last axis of a sample if exactly one of these has 1 or 3 entries; any other shape raises an error.
+    pixel_range: [low, high], the values that are mapped to 0 and 1, or `file`, to use the smallest and largest value of
+    each image or volume.
     """
     name = resolve_file_name("npz", site, path)
     file = find_file(root, (name,), "npz", "correct data.root or data.path (in silo mode, data.silos)")

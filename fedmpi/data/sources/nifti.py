@@ -59,14 +59,14 @@ def nifti(
     mask share.
     mask_pattern: the file pattern of the masks in the folder of a site; * stands for the same name.
     classes: the number of classes if masks contain class numbers, with 0 for the background.
-    mask_values: if masks contain other values, the value of each class. Values that are neither a class nor task.ignore
-    are errors.
-    spacing: the voxel size along X, Y and Z in millimetres to which volumes are resampled: images linearly, masks by
-    nearest neighbour.
+    mask_values: if masks contain other values, the value of each class. A value that is neither listed here nor equal
+    to task.ignore raises an error.
+    spacing: the voxel size along X, Y and Z in millimetres to which volumes are resampled, with linear interpolation
+    for images and nearest-neighbour interpolation for masks.
     size: the number of voxels along X, Y and Z to which volumes are centre-cropped or padded (images with their lowest
     intensity, masks with class 0); without it all files must have the same size.
     intensity: how intensities are scaled: standardise (each channel of each volume gets mean 0 and standard deviation
-    1), [low, high] (these values become 0 and 1, and values beyond them are clipped) or stored (as in the file).
+    1), [low, high] (this range is mapped to 0..1, and values outside it are clipped) or stored (as in the file).
     test_fraction: the fraction of each site's pairs that is held out as the test part if there is no folder test, with
     the same pairs for every seed; default 0.2.
     """
@@ -189,7 +189,11 @@ def _load_pair(pair: LabelledFile) -> tuple[Tensor, np.ndarray, tuple[float, ...
 
 
 def _load_image(pair: LabelledFile) -> tuple[Tensor, tuple[float, ...], Any]:
-    """Load an image (C, X, Y, Z) float32, its voxel size along X, Y and Z in mm, and nibabel's object of the file."""
+    """Load an image (C, X, Y, Z) float32.
+
+    Returns:
+        The image; its voxel size along X, Y and Z in mm; and the object that nibabel returns for the file.
+    """
     image, turned, numbers = _open_volume(pair, pair.file)
     x = numbers.astype(np.float32)
     if x.ndim not in (3, 4) or not np.isfinite(x).all():

@@ -159,8 +159,10 @@ def check_groups_not_split(
 ) -> None:
     """Raise UserError if a group has both training and test rows.
 
-    groups: (n,) the group of each row; train: (n,) whether a row is a training row; locate: returns the file and line
-    of a row.
+    Args:
+        groups: the group of each row, (n,).
+        train: whether each row is a training row, (n,).
+        locate: returns the file and line of a row, for the message.
     """
     seen = {group: k for k, (group, trained) in enumerate(zip(groups, train, strict=False)) if trained}
     for k, (group, trained) in enumerate(zip(groups, train, strict=False)):
@@ -176,7 +178,7 @@ def encode_groups(groups: Sequence[str] | np.ndarray) -> Tensor | None:
 
 
 def select_sites(source: str, names: Sequence[str], site: str | None) -> Sequence[str]:
-    """Return the sites of a public data set to read: only `site` if it is not None, otherwise all."""
+    """Return the sites to read from a public data set: only `site` if it is not None, otherwise all."""
     if site not in (None, *names):
         raise UserError(f"{source}: unknown site {site!r}; allowed: {', '.join(names)}")
     return names if site is None else (site,)

@@ -86,7 +86,12 @@ def compute_rows(c: Cohort) -> tuple[int, Mapping[int, Tensor]]:
 
 
 def summarize(c: Cohort, rows: Tensor) -> dict[str, Any]:
-    """Return each statistic of the global model as NAME, and its mean over the local models as NAME_local."""
+    """Return the statistics of the global model, and the mean of each statistic over the local models (NAME_local).
+
+    Args:
+        c: the cohort of the measured round.
+        rows: one row for each local model: its statistics, followed by those of the global model.
+    """
     local, of_global = rows[:, : len(STATISTICS)].mean(0).tolist(), rows[0, len(STATISTICS) :].tolist()
     means = {f"{name}_local": value for name, value in zip(STATISTICS, local, strict=True)}
     return {"samples": len(select_samples(c)), **dict(zip(STATISTICS, of_global, strict=True)), **means}

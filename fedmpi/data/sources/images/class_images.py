@@ -53,7 +53,7 @@ def csv_images(
     class_names: ClassNames | None = None,
     test_fraction: Fraction | None = None,
 ) -> Dataset:
-    """Images that the CSV file root/path lists, one per row, with their classes and optionally their sites and parts.
+    """Images listed in the CSV file root/path, one per row, with their classes and optionally their sites and parts.
 
     path: the CSV file, relative to data.root.
     folder: the folder of the images, relative to data.root.
@@ -69,8 +69,8 @@ def csv_images(
     channels: 3 for colour, 1 for grey.
     mean: subtracted from the pixels, which are in 0..1; one number, or one per channel.
     std: the pixels are then divided by it; one number, or one per channel.
-    pixel_range: [low, high], the values that become 0 and 1; file uses the smallest and largest value of each file.
-    It is required for images with more than 8 bits per pixel.
+    pixel_range: [low, high], the values that are mapped to 0 and 1, or `file`, to use the smallest and largest value of
+    each file. It is required for images with more than 8 bits per pixel.
     class_names: the classes in the order of their numbers; by default the labels in natural order (1, 2, 10). Required
     in silo mode, because a class may be missing in the table of a site.
     test_fraction: without split_column, the fraction of each class at each site that is held out as the test part, with
@@ -111,8 +111,8 @@ def image_folder(
 ) -> Dataset:
     """Images in root/path/CLASS, or in root/path/train/CLASS and root/path/test/CLASS.
 
-    With `sites: true`, these folders are in root/path/SITE. Images in val/ next to train/ are added to the training
-    part.
+    With `sites: true`, each folder root/path/SITE has this structure. Images in val/ next to train/ are added to the
+    training part.
 
     path: the folder, relative to data.root.
     sites: true if each folder in root/path is a site, for `scheme: site`; a silo is such a folder.
@@ -120,11 +120,10 @@ def image_folder(
     channels: 3 for colour, 1 for grey.
     mean: subtracted from the pixels, which are in 0..1; one number, or one per channel.
     std: the pixels are then divided by it; one number, or one per channel.
-    pixel_range: [low, high], the values that become 0 and 1; file uses the smallest and largest value of each file.
-    It is required for images with more than 8 bits per pixel.
+    pixel_range: [low, high], the values that are mapped to 0 and 1, or `file`, to use the smallest and largest value of
+    each file. It is required for images with more than 8 bits per pixel.
     class_names: the classes in the order of their numbers; by default the names of the folders in natural order (1, 2,
-    10). Required in silo mode, because the numbers of the classes would differ between sites if one had no images of a
-    class.
+    10). Required in silo mode, because sites that lack a class would otherwise number the classes differently.
     test_fraction: without test/, the fraction of each class at each site that is held out as the test part, with the
     same rows for every seed; default 0.2.
     """
@@ -202,10 +201,13 @@ def list_images_by_class(
 
 
 def make_class_reader(names: Sequence[str], decoding: DecodeOptions, *columns: str) -> ReadSite:
-    """Return the function that reads labelled images of one site into a data set.
+    """Return a function that reads the labelled images of one site into a data set.
 
-    names: the classes in the order of their numbers; decoding: how images are decoded; columns: if a CSV file
-    lists the images, the values of the fields of ImagePreparation from `image_column` on.
+    Args:
+        names: the classes in the order of their numbers.
+        decoding: how images are decoded.
+        columns: if a CSV file lists the images, the attributes image_column, label_column, delimiter and folder of
+            ImagePreparation.
     """
     number = {name: k for k, name in enumerate(names)}
 

@@ -27,14 +27,15 @@ FORMATS_WITH_PREVIEWS = (
 
 @dataclass(frozen=True)
 class DecodeOptions:
-    """The options for decoding images. Equal options give bitwise equal pixels in all sources.
+    """The options for decoding images. Equal options give bitwise identical pixels in all sources.
 
     Attributes:
         size: width and height in pixels to which images are scaled and centre-cropped; None: no scaling.
         channels: 1 for grey, 3 for colour.
         mean, std: the values by which pixels in 0..1 are normalised, one number or one per channel.
-        pixel_range: (low, high), the values that become 0 and 1, with values beyond them clipped; "file": the smallest
-            and the largest value of each file; None: (0, 255), for images with 8 bits per pixel.
+        pixel_range: (low, high), the values that are mapped to 0 and 1 (values outside this range are clipped), or
+            "file", to use the smallest and largest value of each file. None: (0, 255), for images with 8 bits per
+            pixel.
 
     Raises:
         UserError: `mean`, `std` or `pixel_range` has invalid values.
@@ -153,7 +154,7 @@ def _blend_over_white(image: Image.Image) -> Image.Image:
 
 
 def _scale_and_resize(values: np.ndarray, options: DecodeOptions) -> np.ndarray:
-    """Map values to float32 in 0..1 by the pixel range, then resize and crop (C, H, W) to `options.size`."""
+    """Scale values (C, H, W) from the pixel range to float32 in 0..1, then resize and crop them to `options.size`."""
     assert options.pixel_range is not None
     if len(values) != options.channels:
         values = values.repeat(3, axis=0) if options.channels == 3 else np.tensordot(GREY_WEIGHTS, values, 1)[None]
@@ -166,7 +167,7 @@ def _scale_and_resize(values: np.ndarray, options: DecodeOptions) -> np.ndarray:
 
 
 def scale_to_unit_range(values: np.ndarray, pixel_range: PixelRange) -> np.ndarray:
-    """Map low to 0 and high to 1, clip values beyond them, and return float32.
+    """Map the pixel range (low, high) linearly to 0..1, and return float32; values outside the range are clipped.
 
     Raises ValueError if a value is not finite.
     """

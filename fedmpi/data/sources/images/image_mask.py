@@ -70,15 +70,15 @@ def image_mask(
     group_column: the column with groups, such as patients, whose rows are never split between parts.
     delimiter: the character that separates the cells.
     classes: the number of classes if masks contain class numbers, with 0 for the background.
-    mask_values: if masks contain other values, the value of each class, such as [0, 255]. Values that are neither a
-    class nor task.ignore are errors.
-    size: images are scaled and centre-cropped to size x size, masks by nearest neighbour; without it all images must
-    have the same size.
+    mask_values: if masks contain other values, the value of each class, such as [0, 255]. A value that is neither
+    listed here nor equal to task.ignore raises an error.
+    size: images and masks are scaled and centre-cropped to size x size (masks with nearest-neighbour interpolation);
+    without it all images must have the same size.
     channels: 3 for colour, 1 for grey.
     mean: subtracted from the pixels, which are in 0..1; one number, or one per channel.
     std: the pixels are then divided by it; one number, or one per channel.
-    pixel_range: [low, high], the values that become 0 and 1; file uses the smallest and largest value of each file.
-    It is required for images with more than 8 bits per pixel.
+    pixel_range: [low, high], the values that are mapped to 0 and 1, or `file`, to use the smallest and largest value of
+    each file. It is required for images with more than 8 bits per pixel.
     test_fraction: without a test part, the fraction of each site's pairs that is held out as the test part, with the
     same pairs for every seed; default 0.2.
     """
@@ -115,7 +115,13 @@ def image_mask(
 def _read_masks(pairs: Sequence[LabelledFile], decoding: DecodeOptions, numbers: MaskValues) -> Tensor:
     """Read the masks of images as class numbers, (n, H, W) int64, scaled and cropped like the images.
 
-    numbers: the conversion to class numbers. Raises UserError if an image and its mask have different sizes.
+    Args:
+        pairs: the images and their masks.
+        decoding: how the images are decoded.
+        numbers: converts the values of a mask to class numbers.
+
+    Raises:
+        UserError: an image and its mask have different sizes.
     """
     masks: list[Tensor] = []
     for pair in pairs:
@@ -129,8 +135,11 @@ def _read_masks(pairs: Sequence[LabelledFile], decoding: DecodeOptions, numbers:
 def _read_mask(pair: LabelledFile) -> np.ndarray:
     """Read a mask file, and return its values (H, W).
 
-    For an image with a palette, the values are palette indices. If the file has several channels, they must be equal,
-    and the first one is returned. Raises UserError if the file cannot be read, or has several values per pixel.
+    For an image with a palette, the values are palette indices. If the mask has several channels, all must be
+    identical, and one of them is returned.
+
+    Raises:
+        UserError: the file cannot be read, or its channels differ.
     """
     try:
         if pair.mask.suffix == ".npy":

@@ -82,8 +82,8 @@ class ImagePreparation(Preparation):
         """List the images of a request.
 
         Returns:
-            Columns that identify the images, their files, their labels ([] if unknown), and the location of the row
-            that lists each of them ("" without a table).
+            Four values: columns that identify the images in the predictions; the image files; their labels, [] if
+            unknown; and for each image the location of the table row that lists it, "" without a table.
         """
         if isinstance(request.rows, Sequence) and not isinstance(request.rows, str):
             files = to_paths(request.rows, ACCEPTED_INPUTS)
@@ -107,7 +107,10 @@ class ImagePreparation(Preparation):
     def _list_files_in_table(
         self, table: Table, ids: Sequence[str]
     ) -> tuple[dict[str, Any], list[Path], list[str], list[str]]:
-        """Return the result of `_list_files` for images that a table lists. ids: further columns that identify them."""
+        """Return the result of `_list_files` for images that a table lists.
+
+        ids: the names of further columns that identify the images in the predictions.
+        """
         names = decode_cells(table.column(self.image_column, "image_column"))
         rows = [table.row_location(row) for row in range(len(table))]
         folder, files = table.path.parent, []
@@ -139,7 +142,9 @@ def _identify_files(
 def preparation_for_arrays(
     images: np.ndarray | Stream, mean: Sequence[float], std: Sequence[float], channels: int
 ) -> ImagePreparation | None:
-    """Return a preparation that converts new images to the format of a public data set; None if it has no images.
+    """Return a preparation that converts new images to the format of a public data set.
+
+    The result is None if the samples of the data set are not images.
 
     Args:
         images: the images of the data set, (n, C, H, W). New images are scaled to their size if it is square.

@@ -51,7 +51,7 @@ def _find_files(name: str, root: Path, download: bool, only: str = "") -> tuple[
 
 @contextmanager
 def _convert_read_errors(path: Path, remedy: str) -> Iterator[None]:
-    """In this context, in which a file is read, convert any error to a UserError with its path and the remedy."""
+    """Context manager: convert any error raised while a file is read to a UserError with its path and the remedy."""
     try:
         yield
     except Exception as error:

@@ -123,7 +123,10 @@ class DecodedFiles(DiskSource):
         return _decode_all(self.decode, out, rows, max(-(-len(rows) // MAX_THREADS), 1))
 
     def fingerprint(self, rows: np.ndarray) -> Iterator[bytes]:
-        """Yield the name and size of each file, not its pixels: decoding all files would take as long as an epoch."""
+        """Yield the name and size of each file with these indices.
+
+        The pixels are not used, because decoding all files would take as long as an epoch.
+        """
         for row in rows:
             file = self.files[row]
             yield f"{file.name} {file.stat().st_size}\n".encode()

@@ -77,11 +77,11 @@ def convert_inputs(column: Any, name: str, path: Path) -> Any:
         path: the folder of the data set, for messages and for paths of images.
 
     Returns:
-        (n, 1) for numbers; (n, length) or (n, length, ...) for lists or nested lists of equal length; for images a list
-        of their bytes, or of their files if the column contains only paths.
+        (n, 1) for numbers; (n, length) or (n, length, ...) for lists or nested lists of equal length; for images, a
+        list of their encoded bytes, or of their file paths if the column contains only paths.
 
     Raises:
-        UserError: a row is null or has another length than row 0, or the column has another type.
+        UserError: a row is null or differs in length from row 0, or the type of the column is not supported.
     """
     import pyarrow
     from pyarrow import compute

@@ -225,7 +225,10 @@ def table_from_memory(rows: Any, decimal: str = ".") -> Table:
 
 
 def _convert_passed_column(values: Any, name: str, decimal: str) -> np.ndarray:
-    """Convert a column to float64, (n,), or to strings, (n,), with "" for None and NaN and with this decimal mark."""
+    """Convert a column that was passed in memory to float64, (n,), or to strings, (n,).
+
+    In strings, None and NaN become "", and numbers have the decimal mark `decimal`.
+    """
     array = np.asarray(values)
     if array.ndim != 1:
         raise UserError(f"rows: column {name!r} has the shape {array.shape}; must contain one value per row")
@@ -242,7 +245,7 @@ def _convert_passed_column(values: Any, name: str, decimal: str) -> np.ndarray:
 
 
 def _check_header(path: Path, header: Sequence[str], delimiter: str) -> None:
-    """Raise UserError if column names are missing, occur twice, or are separated by another delimiter."""
+    """Raise UserError if a column name is empty or occurs twice, or if the names are not separated by `delimiter`."""
     other = next((mark for mark in ";\t|," if mark != delimiter and mark in header[0]), None)
     if len(header) == 1 and other:
         remedy = f'set data.delimiter: "{other.encode("unicode_escape").decode()}"'

@@ -53,17 +53,18 @@ def saved_dataset(
 
     path: the folder, relative to data.root.
     input_column: the column with the samples: numbers, lists of equal length, nested lists, or images.
-    label_column: the column with class labels, or with numbers (a regression).
+    label_column: the column with class labels, or with numbers (regression targets).
     site_column: the column with the site of each row.
-    symbols: true keeps integers as symbol numbers, for models that begin with an embedding.
+    symbols: true if the samples are symbol numbers, for models that begin with an embedding; they remain integers.
     size: images are scaled and centre-cropped to size x size; without it all images must have the same size.
     channels: 3 for colour, 1 for grey images.
     mean: subtracted from the inputs (images: from pixels in 0..1), one number per channel.
     std: the inputs are then divided by it, one number per channel.
-    pixel_range: [low, high], the values that become 0 and 1; file uses the smallest and largest value of each image.
+    pixel_range: [low, high], the values that are mapped to 0 and 1, or `file`, to use the smallest and largest value of
+    each image.
     It is required for images with more than 8 bits per pixel.
     axes: the axes of lists nested three or four times (Array3D, Array4D), such as NHWC. By default the channels are the
-    first or the last axis of a sample if exactly one of these has 1 or 3 entries; other shapes are errors.
+    first or the last axis of a sample if exactly one of these has 1 or 3 entries; any other shape raises an error.
     test_fraction: without a split `test`, the fraction of each class that is held out as the test part, with the same
     rows for every seed; default 0.2.
     """
@@ -111,8 +112,11 @@ def _convert_numbers(
 ) -> tuple[Any, Preparation | None]:
     """Convert the samples of all splits, and return them with their preparation.
 
-    parts: the samples of each split; options: how they are converted, None for symbols; labels: the labels of all
-    splits, for messages.
+    Args:
+        parts: the samples of each split.
+        options: how samples are converted; None: they are symbols, and remain integers.
+        labels: the labels of all splits, for messages.
+        class_names: the names of the classes.
     """
     folder = labels.path
     if any(part.shape[1:] != parts[0].shape[1:] for part in parts):

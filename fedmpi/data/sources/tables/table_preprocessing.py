@@ -23,11 +23,11 @@ COLUMNS_PER_COPY = 2  # number of columns that are copied at a time to compute m
 
 @dataclass(frozen=True)
 class FeatureColumn:
-    """A column of the table that becomes one or several inputs.
+    """A column of a table that is converted to one or several inputs of the model.
 
     Attributes:
-        values: the words of a categorical column, which is one-hot encoded; None: the column contains numbers.
-        closed: whether words that are not in `values` are errors; otherwise they are encoded as zeros.
+        values: the categories of a categorical column, which is one-hot encoded; None: the column contains numbers.
+        closed: whether a word that is not in `values` raises an error; otherwise it is encoded as zeros.
     """
 
     name: str
