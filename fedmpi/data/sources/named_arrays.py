@@ -185,7 +185,7 @@ def dataset_from_arrays(
         )
         if missing:
             other = next(iter(arrays_of_part), "") if prefix else ""
-            remedy = f"; add it, or remove '{prefix}{other}'" if other else ""
+            remedy = f"; add '{prefix}{missing}', or remove '{prefix}{other}'" if other else ""
             raise UserError(
                 f"{file} has no array '{prefix}{missing}'; its arrays: {', '.join(arrays) or 'none'}{remedy}"
             )
