@@ -1,4 +1,4 @@
-"""Build the sections of a report on results: summary, learning curves, clients, classes, partition, and faults."""
+"""The sections of a report on results: summary, learning curves, clients, classes, partition, and faults."""
 
 from __future__ import annotations
 
@@ -156,11 +156,11 @@ def build_clients_section(runs: RunCollection) -> list[Part | None]:
 
 
 def _show_client_metric(runs: RunCollection, protocol: str, name: str) -> list[Part | None]:
-    """Show how one metric varies among clients in one evaluation protocol.
+    """Show how one metric varies among clients under one evaluation protocol.
 
-    If there is one group of runs, percentiles over clients are plotted by round. For several groups, the value of the
-    worst client is plotted instead. For a single run, the final value of each client is also plotted. A table shows
-    SPREAD_STATISTICS and FAIRNESS_STATISTICS after the last round.
+    One group of runs: percentiles over clients by round and, for a single run, the final value of each client. Several
+    groups: the value of the worst client by round. A table shows SPREAD_STATISTICS and FAIRNESS_STATISTICS after the
+    last round.
     """
     title, slug, label = f"{protocol} {name}".replace("_", " "), f"clients-{protocol}-{name}", format_metric_title(name)
     values: dict[Path, dict[int, dict[str, float]]] = {run.path: {} for run in runs.all}  # by run, round and client
@@ -203,9 +203,13 @@ def _show_client_metric(runs: RunCollection, protocol: str, name: str) -> list[P
 
 
 def _chart_by_client(values: dict[str, float], part: str, label: str, order: str) -> BarChart | LineChart:
-    """Return a bar chart with one bar per client; if there are many clients or negative values, a line chart.
+    """Return a bar chart with one bar per client, or a line chart if there are many clients or negative values.
 
-    part: the label of the values. label: that of the y axis. order: that of the x axis of a line chart.
+    Args:
+        values: the value of each client, by name.
+        part: the name of the plotted quantity, for the legend.
+        label: the label of the y axis.
+        order: the label of the x axis of a line chart.
     """
     if len(values) <= MAX_CLIENT_BARS and min(values.values(), default=0.0) >= 0:
         return stack_bars(list(values), {part: list(values.values())}, label)

@@ -1,4 +1,4 @@
-"""Build the sections of a report on traffic, time, settings and environment."""
+"""The sections of a report on traffic, time, settings and environment."""
 
 from __future__ import annotations
 
@@ -49,9 +49,12 @@ def build_traffic_section(runs: RunCollection) -> list[Part | None]:
 def _plot_by_parameters(lines: Mapping[str, Sequence[Run]], metric: str) -> Figure | None:
     """Plot a metric against the number of parameters that all clients together have sent and received so far.
 
-    `lines` maps labels to runs; each label has one line, the mean over its runs. The counts are `up_parameters`
-    and `down_parameters` in metrics.jsonl, which are sums over the cohort of a round. The value after round t is
-    plotted at the sum of rounds 0 .. t.
+    The counts are `up_parameters` and `down_parameters` in metrics.jsonl, which are sums over the cohort of a round.
+    The x coordinate of the value after round t is the sum of these counts over rounds 0 to t.
+
+    Args:
+        lines: a dict from the label of each line to its runs; the line shows the mean over these runs.
+        metric: the metric.
     """
     series, data = list[Series](), list[list[Value]]()
     for label, runs in lines.items():
@@ -184,15 +187,15 @@ def build_environment_section(runs: RunCollection) -> list[Part | None]:
 def _split_shared_and_differing(
     what: str, by_name: Mapping[str, Mapping[str, str]]
 ) -> tuple[list[list[Value]], Table | None]:
-    """Split the settings or properties of runs or groups into those that all share and those that differ.
+    """Split settings or properties into those that are equal in all runs or groups, and those that differ.
 
     Args:
         what: the heading of the column that contains the names of the runs or groups.
         by_name: dict from the name of each run or group to its values by key.
 
     Returns:
-        The shared values as rows (key, value), and a table of the other values, with one row per run or group; None if
-        there are no others.
+        The shared values as rows (key, value), and a table of the other values with one row per run or group. The table
+        is None if all values are shared.
     """
     keys = dict.fromkeys(key for facts in by_name.values() for key in facts)
     other = [key for key in keys if len({facts.get(key) for facts in by_name.values()}) > 1]

@@ -206,8 +206,8 @@ class RunGroup(NamedTuple):
     """Runs that differ only in their seeds, names and output directories.
 
     Attributes:
-        name: the labels of the runs in the sweep; if these do not distinguish the groups, the name of the first run; if
-            there is only one group, "mean of n runs".
+        name: "mean of n runs" if there is only one group; otherwise the labels of its runs in the sweep or, if groups
+            cannot be told apart by their labels, the name of its first run.
     """
 
     name: str

@@ -34,7 +34,7 @@ MIN_TEST_SAMPLES = 20  # smallest number of test samples for a verdict
 
 
 class SiteMetrics(NamedTuple):
-    """The metrics of a site in one evaluation protocol.
+    """The metrics of a site under one evaluation protocol.
 
     Attributes:
         samples: the number of test samples.

@@ -94,10 +94,10 @@ class Experiment:
 
     @property
     def needs_undo(self) -> bool:
-        """Whether ranks keep a copy of the previous state of the clients in the cohort, so that a round can be undone.
+        """Whether ranks copy the states of the cohort before they train, so that a round can be undone.
 
         If a checkpoint is written after every round and `drops_uploads` is false, no copy is needed: the checkpoint
-        contains the previous state.
+        contains the previous states.
         """
         return self.drops_uploads or self.settings.checkpoint.every > 1
 

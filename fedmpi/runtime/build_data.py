@@ -132,8 +132,8 @@ def standardise_targets(
     These statistics are computed for each site separately, or over all sites (data.standardise_target: site or pooled).
 
     Args:
-        train: For each data set that this rank has opened, its training targets and the site of each target.
-        test: For each of these data sets, its test targets and the site of each target.
+        train: The training targets, and the site of each target, of each data set that this rank has opened.
+        test: The test targets, and the site of each target, of the same data sets.
         names: The names of the sites; if empty, sites are named by their numbers.
         exchange: Function that takes the result of `sum_targets` for each item of `train`, and returns the results
             of all ranks. It is called only for `pooled`. With `site`, no statistics of a site leave its rank.
@@ -234,8 +234,8 @@ def assign_sites_to_ranks(settings: Settings, size: int) -> dict[int, int]:
 def build_silo_data(settings: Settings, comm: Communicator) -> FederatedData:
     """Build the federated data described by data.silos; each rank opens only the files of its own clients.
 
-    Ranks exchange the numbers of samples; if data.share_label_counts is true, also label counts; and if
-    data.standardise_target is `pooled`, also sums of the targets.
+    Ranks exchange the numbers of samples. They also exchange label counts if data.share_label_counts is true, and sums
+    of the targets if data.standardise_target is `pooled`.
     """
     check_data_settings(settings)
     names, shared, owner = (

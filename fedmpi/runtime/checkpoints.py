@@ -94,7 +94,10 @@ class ClientStateFiles:
         return True
 
     def take_over(self, keys: Iterable[Key]) -> None:
-        """Let this rank delete these state files (client, round) of a failed rank when they are no longer needed."""
+        """Make this rank responsible for state files of a failed rank, which it deletes when they are no longer needed.
+
+        keys: the (client, round) of each file.
+        """
         self.written.update(keys)
 
     def remove(self, client: int, t: int) -> None:
@@ -180,7 +183,9 @@ class CheckpointWriter:
             ) from error
 
     def _write(self, t: int, server: tuple[Mapping[str, Tensor], str] | None, trained: Mapping[int, int]) -> None:
-        """Write the new files of the checkpoint of round t, and delete old checkpoints. Runs in the writer's thread.
+        """Write the new files of the checkpoint of round t, and delete old checkpoints.
+
+        The writer calls this function in its thread.
 
         Args:
             server: On rank 0, the server's tensors, and other values as a JSON string; None on the other ranks.
@@ -301,7 +306,7 @@ def restore_newest_checkpoint(
 ) -> int:
     """Restore the newest complete checkpoint on all ranks, and return its round; -1 if there is none.
 
-    If this is the checkpoint of round t, recorded rank failures after round t + 1, in which training continues, are
+    After the checkpoint of round t, training continues with round t + 1. Recorded rank failures of later rounds are
     discarded, unless the run replays the failures of another run.
 
     Args:
@@ -309,8 +314,8 @@ def restore_newest_checkpoint(
         print_line: Function that prints a message about a damaged file.
 
     Raises:
-        UserError: The run has completed more rounds than the settings ask for, or it has finished, but none of its
-            checkpoints is complete.
+        UserError: The run has already completed more rounds than the setting `rounds`; or it has finished, but none of
+            its checkpoints is complete.
     """
     comm, proposals = fed.comm, _iter_intact_checkpoints(checkpoints, print_line) if fed.comm.rank == 0 else iter(())
     losses, damage = fed.scheduler.lost_ranks, "not checked yet"
@@ -363,7 +368,7 @@ def _iter_intact_checkpoints(
 
 
 def _find_damage(fed: Federation, checkpoints: CheckpointWriter, t: int) -> str:
-    """Return an error message if a client state of this rank is damaged in the checkpoint of round t; else ""."""
+    """Return an error message if the checkpoint of round t has a damaged client state of this rank; otherwise ""."""
     if not fed.trainer.messages.client_state.size:
         return ""
     gone = fed.scheduler.lost_ranks.unavailable_clients(t + 1)

@@ -1,9 +1,9 @@
 """Handle plug-in code named in a config: refuse it in untrusted run directories, compare it between ranks, copy it.
 
 A config can execute code: a name `file.py:Name` or `package.module:Name` imports that file or module. A run directory
-contains a config and may come from another person. Unless the caller trusts it, a run directory is refused if its
-config names code outside fedmpi, or base configs (`base`, which fedmpi never writes there). An untrusted run directory
-that is not refused is used with data.download: false.
+contains a config and may come from another person. Unless the caller trusts the run directory, it is refused if its
+config names code outside fedmpi. It is also refused if the config has base configs, which fedmpi never writes to a run
+directory. An untrusted run directory that is not refused is used with data.download: false.
 
 All ranks compare the plug-in files of a run. Rank 0 copies them into the run directory, where users can read them. If
 an original file is changed or deleted later, its copy is loaded. Modules that a plug-in imports from its own folder
@@ -109,7 +109,7 @@ def load_replay_settings(
 
 
 def forbid_external_code(trust: bool) -> AbstractContextManager[None]:
-    """Return a context in which loading code outside fedmpi is an error, unless `trust` is true.
+    """Return a context in which loading code outside fedmpi raises an error, unless `trust` is true.
 
     This is a second line of defence, in case `find_external_code` overlooks code that the config names.
     """

@@ -1,6 +1,6 @@
 """Check that data, model, task, method and server settings are compatible.
 
-A combination that would silently train something other than the user intends causes an error or a warning here.
+Without these errors and warnings, some combinations would run, but train something that the user does not intend.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def check_method(
 def _find_unmet_requirements(
     settings: Settings, task: Any, net: FeaturesAndHead, local_training: LocalTrainingConfig
 ) -> dict[str, Any]:
-    """Return a dict from each requirement to the reason why it is not met, or to a false value if it is met."""
+    """Return, for each requirement, the reason why it is not met, or a falsy value if it is met."""
     train, server, model = settings.train, settings.server, settings.model.name
     beyond, smoothing = local_training.not_plain_sgd_reason(), settings.task.options.get("label_smoothing")
     no_head = net.head is None and f"model {model} does not end in a linear layer that can be split off"
@@ -242,7 +242,7 @@ def check_uploads(settings: Settings, data: FederatedData, messages: MessageLayo
 
 
 def _reason_against_local_sums(settings: Settings, messages: MessageLayouts) -> str:
-    """Return an error message if server.reduce is local, but individual uploads are needed, not only sums; else ""."""
+    """Return an error message if server.reduce is local although individual uploads are needed; otherwise ""."""
     faults, method, means = settings.faults, settings.method.name, get_mean_only_slots(messages.method) or {}
     uploads = {messages.upload_layout(t).packing for t in range(max(settings.rounds, 1))}
     single = sorted({name for packing in uploads for name in ChunkPlan(packing).large} - {*means, "_b"})
@@ -295,7 +295,7 @@ def check_robust_rule(rule: str, options: Mapping[str, Any], members: int, idle:
 def check_analysis_and_protocols(
     settings: Settings, method: Method, task: Any, net: FeaturesAndHead, data: FederatedData, messages: MessageLayouts
 ) -> None:
-    """Check that the configured analyses are possible; warn if clients' own models exist, but are not evaluated."""
+    """Check that the configured analyses are possible; warn if no protocol evaluates the models that clients have."""
     if settings.analysis:
         _check_analysis(settings, task, net, data, messages)
     own, mixed = personal_groups(messages), overrides(method, "personal_weights") and method.client_state

@@ -60,7 +60,8 @@ def execute_run(
 
     Args:
         settings: The settings of the run.
-        command: The stop request and parent of a `fedmpi` process that ends after this call; None in other processes.
+        command: The stop request and the launcher's process id, if this is a `fedmpi` process that ends after this
+            call; None in other processes.
         on_finish: Function that rank 0 calls with settings and summary while the other ranks wait, because a launcher
             may end rank 0 as soon as they have exited.
 
@@ -291,7 +292,7 @@ def _close_run(
     """Close the run directory on rank 0, and return the summary and the exit code.
 
     Args:
-        reason: Why training ended: the return value of `Federation.run`.
+        reason: The reason why training ended, as returned by `Federation.run`.
         rounds_before: Number of rounds that earlier jobs of this run have completed.
     """
     result = recorder.close(fed, reason)

@@ -86,7 +86,7 @@ def parse_module(module: str) -> ast.Module:
 
 
 def find_descriptions(name: str) -> list[ComponentDescription]:
-    """Return the descriptions of all components with this name; a method and a model, say, may share it."""
+    """Return the descriptions of all components with this name, which, for example, a method and a model may share."""
     return [describe_component(kind, name) for kind in KIND_MODULES if name in read_registry(kind)]
 
 

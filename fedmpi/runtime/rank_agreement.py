@@ -1,6 +1,6 @@
 """Check before round 0 that all ranks have the same code, config, data and model, by comparing short digests.
 
-Without this check, a rank with different code or data would not fail, but silently train something else.
+Without this check, a run in which one rank has different code or data would give wrong results without an error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DIGEST_BYTES = 6  # bytes of SHA-256 per item, so that 60 items with their names
 def compute_short_digest(*parts: str | bytes | Iterable[bytes]) -> str:
     """Return a short digest in hexadecimal: the first bytes of the SHA-256 over all parts.
 
-    A part can be an iterator over pieces, which then need not be in memory at the same time.
+    A part can also be an iterator over its pieces, so that a large part need not be in memory as a whole.
     """
     sha256 = hashlib.sha256()
     for part in parts:

@@ -87,7 +87,10 @@ def _describe_sample(shape: Shape) -> str:
 
 
 def _describe_sites(data: FederatedData, task: Task) -> list[tuple[str, str]]:
-    """Return a row (label, text) per site, with the number of samples in each part of its data, by class or event."""
+    """Return a row (label, text) for each site: how many samples each part of its data has.
+
+    The samples of each class, or the events of survival data, are also counted.
+    """
     rows = []
     for client, name in list(enumerate(data.site_names))[:MAX_SITES_SHOWN]:
         preparation = data.silo_preparations.get(client, data.preparation)

@@ -199,7 +199,10 @@ def is_sweep_file(path: str | Path) -> bool:
 
 
 def _is_sweep_key(override: str) -> bool:
-    """Return whether an override, such as include={seed: 0}, sets a sweep file's key (by present or former name)."""
+    """Return whether an override, such as include={seed: 0}, sets a key that only sweep files have.
+
+    Former names of these keys are recognised, too.
+    """
     key = re.split(r"[.=]", override)[0]
     return RENAMED_KEYS.get(key, key) in SWEEP_KEYS
 

@@ -89,9 +89,10 @@ def read_state(settings: Settings) -> RunState:
 
 
 def _describe_changed_settings(settings: Settings, recorded: dict[str, Any]) -> str:
-    """Describe the first setting that differs from the recorded run, and count the other differences; "" if none.
+    """Describe the first setting that differs from the recorded run, and the number of others that differ.
 
-    Settings that may be changed when a run is resumed, such as the number of rounds, are not compared.
+    The result is "" if no setting differs. Settings that may be changed when a run is resumed, such as the number of
+    rounds, are not compared.
     """
 
     def list_differences(requested: Settings) -> list[str]:
@@ -132,7 +133,7 @@ def enable_auto_resume(settings: Settings) -> Settings:
 
 
 def is_diagnostic(metric: str) -> bool:
-    """Return whether a name denotes a diagnostic in analysis.jsonl instead of a metric in metrics.jsonl.
+    """Return whether a name denotes a diagnostic in analysis.jsonl rather than a metric in metrics.jsonl.
 
     >>> is_diagnostic("losses.shift"), is_diagnostic("top.5"), is_diagnostic("losses")
     (True, False, False)

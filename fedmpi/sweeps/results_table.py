@@ -88,12 +88,12 @@ class ResultsTable:
 
     @property
     def rows(self) -> list[CellKey]:
-        """The labels of the rows, without repetition."""
+        """The labels of the rows, without duplicates."""
         return list(dict.fromkeys(key[:1] for key in self.cells))
 
     @property
     def columns(self) -> list[CellKey]:
-        """The labels of the columns, without repetition."""
+        """The labels of the columns, without duplicates."""
         return list(dict.fromkeys(key[1:] for key in self.cells))
 
     @property
@@ -103,7 +103,7 @@ class ResultsTable:
 
     @property
     def decimals(self) -> int:
-        """The number of decimals in the table: 2, or more if the largest value needs them for 3 significant digits."""
+        """The number of decimals in the table: at least 2, and enough for 3 significant digits of the largest value."""
         most = max((abs(v) for cell in self.cells.values() for v in cell.values.values()), default=0.0)
         return 2 if most >= 2 else 3 if most >= 0.1 or not most else 2 - math.floor(math.log10(most))
 
@@ -206,9 +206,9 @@ def _choose_metric(
 def _find_most_common_name(
     metrics_of_runs: Sequence[Mapping[str, Any]], metric: str | None, protocols: Sequence[str]
 ) -> str:
-    """Return the name under which most runs have a metric, with or without the prefix of an evaluation protocol.
+    """Return the name, with or without the prefix of an evaluation protocol, that a metric has in most runs.
 
-    For example, the name for `metric` accuracy may be personal_accuracy.
+    For example, the metric "accuracy" may be recorded as "personal_accuracy".
 
     Args:
         metric: the metric without a prefix; None: the main metric of the first run.

@@ -67,7 +67,7 @@ class ArrayOptions:
 
 
 def submit_sweep(sweep: Sweep, options: ArrayOptions, dry_run: bool, print_line: Callable[[str], None]) -> int:
-    """Submit those runs of a sweep to Slurm that are neither finished nor queued.
+    """Submit to Slurm all runs of a sweep that are neither finished nor queued.
 
     Args:
         dry_run: only print the commands, without submitting anything.
@@ -120,7 +120,7 @@ def submit_sweep(sweep: Sweep, options: ArrayOptions, dry_run: bool, print_line:
 def _find_runs_after_tuning(sweep: Sweep) -> list[str]:
     """Return the names of the runs that cannot start before candidates are chosen.
 
-    The names lack the parts that stand for candidates.
+    The name of such a run does not yet contain the part that names its candidate.
     """
     plan, runs = sweep.tuning, sweep.final_runs() if sweep.tuning else []
     candidates = [(labels, settings) for labels, settings in runs if plan and not plan.is_tuning_run(labels)]

@@ -63,7 +63,7 @@ class Tuning:
 
     @property
     def evaluation_layer(self) -> ConfigLayer:
-        """The settings that let each run evaluate the metric on validation rows; all other settings override them."""
+        """The settings with which runs evaluate the metric on validation rows; any other setting takes precedence."""
         return loading.nest_value("evaluate.best.metric", self.metric, "tune.by")
 
     def is_tuning_run(self, labels: Mapping[str, str]) -> bool:
@@ -71,7 +71,10 @@ class Tuning:
         return all(labels[name] in chosen for name, chosen in self.using.items())
 
     def get_cell_key(self, labels: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the labels of a run on the axes `per`; runs with the same result share the chosen candidate."""
+        """Return the labels of a run on the axes `per`.
+
+        The same candidate is chosen for all runs for which these labels are equal.
+        """
         return tuple(labels[name] for name in self.per)
 
 

@@ -42,7 +42,7 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
-        """Return the mean loss of a batch, ().
+        """Return the mean loss of a batch, as a scalar.
 
         The function must call `model(x)` exactly once. In evaluations, `model` returns outputs that were computed
         earlier.
@@ -54,7 +54,7 @@ class Task(ABC):
         """
 
     def eval_loss(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
-        """Return the loss () that evaluations report for a batch; by default the loss that clients minimise.
+        """Return the loss (a scalar) that evaluations report for a batch; by default the loss that clients minimise.
 
         Args:
             model: a function that returns the outputs (B, ...) for the samples x.
@@ -84,7 +84,7 @@ class Task(ABC):
         """
 
     def reduce_outputs(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Reduce the outputs of a batch to what `metrics` needs, (B, ...); by default they are not changed.
+        """Reduce the outputs of a batch to what `metrics` needs, (B, ...); by default, return them unchanged.
 
         Override this function if the outputs for a whole data split do not fit into memory.
 
@@ -95,7 +95,9 @@ class Task(ABC):
         return outputs
 
     def split_loss(self, outputs: Tensor, y: Tensor) -> Tensor | None:
-        """Return the loss of a data split, (), or None if it is the mean of the batch losses, weighted by batch_weight.
+        """Return the loss of a data split as a scalar.
+
+        None, the default, stands for the mean of the batch losses, weighted by `batch_weight`.
 
         Args:
             outputs: the results of `reduce_outputs` for all batches of the split, (n, ...).
@@ -106,8 +108,8 @@ class Task(ABC):
     def batch_weight(self, y: Tensor) -> int | Tensor:
         """Return the weight of a batch in a mean over batches or clients: its number of samples B.
 
-        If `ignore` is set, the weight is B times the fraction of targets that count, as a float64 tensor () on the
-        device of y, so that the CPU need not wait for the device.
+        If `ignore` is set, the weight is B times the fraction of targets that are not ignored. It is then a scalar
+        float64 tensor on the device of y, so that the CPU need not wait for the device.
 
         Args:
             y: the targets of the batch, (B, ...).
@@ -160,7 +162,7 @@ def name_output_columns(outputs: Tensor, names: Sequence[str]) -> dict[str, Any]
 
 
 def name_outputs(names: Sequence[str], outputs: Tensor) -> Sequence[str]:
-    """Return names of the c columns of outputs (n, c, ...): `names` if there are c, else the numbers 0..c-1."""
+    """Return names of the c columns of outputs (n, c, ...): `names` if it has c items, otherwise the numbers 0..c-1."""
     c = outputs.shape[1]
     return names if len(names) == c else [str(number) for number in range(c)]
 
@@ -194,15 +196,18 @@ def is_counted(y: Tensor, ignore: float | str | None) -> Tensor:
 
 
 def mean_of_counted(losses: Tensor, counted: Tensor) -> Tensor:
-    """Return the mean of the losses for which `counted` is True, (); 0 if there are none.
+    """Return the mean (a scalar) of the losses for which `counted` is True; 0 if there are none.
 
-    Losses that do not count may be NaN; their gradient is 0.
+    All other losses may be NaN; their gradient is 0.
     """
     return losses.masked_fill(~counted, 0).sum() / counted.sum().clamp(min=1)
 
 
 def allowed_values_text(values: str, ignore: float | None) -> str:
-    """Return the end of an error message about targets: the allowed values, and the ignored value or how to set one."""
+    """Return the end of an error message about targets.
+
+    It names the allowed values and the ignored value or, if no value is ignored, how to set one.
+    """
     remedy = "; correct the target, or set task.ignore to the value that marks missing targets"
     return f"only {values} are allowed" + (remedy if ignore is None else f" (and {ignore:g}, which is ignored)")
 

@@ -31,7 +31,10 @@ TOP_K = re.compile(r"top([1-9]\d{0,3})")
 
 
 def balanced_class_weights(counts: Tensor) -> Tensor:
-    """Return class weights w_c = n / (C n_c), or 1 if n_c = 0, (C,) float64; n_c = counts[c], and n is their sum."""
+    """Return balanced weights of C classes, (C,) float64: w_c = n / (C n_c), or 1 if n_c = 0.
+
+    n_c = counts[c] is the number of samples in class c, and n is the number of all samples.
+    """
     n = counts.double()
     return torch.where(n > 0, n.sum() / (len(n) * n.clamp(min=1)), 1.0)
 

@@ -110,12 +110,12 @@ def multiclass_auroc(f: Tensor, y: Tensor) -> float:
 
 
 def multilabel_auroc(f: Tensor, y: Tensor, counted: Tensor) -> float:
-    """Return the mean AUROC over labels; the AUROC of a label uses the samples for which this label counts.
+    """Return the mean AUROC over labels; samples whose target of a label is ignored are left out for this label.
 
     Args:
         f: logits, (n, c).
         y: targets, (n, c) bool.
-        counted: which targets count, (n, c) bool.
+        counted: which targets are not ignored, (n, c) bool.
     """
     rows = counted.unbind(1)
     return nan_mean([auroc(f[rows[c], c].double(), y[rows[c], c]) for c in range(f.shape[1])])
@@ -125,7 +125,12 @@ def concordance_index(risk: Tensor, event: Tensor, time: Tensor) -> float:
     """Return the C-index: the fraction of comparable pairs in which the sample at higher risk has its event first.
 
     Pairs with equal risks count one half. Samples i and j are comparable if i has an event and either time_i < time_j,
-    or the times are equal and j has no event (then j outlives i). All arguments are (n,); n^2 comparisons are made.
+    or the times are equal and j has no event (then j outlives i). All n^2 pairs are compared.
+
+    Args:
+        risk: the risk of each sample, (n,).
+        event: whether the sample has an event, (n,).
+        time: the time of the event or of censoring, (n,).
     """
     if not bool(risk.isfinite().all()):
         return NAN

@@ -21,7 +21,7 @@ def cross_entropy_per_position(f: Tensor, y: Tensor, ignore: int = IGNORE_INDEX,
     Args:
         f: logits, (B, c, ...).
         y: targets, (B, ...).
-        ignore: the target that does not count.
+        ignore: the target value to ignore.
         row_by_row: whether the logits are first reshaped to one row (c,) per position. This is slower on a CPU. On a
             GPU it is always done, because the kernels for other shapes sum in no fixed order.
     """
@@ -75,7 +75,7 @@ class NextSymbol(Task):
         return torch.stack([cross_entropy_per_position(f, y, self.ignore), (f.argmax(1) == y).to(f.dtype)], 2)
 
     def split_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return the mean loss over all symbols of a data split, (), so that batches with more padding count less."""
+        """Return the mean loss over all symbols of a data split; batches with more padding thus count less."""
         return outputs[..., 0][y != self.ignore].double().mean()
 
     def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, float]:

@@ -66,10 +66,10 @@ class Survival(Task):
 
 
 def cox_loss(f: Tensor, y: Tensor) -> Tensor:
-    """Return the negative partial log-likelihood of log hazards f (B,) for targets y (B, 2), divided by B, () float64.
+    """Return the negative partial log-likelihood of log hazards f (B,) for targets y (B, 2), divided by B.
 
-    The loss is 0 if there is no event. It is computed in float64, because the term of a sample that no other
-    one outlives has gradient 0: in float32 an error of 1e-6 would remain, which Adam would scale to a full step.
+    The loss is a float64 scalar, 0 if there is no event. The term of a sample that no other one outlives has gradient
+    0; in float32 its gradient could be 1e-6 instead, which Adam would scale to a full step.
     """
     f = f.double()
     time, order = y[:, 1].sort(descending=True, stable=True)

@@ -98,7 +98,7 @@ def reduce_outputs(task: Any, outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def eval_loss(task: Any, f: Tensor, x: Any, y: Tensor) -> Tensor:
-    """Return the loss that evaluations report, (), for given outputs f; raise UserError if it is not a scalar.
+    """Return the loss that evaluations report, given outputs f; raise UserError if it is not a scalar.
 
     Args:
         f: the outputs of the model, (B, ...).
@@ -109,7 +109,10 @@ def eval_loss(task: Any, f: Tensor, x: Any, y: Tensor) -> Tensor:
 
 
 def split_loss(task: Any, outputs: Tensor, y: Tensor) -> Tensor | None:
-    """Return the loss of a data split, (), from reduced outputs and targets; None if it is the mean of batch losses."""
+    """Return the loss of a data split, a scalar, given its reduced outputs and targets.
+
+    None stands for the mean of the batch losses.
+    """
     loss = task.split_loss(outputs, y)
     return None if loss is None else _check_scalar(task, "split_loss", loss)
 

@@ -133,7 +133,7 @@ class RunModel:
         return code_trust.load_run_settings(self.run_dir, self.trusted, [*self.overrides, *overrides])
 
     def load(self, settings: Settings) -> nn.Module:
-        """Return the model in evaluation mode; warn if this is the global model, but clients use models of their own.
+        """Return the model in evaluation mode; warn if it is the global one although clients use models of their own.
 
         Raises UserError if the client does not exist, the run has not ended, or the client's state is missing.
         """

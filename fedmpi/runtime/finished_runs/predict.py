@@ -133,8 +133,9 @@ class Predictor:
     """The function `predict(rows, site=None, ids=())` of a loaded model, which returns `Predictions`.
 
     Arguments of a call:
-        rows: a file as for `fedmpi predict`; for tables also a DataFrame or a mapping of columns; for npz an array of n
-            samples (n, ...) as in the file; or inputs that are already prepared.
+        rows: a file, as for `fedmpi predict`. Tables can also be given as a DataFrame or a mapping of columns, and the
+            contents of an npz file as an array (n, ...) of n samples. Inputs of the model that are already prepared are
+            accepted for all data.
         site: the site of the rows, if each site prepares its rows with statistics of its own training rows.
         ids: names of columns that are copied to the output.
     """
@@ -181,7 +182,7 @@ class Predictor:
         return preprocessing, site
 
     def _predict_rows(self, rows: NewRows, names: Sequence[str], scales: Sequence[TargetScale] | None) -> Predictions:
-        """Compute the predictions for all rows, and if the rows have targets, also the task's metrics."""
+        """Compute the predictions for all rows and, if the rows have targets, the task's metrics."""
         construct = registry.make_component(tasks.KIND, self.settings.task, self.settings.key_origins("task"))
         with seeds.temporary_seed(self.settings.seed, "task"):
             task = construct(int(self.run_model.metadata["classes"]))

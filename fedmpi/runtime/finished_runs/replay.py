@@ -1,7 +1,7 @@
 """Train rounds of a run again: all of them (`fedmpi replay`), or some of them (`fedmpi verify`).
 
-Rank failures of the run are not reproduced. Instead, the replay leaves out the clients and states that were lost in
-them, so the weights after every round are bitwise identical.
+The replay does not repeat the rank failures of the run. It leaves out the clients and states that were lost by these
+failures, so that the weights after every round are bitwise identical.
 """
 
 from __future__ import annotations
@@ -115,8 +115,11 @@ def replay_rounds(
         last: the last round to train.
         total: the number of rounds of the run.
 
-    Yields the directory of the replay, and whether the evaluation of its last round is missing. Raises
-    KeyboardInterrupt after a signal.
+    Yields:
+        The directory of the replay, and whether the evaluation of its last round is missing.
+
+    Raises:
+        KeyboardInterrupt: a signal has stopped the replay.
     """
     with tempfile.TemporaryDirectory(prefix="fedmpi-verify-") as place:
         own = [f"output={json.dumps(place)}", "name=again", "trace=false", "report=false"]

@@ -93,7 +93,8 @@ class Findings:
 def verify_all(place: Path, print_line: PrintLine, options: VerifyOptions) -> int:
     """Verify a run directory, or all run directories of a sweep.
 
-    Returns the exit code: 1 if any run was altered, else 2 if this is unknown for any run, else 0.
+    Returns:
+        The exit code: 1 if any run was altered; otherwise 2 if it cannot be told for some run; otherwise 0.
     """
     is_run, working_dir = (place / "config.yaml").is_file(), Path.cwd()
     runs = [place] if is_run else sorted(path.parent for path in place.glob("*/config.yaml"))
@@ -123,10 +124,14 @@ def verify_run(run: Path, print_line: PrintLine, options: VerifyOptions, working
     """Verify one run directory and print the findings.
 
     Args:
-        working_dir: the directory to which paths are relative, even if a plug-in changes that of the process.
+        working_dir: the directory to which paths are relative. It is passed because a plug-in may change the working
+            directory of the process.
 
-    Returns the exit code: 0 if the run is verified, 1 if it was altered, 2 if this is unknown. Raises UserError if
-    `run` is not a run directory, or if it is not trusted and its config names code outside fedmpi.
+    Returns:
+        The exit code: 0 if the run is verified, 1 if it was altered, 2 if that cannot be told.
+
+    Raises:
+        UserError: `run` is not a run directory, or it is not trusted and its config names code outside fedmpi.
     """
     print_line(f"{run}")
     findings, run, rows, replayed = Findings(print_line), working_dir / run, list[dict[str, Any]](), set[int]()
@@ -333,7 +338,7 @@ def _shorten_value(value: Any) -> str:
 
 
 def _causes_of_bit_differences(run: Path, settings: Settings, changes: dict[str, Any]) -> list[str]:
-    """Return possible causes of differences in the last bits, such as different code, versions or devices."""
+    """Return what may have changed the last bits of numbers, such as different code, versions or devices."""
     machine = {key: pair for key, pair in changes["environment"].items() if key in ("devices", "cpu")}
     code = {key: pair for key, pair in changes["code"].items() if not key.startswith("plug-in ")}
     reasons = [f"{name} was {was}, but is {now} here" for name, (was, now) in {**code, **machine}.items()]

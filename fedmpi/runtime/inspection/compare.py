@@ -75,7 +75,7 @@ class RunRecord:
 
 
 class Difference(NamedTuple):
-    """A key of a row and its values `a` and `b` in two runs, which differ; MISSING stands for a missing key."""
+    """A key of a row whose values `a` and `b` in two runs are not equal; a missing key has the value MISSING."""
 
     key: str
     a: Any
@@ -85,14 +85,16 @@ class Difference(NamedTuple):
 def find_differing_rows(
     a: RunRecord, b: RunRecord, name: str, tolerance: float | None = None, partial: int | None = None
 ) -> Iterator[tuple[RowKey, list[Difference]]]:
-    """Yield the key and the differences of each row in which two runs differ; values that depend on ranks are ignored.
+    """Yield the key and the differences of each row in which two runs differ.
+
+    Values that depend on the ranks, such as times, are not compared.
 
     Args:
         a, b: the records of the two runs.
         name: the file, such as metrics.jsonl.
         tolerance: largest allowed difference of numbers, relative to the larger number if that is above 1; hashes are
             not compared. None: values and hashes must be equal.
-        partial: the number of a round that run b has not evaluated; only keys in b's row of this round are compared.
+        partial: a round that run b has not evaluated. In this round, only the keys that b has recorded are compared.
     """
     left, right = a.read_rows(name), b.read_rows(name)
     left_out = {*VARIES_WITH_RANKS, *((WEIGHTS_HASH,) if tolerance is not None else ())}
@@ -233,7 +235,7 @@ def select_seed_independent_digests(identity: Mapping[str, Any]) -> dict[str, st
 
 
 def find_digest_differences(runs: Iterable[tuple[Settings, Mapping[str, Any]]]) -> dict[str, tuple[str, str]]:
-    """Return the digests that should be equal in several runs, but differ, each with the names of two runs that differ.
+    """Find digests that differ between runs although they should be equal; return each with the names of two such runs.
 
     Digests of code should be equal in all runs, digests of data in runs with equal data settings, and all other digests
     in runs with equal settings. If a digest depends on the seed, only runs with the same seed are compared.

@@ -96,7 +96,7 @@ def read_tail(path: Path, size: int = TAIL_BYTES) -> list[Row]:
 
 
 def find_last_modified(paths: Sequence[Path]) -> float | None:
-    """Return the latest modification time of the files, in seconds since 1970; None if no file exists."""
+    """Return the latest modification time of the files, as a Unix time in seconds; None if no file exists."""
     times = []
     for path in paths:
         try:

@@ -163,7 +163,7 @@ def _planned_rounds(identity: Facts) -> int | None:
 
 
 def _mean_round_seconds(rows: list[Facts]) -> float | None:
-    """Return the mean seconds of the last rounds, without the slower first round unless it is the only one."""
+    """Return the mean seconds per round of the last rounds, without the slower first one unless it is the only one."""
     walls = [row["wall_s"] for row in rows if _is_number(row.get("wall_s")) and row["round"] >= 0]
     later = walls[1:] if rows and rows[0]["round"] <= 0 else walls
     return fmean(later[-AVERAGED_ROUNDS:] or walls) if walls else None

@@ -1,8 +1,8 @@
-"""Write files atomically, even if power fails, and write files of tensors with a checksum.
+"""Write files atomically, also in case of a power failure, and write files of tensors with a checksum.
 
-A file is written under a temporary name, synchronised to disk (fsync) and renamed; then its folder is synchronised. A
-file of tensors has an entry in its safetensors metadata: {"facts": other values as a JSON string, "sha256": checksum of
-facts and of the tensors' names, shapes, dtypes and values}.
+A file is written under a temporary name, synchronised to disk (fsync) and renamed; then its folder is synchronised. The
+safetensors metadata of a file of tensors contain {"facts": other values as a JSON string, "sha256": checksum of facts
+and of the tensors' names, shapes, dtypes and values}.
 """
 
 from __future__ import annotations

@@ -156,7 +156,10 @@ def read_preprocessing(path: Path) -> Preprocessing:
 
 
 def write_preprocessing(directory: RunDirectory, settings: Settings, data: FederatedData) -> None:
-    """Write preprocessing.json to the run directory, on rank 0, if one file describes the rows of all sites."""
+    """Write preprocessing.json to the run directory, if one file describes the rows of all sites.
+
+    Only rank 0 calls this.
+    """
     if data.preparation is not None:
         by_site = data.preparation.site_names or any(data.target_scales)
         sites = data.site_names if by_site or data.clients <= MAX_CLIENTS_IN_JSON else ()
@@ -180,7 +183,9 @@ def site_preprocessing_path(run: Path, site: str) -> Path:
 
 
 def find_own_preprocessing(run: Path, silos: Sequence[str], site: str | None) -> Path:
-    """Return the path of the preprocessing.json of a site; with `site` None, of any site, if their files are equal.
+    """Return the path of a site's preprocessing.json.
+
+    If `site` is None, the path of any site is returned, provided that the files of all sites on this host are equal.
 
     Raises:
         UserError: The site is unknown, the file is not on this host, or `site` is None and the sites' files differ.

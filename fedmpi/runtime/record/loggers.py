@@ -52,7 +52,7 @@ HOOKS = ("begin", "round", "end")
 class LoggerCollection:
     """The loggers and callbacks of a run.
 
-    loggers: a dict whose keys are config key and name, such as "loggers.0: wandb", and whose values are the objects.
+    loggers: a dict from the config key and name of each object, such as "loggers.0: wandb", to the object.
     """
 
     def __init__(self, loggers: dict[str, Any]) -> None:

@@ -89,7 +89,7 @@ class Recorder(RankRecorder):
         """Start recording: set the run directory and the loggers, print `lines`, and append earlier lines to log.txt.
 
         Args:
-            stop: Stores whether the process was asked to stop, by a signal or a limit on the number of rounds.
+            stop: The stop request, which is set by a signal or by a limit on the number of rounds.
             loggers: Loggers and callbacks; None if the config names none.
             lines: Lines that describe the run.
         """
@@ -186,7 +186,7 @@ class Recorder(RankRecorder):
         """Write the final model and the summary, print the results, and return the summary.
 
         Args:
-            reason: Why training ended: the return value of `Federation.run`.
+            reason: The reason why training ended, as returned by `Federation.run`.
         """
         assert fed.server is not None
         self.directory.write_model(self.experiment.model.state_dict(fed.server.w, fed.server.b), self.model_facts)

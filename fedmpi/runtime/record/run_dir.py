@@ -79,7 +79,10 @@ class RunDirectory:
         return read_jsonl(self.path / name, need_round=True, strict=True).rows
 
     def append(self, name: str, *lines: Mapping[str, Any] | str) -> None:
-        """Append all lines to a file, or none if writing fails. Strings are written unchanged, mappings as JSON."""
+        """Append lines to a file. Strings are written unchanged, mappings as JSON.
+
+        If writing fails, none of the lines is appended.
+        """
         content = "".join(f"{each if isinstance(each, str) else _to_json(each)}\n" for each in lines).encode()
         with self._open_for_writing(name) as path, open(path, "ab", buffering=0) as file:
             before = file.tell()
@@ -114,7 +117,11 @@ class RunDirectory:
 
     @contextmanager
     def _open_for_writing(self, name: str) -> Iterator[Path]:
-        """Keep other threads from writing, and yield the path of the file to write. Turns OSError into UserError."""
+        """Yield the path of a file to write; other threads cannot write within this context.
+
+        Raises:
+            UserError: an OSError occurred while the file was written.
+        """
         try:
             with self._lock:
                 yield self.path / name
@@ -173,8 +180,8 @@ def serialize_model(tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any
 
     Args:
         tensors: A dict from state_dict name to tensor; contiguous copies are stored.
-        facts: Metadata, from which the module can be rebuilt. A single key stores all of them, because the format
-            has no fixed order of keys, but equal runs must give equal files.
+        facts: Metadata, from which the module can be rebuilt. They are stored under a single key, because safetensors
+            does not fix the order of keys, and equal runs must give equal files.
     """
     dense = torch.contiguous_format
     copies = {name: tensor.detach().cpu().clone(memory_format=dense) for name, tensor in tensors.items()}
@@ -221,7 +228,7 @@ def compute_total_checksum(facts: Mapping[str, Any]) -> str:
 class TimelineFile:
     """The timeline of one rank (durations of the parts of its rounds), as a file such as trace/rank-0003.jsonl.
 
-    The lines of each job of a run begin with `head`: {"job": start time in seconds since 1970, equal on all ranks,
+    The lines of each job of a run begin with `head`: {"job": Unix time of the start in seconds, equal on all ranks,
     "rank": 3, "of": 8, "host": "node5"}. engine/tracing.py describes the other lines. Lines are written to disk every
     few seconds, so a process that is killed loses the newest ones. If the file cannot be written, a warning is given,
     and this rank records no more lines.

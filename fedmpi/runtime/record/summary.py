@@ -80,7 +80,7 @@ def metric_names(rows: Sequence[Mapping[str, Any]], evaluation_metrics: Sequence
 
     Args:
         rows: The rows of metrics.jsonl.
-        evaluation_metrics: Metrics of the evaluation, which come first and in this order.
+        evaluation_metrics: The metrics of the evaluation; they come first, in this order.
 
     >>> metric_names([{"round": 0, "server_step": 0.1}, {"accuracy": 9.0, "loss": 2.3}], ["loss", "accuracy"])
     ['loss', 'accuracy', 'server_step']
