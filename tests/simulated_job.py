@@ -253,7 +253,7 @@ class SimulatedProcess:
     def has_own_console(self) -> bool:
         return self.rank.job.host_of(self.rank.number) != self.rank.job.host_of(0)
 
-    def is_first_of_host(self) -> bool:
+    def is_first_caller_on_host(self) -> bool:
         first, host = self.rank.job.first_of_host, self.rank.job.host_of(self.rank.number)
         with self.rank.job.time.lock:
             return first.setdefault(host, self.rank) is self.rank

@@ -50,7 +50,7 @@ def harmonize_pairs(K: Tensor, p: Tensor) -> Tensor:
     return p.double() @ C
 
 
-def harmonize_hierarchically(K: Tensor, history_products: Tensor) -> Tensor:
+def harmonize_as_in_fedld_code(K: Tensor, history_products: Tensor) -> Tensor:
     """Return the coefficients of the aggregate of FedGH, as computed in the code of FedLD's authors.
 
     `history` is the running mean of earlier directions of the server step. While there are more than two vectors, they

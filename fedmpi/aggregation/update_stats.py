@@ -22,7 +22,7 @@ from fedmpi.flat import linear
 from fedmpi.method.context import Span, Uploads
 
 
-class RecordingUploads(Uploads):
+class GramRecordingUploads(Uploads):
     """The uploads of a round; if a server rule computes the Gram matrix of the updates, it is stored here."""
 
     def __init__(self, updates: Uploads) -> None:
@@ -49,7 +49,7 @@ class RecordingUploads(Uploads):
 
 
 def compute_update_stats(
-    updates: RecordingUploads, norms: Mapping[int, float], direction: Tensor, compute_gram: bool
+    updates: GramRecordingUploads, norms: Mapping[int, float], direction: Tensor, compute_gram: bool
 ) -> dict[str, Any]:
     """Return the statistics of one round's updates, rounded to six digits.
 

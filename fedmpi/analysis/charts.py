@@ -118,12 +118,12 @@ class HeatMap:
 Chart = LineChart | BarChart | HeatMap
 
 
-def stack_bars(rows: Sequence[str], parts: Mapping[str, Sequence[float]], x_label: str) -> BarChart:
+def make_stacked_bar_chart(rows: Sequence[str], parts: Mapping[str, Sequence[float]], x_label: str) -> BarChart:
     """Return a chart with one stacked bar per row; negative lengths extend to the left of 0.
 
     parts: for each label in the legend, the length of its segment in each row.
 
-    >>> stack_bars(["a"], {"p": [1.0], "q": [2.0]}, "x").spans
+    >>> make_stacked_bar_chart(["a"], {"p": [1.0], "q": [2.0]}, "x").spans
     {'p': [(0, 0.0, 1.0)], 'q': [(0, 1.0, 3.0)]}
     """
     spans: dict[str, list[tuple[int, float, float]]] = {name: [] for name in parts}

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from fedmpi.analysis import charts, output
-from fedmpi.analysis.local_models import build_experiment
+from fedmpi.analysis.local_models import build_one_process_experiment
 from fedmpi.common import formatting, seeds
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import call_module
 from fedmpi.config.schema import Settings
-from fedmpi.data.batches import Shard, batches, distinct_samples, merge_shards
+from fedmpi.data.batches import Shard, batches, iter_samples_once_if_shared, merge_shards
 from fedmpi.models.recurrent import without_cudnn_rnn
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.finished_runs.models import load_global_model
@@ -52,7 +52,7 @@ def analyse_curvature(
     to, module = output.create_output_folder(to), load_global_model(run, settings)
     if notice := format_personal_notice(read_model_metadata(run / MODEL)):
         print_line(notice)
-    experiment = build_experiment(settings)
+    experiment = build_one_process_experiment(settings)
     experiment.model.module.load_state_dict(module.state_dict())
     facts = measure_curvature(experiment, options, print_line)
     print_line(f"eigenvalues: {'  '.join(formatting.format_number(value) for value in facts['eigenvalues'])}")
@@ -148,7 +148,7 @@ class SubsetLoss:
     def __init__(self, experiment: Experiment, samples: int) -> None:
         self.experiment = experiment
         train = experiment.data.train
-        if not train or len({id(x) for _, x, _ in distinct_samples(train)}) > 1:
+        if not train or len({id(x) for _, x, _ in iter_samples_once_if_shared(train)}) > 1:
             raise UserError("curvature: not available with data.silos, because it needs all samples in one process")
         pool = merge_shards(train)
         order = torch.randperm(len(pool), generator=seeds.torch_generator(experiment.settings.seed, "curvature"))

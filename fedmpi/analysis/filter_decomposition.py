@@ -40,7 +40,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.analysis import charts, output
-from fedmpi.analysis.local_models import build_experiment, make_trainer_with_seed, train_local_models
+from fedmpi.analysis.local_models import build_one_process_experiment, make_trainer_with_seed, train_local_models
 from fedmpi.comm.base import SingleProcess
 from fedmpi.common import formatting, seeds
 from fedmpi.common.errors import UserError
@@ -140,7 +140,7 @@ def analyse_variance(settings: Settings, replicates: int, to: Path, print_line: 
     The kernels are averaged in the two ways (1) and (2) of the module docstring. The variances are printed and written
     to variance.json and variance.png in the folder `to`.
     """
-    to, experiment = output.create_output_folder(to), build_experiment(settings)
+    to, experiment = output.create_output_folder(to), build_one_process_experiment(settings)
 
     def report_row(row: Row) -> None:
         if row["round"] == 0:
@@ -149,7 +149,7 @@ def analyse_variance(settings: Settings, replicates: int, to: Path, print_line: 
         note = "" if COEF in experiment.messages.groups_in_round(row["round"]) else " (coefficients are not sent)"
         print_line(f"round {row['round']}: {values}{note}")
 
-    facts = measure_aggregate_variance(experiment, replicates, report_row)
+    facts = train_and_measure_variance(experiment, replicates, report_row)
     print_line(f"written: {output.write_json(to / 'variance.json', facts)}")
     t = [row["round"] for row in facts["rounds"]]
     lines = [
@@ -161,7 +161,7 @@ def analyse_variance(settings: Settings, replicates: int, to: Path, print_line: 
     print_line(f"written: {charts.write_chart(chart, to / 'variance.png', 'variance of aggregated kernels')}")
 
 
-def measure_aggregate_variance(
+def train_and_measure_variance(
     experiment: Experiment, replicates: int, report_row: Callable[[Row], None] = lambda row: None
 ) -> dict[str, Any]:
     """Run an experiment, and measure in some rounds how much the averaged kernels vary.
@@ -172,10 +172,11 @@ def measure_aggregate_variance(
     Args:
         experiment: the experiment.
         replicates: how often each measured round is trained.
-        report_row: called with the result of `measure_round` for each measured round.
+        report_row: called with the result of `measure_round_variance` for each measured round.
 
     Returns:
-        A dict with `config`, `replicates`, `sha256` of the final model, and `rounds`, the results of `measure_round`.
+        A dict with `config`, `replicates`, `sha256` of the final model, and `rounds`, the results of
+        `measure_round_variance`.
     """
     extract_factors(experiment, experiment.model.w[None])  # raises an error for a model without atoms
     s, rows, final_hash = experiment.settings, list[Row](), ""
@@ -184,7 +185,7 @@ def measure_aggregate_variance(
 
     def measure_before_round(t: int) -> None:
         if t % s.evaluate.every == 0 and t < s.rounds:
-            rows.append(measure_round(experiment, fed, t, replicates))
+            rows.append(measure_round_variance(experiment, fed, t, replicates))
             report_row(rows[-1])
 
     def on_round(line: dict[str, Any]) -> None:
@@ -202,7 +203,7 @@ def measure_aggregate_variance(
     return {"config": redact(s.model_dump(mode="json")), "replicates": replicates, "sha256": final_hash, "rounds": rows}
 
 
-def measure_round(experiment: Experiment, fed: Federation, t: int, replicates: int) -> Row:
+def measure_round_variance(experiment: Experiment, fed: Federation, t: int, replicates: int) -> Row:
     """Train round t several times from the same global model, and measure how much the averaged kernels vary.
 
     Args:
@@ -233,7 +234,7 @@ def measure_round(experiment: Experiment, fed: Federation, t: int, replicates: i
 
 
 # ---- virtual clients ----
-def analyse_virtual(run: Path, settings: Settings, to: Path, print_line: Callable[[str], None]) -> None:
+def analyse_virtual_clients(run: Path, settings: Settings, to: Path, print_line: Callable[[str], None]) -> None:
     """Evaluate models with the coefficients of one client and the atoms of another (`fedmpi analyse virtual`).
 
     The results are printed as a table and written to virtual.json in the folder `to`.
@@ -241,7 +242,7 @@ def analyse_virtual(run: Path, settings: Settings, to: Path, print_line: Callabl
     to, module = output.create_output_folder(to), load_global_model(run, settings)
     options = f" {describe_value(redact(settings.data.options))}" if settings.data.options else ""
     print_line(f"data: {settings.data.source}{options}, files below {settings.data.root}")
-    experiment = build_experiment(settings)
+    experiment = build_one_process_experiment(settings)
     experiment.model.module.load_state_dict(module.state_dict())
     facts = evaluate_virtual_clients(experiment, print_line)
     for line in format_virtual_clients(facts):

@@ -91,7 +91,7 @@ def count_operations(settings: Settings, data: FederatedData, device: torch.devi
     fed = build.make_federation(experiment, SingleProcess(device), lambda: False)
     counter, steps, start = OperationCounter(), list[tuple[int, Tensor]](), torch.zeros(len(KINDS), dtype=torch.int64)
 
-    def make_step_recorder(_: ClientContext) -> StepCallback:
+    def make_training_step_callback(_: ClientContext) -> StepCallback:
         start.copy_(counter.count)
         return lambda x, y: steps.append((len(y), counter.count.clone()))  # the count when the gradient is there
 
@@ -99,7 +99,7 @@ def count_operations(settings: Settings, data: FederatedData, device: torch.devi
     trainer.mlp_backward = None  # its backward passes do not use autograd; with autograd the operations are the same
     train_local_models(fed, trainer, [client], 0)  # creates the frozen models, which runs them once, not to be counted
     with counter:
-        train_local_models(fed, trainer, [client], 0, make_step_recorder)
+        train_local_models(fed, trainer, [client], 0, make_training_step_callback)
     name = settings.method.name
     if len(steps) < 2:
         raise UserError(

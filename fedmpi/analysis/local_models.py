@@ -33,7 +33,7 @@ def load_all_data(settings: Settings) -> tuple[FederatedData, torch.device]:
     return data, device
 
 
-def build_experiment(settings: Settings) -> Experiment:
+def build_one_process_experiment(settings: Settings) -> Experiment:
     """Build the experiment of a config with all clients in this process."""
     return build.make_experiment(settings, *load_all_data(settings))
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from fedmpi.common.signals import CommandProcess
+from fedmpi.common.signals import ProcessStartState
 
 if TYPE_CHECKING:
     import typer
@@ -25,7 +25,7 @@ def main() -> NoReturn:
     without a traceback, and `fedmpi run` remembers a request to stop, because a rank that is killed by a signal would
     end the whole job.
     """
-    process = CommandProcess()
+    process = ProcessStartState()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `run_and_exit` installs its own handler
     if sys.argv[1:2] in (["run"], ["resume"]):
         gc.disable()  # imports are 10 % faster without it; it is enabled again before training
@@ -53,7 +53,7 @@ def load_app(words: Sequence[str] = ()) -> typer.Typer:
     return app
 
 
-def invoke(words: Sequence[str], process: CommandProcess) -> int:
+def invoke(words: Sequence[str], process: ProcessStartState) -> int:
     """Run a command, given as the words of its command line, and return its exit code.
 
     `app()` is not called, because its handling of interrupts differs between versions of typer.

@@ -13,7 +13,7 @@ from fedmpi.cli.arguments import (
     RunDir,
     To,
     Trust,
-    apply_machine_settings,
+    check_resources_and_set_threads,
     load_run_settings,
     make_command_group,
     require_single_process,
@@ -37,7 +37,7 @@ def variance(
     kernels, or the atoms and coefficients into which they are decomposed. Each repetition takes as long as one round.
     """
     settings = configs.load(config, overrides or ())
-    apply_machine_settings(settings, "analyse")
+    check_resources_and_set_threads(settings, "analyse")
     from fedmpi.analysis import filter_decomposition
 
     filter_decomposition.analyse_variance(settings, replicates, to, typer.echo)
@@ -55,7 +55,7 @@ def virtual(run: RunDir, overrides: Overrides = None, to: To = Path("analysis"),
     from fedmpi.runtime.code_trust import forbid_external_code
 
     with forbid_external_code(trust):
-        filter_decomposition.analyse_virtual(run, settings, to, typer.echo)
+        filter_decomposition.analyse_virtual_clients(run, settings, to, typer.echo)
 
 
 @analyse.command(short_help="Compare a metric with the parameters transmitted.")
@@ -79,7 +79,7 @@ def flops(config: Config, overrides: Overrides = None, to: To = Path("analysis")
     The client with the most samples trains its first round with both methods.
     """
     settings = configs.load(config, overrides or ())
-    apply_machine_settings(settings, "analyse")
+    check_resources_and_set_threads(settings, "analyse")
     from fedmpi.analysis import flops
 
     flops.analyse_flops(settings, to, typer.echo)

@@ -20,7 +20,7 @@ from fedmpi.comm.launchers import Job, detect
 from fedmpi.common import formatting
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.common.host_memory import count_usable_cores
-from fedmpi.common.signals import CommandProcess
+from fedmpi.common.signals import ProcessStartState
 from fedmpi.config import resources
 
 Config = Annotated[Path, Argument(metavar="CONFIG", help="The YAML file of the run.")]
@@ -58,7 +58,7 @@ def require_single_process(command: str = "analyse") -> None:
         )
 
 
-def apply_machine_settings(settings: configs.Settings, single_process_command: str | None = None) -> None:
+def check_resources_and_set_threads(settings: configs.Settings, single_process_command: str | None = None) -> None:
     """Check that this machine has the resources that the settings require, and set the number of threads.
 
     Args:
@@ -70,7 +70,7 @@ def apply_machine_settings(settings: configs.Settings, single_process_command: s
     """
     if single_process_command is not None:
         require_single_process(single_process_command)
-    resources.check_resources(settings, writes=current_job().rank == 0)
+    resources.check_threads_and_output_dir(settings, writes=current_job().rank == 0)
     set_threads(settings.compute.threads)
 
 
@@ -119,7 +119,7 @@ def make_command_group(help_text: str) -> typer.Typer:
     return commands
 
 
-def run_and_exit(command: Callable[[], int], process: CommandProcess) -> NoReturn:
+def run_and_exit(command: Callable[[], int], process: ProcessStartState) -> NoReturn:
     """Call a command and end the process with its exit code; after an exception, print a message first."""
     setup_stdio()
     signal.signal(signal.SIGINT, _handle_interrupt)
@@ -156,7 +156,7 @@ def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
         print_message(f"{make_message_prefix(job)}: warning: {message}")
 
 
-def _report_error(process: CommandProcess, message: str, code: int) -> int:
+def _report_error(process: ProcessStartState, message: str, code: int) -> int:
     """Print an error message and return the exit code; in a job of several ranks, end the whole job."""
     job = current_job()
     if job.size > 1:

@@ -15,7 +15,7 @@ from fedmpi.cli.arguments import (
     Overrides,
     RunDir,
     Trust,
-    apply_machine_settings,
+    check_resources_and_set_threads,
     load_run_settings,
     print_table,
     require_single_process,
@@ -197,7 +197,7 @@ def reproduce(
         return print_table(list(reproduce.describe_tables([*([name] if name else []), *(overrides or ())])))
     path = reproduce.find_table(name)
     sweep = expand.load_sweep(path, overrides or ())
-    apply_machine_settings(sweep.run_settings(sweep.first_stage_labels()[0]))
+    check_resources_and_set_threads(sweep.run_settings(sweep.first_stage_labels()[0]))
     import fedmpi.runtime.execute  # noqa: F401  imported here once, for all child processes
     from fedmpi.sweeps import run_sweep as runs
 

@@ -17,12 +17,12 @@ from fedmpi.cli.arguments import (
     Overrides,
     RunDir,
     Trust,
-    apply_machine_settings,
+    check_resources_and_set_threads,
     print_table,
 )
 from fedmpi.comm.failures.process_exit import exit_now
 from fedmpi.common.errors import UserError
-from fedmpi.common.signals import CommandProcess
+from fedmpi.common.signals import ProcessStartState
 from fedmpi.common.version import __version__
 from fedmpi.config import Settings
 from fedmpi.reports import write_report_after_run
@@ -52,9 +52,9 @@ def run(context: typer.Context, config: Config, overrides: Overrides = None) -> 
     _train_and_exit(configs.load(config, overrides or ()), context.obj)
 
 
-def _train_and_exit(settings: Settings, process: CommandProcess) -> NoReturn:
+def _train_and_exit(settings: Settings, process: ProcessStartState) -> NoReturn:
     """Train one run, and end the command with the run's exit code."""
-    apply_machine_settings(settings)
+    check_resources_and_set_threads(settings)
     import fedmpi.runtime.execute  # noqa: F401
 
     gc.freeze()  # imported objects need no collection; `main` has disabled the collector until here
@@ -62,7 +62,7 @@ def _train_and_exit(settings: Settings, process: CommandProcess) -> NoReturn:
     raise typer.Exit(train_and_report(settings, process))
 
 
-def train_and_report(settings: Settings, process: CommandProcess) -> int:
+def train_and_report(settings: Settings, process: ProcessStartState) -> int:
     """Train one run, write its report page, and return the exit code of `execute_run`."""
     from fedmpi.runtime.execute import execute_run
 
@@ -119,7 +119,7 @@ def replay(context: typer.Context, directory: RunDir, overrides: Overrides = Non
 
     _check_same_directory(directory, overrides or ())
     settings = load_replay_settings(directory.resolve(), trust, overrides or ())
-    apply_machine_settings(settings)
+    check_resources_and_set_threads(settings)
     from fedmpi.runtime.finished_runs.replay import replay_run as replay_run
 
     raise typer.Exit(replay_run(directory, settings, trust, typer.echo, context.obj))
@@ -136,12 +136,12 @@ def validate(config: Config, overrides: Overrides = None) -> None:
 
     if expand.is_sweep_file(config):
         sweep = expand.load_sweep(config, overrides or ())
-        apply_machine_settings(sweep.run_settings(sweep.labels[0]))
+        check_resources_and_set_threads(sweep.run_settings(sweep.labels[0]))
         from fedmpi.sweeps import run_sweep as runs
 
         return runs.validate_sweep(sweep, typer.echo)
     settings = configs.load(config, overrides or ())
-    apply_machine_settings(settings)
+    check_resources_and_set_threads(settings)
     from fedmpi.runtime.validate import validate_settings
 
     print_table(validate_settings(settings))
@@ -160,7 +160,7 @@ def plan(
     if expand.is_sweep_file(config):
         raise UserError(f"{config} is a sweep of several runs; give the config of one run, without `grid`")
     settings = configs.load(config, overrides or ())
-    apply_machine_settings(settings, "plan")
+    check_resources_and_set_threads(settings, "plan")
     from fedmpi.doctor import plan as planning
 
     facts = planning.estimate_run(settings, ranks)
@@ -180,7 +180,7 @@ def partition(
     few clients, the number of samples per client and class.
     """
     settings = configs.load(config, overrides or ())
-    apply_machine_settings(settings)
+    check_resources_and_set_threads(settings)
     from fedmpi.analysis import partition as division
 
     division.analyse_partition(settings, write, plot, typer.echo)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from typer import Argument, Option
 
-from fedmpi.cli.arguments import Jobs, Overrides, apply_machine_settings, require_single_process, run_and_exit
+from fedmpi.cli.arguments import Jobs, Overrides, check_resources_and_set_threads, require_single_process, run_and_exit
 from fedmpi.cli.runs import app, train_and_report
 from fedmpi.common.errors import UserError
-from fedmpi.common.signals import CommandProcess
+from fedmpi.common.signals import ProcessStartState
 from fedmpi.config import Settings
 from fedmpi.runtime.inspection.run_files import is_run_dir
 
@@ -62,7 +62,7 @@ def sweep(
     if status and not check:
         sweep_status.show_status(definition, typer.echo)
         return
-    apply_machine_settings(definition.run_settings(definition.first_stage_labels()[0]))
+    check_resources_and_set_threads(definition.run_settings(definition.first_stage_labels()[0]))
     from fedmpi.sweeps import run_sweep as runs
 
     if not check:
@@ -78,14 +78,14 @@ def sweep(
     raise typer.Exit(code)
 
 
-def _train_one_run(sweep: "Sweep", name: str, process: CommandProcess) -> int:
+def _train_one_run(sweep: "Sweep", name: str, process: ProcessStartState) -> int:
     """Train the run `name` of a sweep unless it is finished, and return the exit code. Works under any launcher."""
     from fedmpi.sweeps import progress, slurm
 
     settings = progress.enable_auto_resume(slurm.find_run(sweep, name))
     if progress.read_state(settings).status == progress.DONE:
         return 0
-    apply_machine_settings(settings)
+    check_resources_and_set_threads(settings)
     import fedmpi.runtime.execute  # noqa: F401
 
     return train_and_report(settings, process)
@@ -120,5 +120,5 @@ def table(
 
 def train_in_child_process(settings: Settings) -> NoReturn:
     """Train one run of a sweep in this child process, as `fedmpi run` does, and end the process with the exit code."""
-    process = CommandProcess()
+    process = ProcessStartState()
     run_and_exit(lambda: train_and_report(settings, process), process)

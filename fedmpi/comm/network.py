@@ -132,7 +132,7 @@ def set_interface_variables(name: str, env: MutableMapping[str, str]) -> None:
         env[OPEN_MPI_VARIABLES[0]] = name
 
 
-def choose_gloo_interface(rank: int, descriptions: Sequence[Mapping[str, Any]], store_address: str) -> None:
+def set_gloo_interface(rank: int, descriptions: Sequence[Mapping[str, Any]], store_address: str) -> None:
     """Set gloo's network interface (GLOO_SOCKET_IFNAME), unless comm.interface or the user has set it.
 
     By default gloo binds to the address of the host's name. If other hosts cannot reach that address (127.0.1.1 in

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class RowKey(NamedTuple):
-    """One key of a row of metrics.jsonl or clients.jsonl.
+class KeyDescription(NamedTuple):
+    """The name, type, unit and meaning of one key of the rows of metrics.jsonl or clients.jsonl.
 
     Attributes:
         type: type of the value in JSON: integer, number, text or list.
@@ -26,34 +26,34 @@ class RowKey(NamedTuple):
 
 
 METRICS_KEYS = (
-    RowKey("round", "integer", "", "counted from 0; -1: the model before training"),
+    KeyDescription("round", "integer", "", "counted from 0; -1: the model before training"),
     # In an evaluated round the metrics of the task follow `loss`.
-    RowKey("loss", "number", "", "loss of the global model on the global test set", True),
-    RowKey("train_loss", "number", "", "weighted mean of the clients' losses during local training", True),
-    RowKey("cohort", "list", "", "clients that trained in this round"),
-    RowKey("refused", "list", "", "rejected uploads: client and reason of each"),
-    RowKey("lost", "list", "", "clients of the cohort whose rank failed, if there are any"),
-    RowKey("up_parameters", "integer", "parameters", "parameters that all clients sent"),
-    RowKey("down_parameters", "integer", "parameters", "parameters that all clients received"),
-    RowKey("wall_s", "number", "s", "duration of the round on rank 0, up to and including the server's step"),
-    RowKey("train_s", "number", "s", "training time of the rank that trained longest"),
-    RowKey("wait_s", "number", "s", "time that rank 0 waited for uploads while it had no client to train"),
-    RowKey("server_s", "number", "s", "time for checking the uploads and for the server's step"),
+    KeyDescription("loss", "number", "", "loss of the global model on the global test set", True),
+    KeyDescription("train_loss", "number", "", "weighted mean of the clients' losses during local training", True),
+    KeyDescription("cohort", "list", "", "clients that trained in this round"),
+    KeyDescription("refused", "list", "", "rejected uploads: client and reason of each"),
+    KeyDescription("lost", "list", "", "clients of the cohort whose rank failed, if there are any"),
+    KeyDescription("up_parameters", "integer", "parameters", "parameters that all clients sent"),
+    KeyDescription("down_parameters", "integer", "parameters", "parameters that all clients received"),
+    KeyDescription("wall_s", "number", "s", "duration of the round on rank 0, up to and including the server's step"),
+    KeyDescription("train_s", "number", "s", "training time of the rank that trained longest"),
+    KeyDescription("wait_s", "number", "s", "time that rank 0 waited for uploads while it had no client to train"),
+    KeyDescription("server_s", "number", "s", "time for checking the uploads and for the server's step"),
     # Metrics that the method reports with `server.log_metrics(...)` come here.
-    RowKey("sent_bytes", "integer", "bytes", "bytes that rank 0 sent"),
-    RowKey("received_bytes", "integer", "bytes", "bytes that rank 0 received"),
-    RowKey("sha256", "text", "", "hash of the global model after the round"),
+    KeyDescription("sent_bytes", "integer", "bytes", "bytes that rank 0 sent"),
+    KeyDescription("received_bytes", "integer", "bytes", "bytes that rank 0 received"),
+    KeyDescription("sha256", "text", "", "hash of the global model after the round"),
     # Metrics of the other evaluation protocols come here.
-    RowKey("evaluate_s", "number", "s", "time of the evaluation"),
-    RowKey("class_accuracy", "list", "%", "accuracy on the test samples of each class", True),
-    RowKey("diverged", "integer", "", "the round in which training began to diverge, if it has"),
+    KeyDescription("evaluate_s", "number", "s", "time of the evaluation"),
+    KeyDescription("class_accuracy", "list", "%", "accuracy on the test samples of each class", True),
+    KeyDescription("diverged", "integer", "", "the round in which training began to diverge, if it has"),
 )
 CLIENTS_KEYS = (
-    RowKey("round", "integer", "", "as in metrics.jsonl"),
-    RowKey("client", "integer", "", "counted from 0"),
-    RowKey("site", "text", "", "name of the site, if clients are sites"),
-    RowKey("protocol", "text", "", "evaluation protocol"),
-    RowKey("samples", "integer", "", "number of samples on which the client was evaluated"),
+    KeyDescription("round", "integer", "", "as in metrics.jsonl"),
+    KeyDescription("client", "integer", "", "counted from 0"),
+    KeyDescription("site", "text", "", "name of the site, if clients are sites"),
+    KeyDescription("protocol", "text", "", "evaluation protocol"),
+    KeyDescription("samples", "integer", "", "number of samples on which the client was evaluated"),
     # The loss and the metrics of the task follow.
 )
 

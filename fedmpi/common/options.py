@@ -79,7 +79,7 @@ def check_options(
         UserError: a key is unknown or missing, or a value has the wrong type or is out of bounds. The message has one
             line for each such key.
     """
-    declared, required, open_ended = read_declaration(target, values, engine_arguments)
+    declared, required, open_ended = read_declared_options(target, values, engine_arguments)
     origins = origins or {}
     converted: dict[str, Any] = {}
     problems = []
@@ -118,7 +118,7 @@ def check_options(
     return converted
 
 
-def read_declaration(
+def read_declared_options(
     target: Callable[..., Any], values: Mapping[str, Any], engine_arguments: Sequence[str]
 ) -> tuple[dict[str, Any], set[str], bool]:
     """Return {option: annotation} of `target`, the names of required options, and whether it accepts other options."""

@@ -39,7 +39,7 @@ class StopRequest:
     rounds_done: bool = False
     _signalled_at: float = 0.0
     _previous_handlers: dict[int, Any] = field(default_factory=dict)  # signal -> its handler before `install_handlers`
-    _exit_code_if_alone: int | None = None  # exit code while this rank is not connected to the others
+    _exit_code_until_connected: int | None = None  # exit code while this rank is not connected to the others
 
     def __call__(self) -> bool:
         return self.rounds_done or self.signal != 0
@@ -56,7 +56,7 @@ class StopRequest:
                 if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # set by nohup
                     self._previous_handlers[number] = signal.signal(number, self._handle)
 
-    def set_exit_code_if_alone(self, code: int | None) -> None:
+    def set_exit_code_until_connected(self, code: int | None) -> None:
         """Set the exit code for a stop request that arrives before all ranks are connected.
 
         The rank exits EXIT_DELAY_S seconds after the request, unless this method is called with None in the meantime.
@@ -64,13 +64,14 @@ class StopRequest:
         Args:
             code: the exit code, or None once all ranks are connected.
         """
-        self._exit_code_if_alone = code
+        self._exit_code_until_connected = code
         if self.signal and code is not None:
             self._start_exit_timer()
 
     def _start_exit_timer(self) -> None:
         timer = threading.Timer(
-            EXIT_DELAY_S, lambda: None if self._exit_code_if_alone is None else os._exit(self._exit_code_if_alone)
+            EXIT_DELAY_S,
+            lambda: None if self._exit_code_until_connected is None else os._exit(self._exit_code_until_connected),
         )
         timer.daemon = True
         timer.start()
@@ -90,7 +91,7 @@ class StopRequest:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self.signal:
             self.signal, self._signalled_at = number, time.monotonic()
-            if self._exit_code_if_alone is not None:
+            if self._exit_code_until_connected is not None:
                 self._start_exit_timer()
         elif time.monotonic() - self._signalled_at > (
             CTRL_C_INTERVAL_S if number == self.signal == signal.SIGINT else SAME_REQUEST_S
@@ -99,7 +100,7 @@ class StopRequest:
 
 
 @dataclass
-class CommandProcess:
+class ProcessStartState:
     """The state that a `fedmpi run` process has from its start: the stop request and the launcher's process id."""
 
     stop: StopRequest = field(default_factory=StopRequest)

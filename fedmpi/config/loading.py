@@ -61,9 +61,9 @@ def load(path: str | Path, overrides: Sequence[str] = (), renamed_plugins: Mappi
     """
     path = Path(path)
     document, override = read_with_bases(path, renamed_plugins), parse_overrides(overrides)
-    check_problems([*document.old_names, *override.old_names])
+    raise_if_any_problems([*document.old_names, *override.old_names])
     if sweep_key := next((key for key in SWEEP_KEYS if key in document.data), ""):
-        check_problems(document.problems)
+        raise_if_any_problems(document.problems)
         where = document.origins.get(sweep_key, path)
         raise UserError(
             f"{where}: {sweep_key}: {path} is a sweep of several runs; train them with `fedmpi sweep {path}`"
@@ -82,18 +82,18 @@ def merge_settings(layers: Sequence[ConfigLayer], path: Path) -> Settings:
         UserError: There are mistakes; the message lists all of them.
     """
     document = reduce(merge_layers, layers)
-    check_problems(document.old_names)
+    raise_if_any_problems(document.old_names)
     document.data.setdefault("name", path.stem)
     try:
         result = Settings.model_validate_json(json.dumps(document.data), strict=True)
     except ValidationError as error:
         document.problems += validation_messages(error, document, str(path))
-    check_problems(document.problems)
+    raise_if_any_problems(document.problems)
     result._origins.update(document.origins)
     return result
 
 
-def check_problems(problems: Sequence[str]) -> None:
+def raise_if_any_problems(problems: Sequence[str]) -> None:
     """Raise UserError if the list of problems is not empty; its message contains all of them."""
     lines = list(dict.fromkeys(problems))  # a base file that is named twice would repeat its mistakes
     if lines:
@@ -305,7 +305,7 @@ def validation_messages(
     wrong = {each["loc"][:-1] for each in errors}  # a list is not too short if only its invalid items are missing
     errors = [each for each in errors if each["type"] != "too_short" or each["loc"] not in wrong]
     lines = []
-    for key, group in itertools.groupby(errors, key=lambda each: _locate_error(document.data, each)):
+    for key, group in itertools.groupby(errors, key=lambda each: _find_key_of_error(document.data, each)):
         candidates = [".".join(map(str, key[:depth])) for depth in range(len(key), 0, -1)]  # a.b.c, a.b, a
         where = next((document.origins[name] for name in candidates if name in document.origins), source)
         dotted = ".".join(shorten(str(part)) for part in key)
@@ -374,7 +374,7 @@ def _section_keys(root: type[BaseModel], *path: str | int) -> tuple[str, ...]:
     return tuple(known.model_fields) if known is not None else ()
 
 
-def _locate_error(data: Any, error: Any) -> KeyPath:
+def _find_key_of_error(data: Any, error: Any) -> KeyPath:
     """Return the key to which an error refers.
 
     Pydantic appends the names of type alternatives to the path, so the path is cut where the data end. If the message

@@ -14,7 +14,7 @@ from fedmpi.common.text import locate_key
 from fedmpi.config.schema import Settings
 
 
-def check_resources(settings: Settings, writes: bool = True) -> None:
+def check_threads_and_output_dir(settings: Settings, writes: bool = True) -> None:
     """Check the number of threads and the output directory.
 
     Args:

@@ -208,15 +208,15 @@ class _NodeChecker:
             for index, item in enumerate(node.value):
                 self.visit(item, f"{path}.{index}")
         elif isinstance(node, yaml.MappingNode):
-            self._visit_mapping(node, path)
+            self._check_mapping(node, path)
         elif isinstance(node, yaml.ScalarNode):
-            self._visit_scalar(node, locate_key(where, path))
+            self._expand_and_check_scalar(node, locate_key(where, path))
 
     def _where(self, node: yaml.Node) -> str:
         """Return the source of a node, with the line number if `has_lines` is true."""
         return f"{self.source}:{node.start_mark.line + 1}" if self.has_lines else self.source
 
-    def _visit_mapping(self, node: yaml.MappingNode, path: str) -> None:
+    def _check_mapping(self, node: yaml.MappingNode, path: str) -> None:
         """Check the keys and values of a mapping."""
         lines: dict[str, str] = {}  # key -> where it was written
         for pair in list(node.value):
@@ -238,7 +238,7 @@ class _NodeChecker:
                 lines[text] = self.document.origins[dotted] = where
                 self.visit(value, dotted)
 
-    def _visit_scalar(self, node: yaml.ScalarNode, where: str) -> None:
+    def _expand_and_check_scalar(self, node: yaml.ScalarNode, where: str) -> None:
         """Replace references to environment variables in a scalar; raise UserError if its text is not allowed."""
         text = _ENV_REFERENCE.sub(lambda reference: _expand_variable(reference, where), node.value)
         if "${" in text:

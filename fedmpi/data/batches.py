@@ -66,7 +66,7 @@ class LazyClientMapping(Mapping[int, T]):
         return len(self._clients)
 
 
-class ClientShards(LazyClientMapping[Shard]):
+class ShardsOfAllClients(LazyClientMapping[Shard]):
     """The training or test data of all clients, each of which owns some rows of the shared tensors x and y.
 
     Args:
@@ -80,25 +80,25 @@ class ClientShards(LazyClientMapping[Shard]):
         self.x, self.y, self.rows = x, y, rows
 
 
-def replace_samples(
+def map_samples_and_targets(
     shards: Mapping[K, Shard], x: Callable[[Any], Any], y: Callable[[Tensor], Tensor] = lambda y: y
 ) -> Mapping[K, Shard]:
     """Return copies of shards after applying the function x to their samples and the function y to their targets."""
-    if isinstance(shards, ClientShards):
-        return ClientShards(x(shards.x), y(shards.y), shards.rows)  # type: ignore[return-value]
+    if isinstance(shards, ShardsOfAllClients):
+        return ShardsOfAllClients(x(shards.x), y(shards.y), shards.rows)  # type: ignore[return-value]
     return {k: Shard(x(shard.x), y(shard.y), shard.index) for k, shard in shards.items()}
 
 
-def distinct_samples(shards: Mapping[int, Shard]) -> Iterator[tuple[int, Any, Tensor]]:
+def iter_samples_once_if_shared(shards: Mapping[int, Shard]) -> Iterator[tuple[int, Any, Tensor]]:
     """Yield (client, x, y) for each client, or only for client 0 if all clients share the tensors x and y."""
-    if isinstance(shards, ClientShards):
+    if isinstance(shards, ShardsOfAllClients):
         return iter([(0, shards.x, shards.y)])
     return ((k, shard.x, shard.y) for k, shard in shards.items())
 
 
 def merge_shards(shards: Mapping[int, Shard]) -> Shard:
     """Return one shard with the rows of all clients in ascending order. All shards must share the same x and y."""
-    if isinstance(shards, ClientShards) and isinstance(shards.rows, Partition):
+    if isinstance(shards, ShardsOfAllClients) and isinstance(shards.rows, Partition):
         return Shard(shards.x, shards.y, torch.from_numpy(np.sort(shards.rows.order)))
     parts = list(shards.values())
     return Shard(parts[0].x, parts[0].y, torch.cat([shard.index for shard in parts]).sort().values)

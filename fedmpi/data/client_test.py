@@ -81,7 +81,7 @@ def select_client_tests(
                 f"{', or data.partition.scheme: site' if site_of_client is None else ''}"
             )
         sites = max(int(site_of_client.max()), int(dataset.test_site.max()) if len(dataset.test_site) else 0) + 1
-        return _select_parts(Partition.from_owners(dataset.test_site.numpy(), sites), site_of_client)
+        return _assign_parts_to_clients(Partition.from_owners(dataset.test_site.numpy(), sites), site_of_client)
     if not has_labels:
         raise UserError(
             f"data.client_test: {client_test} selects test rows by class, but the targets are not class numbers; set "
@@ -108,7 +108,7 @@ def select_client_tests(
     return sizes, LazyClientMapping(len(counts), aligned)
 
 
-def _select_parts(parts: Partition, part_of_client: np.ndarray) -> ClientTestRows:
+def _assign_parts_to_clients(parts: Partition, part_of_client: np.ndarray) -> ClientTestRows:
     """Return the test rows of all clients: client k gets parts[part_of_client[k]]."""
     return parts.sizes[part_of_client], LazyClientMapping(
         len(part_of_client), lambda k: torch.from_numpy(parts[part_of_client[k]])
@@ -127,7 +127,7 @@ def _deal_test_shards(test_y: np.ndarray, label_matrix: np.ndarray | None, seed:
         if rows < shards:
             problem = f"class {c} has only {rows} test rows for {shards} shards (at least one per shard)"
             raise UserError(f"data.client_test: shards is not possible, because {problem}; set it to class_match")
-    return _select_parts(
+    return _assign_parts_to_clients(
         deal_shards(test_y, label_matrix, seeds.numpy_generator(seed, "test shards")), np.arange(len(label_matrix))
     )
 

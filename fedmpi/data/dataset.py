@@ -68,16 +68,16 @@ class Dataset:
         if len(self.train_x) == 0:
             raise UserError("data set: there are no training samples; return at least one")
         for kind in "xy":
-            train, test = (_describe(getattr(self, f"{part}_{kind}")) for part in ("train", "test"))
+            train, test = (_describe_row_format(getattr(self, f"{part}_{kind}")) for part in ("train", "test"))
             if train != test:
                 what = f"a row of train_{kind} is {train}, but a row of test_{kind} is {test}"
                 raise UserError(f"data set: {what}; shapes and types must be equal")
         if self.global_test_x is not None:
             _check_samples("global_test_x", self.global_test_x, len(self.test_y), single=True)
-            if _describe(self.global_test_x) != _describe(self.test_x):
+            if _describe_row_format(self.global_test_x) != _describe_row_format(self.test_x):
                 raise UserError(
-                    f"data set: a row of global_test_x is {_describe(self.global_test_x)}; it must be like a row of "
-                    f"test_x, {_describe(self.test_x)}"
+                    f"data set: a row of global_test_x is {_describe_row_format(self.global_test_x)}; it must be like "
+                    f"a row of test_x, {_describe_row_format(self.test_x)}"
                 )
         for name, part in (("site", "train_y"), ("test_site", "test_y"), ("group", "train_y")):
             if (owner := getattr(self, name)) is not None:
@@ -94,7 +94,7 @@ def is_labels(y: Tensor, classes: int) -> bool:
     return classes > 1 and y.dtype == torch.int64 and y.ndim == 1
 
 
-def _describe(x: Samples) -> str:
+def _describe_row_format(x: Samples) -> str:
     """Return the shape and type of one row of the samples or targets x as a string."""
     return "; ".join(
         f"{name} {tuple(part.shape[1:])} {str(part.dtype).removeprefix('torch.')}".strip()

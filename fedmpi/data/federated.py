@@ -22,7 +22,13 @@ from fedmpi.common.inputs import Shape, Type
 from fedmpi.common.target_scale import TargetScale
 from fedmpi.common.text import shorten, suggest_name
 from fedmpi.common.user_code_errors import make_located_error
-from fedmpi.data.batches import ClientShards, LazyClientMapping, Shard, distinct_samples, replace_samples
+from fedmpi.data.batches import (
+    LazyClientMapping,
+    Shard,
+    ShardsOfAllClients,
+    iter_samples_once_if_shared,
+    map_samples_and_targets,
+)
 from fedmpi.data.client_test import ClientTest, select_client_tests
 from fedmpi.data.dataset import Dataset, is_labels
 from fedmpi.data.lazy_images import MAX_FLOAT_BYTES, LazyImages
@@ -80,7 +86,7 @@ class FederatedData:
         Args:
             channels_last: whether images (n, C, H, W) are stored in the memory format channels_last.
         """
-        trained = {id(x) for _, x, _ in distinct_samples(self.train)}
+        trained = {id(x) for _, x, _ in iter_samples_once_if_shared(self.train)}
 
         def move(x: Any) -> Any:
             if isinstance(x, LazyImages):
@@ -89,9 +95,11 @@ class FederatedData:
             new = x.to(device)
             return to_memory_format(new, channels_last) if isinstance(new, Tensor) else new
 
-        return self.with_samples(move, lambda y: y.to(device))
+        return self.with_mapped_samples(move, lambda y: y.to(device))
 
-    def with_samples(self, x: Callable[[Any], Any], y: Callable[[Tensor], Tensor] = lambda y: y) -> FederatedData:
+    def with_mapped_samples(
+        self, x: Callable[[Any], Any], y: Callable[[Tensor], Tensor] = lambda y: y
+    ) -> FederatedData:
         """Return a copy in which samples are replaced by x(samples) and targets by y(targets), for functions x and y.
 
         Tensors that several clients share are converted only once.
@@ -100,11 +108,11 @@ class FederatedData:
         test = {"": self.global_test} if self.global_test else {}
         return replace(
             self,
-            train=replace_samples(self.train, x, y),
-            test=replace_samples(self.test, x, y),
-            validation=replace_samples(self.validation, x, y),
-            test_by_site=replace_samples(self.test_by_site, x, y),
-            global_test=replace_samples(test, x, y).get(""),
+            train=map_samples_and_targets(self.train, x, y),
+            test=map_samples_and_targets(self.test, x, y),
+            validation=map_samples_and_targets(self.validation, x, y),
+            test_by_site=map_samples_and_targets(self.test_by_site, x, y),
+            global_test=map_samples_and_targets(test, x, y).get(""),
         )
 
 
@@ -173,8 +181,8 @@ def split(
         train_sizes=parts.sizes,
         test_sizes=test_sizes,
         label_counts=counts,
-        train=ClientShards(dataset.train_x, dataset.train_y, parts),
-        test=ClientShards(dataset.test_x, dataset.test_y, test_rows),
+        train=ShardsOfAllClients(dataset.train_x, dataset.train_y, parts),
+        test=ShardsOfAllClients(dataset.test_x, dataset.test_y, test_rows),
         global_test=Shard(global_x, dataset.test_y, torch.arange(len(global_x))),
         parts=parts,
         site_names=tuple(dataset.site_names[k] for k in site_of_client)
@@ -308,7 +316,7 @@ def hold_out_validation(data: FederatedData, share: float, seed: int) -> Federat
             stacklevel=2,
         )
     new = replace(data, validation_sizes=sizes, train_sizes=data.train_sizes - sizes)
-    if not isinstance(data.train, ClientShards):
+    if not isinstance(data.train, ShardsOfAllClients):
         for k, own in train.items():
             counts[k] = count_labels(own.y[own.index], data.classes)
         return replace(new, train=train, validation=validation, label_counts=counts)
@@ -319,8 +327,8 @@ def hold_out_validation(data: FederatedData, share: float, seed: int) -> Federat
     counts = count_labels_by_client(y, data.classes, parts)
     return replace(
         new,
-        train=ClientShards(x, y, parts),
-        validation=ClientShards(x, y, validation_parts),
+        train=ShardsOfAllClients(x, y, parts),
+        validation=ShardsOfAllClients(x, y, validation_parts),
         label_counts=counts,
         parts=parts,
     )
@@ -386,7 +394,7 @@ def add_augmentation(data: FederatedData, transforms: Sequence[Transform]) -> Fe
         )
         raise UserError(f"data.augment needs images, but a sample of this data set {what}; remove data.augment")
     new_shape = ImagePipeline(transforms=tuple(transforms)).output_shape(shape)
-    return replace(data.with_samples(lambda x: _add_transforms(x, transforms)), input_shape=new_shape)
+    return replace(data.with_mapped_samples(lambda x: _add_transforms(x, transforms)), input_shape=new_shape)
 
 
 def _add_transforms(x: Tensor | LazyImages, transforms: Sequence[Transform]) -> LazyImages:

@@ -86,7 +86,7 @@ class Preparation(ABC):
         return ()
 
     @abstractmethod
-    def read(self, request: PredictionRequest) -> NewRows:
+    def read_requested_rows(self, request: PredictionRequest) -> NewRows:
         """Read and prepare the rows of a request; raise UserError if they do not match the training rows."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class ReadyInputs(Preparation):
 
     kind: ClassVar[str] = "ready"
 
-    def read(self, request: PredictionRequest) -> NewRows:
+    def read_requested_rows(self, request: PredictionRequest) -> NewRows:
         shape, dtype = decode_format(self.sample)
         arrays, where = load_arrays(
             request, "an .npz file with inputs of the model, prepared like those of the training"

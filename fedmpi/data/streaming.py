@@ -64,7 +64,7 @@ class DiskSource(ABC):
         """
 
 
-def _split_rows(parts: Sequence[Any], rows: np.ndarray) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
+def _assign_rows_to_parts(parts: Sequence[Any], rows: np.ndarray) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
     """Find the parts of a concatenation that contain the given rows.
 
     Yields:
@@ -88,17 +88,17 @@ class ConcatSource(DiskSource):
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         out = np.empty((len(rows), *self.shape[1:]), self.dtype)
-        for part, own_rows, positions in _split_rows(self.parts, rows):
+        for part, own_rows, positions in _assign_rows_to_parts(self.parts, rows):
             out[positions] = part.read(own_rows)
         return out
 
     def fingerprint(self, rows: np.ndarray) -> Iterator[bytes]:
-        for part, own_rows, _ in _split_rows(self.parts, rows):
+        for part, own_rows, _ in _assign_rows_to_parts(self.parts, rows):
             yield from part.fingerprint(own_rows)
 
 
 @final
-class StoredArrays:
+class Hdf5Arrays:
     """The concatenation of uint8 data sets in HDF5 files, whose rows can be read in any order: `stored[rows]`."""
 
     dtype = np.dtype(np.uint8)
@@ -114,7 +114,7 @@ class StoredArrays:
 
     def __getitem__(self, rows: np.ndarray) -> np.ndarray:
         out = np.empty((len(rows), *self.shape[1:]), np.uint8)
-        for part, own_rows, positions in _split_rows(self.parts, rows):
+        for part, own_rows, positions in _assign_rows_to_parts(self.parts, rows):
             unique_rows, inverse = np.unique(own_rows, return_inverse=True)
             block = slice(int(unique_rows[0]), int(unique_rows[-1]) + 1)  # faster than a list of rows
             out[positions] = part[block if block.stop - block.start == len(unique_rows) else unique_rows][inverse]
@@ -122,7 +122,7 @@ class StoredArrays:
 
 
 @final
-class ArraySource(DiskSource):
+class Hdf5Source(DiskSource):
     """Images (c, H, W) or volumes (c, D, H, W) in HDF5 files.
 
     Args:
@@ -130,7 +130,7 @@ class ArraySource(DiskSource):
         axes: the order of the array's axes, such as NHWC; N stands for the rows.
     """
 
-    def __init__(self, array: StoredArrays, axes: str) -> None:
+    def __init__(self, array: Hdf5Arrays, axes: str) -> None:
         self.array, self.axes = array, axes
         self.shape = (len(array), *self.read(np.arange(0)).shape[1:])
 

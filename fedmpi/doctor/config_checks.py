@@ -33,23 +33,30 @@ def check_config(path: str, *overrides: str) -> Iterator[ReportRow]:
     except UserError as error:
         yield ReportRow("config", str(error), FAIL)
         return
-    for check in (check_output, check_ranks, check_device, check_backend, check_memory):
+    reports = {
+        "output": report_output_directory,
+        "ranks": report_ranks_and_failure_policy,
+        "device": report_device,
+        "backend": report_backend_and_interface,
+        "memory": report_memory_needs,
+    }
+    for name, report in reports.items():
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                row = check(settings, job)
+                row = report(settings, job)
             except Exception as error:
                 known = str(error) if isinstance(error, UserError) else explain_known_error(error)
                 if known is None:
                     raise
-                row = ReportRow(check.__name__.removeprefix("check_"), known, FAIL)
+                row = ReportRow(name, known, FAIL)
         yield from (
             ReportRow(row.name, str(each.message), WARN) for each in caught if issubclass(each.category, UserWarning)
         )
         yield row
 
 
-def check_ranks(settings: configs.Settings, job: Job) -> ReportRow:
+def report_ranks_and_failure_policy(settings: configs.Settings, job: Job) -> ReportRow:
     """Report the number of ranks, and whether the job would continue after a rank failure."""
     from fedmpi.runtime import build_data
 
@@ -71,7 +78,7 @@ def check_ranks(settings: configs.Settings, job: Job) -> ReportRow:
     )
 
 
-def check_device(settings: configs.Settings, job: Job) -> ReportRow:
+def report_device(settings: configs.Settings, job: Job) -> ReportRow:
     """Report the device on which a rank of this host would train."""
     import torch
 
@@ -83,7 +90,7 @@ def check_device(settings: configs.Settings, job: Job) -> ReportRow:
     return ReportRow("device", f"{picked}, {torch.cuda.get_device_name(picked)}" if picked.type == "cuda" else "cpu")
 
 
-def check_backend(settings: configs.Settings, job: Job) -> ReportRow:
+def report_backend_and_interface(settings: configs.Settings, job: Job) -> ReportRow:
     """Report the communication back end and the network interface that the ranks would use."""
     if settings.comm.backend == "mpi":
         from fedmpi.comm.backends import mpi
@@ -119,7 +126,7 @@ def _predict_backend(settings: configs.Settings, job: Job) -> str:
     return choice.choose_backend(settings.comm.backend, descriptions)
 
 
-def check_memory(settings: configs.Settings, job: Job) -> ReportRow:
+def report_memory_needs(settings: configs.Settings, job: Job) -> ReportRow:
     """Build data, model and method, as `fedmpi validate` does, and report the memory that they need."""
     from fedmpi.runtime.validate import validate_settings
 
@@ -128,9 +135,9 @@ def check_memory(settings: configs.Settings, job: Job) -> ReportRow:
     return ReportRow("memory", join_nonempty(text for label, text in rows if label == "memory"))
 
 
-def check_output(settings: configs.Settings, job: Job) -> ReportRow:
+def report_output_directory(settings: configs.Settings, job: Job) -> ReportRow:
     """Check the resources that the config requires, and report the run directory and the free space there."""
-    resources.check_resources(settings, writes=job.rank == 0)
+    resources.check_threads_and_output_dir(settings, writes=job.rank == 0)
     place = settings.output.absolute() / settings.name
     free = shutil.disk_usage(next(path for path in place.parents if path.is_dir())).free
     number = "; it exists already, so a number will be appended to the run's name" if place.exists() else ""

@@ -33,7 +33,7 @@ RANK_VARIABLE_PREFIXES = ("OMPI_COMM_WORLD_", "OMPI_MCA_mpi_ft", "PMIX_", "PMI_"
 
 
 # ---- software ----
-def check_software() -> Iterator[ReportRow]:
+def report_software() -> Iterator[ReportRow]:
     """Report the versions of fedmpi, Python and the packages that fedmpi uses."""
     from fedmpi.runtime.record.metadata import find_git_commit, find_installed_version
 
@@ -46,7 +46,7 @@ def check_software() -> Iterator[ReportRow]:
     )
 
 
-def check_torch() -> Iterator[ReportRow]:
+def report_torch_and_gpus() -> Iterator[ReportRow]:
     """Report the version of torch, its communication back ends, and the GPUs that it can use."""
     import torch
 
@@ -74,7 +74,7 @@ def check_torch() -> Iterator[ReportRow]:
 
 
 # ---- ranks ----
-def check_job() -> Iterator[ReportRow]:
+def report_job() -> Iterator[ReportRow]:
     """Report the launcher and number of ranks of this process's job, and how the ranks would find each other."""
     env = os.environ
     try:
@@ -98,7 +98,7 @@ def check_job() -> Iterator[ReportRow]:
     yield ReportRow("joins", f"by {by}")
 
 
-def check_launchers() -> Iterator[ReportRow]:
+def report_launchers() -> Iterator[ReportRow]:
     """Report the MPI library that mpi4py loads, and mpirun, srun and torchrun; warn if they do not match."""
     env = {name: text for name, text in os.environ.items() if not name.startswith(RANK_VARIABLE_PREFIXES)}
     text, problem = run_program([sys.executable, "-m", "mpi4py", "--mpi-lib-version"], MPI_TIMEOUT_S, env)
@@ -107,7 +107,7 @@ def check_launchers() -> Iterator[ReportRow]:
     if mpi:
         _, problem = run_program([sys.executable, "-m", "mpi4py.bench", "helloworld"], MPI_TIMEOUT_S, env)
         yield ReportRow("mpi_init", problem or "works in one process", WARN if problem else OK)
-    mpirun = check_launcher("mpirun")
+    mpirun = report_launcher_version("mpirun")
     yield mpirun
     version = re.search(r"\d+\.\d+(\.\d+)?", mpirun.text)
     if mpi and version and (("Open MPI" in mpi) != ("Open MPI" in mpirun.text) or version[0] not in mpi):
@@ -115,7 +115,7 @@ def check_launchers() -> Iterator[ReportRow]:
         yield ReportRow(
             "mpirun", f"does not belong to the MPI that mpi4py loads, so that each rank would run alone: {advice}", WARN
         )
-    yield check_launcher("srun")
+    yield report_launcher_version("srun")
     path = shutil.which("torchrun")
     is_own = path is not None and Path(path).resolve().parent == Path(sys.executable).parent.resolve()
     other = f"belongs to another Python ({path}), whose packages may differ: use the torchrun of this Python"
@@ -123,7 +123,7 @@ def check_launchers() -> Iterator[ReportRow]:
     yield ReportRow("torchrun", text, OK if is_own or path is None else WARN)
 
 
-def check_launcher(name: str) -> ReportRow:
+def report_launcher_version(name: str) -> ReportRow:
     """Report the path and version of mpirun or srun."""
     path = shutil.which(name)
     if path is None:
@@ -159,7 +159,7 @@ def run_program(words: Sequence[str], limit_s: float, env: Mapping[str, str] | N
 
 
 # ---- the machine ----
-def check_cores_and_memory() -> Iterator[ReportRow]:
+def report_cores_and_memory() -> Iterator[ReportRow]:
     """Report the number of usable cores, the free memory, and the memory limit of the control group."""
     yield ReportRow("cores", f"{count_usable_cores()} usable of {os.cpu_count() or 'unknown'}, {platform.machine()}")
     free, limit = get_available_bytes(), min((limit for limit, _ in read_memory_limits()), default=None)
@@ -168,7 +168,7 @@ def check_cores_and_memory() -> Iterator[ReportRow]:
     yield ReportRow("memory", join_nonempty(parts))
 
 
-def check_disks() -> Iterator[ReportRow]:
+def report_free_disk_space() -> Iterator[ReportRow]:
     """Report the free space for temporary files of torch and MPI, and for shared memory between ranks of a host."""
     for name, place in (("temporary", tempfile.gettempdir()), ("shared memory", "/dev/shm")):
         if os.path.isdir(place):
@@ -178,7 +178,7 @@ def check_disks() -> Iterator[ReportRow]:
             yield ReportRow(name, f"{place}, {format_bytes(free)} free{advice}", WARN if is_little else OK)
 
 
-def check_network() -> Iterator[ReportRow]:
+def report_network() -> Iterator[ReportRow]:
     """Report the host's name, the address to which it resolves, the network interfaces, and the Slurm job."""
     host, env = socket.gethostname(), os.environ
     address = network.resolve_host(host)

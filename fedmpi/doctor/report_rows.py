@@ -30,9 +30,9 @@ def print_report(show: Callable[[str], None], config: Path | None = None, overri
     except UserError:  # reported in a row
         pass
     groups: dict[str, tuple[Check, ...]] = {
-        "software": (machine.check_software, machine.check_torch),
-        "ranks": (machine.check_job, machine.check_launchers),
-        "machine": (machine.check_cores_and_memory, machine.check_disks, machine.check_network),
+        "software": (machine.report_software, machine.report_torch_and_gpus),
+        "ranks": (machine.report_job, machine.report_launchers),
+        "machine": (machine.report_cores_and_memory, machine.report_free_disk_space, machine.report_network),
     }
     if config is not None:
         groups["config"] = (lambda: config_checks.check_config(str(config), *overrides),)
@@ -52,7 +52,7 @@ def _run_check(check: Check, title: str) -> Iterator[ReportRow]:
     try:
         yield from check()
     except Exception as error:
-        name = "config" if title == "config" else getattr(check, "__name__", title).removeprefix("check_")
+        name = "config" if title == "config" else getattr(check, "__name__", title).removeprefix("report_")
         reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         yield ReportRow(name, f"check failed: {reason}", FAIL if title == "config" else WARN)
 

@@ -73,7 +73,7 @@ class ClientStates:
         event                  recorded in    undone by
         a client trains        _rows_before   end_round, if the upload is refused; undo_round, if the round is repeated
         its row is moved       move_log       undo_round, unless every rank has completed its moves
-        its rank fails         reassigned     reassign, if another rank fails in the same round
+        its rank fails         reassigned     reassign_clients_of_failed_ranks, if another rank fails in the same round
 
     `RoundControl.mark_round_begun` discards the records of the last two kinds when the next round begins. `end_round`
     discards those of the first kind, once it is known which uploads were refused.
@@ -180,7 +180,7 @@ class ClientStates:
         """
         if self._rows_before_round == t:
             self.rows |= {k: row for k, (row, _) in self._rows_before.items()}
-            self._set_rounds({k: made_by for k, (_, made_by) in self._rows_before.items()})
+            self._record_state_rounds({k: made_by for k, (_, made_by) in self._rows_before.items()})
             self._rows_before.clear()
         log, self.move_log = self.move_log, MoveLog()
         if keep_moves:
@@ -191,7 +191,7 @@ class ClientStates:
                 self.rows.pop(k, None)
         self._store_rows(log.sent_rows)
 
-    def reassign(self, alive: Collection[int], ranks: Sequence[int], *, move: bool) -> None:
+    def reassign_clients_of_failed_ranks(self, alive: Collection[int], ranks: Sequence[int], *, move: bool) -> None:
         """Record the clients of failed ranks in `reassigned`, each with its failed rank; move them to other ranks.
 
         The result depends only on the arguments and on which rank owned each client before the round.
@@ -231,7 +231,7 @@ class ClientStates:
         """Set clients back to the states that earlier rounds produced; `rounds` maps each client to such a round."""
         for k in rounds:
             self.rows.pop(k, None)
-        self._set_rounds(rounds)
+        self._record_state_rounds(rounds)
 
     def replay_failures(self, t: int, lost_ranks: LostRanks, *, evaluated: bool) -> None:
         """Apply the rank failures recorded for round t to the client states, in a replay (faults.replay).
@@ -288,7 +288,7 @@ class ClientStates:
         """Add state rows, which may be on any device, to the rows of this rank."""
         self.rows |= {k: row.to(self.w0.device) for k, row in rows.items()}
 
-    def _set_rounds(self, rounds: Mapping[int, int]) -> None:
+    def _record_state_rounds(self, rounds: Mapping[int, int]) -> None:
         """Record for each client in `rounds` which round produced its state."""
         self.last_trained = {k: t for k, t in {**self.last_trained, **rounds}.items() if t != INITIAL_STATE}
 

@@ -224,7 +224,7 @@ class Evaluator:
                 continue
             rows, weights = self._evaluate_clients(protocol, t, downloads)
             if self.server is not None:
-                metrics |= self._combine_shards(t, protocol, rows, weights)
+                metrics |= self._combine_metrics_of_shards(t, protocol, rows, weights)
                 shared = self.data.global_test if protocol == "personal_on_global" else None
                 for k in sorted(rows):
                     samples = int(self.data.test_sizes[k]) if shared is None else len(shared)
@@ -260,14 +260,14 @@ class Evaluator:
         rows, weights = dict[str, Metrics](), dict[str, float]()
         for site, shard in self.data.test_by_site.items():
             rows[site], weights[site] = self._metrics_and_weight(self._evaluate_global_model(t, shard))
-        over_sites = self._combine_shards(t, "sites", rows, weights)
+        over_sites = self._combine_metrics_of_shards(t, "sites", rows, weights)
         return over_sites | {f"{name}@{site}": row[name] for site, row in rows.items() for name in self.names}
 
     def _evaluate_validation(self, t: int, downloads: Mapping[int, Tensor]) -> Metrics:
         """Return, on rank 0, the metrics on the validation rows of all clients; return {} on other ranks."""
         if self.is_silo or self.selects_by_own_models:
             rows, weights = self._evaluate_clients("validation", t, downloads)
-            return {} if self.server is None else self._combine_shards(t, "validation", rows, weights)
+            return {} if self.server is None else self._combine_metrics_of_shards(t, "validation", rows, weights)
         return {} if self.server is None else self._evaluate_global_model(t, merge_shards(self.data.validation)).metrics
 
     # ---- clients and sites ----
@@ -279,7 +279,7 @@ class Evaluator:
         weight = float(self.trainer.task.split_weight(evaluation.targets)) if len(evaluation.targets) else 0.0
         return evaluation.metrics if weight else {**evaluation.metrics, "loss": nan}, weight
 
-    def _combine_shards(
+    def _combine_metrics_of_shards(
         self, t: int, protocol: str, rows: Mapping[Any, Metrics], weights: Mapping[Any, float]
     ) -> Metrics:
         """Combine the metrics of all clients or sites.
@@ -343,7 +343,9 @@ class Evaluator:
         shard = self.data.global_test if protocol == "personal_on_global" else own[client.id]
         assert shard is not None
         result = self._metrics_and_weight(evaluate_model(trainer, shard, self.config.eval_batch, predict))
-        inputs.check_hooks(trainer.method, client.where, "personal_weights", "personal_buffers", "finetune", "predict")
+        inputs.raise_if_written(
+            trainer.method, client.where, "personal_weights", "personal_buffers", "finetune", "predict"
+        )
         return result
 
 

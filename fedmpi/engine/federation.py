@@ -34,7 +34,7 @@ from fedmpi.engine.diagnostics.probes import Probes
 from fedmpi.engine.faults.recovery import FailurePolicy
 from fedmpi.engine.faults.upload_filter import UpdateFilter
 from fedmpi.engine.federation_config import FederationConfig, RunCallbacks
-from fedmpi.engine.hook_checks import check_metric_names
+from fedmpi.engine.hook_checks import check_no_metric_name_clash
 from fedmpi.engine.messages import FAILED, STOP
 from fedmpi.engine.packed import packed_rounds
 from fedmpi.engine.reporting import Reporter
@@ -273,7 +273,7 @@ class Federation:
             "server_s": time.perf_counter() - arrived,
         }
         if metrics:
-            check_metric_names(self.trainer.method, metrics, self.trainer.task.names, f"round {t}")
+            check_no_metric_name_clash(self.trainer.method, metrics, self.trainer.task.names, f"round {t}")
         received.release()
         sent_bytes, received_bytes = self.comm.sent_bytes - bytes_before[0], self.comm.received_bytes - bytes_before[1]
         return row | metrics | {"sent_bytes": sent_bytes, "received_bytes": received_bytes}

@@ -215,7 +215,9 @@ def forward_error(module: nn.Module, x: Samples, error: Exception) -> Exception:
     return UserError(f"{text} ({place})" if place else text)
 
 
-def check_metric_names(method: Method, names: Collection[str], task_metrics: Collection[str], where: str) -> None:
+def check_no_metric_name_clash(
+    method: Method, names: Collection[str], task_metrics: Collection[str], where: str
+) -> None:
     """Raise UserError if a metric that the method logs has the name of an existing key of metrics.jsonl."""
     for name in names:
         if name in RESERVED_NAMES or name in task_metrics:
@@ -269,7 +271,7 @@ class ReadOnlyCheck:
         pairs = zip(self.tensors.items(), self.versions, strict=True)
         return next(name for (name, tensor), version in pairs if tensor._version != version)
 
-    def check_hooks(self, method: Method, where: str, *hooks: str, by: Any = None) -> None:
+    def raise_if_written(self, method: Method, where: str, *hooks: str, by: Any = None) -> None:
         """Raise UserError if a tensor was written to.
 
         Args:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.aggregation.server_optimizers import ServerOptimizer
-from fedmpi.aggregation.update_stats import RecordingUploads, compute_update_stats
+from fedmpi.aggregation.update_stats import GramRecordingUploads, compute_update_stats
 from fedmpi.comm import RankLostError
 from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
@@ -134,7 +134,7 @@ class FederationServer:
         inputs = hook_checks.ReadOnlyCheck(self._hook_inputs)
         with add_error_context(where), seeds.temporary_seed(self.view.seed, "download", t, client):
             row = self.method.download(self.view, client)
-        inputs.check_hooks(self.method, where, "download")
+        inputs.raise_if_written(self.method, where, "download")
         declared, packing = self.method.per_client_download, self.messages.per_client_download
         hook_checks.check_slots(self.method, "download", row, declared, packing, where, self.w)
         return row
@@ -160,9 +160,9 @@ class FederationServer:
         Returns:
             The metrics that the method itself has logged.
         """
-        recorder: RecordingUploads | None = None
+        recorder: GramRecordingUploads | None = None
         if self.recorded_stats and "dw" in upload.packing.shapes and upload.w.size:
-            recorder = updates = RecordingUploads(updates)
+            recorder = updates = GramRecordingUploads(updates)
         view = self.view
         view.round, view.train_lr, view.logged = t, train_lr, {}
         view.segments, view.shared = upload.dw_layout.segments, upload.w.take(self.w)
@@ -205,10 +205,10 @@ class FederationServer:
         chance = seeds.temporary_seed(view.seed, "aggregate", view.round) if own else nullcontext()
         with add_error_context(where, RankLostError), chance:  # RankLostError: the code may query other ranks
             direction, state = hook_checks.check_pair(method, "aggregate", method.aggregate(view, updates), where)
-            read.check_hooks(method, where, "aggregate")
+            read.raise_if_written(method, where, "aggregate")
             if self.rule is not None:
                 ruled = self.rule(updates, view)
-                read.check_hooks(method, where, by=self.rule)
+                read.raise_if_written(method, where, by=self.rule)
         hook_checks.check_tensor(method, "aggregate", direction, size, where, self.w)
         declared, packing = method.server_state, self.messages.server_state
         hook_checks.check_slots(method, "aggregate", state, declared, packing, where, self.w)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.aggregation import rules
-from fedmpi.aggregation.gradient_harmonization import harmonize_hierarchically
+from fedmpi.aggregation.gradient_harmonization import harmonize_as_in_fedld_code
 from fedmpi.method import SHARED, Method, Server, Slots, State, Uploads, declared_property, option
 
 HISTORY_DECAY = 0.99  # weight of the history in (4)
@@ -46,6 +46,7 @@ class FedGH(Method):
         for segment in server.segments:
             span = segment.start, segment.stop
             along = updates.inner_products(server.state.history[slice(*span)], "dw", span)
-            parts.append(updates.combine(harmonize_hierarchically(updates.gram("dw", span), along), "dw", span))  # (3)
+            coefficients = harmonize_as_in_fedld_code(updates.gram("dw", span), along)  # (3)
+            parts.append(updates.combine(coefficients, "dw", span))
         direction = torch.cat(parts)
         return direction, State(history=HISTORY_DECAY * server.state.history + (1 - HISTORY_DECAY) * direction)  # (4)

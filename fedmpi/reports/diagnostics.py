@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from fedmpi.analysis.charts import HeatMap, stack_bars
+from fedmpi.analysis.charts import HeatMap, make_stacked_bar_chart
 from fedmpi.reports.page import Figure, Paragraph, Part, Value
 from fedmpi.reports.run_groups import (
     Curve,
@@ -239,5 +239,5 @@ def _plot_layers(run: Run) -> Figure | None:
         "which is this value times sqrt(n), and columns, computed with norms along the first dimension of each tensor, "
         "as in the authors' code."
     )
-    chart = stack_bars(list(last), {"strength": list(last.values())}, "mean of Lambda")
+    chart = make_stacked_bar_chart(list(last), {"strength": list(last.values())}, "mean of Lambda")
     return Figure("steps-layers", "Lambda, mean over a layer's weights", chart, ("round", "layer", *keys), data, note)

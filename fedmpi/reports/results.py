@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from fedmpi.analysis.charts import BarChart, HeatMap, LineChart, Series, stack_bars
+from fedmpi.analysis.charts import BarChart, HeatMap, LineChart, Series, make_stacked_bar_chart
 from fedmpi.common.metrics_row import CLIENTS_NAMES
 from fedmpi.common.text import format_metric, format_metric_title, pluralize
 from fedmpi.reports.page import Figure, Paragraph, Part, Table, Value, format_cell
@@ -212,7 +212,7 @@ def _chart_by_client(values: dict[str, float], part: str, label: str, order: str
         order: the label of the x axis of a line chart.
     """
     if len(values) <= MAX_CLIENT_BARS and min(values.values(), default=0.0) >= 0:
-        return stack_bars(list(values), {part: list(values.values())}, label)
+        return make_stacked_bar_chart(list(values), {part: list(values.values())}, label)
     return LineChart([Series(part, range(1, len(values) + 1), list(values.values()))], order, label)
 
 

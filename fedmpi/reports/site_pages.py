@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedmpi.analysis.charts import stack_bars
+from fedmpi.analysis.charts import make_stacked_bar_chart
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import format_metric_title
 from fedmpi.config import yaml_source
@@ -155,7 +155,7 @@ def _plot_classes(site: Site) -> Figure | None:
     if not site.label_counts:
         return None
     names = [f"class {c}" for c in range(len(site.label_counts))]
-    chart = stack_bars(names, {"samples": [float(n) for n in site.label_counts]}, "training samples")
+    chart = make_stacked_bar_chart(names, {"samples": [float(n) for n in site.label_counts]}, "training samples")
     return Figure("classes", "its samples by class", chart, ("class", "samples"), list(enumerate(site.label_counts)))
 
 
@@ -279,7 +279,7 @@ def _plot_samples(all_sites: Sequence[Site], samples: Table) -> Figure:
     """Plot the number of training samples by site and, if the table `samples` contains classes, by class."""
     columns = [list(column) for column in zip(*samples.rows, strict=True)]
     bars: Any = dict(zip(samples.head[3:], columns[3:], strict=True)) or {"samples": columns[1]}
-    chart = stack_bars([site.name for site in all_sites], bars, "training samples")
+    chart = make_stacked_bar_chart([site.name for site in all_sites], bars, "training samples")
     note = "Classes are numbered as in the data set." if columns[3:] else ""
     return Figure("data", "training samples by site", chart, samples.head, samples.rows, note)
 
@@ -306,5 +306,5 @@ def _plot_metric(evaluated: Sequence[Site], baseline: BaselineRun | None, name: 
         together += [site.get_last_value(name) or 0.0, 0.0] if baseline else [site.get_last_value(name) or 0.0]
         alone += [0.0, before or 0.0] if baseline else [0.0]
     parts = {"together": together, "alone": alone} if baseline else {"together": together}
-    chart = stack_bars(labels, parts, format_metric_title(name))
+    chart = make_stacked_bar_chart(labels, parts, format_metric_title(name))
     return Figure(f"good-{name}", f"{format_metric_title(name)} by site", chart, ("site", "together", "alone"), rows)

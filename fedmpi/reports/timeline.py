@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmpi.analysis import charts, output
-from fedmpi.analysis.charts import BarChart, stack_bars
+from fedmpi.analysis.charts import BarChart, make_stacked_bar_chart
 from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
 from fedmpi.engine.tracing import WAIT_SPANS
@@ -114,7 +114,7 @@ def plot_timeline(job: JobTimeline, rounds: int) -> tuple[Figure, Figure]:
     parts = {
         kind: [sum(s for span, s in seconds[rank].items() if kind_of[span] == kind) for rank in ranks] for kind in kinds
     }
-    chart = stack_bars(names, parts, "seconds in all rounds of the last job")
+    chart = make_stacked_bar_chart(names, parts, "seconds in all rounds of the last job")
     data: list[list[Value]] = [
         [each["rank"], each["host"], span, s] for each in by_rank for span, s in seconds[each["rank"]].items()
     ]

@@ -162,7 +162,7 @@ def standardise_targets(
             scale = scales[names[k] if names else str(k)] = TargetScale.from_sums([sum_counted_targets(rows)])
             for y, site in owned:
                 new[id(y)][site == k] = scale.stack_with_targets(y[site == k])
-    data = data.with_samples(lambda x: x, lambda y: new[id(y)])
+    data = data.with_mapped_samples(lambda x: x, lambda y: new[id(y)])
     return replace(data, target_scales=scales, target_shape=(3, *data.target_shape))
 
 

@@ -17,7 +17,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import is_lower_better, locate_key, shorten, suggest_name
 from fedmpi.common.user_code_errors import make_located_error
 from fedmpi.config.schema import Settings
-from fedmpi.data.batches import distinct_samples
+from fedmpi.data.batches import iter_samples_once_if_shared
 from fedmpi.data.federated import FederatedData
 from fedmpi.engine import scheduler
 from fedmpi.engine.evaluate import personal_groups
@@ -126,7 +126,7 @@ def check_data(settings: Settings, data: FederatedData, task: Any, net: Features
     # Only clients whose rows this rank has are checked. If all are parts of one data set, each tensor is checked once.
     targets = {} if data.global_test is None else {"test data": data.global_test.y}
     for part, shards in (("training data", data.train), ("test data", data.test)):
-        for k, _, y in distinct_samples(shards):
+        for k, _, y in iter_samples_once_if_shared(shards):
             client = data.site_names[k] if data.site_names else f"client {k}"
             targets[part if data.parts is not None else f"{part} of {client}"] = y
     for part, y in targets.items():

@@ -57,7 +57,7 @@ def configure_numerics(settings: Settings) -> None:
 
     Raises UserError if compute.threads exceeds the number of cores that this process may use.
     """
-    resources.check_resources(settings, writes=False)
+    resources.check_threads_and_output_dir(settings, writes=False)
     keep_freed_memory()
     torch.set_num_threads(settings.compute.threads)
     # These names work without a warning in every PyTorch since 2.6, and have no effect on a CPU.

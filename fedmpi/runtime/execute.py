@@ -26,7 +26,7 @@ from fedmpi.comm.failures.error_reporter import ErrorReporter, summarize_error
 from fedmpi.comm.failures.process_exit import enable_fault_handler
 from fedmpi.comm.timeouts import Timeouts
 from fedmpi.common.errors import RESTART_LATER, UserError
-from fedmpi.common.signals import CommandProcess, StopRequest
+from fedmpi.common.signals import ProcessStartState, StopRequest
 from fedmpi.common.user_code_errors import explain_known_error
 from fedmpi.config import Settings
 from fedmpi.config.resume_rules import normalize_identity
@@ -51,7 +51,7 @@ Summary = dict[str, Any]
 
 def execute_run(
     settings: Settings,
-    command: CommandProcess | None = None,
+    command: ProcessStartState | None = None,
     on_finish: Callable[[Settings, Summary], object] = lambda settings, summary: None,
 ) -> tuple[Summary, int]:
     """Execute a run on this rank, and return its summary and the exit code of the process.
@@ -72,7 +72,7 @@ def execute_run(
         failed job exits with 2 for an error that the user can correct, and with 1 for a rank failure or a bug.
     """
     enable_fault_handler()
-    process = command or CommandProcess()
+    process = command or ProcessStartState()
     job, stop = replace(detect(os.environ), parent_pid=process.parent_pid), process.stop
     timeouts = Timeouts(settings.comm.start_timeout_s, settings.comm.round_timeout_s)
     recorder = RankRecorder() if job.rank else Recorder()
@@ -83,7 +83,7 @@ def execute_run(
         exit_stack.enter_context(recorder.collect_warnings())
         if command is not None:
             stop.install_handlers(signal.SIGINT)
-        stop.set_exit_code_if_alone(
+        stop.set_exit_code_until_connected(
             RESTART_LATER if settings.checkpoint.every else 128 + (stop.signal or signal.SIGTERM)
         )
         comm, summary, code = _run(settings, job, stop, timeouts, recorder, error_reporter, exit_stack)
@@ -110,7 +110,7 @@ def execute_run(
     finally:
         exit_stack.close()
         vars(recorder).clear()  # free model and data: the thread that watches the launcher keeps the object alive
-        stop.set_exit_code_if_alone(None)
+        stop.set_exit_code_until_connected(None)
         stop.restore_handlers(command is not None)
 
 
@@ -142,7 +142,7 @@ def _run(
 
     comm = connect(job, settings.comm.backend, device, timeouts, error_reporter, settings.comm.interface)
     stop.install_handlers()
-    stop.set_exit_code_if_alone(None)
+    stop.set_exit_code_until_connected(None)
     if settings.data.silos and settings.data.audit and comm.rank:
         comm.audit = AuditLog()
     written = resolve_settings(settings)

@@ -96,7 +96,7 @@ def describe_component(kind: str, name: str) -> ComponentDescription:
     target = load_object(name, module.registry, kind)
     text = inspect.cleandoc((sys.modules[target.__module__] if kind == "methods" else target).__doc__ or "")
     supplied = (*module.KIND.engine_arguments, *(("download",) if kind == "datasets" else ()))  # data.download
-    hints, required, _ = options.read_declaration(target, inspect.signature(target).parameters, supplied)
+    hints, required, _ = options.read_declared_options(target, inspect.signature(target).parameters, supplied)
     if dataclasses.is_dataclass(target):
         documented = {each.name: (each.default, each.metadata.get("doc", "")) for each in dataclasses.fields(target)}
     else:

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedmpi.comm import Communicator
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Samples, list_named_tensors
-from fedmpi.data.batches import distinct_samples
+from fedmpi.data.batches import iter_samples_once_if_shared
 from fedmpi.data.federated import FederatedData
 from fedmpi.data.lazy_images import LazyImages
 from fedmpi.data.streaming import Stream
@@ -59,7 +59,7 @@ def compute_data_digests(federated: FederatedData) -> dict[str, str]:
     """
     if federated.parts is None or federated.global_test is None:
         return {}
-    (_, x, y), test = next(distinct_samples(federated.train)), federated.global_test
+    (_, x, y), test = next(iter_samples_once_if_shared(federated.train)), federated.global_test
     return {
         "(partition)": compute_short_digest(federated.parts.order.tobytes()),
         "(training data)": compute_short_digest(_iter_chunks(x), _iter_chunks(y)),

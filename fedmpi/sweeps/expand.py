@@ -47,7 +47,14 @@ from fedmpi.config.schema import Settings
 from fedmpi.config.yaml_source import ConfigLayer
 from fedmpi.runtime.inspection.run_files import SWEEP_FILE
 from fedmpi.sweeps import progress, tuning
-from fedmpi.sweeps.axes import Axis, PublishedResults, PublishedSection, read_axis, read_labels, read_published_results
+from fedmpi.sweeps.axes import (
+    Axis,
+    PublishedResults,
+    PublishedSection,
+    read_axis,
+    read_labels,
+    read_published_results,
+)
 from fedmpi.sweeps.tuning import TuneSection, Tuning, TuningChoice
 
 Labels = dict[str, str]  # axis -> label
@@ -223,7 +230,7 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     settings_overrides = [text for text in overrides if text not in sweep_overrides]
     config = loading.merge_layers(loading.read_with_bases(path), loading.parse_overrides(sweep_overrides))
     sweep_tree = {key: config.data.pop(key) for key in SWEEP_KEYS if key in config.data}
-    loading.check_problems(config.old_names or config.problems)
+    loading.raise_if_any_problems(config.old_names or config.problems)
     unknown = next((key for key in config.data if key not in Settings.model_fields), None)
     if "grid" not in sweep_tree and unknown is not None:
         where = config.origins.get(unknown, path)

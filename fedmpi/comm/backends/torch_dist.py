@@ -80,7 +80,7 @@ def connect(
         json.loads(text) for text in allgather(store, "cards", 0, job.rank, all_ranks, payload, left_s, START_REMEDY)
     ]
     chosen = choose_backend(backend, descriptions)
-    network.choose_gloo_interface(job.rank, descriptions, store_address)
+    network.set_gloo_interface(job.rank, descriptions, store_address)
     remedy = NCCL_REMEDY if chosen == "nccl" else GLOO_REMEDY
     # Gloo's time-out bounds only the creation of the group, since each wait has its own limit. NCCL's time-out also
     # bounds every message, by a watchdog: it must be longer than our own time-out, which can name the rank.
@@ -149,12 +149,12 @@ class _StoreCommunicator(Communicator):
 
     def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
         self.num_allgathers += 1  # from now on a regroup can cancel this call
-        self._check_group()
+        self._raise_if_others_regroup()
         values = allgather(self.store, self.group_name, self.num_allgathers, self.rank, self.alive, payload, deadline_s)
-        self._check_group()
+        self._raise_if_others_regroup()
         return values
 
-    def _check_group(self) -> None:
+    def _raise_if_others_regroup(self) -> None:
         """Raise RankLostError if the other ranks wait for this rank to regroup (GlooCommunicator only)."""
 
     def _shutdown(self) -> None:
@@ -255,7 +255,7 @@ class GlooCommunicator(_StoreCommunicator):
         self.group_name, self.num_allgathers = f"allgather {self.membership.generation}", 0
         return payloads
 
-    def _check_group(self) -> None:
+    def _raise_if_others_regroup(self) -> None:
         if self.membership.regroup_requested():
             raise RankLostError(REGROUPING)
 

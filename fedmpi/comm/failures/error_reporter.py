@@ -151,17 +151,17 @@ class ErrorReporter:
             self.process.restore_sigterm()
             clock.sleep(limits.defer)
             if self.stop.signal != signal.SIGTERM:
-                self._print_cause(cause)
+                self._print_cause_once(cause)
             self.process.end_job(code)
         first, is_printed = self._add_to_log(cause)
         first = first or self._cause
         if first is None:  # rank 0 and its store have ended: one rank of each host prints the error
-            prints = self.process.is_first_of_host()
+            prints = self.process.is_first_caller_on_host()
             clock.sleep(limits.defer * (3 - prints - (self.job.rank == self.job.local_rank)))
         else:
             prints = first == cause and not is_printed
         if prints:
-            self._print_cause(cause)
+            self._print_cause_once(cause)
         else:
             clock.sleep(limits.shutdown)
         self.process.end_job(int((first or cause).split()[2]))
@@ -176,8 +176,8 @@ class ErrorReporter:
         answers: list[str] = []
 
         def add() -> None:
-            events = self.open_event_log()
-            first = events.add(line, self._make_decisive_test(set(self.members)))
+            events = self.connect_to_event_log()
+            first = events.add(line, self._make_job_end_test(set(self.members)))
             if first is None or not first.startswith(CAUSE):  # the other ranks no longer read the log
                 return
             answers.append(first)
@@ -189,12 +189,12 @@ class ErrorReporter:
             self.clock.call_with_timeout(2 * self.timeouts.reply, add)
         return (answers[0] if answers else None), len(answers) > 1
 
-    def open_event_log(self) -> EventLog:
+    def connect_to_event_log(self) -> EventLog:
         """Open the event log over a new connection, at the position up to which this rank has read it."""
         assert self._open_store is not None
         return EventLog(self._open_store(), self.position)
 
-    def _make_decisive_test(self, members: set[int]) -> Callable[[str], bool]:
+    def _make_job_end_test(self, members: set[int]) -> Callable[[str], bool]:
         """Return a function that tells whether a line of the log ends the job, or this rank's part in it.
 
         The function must be called with all lines in order, because it removes lost ranks from `members`.
@@ -239,7 +239,7 @@ class ErrorReporter:
         with contextlib.suppress(Exception):  # the store may be on a host that is down and never answers
             limit_s, ranks = 3 * self.timeouts.frozen, set(self.members)
             waiting = self.clock.call_with_timeout(
-                limit_s, lambda: self.query_waiting_ranks(self.open_event_log(), ranks, TIMEOUT)
+                limit_s, lambda: self.query_waiting_ranks(self.connect_to_event_log(), ranks, TIMEOUT)
             )
             return trace_waiting_ranks(self.job.rank, peers, waiting)
         return sorted(peers)
@@ -248,7 +248,7 @@ class ErrorReporter:
     def listen(self, open_store: Callable[[], Store]) -> None:
         """Start the thread that reads the event log; `open_store` returns a new connection to the ranks' store."""
         self._open_store = open_store
-        ended, events = threading.Event(), self.open_event_log()
+        ended, events = threading.Event(), self.connect_to_event_log()
         self._listener = ended
 
         def read() -> None:
@@ -266,7 +266,7 @@ class ErrorReporter:
             self.clock.wait(self._listener, self.timeouts.reply)
 
     def _read_log(self, events: EventLog) -> None:
-        decisive = self._make_decisive_test(self.members)
+        decisive = self._make_job_end_test(self.members)
         try:
             while not decisive(line := events.read_next()) or line.startswith(MEMBERS):
                 self.position = events.position
@@ -284,12 +284,12 @@ class ErrorReporter:
         self._cause = line
         if self.job.rank == 0:
             self._end_job(line)
-        if self.process.has_own_console() and self.process.is_first_of_host():
-            self._print_cause(line)
+        if self.process.has_own_console() and self.process.is_first_caller_on_host():
+            self._print_cause_once(line)
         self._wait_for_launcher()
         self.process.exit(int(line.split()[2]))
 
-    def _print_cause(self, cause: str) -> None:
+    def _print_cause_once(self, cause: str) -> None:
         """Print a cause only once: both the thread that reads the log and a thread that fails may call this method."""
         if not self._has_printed:
             self._has_printed = True
@@ -310,7 +310,9 @@ class ErrorReporter:
         self.process.print_message(f"{text.rstrip()}\n{hint}" if int(code) == FAILURE_CODE else text)
         if self._open_store is not None:
             with contextlib.suppress(Exception):
-                self.clock.call_with_timeout(self.timeouts.reply, lambda: self.open_event_log().store.set(PRINTED, "1"))
+                self.clock.call_with_timeout(
+                    self.timeouts.reply, lambda: self.connect_to_event_log().store.set(PRINTED, "1")
+                )
             self.clock.sleep(STORE_LINGER_S)
         self.process.end_job(int(code))
 

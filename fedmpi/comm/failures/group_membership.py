@@ -111,14 +111,14 @@ class GroupMembership:
         self.generation += 1
         if self.requested_generation < self.generation:
             self._add_to_log(f"{REGROUP} {self.generation}")
-        votes = self._collect_values("vote", payload, until - self.clock.now())
+        votes = self._exchange_and_drop_late_ranks("vote", payload, until - self.clock.now())
         if self.rank == 0:
             self._add_to_log(f"{MEMBERS} {self.generation} {int(time.time())} {' '.join(map(str, votes))}")
         results = self._connect(connect)
-        built = self._collect_values("built", b"1" * len(results), self.timeouts.connect)
+        built = self._exchange_and_drop_late_ranks("built", b"1" * len(results), self.timeouts.connect)
         return (results[0], votes) if list(built) == list(votes) and all(built.values()) else None
 
-    def _collect_values(self, name: str, value: bytes, seconds: float) -> dict[int, bytes]:
+    def _exchange_and_drop_late_ranks(self, name: str, value: bytes, seconds: float) -> dict[int, bytes]:
         """Exchange a value with all ranks, remove late ranks from `alive`, and return {rank: value} of the rest."""
         name, limit_s = f"{name} {self.generation}", max(0.01, seconds)
         verdict, values = self.store.gather(name, 0, self.rank, self.alive, value, limit_s, skip_dead=True)

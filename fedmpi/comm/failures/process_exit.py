@@ -64,7 +64,7 @@ class RankProcess:
             return False
         return job.launcher != "env://" or not network.is_local_address(os.environ["MASTER_ADDR"])
 
-    def is_first_of_host(self) -> bool:
+    def is_first_caller_on_host(self) -> bool:
         """Return whether this rank is the first of the living ranks on its host to call this method."""
         self._lock_socket = socket.socket(socket.AF_UNIX)
         with contextlib.suppress(OSError):

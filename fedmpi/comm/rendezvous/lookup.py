@@ -70,15 +70,15 @@ def connect_to_store(
     timeouts, env = timeouts or Timeouts(), os.environ if env is None else env
     deadline = timeouts.clock.now() + timeout_s
     if job.launcher == "mpi":
-        addresses, key, server = locate_by_mpi(job, deadline, timeouts, interface)
+        addresses, key, server = start_store_and_share_by_mpi(job, deadline, timeouts, interface)
     else:
-        addresses, key, server = locate_by_env(job, env)
+        addresses, key, server = locate_or_start_store_by_env(job, env)
     store = retry_connecting(addresses, key, deadline, timeouts)
     store.server = server
     return store
 
 
-def locate_by_env(job: Job, env: Mapping[str, str]) -> tuple[Addresses, bytes, Server | None]:
+def locate_or_start_store_by_env(job: Job, env: Mapping[str, str]) -> tuple[Addresses, bytes, Server | None]:
     """Derive the store's addresses and key from the launcher's variables; rank 0 also starts the store.
 
     Returns:
@@ -136,7 +136,7 @@ def choose_listen_address(name: str) -> str:
     return "" if network.is_loopback(address) or not network.is_local_address(address) else address
 
 
-def locate_by_mpi(
+def start_store_and_share_by_mpi(
     job: Job, deadline: float, timeouts: Timeouts, interface: str
 ) -> tuple[Addresses, bytes, Server | None]:
     """Start the store on rank 0, and broadcast its addresses and a random key over MPI.

@@ -146,7 +146,7 @@ def _draw_until_accepted(
                 continue
             rng.bit_generator.state = before
             rng.dirichlet(concentration, size=(stop, len(totals)))
-        counts = _draw_one_balanced(totals, concentration, rng)
+        counts = _draw_balanced_sizes_once(totals, concentration, rng)
         size = int(counts.sum(0).min())
         if size >= min_size:
             return counts
@@ -198,7 +198,7 @@ def _cut_by_shares(share: np.ndarray, free: np.ndarray, total: int) -> np.ndarra
     return np.diff(ends, axis=1, prepend=0)
 
 
-def _draw_one_balanced(totals: np.ndarray, concentration: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _draw_balanced_sizes_once(totals: np.ndarray, concentration: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Make one draw with `balance`; return the numbers of samples by class and client, (C, N).
 
     A client is full if it has n/N samples. The fractions of full clients are set to 0. If no mass then remains for a

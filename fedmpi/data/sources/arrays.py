@@ -15,7 +15,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.data.lazy_images import LazyImages, make_lazy_images
 from fedmpi.data.sources.images.decode import PixelRange, check_pixel_range, scale_to_unit_range
 from fedmpi.data.sources.source_utils import check_finite, missing_targets_allowed
-from fedmpi.data.streaming import ArraySource, StoredArrays, Stream
+from fedmpi.data.streaming import Hdf5Arrays, Hdf5Source, Stream
 
 Array = TypeVar("Array", np.ndarray, Tensor)
 
@@ -42,12 +42,12 @@ class ArrayOptions:
 
 
 def convert_samples(
-    array: np.ndarray | StoredArrays, options: ArrayOptions, name: str, file: Path, grey: bool = True
+    array: np.ndarray | Hdf5Arrays, options: ArrayOptions, name: str, file: Path, grey: bool = True
 ) -> Tensor | LazyImages:
     """Convert an array of samples to the inputs of a model.
 
     Args:
-        array: (n, ...) numbers; images or volumes if it has four or five axes. A StoredArrays remains on disk.
+        array: (n, ...) numbers; images or volumes if it has four or five axes. An Hdf5Arrays object remains on disk.
         options: the order of the axes, the scaling and the normalisation.
         name: the name of the array, for messages.
         file: the file of the array, for messages.
@@ -68,8 +68,8 @@ def convert_samples(
             f"{file}: data.{key} is for images and volumes, but {name} has the shape {array.shape}; remove data.{key}"
         )
     axes = _resolve_axes(array.shape, options.axes, name, file) if spatial else ""
-    if isinstance(array, StoredArrays):
-        return _normalize(Stream(ArraySource(array, axes)), options)
+    if isinstance(array, Hdf5Arrays):
+        return _normalize(Stream(Hdf5Source(array, axes)), options)
     if options.pixel_range is not None:
         try:
             array = np.stack([scale_to_unit_range(row, options.pixel_range) for row in array])

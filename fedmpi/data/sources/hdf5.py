@@ -26,7 +26,7 @@ from fedmpi.data.sources.source_utils import (
     to_uint8_if_exact,
     with_clients_as_sites,
 )
-from fedmpi.data.streaming import StoredArrays, stays_on_disk
+from fedmpi.data.streaming import Hdf5Arrays, stays_on_disk
 
 PREFIX_BY_WORD = {  # word in the name of a data set or of its group -> prefix of the arrays of that part
     **dict.fromkeys(("train", "training"), ""),
@@ -242,7 +242,7 @@ def _concat_clients(
     is_images = all(part.ndim in (3, 4, 5) for part in samples)
     is_bytes = is_images and all(part.dtype == np.uint8 for part in samples)
     if is_bytes and on_disk and stays_on_disk(sum(part.size for part in samples)):
-        concatenated: dict[str, Any] = {key: StoredArrays(parts) for key, parts in inputs.items()}
+        concatenated: dict[str, Any] = {key: Hdf5Arrays(parts) for key, parts in inputs.items()}
     else:
         may_shrink = clients and is_images
         read = {

@@ -17,7 +17,7 @@ from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.common.text import shorten_repr, sort_naturally
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.lazy_images import LazyImages, make_lazy_images
-from fedmpi.data.sources.images.class_images import make_class_reader
+from fedmpi.data.sources.images.class_images import make_labelled_image_reader
 from fedmpi.data.sources.images.decode import DecodeOptions, is_image_file
 from fedmpi.data.sources.labelled_files import LabelledFile, dataset_from_files
 from fedmpi.data.sources.source_utils import check_finite, to_float32, to_uint8_if_exact, with_clients_as_sites
@@ -90,11 +90,13 @@ def leaf(
         (y, test_y), outputs = _convert_labels(train, test, classes, folder)
         if kind == "image files":
             samples = _list_image_files(folder, "train", train, y) + _list_image_files(folder, "test", test, test_y)
-            read = make_class_reader([str(k) for k in range(outputs)], DecodeOptions(size or 84, 3, (0.5,), (0.5,)))
+            read = make_labelled_image_reader(
+                [str(k) for k in range(outputs)], DecodeOptions(size or 84, 3, (0.5,), (0.5,))
+            )
             data = dataset_from_files(samples, read, "leaf")
         else:
             x, test_x = (
-                _stack_numbers(train, test, folder)
+                _concatenate_users(train, test, folder)
                 if kind == "numbers"
                 else _count_words(train, test, vocabulary or 1000)
             )
@@ -208,7 +210,9 @@ def _convert_labels(
     return [torch.from_numpy(y.astype(np.int64)) for y in parts], classes or int(high) + 1
 
 
-def _list_arrays(train: UserSamples, test: UserSamples, folder: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def _list_samples_by_user(
+    train: UserSamples, test: UserSamples, folder: Path
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Return the samples of each user in the training and in the test part; raise UserError if shapes differ."""
     arrays = [x for users in (train, test) for x, _ in users.values()]
     other = next((x.shape[1:] for x in arrays if x.shape[1:] != arrays[0].shape[1:]), None)
@@ -218,9 +222,9 @@ def _list_arrays(train: UserSamples, test: UserSamples, folder: Path) -> tuple[l
     return arrays[: len(train)], arrays[len(train) :]
 
 
-def _stack_numbers(train: UserSamples, test: UserSamples, folder: Path) -> list[Tensor | LazyImages]:
+def _concatenate_users(train: UserSamples, test: UserSamples, folder: Path) -> list[Tensor | LazyImages]:
     """Concatenate the samples of all users in each part; images with 256 grey levels are stored as bytes."""
-    arrays_by_part = _list_arrays(train, test, folder)
+    arrays_by_part = _list_samples_by_user(train, test, folder)
     size = arrays_by_part[0][0].shape[1:]
     shape = (1, 28, 28) if size == (FEMNIST_PIXELS,) else size or (1,)
     is_images = len(shape) == 3 and all(x.dtype == np.uint8 for arrays in arrays_by_part for x in arrays)
@@ -245,7 +249,7 @@ def _list_image_files(folder: Path, part: str, users: UserSamples, y: Tensor) ->
 
 def _next_character_dataset(train: UserSamples, test: UserSamples, alphabet: str | None, folder: Path) -> Dataset:
     """Return a data set for the task next_symbol: the last code point of each row, (n, L + 1), is its target."""
-    rows, test_rows = map(np.concatenate, _list_arrays(train, test, folder))
+    rows, test_rows = map(np.concatenate, _list_samples_by_user(train, test, folder))
     characters, test_characters = ({chr(code) for code in np.unique(part)} for part in (rows, test_rows))
     if alphabet is not None:
         check_characters("".join(characters | test_characters), alphabet, str(folder))

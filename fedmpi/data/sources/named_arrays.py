@@ -135,7 +135,7 @@ class ArrayPreparation(Preparation):
 
     kind: ClassVar[str] = "arrays"
 
-    def read(self, request: PredictionRequest) -> NewRows:
+    def read_requested_rows(self, request: PredictionRequest) -> NewRows:
         stored, source = load_arrays(request, "an .npz file")
         arrays = {CANONICAL_NAMES[name]: array for name, array in stored.items() if name in CANONICAL_NAMES}
         part = "" if "x" in arrays else "test_"

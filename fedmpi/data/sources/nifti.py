@@ -126,19 +126,19 @@ class VolumePreparation(Preparation):
         """Resample, crop or pad the class numbers (X, Y, Z) of a mask; see `prepare_image` for `spacing`."""
         return self._crop_or_pad(self._resample(mask[None], spacing, "nearest-exact"), mask.new_zeros(1))[0]
 
-    def read(self, request: PredictionRequest) -> NewRows:
+    def read_requested_rows(self, request: PredictionRequest) -> NewRows:
         """Return the prepared volumes of a request."""
         _require_nibabel()
         if request.ids:
             raise UserError("--id: NIfTI files have no columns to copy; remove --id")
-        files, names = self._list_files(request)
+        files, names = self._list_requested_files(request)
         volumes: list[Tensor] = []
         for file in files:
             volumes.append(self.prepare_image(*_load_image(LabelledFile(file))[:2]))
             _check_same_shape(volumes, list(map(LabelledFile, files)))
         return NewRows({"file": np.array(names, dtype=object)}, torch.stack(volumes))
 
-    def _list_files(self, request: PredictionRequest) -> tuple[list[Path], list[str]]:
+    def _list_requested_files(self, request: PredictionRequest) -> tuple[list[Path], list[str]]:
         """Return the files of a request, and the name of each file in the table of predictions."""
         takes = "a NIfTI file, a folder of them, or a list of files"
         if isinstance(request.rows, Sequence) and not isinstance(request.rows, str):

@@ -192,7 +192,7 @@ class TextPreparation(Preparation):
         """The characters, in the order of their numbers."""
         return self.alphabet
 
-    def read(self, request: PredictionRequest) -> NewRows:
+    def read_requested_rows(self, request: PredictionRequest) -> NewRows:
         """Cut each text into windows as in training, and add a last window that ends at the end of the text.
 
         The character after the last window is unknown, so this window has no targets and is excluded from all metrics.

@@ -41,7 +41,7 @@ class Cohort:
     after: Model  # the global model after the round
     local_models: Mapping[int, Model]  # client -> its model after local training
     local_updates: Mapping[int, Tensor]  # client -> w_k - w0 (d,), if a probe needs them
-    step_rows: Mapping[int, Tensor]  # client -> its row of orthogonality.StepRecorder, if that probe is configured
+    step_rows: Mapping[int, Tensor]  # client -> its row of GradientCosineRecorder, if that probe is configured
 
     def models(self) -> Iterator[tuple[int, Model]]:
         """Yield each client of the round with its local model, in order; must be called on all ranks."""

@@ -28,7 +28,7 @@ MAX_SAMPLES = 512
 STATISTICS = ("rank", "uniformity", "classifier", "deviation")
 
 
-def select_samples(c: Cohort) -> Shard:
+def select_global_test_samples(c: Cohort) -> Shard:
     """Return at most MAX_SAMPLES samples of the global test set, the same for every model, rank and round."""
     test = c.trainer.data.global_test
     assert test is not None  # checked by runtime/compatibility.py
@@ -42,7 +42,7 @@ def compute_outputs(c: Cohort, model: Model) -> tuple[Tensor, Tensor]:
     trainer.model.load(*model)
     trainer.model.module.eval()
     with torch.inference_mode(), trainer.autocast_context() if trainer.bf16 else nullcontext():
-        for x, _ in batches(select_samples(c), c.batch_size, None):
+        for x, _ in batches(select_global_test_samples(c), c.batch_size, None):
             z, f = trainer.net.forward(x)
             assert z is not None  # checked by runtime/compatibility.py
             parts.append((z.double().cpu(), f.double().cpu()))
@@ -74,7 +74,7 @@ def feature_statistics(z: Tensor, f: Tensor, head: Tensor | None, classes: bool)
     return torch.stack([rank, uniformity, classifier, deviation])
 
 
-def compute_rows(c: Cohort) -> tuple[int, Mapping[int, Tensor]]:
+def compute_feature_rows(c: Cohort) -> tuple[int, Mapping[int, Tensor]]:
     """Return, for each client of this rank, a row with the statistics of its local model and of the global model."""
     trainer, data, weight = c.trainer, c.trainer.data, getattr(c.trainer.net.head, "weight", None)
     head = weight.detach() if isinstance(weight, Tensor) and weight.ndim == 2 else None  # of the loaded model
@@ -94,7 +94,7 @@ def summarize(c: Cohort, rows: Tensor) -> dict[str, Any]:
     """
     local, of_global = rows[:, : len(STATISTICS)].mean(0).tolist(), rows[0, len(STATISTICS) :].tolist()
     means = {f"{name}_local": value for name, value in zip(STATISTICS, local, strict=True)}
-    return {"samples": len(select_samples(c)), **dict(zip(STATISTICS, of_global, strict=True)), **means}
+    return {"samples": len(select_global_test_samples(c)), **dict(zip(STATISTICS, of_global, strict=True)), **means}
 
 
-FEATURES_PROBE = Probe(compute_rows, summarize)
+FEATURES_PROBE = Probe(compute_feature_rows, summarize)

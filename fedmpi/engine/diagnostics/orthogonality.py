@@ -37,7 +37,7 @@ def proximal_loss(f: Tensor, teacher: Tensor) -> Tensor:
     return kl_div(s, q, reduction="batchmean", log_target=True)
 
 
-class StepRecorder:
+class GradientCosineRecorder:
     """Records L_p and the cosines of g_u and g_p in each local step of a client (see the module docstring).
 
     The training itself is not changed.

@@ -75,7 +75,9 @@ class Probes:
             stored = self.states.client_context(client, t, lr, self.transport.broadcast_copy, downloads[client])
             rows = stored.broadcast_row, stored.download_row, stored.state_row.clone()
             context = ClientContext(trainer, client, t, lr, *rows)
-            recorder = context.on_step = orthogonality.StepRecorder(context) if "orthogonality" in self.names else None
+            recorder = context.on_step = (
+                orthogonality.GradientCosineRecorder(context) if "orthogonality" in self.names else None
+            )
             with seeds.preserve_rng_state():
                 context.run_round(row)
             if recorder is not None:

@@ -52,7 +52,7 @@ def check_row(row: Row) -> None:
         int(number)
 
 
-def was_reported(row: Row) -> bool:
+def followed_previous_evaluation(row: Row) -> bool:
     """Return whether the failure happened after the evaluation of the previous round."""
     return bool(row.get("reported", False))
 
@@ -77,7 +77,11 @@ class LostRanks:
         Round t - 1 is evaluated at the beginning of round t.
         """
         return LostRanks(
-            [each for each in self.rows if each["round"] < t or (each["round"] == t and not was_reported(each))]
+            [
+                each
+                for each in self.rows
+                if each["round"] < t or (each["round"] == t and not followed_previous_evaluation(each))
+            ]
         )
 
     def for_resume(self, t: int) -> LostRanks:
@@ -88,7 +92,7 @@ class LostRanks:
         """
         return LostRanks([{**each, "reported": False} if each["round"] == t else each for each in self.rows])
 
-    def replace_rows_from(self, t: int, rows: Sequence[Row]) -> None:
+    def replace_failures_since(self, t: int, rows: Sequence[Row]) -> None:
         """Replace the recorded failures of round t by `rows`, and delete the failures of later rounds."""
         self.rows = [each for each in self.rows if each["round"] < t] + list(rows)
 

@@ -124,7 +124,9 @@ class FailurePolicy:
         # own back.
         keep_moves = all(each["t"] == t and each["moved"] for each in reports.values())
         states.undo_round(t, keep_moves)
-        states.reassign(self.comm.alive, [r for r in self.scheduler.ranks if r in reports], move=self.can_move_clients)
+        states.reassign_clients_of_failed_ranks(
+            self.comm.alive, [r for r in self.scheduler.ranks if r in reports], move=self.can_move_clients
+        )
         self.reporter.reported_in = t if root["reported"] else -1
         return t
 
@@ -153,7 +155,7 @@ class FailurePolicy:
                 reported=self.reporter.reported_in == t,
                 why=next((text for text in why if any(f"rank {rank} " in text for rank in lost)), "".join(why[:1])),
             )
-            scheduler.lost_ranks.replace_rows_from(t, [*scheduler.lost_ranks.in_round(t), row])
+            scheduler.lost_ranks.replace_failures_since(t, [*scheduler.lost_ranks.in_round(t), row])
             self.reporter.callbacks.record_lost_ranks(row)
             self.alive = list(comm.alive)
         apply_lost_ranks(t, scheduler, states, comm.broadcast_json(scheduler.lost_ranks.in_round(t)))
@@ -161,7 +163,7 @@ class FailurePolicy:
 
 def apply_lost_ranks(t: int, scheduler: ClientScheduler, states: ClientStates, rows: list[Row]) -> None:
     """Store these rows as the rank failures of round t, and apply their effects to the client states."""
-    scheduler.lost_ranks.replace_rows_from(t, rows)
+    scheduler.lost_ranks.replace_failures_since(t, rows)
     states.unavailable = scheduler.lost_ranks.unavailable_clients(t)
     states.revert_states(scheduler.lost_ranks.reverted_states(t))
 

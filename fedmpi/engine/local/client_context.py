@@ -119,7 +119,7 @@ class ClientContext(Client):
         }
         return ReadOnlyCheck({**tensors, "client.w": self.w, "client.b": self.b})
 
-    def begin_training(self) -> None:
+    def load_start_state(self) -> None:
         """Load the weights from which training starts, and the optimiser state of earlier rounds.
 
         The weights are the result of the hook `initial_weights`; buffers keep the received values.
@@ -191,7 +191,7 @@ class ClientContext(Client):
         total = torch.zeros((), dtype=torch.float64, device=self.w.device)
         weight: int | Tensor = 0
         pairs: list[tuple[Tensor, Tensor]] = []
-        with self.other_model(at), self._evaluating():
+        with self.temporary_model(at), self._evaluating():
             for x, y in batches(shard, EVALUATION_BATCH_SIZE, None):
                 f = self.logits(x)
                 batch_weight = task.batch_weight(y)
@@ -210,7 +210,7 @@ class ClientContext(Client):
         loss: Loss | None = None,
         buffers: Tensor | None = None,
     ) -> Tensor:
-        with self._one_pass(at, buffers):
+        with self._weights_for_one_pass(at, buffers):
             value = run_pass(self, loss or self.trainer.fast_loss or self.trainer.method.loss, True, x, y)
         if loss is None:
             self.record_loss(value)
@@ -222,7 +222,11 @@ class ClientContext(Client):
     def hessian_vector_product(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         model = self.trainer.model
         members = [(s, p) for s, p in model.segment_parameters if p.requires_grad]
-        with self._one_pass(None, None), without_cudnn_rnn(model.module), weights_as_leaf(self, self.w) as leaf:
+        with (
+            self._weights_for_one_pass(None, None),
+            without_cudnn_rnn(model.module),
+            weights_as_leaf(self, self.w) as leaf,
+        ):
             loss = check_loss(self, self.trainer.method.loss(self, x, y), "loss")
         weights: list[Tensor] = [*(p for _, p in members), leaf]
         vs = [*(s.view(v) for s, _ in members), v]
@@ -304,7 +308,7 @@ class ClientContext(Client):
         return seeds.torch_generator(self.trainer.seed, "client", self.id, *purpose)
 
     @contextmanager
-    def _one_pass(self, at: Tensor | None, buffers: Tensor | None) -> Iterator[None]:
+    def _weights_for_one_pass(self, at: Tensor | None, buffers: Tensor | None) -> Iterator[None]:
         """Context manager: load weights `at` (d,) and `buffers` (b,) for one pass of a step, then restore the model.
 
         A pass with `buffers` updates them in place. Without `buffers`, only the first pass of a step updates the
@@ -332,7 +336,7 @@ class ClientContext(Client):
             self.version_at_w0 = at_w0
 
     @contextmanager
-    def other_model(self, w: Tensor, b: Tensor | None = None) -> Iterator[None]:
+    def temporary_model(self, w: Tensor, b: Tensor | None = None) -> Iterator[None]:
         """Context manager: load weights w (d,) and buffers b (None: keep the buffers), then restore the model.
 
         The client's losses, number of steps and optimiser state are restored, too.

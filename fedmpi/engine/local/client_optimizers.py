@@ -35,7 +35,7 @@ MOMENTS_SLOT, STEPS_SLOT = "_optim", "_optim_steps"
 Moments = tuple[Sequence[list[Tensor]], Sequence[Tensor]]
 
 
-def num_slots(config: LocalTrainingConfig) -> int:
+def num_optimizer_slots(config: LocalTrainingConfig) -> int:
     """Return how many state tensors (velocity or moments) the optimiser keeps for each parameter."""
     return int(bool(config.momentum)) if config.optim == "sgd" else 2
 
@@ -64,7 +64,7 @@ class LocalOptimizer:
             beta1, beta2 = config.betas
             self.options |= {"beta1": beta1, "beta2": beta2, "eps": config.eps, "amsgrad": False}
         if state is None:
-            zeros = [[torch.zeros_like(w) for w in self.w] for _ in range(num_slots(config))]
+            zeros = [[torch.zeros_like(w) for w in self.w] for _ in range(num_optimizer_slots(config))]
             state = zeros, [] if self.optim == "sgd" else torch.zeros(len(self.w), device=self.w[0].device).unbind()
         self.moments, self.steps = state
         # torch 2.13's fused SGD kernel does not update most weights of half precision on a CPU.
@@ -90,7 +90,7 @@ class LocalOptimizer:
 def optimizer_slot_shapes(config: LocalTrainingConfig, layout: Layout) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the optimiser's slots in a client's state row; {} without train.persist_optimizer."""
     return (
-        {MOMENTS_SLOT: (num_slots(config), layout.size), STEPS_SLOT: (len(layout.segments),)}
+        {MOMENTS_SLOT: (num_optimizer_slots(config), layout.size), STEPS_SLOT: (len(layout.segments),)}
         if config.persist_optimizer
         else {}
     )

@@ -55,10 +55,10 @@ def _train(client: ClientContext, buffer: Tensor) -> RoundResult:
     if trainer.may_draw_random_numbers:
         seeds.seed_global_generators(trainer.seed, "torch", client.round, client.id)
     with add_error_context(client.where):
-        client.begin_training()
-        inputs.check_hooks(method, client.where, "initial_weights")
+        client.load_start_state()
+        inputs.raise_if_written(method, client.where, "initial_weights")
         new = method.train(client)
-        inputs.check_hooks(method, client.where, "train", "loss", "regularizer", "correct_gradient", "step")
+        inputs.raise_if_written(method, client.where, "train", "loss", "regularizer", "correct_gradient", "step")
     return write_upload(client, buffer, inputs, new), mean_loss(client.losses)
 
 
@@ -157,7 +157,7 @@ def write_upload(client: ClientContext, row: Tensor, inputs: ReadOnlyCheck, trai
     method, model, messages = client.trainer.method, client.trainer.model, client.trainer.messages
     with add_error_context(client.where):
         sent, more = check_pair(method, "upload", method.upload(client), client.where)
-    inputs.check_hooks(method, client.where, "upload")
+    inputs.raise_if_written(method, client.where, "upload")
     upload = messages.upload_layout(client.round)
     check_hook_returns(client, {"train": trained, "upload": more}, sent)
     if "dw" in upload.packing.shapes and "dw" not in sent:

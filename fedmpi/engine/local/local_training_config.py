@@ -23,7 +23,7 @@ class LocalTrainingConfig:
     clip_norm: float | None = None
     persist_optimizer: bool = False  # whether clients keep the optimiser's state between rounds
 
-    def plain_sgd(self) -> LocalTrainingConfig:
+    def with_plain_sgd(self) -> LocalTrainingConfig:
         """Return settings with the same epochs and batches, but with plain SGD steps w <- w - lr g."""
         return LocalTrainingConfig(self.epochs, self.steps, self.batch_size, self.drop_last)
 

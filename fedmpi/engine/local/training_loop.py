@@ -48,7 +48,7 @@ def fit(
 ) -> FitResult:
     """Train the client; see `Client.fit` in method/context.py for the arguments."""
     trainer, model = client.trainer, client.trainer.model
-    config = trainer.local_training.plain_sgd() if plain_sgd else trainer.local_training
+    config = trainer.local_training.with_plain_sgd() if plain_sgd else trainer.local_training
     fedavg_steps = fedavg_steps or plain_sgd
     method = FEDAVG if fedavg_steps else trainer.method
     if groups is not None:
@@ -59,8 +59,8 @@ def fit(
         client, epochs, method.batches_per_step, trainer.make_generators(client.round, client.id, client.num_fits)
     )
     client.num_fits += 1
-    other_model = nullcontext() if start is None else client.other_model(start, buffers)
-    with other_model, model.train_only(method.trains if groups is None else groups) as parameters:
+    temporary_model = nullcontext() if start is None else client.temporary_model(start, buffers)
+    with temporary_model, model.train_only(method.trains if groups is None else groups) as parameters:
         if parameters:  # none if the model has no parameters in these groups
             trained = [s for s, p in model.segment_parameters if p.requires_grad]
             stored = client.optimizer_state.views(trained) if client.optimizer_state and not fedavg_steps else None

@@ -167,9 +167,9 @@ def _start_client(client: ClientContext) -> tuple[ReadOnlyCheck, RngState]:
         seeds.seed_global_generators(trainer.seed, "torch", client.round, client.id)
         with add_error_context(client.where):
             trainer.model.load(client.received, client.b0)
-            client.begin_training()
+            client.load_start_state()
             drawn = seeds.get_rng_state() if overrides(trainer.method, "upload") else None
-        inputs.check_hooks(trainer.method, client.where, "initial_weights")
+        inputs.raise_if_written(trainer.method, client.where, "initial_weights")
     return inputs, drawn
 
 

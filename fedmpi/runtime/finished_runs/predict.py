@@ -151,7 +151,9 @@ class Predictor:
         with set_ignored_target(self.settings.task.options.get("ignore")):
             options = given if isinstance(given, dict) else {}
             reader = apply_reading_options(preparation, options, ignore_others=self.run_model.client is not None)
-            new_rows = reader.read(PredictionRequest(rows, site if preparation.site_names else None, tuple(ids)))
+            new_rows = reader.read_requested_rows(
+                PredictionRequest(rows, site if preparation.site_names else None, tuple(ids))
+            )
         others = [name for name in new_rows.sites if name not in (site, "")] if site is not None else []
         if others:
             message = f"{len(others)} of {pluralize(len(new_rows.sites), 'row')} name another site"

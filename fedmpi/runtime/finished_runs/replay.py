@@ -15,7 +15,7 @@ from pathlib import Path
 from random import SystemRandom
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.signals import CommandProcess
+from fedmpi.common.signals import ProcessStartState
 from fedmpi.common.text import pluralize
 from fedmpi.config.schema import Settings
 from fedmpi.runtime import code_trust
@@ -28,7 +28,7 @@ MAX_ROUNDS_TO_LAST = 10  # the last round is always replayed if there is a check
 
 
 def replay_run(
-    run: Path, settings: Settings, trusted: bool, print_line: Callable[[str], None], process: CommandProcess
+    run: Path, settings: Settings, trusted: bool, print_line: Callable[[str], None], process: ProcessStartState
 ) -> int:
     """Train all rounds of a run again, and compare the hashes of the global model.
 
@@ -132,7 +132,7 @@ def replay_rounds(
                 link = Path(place) / settings.name / path.relative_to(run)
                 link.parent.mkdir(parents=True, exist_ok=True)
                 link.symlink_to(path.resolve())
-        process = CommandProcess()
+        process = ProcessStartState()
         process.stop.max_rounds = min(last + 2, total)
         with code_trust.forbid_external_code(trusted), redirect_stdout(io.StringIO()):
             result, _ = execute_run(settings, process)

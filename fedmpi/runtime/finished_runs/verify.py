@@ -269,7 +269,11 @@ def _replay_some_rounds(
     record, done = RunRecord(run, strict=False), set[int]()
     # A resumed run evaluates the round of its checkpoint again. If a rank failed after the first evaluation, the two
     # evaluations may differ, so such a checkpoint is not used.
-    late = {row["round"] for row in record.read_rows("faults.jsonl").values() if lost_ranks.was_reported(row)}
+    late = {
+        row["round"]
+        for row in record.read_rows("faults.jsonl").values()
+        if lost_ranks.followed_previous_evaluation(row)
+    }
     checkpoints = [t for t in replay.find_intact_checkpoints(run) if t in rounds and t + 1 not in late]
     reasons = dict[str, None]()
     for start, last in replay.choose_segments(rounds, options.number, findings.suspects, checkpoints):

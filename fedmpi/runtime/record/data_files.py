@@ -35,7 +35,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.target_scale import TargetScale
 from fedmpi.common.text import shorten
 from fedmpi.config.schema import Settings
-from fedmpi.data.batches import ClientShards
+from fedmpi.data.batches import ShardsOfAllClients
 from fedmpi.data.federated import FederatedData
 from fedmpi.data.partitions.base import Partition
 from fedmpi.data.preprocessing import Preparation, preparation_from_dict
@@ -57,7 +57,7 @@ def write_partition(directory: RunDirectory, scheme: str, seed: int, data: Feder
     if data.parts is None:
         return
     arrays = {"indices": data.parts.order, "offsets": data.parts.offsets}
-    if isinstance(data.validation, ClientShards):
+    if isinstance(data.validation, ShardsOfAllClients):
         rows = data.validation.rows
         assert isinstance(rows, Partition)
         arrays |= {"validation_indices": rows.order, "validation_offsets": rows.offsets}

@@ -166,7 +166,7 @@ def missing_defaults(
         supplied: Parameters that fedmpi passes itself; they are not options.
         reserved_keys: Keys that belong to the config section, not to the component.
     """
-    typed, out = options.read_declaration(target, given, supplied)[0], dict[str, Any]()
+    typed, out = options.read_declared_options(target, given, supplied)[0], dict[str, Any]()
     parameters = inspect.signature(target).parameters.values()
     declared = {each.name: each.default for each in parameters if each.default is not each.empty}
     fields = dataclasses.fields(target) if dataclasses.is_dataclass(target) else ()

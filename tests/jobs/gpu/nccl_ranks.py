@@ -39,7 +39,7 @@ def connect(kind):
         torch_dist.create_process_group("nccl", job, device, store, 60)
     else:
         cards = [{"host": job.host, "network": "of all ranks", "address": "127.0.0.1"}] * job.size
-        network.choose_gloo_interface(job.rank, cards, "127.0.0.1")
+        network.set_gloo_interface(job.rank, cards, "127.0.0.1")
         group = dist.PrefixStore("group", store)
         dist.init_process_group("gloo", None, timedelta(seconds=60), job.size, job.rank, group)
         post = dist.batch_isend_irecv

@@ -5,7 +5,7 @@ import pytest
 import torch
 from naive_conflicts import literal_hierarchy, literal_pairs
 
-from fedmpi.aggregation.gradient_harmonization import harmonize_hierarchically, harmonize_pairs
+from fedmpi.aggregation.gradient_harmonization import harmonize_as_in_fedld_code, harmonize_pairs
 
 
 def random_updates(m, d=9, seed=0, common=0.0):
@@ -30,10 +30,10 @@ def test_harmonize_pairs_equals_the_loop_over_vectors(m):
 
 
 @pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 8, 13])
-def test_harmonize_hierarchically_equals_the_loop_over_vectors(m):
+def test_harmonize_as_in_fedld_code_equals_the_loop_over_vectors(m):
     for seed in range(5):
         G, _, history = random_updates(m, seed=seed)
-        actual = combine(harmonize_hierarchically(torch.tensor(G @ G.T), torch.tensor(G @ history)), G)
+        actual = combine(harmonize_as_in_fedld_code(torch.tensor(G @ G.T), torch.tensor(G @ history)), G)
         np.testing.assert_allclose(actual, literal_hierarchy(G, history), rtol=0, atol=1e-11)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import run_experiment, settings, small_settings
 
-from fedmpi.aggregation.update_stats import RecordingUploads, compute_update_stats
+from fedmpi.aggregation.update_stats import GramRecordingUploads, compute_update_stats
 from fedmpi.common.errors import UserError
 from fedmpi.flat.packing import Views
 from fedmpi.method.context import Uploads
@@ -53,7 +53,7 @@ ROWS = torch.tensor([[1.0, 2, 0, -1], [0, -3, 1, 0.5], [2, 2, 2, 2]], dtype=torc
 @pytest.mark.parametrize("compute_gram", [False, True])
 def test_statistics_of_a_rule_that_computes_the_gram_matrix(compute_gram):
     """Cosines with the direction are recorded only if `compute_gram` is true."""
-    up = RecordingUploads(gathered(ROWS))
+    up = GramRecordingUploads(gathered(ROWS))
     up.gram()
     direction = torch.tensor([1.0, 0, 0, 3])
     norms = dict(zip(range(3, 6), ROWS.norm(dim=1).tolist(), strict=True)) | {9: 1e9}  # client 9 was refused
@@ -67,7 +67,7 @@ def test_statistics_of_a_rule_that_computes_the_gram_matrix(compute_gram):
 def test_zero_updates_and_single_updates():
     """Zero updates are not part of any pair; identical updates have rank 1, without noise in the other eigenvalues."""
     rows = torch.tensor([[0.0, 0, 0], [1, 2, 3], [1, 2, 3], [1, 2, 3]]) / 7
-    up = RecordingUploads(gathered(rows.double()))
+    up = GramRecordingUploads(gathered(rows.double()))
     actual = compute_update_stats(up, dict.fromkeys(range(3, 7), 1.0), up.mean(), True)
     assert (actual["cosine_mean"], actual["cosine_min"], actual["negative_pairs"]) == (1, 1, 0)
     assert actual["to_direction"][0] is None

@@ -11,9 +11,9 @@ from fedmpi.analysis.filter_decomposition import (
     client_variance,
     extract_factors,
     kernel_mean,
-    measure_aggregate_variance,
     product_mean,
     replicate_variance,
+    train_and_measure_variance,
 )
 from fedmpi.analysis.local_models import train_local_models
 from fedmpi.comm.base import SingleProcess
@@ -90,7 +90,7 @@ def test_measuring_does_not_change_the_run(net):
     """Clients store their coefficients and send them two rounds later, so a changed client state would be detected."""
     config = settings("fedatom", net, rounds=4, options={"atoms": 3, "period": 3, "alpha_fast": "keep"})
     rows = []
-    facts = measure_aggregate_variance(build_experiment(config), 2, rows.append)
+    facts = train_and_measure_variance(build_experiment(config), 2, rows.append)
     assert facts["sha256"] == run_experiment(config).hashes[-1]
     assert [row["round"] for row in rows] == [0, 1, 2, 3]
     assert facts["rounds"] == rows
@@ -101,7 +101,7 @@ def test_replicates_are_rounds_with_other_seeds():
     """Compare with the server's kernels after one round from the same initial model, for the seed of each replicate."""
     experiment = build_experiment(settings("fedatom", "norm", rounds=1, options={"atoms": 3}))
     w, b = experiment.model.w.clone(), experiment.model.b.clone()
-    row = measure_aggregate_variance(experiment, 3)["rounds"][0]
+    row = train_and_measure_variance(experiment, 3)["rounds"][0]
     W = []
     for number in range(3):
         experiment.model.load(w, b)

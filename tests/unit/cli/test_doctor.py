@@ -49,7 +49,7 @@ def test_an_mpirun_of_any_kind_is_one_line(tmp_path, monkeypatch, script, mark, 
         program(tmp_path / "mpirun", script)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin" if script else str(tmp_path))
     monkeypatch.setattr(machine, "LAUNCHER_TIMEOUT_S", 0.5 if script and "sleep" in script else 60)
-    row = machine.check_launcher("mpirun")
+    row = machine.report_launcher_version("mpirun")
     assert (row.name, row.mark) == ("mpirun", mark)
     assert text in row.text
     assert wait_until_ended("987.25")
@@ -60,7 +60,7 @@ def test_a_launcher_that_cannot_be_started_and_a_torchrun_of_another_python(tmp_
     (tmp_path / "srun").write_bytes(b"\x7fELF")
     (tmp_path / "srun").chmod(0o755)
     program(tmp_path / "torchrun", "exit 0")
-    *_, srun, torchrun = machine.check_launchers()
+    *_, srun, torchrun = machine.report_launchers()
     assert (srun.mark, torchrun.mark) == (WARN, WARN)
     assert "failed with exit code 127" in srun.text
     assert "belongs to another Python" in torchrun.text
@@ -78,8 +78,8 @@ def test_a_launcher_that_cannot_be_started_and_a_torchrun_of_another_python(tmp_
 )
 def test_an_mpirun_of_another_mpi_is_told(monkeypatch, library, mpirun, differs):
     monkeypatch.setattr(machine, "run_program", lambda *_: (library, "" if library else "failed with exit code 1"))
-    monkeypatch.setattr(machine, "check_launcher", lambda name: ReportRow(name, f"{mpirun} (/bin/mpirun)"))
-    rows = [row for row in machine.check_launchers() if row.name.startswith("mpi")]
+    monkeypatch.setattr(machine, "report_launcher_version", lambda name: ReportRow(name, f"{mpirun} (/bin/mpirun)"))
+    rows = [row for row in machine.report_launchers() if row.name.startswith("mpi")]
     assert [row.mark for row in rows if row.name == "mpi"] == [OK if library else WARN]
     assert ["MPI4PY_LIBMPI" in row.text for row in rows if row.mark == WARN and library] == [True] * differs
 
@@ -111,16 +111,16 @@ def cards(monkeypatch, *capabilities):
 
 def test_temporary_files_want_room(monkeypatch):
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda place: SimpleNamespace(free=1 << 20))
-    row = next(machine.check_disks())
+    row = next(machine.report_free_disk_space())
     assert row.mark == WARN
     assert "TMPDIR" in row.text
 
 
 def test_a_host_name_that_leads_to_loopback_matters_between_hosts_only(monkeypatch):
     monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
-    assert {row.mark for row in machine.check_network()} == {OK}
+    assert {row.mark for row in machine.report_network()} == {OK}
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
-    first, second, _ = machine.check_network()
+    first, second, _ = machine.report_network()
     assert "resolves to 127.0.1.1" in first.text
     assert second.mark == WARN
     assert "set the variable MASTER_ADDR, or comm.interface" in second.text
@@ -129,7 +129,7 @@ def test_a_host_name_that_leads_to_loopback_matters_between_hosts_only(monkeypat
 def test_how_a_rank_would_join_is_told(monkeypatch):
     for name, text in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "10.0.0.1"), ("MASTER_PORT", "29500")):
         monkeypatch.setenv(name, text)
-    first, second = machine.check_job()
+    first, second = machine.report_job()
     assert first.text.startswith("2 ranks by env://")
     assert second.text == "by MASTER_ADDR=10.0.0.1, MASTER_PORT=29500"
     monkeypatch.setenv("RANK", "1")

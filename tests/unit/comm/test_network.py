@@ -78,7 +78,7 @@ def test_gloo_uses_the_interface_towards_rank_0(monkeypatch, rank, cards, own_na
     monkeypatch.setattr(network, "resolve_host", lambda name: own_name_is)
     monkeypatch.setattr(network, "is_local_address", lambda address: address == "10.1.0.6")
     monkeypatch.setattr(network, "find_interface_towards", lambda host: f"towards {host}")
-    network.choose_gloo_interface(rank, cards, "10.0.0.5")
+    network.set_gloo_interface(rank, cards, "10.0.0.5")
     assert os.environ.get("GLOO_SOCKET_IFNAME") == expected
 
 

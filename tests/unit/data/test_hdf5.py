@@ -12,7 +12,7 @@ from fedmpi.data.preprocessing import PredictionRequest
 from fedmpi.data.silos import open_silos
 from fedmpi.data.sources.hdf5 import hdf5
 from fedmpi.data.sources.named_arrays import npz
-from fedmpi.data.streaming import StoredArrays, Stream
+from fedmpi.data.streaming import Hdf5Arrays, Stream
 
 h5py = pytest.importorskip("h5py")
 RNG = np.random.default_rng(0)
@@ -80,7 +80,8 @@ def test_federated_emnist(tmp_path):
     assert data.train_x.stored.dtype == torch.uint8
     assert torch.equal(data.train_x.all_inputs()[:, 0], torch.from_numpy(x[:4]))
     assert data.train_y.tolist() == [7, 1, 2, 3]
-    new = data.preparation.read(PredictionRequest(x[1:4]))  # as the file holds them, not as they are kept
+    request = PredictionRequest(x[1:4])  # as the file holds them, not as they are kept
+    new = data.preparation.read_requested_rows(request)
     assert torch.equal(new.x, torch.from_numpy(x[1:4, None]))
     assert data.test_site.tolist() == [0, 1]
     dataset = split(data, "site", None, 0)
@@ -144,7 +145,7 @@ def test_images_on_disk_equal_those_in_memory(tmp_path, options, by_client):
     with streaming.use_streaming_mode(True):
         data = hdf5(tmp_path, path="a.h5")
     assert isinstance(data.train_x.stored, Stream)
-    assert isinstance(data.train_x.stored.source.array, StoredArrays)
+    assert isinstance(data.train_x.stored.source.array, Hdf5Arrays)
     same(in_memory, data)
     rows = torch.tensor([3, 0, 3, 5])
     assert torch.equal(data.train_x.read(rows), in_memory.train_x.read(rows))

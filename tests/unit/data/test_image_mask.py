@@ -179,6 +179,6 @@ def test_new_images_are_prepared_like_training_images(tmp_path):
         Image.fromarray(picture(k)[..., 0].astype(np.uint16) * 9).save(tmp_path / "images" / f"{name}.png")
     data = image_mask(tmp_path, classes=2, channels=1, pixel_range=(100.0, 2000.0), size=4, test_fraction=0.0)
     stored = preparation_from_dict(json.loads(json.dumps(data.preparation.to_dict())))
-    new = stored.read(PredictionRequest(tmp_path / "images"))
+    new = stored.read_requested_rows(PredictionRequest(tmp_path / "images"))
     assert torch.equal(new.x.all_inputs(), data.train_x.all_inputs())
     assert new.ids["file"].tolist() == ["a.png", "b.png"]

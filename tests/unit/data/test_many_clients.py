@@ -11,7 +11,7 @@ from helpers import run_experiment, settings
 
 from fedmpi.common import seeds
 from fedmpi.data import batches as batches_module
-from fedmpi.data.batches import Shard, distinct_samples, merge_shards, replace_samples
+from fedmpi.data.batches import Shard, iter_samples_once_if_shared, map_samples_and_targets, merge_shards
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import hold_out_validation, split
 from fedmpi.data.partitions.base import Partition, equal_sizes
@@ -88,9 +88,9 @@ def test_shards_with_shared_tensors_equal_shards_with_their_own():
         ours, theirs = getattr(shared, part), getattr(separate, part)
         assert all(torch.equal(ours[k].index, theirs[k].index) for k in range(3))
         assert torch.equal(merge_shards(ours).index, merge_shards(theirs).index)
-        changed = replace_samples(ours, lambda x: -x)
+        changed = map_samples_and_targets(ours, lambda x: -x)
         assert torch.equal(changed[0].x, -ours[0].x)
-        assert [len([*distinct_samples(shards)]) for shards in (ours, theirs)] == [1, 3]
+        assert [len([*iter_samples_once_if_shared(shards)]) for shards in (ours, theirs)] == [1, 3]
     assert np.array_equal(shared.label_counts, separate.label_counts)
     assert np.array_equal(shared.validation_sizes, separate.validation_sizes)
 

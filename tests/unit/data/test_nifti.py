@@ -172,9 +172,11 @@ def test_new_volumes_are_prepared_like_training_volumes(tmp_path):
     write(tmp_path / "a", "xy", affine=LEFT_UP_FRONT)
     data = nifti(tmp_path, classes=3, spacing=(2.0, 1.0, 2.0), size=(5, 5, 9), test_fraction=0.0)
     stored = preparation_from_dict(json.loads(json.dumps(data.preparation.to_dict())))
-    new = stored.read(PredictionRequest(tmp_path / "a"))
+    new = stored.read_requested_rows(PredictionRequest(tmp_path / "a"))
     assert torch.equal(new.x, data.train_x)
     assert new.ids["file"].tolist() == ["x_image.nii.gz", "y_image.nii.gz"]
-    assert torch.equal(stored.read(PredictionRequest(tmp_path / "a" / "y_image.nii.gz")).x, data.train_x[1:])
+    assert torch.equal(
+        stored.read_requested_rows(PredictionRequest(tmp_path / "a" / "y_image.nii.gz")).x, data.train_x[1:]
+    )
     with pytest.raises(UserError, match="x_mask does not exist"):
-        stored.read(PredictionRequest(tmp_path / "a" / "x_mask"))
+        stored.read_requested_rows(PredictionRequest(tmp_path / "a" / "x_mask"))

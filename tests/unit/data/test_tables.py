@@ -104,7 +104,7 @@ def test_targets(tmp_path, columns, options, targets):
     assert data.train_y.dtype == (torch.int64 if is_class else torch.float32)
     assert data.classes == (2 if is_class else len(columns) if "target" in options else 1)
     assert (
-        data.preparation.read(PredictionRequest(str(tmp_path / "a.csv"))).y.tolist() == targets
+        data.preparation.read_requested_rows(PredictionRequest(str(tmp_path / "a.csv"))).y.tolist() == targets
     )  # new rows are read alike
 
 
@@ -120,7 +120,7 @@ def test_numbers_with_a_decimal_comma(tmp_path, rows):
     write_table(tmp_path, {"x": ["1,5", "-2,25", "3"], "label": ["a", "b", "a"]})
     data = table(tmp_path, **AS_THEY_ARE, decimal=",")
     assert data.train_x[:, 0].tolist() == [1.5, -2.25, 3]
-    assert data.preparation.read(PredictionRequest(rows)).x[:, 0].tolist() == [1.5, -2.25]
+    assert data.preparation.read_requested_rows(PredictionRequest(rows)).x[:, 0].tolist() == [1.5, -2.25]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_missing_values_apply_to_all_columns_or_to_the_named_ones(tmp_path, give
     write_table(tmp_path, {"age": [60, -9, 70, "-9.0", 99, 50, 40, 61], "days": range(10, 90, 10), "label": [0, 1] * 4})
     data = table(tmp_path, **AS_THEY_ARE, missing="drop", missing_values=given)
     assert data.train_x[:, 0].tolist() == remaining
-    new = data.preparation.read(PredictionRequest(str(tmp_path / "a.csv")))
+    new = data.preparation.read_requested_rows(PredictionRequest(str(tmp_path / "a.csv")))
     assert (99 in new.x[:, 0].tolist()) == (99 in remaining)  # new rows are read alike
 
 

@@ -258,7 +258,7 @@ def test_effects_of_recorded_rank_failures():
     assert [failures.reverted_states(t) for t in (0, 1, 4)] == [{}, {5: 0}, {4: 1}]
     assert failures.needed_states() == {(5, 0), (4, 1)}
     assert failures.up_to_round(2).rows == rows[:2]
-    failures.replace_rows_from(2, [])
+    failures.replace_failures_since(2, [])
     assert failures.rows == rows[:1]
     late = lost_ranks.make_row(2, {}, gone=[1], reverted={0: 1}, reported=True)
     late_failures = LostRanks([lost_ranks.make_row(2, {}, gone=[4]), late])
@@ -274,4 +274,4 @@ def test_effects_of_recorded_rank_failures():
         late_failures.for_resume(2).before_evaluation(2).unavailable_clients(2),
         late_failures.for_resume(3).rows,
     ) == ({1, 4}, late_failures.rows)
-    assert not lost_ranks.was_reported({"round": 2})  # a row of an earlier version
+    assert not lost_ranks.followed_previous_evaluation({"round": 2})  # a row of an earlier version

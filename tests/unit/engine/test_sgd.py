@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from fedmpi.engine.local.client_optimizers import LocalOptimizer, num_slots
+from fedmpi.engine.local.client_optimizers import LocalOptimizer, num_optimizer_slots
 from fedmpi.engine.local.local_training_config import LocalTrainingConfig
 
 SGDS = {
@@ -54,7 +54,7 @@ def test_stored_state_is_continued(name):
     torch.manual_seed(0)
     how, whole = LocalTrainingConfig(**ALL[name]), [torch.nn.Parameter(torch.randn(4, 5)) for _ in range(2)]
     cut = copy.deepcopy(whole)
-    kept = [[torch.zeros(4, 5) for _ in cut] for _ in range(num_slots(how))], [torch.zeros(()) for _ in cut]
+    kept = [[torch.zeros(4, 5) for _ in cut] for _ in range(num_optimizer_slots(how))], [torch.zeros(()) for _ in cut]
     one = LocalOptimizer(how, whole, 0.01)
     for fit in range(10):
         again = LocalOptimizer(how, cut, 0.01, kept)

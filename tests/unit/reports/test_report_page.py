@@ -162,7 +162,7 @@ CHARTS = {
         [charts.Series("a", [0, 1, 2], [0.5, None, 1.0]), charts.Series("b", [0], [1e9])], "x", "y"
     ),
     "band": charts.LineChart([charts.Series("a", [0, 1], [1 - 2**-53, 1.0], [0.9, 0.9], [1.0, 1.1])], "x", "y"),
-    "bars": charts.stack_bars(["one", NASTY], {"p": [1.0, -2.0], "q": [0.0, 3.0]}, "x"),
+    "bars": charts.make_stacked_bar_chart(["one", NASTY], {"p": [1.0, -2.0], "q": [0.0, 3.0]}, "x"),
     "grid": charts.HeatMap(["r"], ["c", "d"], [[-0.5, None]], "row", "column", "u", signed=True, show_numbers=True),
     "image": charts.HeatMap([str(r) for r in range(30)], list("abcdefghijklmnopqrstuvwxyz"), [range(26)] * 30, *"rcu"),
 }

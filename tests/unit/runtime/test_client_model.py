@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import fedmpi
 from fedmpi.common.errors import UserError
-from fedmpi.common.signals import CommandProcess
+from fedmpi.common.signals import ProcessStartState
 from fedmpi.engine.evaluate import PERSONAL_MODEL_HOOKS, personal_groups
 from fedmpi.method.base import overrides
 from fedmpi.methods import registry
@@ -99,7 +99,7 @@ def test_a_loaded_client_model_has_the_recorded_metrics(tmp_path, case):
 
 @pytest.mark.parametrize("method", ["fedper", "apfl", "fedpac"])
 def test_client_models_of_a_resumed_run_have_the_recorded_metrics(tmp_path, method):
-    process = CommandProcess()
+    process = ProcessStartState()
     process.stop.max_rounds = 2
     assert execute_run(settings_of(method, tmp_path), process)[1] == 75
     settings = settings_of(method, tmp_path, checkpoint={"resume": "must"})

@@ -77,13 +77,13 @@ def csv_images(
     the same rows for every seed; default 0.2.
     """
     decoding = DecodeOptions(size, channels, mean, std, pixel_range)
-    _check_class_names("csv_images", class_names, site)
+    _check_class_names_option("csv_images", class_names, site)
     columns = {"image_column": image_column, "label_column": label_column, "site_column": site_column}
     columns |= {"split_column": split_column, "group_column": group_column}
     samples = list_files_in_table("csv_images", root, path, folder, columns, delimiter, site)
     names = list(class_names or sort_naturally(sample.label for sample in samples))
     _check_labels(samples, names, label_column, explicit=class_names is not None)
-    read = make_class_reader(names, decoding, image_column, label_column, delimiter, folder)
+    read = make_labelled_image_reader(names, decoding, image_column, label_column, delimiter, folder)
     return dataset_from_files(
         samples,
         read,
@@ -128,7 +128,7 @@ def image_folder(
     same rows for every seed; default 0.2.
     """
     decoding = DecodeOptions(size, channels, mean, std, pixel_range)
-    _check_class_names("image_folder", class_names, site)
+    _check_class_names_option("image_folder", class_names, site)
     homes = find_site_folders("image_folder", root, path, sites, site)
     folders = [
         (name, part, folder) for name, folder_of_site in homes.items() for part, folder in _find_parts(folder_of_site)
@@ -144,7 +144,7 @@ def image_folder(
                 "the folders are sites, set data.sites: true"
             )
         samples += own
-    read = make_class_reader(names, decoding)
+    read = make_labelled_image_reader(names, decoding)
     return dataset_from_files(samples, read, "image_folder", classes=names, silo=site, test_fraction=test_fraction)
 
 
@@ -200,7 +200,7 @@ def list_images_by_class(
     return samples
 
 
-def make_class_reader(names: Sequence[str], decoding: DecodeOptions, *columns: str) -> ReadSite:
+def make_labelled_image_reader(names: Sequence[str], decoding: DecodeOptions, *columns: str) -> ReadSite:
     """Return a function that reads the labelled images of one site into a data set.
 
     Args:
@@ -224,7 +224,7 @@ def make_class_reader(names: Sequence[str], decoding: DecodeOptions, *columns: s
     return read
 
 
-def _check_class_names(source: str, names: Sequence[str] | None, site: str | None) -> None:
+def _check_class_names_option(source: str, names: Sequence[str] | None, site: str | None) -> None:
     """Raise UserError if data.class_names contains a name twice, or is not set in silo mode."""
     if names is None and site is not None:
         raise UserError(

@@ -52,9 +52,9 @@ class ImagePreparation(Preparation):
         """Convert images (n, C, H, W), uint8 or float32 in 0..1, to LazyImages, which are normalised when read."""
         return make_lazy_images(images, self.decoding.mean, self.decoding.std, self.channels)
 
-    def read(self, request: PredictionRequest) -> NewRows:
+    def read_requested_rows(self, request: PredictionRequest) -> NewRows:
         """Return the decoded images of a request, with their targets if their classes are known."""
-        ids, files, labels, rows = self._list_files(request)
+        ids, files, labels, rows = self._list_requested_files(request)
         images = read_images.decode_images(files, self.decoding, rows)
         if tuple(images.shape[1:]) != self.stored:
             channels, height, width = images.shape[1:]
@@ -78,7 +78,9 @@ class ImagePreparation(Preparation):
         reason = f"{reason}; {pluralize(known.count(False), 'row')} of {len(known)} ignored"
         return NewRows(ids, x, y, why_no_targets=reason, has_target=torch.tensor(known))
 
-    def _list_files(self, request: PredictionRequest) -> tuple[dict[str, Any], list[Path], list[str], list[str]]:
+    def _list_requested_files(
+        self, request: PredictionRequest
+    ) -> tuple[dict[str, Any], list[Path], list[str], list[str]]:
         """List the images of a request.
 
         Returns:
@@ -87,27 +89,27 @@ class ImagePreparation(Preparation):
         """
         if isinstance(request.rows, Sequence) and not isinstance(request.rows, str):
             files = to_paths(request.rows, ACCEPTED_INPUTS)
-            return _identify_files(files, files)
+            return _list_files_without_table(files, files)
         path = check_path(request, folder=True, takes=ACCEPTED_INPUTS)
         if path.is_file() and path.suffix.lower() in TABLE_SUFFIXES:
-            return self._list_files_in_table(read_table(path, self.delimiter), request.ids)
+            return self._list_requested_in_table(read_table(path, self.delimiter), request.ids)
         if request.ids:
             raise UserError(
                 f"--id: {path} has no columns to copy; remove --id, or use a CSV file that lists the images"
             )
         if path.is_file():
-            return _identify_files([path], [path.name])
+            return _list_files_without_table([path], [path.name])
         files = sorted(file for file in path.rglob("*") if is_image_file(file) and file.is_file())
         if not files:
             raise UserError(f"{path} contains no images; give an image, or a folder of images")
         names = [file.relative_to(path) for file in files]
         in_class_folders = all(len(name.parts) > 1 and name.parts[0] in self.class_names for name in names)
-        return _identify_files(files, names, [name.parts[0] for name in names] if in_class_folders else [])
+        return _list_files_without_table(files, names, [name.parts[0] for name in names] if in_class_folders else [])
 
-    def _list_files_in_table(
+    def _list_requested_in_table(
         self, table: Table, ids: Sequence[str]
     ) -> tuple[dict[str, Any], list[Path], list[str], list[str]]:
-        """Return the result of `_list_files` for images that a table lists.
+        """Return the result of `_list_requested_files` for images that a table lists.
 
         ids: the names of further columns that identify the images in the predictions.
         """
@@ -131,10 +133,10 @@ class ImagePreparation(Preparation):
         return columns, files, [str(label).strip() for label in labels], rows
 
 
-def _identify_files(
+def _list_files_without_table(
     files: list[Path], names: Sequence[Any], labels: Sequence[str] = ()
 ) -> tuple[dict[str, Any], list[Path], list[str], list[str]]:
-    """Return the result of `_list_files` for files that no table lists."""
+    """Return the result of `_list_requested_files` for files that no table lists."""
     ids = {"file": np.array([str(name) for name in names], dtype=object)}
     return ids, files, list(labels), [""] * len(files)
 

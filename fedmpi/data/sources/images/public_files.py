@@ -15,7 +15,7 @@ from fedmpi.data.csv_file import iter_csv_rows
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.download.catalogue import CATALOGUE
 from fedmpi.data.download.fetch import fetch_or_advise
-from fedmpi.data.sources.images.class_images import Fraction, list_images_by_class, make_class_reader
+from fedmpi.data.sources.images.class_images import Fraction, list_images_by_class, make_labelled_image_reader
 from fedmpi.data.sources.images.decode import DecodeOptions, Size
 from fedmpi.data.sources.labelled_files import LabelledFile, dataset_from_files, list_subfolders, read_csv_rows
 from fedmpi.data.sources.source_utils import find_file, select_sites
@@ -58,7 +58,9 @@ def cinic10(root: Path, *, download: bool = False, val: Literal["join", "leave"]
         )
     ]
     return dataset_from_files(
-        samples, make_class_reader(CINIC_CLASSES, DecodeOptions(32, 3, *PIXEL_STATISTICS["cinic10"])), "cinic10"
+        samples,
+        make_labelled_image_reader(CINIC_CLASSES, DecodeOptions(32, 3, *PIXEL_STATISTICS["cinic10"])),
+        "cinic10",
     )
 
 
@@ -84,7 +86,7 @@ def tiny_imagenet(root: Path, *, download: bool = False) -> Dataset:
             )
         samples.append(sample)
     return dataset_from_files(
-        samples, make_class_reader(names, DecodeOptions(64, 3, *PIXEL_STATISTICS["imagenet"])), "tiny_imagenet"
+        samples, make_labelled_image_reader(names, DecodeOptions(64, 3, *PIXEL_STATISTICS["imagenet"])), "tiny_imagenet"
     )
 
 
@@ -173,7 +175,7 @@ def _domain_dataset(
     size: int,
     test_fraction: float,
 ) -> Dataset:
-    read = make_class_reader(classes, DecodeOptions(size, 3, *PIXEL_STATISTICS["imagenet"]))
+    read = make_labelled_image_reader(classes, DecodeOptions(size, 3, *PIXEL_STATISTICS["imagenet"]))
     return dataset_from_files(samples, read, source, classes=classes, silo=site, test_fraction=test_fraction)
 
 
@@ -261,7 +263,7 @@ def _read_ssl_fl(
 
     parts = [list_samples(f"{split}/{name}.csv", "train") for name in chosen]
     samples = [sample for part in (*parts, list_samples("test.csv", "test")) for sample in part]
-    data = dataset_from_files(samples, make_class_reader([str(k) for k in range(classes)], decoding), source)
+    data = dataset_from_files(samples, make_labelled_image_reader([str(k) for k in range(classes)], decoding), source)
     if site is not None:
         return data
     owner = torch.repeat_interleave(torch.tensor([len(part) for part in parts]))

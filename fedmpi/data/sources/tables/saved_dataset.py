@@ -97,7 +97,7 @@ def saved_dataset(
                 f"{folder}: data.size is for images, but column {input_column!r} contains numbers; remove data.size"
             )
         options = None if symbols else ArrayOptions(axes, pixel_range, mean, std)
-        x, preparation = _convert_numbers([each for each, _ in read_splits], options, labels, target.names)
+        x, preparation = _convert_numeric_samples([each for each, _ in read_splits], options, labels, target.names)
     is_test = torch.from_numpy(np.repeat([PART_BY_WORD.get(name.lower()) == "test" for name in splits], lengths))
     by_part = {}
     for prefix, rows in (("", ~is_test), ("test_", is_test)):
@@ -107,7 +107,7 @@ def saved_dataset(
     return replace(data, site_names=tuple(site_names))
 
 
-def _convert_numbers(
+def _convert_numeric_samples(
     parts: Sequence[np.ndarray], options: ArrayOptions | None, labels: Table, class_names: tuple[str, ...]
 ) -> tuple[Any, Preparation | None]:
     """Convert the samples of all splits, and return them with their preparation.

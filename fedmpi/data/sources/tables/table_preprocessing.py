@@ -138,7 +138,7 @@ class TablePreparation(Preparation):
         return cells
 
     # ---- new rows ----
-    def read(self, request: PredictionRequest) -> NewRows:
+    def read_requested_rows(self, request: PredictionRequest) -> NewRows:
         """Return the inputs of new rows, with their targets if the rows have labels."""
         if hasattr(request.rows, "columns") or isinstance(request.rows, (dict, list)):
             rows = table_from_memory(request.rows, self.decimal)
