@@ -168,9 +168,9 @@ def compare_server_rules(d, device, m=12, repeats=5):
     """Compare FedLD's rule with the weighted mean of the same rows."""
     rows, p = torch.randn(m, d, device=device), torch.full((m,), 1 / m, dtype=torch.float64)
     sides = {
-        "mean": lambda: (linear.combine(rows, p), wait_for_device(device))[1],
+        "mean": lambda: (linear.weighted_sum(rows, p), wait_for_device(device))[1],
         "principal": lambda: (
-            linear.combine(rows, rules.principal_coefficients(linear.gram(rows), p)),
+            linear.weighted_sum(rows, rules.principal_coefficients(linear.gram(rows), p)),
             wait_for_device(device),
         )[1],
     }

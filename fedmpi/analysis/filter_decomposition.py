@@ -273,7 +273,7 @@ def evaluate_virtual_clients(
     )
     print_line(f"round {t}: {len(members)} clients train, then {len(members) ** 2 + 1} models are evaluated")
     local = train_local_models(fed, trainer, members, t)
-    w, b = linear.combine(local.w, local.p), linear.combine(local.b, local.p)
+    w, b = linear.weighted_sum(local.w, local.p), linear.weighted_sum(local.b, local.p)
 
     def evaluate_weights(model: Tensor) -> Metrics:
         trainer.model.load(model, b)

@@ -12,7 +12,7 @@ from fedmpi.cli.runs import app
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import suggest_name
 from fedmpi.config.reference import ConfigKey, list_keys
-from fedmpi.runtime.introspection import KIND_MODULES, find_descriptions, list_summaries, read_registry
+from fedmpi.runtime.introspection import KIND_MODULES, describe_components_named, list_summaries, read_registry
 
 
 @app.command("list", short_help="List methods, models, data sets and other components.")
@@ -31,7 +31,7 @@ def list_components(
             typer.echo(f"{kind}:")
             print_table([(f"  {name}", summary) for name, summary in list_summaries(kind).items()])
         return
-    descriptions = find_descriptions(name)
+    descriptions = describe_components_named(name)
     if not descriptions:
         names = [*KIND_MODULES, *(each for kind in KIND_MODULES for each in read_registry(kind))]
         raise UserError(f"list: unknown kind or name '{name}'; {suggest_name(name, names)}")

@@ -69,7 +69,7 @@ def sweep(
         import fedmpi.reports.report
         import fedmpi.runtime.execute  # noqa: F401
     if check:
-        return runs.check_complete(definition, typer.echo)
+        return runs.print_status_and_update_tuning(definition, typer.echo)
     require_single_process()
     code = runs.run_sweep(definition, jobs, train_in_child_process, typer.echo)
     if not code:
@@ -82,7 +82,7 @@ def _train_one_run(sweep: "Sweep", name: str, process: ProcessStartState) -> int
     """Train the run `name` of a sweep unless it is finished, and return the exit code. Works under any launcher."""
     from fedmpi.sweeps import progress, slurm
 
-    settings = progress.enable_auto_resume(slurm.find_run(sweep, name))
+    settings = progress.enable_auto_resume(slurm.find_run_by_name(sweep, name))
     if progress.read_state(settings).status == progress.DONE:
         return 0
     check_resources_and_set_threads(settings)
@@ -112,10 +112,10 @@ def table(
 
     all_overrides = list(overrides or ())
     if file.is_dir():
-        file, recorded_overrides = sweep_status.read_sweep_list(file)
+        file, recorded_overrides = sweep_status.read_sweep_file_and_overrides(file)
         all_overrides = [*recorded_overrides, *all_overrides]
     sweep = expand.load_sweep(file, all_overrides)
-    table_formats.show_table(sweep, metric, round_, rows, to, typer.echo)
+    table_formats.print_and_write_table(sweep, metric, round_, rows, to, typer.echo)
 
 
 def train_in_child_process(settings: Settings) -> NoReturn:

@@ -121,7 +121,7 @@ def _estimate_traffic(experiment: build.Experiment, ranks: int) -> Estimate:
         of the whole run, each with "up" (bytes that rank 0 receives) and "down" (bytes that it sends).
     """
     s, messages, members = experiment.settings, experiment.messages, experiment.cohort_size
-    way, trainers = memory.choose_gather_mode(experiment, ranks), len(build_data.training_ranks(s, ranks))
+    way, trainers = memory.predict_gather_mode(experiment, ranks), len(build_data.training_ranks(s, ranks))
     # reduced: each rank that trains sends one 64-bit sum; sharded: rank 0 receives only its share of the columns.
     rows = {"reduced": trainers * 8 / experiment.itemsize, "sharded": members / ranks}.get(way, members)
     up, down = [0], [0]

@@ -54,7 +54,7 @@ from fedmpi.flat.layout import ALL_GROUPS
 from fedmpi.method.base import overrides
 from fedmpi.models.probabilistic_features import REFERENCE_GROUP
 from fedmpi.tasks import validation
-from fedmpi.tasks.metrics import Metrics, client_statistics, count_by_class, weighted_client_mean
+from fedmpi.tasks.metrics import Metrics, client_statistics, count_hits_by_class, weighted_client_mean
 
 MAX_CLASSES = 100  # largest number of classes for which accuracies by class are recorded
 # hooks that give each client a model of its own
@@ -251,7 +251,7 @@ class Evaluator:
         logits = getattr(self.trainer.task, "classification", False) and f.ndim == 2 and f.shape[1] <= MAX_CLASSES
         classes = logits and y.dtype == torch.int64 and y.ndim == 1 and 0 <= int(y.min()) < int(y.max()) < f.shape[1]
         if classes and bool(f.isfinite().all()):
-            correct, totals, _ = count_by_class(f.argmax(1), y, f.shape[1])
+            correct, totals, _ = count_hits_by_class(f.argmax(1), y, f.shape[1])
             self.class_accuracy = [None if isnan(v) else round(v, 3) for v in (100 * correct / totals).tolist()]
         return metrics
 

@@ -136,7 +136,7 @@ class Federation:
         span("wait_command" if self.server is None else "broadcast")
         self.report_previous_round(t, command)  # rank 0 evaluates round t - 1; all ranks do if clients evaluate, too
         if command is not TRAIN:
-            return self.control.end_run(command)
+            return self.control.finish_run_on_this_rank(command)
 
         cohort = self.scheduler.cohort(t)  # a function of (seed, t): the same on every rank
         placement = self.scheduler.assign_clients(t)  # client -> rank

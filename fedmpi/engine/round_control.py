@@ -91,11 +91,11 @@ class RoundControl:
         # states that were moved stay on their new ranks
         states.move_log, states.reassigned, states.round = MoveLog(), {}, t
 
-    def is_trained(self, t: int) -> bool:
+    def will_train_round(self, t: int) -> bool:
         """Return whether rank 0 has decided to run round t; called only on rank 0."""
         return self._decided[0] == t and self._decided[1] % FURTHER_MESSAGE == TRAIN
 
-    def end_run(self, command: RoundCommand) -> str:
+    def finish_run_on_this_rank(self, command: RoundCommand) -> str:
         """End the run on this rank; return why it ended: "finished", "stopped", "diverged" or "early_stopped"."""
         if self.config.on_lost_rank != "abort":  # wait: another rank may have to repeat a round
             self.comm.allgather_bytes(b"", self.comm.message_timeout_s)

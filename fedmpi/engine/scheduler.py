@@ -125,7 +125,9 @@ class ClientScheduler:
         if self.config.placement == "pinned":
             placement = assign_pinned(clients, self.ranks)
         else:
-            placement = assign_balanced(clients, self._num_samples(clients), self._ranks_at_start(t), self.rank_costs)
+            placement = assign_balanced(
+                clients, self._num_samples(clients), self._alive_ranks_at_round_start(t), self.rank_costs
+            )
         moved = [k for k, rank in placement.items() if rank not in alive]
         if moved:
             placement |= assign_balanced(
@@ -133,7 +135,7 @@ class ClientScheduler:
             )
         return {k: placement[k] for k in self.cohort(t)} if self.lost_ranks.rows else placement
 
-    def _ranks_at_start(self, t: int) -> list[int]:
+    def _alive_ranks_at_round_start(self, t: int) -> list[int]:
         """Return the training ranks that were alive when round t began (in a replay: in the recorded run)."""
         lost = [row["ranks"] for row in self.lost_ranks.rows if row["round"] < t and self.config.replays_failures]
         away = {int(rank) for ranks in lost for rank in ranks}

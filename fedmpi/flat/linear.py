@@ -122,7 +122,7 @@ def add(total: Tensor, x: Tensor, c: float, first: bool) -> None:
         total.add_(x, alpha=c)
 
 
-def combine(rows: Tensor, coefficients: Tensor, start: int = 0, width: int | None = None) -> Tensor:
+def weighted_sum(rows: Tensor, coefficients: Tensor, start: int = 0, width: int | None = None) -> Tensor:
     """Return the weighted sum of rows, sum_i c_i rows_i.
 
     Args:
@@ -189,7 +189,7 @@ def gram_by_block(rows: Tensor, start: int = 0, width: int | None = None) -> Ten
         (blocks, m, m) float64, on the CPU.
     """
     m, n = rows.shape
-    groups = _halve_repeatedly(m) if (n if width is None else width) > BLOCK and not rows.is_cuda else [(0, m)]
+    groups = _split_range_by_halving(m) if (n if width is None else width) > BLOCK and not rows.is_cuda else [(0, m)]
     first, blocks = start // BLOCK, -(-(start + n) // BLOCK) - start // BLOCK if n else 0
     parts = torch.zeros(blocks, m, m, dtype=torch.float64, device=rows.device)
     spans = chunk_spans(rows, start, start + n)
@@ -330,10 +330,10 @@ def sum_blocks(parts: Tensor) -> Tensor:
     return out
 
 
-def _halve_repeatedly(m: int) -> list[tuple[int, int]]:
+def _split_range_by_halving(m: int) -> list[tuple[int, int]]:
     """Halve the range (0, m), then its second half, and so on; return all parts, which cover the range.
 
-    >>> _halve_repeatedly(12)
+    >>> _split_range_by_halving(12)
     [(0, 6), (6, 9), (9, 11), (11, 12)]
     """
     ends = [0]

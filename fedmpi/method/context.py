@@ -335,8 +335,8 @@ class Uploads:
             span: (a, b) to combine only columns a to b - 1 of the flattened rows; the result is then (b - a,).
         """
         x = getattr(self, slot)
-        columns, start, width = _columns(x, span)
-        combined = linear.combine(columns, coefficients, start, width)
+        columns, start, width = _select_columns(x, span)
+        combined = linear.weighted_sum(columns, coefficients, start, width)
         return combined if span else combined.view(x.shape[1:])
 
     def gram(self, slot: str = "dw", span: Span | None = None) -> Tensor:
@@ -346,7 +346,7 @@ class Uploads:
             slot: the name of the slot.
             span: (a, b) to use only columns a to b - 1 of the flattened rows.
         """
-        return linear.sum_blocks(linear.gram_by_block(*_columns(getattr(self, slot), span)))
+        return linear.sum_blocks(linear.gram_by_block(*_select_columns(getattr(self, slot), span)))
 
     def inner_products(self, v: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
         """Return the inner product of each client's row of a slot with a vector v, (m,) float64.
@@ -356,7 +356,7 @@ class Uploads:
             slot: the name of the slot.
             span: (a, b) to use only columns a to b - 1 of the flattened rows.
         """
-        columns, start, _ = _columns(getattr(self, slot), span)
+        columns, start, _ = _select_columns(getattr(self, slot), span)
         return linear.inner_products(columns, v.flatten(), start)
 
     def trimmed_mean(self, trim: float, slot: str = "dw") -> Tensor:
@@ -367,10 +367,10 @@ class Uploads:
             slot: the name of the slot.
         """
         x = getattr(self, slot)
-        return linear.trimmed_mean(_columns(x)[0], trim).view(x.shape[1:])
+        return linear.trimmed_mean(_select_columns(x)[0], trim).view(x.shape[1:])
 
 
-def _columns(x: Tensor, span: Span | None = None) -> tuple[Tensor, int, int]:
+def _select_columns(x: Tensor, span: Span | None = None) -> tuple[Tensor, int, int]:
     """Return columns a to b - 1 of the flattened rows of a slot, the number a, and the number of columns of a row.
 
     Args:

@@ -111,7 +111,7 @@ class FedAtom(Method):
         return row, State(alpha=client.extract_group(COEF, client.w), trained=client.w.new_full((), client.round + 1))
 
 
-@delegates_to("fedatom", step=True)
+@delegates_to("global_method", step=True)
 @dataclass(frozen=True)
 class FedAtomPersonal(Method):
     """FedAtom with personal atoms, which each client trains by (4) after it has trained the global model."""
@@ -128,7 +128,7 @@ class FedAtomPersonal(Method):
     )
 
     def __post_init__(self) -> None:
-        inner = self.fedatom.inner
+        inner = self.global_method.inner
         if overrides(inner, "personal_weights") or overrides(inner, "predict"):
             raise UserError(
                 f"method.client: {type(inner).__name__} has its own personal models, and so has fedatom_personal; "
@@ -136,7 +136,7 @@ class FedAtomPersonal(Method):
             )
 
     @cached_property
-    def fedatom(self) -> FedAtom:
+    def global_method(self) -> FedAtom:
         return FedAtom(self.atoms, self.init, self.period, self.alpha_fast, self.client)
 
     @property
@@ -148,10 +148,10 @@ class FedAtomPersonal(Method):
     def client_state(self) -> Slots:
         own = Slots(own_atom=Slot((ATOM,)), own_b=BUFFERS, began=SCALAR)
         head = Slots(own_body=Slot((BODY,)), own_head=Slot((HEAD,))) if HEAD in self.personal_groups else Slots()
-        return Slots(**self.fedatom.client_state, **own, **head)
+        return Slots(**self.global_method.client_state, **own, **head)
 
     def train(self, client: Client) -> State:
-        state = self.fedatom.train(client)
+        state = self.global_method.train(client)
         own = client.fit(start=self.personal_weights(client), groups=self.personal_groups, fedavg_steps=True)  # (4)
         parts = {f"own_{group}": client.extract_group(group, own.w) for group in self.personal_groups}
         return State(**state, began=client.w.new_ones(()), own_b=own.b, **parts)

@@ -38,7 +38,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 REPLACED = "was replaced by `variant`: text, printed (correction: axis) or code (published: true)"
 
 
-def margin_penalty(f: Tensor, norm: str = "sample") -> Tensor:
+def large_logits_penalty(f: Tensor, norm: str = "sample") -> Tensor:
     """Return the penalty mean_b log(1 + ||f_b||^2) on large logits f (B, c).
 
     With norm="batch" it is log(1 + ||f||^2), with one norm over the batch.
@@ -70,7 +70,7 @@ class FedLD(Method):
         f = client.logits(x)
         if not self.margin:
             return client.task_loss(f, x, y)
-        term = margin_penalty(f.softmax(1), "batch") if self.variant == "code" else margin_penalty(f)
+        term = large_logits_penalty(f.softmax(1), "batch") if self.variant == "code" else large_logits_penalty(f)
         return client.task_loss(f, x, y) + self.margin * term  # (3)
 
     def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:

@@ -19,7 +19,7 @@ from fedmpi.common.inputs import Samples, call_module
 REFERENCE_GROUP = "reference"  # layout group of r_mu, r_sigma, C
 
 
-class FirstColumnsLinear(nn.Module):
+class LinearOnFirstColumns(nn.Module):
     """A linear layer that uses only the first columns of its input, the features z; the others are KL divergences."""
 
     def __init__(self, layer: nn.Linear) -> None:
@@ -52,7 +52,7 @@ class GaussianFeatures(nn.Module):
         self.encode = nn.Linear(width, 2 * width)
         self.r_mu, self.r_sigma = nn.Parameter(torch.zeros(classes, width)), nn.Parameter(torch.ones(classes, width))
         self.C = nn.Parameter(torch.ones(()))
-        self.head = FirstColumnsLinear(last)
+        self.head = LinearOnFirstColumns(last)
 
     def parameter_groups(self) -> dict[str, str]:
         inner: dict[str, str] = getattr(self.body, "parameter_groups", dict)()

@@ -36,7 +36,7 @@ SECTIONS: tuple[tuple[str, str, str, Callable[[RunCollection], list[Part | None]
     ("steps", "Local steps", "analysis", diagnostics.build_local_steps_section),
     ("classes", "Classes", "rows", results.build_classes_section),
     ("partition", "Partition", "partition", results.build_partition_section),
-    ("traffic", "Traffic", "rows", run_facts.build_traffic_section),
+    ("traffic", "Traffic", "rows", run_facts.build_metric_vs_traffic_section),
     ("time", "Time", "path", run_facts.build_time_section),
     ("faults", "Faults", "path", results.build_faults_section),
     ("settings", "Settings", "config", run_facts.build_settings_section),

@@ -40,7 +40,7 @@ REQUIRED_SETTINGS = {  # placeholders for the required keys of a config; all oth
 TIMELINE_ROUNDS = 3  # number of rounds in the figure of the timeline
 
 
-def build_traffic_section(runs: RunCollection) -> list[Part | None]:
+def build_metric_vs_traffic_section(runs: RunCollection) -> list[Part | None]:
     """Plot the main evaluation metric against the number of transmitted parameters."""
     name = next((each for each in runs.metrics if not each.startswith("train_")), "")
     return [_plot_by_parameters({group.name: group.runs for group in runs.groups}, name)]

@@ -81,7 +81,7 @@ def write_site_pages(
     baseline = read_baseline(run, local_baseline) if local_baseline is not None else None
     pages = {
         f"{MODEL_CARD}.html": render_model_card(
-            all_sites, baseline, read_statements(statements) if statements is not None else {}
+            all_sites, baseline, read_model_card_statements(statements) if statements is not None else {}
         )
     }
     for site in all_sites:  # unique file names that are valid on all systems
@@ -104,7 +104,7 @@ def write_site_pages(
     print_line(f"written: {folder}/{MODEL_CARD}.html, and a page for each of {len(all_sites)} sites")
 
 
-def read_statements(path: Path) -> dict[str, str]:
+def read_model_card_statements(path: Path) -> dict[str, str]:
     """Read the statements of a model card from a YAML file that maps headings to paragraphs.
 
     Raises:
@@ -232,7 +232,7 @@ def render_model_card(all_sites: Sequence[Site], baseline: BaselineRun | None, s
         options=[f"{k[7:]} {v}" for k, v in config.items() if k.startswith("method.") and k != "method.name"],
         messages=Table(
             ("site", "messages", "bytes in all", "first digits of the SHA-256 of its audit file"),
-            _build_audit_rows(all_sites),
+            _build_audit_summary_rows(all_sites),
         ),
         evaluated=evaluated,
         metric=format_metric_title(name),
@@ -241,7 +241,7 @@ def render_model_card(all_sites: Sequence[Site], baseline: BaselineRun | None, s
         if len(enough) > 1
         else None,
         few=[f"{site.name} ({site.num_test})" for site in measured if site not in enough],
-        by_site=_plot_metric(evaluated, baseline, name),
+        by_site=_plot_metric_by_site(evaluated, baseline, name),
         digest_of_model=hashlib.sha256(model.read_bytes()).hexdigest() if model.is_file() else "",
     )
 
@@ -284,7 +284,7 @@ def _plot_samples(all_sites: Sequence[Site], samples: Table) -> Figure:
     return Figure("data", "training samples by site", chart, samples.head, samples.rows, note)
 
 
-def _build_audit_rows(all_sites: Sequence[Site]) -> list[list[Value]]:
+def _build_audit_summary_rows(all_sites: Sequence[Site]) -> list[list[Value]]:
     """Return one table row per site: the number and size of its messages, and the SHA-256 of its audit file.
 
     The contents of the messages are shown only on the page of the site.
@@ -296,7 +296,7 @@ def _build_audit_rows(all_sites: Sequence[Site]) -> list[list[Value]]:
     ]
 
 
-def _plot_metric(evaluated: Sequence[Site], baseline: BaselineRun | None, name: str) -> Figure:
+def _plot_metric_by_site(evaluated: Sequence[Site], baseline: BaselineRun | None, name: str) -> Figure:
     """Plot a metric of each site as a bar; a second bar shows the metric in the local baseline, if there is one."""
     labels, together, alone, rows = list[str](), list[float](), list[float](), list[list[Value]]()
     for site in evaluated:

@@ -69,7 +69,7 @@ class Site:
         self.run, self.client, self.name = run, client, run.client_names.get(client, str(client))
         self.num_train, self.label_counts, self.mean_weight = train, counts, share
         self.participated_rounds = [row["round"] for row in run.rows if client in (row.get("cohort") or ())]
-        self.refused_rounds = [row["round"] for row in run.rows if client in _find_refused_clients(row)]
+        self.refused_rounds = [row["round"] for row in run.rows if client in _find_clients_with_refused_uploads(row)]
         evaluated = {protocol: _read_site_metrics(run, client, protocol) for protocol in PROTOCOLS}
         protocol = next((each for each in PROTOCOLS if evaluated[each]), "")
         self.evaluation, self.personal_evaluation = evaluated.get(protocol), evaluated["personal"]
@@ -106,7 +106,7 @@ def list_sites(run: Run) -> list[Site]:
     ]
 
 
-def _find_refused_clients(row: Row) -> set[int]:
+def _find_clients_with_refused_uploads(row: Row) -> set[int]:
     """Return the clients with refused uploads in a round, given its row of metrics.jsonl."""
     return {each["client"] for each in row.get("refused") or () if isinstance(each, dict) and "client" in each}
 
@@ -116,7 +116,9 @@ def _compute_mean_weights(run: Run, sizes: np.ndarray) -> list[float] | None:
     weights = np.ones_like(sizes) if run.config.get("cohort.weighting") == "uniform" else sizes
     shares = list[np.ndarray]()
     for row in run.rows:
-        members = [k for k in row.get("cohort") or () if k not in _find_refused_clients(row) and k < len(sizes)]
+        members = [
+            k for k in row.get("cohort") or () if k not in _find_clients_with_refused_uploads(row) and k < len(sizes)
+        ]
         weight = np.zeros_like(sizes)
         weight[members] = weights[members]
         if weight.sum() > 0:

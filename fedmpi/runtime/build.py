@@ -39,7 +39,7 @@ from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
 from fedmpi.models.net import FeaturesAndHead
 from fedmpi.runtime import compatibility
-from fedmpi.runtime.compatibility import check_module
+from fedmpi.runtime.compatibility import check_trainable_parameters
 from fedmpi.runtime.record.saved_model import InitialWeights, load_initial_weights
 from fedmpi.tasks import validation
 from fedmpi.tasks.base import Task
@@ -87,7 +87,7 @@ class Experiment:
         return None if limit is None or not row else max(int(limit * 2**30) // row, 1)
 
     @property
-    def drops_uploads(self) -> bool:
+    def tolerates_missing_uploads(self) -> bool:
         """Whether a round may continue without the uploads of some clients, or be repeated (section `faults`)."""
         faults = self.settings.faults
         return (faults.on_bad_update, faults.on_client_error, faults.on_lost_rank) != ("abort",) * 3
@@ -96,10 +96,10 @@ class Experiment:
     def needs_undo(self) -> bool:
         """Whether ranks copy the states of the cohort before they train, so that a round can be undone.
 
-        If a checkpoint is written after every round and `drops_uploads` is false, no copy is needed: the checkpoint
-        contains the previous states.
+        If a checkpoint is written after every round and `tolerates_missing_uploads` is false, no copy is needed: the
+        checkpoint contains the previous states.
         """
-        return self.drops_uploads or self.settings.checkpoint.every > 1
+        return self.tolerates_missing_uploads or self.settings.checkpoint.every > 1
 
     def can_stream_sums(self, ranks: int) -> bool:
         """Return whether rank 0 can add up uploads as they arrive instead of storing them, in a job of `ranks` ranks.
@@ -112,7 +112,11 @@ class Experiment:
         reads_rows = (
             self.rule is not None or self.settings.record.updates == "gram" or self.messages.upload_format is not None
         )
-        return not self.drops_uploads and not reads_rows and (ranks == 1 or not self.settings.server.trains_clients)
+        return (
+            not self.tolerates_missing_uploads
+            and not reads_rows
+            and (ranks == 1 or not self.settings.server.trains_clients)
+        )
 
 
 def make_method(
@@ -182,7 +186,7 @@ def make_module(settings: Settings, input_shape: Shape, classes: int, dtype: Typ
         )
     with add_error_context(f"model {settings.model.name}"), seeds.temporary_seed(settings.seed, "init"):
         module = construct(input_shape, classes)
-        check_module(f"model.name: {settings.model.name}", module, construct)
+        check_trainable_parameters(f"model.name: {settings.model.name}", module, construct)
         # Lazy parameters are created by the first forward pass, which is made here, with the seed.
         if any(is_lazy(p) for p in (*module.parameters(), *module.buffers())):
             training = module.training
@@ -200,7 +204,7 @@ def make_prepared_module(
     where = f"method {settings.method.name}, hook prepare_model"
     with add_error_context(where), seeds.temporary_seed(settings.seed, "prepare"):
         module = method.prepare_model(module, classes)
-        check_module(where, module, method.prepare_model)
+        check_trainable_parameters(where, module, method.prepare_model)
     return module
 
 
@@ -223,11 +227,11 @@ def make_experiment(settings: Settings, data: FederatedData, device: torch.devic
             f"model.name: {name}: initial weights are not finite; correct the model, or the file in init.from"
         )
     compatibility.check_method(settings, method, task, net, local_training)
-    compatibility.check_cohort(settings, data)
+    compatibility.check_cohort_and_batch_sizes(settings, data)
     best = compatibility.make_selection_criterion(settings, task, data) if settings.evaluate.best.metric else None
-    compatibility.check_data(settings, data, task, net)
+    compatibility.check_targets_and_outputs(settings, data, task, net)
     messages = make_messages(settings, method, model, net, data)
-    compatibility.check_uploads(settings, data, messages)
+    compatibility.check_uploads_suit_aggregation(settings, data, messages)
     compatibility.check_analysis_and_protocols(settings, method, task, net, data, messages)
     rule = make_rule(settings)
     built = Experiment(settings, data, method, task, net, model, messages, local_training, rule, start, best)

@@ -105,7 +105,7 @@ def build_partitioned_data(settings: Settings) -> FederatedData:
             seeds.temporary_seed(settings.seed, "source"),
         ):
             dataset = require_dataset(source((settings.working_dir / settings.data.root).absolute()), source.func)
-        check_dataset(settings, dataset)
+        check_streaming_and_leakage(settings, dataset)
     with add_error_context("data.partition"), seeds.temporary_seed(settings.seed, "scheme"):
         federation = split(dataset, cut.scheme, cut.clients, settings.seed, settings.data.client_test, **cut.options)
     if settings.data.standardise_target:
@@ -183,7 +183,7 @@ def check_data_settings(settings: Settings) -> None:
             )
 
 
-def check_dataset(settings: Settings, dataset: Dataset, whose: str = "") -> None:
+def check_streaming_and_leakage(settings: Settings, dataset: Dataset, whose: str = "") -> None:
     """Check that samples are streamed from disk if data.stream is true, and warn about features that reveal the target.
 
     whose: The owner of the data, for messages: " of SITE" in silo mode, else "".
@@ -247,7 +247,7 @@ def build_silo_data(settings: Settings, comm: Communicator) -> FederatedData:
     with _show_warnings_of_every_rank():
         datasets = _open_sites(settings, mine)
         for k, dataset in datasets.items():
-            check_dataset(settings, dataset, f" of {names[k]}")
+            check_streaming_and_leakage(settings, dataset, f" of {names[k]}")
     table = np.zeros((len(names), TABLE_WIDTH), dtype=np.int64)
     table[mine] = describe_silos(datasets)
     table = gather_rows_from_owners(comm, table, owner, TABLE_COLUMNS)
@@ -262,7 +262,9 @@ def build_silo_data(settings: Settings, comm: Communicator) -> FederatedData:
             sums[k] = row
         return gather_rows_from_owners(comm, sums.view(np.int64), owner, TARGET_SUMS).view(np.float64)
 
-    federation = replace(_prepare_sites(settings, unsplit, datasets, exchange), label_counts_shared=shared)
+    federation = replace(
+        _scale_split_and_augment_sites(settings, unsplit, datasets, exchange), label_counts_shared=shared
+    )
     if not settings.data.validation:
         return federation
     # If validation rows are chosen in groups, only the rank of a site knows how many validation samples it has.
@@ -283,7 +285,7 @@ def build_one_site_data(settings: Settings, client: int) -> FederatedData:
     table = describe_silos(datasets).repeat(len(names), axis=0)
     table[:, 0] = np.arange(len(names))
     unsplit = build_silo_federation(datasets, table, count_local_labels(datasets, table, names), names)
-    return replace(_prepare_sites(settings, unsplit, datasets, np.stack), label_counts_shared=False)
+    return replace(_scale_split_and_augment_sites(settings, unsplit, datasets, np.stack), label_counts_shared=False)
 
 
 def _open_sites(settings: Settings, clients: Sequence[int]) -> dict[int, Dataset]:
@@ -299,7 +301,7 @@ def _open_sites(settings: Settings, clients: Sequence[int]) -> dict[int, Dataset
     return {k: require_dataset(dataset, source.func) for k, dataset in opened.items()}
 
 
-def _prepare_sites(
+def _scale_split_and_augment_sites(
     settings: Settings,
     unsplit: FederatedData,
     datasets: Mapping[int, Dataset],

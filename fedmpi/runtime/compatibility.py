@@ -52,7 +52,7 @@ REMEDIES = {  # config key -> value that meets a requirement of methods
 
 
 # ---- the model alone ----
-def check_module(where: str, module: Any, made_by: Any) -> None:
+def check_trainable_parameters(where: str, module: Any, made_by: Any) -> None:
     """Check that a module has trainable parameters, and that all of them have the same floating-point type.
 
     Args:
@@ -112,7 +112,7 @@ def _find_unmet_requirements(
 
 
 # ---- data ----
-def check_data(settings: Settings, data: FederatedData, task: Any, net: FeaturesAndHead) -> None:
+def check_targets_and_outputs(settings: Settings, data: FederatedData, task: Any, net: FeaturesAndHead) -> None:
     """Raise UserError if the targets do not suit the task, or the model's outputs do not suit the targets.
 
     Warn if the test set is empty.
@@ -140,7 +140,7 @@ def check_data(settings: Settings, data: FederatedData, task: Any, net: Features
         warnings.warn("data: the test set is empty, so there will be no metrics of the global model", stacklevel=3)
 
 
-def check_cohort(settings: Settings, data: FederatedData) -> None:
+def check_cohort_and_batch_sizes(settings: Settings, data: FederatedData) -> None:
     """Check that there are enough clients for a cohort, and that clients have enough samples for one batch.
 
     With train.drop_last, clients with too few samples for a batch do not train; a warning gives their number.
@@ -200,7 +200,7 @@ def make_selection_criterion(settings: Settings, task: Any, data: FederatedData)
 
 
 # ---- uploads ----
-def check_uploads(settings: Settings, data: FederatedData, messages: MessageLayouts) -> None:
+def check_uploads_suit_aggregation(settings: Settings, data: FederatedData, messages: MessageLayouts) -> None:
     """Raise UserError if aggregation rule, wire format, server settings or record.updates do not suit the uploads."""
     rule, name, sends, form = settings.server.rule, settings.method.name, messages.method.sends, messages.upload_format
     model, wire_name, first = settings.model.name, settings.comm.compression, messages.shared_parts(0)

@@ -85,7 +85,7 @@ def parse_module(module: str) -> ast.Module:
     return ast.parse(source.read_text(encoding="utf-8"), str(source))
 
 
-def find_descriptions(name: str) -> list[ComponentDescription]:
+def describe_components_named(name: str) -> list[ComponentDescription]:
     """Return the descriptions of all components with this name, which, for example, a method and a model may share."""
     return [describe_component(kind, name) for kind in KIND_MODULES if name in read_registry(kind)]
 

@@ -70,7 +70,7 @@ def _max_client_states(experiment: Experiment, size: int) -> int:
 
 def count_upload_rows(experiment: Experiment, size: int) -> tuple[float, float]:
     """Return how many upload rows rank 0 and a training rank have in memory, in a job of `size` ranks."""
-    way, cohort = choose_gather_mode(experiment, size), experiment.cohort_size
+    way, cohort = predict_gather_mode(experiment, size), experiment.cohort_size
     if way == "reduced":  # one row, and sums with 64 bits per number
         sums = sum(map(len, (get_mean_only_slots(experiment.method) or {}).values()))
         return (2 * (1 + 2 * max(sums, 1)),) * 2
@@ -83,7 +83,7 @@ def count_upload_rows(experiment: Experiment, size: int) -> tuple[float, float]:
     return 2 if way == "streamed" else cohort, unsent
 
 
-def choose_gather_mode(experiment: Experiment, size: int) -> str:
+def predict_gather_mode(experiment: Experiment, size: int) -> str:
     """Return how uploads are gathered in a job of `size` ranks, for estimates of memory.
 
     "whole": rank 0 stores all uploads. "streamed": rank 0 adds uploads up as they arrive. "sharded": each rank stores

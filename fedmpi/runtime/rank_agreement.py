@@ -83,7 +83,7 @@ def compute_frozen_digest(parameters: Mapping[str, Tensor]) -> dict[str, str]:
 def _iter_chunks(x: Samples | LazyImages) -> Iterator[bytes]:
     """Yield the content of samples in chunks of at most 1 MiB: for each tensor its name, shape, dtype and bytes."""
     if isinstance(x, LazyImages):
-        operations = [describe_operation(operation) for operation in x.pipeline.transforms]
+        operations = [describe_image_operation(operation) for operation in x.pipeline.transforms]
         yield f"{x.pipeline.normal} {x.pipeline.channels} {operations}".encode()
         if isinstance(x.stored, Stream):
             yield from x.stored.fingerprint()
@@ -95,7 +95,7 @@ def _iter_chunks(x: Samples | LazyImages) -> Iterator[bytes]:
             yield piece.cpu().numpy().tobytes()
 
 
-def describe_operation(operation: Transform) -> tuple[str, dict[str, Any]]:
+def describe_image_operation(operation: Transform) -> tuple[str, dict[str, Any]]:
     """Return the class name and the options of an image operation."""
     names: list[str] = [field.name for field in fields(operation)] if is_dataclass(operation) else []
     return type(operation).__name__, {name: getattr(operation, name) for name in names}

@@ -67,7 +67,7 @@ def validate_settings(settings: Settings, job: Job | None = None) -> list[tuple[
         ("test", f"{shared}; {tests.min()} to {tests.max()} samples per client"),
         *_describe_sites(data, experiment.task),
         ("sample", _describe_sample(data.input_shape)),
-        ("message", console_text.describe_traffic(messages, settings.rounds, entry)),
+        ("message", console_text.describe_message_sizes(messages, settings.rounds, entry)),
         ("state", f"{states[0]} per client, {states[1]} on the server"),
         *(("initial", text) for text in (experiment.initial.lines if experiment.initial is not None else ())),
         (
@@ -96,7 +96,7 @@ def _describe_sites(data: FederatedData, task: Task) -> list[tuple[str, str]]:
         preparation = data.silo_preparations.get(client, data.preparation)
         names = preparation.class_names if preparation else ()
         parts = [
-            f"{pluralize(len(shards[client]), f'{part} sample')}{_describe_targets(shards[client], names, task)}"
+            f"{pluralize(len(shards[client]), f'{part} sample')}{_describe_class_counts(shards[client], names, task)}"
             for part, shards in (("training", data.train), ("validation", data.validation), ("test", data.test))
             if client in shards
         ]
@@ -105,7 +105,7 @@ def _describe_sites(data: FederatedData, task: Task) -> list[tuple[str, str]]:
     return [*rows, ("sites", f"{more} more; fedmpi partition shows all")] if more > 0 else rows
 
 
-def _describe_targets(shard: Shard, names: Sequence[str], task: Task) -> str:
+def _describe_class_counts(shard: Shard, names: Sequence[str], task: Task) -> str:
     """Return the number of events (survival) or of samples of each class, in parentheses; "" for other targets."""
     y: Tensor = shard.y[shard.index]
     if isinstance(task, Survival):

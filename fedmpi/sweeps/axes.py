@@ -115,7 +115,7 @@ def _read_label_settings(document: ConfigLayer, key: str, settings: Any) -> Conf
     return ConfigLayer(settings, origins)
 
 
-def read_labels(path: Path, axes: Sequence[Axis], key: str, selection: dict[str, Any]) -> dict[str, list[str]]:
+def read_selected_labels(path: Path, axes: Sequence[Axis], key: str, selection: dict[str, Any]) -> dict[str, list[str]]:
     """Check a section of a sweep file that selects labels of axes, and return the selected labels of each axis.
 
     Args:

@@ -52,8 +52,8 @@ from fedmpi.sweeps.axes import (
     PublishedResults,
     PublishedSection,
     read_axis,
-    read_labels,
     read_published_results,
+    read_selected_labels,
 )
 from fedmpi.sweeps.tuning import TuneSection, Tuning, TuningChoice
 
@@ -274,8 +274,8 @@ def _expand_labels(
     path: Path, axes: Sequence[Axis], include: dict[str, Any], exclude: list[dict[str, Any]]
 ) -> list[Labels]:
     """Return the labels of each run: all combinations of labels that `include` allows and `exclude` does not."""
-    included_labels = read_labels(path, axes, "include", include)
-    excluded = [read_labels(path, axes, f"exclude[{i}]", entry) for i, entry in enumerate(exclude)]
+    included_labels = read_selected_labels(path, axes, "include", include)
+    excluded = [read_selected_labels(path, axes, f"exclude[{i}]", entry) for i, entry in enumerate(exclude)]
     included = [
         [label for label in axis.choices if label in included_labels.get(axis.name, axis.choices)] for axis in axes
     ]

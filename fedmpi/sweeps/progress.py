@@ -14,7 +14,7 @@ from fedmpi.common.type_descriptions import describe_stored_value
 from fedmpi.config import Settings
 from fedmpi.config.resume_rules import may_change_on_resume, normalize_identity
 from fedmpi.config.schema import Analysis
-from fedmpi.runtime.inspection.run_files import check_written_by_this_version, read_json_object, read_tail
+from fedmpi.runtime.inspection.run_files import check_written_by_this_version, read_json_object, read_last_rows
 from fedmpi.runtime.record.summary import summarize_run
 
 DONE, STARTED, MISSING = "done", "started", "missing"
@@ -119,7 +119,7 @@ def _describe_changed_settings(settings: Settings, recorded: dict[str, Any]) -> 
 
 def read_last_row(settings: Settings) -> dict[str, Any]:
     """Read the row of the last finished round from the end of metrics.jsonl; {} if no round is finished."""
-    return next(reversed(read_tail(get_run_directory(settings) / "metrics.jsonl", TAIL_BYTES)), {})
+    return next(reversed(read_last_rows(get_run_directory(settings) / "metrics.jsonl", TAIL_BYTES)), {})
 
 
 def count_finished_rounds(settings: Settings) -> int:

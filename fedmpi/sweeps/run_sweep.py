@@ -150,7 +150,7 @@ def _format_main_metric(row: dict[str, Any]) -> str:
     return f"{name.replace('_', ' ')} {format_metric(name, row[name], 4)}" if name and row.get(name) is not None else ""
 
 
-def check_complete(sweep: Sweep, print_line: PrintLine) -> None:
+def print_status_and_update_tuning(sweep: Sweep, print_line: PrintLine) -> None:
     """Print the status of a sweep and, with `tune`, update tuning.json and the list of runs.
 
     Raises:

@@ -18,7 +18,7 @@ from pathlib import Path
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import pluralize
 from fedmpi.config import Settings
-from fedmpi.runtime.inspection.run_files import read_tail
+from fedmpi.runtime.inspection.run_files import read_last_rows
 from fedmpi.sweeps.expand import Sweep
 
 SLURM_FOLDER, SUBMITTED_FILE = "slurm", "submitted.jsonl"
@@ -160,7 +160,7 @@ def build_array_script(sweep: Sweep, options: ArrayOptions, names: Sequence[str]
     )
 
 
-def find_run(sweep: Sweep, name: str) -> Settings:
+def find_run_by_name(sweep: Sweep, name: str) -> Settings:
     """Return the settings of the run called `name`; the part of the name that stands for its candidate is optional.
 
     Raises:
@@ -196,7 +196,7 @@ def list_queued_runs(directory: Path) -> dict[str, str]:
 
 def _read_submitted_jobs(directory: Path) -> list[dict]:
     """Return the rows of submitted.jsonl: the number (`job`) and the runs (`names`) of each submitted job array."""
-    rows = read_tail(directory / SLURM_FOLDER / SUBMITTED_FILE)
+    rows = read_last_rows(directory / SLURM_FOLDER / SUBMITTED_FILE)
     return [row for row in rows if "job" in row and isinstance(row.get("names"), list)]
 
 

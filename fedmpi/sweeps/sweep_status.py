@@ -23,7 +23,7 @@ STATES = (FINISHED, RUNNING, STOPPED, FAILED, DIED, WAITING)
 StatusDict = dict[str, Any]
 
 
-def read_sweep_list(directory: Path) -> tuple[Path, list[str]]:
+def read_sweep_file_and_overrides(directory: Path) -> tuple[Path, list[str]]:
     """Return the path of a sweep file and its overrides, read from sweep.json in the directory of the runs.
 
     Raises:

@@ -45,7 +45,7 @@ LATEX_ESCAPES = {
 Rows = list[list[str]]
 
 
-def show_table(
+def print_and_write_table(
     sweep: Sweep,
     metric: str | None,
     summary_part: str | None,

@@ -25,7 +25,7 @@ from fedmpi.config import Settings, loading
 from fedmpi.config.field_types import Section
 from fedmpi.config.yaml_source import ConfigLayer
 from fedmpi.sweeps import progress
-from fedmpi.sweeps.axes import SEED, Axis, read_axis, read_labels
+from fedmpi.sweeps.axes import SEED, Axis, read_axis, read_selected_labels
 
 CHOICES_FILE = "tuning.json"
 
@@ -111,7 +111,7 @@ def read_tuning(
             f"a list of axes of grid: {', '.join(axis_names)}" if axis_names else "[], as grid has no axis except seed"
         )
         raise UserError(f"{path}: tune.per: {shorten_value(per)} is not allowed; must be {allowed}")
-    using = read_labels(path, axes, "tune.using", section.using)
+    using = read_selected_labels(path, axes, "tune.using", section.using)
     plan = Tuning(candidate_axes, section.by, section.of, tuple(per), using)
     uncovered = {plan.get_cell_key(run) for run in labels} - {
         plan.get_cell_key(run) for run in labels if plan.is_tuning_run(run)

@@ -157,11 +157,12 @@ def name_output_columns(outputs: Tensor, names: Sequence[str]) -> dict[str, Any]
     if outputs.ndim > 2:
         return {"output": outputs}
     return {
-        f"output_{name}": column for name, column in zip(name_outputs(names, outputs), outputs.unbind(1), strict=True)
+        f"output_{name}": column
+        for name, column in zip(list_output_names(names, outputs), outputs.unbind(1), strict=True)
     }
 
 
-def name_outputs(names: Sequence[str], outputs: Tensor) -> Sequence[str]:
+def list_output_names(names: Sequence[str], outputs: Tensor) -> Sequence[str]:
     """Return names of the c columns of outputs (n, c, ...): `names` if it has c items, otherwise the numbers 0..c-1."""
     c = outputs.shape[1]
     return names if len(names) == c else [str(number) for number in range(c)]

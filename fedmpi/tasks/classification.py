@@ -20,8 +20,8 @@ from fedmpi.tasks.base import (
     allowed_values_text,
     describe_targets,
     is_counted,
+    list_output_names,
     mean_of_counted,
-    name_outputs,
     select_metrics,
 )
 
@@ -127,7 +127,7 @@ class Classification(Task):
 
     def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
         """Return `prediction`, the class of each sample, and `probability_NAME` for each class."""
-        names, probabilities = name_outputs(names, outputs), outputs.softmax(1)
+        names, probabilities = list_output_names(names, outputs), outputs.softmax(1)
         columns = {"prediction": [names[k] for k in outputs.argmax(1).tolist()]}
         return columns | {f"probability_{name}": p for name, p in zip(names, probabilities.unbind(1), strict=True)}
 
@@ -188,6 +188,6 @@ class MultiLabel(Task):
 
     def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
         """Return `prediction_NAME`, 0 or 1, and `probability_NAME` for each label."""
-        names = name_outputs(names, outputs)
+        names = list_output_names(names, outputs)
         predictions = {f"prediction_{name}": (f > 0).long() for name, f in zip(names, outputs.T, strict=True)}
         return predictions | {f"probability_{name}": f.sigmoid() for name, f in zip(names, outputs.T, strict=True)}

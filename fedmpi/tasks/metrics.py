@@ -36,7 +36,7 @@ def top_k_accuracy(f: Tensor, y: Tensor, k: int) -> float:
     return percent_true((f.argsort(dim=1, descending=True, stable=True)[:, :k] == y[:, None]).any(1))
 
 
-def count_by_class(guess: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+def count_hits_by_class(guess: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return the numbers of correct predictions, of targets and of predictions of each class, (c,) float64 each.
 
     Args:
@@ -53,7 +53,7 @@ def count_by_class(guess: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tens
 
 def balanced_accuracy(guess: Tensor, y: Tensor, classes: int) -> float:
     """Return the mean recall in percent over the classes that occur among the targets."""
-    right, targets, _ = count_by_class(guess, y, classes)
+    right, targets, _ = count_hits_by_class(guess, y, classes)
     return nan_mean(100 * right / targets)
 
 
@@ -62,7 +62,7 @@ def f1_and_iou(guess: Tensor, y: Tensor, classes: int, first: int = 0) -> tuple[
 
     Classes below `first`, and classes that neither occur nor are predicted, are left out of the means.
     """
-    right, targets, guessed = (count[first:] for count in count_by_class(guess, y, classes))
+    right, targets, guessed = (count[first:] for count in count_hits_by_class(guess, y, classes))
     return nan_mean(2 * right / (targets + guessed)), nan_mean(right / (targets + guessed - right))
 
 

@@ -144,7 +144,7 @@ class FailurePolicy:
         saved_rounds = gather_newest_saved_rounds(comm, scheduler, states, orphans) if self.can_move_clients else {}
         lost = [rank for rank in self.alive if rank not in comm.alive]
         if comm.rank == 0 and lost:
-            drops = self.config.on_lost_rank == "drop" and self.control.is_trained(t)
+            drops = self.config.on_lost_rank == "drop" and self.control.will_train_round(t)
             placement = scheduler.assign_clients(t, self.alive) if drops else {}
             row = lost_ranks.make_row(
                 t,

@@ -50,7 +50,7 @@ class ChunkPlan:
         self.large = {name: (a, b - a) for name, (a, b) in spans if split and b - a > self.block}
         self.small = Packing({name: shape for name, shape in packing.shapes.items() if name not in self.large})
 
-    def small_part(self, row: Tensor) -> Tensor:
+    def small_slots_part(self, row: Tensor) -> Tensor:
         """Return the part of a row that contains its small slots."""
         return row[: self.small.size]
 
@@ -61,7 +61,7 @@ class ChunkPlan:
             for a in range(0, n, size):
                 yield name, a, min(a + size, n)
 
-    def large_part(self, row: Tensor, name: str, a: int, b: int) -> Tensor:
+    def large_slot_columns(self, row: Tensor, name: str, a: int, b: int) -> Tensor:
         """Return the columns a to b of a large slot of an upload row."""
         start, _ = self.large[name]
         return row[start + a : start + b]
@@ -177,7 +177,7 @@ class GatheredUploads:
         """Release the uploads at the end of the round."""
 
 
-class PartialUploads(Uploads, ABC):
+class SmallSlotUploads(Uploads, ABC):
     """The uploads as hooks see them if rank 0 stores only small slots; subclasses give access to large slots."""
 
     def __init__(self, clients: Sequence[int], n: Tensor, p: Tensor, gathered: GatheredUploads) -> None:
@@ -226,40 +226,40 @@ class SendBuffer:
         self.rows = rows
         self.posted: dict[int, Posted] = {}  # index of a row in `rows` -> its message
 
-    def slot_index(self, client: int) -> int:
+    def row_index_of_client(self, client: int) -> int:
         """Return the index in `rows` at which a client's row is stored."""
         return self.row_index[client] % len(self.rows)
 
     def acquire_row(self, client: int) -> Tensor:
         """Return the place for a client's row, after waiting until the previous row in this place has been sent."""
-        self._wait(self.slot_index(client))
-        return self.current_row(client)
+        self._wait(self.row_index_of_client(client))
+        return self.acquired_row(client)
 
     def acquire_adjacent_rows(self, clients: Sequence[int]) -> Tensor | None:
         """Return the places for the rows of n clients as one tensor (n, row) if they are adjacent; otherwise None."""
-        indices = [self.slot_index(client) for client in clients]
+        indices = [self.row_index_of_client(client) for client in clients]
         for place in indices:
             self._wait(place)
         first = indices[0]
         return self.rows[first : first + len(indices)] if indices == [*range(first, first + len(indices))] else None
 
-    def current_row(self, client: int) -> Tensor:
+    def acquired_row(self, client: int) -> Tensor:
         """Return the place that `acquire_row` returned for a client's row."""
-        return self.rows[self.slot_index(client)]
+        return self.rows[self.row_index_of_client(client)]
 
     def encode_message(self, client: int) -> Tensor:
         """Return the message for a client's row: the encoded row, or the row itself if uploads are not encoded."""
-        row, codec = self.current_row(client), self.context.upload.codec
+        row, codec = self.acquired_row(client), self.context.upload.codec
         return (
             row
             if codec is None
-            else codec.encode(row, self.context.encoded_buffers(len(self.rows))[self.slot_index(client)])
+            else codec.encode(row, self.context.encoded_buffers(len(self.rows))[self.row_index_of_client(client)])
         )
 
     def send(self, client: int, messages: Sequence[Message]) -> None:
         """Start sending the messages of a client's row."""
         self.context.comm.message_info = self.context.message_info
-        self.posted[self.slot_index(client)] = self.context.comm.post(messages, [])
+        self.posted[self.row_index_of_client(client)] = self.context.comm.post(messages, [])
 
     def wait_all(self) -> None:
         """Wait until all messages have been sent."""

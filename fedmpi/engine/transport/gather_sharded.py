@@ -21,8 +21,8 @@ from fedmpi.engine.transport.gather import (
     MAX_UNSENT_BYTES,
     GatherContext,
     GatheredUploads,
-    PartialUploads,
     SendBuffer,
+    SmallSlotUploads,
     UploadGather,
     compact_rows,
 )
@@ -44,7 +44,7 @@ class ShardQuery(NamedTuple):
 
 
 SHARD_QUERIES = {
-    COMBINE: ShardQuery(lambda rows, a, width, c: linear.combine(rows, c, a, width)),
+    COMBINE: ShardQuery(lambda rows, a, width, c: linear.weighted_sum(rows, c, a, width)),
     GRAM: ShardQuery(lambda rows, a, width, _: linear.gram_by_block(rows, a, width), axes_per_block=2),
     PRODUCTS: ShardQuery(lambda rows, a, _, v: linear.inner_products_by_column_block(rows, v, a), axes_per_block=1),
     TRIMMED: ShardQuery(lambda rows, _, __, trim: linear.trimmed_mean(rows, float(trim))),
@@ -133,16 +133,17 @@ class ShardedGather(UploadGather):
                 self.receiving.append(comm.post([], [(peer, x) for x in indices + self.shard.row_buffers(i)]))
 
     def submit(self, client: int) -> None:
-        row, chunks, shard, rank = self.send_buffer.current_row(client), self.chunks, self.shard, self.comm.rank
-        i, messages = self.row_index[client], [(0, chunks.small_part(row))]
+        row, chunks, shard, rank = self.send_buffer.acquired_row(client), self.chunks, self.shard, self.comm.rank
+        i, messages = self.row_index[client], [(0, chunks.small_slots_part(row))]
         for name in shard.names:
             shares = [chunks.holder_span(name, number, len(shard.holders)) for number in range(len(shard.holders))]
             messages += [
-                (to, chunks.large_part(row, name, *share)) for to, share in zip(shard.holders, shares, strict=True)
+                (to, chunks.large_slot_columns(row, name, *share))
+                for to, share in zip(shard.holders, shares, strict=True)
             ]
-            shard.rows[name][i].copy_(chunks.large_part(row, name, *shares[shard.number]))
+            shard.rows[name][i].copy_(chunks.large_slot_columns(row, name, *shares[shard.number]))
         if rank == 0:
-            self.small_rows[i] = chunks.small_part(row)
+            self.small_rows[i] = chunks.small_slots_part(row)
         self.comm.count_local_message(sum(x.nbytes for to, x in messages if to == rank))
         self.send_buffer.send(client, [(to, x) for to, x in messages if to != rank and len(x)])
 
@@ -243,7 +244,7 @@ class GatheredShards(GatheredUploads):
             self._send_command(END)
 
 
-class ShardedUploads(PartialUploads):
+class ShardedUploads(SmallSlotUploads):
     """The uploads as hooks see them: large slots are read by queries to their holders, small slots are on rank 0."""
 
     def __init__(self, clients: Sequence[int], n: Tensor, p: Tensor, gathered: GatheredShards) -> None:
@@ -252,7 +253,7 @@ class ShardedUploads(PartialUploads):
         self.gathered = gathered
 
     def read_large_slot(self, name: str) -> Tensor:
-        rows = [self.gathered.query(FETCH, name, _constant(i)) for i in range(len(self))]
+        rows = [self.gathered.query(FETCH, name, _same_number_for_each_holder(i)) for i in range(len(self))]
         return torch.stack(rows).view(len(self), *self.chunks.packing.shapes[name])
 
     def combine(self, coefficients: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
@@ -278,9 +279,11 @@ class ShardedUploads(PartialUploads):
     def trimmed_mean(self, trim: float, slot: str = "dw") -> Tensor:
         if slot not in self.chunks.large:
             return super().trimmed_mean(trim, slot)
-        return self.gathered.query(TRIMMED, slot, _constant(trim)).view(self.chunks.packing.shapes[slot])
+        return self.gathered.query(TRIMMED, slot, _same_number_for_each_holder(trim)).view(
+            self.chunks.packing.shapes[slot]
+        )
 
 
-def _constant(number: float) -> Callable[[Span], Tensor]:
+def _same_number_for_each_holder(number: float) -> Callable[[Span], Tensor]:
     """Return a function that returns this number for each holder, as the argument `numbers` of a query."""
     return lambda _: torch.tensor([number], dtype=torch.float64)

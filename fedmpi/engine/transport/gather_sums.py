@@ -32,8 +32,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.engine.transport.gather import (
     GatherContext,
     GatheredUploads,
-    PartialUploads,
     SendBuffer,
+    SmallSlotUploads,
     UploadGather,
     receive_ahead,
 )
@@ -98,12 +98,12 @@ class GatheredSums(GatheredUploads):
 
     def add_row(self, i: int, row: Tensor) -> None:
         """Add row i to all sums; rows must be added in order."""
-        self.small_rows[i] = self.chunks.small_part(row)
+        self.small_rows[i] = self.chunks.small_slots_part(row)
         # A CPU adds piece by piece, so that a piece is still in the cache when it is read again; a GPU needs few
         # launches.
         full_slots = ((name, 0, n) for name, (_, n) in self.chunks.large.items())
         for name, a, b in full_slots if row.is_cuda else self.chunks.pieces():
-            self.add_columns(i, name, a, self.chunks.large_part(row, name, a, b))
+            self.add_columns(i, name, a, self.chunks.large_slot_columns(row, name, a, b))
 
     def large_norms(self, name: str) -> Tensor:
         return linear.row_norms(torch.stack([torch.cat(parts) for parts in self.norm_parts[name]], 1))
@@ -112,7 +112,7 @@ class GatheredSums(GatheredUploads):
         return SummedUploads(clients, n, p, self)
 
 
-class SummedUploads(PartialUploads):
+class SummedUploads(SmallSlotUploads):
     """The uploads as hooks see them: means of large slots, and all rows of small slots."""
 
     def __init__(self, clients: Sequence[int], n: Tensor, p: Tensor, sums: GatheredSums) -> None:
@@ -159,12 +159,12 @@ class StreamingGather(UploadGather):
         self.pending_adds = deque[Future[None]]()
 
     def submit(self, client: int) -> None:
-        row, chunks = self.send_buffer.current_row(client), self.chunks
+        row, chunks = self.send_buffer.acquired_row(client), self.chunks
         if self.sums is not None:
             self.sums.add_row(self.row_index[client], row)
             self.comm.count_local_message(row.element_size() * self.context.upload.size)
             return
-        parts = [chunks.small_part(row), *(chunks.large_part(row, *piece) for piece in chunks.pieces())]
+        parts = [chunks.small_slots_part(row), *(chunks.large_slot_columns(row, *piece) for piece in chunks.pieces())]
         self.send_buffer.send(client, [(0, part) for part in parts])
 
     def _finish(self) -> GatheredUploads | None:
@@ -244,7 +244,7 @@ class GatheredIntegerSums(GatheredSums):
 
     def add_row(self, i: int, row: Tensor) -> None:
         """Add row i, which belongs to a client that this rank has trained, to all sums."""
-        self.small_rows[i] = self.chunks.small_part(row)
+        self.small_rows[i] = self.chunks.small_slots_part(row)
         for j, (name, (a, n)) in enumerate(self.chunks.large.items()):
             x = row[a : a + n]
             self.large_slot_norms[i, j] = norm = linear.row_norms(linear.block_norms(x[None]))[0]
@@ -277,7 +277,7 @@ class ReducingGather(UploadGather):
         self.ranks = [rank for rank in self.comm.alive if rank == 0 or rank in train]
 
     def submit(self, client: int) -> None:
-        row = self.send_buffer.current_row(client)
+        row = self.send_buffer.acquired_row(client)
         self.totals.add_row(self.row_index[client], row)
         if self.comm.rank == 0:
             self.comm.count_local_message(row.element_size() * self.chunks.small.size)

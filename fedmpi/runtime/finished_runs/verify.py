@@ -146,7 +146,7 @@ def verify_run(run: Path, print_line: PrintLine, options: VerifyOptions, working
         rows = _read_rows(run / "metrics.jsonl", findings)
         reason = str((read_json_object(run / "summary.json") or {}).get("exit_reason", ""))
         with code_trust.forbid_external_code(options.trusted):
-            _check_files(run, settings, rows, reason, findings)
+            _check_records_consistent(run, settings, rows, reason, findings)
         replayed = _replay_some_rounds(run, settings, sorted({row["round"] for row in rows}), reason, options, findings)
     rest = len(rows) - len(replayed)
     if findings.exit_code == VERIFIED and not rows:
@@ -203,7 +203,7 @@ def _read_rows(path: Path, findings: Findings) -> list[dict[str, Any]]:
     return lines.rows
 
 
-def _check_files(run: Path, settings: Settings, rows: Rows, reason: str, findings: Findings) -> None:
+def _check_records_consistent(run: Path, settings: Settings, rows: Rows, reason: str, findings: Findings) -> None:
     """Check that rows of metrics.jsonl, settings, summary, models and checkpoints are consistent.
 
     reason: why the run ended; "" if it has not ended.
@@ -292,7 +292,7 @@ def _replay_some_rounds(
             differences = _describe_row_differences(record, replayed, (start, last), stopped, options.tolerance)
             if last == rounds[-1] and reason and options.tolerance is None:
                 names = (MODEL, BEST, "partition.npz", PREPROCESSING)
-                pairs = ((name, record.digest(name), replayed.digest(name)) for name in names)
+                pairs = ((name, record.file_digest(name), replayed.file_digest(name)) for name in names)
                 differences += [f"{name}: the replay gave other bytes" for name, a, b in pairs if a and b and a != b]
             done |= {t for t in replayed.rounds if t <= last}
         for text in differences:

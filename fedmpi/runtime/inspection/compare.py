@@ -68,7 +68,7 @@ class RunRecord:
             keyed[key] = row
         return keyed
 
-    def digest(self, name: str) -> str | None:
+    def file_digest(self, name: str) -> str | None:
         """Return the SHA-256 of a file of the run directory; None if the file is missing."""
         path = self.run / name
         return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
@@ -165,7 +165,7 @@ def compare_runs(a: Path, b: Path) -> Facts:
         (key, [each for each in row if each.key != WEIGHTS_HASH]) for key, row in rows
     )
     facts["client"] = _describe_first_difference(of_clients)
-    models = [record.digest(MODEL) for record in (left, right)]
+    models = [record.file_digest(MODEL) for record in (left, right)]
     facts["model"] = models if None not in models and models[0] != models[1] else None
     parts = [facts[each] for each in ("hash", "metric", "client", "model")]
     facts["same"] = parts == [None] * 4 and left.rounds.keys() == right.rounds.keys()

@@ -87,7 +87,7 @@ def read_json_object(path: Path) -> Row | None:
     return content if isinstance(content, dict) else None
 
 
-def read_tail(path: Path, size: int = TAIL_BYTES) -> list[Row]:
+def read_last_rows(path: Path, size: int = TAIL_BYTES) -> list[Row]:
     """Read the rows in the last `size` bytes of a .jsonl file; return [] if the file cannot be read."""
     try:
         return read_jsonl(path, tail_bytes=size).rows

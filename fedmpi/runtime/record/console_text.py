@@ -45,7 +45,7 @@ def describe_run(experiment: Experiment, job: Job, backend: str, ranks: Sequence
         *sites,
         f"{pluralize(s.rounds, 'round')} with "
         f"{describe_training(s, data.clients, messages.method.sets_training_length)}",
-        describe_traffic(messages, s.rounds, experiment.itemsize),
+        describe_message_sizes(messages, s.rounds, experiment.itemsize),
         *(experiment.initial.lines if experiment.initial is not None else ()),
     ]
 
@@ -80,7 +80,7 @@ def describe_training(s: Settings, clients: int, sets_training_length: bool = Fa
     return f"{who}, {amount}in {batches}; {train.optim}{momentum}, lr {train.lr:g}, {train.schedule}{end}{warm_up}"
 
 
-def describe_traffic(messages: MessageLayouts, rounds: int, itemsize: int) -> str:
+def describe_message_sizes(messages: MessageLayouts, rounds: int, itemsize: int) -> str:
     """Describe how many bytes a client sends and receives per round, and the format of uploads.
 
     If the size of uploads differs between rounds, the largest and the mean size are given.

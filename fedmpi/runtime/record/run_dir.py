@@ -84,7 +84,7 @@ class RunDirectory:
         If writing fails, none of the lines is appended.
         """
         content = "".join(f"{each if isinstance(each, str) else _to_json(each)}\n" for each in lines).encode()
-        with self._open_for_writing(name) as path, open(path, "ab", buffering=0) as file:
+        with self._lock_for_writing(name) as path, open(path, "ab", buffering=0) as file:
             before = file.tell()
             try:
                 while content:  # a write to a disk that is almost full may be partial
@@ -97,7 +97,7 @@ class RunDirectory:
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file atomically: a reader sees the complete file or the previous one."""
-        with self._open_for_writing(name) as path:
+        with self._lock_for_writing(name) as path:
             path.parent.mkdir(parents=True, exist_ok=True)
             atomic_files.write_atomically(path, content)
 
@@ -116,7 +116,7 @@ class RunDirectory:
         self.write(name, serialize_model(tensors, facts or {}))
 
     @contextmanager
-    def _open_for_writing(self, name: str) -> Iterator[Path]:
+    def _lock_for_writing(self, name: str) -> Iterator[Path]:
         """Yield the path of a file to write; other threads cannot write within this context.
 
         Raises:
@@ -157,7 +157,7 @@ class RunDirectory:
                 rows = read_jsonl(self.path / name, need_round=True, strict=name in SYNCED).rows
                 self.write_rows(name, [row for row in rows if row["round"] < end])
         for name in ("summary.json", CHECKSUMS, REPORT, MODEL, BEST, *(path.name for path in self.path.glob(".*.tmp"))):
-            with self._open_for_writing(name) as path:
+            with self._lock_for_writing(name) as path:
                 path.unlink(missing_ok=True)
         return rows_before
 

@@ -117,7 +117,7 @@ def gather_classes():
 def scratch_memory():
     """Return the largest number of float64 entries that sums over 2,000 rows use."""
     rows = torch.randn(2000, 20_000).to(GPU)
-    linear.combine(rows, torch.full((2000,), 1 / 2000))
+    linear.weighted_sum(rows, torch.full((2000,), 1 / 2000))
     linear.gram(rows)
     linear.inner_products(rows, rows[0])
     linear.trimmed_mean(rows, 0.1)

@@ -22,7 +22,7 @@ def weights(m, seed=0):
 
 def principal_mean(G, p, keep=0.8, share="l2", correction="text"):
     """FedLD's aggregate of updates G (m, d) with weights p (m,) -> (d,)."""
-    return linear.combine(G, rules.principal_coefficients(linear.gram(G), p, keep, share, correction))
+    return linear.weighted_sum(G, rules.principal_coefficients(linear.gram(G), p, keep, share, correction))
 
 
 READINGS = [("l2", "text"), ("l2", "axis"), ("sum", "axis")]  # share, correction

@@ -135,7 +135,7 @@ def rows(experiment):
 
 
 def test_a_virtual_client_combines_coefficients_atoms_and_the_aggregate(experiment, rows):
-    w = linear.combine(rows.w, rows.p)
+    w = linear.weighted_sum(rows.w, rows.p)
     out = filter_decomposition.recombine_filters(experiment, w, rows.w[0], rows.w[2])
     for segment in experiment.model.layout.segments:
         source = {COEF: rows.w[0], ATOM: rows.w[2]}.get(segment.group, w)
@@ -144,7 +144,7 @@ def test_a_virtual_client_combines_coefficients_atoms_and_the_aggregate(experime
 
 
 def test_the_weighted_mean_of_all_virtual_clients_is_the_aggregate(experiment, rows):
-    w = linear.combine(rows.w, rows.p)
+    w = linear.weighted_sum(rows.w, rows.p)
 
     def kernels(model):
         ((alpha, D),) = extract_factors(experiment, model[None]).values()

@@ -261,8 +261,8 @@ def test_chunk_plan_sends_every_column_once(monkeypatch):
     assert list(plan.large) == ["a", "c"]
     assert list(plan.small.shapes) == ["_loss", "b", "d"]
     row = torch.arange(packing.size, dtype=torch.float32)
-    pieces = [plan.large_part(row, *piece) for piece in plan.pieces()]
-    assert sorted(torch.cat([plan.small_part(row), *pieces]).tolist()) == row.tolist()
+    pieces = [plan.large_slot_columns(row, *piece) for piece in plan.pieces()]
+    assert sorted(torch.cat([plan.small_slots_part(row), *pieces]).tolist()) == row.tolist()
     for holders in (1, 2, 3, 8):
         for name, (_, n) in plan.large.items():
             shares = [plan.holder_span(name, j, holders) for j in range(holders)]

@@ -21,7 +21,7 @@ def test_combine_is_a_float64_sum_rounded_once(n):
     x, c = rows(5, n), weights(5)
     exact = c.numpy() @ x.numpy().astype(np.float64)
     # in another order, a float64 sum may differ in its last bit, and may therefore round to the next float32
-    np.testing.assert_allclose(linear.combine(x, c).numpy(), exact.astype(np.float32), rtol=2**-23, atol=1e-12)
+    np.testing.assert_allclose(linear.weighted_sum(x, c).numpy(), exact.astype(np.float32), rtol=2**-23, atol=1e-12)
 
 
 @pytest.mark.parametrize("n", [1000, 5 * linear.CHUNK + 7])
@@ -36,8 +36,8 @@ def test_gram_matrix_is_computed_in_float64(n):
     np.testing.assert_allclose(K.numpy(), wide @ wide.T, rtol=1e-12, atol=1e-9)
     assert torch.equal(K, K.T)
     assert torch.equal(sum(linear.gram(x[:, at : at + step]) for at in range(0, n, step)), K)
-    parts = [linear.combine(x[:, : 2 * step], c), linear.combine(x[:, 2 * step :], c)]
-    assert torch.equal(torch.cat(parts), linear.combine(x, c))
+    parts = [linear.weighted_sum(x[:, : 2 * step], c), linear.weighted_sum(x[:, 2 * step :], c)]
+    assert torch.equal(torch.cat(parts), linear.weighted_sum(x, c))
 
 
 @pytest.mark.parametrize(("m", "span"), [(1, (0, 1000)), (2, (100, 900)), (12, (130, 140)), (17, (100, 900))])
@@ -57,7 +57,7 @@ def test_rows_may_be_slices_of_longer_rows():
     """Gathered uploads contain other fields before and after a slot."""
     x, c = rows(3, 4 * linear.CHUNK + 50), weights(3)
     part = x[:, 11:-20]
-    assert torch.equal(linear.combine(part, c), linear.combine(part.contiguous(), c))
+    assert torch.equal(linear.weighted_sum(part, c), linear.weighted_sum(part.contiguous(), c))
     assert torch.equal(linear.gram(part), linear.gram(part.contiguous()))
 
 
@@ -70,7 +70,7 @@ def test_bits_do_not_depend_on_chunks_per_task_and_threads(monkeypatch):
         for within, start, count in ((1, 0, 1), (4, 0, 1), (4, 0, 3), (3, 64, 2), (100, 2 * linear.CHUNK, 1)):
             monkeypatch.setattr(linear, "CHUNKS_PER_TASK", within)
             torch.set_num_threads(count)
-            actual.append(linear.combine(x, c, start, start + n))
+            actual.append(linear.weighted_sum(x, c, start, start + n))
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(each, actual[0]) for each in actual)

@@ -10,7 +10,7 @@ from fedmpi.flat.layout import Segment
 from fedmpi.methods import _prototypes
 from fedmpi.methods._terms import distillation_loss, distillation_with_exact_zero, scale_perturbation
 from fedmpi.methods.fedasam import FedASAM
-from fedmpi.methods.fedld import margin_penalty
+from fedmpi.methods.fedld import large_logits_penalty
 from fedmpi.methods.fedntd import not_true_logits
 from fedmpi.methods.feduv import uniformity, variance_term
 from fedmpi.methods.moon import contrastive_loss
@@ -41,9 +41,9 @@ def not_true_term(f, tau):
     ("value", "expected", "tolerance"),
     [
         # FedLD: the mean of log 10 and log 1; over the whole batch log(1 + 9)
-        (margin_penalty(LOGITS), 1.151293, 5e-7),
-        (margin_penalty(LOGITS, "batch"), 2.302585, 5e-7),
-        (margin_penalty(LOGITS.softmax(1), "batch"), 0.538933, 5e-7),
+        (large_logits_penalty(LOGITS), 1.151293, 5e-7),
+        (large_logits_penalty(LOGITS, "batch"), 2.302585, 5e-7),
+        (large_logits_penalty(LOGITS.softmax(1), "batch"), 0.538933, 5e-7),
         # FedNTD and MOON: computed in numpy
         (not_true_term(STUDENT, 1.0), 0.2193787, 5e-8),
         (not_true_term(STUDENT, 3.0), 0.2984086, 5e-8),
@@ -92,7 +92,7 @@ def test_the_true_logit_has_no_gradient():
 
 def test_the_gradient_of_the_margin_by_hand():
     """(lambda / B) 2 f / (1 + ||f||^2): one row (1, 2, 2), lambda = .1, gives (.02, .04, .04)."""
-    assert gradient(lambda f: 0.1 * margin_penalty(f), LOGITS[:1])[0].tolist() == pytest.approx(
+    assert gradient(lambda f: 0.1 * large_logits_penalty(f), LOGITS[:1])[0].tolist() == pytest.approx(
         [0.02, 0.04, 0.04], abs=1e-15
     )
 

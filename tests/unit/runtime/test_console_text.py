@@ -39,7 +39,7 @@ def test_traffic_depends_on_the_compression():
 
     def lines(method, wire="fp32"):
         made = prepare(settings(method, "norm", comm={"compression": wire})).experiment
-        return console_text.describe_traffic(made.messages, 1, made.itemsize), made.model.layout.size
+        return console_text.describe_message_sizes(made.messages, 1, made.itemsize), made.model.layout.size
 
     text = format_bytes
     traffic, d = lines("fedavg")

@@ -94,7 +94,7 @@ def test_a_sweep_directory_records_the_sweep_file_and_overrides(tmp_path, sweep,
     (tmp_path / "moved").mkdir()
     moved = (tmp_path / "t").rename(tmp_path / "moved" / "t")
     monkeypatch.chdir(tmp_path)
-    file, overrides = sweep_status.read_sweep_list(Path("moved/t"))
+    file, overrides = sweep_status.read_sweep_file_and_overrides(Path("moved/t"))
     reloaded = expand.load_sweep(file, overrides)
     assert reloaded.path == sweep.path
     (_, settings), *_ = reloaded.first_stage_runs()
@@ -102,13 +102,13 @@ def test_a_sweep_directory_records_the_sweep_file_and_overrides(tmp_path, sweep,
     expand.load_sweep(sweep.path, ["model.token=abc"]).write_run_list(moved, ["a"])
     assert "abc" not in (moved / "sweep.json").read_text()
     with pytest.raises(UserError, match="does not contain a secret of the original command line"):
-        sweep_status.read_sweep_list(moved)
+        sweep_status.read_sweep_file_and_overrides(moved)
     sweep.path.unlink()
     sweep.write_run_list(moved, ["a"])
     with pytest.raises(UserError, match="does not exist any more"):
-        sweep_status.read_sweep_list(moved)
+        sweep_status.read_sweep_file_and_overrides(moved)
     with pytest.raises(UserError, match=r"contains no valid sweep.json; give the sweep's YAML file"):
-        sweep_status.read_sweep_list(tmp_path)
+        sweep_status.read_sweep_file_and_overrides(tmp_path)
 
 
 @pytest.mark.parametrize("without", [{"B_2"}, {"A", "B_2"}])
@@ -193,7 +193,7 @@ def test_verdicts(published, verdict):
 
 def test_formats_contain_the_same_numbers(sweep, tmp_path):
     for ending in ("md", "tex", "csv", "txt"):
-        table_formats.show_table(sweep, None, "best", None, tmp_path / f"t.{ending}", lambda line: None)
+        table_formats.print_and_write_table(sweep, None, "best", None, tmp_path / f"t.{ending}", lambda line: None)
     latex = (tmp_path / "t.tex").read_text()
     assert r"B\_2 & 55.00 $\pm$ 2.65 [60.00 $\pm$ 20.00 =]" in latex
     assert latex.count(r"\\") == 3 + 2
@@ -218,7 +218,7 @@ def test_invalid_options_are_reported(sweep, tmp_path):
         ("no run has a metric 'acuracy'; did you mean 'accuracy'", "acuracy", "last", None),
     ):
         with pytest.raises(UserError, match=words):
-            table_formats.show_table(sweep, metric, of_, None, to, print)
+            table_formats.print_and_write_table(sweep, metric, of_, None, to, print)
     with pytest.raises(UserError, match="none of 12 runs is finished; to train them: fedmpi sweep"):
         results_table.collect_results(expand.load_sweep(sweep.path, ["name=other"]), None, "last")
 
@@ -227,7 +227,7 @@ def test_odd_names_and_one_seed(tmp_path):
     """Without seeds there are no deviations and no differences; special characters are escaped, and LaTeX compiles."""
     odd = write_sweep(tmp_path / "o%d_d.yaml", ODD, lambda labels: summary_of(0.5))
     for ending in ("md", "tex", "csv"):
-        table_formats.show_table(odd, None, None, None, tmp_path / f"t.{ending}", lambda line: None)
+        table_formats.print_and_write_table(odd, None, None, None, tmp_path / f"t.{ending}", lambda line: None)
     assert "+-" not in table_formats.format_text(results_table.collect_results(odd, None, None))[3]
     latex = (tmp_path / "t.tex").read_text()
     assert r"A\_b \& \textbackslash{}c & 0.500 \\" in latex
@@ -290,7 +290,7 @@ def test_plots_show_means_and_deviations(sweep, tmp_path, monkeypatch):
     monkeypatch.setattr(charts, "write_chart", lambda chart, to, title: charts_written.append(chart))
     for rows in ("train.lr", None):
         with pytest.warns(UserWarning, match=r"not plotted, because seeds are missing: (0.5 B_2|B_2 0.5)$"):
-            table_formats.show_table(sweep, None, "last", rows, tmp_path / "t.png", lambda line: None)
+            table_formats.print_and_write_table(sweep, None, "last", rows, tmp_path / "t.png", lambda line: None)
     numbers, words = charts_written
     assert (numbers.x_label, numbers.y_label, numbers.ticks) == ("lr", "accuracy (%)", ["0.1", "0.5"])
     a, b = numbers.series
