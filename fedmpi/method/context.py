@@ -373,9 +373,7 @@ class Uploads:
 def _select_columns(x: Tensor, span: Span | None = None) -> tuple[Tensor, int, int]:
     """Return columns a to b - 1 of the flattened rows of a slot, the number a, and the number of columns of a row.
 
-    Args:
-        x: the rows of the slot, (m, ...).
-        span: the columns (a, b); None: all columns.
+    x (m, ...): the rows of the slot. span: the columns (a, b); None: all columns.
     """
     rows = x.flatten(1) if x.dim() > 1 else x[:, None]
     a, b = span or (0, rows.shape[1])
