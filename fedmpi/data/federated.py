@@ -71,6 +71,7 @@ class FederatedData:
     preparation: Preparation | None = None  # how new rows are prepared; None in silo mode
     target_scales: Mapping[str, TargetScale] = field(default_factory=dict)  # by site, or "" for all sites
     silo_preparations: Mapping[int, Preparation] = field(default_factory=dict)  # the same for each silo of this rank
+    files_digest: str = ""  # of the preparation; equal at all sites
 
     def example_targets(self) -> Tensor:
         """Return two targets, (2, ...), with the shape and type of the data's targets: classes 0 and 1, or zeros."""
@@ -189,6 +190,7 @@ def split(
         if site_of_client is not None and dataset.site_names
         else (),
         test_by_site={} if dataset.test_site is None else _make_test_shards_by_site(dataset, dataset.test_site),
+        files_digest=dataset.preparation.files_digest if dataset.preparation else "",
         preparation=dataset.preparation or make_ready_inputs(dataset.input_shape, dataset.train_x.dtype),
         group={} if group is None else LazyClientMapping(len(parts), lambda k: group[torch.from_numpy(parts[k])]),
     )

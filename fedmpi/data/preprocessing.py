@@ -28,6 +28,7 @@ PREPARATION_KINDS = {
     "ready": "fedmpi.data.preprocessing:ReadyInputs",
     "table": "fedmpi.data.sources.tables.table_preprocessing:TablePreparation",
     "volumes": "fedmpi.data.sources.nifti:VolumePreparation",
+    "tokenized_text": "fedmpi.data.sources.tables.tokenized_text:TokenizedTextPreparation",
     "texts": "fedmpi.data.sources.texts:TextPreparation",
 }
 # Options of data sources that describe the format of a file; they may differ between training files and new files
@@ -35,6 +36,8 @@ READING_OPTIONS = (
     *("delimiter", "decimal", "folder", "image_column", "label_column", "author_column", "text_column"),
     "image_pattern",
 )
+# Options that name files which the preparation of training rows and of new rows share; the files may have moved
+SHARED_FILES = ("tokenizer",)
 TRAINING_ONLY = ("root", "download")  # options that apply to training files only
 
 
@@ -85,6 +88,14 @@ class Preparation(ABC):
         """The names of the sites with statistics of their own; () if rows of all sites are prepared in the same way."""
         return ()
 
+    @property
+    def files_digest(self) -> str:
+        """A digest of files besides the data that rows are prepared with, such as a tokenizer's; "" if there are none.
+
+        It must be equal at all sites.
+        """
+        return ""
+
     @abstractmethod
     def read_requested_rows(self, request: PredictionRequest) -> NewRows:
         """Read and prepare the rows of a request; raise UserError if they do not match the training rows."""
@@ -129,7 +140,7 @@ def apply_reading_options(
         UserError: an option does not apply to new files of this run, or its value is not allowed.
     """
     fields = preparation.to_dict()
-    known = [key for key in READING_OPTIONS if key in fields]
+    known = [key for key in (*READING_OPTIONS, *SHARED_FILES) if key in fields]
     for key, value in options.items():
         if key not in (*known, *TRAINING_ONLY) and not (ignore_others and key not in READING_OPTIONS):
             names = ", ".join(f"data.{key}" for key in known)

@@ -35,6 +35,7 @@ class SampleFormat(NamedTuple):
     sample: str  # shape and type of a sample, as a string (common/inputs.py)
     target: str  # shape and type of a target, as a string
     names: str  # digest of `Dataset.input_and_class_names`, "" if the source does not set it
+    files: str  # `Preparation.files_digest`
 
     def __str__(self) -> str:
         what = "a real-valued target" if self.classes == 1 else f"{self.classes} classes"
@@ -94,7 +95,8 @@ def describe_silos(datasets: Mapping[int, Dataset]) -> np.ndarray:
             if data.input_and_class_names
             else ""
         )
-        text = json.dumps(SampleFormat(data.classes, sample, target, names)).encode()
+        files = data.preparation.files_digest if data.preparation else ""
+        text = json.dumps(SampleFormat(data.classes, sample, target, names, files)).encode()
         if len(text) > FORMAT_BYTES:
             problem = f"the description of a sample of client {k} has {len(text)} bytes, but at most {FORMAT_BYTES} are"
             raise UserError(f"data.silos: {problem} allowed: {text.decode()}; use fewer tensors, or shorter names")
@@ -153,6 +155,7 @@ def build_silo_federation(
         global_test=None,
         parts=None,
         site_names=tuple(silos),
+        files_digest=common.files,
         silo_preparations={
             k: d.preparation or make_ready_inputs(d.input_shape, d.train_x.dtype) for k, d in datasets.items()
         },
@@ -172,7 +175,12 @@ def _check_formats(table: np.ndarray, silos: Sequence[str]) -> tuple[np.ndarray,
         raise UserError(f"data.silos: the ranks opened the clients {opened}, but {needed}")
     formats = [SampleFormat(*json.loads(row.astype("<i8").tobytes())) for row in table[:, 3:]]
     for name, other in zip(silos, formats, strict=True):
-        if other[:-1] != formats[0][:-1]:
+        if other.files != formats[0].files:
+            raise UserError(
+                f"data.silos: the files of the tokenizer (data.tokenizer) differ between {silos[0]} and {name}; copy "
+                "the same folder to all sites"
+            )
+        if other[:3] != formats[0][:3]:
             raise UserError(
                 f"data.silos: {silos[0]} has {formats[0]}, but {name} has {other}; all sites must agree (set options "
                 "of "

@@ -121,7 +121,8 @@ def check_targets_and_outputs(settings: Settings, data: FederatedData, task: Any
         has = net.num_outputs if len(net.output_shape) == 1 else net.output_shape
         raise UserError(
             f"model {settings.model.name} has {has} outputs, but the data have {data.classes} classes; "
-            "classification needs one output per class (for texts, set task.name: next_symbol)"
+            "classification needs one output per class (to predict the next token or symbol of texts, set task.name: "
+            "language_model; to predict classes of texts, set data.label_column)"
         )
     # Only clients whose rows this rank has are checked. If all are parts of one data set, each tensor is checked once.
     targets = {} if data.global_test is None else {"test data": data.global_test.y}

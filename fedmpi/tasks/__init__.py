@@ -7,6 +7,7 @@ registry: dict[str, str] = {
     "multi_label": "fedmpi.tasks.classification:MultiLabel",
     "regression": "fedmpi.tasks.regression:Regression",
     "survival": "fedmpi.tasks.survival:Survival",
+    "language_model": "fedmpi.tasks.per_position:NextSymbol",
     "next_symbol": "fedmpi.tasks.per_position:NextSymbol",
     "segmentation": "fedmpi.tasks.per_position:Segmentation",
 }

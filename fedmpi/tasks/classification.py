@@ -118,11 +118,15 @@ class Classification(Task):
     def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
         if y.dtype == torch.int64 and y.ndim == 1:
             return ""
-        other_tasks = "next_symbol, segmentation" if y.dtype == torch.int64 else "multi_label, regression, survival"
+        remedy = "choose another task (multi_label, regression, survival)"
+        if y.dtype == torch.int64:
+            remedy = (
+                "choose another task (language_model, next_symbol, segmentation); to predict classes of texts, set "
+                "data.label_column"
+            )
         return (
             f"the targets are {describe_targets(y)}, but must be class numbers: int64 of shape (n,); for other "
-            "targets, choose "
-            f"another task ({other_tasks})"
+            f"targets, {remedy}"
         )
 
     def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:

@@ -35,6 +35,7 @@ registry: dict[str, str] = {
     "table": "fedmpi.data.sources.tables.table_source:table",
     "tcga_brca": "fedmpi.data.sources.flamby:tcga_brca",
     "text": "fedmpi.data.sources.texts:text",
+    "tokenized_text": "fedmpi.data.sources.tables.tokenized_text:tokenized_text",
     "tiny_imagenet": "fedmpi.data.sources.images.public_files:tiny_imagenet",
 }
 

@@ -23,7 +23,7 @@ MISSING = object()
 WEIGHTS_HASH, MODEL = "sha256", "model.safetensors"
 IRRELEVANT_SETTINGS = ("name", "trace", "report")  # settings without influence on results
 # Names of digests of data in identity.json end with one of these.
-DATA_DIGESTS = ("partition", "training data", "test data", "layout", "initial weights")
+DATA_DIGESTS = ("partition", "training data", "test data", "tokenizer", "layout", "initial weights")
 GROUPS = ("settings", "data", "code", "environment")
 # Keys of environment.json that are not compared. The entries of ranks and packages are compared instead.
 IGNORED_ENVIRONMENT = ("started", "command", "directory", "slurm_job_id", "ranks", "packages")
@@ -230,7 +230,7 @@ def select_seed_independent_digests(identity: Mapping[str, Any]) -> dict[str, st
     scheme = identity.get("data.partition.scheme")
     drawn = set() if scheme == "'file'" else {PARTITION}
     drawn |= {TRAINING, TEST} if ":" in str(identity.get("data.source")) else set()
-    shared = {PARTITION, TRAINING, TEST, "(initial weights)"} - drawn
+    shared = {PARTITION, TRAINING, TEST, "(tokenizer)", "(initial weights)"} - drawn
     return {key: str(value) for key, value in identity.items() if key in shared or key.startswith("(plug-in ")}
 
 

@@ -50,7 +50,8 @@ PREPROCESSING, FORMAT = "preprocessing.json", 1
 # ---- partition.json and partition.npz ----
 def write_partition(directory: RunDirectory, scheme: str, seed: int, data: FederatedData) -> None:
     """Write partition.json and, except in silo mode, where samples have no common numbering, partition.npz."""
-    sizes, counts = data.train_sizes, data.label_counts if data.label_counts_shared else None
+    sizes = data.train_sizes
+    counts = data.label_counts if data.label_counts_shared and data.label_counts.any() else None
     facts: dict[str, Any] = {"scheme": scheme, "seed": seed, "clients": len(sizes)}
     in_json = data.parts is None or len(sizes) <= MAX_CLIENTS_IN_JSON
     directory.write_json("partition.json", facts | ({"sizes": sizes, "label_counts": counts} if in_json else {}))
@@ -61,7 +62,7 @@ def write_partition(directory: RunDirectory, scheme: str, seed: int, data: Feder
         rows = data.validation.rows
         assert isinstance(rows, Partition)
         arrays |= {"validation_indices": rows.order, "validation_offsets": rows.offsets}
-    if not in_json and counts is not None and counts.any():
+    if not in_json and counts is not None:
         arrays["label_counts"] = counts.astype(np.min_scalar_type(counts.max()))
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]  # numpy's stub takes allow_pickle for the first one

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -154,6 +154,15 @@ class Table:
         """Return `normalize_word` of a cell, after converting this table's decimal mark to a point."""
         number = cell.translate(SWAP_MARKS) if self.decimal == "," else cell
         return normalize_word(number if is_number(number) else cell)
+
+
+def check_no_missing_cells(rows: Table, names: Iterable[str]) -> None:
+    """Raise UserError if a cell of these columns, which must exist, is a missing value."""
+    for name in names:
+        gaps = rows.is_missing(name, "")
+        if gaps.any():
+            where = f"{rows.row_location(int(gaps.argmax()))}: column {name!r} is empty"
+            raise UserError(f"{where}; fill it in, or drop the row")
 
 
 def _number_remedy(key: str) -> str:

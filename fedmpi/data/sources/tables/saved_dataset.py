@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from fedmpi.data.sources.images.image_preprocessing import ImagePreparation
 from fedmpi.data.sources.named_arrays import ArrayPart, ArrayPreparation, dataset_from_parts
 from fedmpi.data.sources.source_utils import PART_BY_WORD, missing_targets_allowed
 from fedmpi.data.sources.tables import arrow
-from fedmpi.data.sources.tables.read_table import Table, read_targets
+from fedmpi.data.sources.tables.read_table import Table, check_no_missing_cells, read_targets
 
 SAVE_AGAIN = "correct data.root or data.path, or save the data set again with save_to_disk"
 
@@ -69,23 +69,24 @@ def saved_dataset(
     rows for every seed; default 0.2.
     """
     folder = root / path
-    splits = _find_splits(folder)
-    read_splits = [_read_split(folder / name, input_column, label_column, site_column) for name in splits]
-    labels = _concat_labels([part for _, part in read_splits], folder)
-    lengths = [len(part) for _, part in read_splits]
+    columns = {label_column: "label_column", site_column: "site_column", input_column: "input_column"}
+    named = {name: key for name, key in columns.items() if name is not None}
+    splits = read_splits(folder, named, label_column, inputs=[input_column])
+    inputs = [arrow.convert_inputs(each.content.column(input_column), input_column, each.folder) for each in splits]
+    labels = concatenate_cells(splits, folder)
     row_locations = [f"{labels.row_location(row)}: column {input_column!r}" for row in range(len(labels))]
     names = list(labels.valid_words[label_column]) if label_column in labels.valid_words else None
     target = read_targets(labels, [label_column], "auto", names)
     owner, site_names = labels.encode_sites(site_column)
 
     preparation: Preparation | None = None
-    if isinstance(read_splits[0][0], list):
+    if isinstance(inputs[0], list):
         if axes is not None or symbols:
             key = "symbols" if symbols else "axes"
             raise UserError(
                 f"{folder}: data.{key} is for numbers, but column {input_column!r} contains images; remove data.{key}"
             )
-        files = [file for files, _ in read_splits for file in files]
+        files = [file for files in inputs for file in files]
         decoding = DecodeOptions(size, channels, mean or (0.0,), std or (1.0,), pixel_range)
         images = read_images.decode_images(files, decoding, row_locations)
         shape = (int(images.shape[1]), int(images.shape[2]), int(images.shape[3]))
@@ -97,8 +98,8 @@ def saved_dataset(
                 f"{folder}: data.size is for images, but column {input_column!r} contains numbers; remove data.size"
             )
         options = None if symbols else ArrayOptions(axes, pixel_range, mean, std)
-        x, preparation = _convert_numeric_samples([each for each, _ in read_splits], options, labels, target.names)
-    is_test = torch.from_numpy(np.repeat([PART_BY_WORD.get(name.lower()) == "test" for name in splits], lengths))
+        x, preparation = _convert_numeric_samples(inputs, options, labels, target.names)
+    is_test = torch.from_numpy(parts_of_rows(splits) == "test")
     by_part = {}
     for prefix, rows in (("", ~is_test), ("test_", is_test)):
         if rows.any() or not prefix:
@@ -139,7 +140,7 @@ def _find_splits(folder: Path) -> list[str]:
     if os.path.isfile(folder / "state.json"):
         return ["."]
     if not os.path.isfile(folder / "dataset_dict.json"):
-        raise UserError(f"saved_dataset: {folder} contains neither dataset_dict.json nor state.json; {SAVE_AGAIN}")
+        raise UserError(f"{folder} contains neither dataset_dict.json nor state.json; {SAVE_AGAIN}")
     names = [str(name) for name in _read_json(folder / "dataset_dict.json").get("splits") or ()]
     known = {
         part: [name for name in names if PART_BY_WORD.get(name.lower()) == part] for part in ("train", "val", "test")
@@ -154,30 +155,71 @@ def _find_splits(folder: Path) -> list[str]:
     return [*known["train"], *known["val"], *known["test"]]
 
 
-def _read_split(folder: Path, input_column: str, label_column: str, site_column: str | None) -> tuple[Any, Table]:
-    """Return the inputs of one split, numbers (n, ...) or a list of images, and a table of its labels and sites."""
+class SavedSplit(NamedTuple):
+    """One split of a saved data set.
+
+    Attributes:
+        part: train, val or test.
+        folder: the folder of the split.
+        content: the pyarrow table of all columns.
+        cells: some of the columns, as a `Table`.
+    """
+
+    part: str
+    folder: Path
+    content: Any
+    cells: Table
+
+
+def read_splits(
+    folder: Path,
+    columns: Mapping[str, str],
+    label_column: str | None,
+    *,
+    texts: Sequence[str] = (),
+    inputs: Sequence[str] = (),
+) -> list[SavedSplit]:
+    """Read the training, validation and test splits of a saved data set, in this order.
+
+    Args:
+        columns: the columns that must exist, each with the option that names it.
+        label_column: the one of these columns that contains labels. They may be missing if `task.ignore` is nan. Class
+            numbers are replaced by the names of the classes.
+        texts: those of these columns that may have empty cells.
+        inputs: those of these columns that are not converted to cells of a `Table`.
+    """
+    return [_read_split(name, folder, columns, label_column, texts, inputs) for name in _find_splits(folder)]
+
+
+def _read_split(
+    name: str,
+    data_set: Path,
+    columns: Mapping[str, str],
+    label_column: str | None,
+    texts: Sequence[str],
+    inputs: Sequence[str],
+) -> SavedSplit:
+    """Read the split in data_set/name; see `read_splits`."""
+    folder = data_set / name
     state, info = (_read_json(folder / file) for file in ("state.json", "dataset_info.json"))
     files = [folder / str(entry.get("filename")) for entry in state.get("_data_files") or ()]
     missing = [file for file in files if not os.path.isfile(file)]
     if missing or not files:
         raise UserError(f"{folder}: {missing[0].name if missing else 'an .arrow file'} is missing; {SAVE_AGAIN}")
-    table = arrow.read_arrow_streams(files)
-    options = {label_column: "label_column", site_column: "site_column", input_column: "input_column"}
-    for name, key in options.items():
-        if name and name not in table.column_names:
-            raise UserError(f"{folder} has no column {name!r} (data.{key}); {suggest_name(name, table.column_names)}")
-    x = arrow.convert_inputs(table.column(input_column), input_column, folder)
-    cells = {name: arrow.convert_cells(table.column(name)) for name in (label_column, site_column) if name}
-    labels = Table(folder, cells, np.arange(len(x)), "row")
+    content = arrow.read_arrow_streams(files)
+    for column, key in columns.items():
+        if column not in content.column_names:
+            known = suggest_name(column, content.column_names)
+            raise UserError(f"{folder} has no column {column!r} (data.{key}); {known}")
+    converted = {column: arrow.convert_cells(content.column(column)) for column in columns if column not in inputs}
+    cells = Table(folder, converted, np.arange(len(content)), "row")
     feature = (info.get("features") or {}).get(label_column) or {}
     names = feature.get("names") if feature.get("_type") == "ClassLabel" else None
-    for column in cells:
-        gaps = labels.is_missing(column, "label")
-        if gaps.any() and (column != label_column or names is not None or not missing_targets_allowed()):
-            raise UserError(
-                f"{labels.row_location(int(gaps.argmax()))}: column {column!r} is empty; fill it in, or drop the row"
-            )
-    return x, labels if names is None else _replace_class_numbers(labels, label_column, names)
+    may_lack = {*texts} | ({label_column} if names is None and missing_targets_allowed() else set())
+    check_no_missing_cells(cells, [column for column in converted if column not in may_lack])
+    if names is not None and label_column is not None:
+        cells = _replace_class_numbers(cells, label_column, names)
+    return SavedSplit(PART_BY_WORD.get(name.lower(), "train"), folder, content, cells)
 
 
 def _replace_class_numbers(labels: Table, column: str, names: Sequence[str]) -> Table:
@@ -191,12 +233,18 @@ def _replace_class_numbers(labels: Table, column: str, names: Sequence[str]) -> 
     return replace(labels, columns={**labels.columns, column: names_of_rows}, valid_words={column: names})
 
 
-def _concat_labels(parts: Sequence[Table], folder: Path) -> Table:
-    """Concatenate the tables of labels of all splits."""
+def concatenate_cells(splits: Sequence[SavedSplit], folder: Path) -> Table:
+    """Concatenate the cells of all splits."""
+    parts = [each.cells for each in splits]
     columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
     return replace(
         parts[0], path=folder, columns=columns, row_numbers=np.concatenate([part.row_numbers for part in parts])
     )
+
+
+def parts_of_rows(splits: Sequence[SavedSplit]) -> np.ndarray:
+    """Return the part of each row of the concatenated splits, (n,): train, val or test."""
+    return np.repeat([each.part for each in splits], [len(each.cells) for each in splits])
 
 
 def _read_json(file: Path) -> dict[str, Any]:

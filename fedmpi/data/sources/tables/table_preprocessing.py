@@ -16,7 +16,13 @@ from fedmpi.common.text import pluralize, shorten, suggest_name
 from fedmpi.data.csv_file import decode_cells
 from fedmpi.data.preprocessing import NewRows, PredictionRequest, Preparation, check_path
 from fedmpi.data.sources.source_utils import missing_targets_allowed
-from fedmpi.data.sources.tables.read_table import Table, read_table, read_targets, table_from_memory
+from fedmpi.data.sources.tables.read_table import (
+    Table,
+    check_no_missing_cells,
+    read_table,
+    read_targets,
+    table_from_memory,
+)
 
 COLUMNS_PER_COPY = 2  # number of columns that are copied at a time to compute moments; limits memory
 
@@ -140,16 +146,11 @@ class TablePreparation(Preparation):
     # ---- new rows ----
     def read_requested_rows(self, request: PredictionRequest) -> NewRows:
         """Return the inputs of new rows, with their targets if the rows have labels."""
-        if hasattr(request.rows, "columns") or isinstance(request.rows, (dict, list)):
-            rows = table_from_memory(request.rows, self.decimal)
-        else:
-            rows = read_table(check_path(request), self.delimiter, self.decimal)
+        rows = read_new_rows(request, self.delimiter, self.decimal)
         missing_column = next((c.name for c in self.columns if c.name not in rows.columns), None)
         if missing_column is not None:
             needed = f"column {missing_column!r}, with which the model was trained"
             raise UserError(f"{rows.path} has no {needed}; {suggest_name(missing_column, rows.columns)}")
-        for name in request.ids:
-            rows.column(name, "--id")
         category_values = {c.name: c.values for c in self.columns if c.values is not None}
         rows = replace(
             rows, valid_words=category_values | {self.labels[0]: self.class_names}, missing_words=self.missing_values
@@ -158,12 +159,12 @@ class TablePreparation(Preparation):
             rows.parse_columns([c.name for c in self.columns if c.values is None], "features")
         )
         x = self.to_inputs(rows, self._find_site_indices(rows, request.site))
-        ids = {rows.row_unit: rows.row_numbers, **{name: decode_cells(rows.columns[name]) for name in request.ids}}
         column = self.site_column
         sites = (
             rows.parse_words(column, "site_column").tolist() if column is not None and column in rows.columns else ()
         )
-        return self._add_targets(NewRows(ids, x, sites=sites, where=rows.row_location), rows)
+        new = NewRows(identify_rows(rows, request), x, sites=sites, where=rows.row_location)
+        return add_targets(new, rows, self.labels, self.class_names)
 
     def _drop_incomplete_rows(self, rows: Table) -> Table:
         """Drop rows with missing values (`missing: drop`), or raise UserError if there are any (`missing: refuse`)."""
@@ -205,19 +206,37 @@ class TablePreparation(Preparation):
             )
         return np.array([names.index(word) for word in words], dtype=np.int64)
 
-    def _add_targets(self, new: NewRows, rows: Table) -> NewRows:
-        """Add targets to new rows if the table has all label columns; otherwise, or if labels are invalid, add none."""
-        if any(name not in rows.columns for name in self.labels):
-            return new
-        try:
-            for name in () if missing_targets_allowed() else self.labels:
-                gaps = rows.is_missing(name, "label_column")
-                if gaps.any():
-                    raise UserError(f"{rows.row_location(int(gaps.argmax()))}: column {name!r} is empty")
-            names = self.class_names or None
-            return replace(new, y=read_targets(rows, self.labels, "class" if names else "number", names).y)
-        except UserError as error:
-            return replace(new, why_no_targets=str(error))
+
+def read_new_rows(request: PredictionRequest, delimiter: str, decimal: Literal[".", ","] = ".") -> Table:
+    """Read new rows from a CSV file, from a Parquet file or from memory, and check that the requested ids exist."""
+    if hasattr(request.rows, "columns") or isinstance(request.rows, (dict, list)):
+        rows = table_from_memory(request.rows, decimal)
+    else:
+        rows = read_table(check_path(request), delimiter, decimal)
+    for name in request.ids:
+        rows.column(name, "--id")
+    return rows
+
+
+def identify_rows(rows: Table, request: PredictionRequest) -> dict[str, np.ndarray]:
+    """Return the columns (n,) that identify new rows: their numbers, and the requested ids."""
+    return {rows.row_unit: rows.row_numbers, **{name: decode_cells(rows.columns[name]) for name in request.ids}}
+
+
+def add_targets(new: NewRows, rows: Table, labels: Sequence[str], class_names: Sequence[str]) -> NewRows:
+    """Add targets to new rows if the table has all label columns; otherwise, or if labels are invalid, add none.
+
+    Args:
+        class_names: the classes in the order of their numbers; empty if targets are numbers.
+    """
+    if any(name not in rows.columns for name in labels):
+        return new
+    try:
+        if not missing_targets_allowed():
+            check_no_missing_cells(rows, labels)
+        return replace(new, y=read_targets(rows, labels, "class" if class_names else "number", class_names or None).y)
+    except UserError as error:
+        return replace(new, why_no_targets=str(error))
 
 
 def _read_cells(rows: Table, column: FeatureColumn) -> np.ndarray:

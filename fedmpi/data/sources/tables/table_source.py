@@ -27,7 +27,6 @@ from fedmpi.data.sources.source_utils import (
 )
 from fedmpi.data.sources.tables.read_table import (
     Table,
-    TableTargets,
     distinct_words,
     normalize_word,
     read_table,
@@ -133,7 +132,8 @@ def table(
     owner, names = rows.encode_sites(site_column)
     names = [site] if site else names
     groups = rows.parse_words(group_column, "group_column") if group_column else np.zeros(0, dtype=str)
-    train = _select_training_rows(rows, label_targets, owner, names, groups, split_column, test_fraction)
+    parts = read_parts(rows, split_column) if split_column else None
+    train = select_training_rows(rows, label_targets.strata, owner, names, groups, parts, test_fraction)
     unfitted = TablePreparation(
         columns=tuple(_make_column(rows, name, values, train) for name in features),
         sites=dict.fromkeys(names or [""], TrainingStatistics(())),
@@ -260,48 +260,45 @@ def _drop_incomplete_rows(rows: Table, keys: Mapping[str, str], missing: str) ->
     return complete
 
 
-def _select_training_rows(
+def read_parts(rows: Table, split_column: str) -> np.ndarray:
+    """Return the part of each row as the split column defines it, (n,): train, val or test."""
+    words = [word.casefold() for word in rows.parse_words(split_column, "split_column")]
+    unknown = next((row for row, word in enumerate(words) if word not in PART_BY_WORD), None)
+    if unknown is not None:
+        allowed = ", ".join(PART_BY_WORD)
+        raise UserError(
+            f"{rows.row_location(unknown)}: column {split_column!r} contains {words[unknown]!r}; allowed values: "
+            f"{allowed}"
+        )
+    return np.array([PART_BY_WORD[word] for word in words])
+
+
+def select_training_rows(
     rows: Table,
-    label_targets: TableTargets,
+    strata: np.ndarray,
     owner: np.ndarray,
     names: Sequence[str],
     groups: np.ndarray,
-    split_column: str | None,
+    parts: np.ndarray | None,
     test_fraction: float,
 ) -> np.ndarray:
     """Return whether each row is a training row, (n,) bool.
 
-    The split column contains the part of each row; without one, the test part of each site is drawn, stratified by
-    class.
-
     Args:
-        label_targets: the targets, for the stratification.
+        strata: (n,) the class of each row; without `parts`, the test part of each site is drawn stratified by class.
         owner: (n,) the index of each row's site.
         names: the names of the sites.
         groups: (n,) the group of each row; empty without groups.
-        split_column: data.split_column.
-        test_fraction: the fraction of test rows if there is no split column.
+        parts: (n,) the part of each row: train, val (a part of the training part) or test; None: they are drawn.
+        test_fraction: the fraction of test rows if `parts` is None.
     """
     train = np.ones(len(rows), dtype=bool)
-    if split_column is None:
+    if parts is None:
         for rows_of_site in (np.flatnonzero(owner == k) for k in np.unique(owner)):
-            train[
-                rows_of_site[
-                    split_train_test(
-                        label_targets.strata[rows_of_site], test_fraction, groups[rows_of_site] if len(groups) else ()
-                    )[1]
-                ]
-            ] = False
+            own_groups = groups[rows_of_site] if len(groups) else ()
+            train[rows_of_site[split_train_test(strata[rows_of_site], test_fraction, own_groups)[1]]] = False
     else:
-        words = [word.casefold() for word in rows.parse_words(split_column, "split_column")]
-        unknown = next((row for row, word in enumerate(words) if word not in PART_BY_WORD), None)
-        if unknown is not None:
-            allowed = ", ".join(PART_BY_WORD)
-            raise UserError(
-                f"{rows.row_location(unknown)}: column {split_column!r} contains {words[unknown]!r}; allowed values: "
-                f"{allowed}"
-            )
-        train = np.array([PART_BY_WORD[word] != "test" for word in words], dtype=bool)
+        train = parts != "test"
         check_groups_not_split(
             groups, train, rows.row_location
         )  # across sites, because the same patient may occur at two sites
