@@ -42,7 +42,7 @@ def invalid_class_message(y: Tensor, classes: int, ignore: int | None) -> str:
 
 
 class NextSymbol(Task):
-    """Next-symbol prediction with cross-entropy, averaged over symbols; reports accuracy (percent) and perplexity.
+    """Prediction of the next token or character, with the mean cross-entropy; reports accuracy and perplexity.
 
     Targets are (B, L) int64 in 0..V-1, with V = classes. Logits are (B, L, V) or (B, V, L); if L = V, the shape is
     taken to be (B, L, V). Metrics are computed over all symbols of a data split.

@@ -39,6 +39,36 @@ def novels(root):
         (root / "novels" / f"{author}.txt").write_text(said * 40)
 
 
+READERS = """\
+from torch import nn
+
+class Reader(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(4, 8), nn.Linear(8, classes)
+
+    def forward(self, input_ids, attention_mask):
+        return self.head((self.embedding(input_ids) * attention_mask[..., None]).sum(1))
+
+def reader(input_shape, classes):
+    return Reader(classes)
+"""
+
+
+def reports(root):
+    """Write reports of two words, a tokenizer and a model for the tokens."""
+    pytest.importorskip("fedmpi.common.torchvision_compat")  # before transformers
+    transformers, tokenizers = map(pytest.importorskip, ("transformers", "tokenizers"))
+    words = {word: k for k, word in enumerate(("[PAD]", "[UNK]", "lesion", "normal"))}
+    whole = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    whole.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=whole, pad_token="[PAD]", unk_token="[UNK]")
+    fast.save_pretrained(root.parent / "models/bert")
+    rows = (f"{site},a {word} image,{word}\n" for word in ("lesion", "normal") for site in ("north", "south") * 10)
+    (root / "reports.csv").write_text("hospital,text,label\n" + "".join(rows))
+    (root.parent / "readers.py").write_text(READERS)
+
+
 def clinic(root):
     """Write images of several sizes and a table about them; images of sick patients are brighter."""
     rng = np.random.default_rng(0)
@@ -52,7 +82,13 @@ def clinic(root):
     (root / "clinic/pictures.csv").write_text("\n".join(rows) + "\n")
 
 
-MAKE_DATA = {"patients.yaml": patients, "hospitals.yaml": hospitals, "novels.yaml": novels, "clinic.yaml": clinic}
+MAKE_DATA = {
+    "patients.yaml": patients,
+    "hospitals.yaml": hospitals,
+    "novels.yaml": novels,
+    "reports.yaml": reports,
+    "clinic.yaml": clinic,
+}
 
 
 @pytest.fixture
