@@ -74,7 +74,7 @@ def check_slots(
         result: what the hook returned.
         declared: the slots that the hook may return.
         packing: the layout that defines the shapes of the slots.
-        where: round and client, for the message.
+        where: the round and client, for the error message.
         like: any tensor on the device that the values must be on.
         required: the slots that the hook must return; by default all declared ones.
     """
@@ -177,7 +177,7 @@ def check_tensor(
     Args:
         value: what the hook returned.
         shape: the required shape.
-        where: round and client, for the message.
+        where: the round and client, for the error message.
         like: any tensor on the device that the value must be on.
         by: the function that returned the value, if it is not the method's own hook.
     """
@@ -275,7 +275,7 @@ class ReadOnlyCheck:
         """Raise UserError if a tensor was written to.
 
         Args:
-            where: round and client, for the message.
+            where: the round and client, for the error message.
             hooks: the names of the hooks that were called since this object was created.
             by: the server rule, if a rule was called in place of hooks.
         """
@@ -296,7 +296,7 @@ class FrozenTensorGuard:
 
     Such tensors are frozen parameters and non-persistent buffers; their values must not change. All other buffers must
     remain the same tensor objects, because after an assignment (`self.mean = ...`) the new tensor would not be part of
-    the buffers `b` that messages contain. Tensors are compared after passes 1, 2, 4, 8, ... of training, and likewise
+    the buffers `b` that are sent. Tensors are compared after passes 1, 2, 4, 8, ... of training, and likewise
     of evaluation.
     """
 
@@ -322,7 +322,7 @@ class FrozenTensorGuard:
         """Raise UserError if a tensor has changed.
 
         Args:
-            where: the round and client, for the message, after a client's training; "" after an evaluation.
+            where: the round and client, for the error message; "" after an evaluation.
         """
         self.passes[bool(where)] += 1
         if self.passes[bool(where)] & (self.passes[bool(where)] - 1):
@@ -337,7 +337,7 @@ class FrozenTensorGuard:
 
 
 def _hash_tensor(tensor: Tensor | None) -> bytes | None:
-    """Return a hash of dtype, shape and some of the values; None if values cannot be read (sparse, or within vmap)."""
+    """Return a hash of dtype, shape and some of the values; None if they cannot be read (sparse, or under vmap)."""
     if tensor is None:
         return None
     try:

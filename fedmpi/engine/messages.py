@@ -36,7 +36,7 @@ STANDARD_GROUPS = (BODY, NORM, HEAD, ATOM, COEF)
 COMMAND = "_command"
 # Number of values that the engine adds to a broadcast (the command) and to an upload (loss, seconds, flag).
 ENGINE_DOWNLOAD_FIELDS, ENGINE_UPLOAD_FIELDS = 1, 3
-# Flags of an upload: the rank was asked to stop; the code of the client failed; the client made no steps, so that there
+# Flags of an upload: the rank was asked to stop; the code of the client failed; the client took no steps, so that there
 # is no loss. 0: none of these.
 STOP, FAILED, NO_STEPS = 1.0, 2.0, 3.0
 Groups = frozenset[str]
@@ -44,7 +44,7 @@ Groups = frozenset[str]
 
 @dataclass(frozen=True, eq=False)
 class UploadLayout:
-    """The layout of the uploads of one round: the packing of an upload row, and the parts of w and b in it."""
+    """The layout of the uploads of one round: the fields of an upload row, and the parts of w and b in it."""
 
     packing: Packing
     w: Selection  # entries of w (d,)
@@ -57,7 +57,7 @@ class UploadLayout:
         """Write the engine's own fields at the beginning of an upload row.
 
         Args:
-            loss: the client's training loss; None if the client made no steps. A tensor means that the loss is already
+            loss: the client's training loss; None if the client took no steps. A tensor means that the loss is already
                 in the row; it is then not written again.
             seconds: the duration of the client's training.
             flag: STOP (the rank was asked to stop), FAILED (the client's code raised an error) or 0.
@@ -74,7 +74,7 @@ class UploadLayout:
 
 @dataclass(frozen=True)
 class BroadcastLayout:
-    """The layout of a broadcast: the packing of its row, and the parts of the shared w and b in it."""
+    """The layout of a broadcast: the fields of its row, and the parts of the shared w and b in it."""
 
     packing: Packing
     w: Selection  # entries of the shared vector (s,)
@@ -82,7 +82,7 @@ class BroadcastLayout:
 
 
 class MessageLayouts:
-    """The layouts of all messages, and of the states of server and clients, in one experiment."""
+    """The layouts of all messages, and of the states of the server and the clients, in one experiment."""
 
     def __init__(
         self,
@@ -245,7 +245,7 @@ class MessageLayouts:
 
 
 def is_change(name: str, slot: Slot) -> bool:
-    """Return whether an upload slot contains differences from the server's values, as dw does, not new values."""
+    """Return whether an upload slot contains differences from the server's values (like dw), rather than new values."""
     return slot.is_update or name == "dw"
 
 

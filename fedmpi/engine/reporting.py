@@ -48,8 +48,8 @@ class Reporter:
 
         Args:
             t: the round that begins.
-            trains: whether round t is run; if not, the model is evaluated only if `last` is true, because a run that
-                was asked to stop has no time to evaluate.
+            trains: whether round t will be run; if not, the model is evaluated only if `last` is true, because a run
+                that was asked to stop has no time to evaluate.
             last: whether round t - 1 is the last one of the run.
             started_at: the value of time.perf_counter() when round t began.
         """

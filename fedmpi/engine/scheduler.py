@@ -3,7 +3,7 @@
 Both are functions of the seed, the round, the rank failures of the run, and the relative costs of ranks, which rank 0
 measures and broadcasts. All ranks therefore compute the same result without further messages.
 
-    q_r   seconds per training sample of rank r in a round, as uploads report them
+    q_r   seconds per training sample of rank r in a round, as reported in its uploads
     s_r   lower median of the last WINDOW values of q_r, if there are at least MIN_ROUNDS
     c_r   100 s_r / min s, rounded to multiples of COST_STEP: the relative cost of rank r, i.e. its time per sample in
           per cent of the time per sample of the fastest rank; 0 if rank r has failed
@@ -35,7 +35,7 @@ class RankSpeeds:
     """Estimates, on rank 0, how long each rank takes to train on one sample."""
 
     def __init__(self) -> None:
-        """Begin without measurements."""
+        """Create the estimates, without any measurements yet."""
         self.seconds_per_sample: dict[int, list[float]] = {}  # rank -> its last values of q_r
         self.last_round: dict[int, int] = {}  # rank -> the round of its last measurement
 
@@ -93,7 +93,7 @@ class ClientScheduler:
         return self.lost_ranks.participants(t, drawn) if self.lost_ranks.rows else drawn
 
     def last_trained_rounds(self, t: int) -> dict[int, int]:
-        """Return client -> the round (0 to t) in which its state at the start of round t + 1 was produced."""
+        """Return, for each client, the round (0 to t) that produced its state at the start of round t + 1."""
         rounds: dict[int, int] = {}
         for earlier in range(t + 2):
             back = self.lost_ranks.reverted_states(earlier)
@@ -136,7 +136,7 @@ class ClientScheduler:
         return {k: placement[k] for k in self.cohort(t)} if self.lost_ranks.rows else placement
 
     def _alive_ranks_at_round_start(self, t: int) -> list[int]:
-        """Return the training ranks that were alive when round t began (in a replay: in the recorded run)."""
+        """Return the training ranks that were alive when round t began; in a replay, in the recorded run."""
         lost = [row["ranks"] for row in self.lost_ranks.rows if row["round"] < t and self.config.replays_failures]
         away = {int(rank) for ranks in lost for rank in ranks}
         return [r for r in self.ranks if self.rank_costs.get(r, NORMAL_COST) and r not in away]

@@ -1,4 +1,4 @@
-"""The timeline of one rank: how it spends the time of each round, as consecutive spans measured by its host's clock.
+"""The timeline of one rank: how it spends each round, as consecutive spans measured by its host's clock.
 
     {"round": 3, "at": 1763800000.1234, "s": 2.5031, "spans": [["wait_command", 0.0, 12.3], ["train", 12.3, 480.1, 17],
     ...]}

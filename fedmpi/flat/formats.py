@@ -1,6 +1,6 @@
 """Compressed formats for the large slots of uploads, and the encoding of rows that contain such slots.
 
-    fp32   the values as they are
+    fp32   the values, unchanged
     bf16   2 bytes per entry: 8 bits of mantissa, the range of float32
     fp16   2 bytes per entry: 11 bits of mantissa, up to 65,504; larger values become infinite
     int8   1 byte per entry and 4 per block of BLOCK entries:   q = round(x / a),   a = max |x| / 127 in the block
@@ -174,7 +174,7 @@ def _split_into_blocks(x: Tensor) -> list[Tensor]:
 def _block_scales(largest: Tensor) -> Tensor:
     """Return the scale a = max |x| / 127 of each block, (blocks,) float32; `largest` holds the max |x| of each block.
 
-    Scales are rounded up to 17 bits; a scale below MIN_SCALE becomes 0.
+    Scales are rounded up to 17 significant bits; a scale below MIN_SCALE becomes 0.
     """
     scale = largest / 127
     mask = (1 << ZEROED_BITS) - 1

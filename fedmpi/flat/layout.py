@@ -72,7 +72,7 @@ class Layout:
         return Layout(tuple(segments))
 
     def named_views(self, flat: Tensor) -> dict[str, Tensor]:
-        """Return tensor name -> view of the flat vector in the shape of the tensor."""
+        """Return, by tensor name, views of the flat vector in the shapes of the tensors."""
         return {s.name: s.view(flat) for s in self.segments}
 
     def sha256(self, flat: Tensor) -> str:

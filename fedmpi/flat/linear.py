@@ -3,8 +3,8 @@
 Most rules have the form   Gram matrix K (m, m) -> coefficients (m,) -> one weighted sum. Such a rule costs about as
 much as an average, and each block of columns can be processed separately. Sums over clients are computed in ascending
 order of the client ids. Sums over columns are computed in float64, over fixed chunks of columns and then over fixed
-blocks of chunks. The results are therefore bitwise identical for any number of ranks, for any distribution of clients
-or columns over ranks, and whether rows arrive together or one by one.
+blocks of chunks. The results are therefore bitwise identical for any number of ranks and any distribution of clients or
+columns over ranks, no matter whether rows arrive together or one by one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def chunk_size(on_gpu: bool, rows: int = 1) -> int:
 
 
 def scratch_bytes(rows: int, columns: int, on_gpu: bool) -> int:
-    """Return the bytes that all threads together need for float64 copies while they sum a matrix (rows, columns)."""
+    """Return how many bytes all threads together need for float64 copies when summing a matrix (rows, columns)."""
     size = chunk_size(on_gpu, rows)
     return 8 * _num_threads(-(-columns // size), on_gpu) * rows * min(columns, size)
 

@@ -5,7 +5,7 @@ the server.
 
 Hooks may pass samples x on to other functions, and may use x[a:b], x.chunk(n) and len(x), which act on rows. If a
 sample consists of several tensors, x is an `Inputs` object that holds them by name (common/inputs.py). With needs =
-{CLASSES}, targets are (B,) class numbers; otherwise the task determines the shape (B, ...) of targets and outputs.
+{CLASSES}, targets are (B,) class indices; otherwise the task determines the shape (B, ...) of targets and outputs.
 
 Shapes: d parameters, excluding frozen ones; s parameters that are sent in the round; b float buffers; c classes; z
 features; N clients; m clients in the cohort; B samples in a batch.
@@ -142,7 +142,7 @@ class Client(Protocol):
             buffers: (b,) float buffers of the reference model; default b0.
 
         Returns:
-            (B, z) features, (B, c) logits; for a model without features the logits twice.
+            (B, z) features and (B, c) logits; the logits twice if the model has no features.
         """
 
     def task_loss(self, f: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -273,7 +273,7 @@ class Client(Protocol):
                 recorded loss do not change, and the optimiser starts without state.
             buffers: (b,) float buffers of that model; default the current ones.
             regularizer: a function that is used in place of the hook `regularizer`.
-            fedavg_steps: make FedAvg's steps on all parameters, without the method's hooks, and with an optimiser that
+            fedavg_steps: take FedAvg's steps on all parameters, without the method's hooks, and with an optimiser that
                 starts without state.
             plain_sgd: like fedavg_steps, but with steps w <- w - lr g; train.optim, momentum, weight decay and clipping
                 are not used.

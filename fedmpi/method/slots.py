@@ -48,8 +48,8 @@ class Slot:
     float buffers (last dimension b).
 
     start: the initial value: a number; the name of an option of the method whose value is this number; or, in
-    server_state, the name of a function f(self, shape, generator) of the method that returns the tensor. The function
-    is called once, with a random generator on the CPU. It can, for example, initialise a network on the server.
+    server_state, the name of the method's own function f(self, shape, generator), which returns the tensor. It is
+    called once, with a random generator on the CPU. It can, for example, initialise a network on the server.
 
     is_update: whether the slot, like dw, contains a change that the server adds to a value that it stores.
     `comm.compression: int8` applies only to such slots.
@@ -121,8 +121,8 @@ class SharedParts:
     """What clients upload in a round: layout groups of the model, and slots of the method's `sends`.
 
     The server updates and broadcasts the same groups. A group that is never sent is personal: each client keeps its own
-    values. A group that is sent in some rounds only does not change on the server in the other rounds, and the clients'
-    changes to it in these rounds are lost unless the method stores them.
+    values. If a group is sent only in some rounds, its values on the server do not change in the other rounds, and the
+    clients' changes in those rounds are lost unless the method stores them.
 
     groups: the layout groups that are sent; "*": all.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def class_sums(rows: Iterable[tuple[Tensor, Tensor, Tensor]], classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return three sums over the samples of each class: of features (c, z), of ones (c,) and of ||z||^2 (c,).
+    """Return, for each class, the sum of its features (c, z), its number of samples (c,) and its sum of ||z||^2 (c,).
 
     Args:
         rows: an iterable of batches, each with features z, outputs and labels y.

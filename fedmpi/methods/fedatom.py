@@ -141,7 +141,7 @@ class FedAtomPersonal(Method):
 
     @property
     def personal_groups(self) -> tuple[str, ...]:
-        """The layout groups of which each client has its own values."""
+        """The layout groups for which each client has its own values."""
         return (ATOM,) if self.personal_head == "global" else (ATOM, BODY, HEAD)
 
     @declared_property

@@ -5,7 +5,7 @@ Li, Jiang, Zhang, Kamp, Dou. ICLR 2021. https://arxiv.org/abs/2102.07623
 w_k = (received weights outside batch normalisation, client k's own weights inside it)         (1)
 The weight, bias and running statistics of a normalisation layer stay with the client between rounds. Layers are
 recognised by their type. The authors' code looks for "bn" in names instead (bn_match: name), which misses the
-normalisation in the shortcuts of torchvision's ResNets.
+normalisation layers in the shortcuts of torchvision's ResNets.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class FedBN(Method):
         return SharedParts(exclude=(NORM,))  # (1)
 
     def prepare_model(self, module: nn.Module, classes: int) -> nn.Module:
-        """Assign tensors that stay with the client to layout group norm, and shared normalisation tensors to body."""
+        """Assign personal tensors to the layout group norm, and shared normalisation tensors to the group body."""
         groups: dict[str, str] = getattr(module, "parameter_groups", dict)()
         local = NORM_LAYERS[:1] if self.bn_match == "type" else NORM_LAYERS
         for path, layer in module.named_modules():

@@ -5,7 +5,7 @@ Xu, Wang, Wang, Yao. Federated Learning with Client-level Momentum. 2021. https:
 v      = alpha g + (1 - alpha) Delta,   w_k <- w_k - lr v          local step                            (1)
 Delta <- sum_k p_k (w - w_k) / (lr a_k)                            the mean direction of the round's steps (2)
 w     <- sum_k p_k w_k                                                                                   (3)
-In the paper all clients make K steps of plain SGD, so that a_k = K and (3) is w - lr K Delta. With momentum, a_k is
+In the paper all clients take K steps of plain SGD, so that a_k = K and (3) is w - lr K Delta. With momentum, a_k is
 such that w - w_k would be lr a_k v if all steps had the same direction v. In the paper the p_k are equal
 (cohort.weighting: uniform). Weight decay is part of (w - w_k).
 """
@@ -51,6 +51,6 @@ class FedCM(Method):
     def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
         if not server.train_lr:
             return updates.mean("dw"), server.state
-        # A client that made no step has a = 0 and dw = 0; the clamp avoids 0 / 0.
+        # A client that took no step has a = 0 and dw = 0; the clamp avoids 0 / 0.
         delta = updates.combine(-updates.p / (updates.a.double().cpu().clamp(min=1) * server.train_lr))  # (2)
         return updates.mean("dw"), State(delta=delta)  # (3)

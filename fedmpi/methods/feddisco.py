@@ -3,7 +3,7 @@
 Ye, Xu, Wang, Xu, Chen, Wang. Federated Learning with Discrepancy-Aware Collaboration. ICML 2023.
 https://arxiv.org/abs/2305.19229
 
-D_k[c] = n_kc / n_k,   d_k = sum_c D_k[c] log(C D_k[c])   discrepancy of client k's labels from uniform         (1)
+D_k[c] = n_kc / n_k,   d_k = sum_c D_k[c] log(C D_k[c])   distance of client k's labels from uniform            (1)
 p_k'   = relu(p_k - a d_k + b) / sum_j relu(p_j - a d_j + b),    w <- sum_k p_k' w_k                             (2)
 n_kc is the number of samples of class c at client k, and C the number of classes. p_k are the cohort's weights; in the
 paper, they are proportional to the numbers of samples. With normalise: true, the d_k are first divided by their sum

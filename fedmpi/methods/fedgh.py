@@ -9,7 +9,7 @@ variant: hierarchical is the code that FedLD's authors call FedGH in their compa
 paired by the product of their updates with a running mean of past directions; conflicts within a pair are removed, the
 pair is summed, and the sums are paired again (aggregation/gradient_harmonization.py);                               (3)
     history <- 0.99 history + 0.01 direction; in round 0 both are the unweighted mean of the updates                 (4)
-(Another method with the name FedGH shares prototypes.)
+(Another method named FedGH shares prototypes.)
 """
 
 from dataclasses import dataclass

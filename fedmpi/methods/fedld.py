@@ -7,7 +7,7 @@ Client, margin control:         L = CE(f(x), y) + lambda mean_b log(1 + ||f(x_b)
 Server, principal gradients:    w <- w + sum_i p_i g_i',   g_i = w_i - w,                                (4)
     u_i = sum_{l <= L} lam_l <g_i, v_l> v_l,     g_i' = ||g_i|| u_i / ||u_i||                            (5)
 v_l and lam_l are the L leading principal directions of the updates of m clients, and their eigenvalues
-(aggregation/rules.py). margin: 0 turns (3) off, and then the task need not be a classification; principal: false turns
+(aggregation/rules.py). margin: 0 turns (3) off, and then the task need not be classification; principal: false turns
 (4) and (5) off. variant chooses between three readings of (5):
     text     as above, from the sentence before (5) in the paper: the weighted sum of the projections is scaled to the
              length of the update

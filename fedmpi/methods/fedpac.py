@@ -2,7 +2,7 @@
 
 Xu, Tong, Huang. ICLR 2023. https://arxiv.org/abs/2306.11867
 
-With the body theta, client k's mixture phi_k, and class shares pi_c = n_kc / n_k, client k computes and trains:
+Given the body theta, its mixture phi_k and its class shares pi_c = n_kc / n_k, client k computes (1) and trains (2):
     mu_c = mean z(x) over class c,  h_k[c] = pi_c mu_c,  V_k = sum_c (pi_c E_c ||z||^2 - pi_c^2 ||mu_c||^2) / n_k    (1)
     head phase: theta fixed;   body phase: phi fixed,  L = CE + lam MSE(z, P_y)                                      (2)
 Server: theta <- weighted mean;  P[c] = sum_k n_kc proto_k[c] / sum_k n_kc;                                          (3)

@@ -3,7 +3,7 @@
 Hyeon-Woo, Ye-Bin, Oh. Low-Rank Hadamard Product for Communication-Efficient Federated Learning. ICLR 2022.
 https://arxiv.org/abs/2108.06098
 
-W = (X_1 Y_1^T) . (X_2 Y_2^T), for convolutions a corresponding form with a core (models/fedpara.py)               (1)
+W = (X_1 Y_1^T) . (X_2 Y_2^T), for convolutions a similar form with a core tensor (models/fedpara.py)              (1)
 FedAvg trains, sends and averages the factors in place of W.                                                       (2)
 A layer's factors have at least `ratio` times the entries of W, and at least as many as W needs to have full rank; the
 rank r is rounded up, as in the authors' code. The paper's gamma is a different parameter, r = (1 - gamma) r_min + gamma

@@ -8,14 +8,14 @@ The received model w0 is the fixed teacher of the proximal loss L_p. At the weig
     Lambda^(l) = |w^(l) - w0^(l)| / ||w^(l) - w0^(l)||      for each perturbed layer l, elementwise          (7)
     eps = rho Lambda g_p / ||g_p||                                                                           (6)
     w <- w - lr grad CE(f_{w + eps}(x), y)                   a step from w, on all parameters                (4)
-At w = w0, in the first step of a round, L_p has its minimum. There g_p and eps are set to exactly 0, also without
+At w = w0, in the first step of a round, L_p has its minimum. There g_p and eps are set to exactly 0, even without
 Lambda; otherwise rounding, dropout or batch statistics would give a small gradient. With layers: head, both gradients
 come from one pass through the body. The norm in (7) is over a layer, weight and bias together. norm: tensor normalises
 each tensor separately, norm: dim0 each column of a tensor, as in the authors' code. Table 5 of the paper compares
 values of layers and adaptive.
 
 With prox, g_p is the gradient of another method's regularizer, and that method's server and client state are kept. Its
-client state must not rely on steps along the regularizer, because (4) makes no such steps. Table 4 of the paper
+client state must not rely on steps along the regularizer, because (4) takes no such steps. Table 4 of the paper
 combines FedSOL with SCAFFOLD, FedNova, FedDyn and MOON; see configs/papers/fedsol_table4.py. For the ablations of Table
 10, see configs/papers/fedsol_table10.py.
 """

@@ -42,7 +42,7 @@ class FedUV(Method):
 
 
 def uniformity(z: Tensor, detach_sigma: bool = False) -> Tensor:
-    """Return the uniformity U () of (2) of features z (B, z); it is 1 if all features are equal.
+    """Return the uniformity U (), Eq. (2), of features z (B, z); it is 1 if all features are equal.
 
     >>> round(uniformity(torch.tensor([[0.0, 0], [1, 0], [0, 2]])).item(), 5)  # distances 1, 4, 5
     0.47773
@@ -56,7 +56,7 @@ def uniformity(z: Tensor, detach_sigma: bool = False) -> Tensor:
 
 
 def variance_term(P: Tensor, hinge: str = "linear") -> Tensor:
-    """Return the variance term V () of (3) of predicted probabilities P (B, c)."""
+    """Return the variance term V (), Eq. (3), of predicted probabilities P (B, c)."""
     if len(P) < 2:
         return P.new_zeros(())
     deficit = P.shape[1] ** -0.5 - P.std(0)

@@ -3,8 +3,8 @@
 Marfoq, Neglia, Vidal, Kameni. Personalized Federated Learning through Local Memorization. ICML 2022.
 https://arxiv.org/abs/2111.09360
 
-In the evaluation of client i, the k training samples (z_j, y_j) of the client that are nearest to a test sample vote;
-the features z come from the evaluated model:
+In the evaluation of client i, the k nearest of its training samples (z_j, y_j) vote on the class of a test sample; the
+features z come from the evaluated model:
     d_j = ||z(x) - z_j||,   s_j = exp(-d_j^2 / (dim z scale))         over the k nearest j                        (1)
     p_knn[c] = sum_{j: y_j = c} s_j / sum_j s_j                                                                   (2)
     p = lam p_knn + (1 - lam) softmax f(x)                                                                        (3)
@@ -68,7 +68,7 @@ class KNNPer(Method):
 
 
 def neighbour_probabilities(distances: Tensor, y: Tensor, k: int, classes: int, width: float) -> Tensor:
-    """Return the class probabilities p_knn (B, classes) of (2) by the k nearest samples.
+    """Return the class probabilities p_knn (B, classes), Eq. (2), from the k nearest samples.
 
     The similarities are s_j = exp(-distance_j / width). The smallest distance is subtracted first, so that not all
     similarities underflow to 0; this changes all s_j by the same factor, which cancels in (2).

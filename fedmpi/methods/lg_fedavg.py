@@ -1,4 +1,4 @@
-"""LG-FedAvg: clients share the last layers of the model, and each keeps its own layers below.
+"""LG-FedAvg: clients share the last layers of the model, and each keeps its own lower layers.
 
 Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency. Think Locally, Act Globally. 2020.
 https://arxiv.org/abs/2001.01523

@@ -9,9 +9,9 @@ A step of local training on batches b1, b2, b3:
     hessian_free  w <- w - beta (v - alpha (grad F(w + delta v; b3) - grad F(w - delta v; b3)) / (2 delta))
                   with v = grad F(w'; b2)                                                          (3)
     exact         w <- w - beta (v - alpha H(w; b3) v)                                             (4)
-alpha is the learning rate of the inner step (1). beta is train.lr; the optimiser, with momentum and weight decay, makes
+alpha is the learning rate of the inner step (1). beta is train.lr; the optimiser, with momentum and weight decay, takes
 only the outer step. An epoch has floor(batches / 2) steps, or floor(batches / 3) for (3) and (4). A client with fewer
-batches makes one step, on halves (thirds) of its samples. alpha: 0 is FedAvg, and then no b1 and b3 are drawn. The
+batches takes one step, on halves (thirds) of its samples. alpha: 0 is FedAvg; b1 and b3 are then not drawn. The
 fine-tuning of ft(e) is plain SGD with learning rate alpha, whatever train.optim is; with tuning: meta it consists of
 the steps above, as in the code of FedSOL's authors.
 """

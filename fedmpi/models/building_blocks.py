@@ -15,7 +15,7 @@ def check_image_shape(model: str, input_shape: tuple[int, ...], min_side: int = 
     """Check that a sample is a large enough image; return its channels, height and width.
 
     Args:
-        model: the name of the architecture, for messages.
+        model: the name of the architecture, for error messages.
         input_shape: the shape of a sample.
         min_side: the smallest height and width that the model accepts, in pixels.
 

@@ -103,13 +103,13 @@ def factor_rank(shape: torch.Size | tuple[int, ...], ratio: float) -> int:
 
 
 def factorise_layers(module: nn.Module, ratio: float, personal: bool, init: str) -> nn.Module:
-    """Replace, in place, each convolution and linear layer by a FactorisedLayer if it then has fewer parameters.
+    """Replace each convolution and linear layer with a FactorisedLayer, in place, if that reduces its parameters.
 
     The head, which is the last linear layer, remains dense, and so do frozen layers and convolutions with groups or
     with a padding other than zeros.
 
     Args:
-        module: the model, which is returned, too.
+        module: the model, which is also returned.
         ratio: the number of parameters of the factors, relative to that of the dense weight (see factor_rank).
         personal: whether W_2 is a personal parameter of each client: W = W_1 . (W_2 + 1), and the factors of W_2 are in
             the layout group PERSONAL_GROUP.

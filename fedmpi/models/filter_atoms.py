@@ -81,10 +81,10 @@ class AtomConv2d(nn.Conv2d):
 
 
 def decompose_convolutions(module: nn.Module, atoms: int = 9, init: Init = "he") -> nn.Module:
-    """Replace, in place, each Conv2d of `module` whose kernel is larger than 1x1 by an AtomConv2d; return the module.
+    """Replace each Conv2d of `module` whose kernel is larger than 1x1 with an AtomConv2d, in place; return the module.
 
     Atoms are in the layout group ATOM; coefficients and the biases of convolutions are in COEF. Convolutions that are
-    not replaced are in COEF, too: 1x1 convolutions, frozen ones, and subclasses of Conv2d, which may have their own
+    not replaced are also in COEF: 1x1 convolutions, frozen ones, and subclasses of Conv2d, which may have their own
     forward function or weights. Linear layers keep their group.
 
     Args:

@@ -1,6 +1,6 @@
-"""A character LSTM, and a switch from cuDNN's recurrent kernels to those of torch.
+"""A character-level LSTM, and a switch from cuDNN's recurrent kernels to PyTorch's native ones.
 
-On a GPU torch uses cuDNN's recurrent kernels, which support neither a backward pass in evaluation mode nor second
+On a GPU, PyTorch uses cuDNN's recurrent kernels, which support neither a backward pass in evaluation mode nor second
 derivatives.
 """
 
@@ -20,7 +20,7 @@ Width = Annotated[int, Field(ge=1, le=100_000)]
 
 
 class CharLSTM(nn.Module):
-    """A character LSTM, from symbols (B, L) int64 to logits (B, L, V): embedding, LSTM layers, and a linear layer."""
+    """A character-level LSTM, symbols (B, L) int64 -> logits (B, L, V): embedding, LSTM layers and a linear layer."""
 
     def __init__(self, symbols: int, embedding: int, hidden: int, layers: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def char_lstm(
 
 @contextmanager
 def without_cudnn_rnn(module: nn.Module) -> Iterator[None]:
-    """Use torch's own recurrent kernels, which are slower than those of cuDNN, within this context.
+    """Context manager: use PyTorch's native recurrent kernels in place of cuDNN's, which are faster.
 
     This is needed for a backward pass in evaluation mode, and for second derivatives. Modules without recurrent layers
     are not affected.

@@ -1,4 +1,4 @@
-"""Report sections with measurements taken within rounds, which are read from update_stats.jsonl and analysis.jsonl."""
+"""Report sections with measurements taken during rounds, which are read from update_stats.jsonl and analysis.jsonl."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RoundsFigure(NamedTuple):
         keys: label of a line -> path of its value in a row, for example `drift.divergence`, or `shares.0` for the
             first entry of a list.
         note: text below the figure.
-        from_zero: whether the y axis begins at 0.
+        from_zero: whether the y axis starts at 0.
     """
 
     name: str
@@ -135,7 +135,7 @@ def build_updates_section(runs: RunCollection) -> list[Part | None]:
 
 
 def build_analysis_section(runs: RunCollection) -> list[Part | None]:
-    """Plot the measurements that the config key `analysis` enables: decomposition of the loss, drift, forgetting.
+    """Plot the measurements that the config key `analysis` enables: decomposition of the loss, drift and forgetting.
 
     For a single run, the contribution of each client to the global model is plotted, too.
     """

@@ -1,4 +1,4 @@
-"""The engine's implementation of the `client` that hooks receive: its data, messages, state, forward passes, gradients.
+"""The engine's implementation of the `client` that hooks receive: data, messages, state, forward passes and gradients.
 
 client_round.py contains the round of a client, training_loop.py its training loop.
 """
@@ -109,7 +109,7 @@ class ClientContext(Client):
 
     # ---- the round ----
     def read_only_check(self) -> ReadOnlyCheck:
-        """Return an object that detects writes of hooks to tensors that they may only read."""
+        """Return an object that detects writes by hooks to tensors that they may only read."""
         tensors = {
             "client.w0 (client.received) or client.downloads": self.broadcast_row,
             "client.downloads": self.download_row,
@@ -259,7 +259,7 @@ class ClientContext(Client):
     def check_result(self, hook: str, value: Any, shape: tuple[int, ...] | None = None, by: Any = None) -> Tensor:
         """Check the shape of a hook's result, and return the result.
 
-        A result with entries along an axis is detached from its autograd graph; a scalar keeps its graph.
+        A scalar keeps its autograd graph; other results are detached from theirs.
 
         Args:
             shape: the required shape; by default (d,).

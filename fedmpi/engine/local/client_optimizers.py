@@ -53,7 +53,7 @@ class LocalOptimizer:
 
         Args:
             parameters: the trained parameters, all on one device and of one dtype.
-            state: moments and numbers of steps from earlier rounds, which are updated in place; None: start from zero.
+            state: moments and step counts from earlier rounds, which are updated in place; None: start from zero.
         """
         self.optim, self.parameters = config.optim, parameters
         self.w = [p.detach() for p in parameters]  # shares memory with the parameters; writable outside of no_grad
@@ -71,7 +71,7 @@ class LocalOptimizer:
         self.fused = self.w[0].element_size() >= 4 or not self.w[0].is_cpu
 
     def step(self) -> None:
-        """Make one step: update the parameters that have a gradient."""
+        """Take one step: update the parameters that have a gradient."""
         gradients: list[Any] = [p.grad for p in self.parameters]
         active = [i for i, g in enumerate(gradients) if g is not None]
         if not active:
@@ -99,7 +99,7 @@ def optimizer_slot_shapes(config: LocalTrainingConfig, layout: Layout) -> dict[s
 class OptimizerState:
     """A copy of the optimiser state in a client's state row, for one round.
 
-    The numbers of steps, `steps`, are float32, as torch requires.
+    The step counts `steps` are float32, as torch requires.
     """
 
     def __init__(self, state: Views, layout: Layout) -> None:
@@ -112,6 +112,6 @@ class OptimizerState:
         return {MOMENTS_SLOT: self.rows, STEPS_SLOT: self.steps.to(self.rows.dtype)}
 
     def views(self, segments: Sequence[Segment]) -> Moments:
-        """Return views of the moments and the numbers of steps of the given parameter tensors."""
+        """Return views of the moments and step counts of the given parameter tensors."""
         rows = [[s.view(row) for s in segments] for row in self.rows]
         return rows, [self.steps[self.positions[s.name]] for s in segments]

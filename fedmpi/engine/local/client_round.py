@@ -101,15 +101,15 @@ def store_result(
 ) -> None:
     """Store the result of a client's round: its new state, and its upload with loss, seconds and flag.
 
-    On a GPU, the function waits for the GPU once, at its end, so that the client's duration is known and the upload has
-    been copied.
+    On a GPU, the function ends by waiting for the GPU, so that the client's duration is known and the upload has been
+    copied.
 
     Args:
         buffer: the upload without loss, seconds and flag, on the client's device. It is rounded to the formats of
             comm.compression and copied to `row`.
         row: the buffer for the upload, on the device that messages use.
         state: the new values of the slots of the client's state row.
-        loss: the mean loss over the steps; None if the client made no steps.
+        loss: the mean loss over the steps; None if the client took no steps.
         start_time: the value of time.perf_counter() at the start of the client's round.
 
     Raises:

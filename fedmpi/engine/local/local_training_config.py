@@ -37,7 +37,7 @@ class LocalTrainingConfig:
         return next((reason for reason, holds in reasons.items() if holds), "")
 
     def passes_and_steps(self, n: int, batches_per_step: int = 1, epochs: int | None = None) -> tuple[int, int]:
-        """Return how many passes over its samples a client starts, and how many steps it makes in total.
+        """Return how many passes over its samples a client starts, and how many steps it takes in total.
 
         If train.steps is set, the last pass may be incomplete.
 
@@ -48,7 +48,7 @@ class LocalTrainingConfig:
         """
         size = self.batch_size or max(n, 1)
         batches = n // size if self.drop_last else ceil(n / size)
-        # An incomplete group of batches makes a step only if it is the only one.
+        # An incomplete group of batches gives a step only if it is the only one.
         steps_per_pass = batches // batches_per_step or min(batches, 1)
         if not steps_per_pass:
             return 0, 0

@@ -24,7 +24,7 @@ NO_GRADIENT_REASONS = {
 
 
 def run_pass(client: ClientContext, loss: Loss, flat: bool, x: Tensor, y: Tensor) -> Tensor:
-    """Run a forward and a backward pass on a batch at the current weights; return the loss ().
+    """Run a forward and a backward pass on a batch at the current weights; return the scalar loss.
 
     Args:
         loss: the function (client, x, y) -> () whose gradient is computed.

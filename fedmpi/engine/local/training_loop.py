@@ -185,7 +185,7 @@ def iterate_batches(
     Args:
         epochs: number of epochs that replaces the configured epochs or steps; None: as configured.
         batches_per_step: the number of batches that are concatenated for each step.
-        generators: the random generators for order and augmentation, from `trainer.make_generators`.
+        generators: the random generators for the sample order and the augmentation, from `trainer.make_generators`.
     """
     trainer, config = client.trainer, client.trainer.local_training
     passes, steps = config.passes_and_steps(client.n, batches_per_step, epochs)

@@ -60,7 +60,7 @@ class LowRankTensor:
     """The weights of one layer for n clients in low-rank form: factors a (n, K, o) and b (n, K, i).
 
     The first `used` rows of the factors are filled. A step fills the next rows; they remain zero for clients that do
-    not make this step.
+    not take this step.
     """
 
     def __init__(self, segment: Segment, w0: Tensor, clients: int, samples: int) -> None:
@@ -116,7 +116,7 @@ class PackedChain:
             self.layers.append((weight, bias))
 
     def step(self, members: ClientIndex, x: Tensor, y: Tensor, lr: float) -> Tensor:
-        """Make one training step for some of the clients; return their losses.
+        """Take one training step for some of the clients; return their losses.
 
         Args:
             members: the positions of these clients among all clients.

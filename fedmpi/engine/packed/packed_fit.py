@@ -1,4 +1,4 @@
-"""The training loop for n clients at once: each client makes its own steps on its own batches, in its own order.
+"""The training loop for n clients at once: each client takes its own steps on its own batches, in its own order.
 
 Batches of equal size form one batched pass. In an epoch, each pass takes one full batch of every client that has one
 left; then come the smaller last batches, grouped by size. Which clients are trained together affects only the last bits
@@ -76,10 +76,10 @@ class PackedFit:
         """Yield the batches of one epoch.
 
         Args:
-            generators: for each client, the random generators for order and augmentation.
+            generators: for each client, the random generators for the sample order and the augmentation.
 
         Yields:
-            The positions of the clients that make a step; the indices (clients, B) of the samples in their batches; and
+            The positions of the clients that take a step; the indices (clients, B) of the samples in their batches; and
             the random numbers (clients, B, columns) for the augmentation of these samples, or None without
             augmentation.
         """
@@ -140,7 +140,7 @@ class PackedFit:
         return w.add_(w0)
 
     def _step(self, positions: Sequence[int], rows: Tensor, u: Tensor | None) -> None:
-        """Make one step for the clients at these positions, on samples `rows`, augmented with the random numbers u."""
+        """Take one step for the clients at these positions, on samples `rows`, augmented with the random numbers u."""
         members: ClientIndex = slice(positions[0], positions[-1] + 1)
         if positions[-1] - positions[0] != len(positions) - 1:
             members = torch.tensor(positions).to(rows.device, non_blocking=True)

@@ -160,7 +160,7 @@ def _start_client(client: ClientContext) -> tuple[ReadOnlyCheck, RngState]:
 
     Returns:
         The result of `client.read_only_check`, and the state that the random generators must have when the hook
-        `upload` starts (None: any state).
+        `upload` starts (None: no particular state).
     """
     trainer, inputs, drawn = client.trainer, client.read_only_check(), None
     if overrides(trainer.method, "initial_weights"):
@@ -183,9 +183,10 @@ def _finish_client(
     drawn: RngState,
     row: Tensor,
 ) -> None:
-    """Write the upload of client i of `fit`, whose trained weights are w (d,), and finish its round.
+    """Write the upload of a client from its trained weights w (d,), and finish its round.
 
-    `inputs` and `drawn` are the results of `_start_client`; `seconds` is the time that the round has taken so far.
+    `i` is the client's position in `fit`, `inputs` and `drawn` are the results of `_start_client`, and `seconds` is the
+    time that the round has taken so far.
     """
 
     def write(buffer: Tensor) -> RoundResult:

@@ -106,7 +106,7 @@ class BatchedClientView:
             return self._call(self.trainer.frozen_copy(0)[1], self.w0 if at is None else at, x)
 
     def _call(self, net: FeaturesAndHead, w: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return features and logits of a model with weights w (d,); without features, return the logits twice."""
+        """Return features and logits of a model with weights w (d,); if it has no features, return the logits twice."""
         pieces = zip(self.trainer.model.layout.segments, w.split(self.sizes), strict=True)
         tensors = dict(zip(self.names, (s.reshape_entries(piece) for s, piece in pieces), strict=True))
         z, f = functional_call(self.functional_nets[net], tensors, (x,))
@@ -114,7 +114,7 @@ class BatchedClientView:
 
 
 class VmapSteps:
-    """Makes SGD steps for n clients; holds their weights w (n, d), velocities v (n, d) and rows of `accumulators`."""
+    """Takes SGD steps for n clients; holds their weights w (n, d), velocities v (n, d) and accumulators."""
 
     def __init__(self, trainer: ClientTrainer, clients: Sequence[ClientContext]) -> None:
         self.trainer, self.method, self.view = trainer, trainer.method, BatchedClientView(trainer, clients)
@@ -137,7 +137,7 @@ class VmapSteps:
         self.per_client["label_counts"] = trainer.label_counts[[k.id for k in clients]]
 
     def step(self, members: ClientIndex, x: Tensor, y: Tensor, lr: float) -> Tensor:
-        """Make one training step for some of the clients; return their losses.
+        """Take one training step for some of the clients; return their losses.
 
         Args:
             members: the positions of these clients among all clients.
@@ -188,7 +188,7 @@ class VmapSteps:
     def _call(self, function: Callable[..., Any], values: Mapping[str, Tensor], *arguments: Tensor) -> Any:
         """Apply a function written for one client to all clients under vmap.
 
-        `values` are stacked tensors of all clients; the function reads the part of its client through `self.view`.
+        `values` are stacked tensors of all clients; the function reads its client's part through `self.view`.
         """
 
         def call(values: dict[str, Tensor], *arguments: Tensor) -> Any:
@@ -198,7 +198,7 @@ class VmapSteps:
         return torch.vmap(call)(dict(values), *arguments)
 
     def _sgd_step(self, w: Tensor, g: Tensor, lr: float, v: Tensor | None) -> None:
-        """Make an SGD step on w (n, d) in place, with gradients g (n, d) and velocities v (n, d)."""
+        """Take an SGD step on w (n, d) in place, with gradients g (n, d) and velocities v (n, d)."""
         config = self.trainer.local_training
         if config.weight_decay:
             g = g.add(w, alpha=config.weight_decay)

@@ -164,7 +164,7 @@ class GatheredUploads:
         return Uploads(clients, n, p, self.small)
 
     def mean_train_loss(self, p: Tensor) -> dict[str, float]:
-        """Return {"train_loss": the mean training loss of the clients that made steps}; {} if no client made steps.
+        """Return {"train_loss": the mean training loss of the clients that took steps}; {} if no client took steps.
 
         The mean is weighted by p (m,); the weights of these clients are rescaled so that they sum to one.
         """
@@ -310,9 +310,10 @@ class UploadGather(ABC):
     def acknowledge_broadcast(self) -> None:
         """On ranks without clients in this round, confirm to rank 0 that the broadcast has arrived.
 
-        Without the confirmation, such a rank could miss a whole round. It could then not return to the start of the
-        current round, and other ranks would delete checkpoints that contain the states of its clients. The bytes are
-        not counted as traffic: which ranks have no clients depends on measured times, and so would the count.
+        Without the confirmation, such a rank could fall a whole round behind unnoticed. It could then no longer return
+        to the start of the current round, and the other ranks might already have deleted checkpoints with the states of
+        its clients. The bytes are not counted as traffic, because which ranks have no clients depends on measured
+        times, so the count would vary from run to run.
         """
         comm, context = self.comm, self.context
         idle = sorted(set(comm.alive) - {0, *context.placement.values()})

@@ -3,8 +3,9 @@
 A rank that stores columns is called a holder. The ranks that train clients send each holder its columns, and send small
 slots to rank 0, which alone runs the method's `aggregate`. If `aggregate` needs a sum, a Gram matrix, inner products or
 order statistics of a large slot, rank 0 queries the holders, each of which computes the result for its columns. Rank 0
-combines the partial results in the order of the blocks, so that the result is bitwise identical to that with all rows
-on rank 0. A rule that reads the rows of a slot directly receives all of them; rank 0 then needs memory for all rows.
+combines the partial results in the order of the blocks, so that the result is bitwise identical to the one with all
+rows on rank 0. A rule that reads the rows of a slot directly receives all of them; rank 0 then needs memory for all
+rows.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ SHARD_QUERIES = {
 
 
 class ColumnShard:
-    """The columns of large slots that one holder stores; it answers requests of rank 0 about these columns."""
+    """The columns of large slots that one holder stores; it answers requests from rank 0 about these columns."""
 
     def __init__(self, context: GatherContext) -> None:
         """Allocate buffers for the columns of this rank."""
@@ -71,7 +72,7 @@ class ColumnShard:
         return [rows[i] for rows in self.rows.values() if rows.shape[1]]
 
     def local_span(self, holder: int, name: str, span: Span) -> Span:
-        """Return the columns (a, b) within a span that a holder stores."""
+        """Return the part (a, b) of a span of columns that a holder stores."""
         a, b = self.chunks.holder_span(name, holder, len(self.holders))
         return max(a, span[0]), max(max(a, span[0]), min(b, span[1]))
 
@@ -79,10 +80,10 @@ class ColumnShard:
         """Compute this holder's part of the answer to a request.
 
         Args:
-            request_kind: the result that is requested, for example GRAM.
-            name: the large slot.
-            span: the columns (a, b) of the slot that are requested.
-            numbers: the numeric arguments of the request for this holder's part of the span.
+            request_kind: the kind of result requested, for example GRAM.
+            name: the name of the large slot.
+            span: the requested columns (a, b) of the slot.
+            numbers: the numeric arguments of the request, restricted to the columns that this holder stores.
         """
         a, b = self.local_span(self.number, name, span)
         first = self.chunks.holder_span(name, self.number, len(self.holders))[0]
@@ -189,7 +190,8 @@ class GatheredShards(GatheredUploads):
         """Send a request to all holders, and return their answers, concatenated in the order of the holders.
 
         Args:
-            request_kind: the result that is requested, for example GRAM.
+            request_kind: the kind of result requested, for example GRAM.
+            name: the name of the large slot.
             numbers: a function that returns the numeric arguments for one holder's part of the span; None: no
                 arguments.
             span: the columns (a, b); by default all columns of the slot.

@@ -86,7 +86,7 @@ class GatheredSums(GatheredUploads):
         return (each for (name, _), each in self.means.items() if name == slot)
 
     def add_columns(self, i: int, name: str, a: int, x: Tensor) -> None:
-        """Add columns of one row to the sums of a large slot; rows must be added in order.
+        """Add some columns of row i to the sums of a large slot; rows must be added in order.
 
         Args:
             a: the slot's column at which x begins.
@@ -180,14 +180,14 @@ class StreamingGather(UploadGather):
         return self.sums
 
     def _add_in_background(self, add: Callable[[], None]) -> None:
-        """Add a piece in the background thread, so that the main thread can receive the next piece meanwhile."""
+        """Add a piece in the background thread, while the main thread receives the next piece."""
         self.pending_adds.append(_adder_thread().submit(add))
         if len(self.pending_adds) > 1:
             self.pending_adds[0].result()
             self.pending_adds.popleft()
 
     def _incoming_messages(self, sums: GatheredSums) -> Incoming:
-        """Yield each message to receive, in the order of sending, with the function that adds it to the sums."""
+        """Yield each message to receive, in sending order, with the function that adds it to the sums."""
         context, chunks, turn = self.context, self.chunks, 0
         num_buffers = PIECES_AHEAD + 2  # two more: one is being added, and one is about to be received
         buffers = context.buffers.get("pieces", num_buffers, max((b - a for _, a, b in chunks.pieces()), default=0))

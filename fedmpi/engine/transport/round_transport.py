@@ -112,7 +112,7 @@ class RoundTransport:
         return float(self.full_layout.packing.views(self.broadcast_row)._command)
 
     def _broadcast_changes(self, layout: BroadcastLayout) -> None:
-        """Broadcast only the changed parts of the broadcast row, and update the copy of every rank."""
+        """Send only the parts of the broadcast row that have changed, and update every rank's copy of the row."""
         full_fields, row = (
             self.full_layout.packing.views(self.broadcast_row),
             self.broadcast_row.new_empty(layout.packing.size),
@@ -193,7 +193,7 @@ class TrafficCounter:
     """
 
     def __init__(self, messages: MessageLayouts) -> None:
-        """Begin in the state in which no client has received anything."""
+        """Begin the count; no client has received anything yet."""
         self.messages = messages
         # layout group -> the last round in which the server changed it
         self.last_changed = dict.fromkeys(messages.shared_groups, -1)
