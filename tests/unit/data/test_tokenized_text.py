@@ -90,7 +90,7 @@ def test_texts_with_labels(root, tokenizer):
 
 
 def test_long_texts_are_truncated_with_a_warning(root, tokenizer):
-    with pytest.warns(UserWarning, match="max_length: 1 of 6 texts have more than 5 tokens and are truncated"):
+    with pytest.warns(UserWarning, match="max_length: 1 of 6 texts are truncated to 5 tokens"):
         data = read(root, tokenizer, label_column="label", max_length=5)
     assert data.train_x["input_ids"][4].tolist() == with_special(TEXTS[4], 5)[0]
     assert data.train_x["input_ids"][1].tolist() == with_special(TEXTS[1], 5)[0]  # exactly 5 tokens
@@ -168,7 +168,7 @@ def test_packed_texts_of_each_site(root, tokenizer, length):
 
 
 def test_one_text_per_sample(root, tokenizer):
-    with pytest.warns(UserWarning, match="1 of 6 texts have more than 7 tokens"):
+    with pytest.warns(UserWarning, match="1 of 6 texts are truncated to 7 tokens"):
         data = read(root, tokenizer, pack=False, max_length=6)
     for row, text in enumerate(TEXTS[:5]):
         tokens = [CLS, *numbers(text), SEP, EOS][:7]
@@ -379,7 +379,13 @@ def test_predictions_for_new_texts(tmp_path, tokenizer, monkeypatch):
     results = package.load(run, trust=True).predict(tmp_path / "new.csv")
     assert results.metrics["accuracy"] == rows[-1]["accuracy"]
     texts = {"text": ["good", "bad film", ""]}
-    assert len(package.load(run, trust=True).predict(texts)["prediction"]) == 3
+    model = package.load(run, trust=True)
+    assert model.predict(texts)["prediction"] == model.predict(texts["text"])["prediction"]
+    with pytest.warns(UserWarning, match="length of the training samples: 1 of 1 texts are truncated to 10 tokens"):
+        cut = model.predict(["bad " * 20])
+    assert cut["probability_yes"] == model.predict(["bad " * 8])["probability_yes"]
+    with pytest.raises(UserError, match="rows: all columns must have the same number of rows, and at least one"):
+        model.predict([])
     assert "(tokenizer)" in json.loads((run / "identity.json").read_text())
     monkeypatch.chdir(tmp_path)
     moved.rename(tmp_path / "again")

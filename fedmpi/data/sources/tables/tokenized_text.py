@@ -125,7 +125,7 @@ def tokenized_text(
         y, classes = torch.from_numpy(arrays.pop("y")), len(loaded)
     else:
         arrays, truncated = loaded.encode(texts, max_length)
-        _warn_about_lengths(rows, truncated, arrays["attention_mask"], max_length)
+        _warn_about_lengths(rows, truncated, arrays["attention_mask"], "data.max_length")
         y, classes = targets.y, len(targets.names) or targets.outputs
     if site is None:
         arrays = _cut_padding(arrays)
@@ -251,7 +251,7 @@ def _make_language_samples(
     else:
         too_long = sum(len(each) > length + 1 for each in tokens)
         if too_long:
-            _warn_truncated(too_long, len(tokens), length + 1)
+            _warn_truncated(too_long, len(tokens), length + 1, "data.max_length")
         streams, firsts = [each[: length + 1] for each in tokens], np.arange(len(tokens))
     blocks = [tokenizer.cut_blocks(stream, length) for stream in streams]
     row_of_block = np.repeat(firsts, [len(each["y"]) for each in blocks])
@@ -266,10 +266,10 @@ def _cut_padding(arrays: Arrays) -> Arrays:
     return {name: np.ascontiguousarray(array[:, first:end]) for name, array in arrays.items()}
 
 
-def _warn_about_lengths(rows: Table, truncated: np.ndarray, mask: np.ndarray, length: int) -> None:
-    """Warn about texts that are truncated, and about texts without any token."""
+def _warn_about_lengths(rows: Table, truncated: np.ndarray, mask: np.ndarray, limit: str) -> None:
+    """Warn about texts that are truncated, and about texts without any token. limit: what limits the length."""
     if truncated.any():
-        _warn_truncated(int(truncated.sum()), len(truncated), length)
+        _warn_truncated(int(truncated.sum()), len(truncated), mask.shape[1], limit)
     empty = ~mask.any(1)
     if empty.any():
         warnings.warn(
@@ -279,9 +279,9 @@ def _warn_about_lengths(rows: Table, truncated: np.ndarray, mask: np.ndarray, le
         )
 
 
-def _warn_truncated(number: int, texts: int, length: int) -> None:
+def _warn_truncated(number: int, texts: int, length: int, limit: str) -> None:
     warnings.warn(
-        f"data.max_length: {number} of {pluralize(texts, 'text')} have more than {length} tokens and are truncated",
+        f"{limit}: {number} of {texts} texts are truncated to {length} tokens",
         stacklevel=4,
     )
 
@@ -320,6 +320,9 @@ class TokenizedTextPreparation(Preparation):
                 "this run is a language model over tokens, for which there is no table of predictions; evaluate it on "
                 "texts in the test part of a run (data.split_column), or load it with fedmpi.load(RUN_DIR)"
             )
+        given = request.rows
+        if isinstance(given, list) and isinstance(self.text_column, str) and all(isinstance(x, str) for x in given):
+            request = replace(request, rows={self.text_column: given})
         rows = read_new_rows(request, self.delimiter)
         rows = replace(rows, valid_words={self.label_column: self.class_names})
         columns = (self.text_column,) if isinstance(self.text_column, str) else self.text_column
@@ -332,7 +335,7 @@ class TokenizedTextPreparation(Preparation):
                 "tokenizer with which the model was trained"
             )
         arrays, truncated = tokenizer.encode(texts, self.length)
-        _warn_about_lengths(rows, truncated, arrays["attention_mask"], self.length)
+        _warn_about_lengths(rows, truncated, arrays["attention_mask"], "length of the training samples")
         x = Inputs({name: torch.from_numpy(array) for name, array in arrays.items()})
         new = NewRows(identify_rows(rows, request), x, where=rows.row_location)
         return add_targets(new, rows, [self.label_column], self.class_names)
