@@ -12,7 +12,13 @@ from fedmpi.cli.runs import app
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import suggest_name
 from fedmpi.config.reference import ConfigKey, list_keys
-from fedmpi.runtime.introspection import KIND_MODULES, describe_components_named, list_summaries, read_registry
+from fedmpi.runtime.introspection import (
+    KIND_MODULES,
+    describe_components_named,
+    list_library_summaries,
+    list_summaries,
+    read_registry,
+)
 
 
 @app.command("list", short_help="List methods, models, data sets and other components.")
@@ -29,7 +35,8 @@ def list_components(
     if name is None or name in KIND_MODULES:
         for kind in [name] if name else KIND_MODULES:
             typer.echo(f"{kind}:")
-            print_table([(f"  {name}", summary) for name, summary in list_summaries(kind).items()])
+            summaries = list_summaries(kind) | list_library_summaries(kind)
+            print_table([(f"  {name}", summary) for name, summary in summaries.items()])
         return
     descriptions = describe_components_named(name)
     if not descriptions:

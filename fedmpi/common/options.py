@@ -62,6 +62,7 @@ def check_options(
     origins: Mapping[str, str] | None = None,
     label: str = "",
     reserved_keys: Collection[str] = (),
+    optional_arguments: Collection[str] = (),
 ) -> dict[str, Any]:
     """Check options against their declaration; return them converted to the declared types (int to float, ...).
 
@@ -74,12 +75,13 @@ def check_options(
         origins: option -> where it was written ("run.yaml:7"); see `Settings.origins`.
         label: description of the target for messages ("method fedavg").
         reserved_keys: the other keys of the section; they, too, are suggested for misspelled keys.
+        optional_arguments: parameters that the engine passes by name.
 
     Raises:
         UserError: a key is unknown or missing, or a value has the wrong type or is out of bounds. The message has one
             line for each such key.
     """
-    declared, required, open_ended = read_declared_options(target, values, engine_arguments)
+    declared, required, open_ended = read_declared_options(target, values, engine_arguments, optional_arguments)
     origins = origins or {}
     converted: dict[str, Any] = {}
     problems = []
@@ -119,7 +121,10 @@ def check_options(
 
 
 def read_declared_options(
-    target: Callable[..., Any], values: Mapping[str, Any], engine_arguments: Sequence[str]
+    target: Callable[..., Any],
+    values: Mapping[str, Any],
+    engine_arguments: Sequence[str],
+    optional_arguments: Collection[str] = (),
 ) -> tuple[dict[str, Any], set[str], bool]:
     """Return {option: annotation} of `target`, the names of required options, and whether it accepts other options."""
     is_dataclass = dataclasses.is_dataclass(target)
@@ -145,7 +150,9 @@ def read_declared_options(
     parameters = list(inspect.signature(target).parameters.values())
     names = {parameter.name for parameter in parameters}
     for position, parameter in enumerate(parameters):
-        if parameter.name in engine_arguments or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        if parameter.name in engine_arguments or parameter.name in optional_arguments:
             continue
         needed = parameter.default is parameter.empty
         renamed = position < len(engine_arguments) and engine_arguments[position] not in names

@@ -1,14 +1,15 @@
 """Import the method, model, task, data source, partition or server rule that a config names.
 
-A name has one of three forms:
+A name has one of four forms:
 
     fedavg                      a key of the registry for its kind of component
     my/file.py:Name             `Name` in a Python file (relative: to the working directory)
     package.module:Name         `Name` in an importable module
+    library:name                a component of a library that fedmpi knows, such as timm:resnet18
 
 Registries map keys to "package.module:Name" strings, so reading them imports nothing. `make_component` turns a
-section of a config, which has a name and options, into the object. Within `registered_code_only()` the last two forms
-are rejected.
+section of a config, which has a name and options, into the object. Within `registered_code_only()` names of the second
+and third form are rejected.
 """
 
 import hashlib
@@ -17,7 +18,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -52,6 +53,9 @@ class PluginKind:
     registry: Mapping[str, str]
     section: str  # the section of a config that selects it, "model"
     engine_arguments: tuple[str, ...] = ()  # parameters that the engine passes itself, in their order
+    optional_arguments: tuple[str, ...] = ()  # parameters that the engine passes by name to components that have them
+    # prefix of names, "timm" -> "package.module:function", which returns the component with the rest of the name
+    libraries: Mapping[str, str] = field(default_factory=dict)
 
 
 class ComponentSection(Protocol):
@@ -92,12 +96,11 @@ def make_component(
     """
     origins = origins or {}
     origin, named = origins.get("", ""), f"{kind.label} {choice.selected_name}"
-    target = load_object(choice.selected_name, kind.registry, kind.label, origin)
+    target = load_object(choice.selected_name, kind.registry, kind.label, origin, kind.libraries)
     where = f"{origin}: {named}" if origin else named
     if not callable(target):
         raise UserError(f"{where}: {shorten_repr(target)} is not allowed; must be a function or class")
-    # The engine passes its arguments by position, except `site`, which is an optional keyword argument.
-    passed = [name for name in kind.engine_arguments if name != "site"]
+    passed = kind.engine_arguments
     try:
         signature = inspect.signature(target)
         taken = signature.bind_partial(*passed).arguments
@@ -108,9 +111,22 @@ def make_component(
         expected = f"the arguments ({', '.join(passed)}, **options)" if passed else "options only"
         raise UserError(f"{where} cannot be called with {expected}: {error}; correct its parameters") from error
     bound_options = options.check_options(
-        target, choice.options, kind.section, kind.engine_arguments, origins, named, choice.reserved_keys
+        target,
+        choice.options,
+        kind.section,
+        kind.engine_arguments,
+        origins,
+        named,
+        choice.reserved_keys,
+        kind.optional_arguments,
     )
     return partial(target, **bound_options)
+
+
+def select_optional_arguments(target: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those optional arguments of the engine that a component has as parameters."""
+    parameters = inspect.signature(target).parameters
+    return {name: value for name, value in values.items() if name in parameters}
 
 
 def is_file_reference(name: str) -> bool:
@@ -118,20 +134,38 @@ def is_file_reference(name: str) -> bool:
     return name.rpartition(":")[0].endswith(".py")
 
 
-def is_external_code(name: str, registry: Mapping[str, str]) -> bool:
-    """Return whether `load_object` would import code that is not in the registry."""
+def is_external_code(name: str, registry: Mapping[str, str], libraries: Collection[str] = ()) -> bool:
+    """Return whether `load_object` would import code that is neither in the registry nor in one of the libraries."""
     place, _, attribute = name.rpartition(":")
-    return bool(place and attribute) and name not in registry and name not in registry.values()
+    is_known = name in registry or name in registry.values() or split_library_name(name, libraries) is not None
+    return bool(place and attribute) and not is_known
 
 
-def load_object(name: str, registry: Mapping[str, str], kind: str, origin: str = "") -> Any:
+def split_library_name(name: str, libraries: Collection[str]) -> tuple[str, str] | None:
+    """Return the prefix and the rest of a name such as timm:resnet18; None if the prefix is not one of the libraries.
+
+    >>> split_library_name("timm:resnet18", ["timm"]), split_library_name("own.py:resnet18", ["timm"])
+    (('timm', 'resnet18'), None)
+    """
+    prefix, _, rest = name.partition(":")
+    return (prefix, rest) if rest and prefix in libraries else None
+
+
+def load_object(
+    name: str,
+    registry: Mapping[str, str],
+    kind: str,
+    origin: str = "",
+    libraries: Mapping[str, str] | None = None,
+) -> Any:
     """Import and return the object with this name.
 
     Args:
-        name: a registry key, `path/to/file.py:Name` or `package.module:Name`.
+        name: a registry key, `library:name`, `path/to/file.py:Name` or `package.module:Name`.
         registry: key -> "package.module:Name".
         kind: the kind of object ("method", "model", ...), for messages.
         origin: where the name was written ("run.yaml:7"), for messages; "" if unknown.
+        libraries: see `PluginKind.libraries`.
 
     Raises:
         UserError: the name is unknown, the file, module or attribute is missing, or the user's code raises an error.
@@ -141,11 +175,17 @@ def load_object(name: str, registry: Mapping[str, str], kind: str, origin: str =
     """
     prefix = f"{origin}: " if origin else ""
     if name in registry:
-        module_name, _, attribute = registry[name].partition(":")
-        return getattr(importlib.import_module(module_name), attribute)
+        return _import_registered(registry[name])
+    if parts := split_library_name(name, libraries or {}):
+        assert libraries is not None
+        try:
+            return _import_registered(libraries[parts[0]])(parts[1])
+        except UserError as error:
+            raise UserError(f"{prefix}{kind} '{shorten(name)}': {error}") from error
     place, _, attribute = name.rpartition(":")
     if not place or not attribute or place.startswith("."):
-        advice = f"{suggest_name(name, registry)}; also allowed: path/to/file.py:Name and package.module:Name"
+        forms = ", ".join([*(f"{each}:NAME" for each in libraries or ()), "path/to/file.py:Name"])
+        advice = f"{suggest_name(name, registry)}; also allowed: {forms} and package.module:Name"
         raise UserError(f"{prefix}unknown {kind} '{shorten(name)}'; {advice}")
     if _registered_only.get() and is_external_code(name, registry):
         raise UserError(
@@ -167,6 +207,12 @@ def load_object(name: str, registry: Mapping[str, str], kind: str, origin: str =
         )
         raise UserError(f"{prefix}{kind} '{name}': '{place}' has no '{attribute}'; {suggestion}")
     return getattr(module, attribute)
+
+
+def _import_registered(target: str) -> Any:
+    """Import and return `target`, which has the form "package.module:Name"."""
+    module_name, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module_name), attribute)
 
 
 def _import_file(path: Path) -> ModuleType:

@@ -34,7 +34,7 @@ from fedmpi.config.sections import (
 )
 
 # Keys that ranks do not compare: paths, whose contents are compared instead, and values that may differ by host.
-NOT_COMPARED = ("data.root", "output", "init.from", "comm.interface")
+NOT_COMPARED = ("data.root", "output", "model.pretrained", "init.from", "comm.interface")
 
 
 Analysis = Literal[  # engine/diagnostics

@@ -1,5 +1,8 @@
 """Model architectures: functions `f(input_shape, classes, **options) -> nn.Module`.
 
+A function with a parameter `task` gets the name of the task; one with a parameter `weights` gets the pretrained weights
+(`pretrained.PretrainedWeights`, or None) and loads them itself.
+
 The engine divides each model into features and head with `net.FeaturesAndHead`.
 """
 
@@ -20,4 +23,11 @@ registry: dict[str, str] = {
     "vgg11": "fedmpi.models.cnns:vgg11",
 }
 
-KIND = PluginKind("model", registry, "model", ("input_shape", "classes"))
+LIBRARIES: dict[str, str] = {
+    "hf": "fedmpi.models.hugging_face:hf_model",
+    "monai": "fedmpi.models.libraries:monai_model",
+    "timm": "fedmpi.models.libraries:timm_model",
+    "torchvision": "fedmpi.models.libraries:torchvision_model",
+}
+
+KIND = PluginKind("model", registry, "model", ("input_shape", "classes"), ("task", "weights"), LIBRARIES)

@@ -78,8 +78,13 @@ class FeaturesAndHead:
         return head_inputs[-1], logits
 
     def head_parameter_names(self) -> set[str]:
-        """Return the names of the head's parameters, as in `module.named_parameters()`."""
-        own = {id(parameter) for parameter in self.head.parameters()} if self.head else set()
+        """Return the names of the head's parameters, as in `module.named_parameters()`.
+
+        A module without a part that is a head can declare them with an attribute `head_names`.
+        """
+        if self.head is None:
+            return set(getattr(self.module, "head_names", ()))
+        own = {id(parameter) for parameter in self.head.parameters()}
         return {name for name, parameter in self.module.named_parameters() if id(parameter) in own}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,7 +38,9 @@ from fedmpi.engine.server import ServerRule
 from fedmpi.flat.formats import Format, HalfPrecision, Int8
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
+from fedmpi.models import hugging_face, pretrained
 from fedmpi.models.net import FeaturesAndHead
+from fedmpi.models.pretrained import PretrainedWeights
 from fedmpi.runtime import compatibility
 from fedmpi.runtime.compatibility import check_trainable_parameters
 from fedmpi.runtime.record.saved_model import InitialWeights, load_initial_weights
@@ -68,6 +71,12 @@ class Experiment:
     initial: InitialWeights | None = None  # initial weights from a file (init.from)
     best: SelectionCriterion | None = None  # how the best model is selected (evaluate.best); None: it is not selected
     clients_per_pass: int = 1  # number of clients that a rank trains at once
+    pretrained: PretrainedWeights | None = None  # trained weights of the model (model.pretrained, or of its folder)
+
+    @property
+    def initial_lines(self) -> list[str]:
+        """For the console: which tensors of the model have been loaded from files."""
+        return [line for source in (self.pretrained, self.initial) if source is not None for line in source.lines]
 
     @property
     def itemsize(self) -> int:
@@ -170,12 +179,33 @@ def make_method(
     return method
 
 
-def make_module(settings: Settings, input_shape: Shape, classes: int, dtype: Type = torch.float32) -> nn.Module:
-    """Make the configured model with random initial weights, which depend only on the seed.
+def find_pretrained_weights(settings: Settings) -> PretrainedWeights | None:
+    """Find the trained weights of the configured model: those of model.pretrained, or in the folder of hf:FOLDER.
+
+    Raises:
+        UserError: The file or folder does not exist or contains no weights.
+    """
+    given, name = settings.model.pretrained, settings.model.name
+    if isinstance(given, Path):
+        return pretrained.find_weights("model.pretrained", settings.working_dir / given)
+    if given is None and (folder := hugging_face.find_weight_folder(name)) is not None:
+        return pretrained.find_weights("model.name", folder)
+    return None
+
+
+def make_module(
+    settings: Settings,
+    input_shape: Shape,
+    classes: int,
+    dtype: Type = torch.float32,
+    weights: PretrainedWeights | None = None,
+) -> nn.Module:
+    """Make the configured model. Its initial random weights depend only on the seed.
 
     Args:
         input_shape: Shape of one sample, without the batch axis; a dict if a sample has several tensors.
         dtype: The dtype of the samples; a dict if a sample has several tensors.
+        weights: Trained weights, from `find_pretrained_weights`; None: all weights are random.
     """
     construct = registry.make_component(models.KIND, settings.model, settings.key_origins("model"))
     if isinstance(input_shape, dict) and settings.model.name in models.registry:
@@ -185,7 +215,9 @@ def make_module(settings: Settings, input_shape: Shape, classes: int, dtype: Typ
             f"several ({named}); write a model with forward(self, {named}), and set model.name: file.py:Name"
         )
     with add_error_context(f"model {settings.model.name}"), seeds.temporary_seed(settings.seed, "init"):
-        module = construct(input_shape, classes)
+        context = {"task": settings.task.name, "weights": weights}
+        context = registry.select_optional_arguments(construct.func, context)
+        module = construct(input_shape, classes, **context)
         check_trainable_parameters(f"model.name: {settings.model.name}", module, construct)
         # Lazy parameters are created by the first forward pass, which is made here, with the seed.
         if any(is_lazy(p) for p in (*module.parameters(), *module.buffers())):
@@ -193,14 +225,26 @@ def make_module(settings: Settings, input_shape: Shape, classes: int, dtype: Typ
             with torch.no_grad():
                 call_module(module.eval(), zero_samples(2, input_shape, dtype))
             module.train(training)
+        if weights is not None and "weights" not in context:
+            head = FeaturesAndHead(module, input_shape, dtype).head_parameter_names()
+            weights.load_into(module, head)
     return module
 
 
 def make_prepared_module(
-    settings: Settings, method: Method, input_shape: Shape, classes: int, dtype: Type = torch.float32
+    settings: Settings,
+    method: Method,
+    input_shape: Shape,
+    classes: int,
+    dtype: Type = torch.float32,
+    weights: PretrainedWeights | None = None,
 ) -> nn.Module:
-    """Build the configured model with its initial weights, adapted by the method's hook `prepare_model`."""
-    module = make_module(settings, input_shape, classes, dtype)
+    """Build the configured model with its initial weights, adapted by the method's hook `prepare_model`.
+
+    Args:
+        weights: Trained weights, from `find_pretrained_weights`. They are not needed for the model of a finished run.
+    """
+    module = make_module(settings, input_shape, classes, dtype, weights)
     where = f"method {settings.method.name}, hook prepare_model"
     with add_error_context(where), seeds.temporary_seed(settings.seed, "prepare"):
         module = method.prepare_model(module, classes)
@@ -212,8 +256,8 @@ def make_experiment(settings: Settings, data: FederatedData, device: torch.devic
     """Make model, task and method, check that they suit each other and the data, and move the data to the device."""
     method, local_training, name = make_method(settings), make_local_training(settings), settings.model.name
     task = make_task(settings, data)
-    module = make_prepared_module(settings, method, data.input_shape, data.classes, data.x_dtype).to(device)
-    start = None
+    weights, start = find_pretrained_weights(settings), None
+    module = make_prepared_module(settings, method, data.input_shape, data.classes, data.x_dtype, weights).to(device)
     if settings.init.source is not None:
         start = load_initial_weights(module, settings.working_dir / settings.init.source, settings.init.strict)
     with add_error_context(f"model {name}"):
@@ -234,7 +278,9 @@ def make_experiment(settings: Settings, data: FederatedData, device: torch.devic
     compatibility.check_uploads_suit_aggregation(settings, data, messages)
     compatibility.check_analysis_and_protocols(settings, method, task, net, data, messages)
     rule = make_rule(settings)
-    built = Experiment(settings, data, method, task, net, model, messages, local_training, rule, start, best)
+    built = Experiment(
+        settings, data, method, task, net, model, messages, local_training, rule, start, best, pretrained=weights
+    )
     built = replace(
         built, clients_per_pass=1 if settings.compute.clients_per_pass == 1 else choose_clients_per_pass(built)
     )

@@ -125,8 +125,8 @@ def find_external_code(tree: Any) -> dict[str, str]:
         (keys, text, CODE_KEYS.get(keys, "methods" if keys[:1] == ("method",) else ""))
         for keys, text in _iter_texts(tree)
     )
-    own = {kind: introspection.read_registry(kind) for kind in CODE_KEYS.values()}
-    return {".".join(keys): text for keys, text, kind in kinds if kind and registry.is_external_code(text, own[kind])}
+    own = {kind: (introspection.read_registry(kind), introspection.read_libraries(kind)) for kind in CODE_KEYS.values()}
+    return {".".join(keys): text for keys, text, kind in kinds if kind and registry.is_external_code(text, *own[kind])}
 
 
 def _iter_texts(tree: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:

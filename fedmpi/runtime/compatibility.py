@@ -14,6 +14,7 @@ import numpy as np
 from torch import nn
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.inputs import Inputs
 from fedmpi.common.text import is_lower_better, locate_key, shorten, suggest_name
 from fedmpi.common.user_code_errors import make_located_error
 from fedmpi.config.schema import Settings
@@ -132,6 +133,7 @@ def check_targets_and_outputs(settings: Settings, data: FederatedData, task: Any
             targets[part if data.parts is not None else f"{part} of {client}"] = y
     for part, y in targets.items():
         validation.check_targets(settings.task.name, task, y, net.output_shape, part)
+    _check_token_ids(settings, data, net.module)
     if isinstance(task, Survival) and settings.train.batch_size == 1:
         raise UserError(
             "train.batch_size: 1 is not allowed with task survival, whose loss compares the samples of a batch with "
@@ -139,6 +141,23 @@ def check_targets_and_outputs(settings: Settings, data: FederatedData, task: Any
         )
     if data.global_test is not None and not len(data.global_test):
         warnings.warn("data: the test set is empty, so there will be no metrics of the global model", stacklevel=3)
+
+
+def _check_token_ids(settings: Settings, data: FederatedData, module: nn.Module) -> None:
+    """Raise UserError if the data have token ids that the model does not know (`module.num_embeddings`)."""
+    limit = getattr(module, "num_embeddings", None)
+    if limit is None:
+        return
+    tests = [] if data.global_test is None else [data.global_test.x]
+    for x in (*tests, *(x for shards in (data.train, data.test) for _, x, _ in distinct_samples(shards))):
+        ids = x["input_ids"] if isinstance(x, Inputs) else x
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < limit:
+            wrong = int(ids.max()) if int(ids.max()) >= limit else int(ids.min())
+            raise UserError(
+                f"model {settings.model.name} knows the token ids 0 to {limit - 1}, but the data contain {wrong}: they "
+                "were made by a tokenizer with another vocabulary; use the tokenizer of the model, or set "
+                "model.vocab_size for a model with random weights"
+            )
 
 
 def check_cohort_and_batch_sizes(settings: Settings, data: FederatedData) -> None:

@@ -157,7 +157,7 @@ def _run(
         experiment = build.make_experiment(settings, build_data.build_silo_data(settings, comm), device)
     ranks = exchange_rank_info(experiment, job, comm, device)
     own_code = code_trust.find_plugins(code_trust.find_external_code(settings.model_dump(mode="json")).values())
-    digests |= rank_agreement.compute_model_digests(experiment.model, experiment.initial)
+    digests |= rank_agreement.compute_model_digests(experiment.model, experiment.initial, experiment.pretrained)
     digests |= {"(tokenizer)": experiment.data.files_digest} if experiment.data.files_digest else {}
     digests |= code_trust.compute_plugin_digests(own_code) if own_code else {}
     rank_agreement.check_agreement(comm, digests, settings.comm.start_timeout_s)

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from fedmpi.common import options
-from fedmpi.common.registry import load_object
+from fedmpi.common.registry import load_object, split_library_name
 from fedmpi.common.type_descriptions import describe_type, describe_value
 
 KIND_MODULES = {
@@ -55,8 +55,17 @@ def list_summaries(kind: str) -> dict[str, str]:
 
     For a method, the first paragraph of its module's docstring is used, because it cites the paper.
     """
+    return _summarize(kind, read_registry(kind))
+
+
+def list_library_summaries(kind: str) -> dict[str, str]:
+    """Return the first line of the docstring for each library of a kind, by the form of its names: `timm:NAME`."""
+    return _summarize(kind, {f"{prefix}:NAME": target for prefix, target in read_libraries(kind).items()})
+
+
+def _summarize(kind: str, targets: dict[str, str]) -> dict[str, str]:
     listed = {}
-    for name, target in read_registry(kind).items():
+    for name, target in targets.items():
         module, _, attribute = target.partition(":")
         source = parse_module(module)
         node = source if kind == "methods" else next(n for n in source.body if getattr(n, "name", None) == attribute)
@@ -70,12 +79,24 @@ def read_registry(kind: str) -> dict[str, str]:
 
     The assignment `registry = ...` is parsed from source code, without importing the module.
     """
+    entries = _read_table(kind, "registry")
+    assert entries is not None, "every module of KIND_MODULES has a registry"  # a test reads all of them
+    return entries
+
+
+def read_libraries(kind: str) -> dict[str, str]:
+    """Parse the libraries of a kind (`LIBRARIES = ...`) from its module; {} if it has none."""
+    return _read_table(kind, "LIBRARIES") or {}
+
+
+def _read_table(kind: str, variable: str) -> dict[str, str] | None:
+    """Parse the dictionary that the module of a kind assigns to a variable; None if there is no such variable."""
     for statement in parse_module(KIND_MODULES[kind]).body:
         targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
-        if any(isinstance(target, ast.Name) and target.id == "registry" for target in targets):
+        if any(isinstance(target, ast.Name) and target.id == variable for target in targets):
             entries: dict[str, str] = ast.literal_eval(statement.value)  # type: ignore[attr-defined]
             return entries
-    raise AssertionError("every module of KIND_MODULES has a registry")  # a test reads all of them
+    return None
 
 
 def parse_module(module: str) -> ast.Module:
@@ -87,15 +108,20 @@ def parse_module(module: str) -> ast.Module:
 
 def describe_components_named(name: str) -> list[ComponentDescription]:
     """Return the descriptions of all components with this name, which, for example, a method and a model may share."""
-    return [describe_component(kind, name) for kind in KIND_MODULES if name in read_registry(kind)]
+    return [
+        describe_component(kind, name)
+        for kind in KIND_MODULES
+        if name in read_registry(kind) or split_library_name(name, read_libraries(kind))
+    ]
 
 
 def describe_component(kind: str, name: str) -> ComponentDescription:
     """Return the description of one component with its options. This imports the component and torch."""
     module = importlib.import_module(KIND_MODULES[kind])
-    target = load_object(name, module.registry, kind)
+    target = load_object(name, module.registry, module.KIND.label, "", module.KIND.libraries)
     text = inspect.cleandoc((sys.modules[target.__module__] if kind == "methods" else target).__doc__ or "")
-    supplied = (*module.KIND.engine_arguments, *(("download",) if kind == "datasets" else ()))  # data.download
+    own = ("download",) if kind == "datasets" else ()  # data.download
+    supplied = (*module.KIND.engine_arguments, *module.KIND.optional_arguments, *own)
     hints, required, _ = options.read_declared_options(target, inspect.signature(target).parameters, supplied)
     if dataclasses.is_dataclass(target):
         documented = {each.name: (each.default, each.metadata.get("doc", "")) for each in dataclasses.fields(target)}

@@ -23,6 +23,7 @@ from fedmpi.data.lazy_images import LazyImages
 from fedmpi.data.streaming import Stream
 from fedmpi.data.transforms.base import Transform
 from fedmpi.flat.model import FlatModel
+from fedmpi.models.pretrained import PretrainedWeights
 from fedmpi.runtime.record.saved_model import InitialWeights
 
 CHUNK_BYTES = 1 << 20  # bytes hashed at a time
@@ -67,9 +68,17 @@ def compute_data_digests(federated: FederatedData) -> dict[str, str]:
     }
 
 
-def compute_model_digests(model: FlatModel, initial: InitialWeights | None) -> dict[str, str]:
-    """Return digests of the parameters' names and shapes, of the weights from init.from, and of frozen parameters."""
+def compute_model_digests(
+    model: FlatModel, initial: InitialWeights | None, pretrained: PretrainedWeights | None = None
+) -> dict[str, str]:
+    """Return digests of the parameters' names and shapes, of frozen parameters, and of files with initial weights.
+
+    Args:
+        initial: the weights from init.from.
+        pretrained: the weights from model.pretrained, or from the folder of the model.
+    """
     given = {} if initial is None else {"(initial weights)": compute_short_digest(initial.content)}
+    given |= {} if pretrained is None else pretrained.compute_digests()
     frozen = compute_frozen_digest(model.frozen) if model.frozen else {}
     return {"(layout)": compute_short_digest(repr(model.layout)), **given, **frozen}
 

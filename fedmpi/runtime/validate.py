@@ -69,7 +69,7 @@ def validate_settings(settings: Settings, job: Job | None = None) -> list[tuple[
         ("sample", _describe_sample(data.input_shape)),
         ("message", console_text.describe_message_sizes(messages, settings.rounds, entry)),
         ("state", f"{states[0]} per client, {states[1]} on the server"),
-        *(("initial", text) for text in (experiment.initial.lines if experiment.initial is not None else ())),
+        *(("initial", text) for text in experiment.initial_lines),
         (
             "memory",
             f"{root} on rank 0 and {trainer} on a training rank for models and messages; `fedmpi plan` shows the total",

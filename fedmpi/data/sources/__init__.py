@@ -39,4 +39,4 @@ registry: dict[str, str] = {
     "tiny_imagenet": "fedmpi.data.sources.images.public_files:tiny_imagenet",
 }
 
-KIND = PluginKind("data set", registry, "data", ("root", "site"))
+KIND = PluginKind("data set", registry, "data", ("root",), ("site",))

@@ -236,7 +236,8 @@ def _build_experiment_without_data(
         sites,
         label_counts_shared=False,
     )
-    module = build.make_prepared_module(settings, method, shape, classes, dtype)
+    weights = build.find_pretrained_weights(settings)  # clients that have not trained yet start with them
+    module = build.make_prepared_module(settings, method, shape, classes, dtype, weights)
     if settings.init.source is not None:
         load_initial_weights(module, settings.init.source, settings.init.strict)
     net = FeaturesAndHead(module, shape, dtype)

@@ -46,7 +46,7 @@ def describe_run(experiment: Experiment, job: Job, backend: str, ranks: Sequence
         f"{pluralize(s.rounds, 'round')} with "
         f"{describe_training(s, data.clients, messages.method.sets_training_length)}",
         describe_message_sizes(messages, s.rounds, experiment.itemsize),
-        *(experiment.initial.lines if experiment.initial is not None else ()),
+        *experiment.initial_lines,
     ]
 
 

@@ -27,7 +27,10 @@ from fedmpi.config import Settings
 from fedmpi.config.loading import redact_override
 from fedmpi.data import partitions, sources, transforms
 
-PACKAGES = ("torch", "torchvision", "numpy", "scipy", "scikit-learn", "pydantic", "safetensors", "mpi4py")
+PACKAGES = (
+    *("torch", "torchvision", "numpy", "scipy", "scikit-learn", "pydantic", "safetensors", "mpi4py"),
+    *("timm", "transformers", "monai"),
+)
 
 
 # ---- environment.json ----
@@ -130,9 +133,10 @@ def resolve_settings(settings: Settings) -> Settings:
 
 def _resolve_section(section: Any, kind: registry.PluginKind) -> BaseModel:
     """Return a copy of a section that selects a component, such as a model, with all options of the component."""
-    target = registry.load_object(section.selected_name, kind.registry, kind.label)
+    target = registry.load_object(section.selected_name, kind.registry, kind.label, "", kind.libraries)
+    supplied = (*kind.engine_arguments, *kind.optional_arguments)
     copy: BaseModel = section.model_copy(
-        update=missing_defaults(target, section.options, kind.engine_arguments, section.reserved_keys)
+        update=missing_defaults(target, section.options, supplied, section.reserved_keys)
     )
     return copy
 

@@ -8,20 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, load_file
 from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Shape, Type, decode_format
-from fedmpi.common.text import shorten
 from fedmpi.engine.evaluate import PERSONAL_MODEL_HOOKS, personal_groups
 from fedmpi.engine.messages import MessageLayouts
 from fedmpi.method.base import overrides
+from fedmpi.models.pretrained import copy_matching_tensors
 from fedmpi.runtime.record.run_dir import BEST, MODEL
-
-MAX_NAMES_LENGTH = 200  # largest number of characters for a list of names
 
 
 # ---- metadata ----
@@ -128,31 +125,19 @@ def load_initial_weights(module: nn.Module, source: Path, strict: bool) -> Initi
             f"init.from: {path} cannot be read ({error}); must be a run directory with a {MODEL}, or a .safetensors "
             "file, written by safetensors.torch.save_file(model.state_dict(), PATH)"
         ) from error
-    own = module.state_dict()
-    in_both = [name for name in own if name in tensors]
-    fitting = [name for name in in_both if _can_copy(own[name], tensors[name])]
-    others = {name: f"{tensors[name].dtype} {tuple(tensors[name].shape)}" for name in in_both if name not in fitting}
-    parts = {
-        "with another shape or type": [f"{k} {tuple(own[k].shape)}, in the file {has}" for k, has in others.items()],
-        "only in the file": [name for name in tensors if name not in own],
-        "with random initial values": [name for name in own if name not in fitting],
-    }
-    differences = [f"{what}: {shorten(', '.join(names), MAX_NAMES_LENGTH)}" for what, names in parts.items() if names]
-    if not fitting or (strict and differences):
-        problem = f"init.strict: {path} and the model differ" if fitting else f"init.from: no tensor in {path} matches"
-        remedy = "set init.strict: false to load only matching tensors" if fitting else "use another file or model"
+    match = copy_matching_tensors(module, tensors, f"init.from: {path}")
+    differences = match.describe_differences()
+    if not match.fitting or (strict and differences):
+        problem = (
+            f"init.strict: {path} and the model differ" if match.fitting else f"init.from: no tensor in {path} matches"
+        )
+        remedy = (
+            "set init.strict: false to load only matching tensors" if match.fitting else "use another file or model"
+        )
         raise UserError(f"{problem}; {'; '.join(differences)}; {remedy}")
-    with torch.no_grad():
-        for name in fitting:
-            if not bool(tensors[name].isfinite().all()):
-                raise UserError(f"init.from: {name} in {path} contains values that are not finite; use another file")
-            own[name].copy_(tensors[name])
     notice = format_personal_notice(read_model_metadata(path))
     notices = [f"{path}: {notice}"] if notice else []
     return InitialWeights(
-        content, [f"{len(fitting)} of {len(own)} tensors of the model are loaded from {path}", *differences, *notices]
+        content,
+        [f"{len(match.fitting)} of {match.total} tensors of the model are loaded from {path}", *differences, *notices],
     )
-
-
-def _can_copy(own: Tensor, given: Tensor) -> bool:
-    return own.shape == given.shape and own.is_floating_point() == given.is_floating_point()
