@@ -101,8 +101,8 @@ class ModelSettings(OpenSection):
     """The section `model`: the name of the model, and its options."""
 
     name: Name  # see `fedmpi list models`, library:NAME, or file.py:function; other keys are its options
-    # file or folder of trained weights, loaded before the method changes the model; null: the weights in FOLDER if the
-    # name is hf:FOLDER; otherwise, and if false, random weights
+    # file or folder of trained weights, loaded before the method changes the model (docs/models.md); null: those in
+    # FOLDER if the name is hf:FOLDER; otherwise, and if false, random weights
     pretrained: ExpandedPath | Literal[False] | None = None
 
 

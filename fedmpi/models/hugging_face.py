@@ -1,7 +1,8 @@
 """Models of transformers: `hf:FOLDER`, `hf:TYPE` or `hf:REPOSITORY`.
 
     hf:models/bert      a local folder with config.json; its weights are loaded, if it has any
-    hf:bert             a type of model, with random weights; the options are the keys of its configuration
+    hf:bert             a type of model, with random weights; the options are the keys of its configuration. If a folder
+                        of this name has a config.json, it is used instead
     hf:org/name         a repository in the local cache of huggingface_hub
 
 Nothing is downloaded, and no code of a folder is executed. The class of the model depends on task and data:
@@ -133,11 +134,10 @@ def find_weight_folder(name: str) -> Path | None:
 
 def _find_source(name: str) -> ModelSource:
     """Find the folder or the type with this name; a source without a type if it is a path that does not exist."""
-    folder = Path(name).expanduser()
+    folder, types = Path(name).expanduser(), _model_types()
+    if name in types and not (folder / CONFIG_FILE).is_file():
+        return ModelSource(name)
     if not folder.is_dir():
-        types = _model_types()
-        if name in types:
-            return ModelSource(name)
         cached = _find_cached_repository(name)
         if cached is None:
             if "/" not in name:
@@ -154,7 +154,7 @@ def _find_source(name: str) -> ModelSource:
             f"{path} cannot be read ({type(error).__name__}: {error}); the folder must contain the configuration of a "
             "model of transformers, as model.save_pretrained(FOLDER) writes it"
         ) from error
-    if model_type not in _model_types():
+    if model_type not in types:
         raise UserError(
             f"{path} has the model type {model_type!r}, which the installed version of transformers does not have "
             "(fedmpi executes no code of a model folder); install a newer version"

@@ -159,10 +159,12 @@ class PretrainedWeights:
                 else:
                     tensors |= _read_pickle(path)
             except (OSError, SafetensorError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-                text = (str(error).splitlines() or [type(error).__name__])[0]
+                is_pickle = isinstance(error, pickle.UnpicklingError)
+                text = "it does not contain tensors alone" if is_pickle else (str(error).splitlines() or [""])[0]
                 raise UserError(
                     f"{self.key}: {path} cannot be read ({shorten(text, MAX_NAMES_LENGTH)}); must be a .safetensors "
-                    "file, or a file that torch.load(PATH, weights_only=True) can read, which contains tensors alone"
+                    "file, or a file that torch.load(PATH, weights_only=True) can read; write it with "
+                    "safetensors.torch.save_file(model.state_dict(), PATH)"
                 ) from error
         return tensors
 

@@ -99,6 +99,15 @@ def test_data(tmp_path, name):
     checked(on_quickstart(tmp_path, f"data/{name}"), "model.name=mlp", *silos)
 
 
+@pytest.mark.parametrize("name", names("models"))
+def test_model_of_a_library(name):
+    """Each config has at most fifteen lines, and is valid if its library is installed."""
+    pytest.importorskip({"hf": "transformers"}.get(prefix := name.partition("_")[0], prefix))
+    settings = checked(CONFIGS / f"models/{name}.yaml")
+    assert settings.model.name.startswith(f"{prefix}:")
+    assert len((CONFIGS / f"models/{name}.yaml").read_text().splitlines()) <= 15
+
+
 @pytest.mark.parametrize("name", ["flamby_brca", "flamby_heart"])
 def test_benchmark(name):
     """Every method of a table is validated with one of its seeds."""
