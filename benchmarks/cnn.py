@@ -37,7 +37,7 @@ from fedmpi.config import Settings
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
 from fedmpi.engine.tracing import WAIT_SPANS
-from fedmpi.runtime import build
+from fedmpi.runtime import build, build_model
 from fedmpi.runtime.device import keep_freed_memory
 
 CLIENTS, COHORT, SAMPLES, TEST, BATCH, LR, MOMENTUM = 100, 10, 600, 10_000, 50, 0.01, 0.9
@@ -148,7 +148,7 @@ def run_hand_written_loop(a):
         keep_freed_memory()
     torch.set_num_threads(a.hand or a.threads)
     data = split(images(a.samples, a.test), "iid", CLIENTS, 0, "global").to("cpu", channels_last=True)
-    module = build.make_module(settings(1, "fp32"), data.input_shape, data.classes)
+    module = build_model.make_module(settings(1, "fp32"), data.input_shape, data.classes)
     hand = HandWrittenLoop(module, data, a.judged, a.hand_precision)
     for _ in sys.stdin:
         print(*timed(lambda: [hand.round(a.share, a.apart) for _ in range(a.rounds)]), flush=True)

@@ -20,7 +20,7 @@ from fedmpi.comm.base import SingleProcess
 from fedmpi.config import Settings
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
-from fedmpi.runtime import build
+from fedmpi.runtime import build, build_model
 
 
 def settings(rounds, channels_last, model="mcmahan_cnn", clients=100, fraction=0.1):
@@ -86,7 +86,7 @@ def compare(rounds, channels_last, samples=600, test=10_000):
     s = settings(rounds, channels_last)
     data = split(images(100, samples, test), "iid", 100, 0)
     experiment = build.make_experiment(s, data, torch.device("cpu"))
-    module = build.make_module(s, data.input_shape, data.classes)
+    module = build_model.make_module(s, data.input_shape, data.classes)
     if channels_last:
         module = module.to(memory_format=torch.channels_last)
     ours, theirs = [], []

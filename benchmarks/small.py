@@ -23,7 +23,7 @@ from fedmpi.comm.base import SingleProcess
 from fedmpi.config import Settings
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
-from fedmpi.runtime import build
+from fedmpi.runtime import build, build_model
 from fedmpi.runtime.device import keep_freed_memory
 
 CLIENTS, COHORT, SAMPLES, BATCH, LR = 1000, 100, 30, 10, 0.05
@@ -89,7 +89,7 @@ def compare(model, rounds):
     n = CLIENTS * SAMPLES
     data = split(Dataset(x[:n], y[:n], x[n:], y[n:], classes=10), "iid", CLIENTS, 0, "global")
     experiment = build.make_experiment(s, data, torch.device("cpu"))
-    hand = HandWrittenLoop(build.make_module(s, data.input_shape, data.classes), experiment.data)
+    hand = HandWrittenLoop(build_model.make_module(s, data.input_shape, data.classes), experiment.data)
     fed = build.make_federation(experiment, SingleProcess(torch.device("cpu")), lambda: False)
     times, mark = {"one": [], "packed": [], "hand": []}, [time.process_time()]
 

@@ -6,7 +6,7 @@
 import sys
 
 from fedmpi.config.reference import list_keys
-from fedmpi.runtime.introspection import KIND_MODULES, describe_component, list_summaries
+from fedmpi.runtime.introspection import KIND_MODULES, describe_component, list_library_summaries, list_summaries
 
 HEAD = """# Config keys
 
@@ -19,7 +19,7 @@ for example `hidden` in `model: {name: mlp, hidden: [64]}`. The tables at the en
 
 SECTIONS = {
     "methods": "These options belong to the section `method`. [methods.md](methods.md) has formulas and costs.",
-    "models": "These options belong to the section `model`.",
+    "models": "These options belong to the section `model`. [models.md](models.md): models of other libraries.",
     "datasets": "These options belong to the section `data`. [data.md](data.md) describes the layouts of files.",
     "partitions": "These options belong to the section `data.partition`.",
     "augmentations": "Augmentations are items of the list `data.augment`, for example "
@@ -63,6 +63,7 @@ def things(kind):
         lines.append(row(f"**{name}**", "", "", "", summary))
         options = describe_component(kind, name).options
         lines += [row("", code(each.name), each.type, code(each.default), each.meaning) for each in options]
+    lines += [row(f"**{name}**", "", "", "", text) for name, text in list_library_summaries(kind).items()]
     return lines
 
 

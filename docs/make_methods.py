@@ -18,7 +18,7 @@ from fedmpi.comm.base import SingleProcess
 from fedmpi.common.registry import load_object
 from fedmpi.engine.round_control import TRAIN
 from fedmpi.method import VALIDATION
-from fedmpi.runtime import build, build_data
+from fedmpi.runtime import build, build_data, build_model
 
 HEAD = """# Methods
 
@@ -111,7 +111,7 @@ def cost(name):
     )
     up = messages.upload_layout(1).packing.size
     client.run_round(torch.zeros(up))
-    plain = build.make_module(settings, made.data.input_shape, made.data.classes)
+    plain = build_model.make_module(settings, made.data.input_shape, made.data.classes)
     d = sum(p.numel() for p in plain.parameters())  # of the model without the changes by the method
     down = messages.broadcast_layout().packing.size + messages.per_client_download.size
     sizes = (up, down, messages.client_state.size, messages.server_state.size)

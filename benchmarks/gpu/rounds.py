@@ -39,7 +39,7 @@ from fedmpi.comm.base import SingleProcess
 from fedmpi.config import Settings
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
-from fedmpi.runtime import build
+from fedmpi.runtime import build, build_model
 
 LR = 0.1
 PROFILED = {  # name of a count -> beginnings of the names of operations in the profile that it counts
@@ -139,7 +139,7 @@ def compare(name, device, rounds, share):
     """Run rounds of fedmpi and of the loop by hand in turn, and print the comparison."""
     s, data = {"cnn": cnn, "cifar10": cifar10}[name](rounds + 1, share)
     experiment = build.make_experiment(s, data, device)
-    module = build.make_module(s, data.input_shape, data.classes).to(device, memory_format=torch.channels_last)
+    module = build_model.make_module(s, data.input_shape, data.classes).to(device, memory_format=torch.channels_last)
     hand = HandWrittenLoop(s, module, experiment.data, evaluates=s.evaluate.every == 1)
     fed = build.make_federation(experiment, SingleProcess(device), lambda: False)
     ours, theirs, peaks, mark = [], [], [], [time.perf_counter()]

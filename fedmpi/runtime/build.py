@@ -5,20 +5,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn.parameter import is_lazy
 
-from fedmpi import methods, models, tasks
+from fedmpi import methods, tasks
 from fedmpi.aggregation import rules
 from fedmpi.aggregation.server_optimizers import ServerOptimizer
 from fedmpi.comm import Communicator
 from fedmpi.common import registry, seeds
 from fedmpi.common.errors import UserError
-from fedmpi.common.inputs import Shape, Type, call_module, zero_samples
 from fedmpi.common.text import locate_key
 from fedmpi.common.user_code_errors import add_error_context
 from fedmpi.config import Settings, resources
@@ -38,11 +34,10 @@ from fedmpi.engine.server import ServerRule
 from fedmpi.flat.formats import Format, HalfPrecision, Int8
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
-from fedmpi.models import hugging_face, pretrained
 from fedmpi.models.net import FeaturesAndHead
 from fedmpi.models.pretrained import PretrainedWeights
 from fedmpi.runtime import compatibility
-from fedmpi.runtime.compatibility import check_trainable_parameters
+from fedmpi.runtime.build_model import find_pretrained_weights, make_prepared_module
 from fedmpi.runtime.record.saved_model import InitialWeights, load_initial_weights
 from fedmpi.tasks import validation
 from fedmpi.tasks.base import Task
@@ -177,79 +172,6 @@ def make_method(
     except RuntimeError as error:  # raised for a mistake in the class itself (Method.__new__)
         raise UserError(str(error)) from error
     return method
-
-
-def find_pretrained_weights(settings: Settings) -> PretrainedWeights | None:
-    """Find the trained weights of the configured model: those of model.pretrained, or in the folder of hf:FOLDER.
-
-    Raises:
-        UserError: The file or folder does not exist or contains no weights.
-    """
-    given, name = settings.model.pretrained, settings.model.name
-    if isinstance(given, Path):
-        return pretrained.find_weights("model.pretrained", settings.working_dir / given)
-    if given is None and (folder := hugging_face.find_weight_folder(name)) is not None:
-        return pretrained.find_weights("model.name", folder)
-    return None
-
-
-def make_module(
-    settings: Settings,
-    input_shape: Shape,
-    classes: int,
-    dtype: Type = torch.float32,
-    weights: PretrainedWeights | None = None,
-) -> nn.Module:
-    """Make the configured model. Its initial random weights depend only on the seed.
-
-    Args:
-        input_shape: Shape of one sample, without the batch axis; a dict if a sample has several tensors.
-        dtype: The dtype of the samples; a dict if a sample has several tensors.
-        weights: Trained weights, from `find_pretrained_weights`; None: all weights are random.
-    """
-    construct = registry.make_component(models.KIND, settings.model, settings.key_origins("model"))
-    if isinstance(input_shape, dict) and settings.model.name in models.registry:
-        named = ", ".join(input_shape)
-        raise UserError(
-            f"model.name: {settings.model.name} takes one tensor per sample, but the samples of this data set have "
-            f"several ({named}); write a model with forward(self, {named}), and set model.name: file.py:Name"
-        )
-    with add_error_context(f"model {settings.model.name}"), seeds.temporary_seed(settings.seed, "init"):
-        context = {"task": settings.task.name, "weights": weights}
-        context = registry.select_optional_arguments(construct.func, context)
-        module = construct(input_shape, classes, **context)
-        check_trainable_parameters(f"model.name: {settings.model.name}", module, construct)
-        # Lazy parameters are created by the first forward pass, which is made here, with the seed.
-        if any(is_lazy(p) for p in (*module.parameters(), *module.buffers())):
-            training = module.training
-            with torch.no_grad():
-                call_module(module.eval(), zero_samples(2, input_shape, dtype))
-            module.train(training)
-        if weights is not None and "weights" not in context:
-            head = FeaturesAndHead(module, input_shape, dtype).head_parameter_names()
-            weights.load_into(module, head)
-    return module
-
-
-def make_prepared_module(
-    settings: Settings,
-    method: Method,
-    input_shape: Shape,
-    classes: int,
-    dtype: Type = torch.float32,
-    weights: PretrainedWeights | None = None,
-) -> nn.Module:
-    """Build the configured model with its initial weights, adapted by the method's hook `prepare_model`.
-
-    Args:
-        weights: Trained weights, from `find_pretrained_weights`. They are not needed for the model of a finished run.
-    """
-    module = make_module(settings, input_shape, classes, dtype, weights)
-    where = f"method {settings.method.name}, hook prepare_model"
-    with add_error_context(where), seeds.temporary_seed(settings.seed, "prepare"):
-        module = method.prepare_model(module, classes)
-        check_trainable_parameters(where, module, method.prepare_model)
-    return module
 
 
 def make_experiment(settings: Settings, data: FederatedData, device: torch.device) -> Experiment:

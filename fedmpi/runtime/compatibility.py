@@ -149,7 +149,7 @@ def _check_token_ids(settings: Settings, data: FederatedData, module: nn.Module)
     if limit is None:
         return
     tests = [] if data.global_test is None else [data.global_test.x]
-    for x in (*tests, *(x for shards in (data.train, data.test) for _, x, _ in distinct_samples(shards))):
+    for x in (*tests, *(x for shards in (data.train, data.test) for _, x, _ in iter_samples_once_if_shared(shards))):
         ids = x["input_ids"] if isinstance(x, Inputs) else x
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < limit:
             wrong = int(ids.max()) if int(ids.max()) >= limit else int(ids.min())

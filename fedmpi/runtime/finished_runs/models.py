@@ -32,7 +32,7 @@ from fedmpi.engine.federation import Federation
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
 from fedmpi.models.net import FeaturesAndHead
-from fedmpi.runtime import build, build_data, checkpoints, code_trust, rank_agreement
+from fedmpi.runtime import build, build_data, build_model, checkpoints, code_trust, rank_agreement
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.checkpoints import ClientStateFiles
 from fedmpi.runtime.device import configure_numerics
@@ -93,7 +93,7 @@ def load_global_model(run_dir: Path, settings: Settings, name: str = MODEL) -> n
         why = "no best model was selected (evaluate.best)" if name == BEST else "the run has not ended yet"
         raise UserError(f"{run_dir} contains no {name}: {why}")
     tensors, (shape, dtype), classes = read_model(weights)
-    module = build.make_prepared_module(settings, build.make_method(settings), shape, classes, dtype)
+    module = build_model.make_prepared_module(settings, build.make_method(settings), shape, classes, dtype)
     try:
         module.load_state_dict(tensors)
     except RuntimeError as error:  # names or shapes of tensors differ
@@ -236,8 +236,8 @@ def _build_experiment_without_data(
         sites,
         label_counts_shared=False,
     )
-    weights = build.find_pretrained_weights(settings)  # clients that have not trained yet start with them
-    module = build.make_prepared_module(settings, method, shape, classes, dtype, weights)
+    weights = build_model.find_pretrained_weights(settings)  # clients that have not trained yet start with them
+    module = build_model.make_prepared_module(settings, method, shape, classes, dtype, weights)
     if settings.init.source is not None:
         load_initial_weights(module, settings.init.source, settings.init.strict)
     net = FeaturesAndHead(module, shape, dtype)

@@ -9,7 +9,7 @@ import torch
 from helpers import small_settings
 
 from fedmpi.method import FLAT, INITIAL, SCALAR, Method, Slot, Slots, SlotValues, State
-from fedmpi.runtime import build
+from fedmpi.runtime import build, build_model
 from fedmpi.runtime.execute import execute_run
 from fedmpi.runtime.record.atomic_files import read_tensors
 
@@ -65,9 +65,9 @@ def run_method(tmp_path, monkeypatch):
     np.savez(tmp_path / "a.npz", x=g.normal(size=(60, 1, 8, 8)), y=y, test_x=g.normal(size=(8, 1, 8, 8)), test_y=y[:8])
 
     def run(method, double=False, **changes):
-        module = build.make_module
+        module = build_model.make_module
         if double:
-            monkeypatch.setattr(build, "make_module", lambda *a, **k: DoublePrecision(module(*a, **k)))
+            monkeypatch.setattr(build_model, "make_module", lambda *a, **k: DoublePrecision(module(*a, **k)))
         monkeypatch.setattr(build, "make_method", lambda *_: method())
         data = {"source": "npz", "path": "a.npz", "root": str(tmp_path), "client_test": "global"}
         more = {"rounds": 2, "output": str(tmp_path), "name": "it", "cohort": {"fraction": 0.67}, **changes}

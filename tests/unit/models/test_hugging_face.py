@@ -14,7 +14,7 @@ from fedmpi.common.registry import Selection
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
 from fedmpi.models.net import FeaturesAndHead
-from fedmpi.runtime import build
+from fedmpi.runtime import build, build_model
 from fedmpi.runtime.record.metadata import resolve_settings
 
 transformers = pytest.importorskip("transformers")
@@ -131,14 +131,14 @@ def test_weights_in_bf16_are_converted_to_float32(folder):
 def test_the_settings_of_a_run_describe_the_model_without_its_folder(folder):
     s = settings("fedavg", model={"name": f"hf:{folder}"})
     resolved = resolve_settings(s)
-    before = build.make_module(s, TEXT, 2, torch.int64)
+    before = build_model.make_module(s, TEXT, 2, torch.int64)
     folder.rename(folder.with_name("moved"))
-    after = build.make_module(resolved, TEXT, 2, torch.int64)
+    after = build_model.make_module(resolved, TEXT, 2, torch.int64)
     assert {name: x.shape for name, x in before.state_dict().items()} == {
         name: x.shape for name, x in after.state_dict().items()
     }
     with pytest.raises(UserError, match=r"there is no folder .*bert, and no repository .* downloads no models"):
-        build.make_module(s, TEXT, 2, torch.int64)
+        build_model.make_module(s, TEXT, 2, torch.int64)
 
 
 def change_config(folder, **values):
