@@ -18,7 +18,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -121,12 +121,6 @@ def make_component(
         kind.optional_arguments,
     )
     return partial(target, **bound_options)
-
-
-def select_optional_arguments(target: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those optional arguments of the engine that a component has as parameters."""
-    parameters = inspect.signature(target).parameters
-    return {name: value for name, value in values.items() if name in parameters}
 
 
 def is_file_reference(name: str) -> bool:

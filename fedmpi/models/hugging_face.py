@@ -186,10 +186,11 @@ def _find_cached_repository(name: str) -> Path | None:
 def _missing_folder_error(name: str) -> UserError:
     from huggingface_hub.constants import HF_HUB_CACHE
 
+    folder = Path(name).expanduser().absolute()
     return UserError(
-        f"model.name: hf:{name}: there is no folder {Path(name).expanduser().absolute()}, and no repository {name} in "
-        f"the cache {HF_HUB_CACHE}; fedmpi downloads no models: copy one there, for example with `hf download {name} "
-        "--local-dir FOLDER` on a machine with network access"
+        f"model.name: hf:{name}: there is no folder {folder}, and no repository of this name in the cache "
+        f"{HF_HUB_CACHE}; fedmpi downloads no models: copy the folder of the model there, for example with `hf download "
+        f"ORGANISATION/NAME --local-dir {folder}` on a machine with network access"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
 
 import torch
@@ -57,9 +58,8 @@ def make_module(
             f"several ({named}); write a model with forward(self, {named}), and set model.name: file.py:Name"
         )
     with add_error_context(f"model {settings.model.name}"), seeds.temporary_seed(settings.seed, "init"):
-        context = {"task": settings.task.name, "weights": weights}
-        context = registry.select_optional_arguments(construct.func, context)
-        module = construct(input_shape, classes, **context)
+        context, accepted = {"task": settings.task.name, "weights": weights}, signature(construct.func).parameters
+        module = construct(input_shape, classes, **{key: value for key, value in context.items() if key in accepted})
         check_trainable_parameters(f"model.name: {settings.model.name}", module, construct)
         # Lazy parameters are created by the first forward pass, which is made here, with the seed.
         if any(is_lazy(p) for p in (*module.parameters(), *module.buffers())):
@@ -67,7 +67,7 @@ def make_module(
             with torch.no_grad():
                 call_module(module.eval(), zero_samples(2, input_shape, dtype))
             module.train(training)
-        if weights is not None and "weights" not in context:
+        if weights is not None and "weights" not in accepted:
             head = FeaturesAndHead(module, input_shape, dtype).head_parameter_names()
             weights.load_into(module, head)
     return module

@@ -1,6 +1,7 @@
 """Models of other libraries give the same bits in one process and on three ranks; their weights are compared."""
 
 import csv
+import random
 
 import pytest
 import torch
@@ -12,22 +13,36 @@ from test_late_errors import mpirun_with_configs
 PACKAGES = {"hf": "transformers"}
 
 
+WORDS = ["[PAD]", "[UNK]", "[EOS]", "good", "bad", "film", "plot"]
+
+
 def write_texts(folder):
+    """Write texts of two sites, and a tokenizer that knows their words."""
+    tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({w: k for k, w in enumerate(WORDS)}, unk_token="[UNK]"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    names = {"pad_token": "[PAD]", "eos_token": "[EOS]", "unk_token": "[UNK]"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, **names).save_pretrained(folder / "tokenizer")
+    draw = random.Random(0)
     with (folder / "texts.csv").open("w", newline="") as file:
         rows = csv.writer(file)
-        rows.writerow(["author", "text"])
-        for author, animal in zip("abcd", ("fox", "dog", "hen", "cat"), strict=True):
-            rows.writerow([author, f"the quick brown {animal} jumps over the lazy dog. " * 20])
+        rows.writerow(["text", "label", "site"])
+        for k in range(90):
+            text = [draw.choice(WORDS[3:]) for _ in range(draw.randrange(1, 9))]
+            rows.writerow([" ".join(text), "yes" if "good" in text else "no", ("north", "south")[k % 3 == 0]])
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "configs/models").glob("*.yaml")))
 def test_a_run_has_the_same_bits_in_one_process_and_on_three_ranks(name, tmp_path):
     prefix = name.partition("_")[0]
     pytest.importorskip(PACKAGES.get(prefix, prefix))
-    write_texts(tmp_path)
+    texts = []
+    if prefix == "hf":
+        write_texts(tmp_path)
+        texts = [f"data.root={tmp_path}", f"data.tokenizer={tmp_path}/tokenizer"]
 
     def models(run, **start):
-        words = (f"output={tmp_path}", f"data.root={tmp_path}", f"name={run}", "rounds=2", "report=false")
+        words = (f"output={tmp_path}", *texts, f"name={run}", "rounds=2", "report=false")
         succeed("run", str(ROOT / f"configs/models/{name}.yaml"), *words, **start)
         return hashes(tmp_path / run)
 

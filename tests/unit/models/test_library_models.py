@@ -104,5 +104,5 @@ def test_names_of_libraries_are_not_foreign_code():
 def test_the_libraries_are_listed_and_a_model_is_described_with_its_options():
     assert set(introspection.list_library_summaries("models")) == {f"{each}:NAME" for each in models.LIBRARIES}
     assert all(introspection.list_library_summaries("models").values())
-    (described,) = introspection.find_descriptions("torchvision:resnet18")
+    (described,) = introspection.describe_components_named("torchvision:resnet18")
     assert [each.name for each in described.options][:2] == ["zero_init_residual", "groups"]
