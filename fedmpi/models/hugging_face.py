@@ -189,7 +189,7 @@ def _missing_folder_error(name: str) -> UserError:
     folder = Path(name).expanduser().absolute()
     return UserError(
         f"model.name: hf:{name}: there is no folder {folder}, and no repository of this name in the cache "
-        f"{HF_HUB_CACHE}; fedmpi downloads no models: copy the folder of the model there, for example with `hf download "
+        f"{HF_HUB_CACHE}; fedmpi downloads no models: copy the folder there, for example with `hf download "
         f"ORGANISATION/NAME --local-dir {folder}` on a machine with network access"
     )
 
