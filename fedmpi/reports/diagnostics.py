@@ -187,11 +187,11 @@ def _plot_over_rounds(
 
 
 def _curves_by_client(run: Run, rows: Sequence[Row], *keys: str) -> dict[str, Curve]:
-    """Return a curve over rounds for each client, by the client's name.
+    """Return a dict from the name of each client to its curve over rounds.
 
     Args:
-        rows: the rows of a file such as update_stats.jsonl, with the cohort's client ids in `clients`.
-        *keys: the nested keys of a list with one value per client, in the order of `clients`.
+        rows: the rows of a file such as update_stats.jsonl, whose key `clients` lists the clients of the cohort.
+        *keys: the keys that lead to the list of values in a row: one value per client, in the order of `clients`.
     """
     curves: dict[int, Curve] = {}
     for row in rows:

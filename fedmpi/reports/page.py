@@ -28,7 +28,7 @@ class Figure:
     """A chart with the numbers that it shows.
 
     Attributes:
-        name: base name of the files of the figure, unique in the page.
+        name: base name of the figure's files, unique on the page.
         head: header of its CSV file.
         data: rows of its CSV file.
         note: text below the chart.
@@ -44,10 +44,11 @@ class Figure:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a page.
+    """A table on a report page.
 
     Attributes:
-        collapsed_title: the title under which the table is collapsed until the reader clicks on it; "": not collapsed.
+        collapsed_title: the title under which the table is collapsed until the reader clicks on it; if "", the table is
+            not collapsed.
     """
 
     head: Sequence[str]
@@ -70,7 +71,7 @@ Part = Figure | Table | Paragraph
 
 @dataclass(frozen=True)
 class Section:
-    """A section of a report page; its `name` is the anchor of the section, unique in the page."""
+    """A section of a report page; its `name` is its anchor, which is unique on the page."""
 
     name: str
     title: str
@@ -81,7 +82,7 @@ def render_page(template: str, title: str, lead: Sequence[str], **values: Any) -
     """Render a page as HTML.
 
     Args:
-        template: the template in the folder templates: page, card or site.
+        template: the name of a template in the folder templates: page, card or site.
         title: the title of the page.
         lead: lines of text below the title.
         values: the variables of the template.

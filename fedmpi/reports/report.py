@@ -1,4 +1,4 @@
-"""Write an HTML page about one or several runs (`fedmpi report`)."""
+"""Write an HTML page about one or more runs (`fedmpi report`)."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def build_sections(runs: RunCollection) -> list[Section]:
 
 
 def render_report(runs: RunCollection) -> str:
-    """Return the report on one or several runs as an HTML page."""
+    """Return the report on one or more runs as an HTML page."""
     places = list(dict.fromkeys(run.path.resolve().parent.name for run in runs.all))
     where = ", ".join(places[:3]) + (", ..." if len(places) > 3 else "")
     title = runs.single.name if runs.single else f"{pluralize(len(runs.all), 'run')} in {where}"

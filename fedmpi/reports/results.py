@@ -119,7 +119,7 @@ def _build_run_tables(run: Run, names: Sequence[str]) -> list[Part]:
 
 
 def build_learning_section(runs: RunCollection) -> list[Part | None]:
-    """Plot each metric of training and evaluation over rounds: the curve of one run, or the mean of each group."""
+    """Plot each training and evaluation metric over rounds: the curve of one run, or the mean of each group."""
     names = [name for name in runs.metrics if not name.endswith(CLIENT_STATISTIC_SUFFIXES)]
     parts = [_plot_metric(runs, "learning", name, format_metric_title(name)) for name in names if "@" not in name]
     of_sites = [name.split("@", 1) for name in names if "@" in name and runs.single]
@@ -134,7 +134,7 @@ def build_learning_section(runs: RunCollection) -> list[Part | None]:
 
 
 def build_method_metrics_section(runs: RunCollection) -> list[Part | None]:
-    """Plot the metrics that methods record with `server.log_metrics` over rounds."""
+    """Plot, over rounds, the metrics that methods record with `server.log_metrics`."""
     names = dict.fromkeys(name for run in runs.all for name in run.method_metrics)
     return [_plot_metric(runs, "method", name, name) for name in names]
 
@@ -146,7 +146,7 @@ def _plot_metric(runs: RunCollection, section: str, name: str, label: str) -> Fi
 
 
 def build_clients_section(runs: RunCollection) -> list[Part | None]:
-    """Show how each metric in clients.jsonl varies among clients, by round and after the last round."""
+    """Show how each metric in clients.jsonl varies across clients, by round and after the last round."""
     kinds = dict[tuple[str, str], None]()
     for run in runs.all:
         for line in run.clients:
@@ -156,7 +156,7 @@ def build_clients_section(runs: RunCollection) -> list[Part | None]:
 
 
 def _show_client_metric(runs: RunCollection, protocol: str, name: str) -> list[Part | None]:
-    """Show how one metric varies among clients under one evaluation protocol.
+    """Show how one metric varies across clients under one evaluation protocol.
 
     One group of runs: percentiles over clients by round and, for a single run, the final value of each client. Several
     groups: the value of the worst client by round. A table shows SPREAD_STATISTICS and FAIRNESS_STATISTICS after the
@@ -207,9 +207,9 @@ def _chart_by_client(values: dict[str, float], part: str, label: str, order: str
 
     Args:
         values: the value of each client, by name.
-        part: the name of the plotted quantity, for the legend.
+        part: what the values are, for the legend.
         label: the label of the y axis.
-        order: the label of the x axis of a line chart.
+        order: the label of the x axis, used only in a line chart.
     """
     if len(values) <= MAX_CLIENT_BARS and min(values.values(), default=0.0) >= 0:
         return make_stacked_bar_chart(list(values), {part: list(values.values())}, label)
@@ -262,7 +262,7 @@ def build_classes_section(runs: RunCollection) -> list[Part | None]:
 
 
 def build_partition_section(runs: RunCollection) -> list[Part | None]:
-    """Plot the number of training samples by client and class, and by client, for the first run that recorded them."""
+    """Plot the number of training samples per client, in total and by class, for the first run that recorded it."""
     run = next(
         (run for run in runs.all if run.samples_by_client[0] is not None and len(run.samples_by_client[0])), None
     )

@@ -92,7 +92,7 @@ def compare_communication(paths: Sequence[Path], metric: str, to: Path, print_li
         print_line: prints a line of output.
 
     Raises:
-        UserError: if a path is not a run directory, or a run has the metric in fewer than two rounds.
+        UserError: if a path is not a run directory, or a run recorded the metric in fewer than two rounds.
     """
     to, rows = output.create_output_folder(to), list[list[object]]()
     runs = {str(path): read_runs([path]).single for path in paths}
@@ -152,7 +152,7 @@ def build_time_section(runs: RunCollection) -> list[Part | None]:
 
 
 def build_settings_section(runs: RunCollection) -> list[Part | None]:
-    """Show the settings that differ between runs, shared settings that are not defaults, and all shared settings."""
+    """Show the settings that differ between runs, shared settings other than the defaults, and all shared settings."""
     by_group = dict[str, dict[str, str]]()
     for group in runs.groups:
         config = redact(group.runs[0].config)
@@ -190,7 +190,7 @@ def _split_shared_and_differing(
     """Split settings or properties into those that are equal in all runs or groups, and those that differ.
 
     Args:
-        what: the heading of the column that contains the names of the runs or groups.
+        what: the heading of the column with the names of the runs or groups.
         by_name: dict from the name of each run or group to its values by key.
 
     Returns:

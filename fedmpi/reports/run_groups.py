@@ -116,7 +116,7 @@ class Run:
         return is_lower_better(name, map(str, own) if isinstance(own, list) else ())
 
     def read_rows(self, name: str, *, rounds: bool = True) -> list[Row]:
-        """Return the valid rows of a .jsonl file; if there are damaged lines, add their number to `notes`.
+        """Return the valid rows of a .jsonl file; if any lines are damaged, add a remark with their number to `notes`.
 
         rounds: whether a row without the key `round` counts as damaged.
         """
@@ -220,9 +220,9 @@ class RunCollection:
     Attributes:
         all: all runs.
         single: the run if there is only one, otherwise None.
-        differing_keys: the keys of settings that are not equal in all runs, except seed, name and output.
+        differing_keys: the keys of settings that differ between runs, except seed, name and output.
         groups: the runs, grouped by equal settings, apart from seed, name and output.
-        run_names: a unique name for each run, by the path of the run.
+        run_names: dict from the path of each run to a unique name.
         metrics: the names of the metrics of all runs; metrics for which higher is better come first.
     """
 
@@ -309,10 +309,10 @@ def format_axis_label(axis: str, label: str) -> str:
 
 # ---- curves of groups ----
 def compute_mean_and_std_by_round(curves: Iterable[Curve]) -> dict[int, tuple[float, float | None, int]]:
-    """Average curves by round.
+    """Compute the mean and the standard deviation of several curves in each round.
 
     Returns:
-        For each round the mean, the sample standard deviation (None for a single curve), and the number of curves that
+        For each round: the mean, the sample standard deviation (None for a single curve), and the number of curves that
         have a value in this round.
     """
     by_round: dict[int, list[float]] = {}
@@ -336,15 +336,15 @@ def plot_by_group(
     column: str = "",
     note: str = "",
 ) -> Figure | None:
-    """Plot one line for each group of runs: the curve of a single run, or the mean of several runs with a band.
+    """Plot one line for each group of runs: the curve of a single run, or the mean ± std of several runs.
 
     Args:
         runs: the runs.
-        name: base name of the files of the figure.
+        name: base name of the figure's files.
         title: its title.
         y_label: label of the y axis.
         curves: dict from the path of each run to its values by round.
-        column: name of the values' column in the CSV file; "": the same as `name`.
+        column: heading of the column of means in the CSV file; "": `name`.
         note: text below the figure.
 
     Returns:
@@ -370,11 +370,11 @@ def plot_curves(
     """Plot one line for each curve over rounds.
 
     Args:
-        name: base name of the files of the figure.
+        name: base name of the figure's files.
         title: its title.
         y_label: label of the y axis.
         curves: dict from the label of each line to its values by round.
-        head: names of the curves' columns in the CSV file; (): their labels.
+        head: headings of the columns of the CSV file, one per curve; (): the labels of the curves.
         note: text below the figure.
         from_zero: whether the y axis begins at 0.
 

@@ -1,9 +1,9 @@
 """Write a page for each site of a consortium, and a model card (`fedmpi report RUN_DIR --sites`).
 
 The page of a site shows its contribution, its benefit and the messages that it sent, but no metrics of other sites. The
-model card describes data, method, metrics by site and limitations, for people who assess the model without having
-trained it (Mitchell et al. Model Cards for Model Reporting. FAT* 2019. https://arxiv.org/abs/1810.03993). The
-HTML templates of these pages are in templates/.
+model card describes the data, the method, the metrics of each site and the limitations, for people who assess the model
+without having trained it (Mitchell et al. Model Cards for Model Reporting. FAT* 2019.
+https://arxiv.org/abs/1810.03993). The HTML templates of these pages are in templates/.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def _plot_gain(site: Site, baseline: BaselineRun, name: str) -> Figure | None:
 
 
 def summarize_messages(site: Site, lines: Sequence[Mapping[str, Any]]) -> list[list[Value]]:
-    """Summarise the messages of a site: one row [content, number, total bytes, receiver] per kind of message."""
+    """Return one row [content, number of messages, total bytes, receiver] for each kind of message of a site."""
     kinds: dict[tuple[str, str], list[int]] = {}
     for line in lines:
         names = [str(name) for name in line.get("what") or () if name not in CONTENT_WITHOUT_DATA]
@@ -260,7 +260,7 @@ def _count_weights(model: Path) -> int | None:
 
 
 def build_samples_table(all_sites: Sequence[Site]) -> Table:
-    """Return a table of the number of samples by site and, if there are few classes with known counts, by class."""
+    """Return a table of the number of samples by site and, if they are known and there are few classes, by class."""
     classes = range(len(all_sites[0].label_counts or ()))
     shown = classes if len(classes) <= MAX_CLASSES_SHOWN else range(0)
     rows: list[list[Value]] = [

@@ -58,9 +58,9 @@ class Site:
         participated_rounds: the rounds in which the site was in the cohort.
         refused_rounds: the rounds in which its upload was refused.
         mean_weight: its weight p_k in the aggregate, averaged over rounds.
-        evaluation: its metrics in the protocol `personal` or, if that was not evaluated, in `global`; None if neither
+        evaluation: its metrics under the protocol `personal` or, if that was not evaluated, `global`; None if neither
             was evaluated.
-        personal_evaluation: its metrics in the protocol `personal`; None if that was not evaluated.
+        personal_evaluation: its metrics under the protocol `personal`; None if that was not evaluated.
         model_description: a description of the evaluated model and samples.
         metric_names: the names of its metrics; metrics for which higher is better come first, and the loss comes last.
     """
@@ -107,7 +107,7 @@ def list_sites(run: Run) -> list[Site]:
 
 
 def _find_clients_with_refused_uploads(row: Row) -> set[int]:
-    """Return the clients with refused uploads in a round, given its row of metrics.jsonl."""
+    """Return the clients whose uploads were refused in a round, given the round's row of metrics.jsonl."""
     return {each["client"] for each in row.get("refused") or () if isinstance(each, dict) and "client" in each}
 
 
@@ -142,7 +142,7 @@ class AuditFile(NamedTuple):
     Attributes:
         path: its path, relative to the run directory.
         rows: its rows, one per message.
-        size: the total size of all messages, as a string with a unit.
+        size: the total size of all messages, as text with a unit.
         sha256: SHA-256 of the file.
     """
 
@@ -226,9 +226,9 @@ def read_baseline(run: Run, path: Path) -> BaselineRun:
 
 
 def format_baseline_command(run: Run) -> str:
-    """Return the command that trains a local baseline of `run`, with a hint on how to start and use it.
+    """Return the command that trains a local baseline of `run`, and a note on how to start and use it.
 
-    Settings without effect in a local baseline are reset to their defaults.
+    The command resets server.rule and record.updates: gram, which need updates of the model that no site sends here.
     """
     words = [quote(f"name={run.name}_alone"), "'method={name: local}'", "evaluate.protocol=[personal]"]
     words += ["server.rule=auto"] if run.config.get("server.rule.name", "auto") != "auto" else []

@@ -100,7 +100,7 @@ def format_time_shares(by_rank: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def plot_timeline(job: JobTimeline, rounds: int) -> tuple[Figure, Figure]:
-    """Return two figures: the time of each rank by kind of span, and the timeline of the last `rounds` rounds."""
+    """Return two figures: each rank's total time by kind of span, and the timeline of the last `rounds` rounds."""
     by_rank = compute_time_shares(job)
     seconds = {each["rank"]: {span: part * each["seconds"] for span, part in each["spans"].items()} for each in by_rank}
     total = Counter[str]()

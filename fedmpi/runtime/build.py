@@ -86,7 +86,7 @@ class Experiment:
 
     @property
     def max_states_in_memory(self) -> int | None:
-        """The largest number of client states that a rank keeps in memory (client_state.max_gib); None: no limit."""
+        """The maximum number of client states that a rank keeps in memory (client_state.max_gib); None: no limit."""
         limit, row = self.settings.client_state.max_gib, self.itemsize * self.messages.client_state.size
         return None if limit is None or not row else max(int(limit * 2**30) // row, 1)
 
@@ -175,7 +175,7 @@ def make_method(
 
 
 def make_experiment(settings: Settings, data: FederatedData, device: torch.device) -> Experiment:
-    """Make model, task and method, check that they suit each other and the data, and move the data to the device."""
+    """Make the model, task and method, check that they suit each other and the data, and move data to the device."""
     method, local_training, name = make_method(settings), make_local_training(settings), settings.model.name
     task = make_task(settings, data)
     weights, start = find_pretrained_weights(settings), None
@@ -257,7 +257,7 @@ def make_local_training(settings: Settings) -> LocalTrainingConfig:
 def choose_clients_per_pass(experiment: Experiment) -> int:
     """Return the number of clients that a rank trains at once in one vectorised pass (compute.clients_per_pass).
 
-    If the experiment does not support vectorised training of clients, `auto` results in 1, with a warning.
+    If the experiment does not support vectorised training of clients, `auto` means 1, with a warning.
 
     Raises:
         UserError: compute.clients_per_pass is a number, but the experiment does not support vectorised training.
@@ -289,7 +289,7 @@ def choose_clients_per_pass(experiment: Experiment) -> int:
 
 
 def make_rule(settings: Settings) -> ServerRule | None:
-    """Make the aggregation rule that replaces the method's own (server.rule); None for `auto`: keep the method's."""
+    """Make the aggregation rule that replaces the method's own (server.rule); return None if it is `auto`."""
     rule = settings.server.rule
     chosen: ServerRule | None = None
     if rule.name != "auto":
@@ -300,7 +300,7 @@ def make_rule(settings: Settings) -> ServerRule | None:
 def make_trainer(experiment: Experiment, stop: Callable[[], bool]) -> ClientTrainer:
     """Make the object that trains clients on this rank.
 
-    stop: Function that returns whether the run was asked to stop.
+    stop: Function that returns whether a stop of the run was requested.
     """
     s = experiment.settings
     e = experiment
@@ -326,7 +326,7 @@ def make_federation(
     """Make the `Federation` of this rank, which runs the rounds, with its trainer and server optimiser.
 
     Args:
-        stop: Function that returns whether the run was asked to stop.
+        stop: Function that returns whether a stop of the run was requested.
         callbacks: Functions that the engine calls after each round and on other events.
         regroups: Whether the job can continue after a rank failure; if not, faults.on_lost_rank is treated as `abort`.
     """

@@ -56,7 +56,7 @@ def training_ranks(settings: Settings, size: int) -> list[int]:
 
 
 def make_source(settings: Settings) -> partial[Any]:
-    """Check the options of the configured data source, and return the source as a function of the folder data.root.
+    """Check the options of the configured data source, and return a function that loads its data from a folder.
 
     Raises UserError if data.download is true and the source cannot download its files.
     """
@@ -71,7 +71,7 @@ def make_source(settings: Settings) -> partial[Any]:
 
 
 def make_augmentations(settings: Settings) -> list[Transform]:
-    """Check the options of the image operations in data.augment, and make the operations."""
+    """Make the image operations in data.augment, after checking their options."""
     parsed = []
     for i, item in enumerate(settings.data.augment):
         name, given = (item, None) if isinstance(item, str) else next(iter(item.items()))
@@ -127,16 +127,16 @@ def standardise_targets(
     names: Sequence[str],
     exchange: Callable[[list[np.ndarray]], np.ndarray],
 ) -> FederatedData:
-    """Return the data with regression targets standardised by the mean and standard deviation of training targets.
+    """Return the data with targets standardised by the mean and standard deviation of the training targets.
 
     These statistics are computed for each site separately, or over all sites (data.standardise_target: site or pooled).
 
     Args:
-        train: The training targets, and the site of each target, of each data set that this rank has opened.
-        test: The test targets, and the site of each target, of the same data sets.
+        train: For each data set that this rank has opened, its training targets and the site of each target.
+        test: The same for the test targets of these data sets.
         names: The names of the sites; if empty, sites are named by their numbers.
-        exchange: Function that takes the result of `sum_targets` for each item of `train`, and returns the results
-            of all ranks. It is called only for `pooled`. With `site`, no statistics of a site leave its rank.
+        exchange: Function that takes a list with the result of `sum_targets` for each item of `train`, and returns
+            the results of all ranks. Called only for `pooled`; with `site`, no statistics of a site leave its rank.
 
     Raises:
         UserError: The targets are not floating-point numbers.
@@ -167,7 +167,7 @@ def standardise_targets(
 
 
 def check_data_settings(settings: Settings) -> None:
-    """Raise UserError if the section `data` contradicts itself or another section; no data are read for this."""
+    """Raise UserError if the section `data` contradicts itself or another section. Reads no data."""
     data, task, cut = settings.data, settings.task.name, settings.data.partition
     if data.standardise_target and task != "regression":
         raise UserError(
@@ -184,7 +184,7 @@ def check_data_settings(settings: Settings) -> None:
 
 
 def check_streaming_and_leakage(settings: Settings, dataset: Dataset, whose: str = "") -> None:
-    """Check that samples are streamed from disk if data.stream is true, and warn about features that reveal the target.
+    """Check that the data set is streamed if data.stream is true, and warn about features that reveal the target.
 
     whose: The owner of the data, for messages: " of SITE" in silo mode, else "".
     """
@@ -334,7 +334,7 @@ def gather_rows_from_owners(
     Args:
         table: The table (N, columns) int64 of this rank, in which the rows of its own clients are filled in.
         owner: A dict from client to the rank that has its row.
-        what: Names of the data in the rows, such as "label counts", for the audit log.
+        what: What the rows contain, such as "label counts", for the audit log.
     """
     rows = torch.from_numpy(table).to(comm.device)
     clients_of = {rank: [k for k in owner if owner[k] == rank] for rank in set(owner.values())}

@@ -94,7 +94,7 @@ class ClientStateFiles:
         return True
 
     def take_over(self, keys: Iterable[Key]) -> None:
-        """Make this rank responsible for state files of a failed rank, which it deletes when they are no longer needed.
+        """Make this rank responsible for deleting state files of a failed rank when they are no longer needed.
 
         keys: the (client, round) of each file.
         """
@@ -128,7 +128,7 @@ class CheckpointWriter:
         Does nothing if no checkpoint is due after round t.
 
         Args:
-            memory: The values, other than tensors, that rank 0 needs to resume; they must be JSON values.
+            memory: The values, apart from tensors, that rank 0 needs to resume; they must be JSON values.
             last: Whether the run ends with this round; if so, the call waits until everything is written.
 
         Raises:
@@ -219,10 +219,10 @@ def open_run_directory(
 
     Args:
         identity: The settings that define the experiment, and digests of code and data, by name.
-        exit_stack: Receives the lock of the directory, and releases it when the run ends.
+        exit_stack: The context that holds the lock of the directory until the run ends.
 
     Returns:
-        The directory; whether a run in it is resumed; descriptions of the changes that checkpoint.changes accepts.
+        The directory; whether a run in it is resumed; and descriptions of the changes that checkpoint.changes accepts.
 
     Raises:
         UserError: There is no run to resume, another process uses the directory, an earlier version of fedmpi wrote it,
@@ -310,7 +310,7 @@ def restore_newest_checkpoint(
     discarded, unless the run replays the failures of another run.
 
     Args:
-        timeout_s: Largest time in seconds to wait for other ranks.
+        timeout_s: Maximum time in seconds to wait for other ranks.
         print_line: Function that prints a message about a damaged file.
 
     Raises:
@@ -383,7 +383,7 @@ def _find_damage(fed: Federation, checkpoints: CheckpointWriter, t: int) -> str:
 
 # ---- resuming: rank failures of an earlier run ----
 def load_rank_failures(settings: Settings, directory: RunDirectory) -> list[Row]:
-    """Read, as rows, the rank failures in faults.replay or, if it is not set, those of earlier jobs of the run."""
+    """Return the rows of the rank failures in faults.replay or, if it is not set, in earlier jobs of the run."""
     faults = settings.faults.replay
     if faults is None:
         return directory.read_rows("faults.jsonl")

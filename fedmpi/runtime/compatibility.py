@@ -58,7 +58,7 @@ def check_trainable_parameters(where: str, module: Any, made_by: Any) -> None:
 
     Args:
         where: The origin of the module, for messages, such as "model.name: cnn".
-        made_by: The function or class that made the module; the UserError raised here names its file.
+        made_by: The function or class that made the module; error messages name its file.
     """
     trained = [p for p in module.parameters() if p.requires_grad] if isinstance(module, nn.Module) else []
     if not trained:
@@ -188,7 +188,7 @@ def check_cohort_and_batch_sizes(settings: Settings, data: FederatedData) -> Non
 
 
 def _find_idle_clients(settings: Settings, data: FederatedData) -> list[int]:
-    """Return the clients that make no step, because train.drop_last is true and their samples do not fill a batch."""
+    """Return the clients that do not train, because train.drop_last is true and their samples do not fill a batch."""
     size = settings.train.batch_size
     if not settings.train.drop_last or size == "full":
         return []
@@ -289,7 +289,7 @@ def check_robust_rule(rule: str, options: Mapping[str, Any], members: int, idle:
 
     Args:
         members: The number of clients per round.
-        idle: Clients that make no step. If there are any, UserError is raised, because their zero updates would
+        idle: Clients that do not train. If there are any, UserError is raised, because their zero updates would
             distort the result.
     """
     if idle:
@@ -315,7 +315,7 @@ def check_robust_rule(rule: str, options: Mapping[str, Any], members: int, idle:
 def check_analysis_and_protocols(
     settings: Settings, method: Method, task: Any, net: FeaturesAndHead, data: FederatedData, messages: MessageLayouts
 ) -> None:
-    """Check that the configured analyses are possible; warn if no protocol evaluates the models that clients have."""
+    """Check that the configured analyses are possible; warn if clients have models that no protocol evaluates."""
     if settings.analysis:
         _check_analysis(settings, task, net, data, messages)
     own, mixed = personal_groups(messages), overrides(method, "personal_weights") and method.client_state
@@ -331,7 +331,7 @@ def check_analysis_and_protocols(
 def _check_analysis(
     settings: Settings, task: Any, net: FeaturesAndHead, data: FederatedData, messages: MessageLayouts
 ) -> None:
-    """Raise UserError if a configured analysis is not possible with this model, method, data or section `faults`."""
+    """Raise UserError if a configured analysis is not possible with this model, method, data or fault handling."""
     named = f"analysis: {', '.join(settings.analysis)}"
     if not messages.shared.selects_all:
         method = settings.method.name

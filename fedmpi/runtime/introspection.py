@@ -136,7 +136,7 @@ def describe_component(kind: str, name: str) -> ComponentDescription:
 
 
 def _describe_parameter(text: str, name: str) -> str:
-    """Return a parameter's description in a docstring: the text after `name:`, or the first sentence with its name."""
+    """Find a parameter's description in a docstring: the text after `name:`, or the first sentence with the name."""
     plain = re.sub(r"\s+", " ", text)
     own = re.search(rf"(?:^|[.;:,)] ){name}: (.+?)(?=\. |[;.] \w+: |\.?$)", plain)
     if own:

@@ -32,7 +32,7 @@ def estimate_memory(experiment: Experiment, size: int, gathers_on_gpu: bool) -> 
 
     Returns:
         A dict with the keys RANK_0 (bytes on rank 0 for uploads, models and server state), TRAINING_RANK (bytes on a
-        training rank for uploads, models and client states) and CLIENT_STATE (the client states' part of the latter).
+        training rank for uploads, models and client states) and CLIENT_STATE (the part of these for client states).
     """
     s, messages = experiment.settings, experiment.messages
     model, upload = messages.sizes["d"] + messages.sizes["b"], messages.max_upload_size()
@@ -54,7 +54,7 @@ def estimate_memory(experiment: Experiment, size: int, gathers_on_gpu: bool) -> 
 
 
 def _max_client_states(experiment: Experiment, size: int) -> int:
-    """Return the largest number of client states in the memory of a training rank.
+    """Return the maximum number of client states in the memory of a training rank.
 
     Only clients that can be sampled, or that have a model to evaluate, have a state in memory.
     """
@@ -129,7 +129,7 @@ def measure_free_bytes(device: torch.device) -> dict[str, int | None]:
 def check_memory(ranks: Mapping[int, Mapping[str, Any]], trains: Collection[int], gathers_on_gpu: bool) -> None:
     """Check that each host and each GPU has enough memory for the ranks that use it.
 
-    All ranks obtain the same result, because it depends on the arguments only.
+    All ranks obtain the same result, because it depends only on the arguments.
 
     Args:
         ranks: A dict from rank to a dict with the rank's `host`, `gpu` ("" without a GPU), `needs` (the result of

@@ -115,11 +115,11 @@ def check_agreement(comm: Communicator, items: Mapping[str, str], timeout_s: flo
 
     Args:
         items: A dict from name to the value or digest to compare.
-        timeout_s: Largest time in seconds to wait for other ranks.
+        timeout_s: Maximum time in seconds to wait for other ranks.
 
     Raises:
-        UserError: Ranks differ. Every rank raises the same error, which lists the ranks that differ from rank 0 and the
-            names of the items that differ.
+        UserError: The ranks disagree. Every rank raises the same error, which lists the ranks that differ from rank 0
+            and the names of the items that differ.
     """
     mine = "\n".join(f"{name}={value}" for name, value in items.items())
     if len(mine.encode()) > 4000:  # too many items for one message: compare one digest of all

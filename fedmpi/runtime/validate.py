@@ -87,9 +87,9 @@ def _describe_sample(shape: Shape) -> str:
 
 
 def _describe_sites(data: FederatedData, task: Task) -> list[tuple[str, str]]:
-    """Return a row (label, text) for each site: how many samples each part of its data has.
+    """Return a row (label, text) for each site: the number of samples in each part of its data.
 
-    The samples of each class, or the events of survival data, are also counted.
+    The numbers of samples per class, or of events in survival data, are also given.
     """
     rows = []
     for client, name in list(enumerate(data.site_names))[:MAX_SITES_SHOWN]:

@@ -98,7 +98,7 @@ class Sweep:
         return "_".join(axis.format_slug(labels[axis.name]) for axis in self._list_axes(labels))
 
     def _list_axes(self, labels: Labels) -> list[Axis]:
-        """Return those axes of the sweep and of its candidates for which `labels` contains a label."""
+        """Return the axes, including those of the section `tune`, that have a label in `labels`."""
         all_axes = (*self.axes, *(self.tuning.axes if self.tuning else ()))
         return [axis for axis in all_axes if axis.name in labels]
 
@@ -171,7 +171,7 @@ class Sweep:
         ]
 
     def known_runs(self) -> list[Settings]:
-        """Return the settings of all runs of the first stage, and of the final runs whose candidates are chosen."""
+        """Return the settings of all first-stage runs, and of the final runs whose candidates have been chosen."""
         runs = [settings for _, settings in (*self.first_stage_runs(), *(self.final_runs() if self.tuning else ()))]
         return list({settings.name: settings for settings in runs if settings is not None}.values())
 
@@ -273,7 +273,7 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
 def _expand_labels(
     path: Path, axes: Sequence[Axis], include: dict[str, Any], exclude: list[dict[str, Any]]
 ) -> list[Labels]:
-    """Return the labels of each run: all combinations of labels that `include` allows and `exclude` does not."""
+    """Return the labels of each run: all combinations that match `include` and do not match any of `exclude`."""
     included_labels = read_selected_labels(path, axes, "include", include)
     excluded = [read_selected_labels(path, axes, f"exclude[{i}]", entry) for i, entry in enumerate(exclude)]
     included = [

@@ -118,7 +118,7 @@ def _describe_changed_settings(settings: Settings, recorded: dict[str, Any]) -> 
 
 
 def read_last_row(settings: Settings) -> dict[str, Any]:
-    """Read the row of the last finished round from the end of metrics.jsonl; {} if no round is finished."""
+    """Read the row of the last finished round from the end of metrics.jsonl; {} if no round has finished."""
     return next(reversed(read_last_rows(get_run_directory(settings) / "metrics.jsonl", TAIL_BYTES)), {})
 
 

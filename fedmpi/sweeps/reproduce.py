@@ -115,7 +115,7 @@ def write_comparison(sweep: Sweep, to: Path, print_line: PrintLine) -> int:
         from the published one; otherwise 0.
 
     Raises:
-        UserError: if no run is finished, or the files cannot be written.
+        UserError: if no run has finished, or the files cannot be written.
     """
     tables = [
         results_table.collect_results(sweep, metric, summary_part)

@@ -120,13 +120,13 @@ def collect_results(
     """Collect one metric of all finished runs of a sweep.
 
     Args:
-        metric: the metric to collect; None: the first published metric, or, if nothing is published, the main metric of
-            the runs.
-        summary_part: the section of summary.json; None: that of the published metric, or else last.
+        metric: the metric to collect; None: the first metric in the section `published` of the sweep file or, without
+            this section, the main metric of the runs.
+        summary_part: the section of summary.json; None: that of the published metric or, if there is none, "last".
         rows: the axis whose labels form the rows; None: the first axis.
 
     Raises:
-        UserError: if no run is finished, no run has the metric, or the runs used different plug-ins or data.
+        UserError: if no run has finished, no run has the metric, or the runs used different plug-ins or data.
     """
     arguments = {"--metric": metric, "--round": summary_part, "--rows": rows}
     options = [word for name, value in arguments.items() if value for word in (name, value)]
@@ -187,7 +187,9 @@ def _choose_metric(
 ) -> tuple[str | None, str, PublishedResults | None]:
     """Choose the metric, its section of summary.json, and the published values to compare it with.
 
-    The arguments are the metric and the section that the user requested, or None.
+    Args:
+        metric: the metric that the user requested; None: not specified.
+        summary_part: the section that the user requested; None: not specified.
     """
     candidates = [each for each in sweep.published if metric in (None, each.metric_key[1])]
     published = next((each for each in candidates if summary_part in (None, each.metric_key[0])), None)
@@ -280,7 +282,7 @@ def compute_paired_difference(table: ResultsTable, key: CellKey) -> tuple[float,
     Returns:
         The mean difference over the seeds that both cells have, its standard error, and a verdict. The verdict is
         "better" or "worse" ("higher" or "lower" for diagnostics) if 0 lies outside the 95 % interval, otherwise "".
-        None for the first row, and for cells with fewer than two seeds in common.
+        The result is None for the first row, and for cells that share fewer than two seeds.
     """
     reference, cell = (table.cells.get(each) for each in ((*table.rows[0], *key[1:]), key))
     if reference is None or cell is None or reference is cell:

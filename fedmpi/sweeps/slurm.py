@@ -77,7 +77,7 @@ def submit_sweep(sweep: Sweep, options: ArrayOptions, dry_run: bool, print_line:
         The exit code, 0.
 
     Raises:
-        UserError: if an option is invalid, or a command of Slurm fails.
+        UserError: if an option is invalid, or a Slurm command fails.
     """
     if invalid := [option for option in options.options if not option.startswith("-")]:
         raise UserError(
@@ -214,7 +214,7 @@ def _submit_job(arguments: Sequence[str], script: str | None, dry_run: bool, pri
 
 
 def _run_slurm_command(*command: str, stdin: str | None = None) -> str:
-    """Run a command of Slurm and return its output; raise UserError if it fails or is not installed."""
+    """Run a Slurm command and return its output; raise UserError if it fails or is not installed."""
     try:
         process = subprocess.run(
             command, input=stdin, capture_output=True, encoding="utf-8", errors="replace", timeout=COMMAND_TIMEOUT_S

@@ -89,7 +89,7 @@ def print_and_write_table(
 
 
 def build_tables(table: ResultsTable) -> list[tuple[Rows, str]]:
-    """Return the table of means and, if rows share seeds, the table of paired differences, each with its caption."""
+    """Return the table of means and, if rows share seeds, the table of paired differences, each with a caption."""
 
     def format_rows(keys: Sequence[CellKey], write: Callable[[ResultsTable, CellKey], str]) -> Rows:
         return [[" ".join(row), *(write(table, (*row, *column)) for column in table.columns)] for row in keys]
@@ -143,7 +143,7 @@ def _format_mean_and_std(table: ResultsTable, mean: float, spread: float) -> str
 
 
 def format_caption(table: ResultsTable) -> str:
-    """Return the caption of the table of means: the metric, the chosen candidates, and the command that creates it."""
+    """Return the caption of the table of means: its metric, the chosen candidates, and the command that creates it."""
     what = f"{table.metric.replace('_', ' ')}, {PART_TITLES[table.summary_part]}"
     text = f"{what}, mean and sample standard deviation (n - 1) over {pluralize(table.num_seeds, 'seed')}"
     if table.source:
@@ -227,7 +227,7 @@ def _format_latex_row(row: Sequence[str]) -> str:
 
 
 def escape_latex(cell: str) -> str:
-    r"""Escape special characters of LaTeX in a string, and replace line breaks by spaces.
+    r"""Escape LaTeX's special characters in a string, and replace line breaks with spaces.
 
     >>> print(escape_latex("a_b 5%"))
     a\_b 5\%

@@ -2,8 +2,8 @@
 
 The section `tune` of a sweep file contains the candidates (`grid`), the metric that compares them (`by`) and its
 section of summary.json (`of`). `per` lists axes; a candidate is chosen for each combination of their labels. `using`
-selects the runs for the comparison. The candidate with the best mean over these runs is chosen; in a tie, the first
-such candidate. A candidate is excluded if any of its runs diverged or ended without a finite value of the metric.
+selects the runs for the comparison. The candidate with the best mean over these runs is chosen (the first, if several
+are equal). A candidate is excluded if any of its runs diverged or ended without a finite value of the metric.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ IgnoredTarget = float | Literal["nan"]  # the option `ignore` of tasks with real
 class Task(ABC):
     """A task defines the loss that clients minimise and the metrics by which a model is evaluated.
 
-    Outputs (B, ...) and targets y (B, ...) may have any shape, and targets any type. Only `loss` and `metrics` are
-    required; all other members have defaults.
+    Outputs (B, ...) and targets y (B, ...) may have any shape, and targets may have any dtype. Only `loss` and `metrics`
+    are required; all other members have defaults.
 
     Args:
         classes: the number of classes of the data set; 1 for a real-valued target.
@@ -163,7 +163,7 @@ def name_output_columns(outputs: Tensor, names: Sequence[str]) -> dict[str, Any]
 
 
 def list_output_names(names: Sequence[str], outputs: Tensor) -> Sequence[str]:
-    """Return names of the c columns of outputs (n, c, ...): `names` if it has c items, otherwise the numbers 0..c-1."""
+    """Return c names for the columns of outputs (n, c, ...): `names` if it has c items, otherwise "0" to c - 1."""
     c = outputs.shape[1]
     return names if len(names) == c else [str(number) for number in range(c)]
 

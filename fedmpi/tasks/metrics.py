@@ -110,7 +110,7 @@ def multiclass_auroc(f: Tensor, y: Tensor) -> float:
 
 
 def multilabel_auroc(f: Tensor, y: Tensor, counted: Tensor) -> float:
-    """Return the mean AUROC over labels; samples whose target of a label is ignored are left out for this label.
+    """Return the AUROC averaged over labels; for each label, samples whose target is ignored are left out.
 
     Args:
         f: logits, (n, c).

@@ -23,7 +23,7 @@ def cross_entropy_per_position(f: Tensor, y: Tensor, ignore: int = IGNORE_INDEX,
         y: targets, (B, ...).
         ignore: the target value to ignore.
         row_by_row: whether the logits are first reshaped to one row (c,) per position. This is slower on a CPU. On a
-            GPU it is always done, because the kernels for other shapes sum in no fixed order.
+            GPU it is always done, because the kernels for other shapes are not deterministic.
     """
     if row_by_row or f.is_cuda:
         rows = f.movedim(1, -1).flatten(0, -2)
@@ -32,7 +32,7 @@ def cross_entropy_per_position(f: Tensor, y: Tensor, ignore: int = IGNORE_INDEX,
 
 
 def invalid_class_message(y: Tensor, classes: int, ignore: int | None) -> str:
-    """Return an error message about the first class number that is not in 0..classes-1, or "" if there is none."""
+    """Return an error message about the first target class that is not in 0..classes-1, or "" if there is none."""
     invalid = ((y < 0) | (y >= classes)) & is_counted(y, ignore)
     if not bool(invalid.any()):
         return ""
@@ -67,7 +67,7 @@ class NextSymbol(Task):
         return f.mT if tuple(f.shape[1:]) == (y.shape[1], self.classes) else f
 
     def reduce_outputs(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return the loss of each symbol and whether its prediction is right, (B, L, 2).
+        """Return two numbers per symbol, (B, L, 2): its loss, and 1 if it is predicted correctly, otherwise 0.
 
         These need less memory than the logits for a whole data split.
         """

@@ -64,7 +64,7 @@ def check_targets(name: str, task: Any, y: Tensor, outputs: tuple[int, ...], par
 def metric_names(task: Any, outputs: tuple[int, ...], y: Tensor) -> tuple[str, ...]:
     """Return the names of the task's metrics, the main metric first.
 
-    If a user's task does not define `names`, they are the keys that its `metrics` returns for two outputs of zeros.
+    If a task does not define `names`, the names are the keys of what its `metrics` returns for two outputs of zeros.
 
     Args:
         outputs: the shape of the model's outputs for one sample.

@@ -135,9 +135,9 @@ def _export_onnx(module: nn.Module, settings: Settings, client: str | None, prin
 
 
 def _export_and_compare(module: nn.Module, file: Path, inputs: dict[str, Tensor]) -> tuple[float, float]:
-    """Export a module to an ONNX file, and compare the outputs of module and file on batches of several sizes.
+    """Export a module to an ONNX file, and compare the outputs of the two on batches of several sizes.
 
-    Returns the largest absolute difference of outputs, and the largest absolute output of the module.
+    Returns the largest absolute difference between outputs, and the largest absolute output of the module.
     """
     import onnxruntime
 

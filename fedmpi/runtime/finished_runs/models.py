@@ -64,7 +64,7 @@ class _PlaceholderTask:
 
 
 class ClientPredictor(nn.Module):
-    """A client's model that needs more than a network to predict, such as the client's training data in kNN-Per.
+    """A client's model whose predictions need more than a network, such as the client's training data in kNN-Per.
 
     `network` is the network that the predictions use. The outputs do not carry gradients.
     """

@@ -2,7 +2,7 @@
 
 Files are first compared with their checksums in checksums.json, and with each other. Then some rounds are trained
 again, and their results are compared with those of the run. If code, torch version or machine differ from those of the
-run, this may change the last bits of numbers. Such a difference is reported as "cannot tell" and not as "altered".
+run, the last bits of numbers may differ. Such a difference is reported as "cannot tell" and not as "altered".
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def verify_all(place: Path, print_line: PrintLine, options: VerifyOptions) -> in
     """Verify a run directory, or all run directories of a sweep.
 
     Returns:
-        The exit code: 1 if any run was altered; otherwise 2 if it cannot be told for some run; otherwise 0.
+        The exit code: 1 if any run was altered; otherwise 2 if any run remains undecided; otherwise 0.
     """
     is_run, working_dir = (place / "config.yaml").is_file(), Path.cwd()
     runs = [place] if is_run else sorted(path.parent for path in place.glob("*/config.yaml"))
@@ -128,7 +128,7 @@ def verify_run(run: Path, print_line: PrintLine, options: VerifyOptions, working
             directory of the process.
 
     Returns:
-        The exit code: 0 if the run is verified, 1 if it was altered, 2 if that cannot be told.
+        The exit code: 0 if the run is verified, 1 if it was altered, 2 if this remains undecided.
 
     Raises:
         UserError: `run` is not a run directory, or it is not trusted and its config names code outside fedmpi.
@@ -204,7 +204,7 @@ def _read_rows(path: Path, findings: Findings) -> list[dict[str, Any]]:
 
 
 def _check_records_consistent(run: Path, settings: Settings, rows: Rows, reason: str, findings: Findings) -> None:
-    """Check that rows of metrics.jsonl, settings, summary, models and checkpoints are consistent.
+    """Check that settings, summary, models and checkpoints agree with metrics.jsonl and with each other.
 
     reason: why the run ended; "" if it has not ended.
     """
@@ -246,7 +246,7 @@ def _check_records_consistent(run: Path, settings: Settings, rows: Rows, reason:
 
 
 def _check_summary(run: Path, rows: Rows, settings: Settings, findings: Findings) -> None:
-    """Compute the summary from the rows of metrics.jsonl again, and compare it with summary.json."""
+    """Recompute the summary from the rows of metrics.jsonl, and compare it with summary.json."""
     classes = str(read_model_metadata(run / MODEL).get("classes", ""))
     task = registry.make_component(tasks.KIND, settings.task)(int(classes)) if classes.isdigit() else None
     lost, lower_is_better = _read_rows(run / "faults.jsonl", findings), tuple(getattr(task, "lower_is_better", ()))
@@ -316,7 +316,7 @@ def _describe_row_differences(
         span: (start, last): the round of the checkpoint from which the replay starts, and the last round to compare.
             Round `start` is evaluated again, but not analysed again.
         stopped: whether the replay ended without evaluating its last round.
-        tolerance: the allowed difference of numbers; None: they must be equal.
+        tolerance: the allowed difference between numbers; None: they must be equal.
     """
     start, last = span
     end = max(replayed.rounds, default=-1) if stopped else None  # the round that was not evaluated

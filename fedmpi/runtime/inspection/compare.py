@@ -1,4 +1,4 @@
-"""Compare two runs in settings, data, code and machine, and find the first round in which their results differ.
+"""Compare settings, data, code and machine of two runs, and find the first round in which their results differ.
 
 Results are the final model, and the rows of `metrics.jsonl` and `clients.jsonl` without values that depend on the
 ranks, such as times and bytes. `fedmpi verify` and `fedmpi replay` use the same functions to compare a run with its
@@ -75,7 +75,7 @@ class RunRecord:
 
 
 class Difference(NamedTuple):
-    """A key of a row whose values `a` and `b` in two runs are not equal; a missing key has the value MISSING."""
+    """A key of a row whose values `a` and `b` in two runs differ; the value of a missing key is MISSING."""
 
     key: str
     a: Any
@@ -92,7 +92,7 @@ def find_differing_rows(
     Args:
         a, b: the records of the two runs.
         name: the file, such as metrics.jsonl.
-        tolerance: largest allowed difference of numbers, relative to the larger number if that is above 1; hashes are
+        tolerance: maximum difference between numbers, relative to the larger number if that is above 1; hashes are
             not compared. None: values and hashes must be equal.
         partial: a round that run b has not evaluated. In this round, only the keys that b has recorded are compared.
     """

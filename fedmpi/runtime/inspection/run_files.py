@@ -107,7 +107,7 @@ def find_last_modified(paths: Sequence[Path]) -> float | None:
 
 
 def find_error_line(path: Path, size: int = 1 << 16) -> str:
-    """Return the last line of a log that contains "error", or else its last line; "" if the log is empty or missing."""
+    """Return the last line with "error" in a log or, if there is none, the last line; "" if the log has no lines."""
     try:
         with path.open("rb") as file:
             file.seek(max(file.seek(0, 2) - size, 0))

@@ -1,4 +1,4 @@
-"""Write files atomically, also in case of a power failure, and write files of tensors with a checksum.
+"""Write files atomically, even if the power fails, and write files of tensors with a checksum.
 
 A file is written under a temporary name, synchronised to disk (fsync) and renamed; then its folder is synchronised. The
 safetensors metadata of a file of tensors contain {"facts": other values as a JSON string, "sha256": checksum of facts

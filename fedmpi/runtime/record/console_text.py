@@ -51,7 +51,7 @@ def describe_run(experiment: Experiment, job: Job, backend: str, ranks: Sequence
 
 
 def describe_experiment(experiment: Experiment) -> str:
-    """Return a line with method, data set, model and number of parameters. Plug-ins are named without their folder."""
+    """Return a line that names method, data set, model and number of parameters; plug-ins lose their folder."""
     s = experiment.settings
     method, source, model = (Path(name).name for name in (s.method.name, s.data.source, s.model.name))
     untrained = sum(p.numel() for p in experiment.model.frozen.values())
@@ -65,8 +65,8 @@ def describe_training(s: Settings, clients: int, sets_training_length: bool = Fa
     Args:
         s: The settings.
         clients: The number of clients.
-        sets_training_length: Whether options of the method set the amount of training; epochs and steps are then
-            omitted.
+        sets_training_length: Whether options of the method set the length of training; the epochs or steps of the
+            section `train` are then omitted.
     """
     train, members = s.train, scheduler.cohort_size(clients, s.cohort.fraction, s.cohort.size)
     work = pluralize(train.steps or 0, "step") if train.epochs is None else pluralize(train.epochs, "epoch")

@@ -49,7 +49,7 @@ PREPROCESSING, FORMAT = "preprocessing.json", 1
 
 # ---- partition.json and partition.npz ----
 def write_partition(directory: RunDirectory, scheme: str, seed: int, data: FederatedData) -> None:
-    """Write partition.json and, except in silo mode, where samples have no common numbering, partition.npz."""
+    """Write partition.json and partition.npz; in silo mode only the former, as samples have no common numbering."""
     sizes = data.train_sizes
     counts = data.label_counts if data.label_counts_shared and data.label_counts.any() else None
     facts: dict[str, Any] = {"scheme": scheme, "seed": seed, "clients": len(sizes)}
@@ -70,7 +70,7 @@ def write_partition(directory: RunDirectory, scheme: str, seed: int, data: Feder
 
 
 def read_client_sizes(run_dir: Path, facts: dict[str, Any]) -> tuple[Any, Any]:
-    """Return the numbers of training samples, and the label counts, of all clients; each is None if not recorded.
+    """Return the numbers of training samples, and the label counts, of all clients; None for those not recorded.
 
     facts: the content of partition.json.
 
@@ -112,7 +112,7 @@ class Preprocessing:
             rows: The number of rows.
 
         Raises:
-            UserError: Sites have their own statistics, but the site of a row is not given or unknown.
+            UserError: Sites have their own statistics, but the site of a row is missing or unknown.
         """
         if not self.target_sites:
             return [self.targets[""]] * rows if self.targets else None
@@ -186,7 +186,7 @@ def site_preprocessing_path(run: Path, site: str) -> Path:
 def find_own_preprocessing(run: Path, silos: Sequence[str], site: str | None) -> Path:
     """Return the path of a site's preprocessing.json.
 
-    If `site` is None, the path of any site is returned, provided that the files of all sites on this host are equal.
+    If `site` is None, the files of all sites on this host must be equal, and the path of any of them is returned.
 
     Raises:
         UserError: The site is unknown, the file is not on this host, or `site` is None and the sites' files differ.

@@ -4,7 +4,7 @@ loggers: [tensorboard, {wandb: {project: mine}}]        `fedmpi list loggers`
 callbacks: [mine.py:Watch, {mine.py:Watch: {every: 5}}]
 
 Rank 0 calls loggers and callbacks with copies of its data. An error in one of them does not end the run: a warning is
-given, and the object is not called again. A class of `callbacks` has one or more of the following methods; its options
+given, and it is not called again. A class of `callbacks` has one or more of the following methods; its options
 in the config are the arguments of its __init__:
 
     begin(run)      run: a dict with name, directory, id, settings, first (the first round that `round` will receive)

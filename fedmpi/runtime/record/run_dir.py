@@ -117,10 +117,10 @@ class RunDirectory:
 
     @contextmanager
     def _lock_for_writing(self, name: str) -> Iterator[Path]:
-        """Yield the path of a file to write; other threads cannot write within this context.
+        """Yield the path of a file, so that the caller can write it; other threads cannot write within this context.
 
         Raises:
-            UserError: an OSError occurred while the file was written.
+            UserError: the file could not be written.
         """
         try:
             with self._lock:
@@ -144,8 +144,8 @@ class RunDirectory:
 
         Args:
             t: The last round that is complete.
-            analysed: Whether to keep the analysis of round t. False if the last round was analysed only because it was
-                the last, and the resumed run is longer.
+            analysed: Whether to keep the analysis of round t. Use False if round t was analysed only because the run
+                ended with it, and the resumed run is longer.
 
         Returns:
             The number of rows in metrics.jsonl before the deletion.
@@ -165,7 +165,7 @@ class RunDirectory:
         """Close the directory of a failed run: remove incomplete lines, and keep other threads from writing.
 
         Returns:
-            False if the run had already finished, or if another thread did not stop writing in CLOSE_TIMEOUT_S seconds.
+            False if the run had already finished, or another thread still wrote after CLOSE_TIMEOUT_S seconds.
         """
         if not self._lock.acquire(timeout=CLOSE_TIMEOUT_S) or (self.path / "summary.json").exists():
             return False

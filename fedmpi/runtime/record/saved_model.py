@@ -55,7 +55,7 @@ def format_personal_notice(facts: Mapping[str, Any]) -> str:
 
 
 def describe_best_model(run_dir: Path) -> dict[str, Any] | None:
-    """Return {"file", "metric", "round", "value"} of the best model of a run; None if there is none."""
+    """Return a dict with the file, metric, round and value of the best model of a run; None if there is none."""
     facts = read_model_metadata(run_dir / BEST)
     return {"file": BEST, **{key: facts.get(key) for key in ("metric", "round", "value")}} if facts else None
 
