@@ -54,7 +54,7 @@ def _plot_by_parameters(lines: Mapping[str, Sequence[Run]], metric: str) -> Figu
 
     Args:
         lines: a dict from the label of each line to its runs; the line shows the mean over these runs.
-        metric: the metric.
+        metric: the name of the metric.
     """
     series, data = list[Series](), list[list[Value]]()
     for label, runs in lines.items():

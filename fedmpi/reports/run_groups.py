@@ -53,7 +53,7 @@ class Run:
         clients, faults, analysis: the rows of clients.jsonl, faults.jsonl and analysis.jsonl.
         updates: the rows of update_stats.jsonl.
         summary, environment, identity, partition: the content of the JSON file with this name.
-        state: why the run ended, or that it has not ended.
+        state: why the run ended, or a remark that it has not ended.
         complete: whether the run finished or was stopped early by evaluate.best.patience.
         rounds: the numbers of the finished rounds.
         last_hash: SHA-256 of the model after the last round.

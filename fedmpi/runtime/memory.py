@@ -122,7 +122,7 @@ def check_host_memory(experiment: Experiment, job: Job) -> dict[str, int]:
 
 
 def measure_free_bytes(device: torch.device) -> dict[str, int | None]:
-    """Return the free bytes of this host (key "host") and of a GPU (key "gpu"); None if unknown or not a GPU."""
+    """Return the free bytes of this host (key "host") and of a GPU (key "gpu"); None if unknown or on a CPU."""
     return {"host": get_available_bytes(), "gpu": torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None}
 
 

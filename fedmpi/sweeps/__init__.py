@@ -1,1 +1,1 @@
-"""Sweeps: expand a file into many runs, train them here or as a Slurm array, tune settings, and make result tables."""
+"""Sweeps: expand a file into many runs, train them locally or as a Slurm array, tune settings, make result tables."""

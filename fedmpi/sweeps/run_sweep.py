@@ -35,8 +35,8 @@ def run_sweep(sweep: Sweep, jobs: str, train_run: pool.TrainFunction, print_line
         print_line: prints a line of progress.
 
     Returns:
-        The exit code: 0 if all runs are finished; 75 if a signal stopped the sweep, or if another process trains some
-        of the runs.
+        The exit code: 0 if all runs are finished; 75 if a signal stopped the sweep, or if another process is training
+        some of the runs.
 
     Raises:
         UserError: if a run failed; the error is raised when all other runs have ended.

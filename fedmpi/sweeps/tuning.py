@@ -63,7 +63,7 @@ class Tuning:
 
     @property
     def evaluation_layer(self) -> ConfigLayer:
-        """The settings with which runs evaluate the metric on validation rows; any other setting takes precedence."""
+        """The settings with which runs evaluate the metric on validation rows; all other settings override them."""
         return loading.nest_value("evaluate.best.metric", self.metric, "tune.by")
 
     def is_tuning_run(self, labels: Mapping[str, str]) -> bool:

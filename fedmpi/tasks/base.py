@@ -22,7 +22,7 @@ IgnoredTarget = float | Literal["nan"]  # the option `ignore` of tasks with real
 class Task(ABC):
     """A task defines the loss that clients minimise and the metrics by which a model is evaluated.
 
-    Outputs (B, ...) and targets y (B, ...) may have any shape, and targets may have any dtype. Only `loss` and `metrics`
+    Outputs (B, ...) and targets y (B, ...) may have any shape, and targets also any dtype. Only `loss` and `metrics`
     are required; all other members have defaults.
 
     Args:

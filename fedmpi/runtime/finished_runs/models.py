@@ -103,7 +103,7 @@ def load_global_model(run_dir: Path, settings: Settings, name: str = MODEL) -> n
 
 @dataclass(frozen=True)
 class RunModel:
-    """A reference to a model of a run: the global model or a client's, after the last round or the best one.
+    """A reference to the final or the best model of a run, either the global model or that of a client.
 
     Attributes:
         run_dir: the run directory.
@@ -248,7 +248,7 @@ def _build_experiment_without_data(
 
 # ---- the state of server and clients ----
 def _restore_state(fed: Federation, experiment: Experiment, run_dir: Path, t: int) -> None:
-    """Restore the state of server and clients after round t. Raises UserError if its checkpoint cannot be read."""
+    """Restore the state of server and clients after round t; raise UserError if that checkpoint cannot be read."""
     assert fed.server is not None
     path, messages = run_dir / "checkpoints" / f"{t:06}.safetensors", experiment.messages
     if t < 0:  # a run of 0 rounds: all have their initial state
