@@ -71,7 +71,7 @@ Part = Figure | Table | Paragraph
 
 @dataclass(frozen=True)
 class Section:
-    """A section of a report page; its `name` is its anchor, which is unique on the page."""
+    """A section of a report page; its `name` serves as its anchor and is unique on the page."""
 
     name: str
     title: str

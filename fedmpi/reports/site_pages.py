@@ -260,7 +260,7 @@ def _count_weights(model: Path) -> int | None:
 
 
 def build_samples_table(all_sites: Sequence[Site]) -> Table:
-    """Return a table of the number of samples by site and, if they are known and there are few classes, by class."""
+    """Return a table of the number of samples by site and, if it is known and there are few classes, by class."""
     classes = range(len(all_sites[0].label_counts or ()))
     shown = classes if len(classes) <= MAX_CLASSES_SHOWN else range(0)
     rows: list[list[Value]] = [

@@ -228,7 +228,7 @@ def read_baseline(run: Run, path: Path) -> BaselineRun:
 def format_baseline_command(run: Run) -> str:
     """Return the command that trains a local baseline of `run`, and a note on how to start and use it.
 
-    The command resets server.rule and record.updates: gram, which need updates of the model that no site sends here.
+    The command resets server.rule and record.updates: gram, which need model updates; here no site sends any.
     """
     words = [quote(f"name={run.name}_alone"), "'method={name: local}'", "evaluate.protocol=[personal]"]
     words += ["server.rule=auto"] if run.config.get("server.rule.name", "auto") != "auto" else []

@@ -300,7 +300,7 @@ def make_rule(settings: Settings) -> ServerRule | None:
 def make_trainer(experiment: Experiment, stop: Callable[[], bool]) -> ClientTrainer:
     """Make the object that trains clients on this rank.
 
-    stop: Function that returns whether a stop of the run was requested.
+    stop: Function that returns whether the run should stop.
     """
     s = experiment.settings
     e = experiment
@@ -326,7 +326,7 @@ def make_federation(
     """Make the `Federation` of this rank, which runs the rounds, with its trainer and server optimiser.
 
     Args:
-        stop: Function that returns whether a stop of the run was requested.
+        stop: Function that returns whether the run should stop.
         callbacks: Functions that the engine calls after each round and on other events.
         regroups: Whether the job can continue after a rank failure; if not, faults.on_lost_rank is treated as `abort`.
     """

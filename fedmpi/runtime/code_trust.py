@@ -96,7 +96,7 @@ def load_replay_settings(
     Args:
         trust: Whether code outside fedmpi that the config names may be executed.
         overrides: Settings KEY=VALUE of the caller, which are trusted.
-        place: Settings KEY=VALUE of `output` and `name` for the replay; default: NAME-replay in the same folder.
+        place: Settings KEY=VALUE that give the replay its `output` and `name`; default: NAME-replay next to the run.
     """
     given = ["faults.on_lost_rank=abort", "checkpoint.resume=never"]
     files = {"faults.replay": "faults.jsonl", "init.from": "initial.safetensors"}

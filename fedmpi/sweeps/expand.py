@@ -273,7 +273,7 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
 def _expand_labels(
     path: Path, axes: Sequence[Axis], include: dict[str, Any], exclude: list[dict[str, Any]]
 ) -> list[Labels]:
-    """Return the labels of each run: all combinations that match `include` and do not match any of `exclude`."""
+    """Return the labels of each run: all combinations of labels that match `include` but not `exclude`."""
     included_labels = read_selected_labels(path, axes, "include", include)
     excluded = [read_selected_labels(path, axes, f"exclude[{i}]", entry) for i, entry in enumerate(exclude)]
     included = [

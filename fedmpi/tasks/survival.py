@@ -69,7 +69,7 @@ def cox_loss(f: Tensor, y: Tensor) -> Tensor:
     """Return the negative partial log-likelihood of log hazards f (B,) for targets y (B, 2), divided by B.
 
     The loss is a float64 scalar, 0 if there is no event. The loss is computed in float64 because a sample that
-    outlives all others contributes gradient 0; in float32 this could be 1e-6, which Adam would scale to a full step.
+    outlives all others must have gradient 0; in float32 it could be 1e-6, which Adam would scale to a full step.
     """
     f = f.double()
     time, order = y[:, 1].sort(descending=True, stable=True)

@@ -134,8 +134,8 @@ class Predictor:
 
     Arguments of a call:
         rows: a file, as for `fedmpi predict`. Tables can also be given as a DataFrame or a mapping of columns, and the
-            contents of an npz file as an array (n, ...) of n samples. Data of any kind can be
-            given as inputs that are already prepared for the model.
+            contents of an npz file as an array (n, ...) of n samples. Data of any kind can be given as inputs that are
+            already prepared for the model.
         site: the site of the rows, if each site prepares its rows with statistics of its own training rows.
         ids: names of columns that are copied to the output.
     """

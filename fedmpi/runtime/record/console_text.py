@@ -51,7 +51,7 @@ def describe_run(experiment: Experiment, job: Job, backend: str, ranks: Sequence
 
 
 def describe_experiment(experiment: Experiment) -> str:
-    """Return a line that names method, data set, model and number of parameters; plug-ins lose their folder."""
+    """Return a line with method, data set, model and number of parameters; plug-ins are named without folders."""
     s = experiment.settings
     method, source, model = (Path(name).name for name in (s.method.name, s.data.source, s.model.name))
     untrained = sum(p.numel() for p in experiment.model.frozen.values())

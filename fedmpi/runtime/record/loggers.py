@@ -3,9 +3,9 @@
 loggers: [tensorboard, {wandb: {project: mine}}]        `fedmpi list loggers`
 callbacks: [mine.py:Watch, {mine.py:Watch: {every: 5}}]
 
-Rank 0 calls loggers and callbacks with copies of its data. An error in one of them does not end the run: a warning is
-given, and it is not called again. A class of `callbacks` has one or more of the following methods; its options
-in the config are the arguments of its __init__:
+Rank 0 calls loggers and callbacks with copies of its data. An error in one of them does not end the run: it causes a
+warning, and that logger or callback is not called again. A class of `callbacks` has one or more of the following
+methods; its options in the config are the arguments of its __init__:
 
     begin(run)      run: a dict with name, directory, id, settings, first (the first round that `round` will receive)
                     and resumed (whether the run is resumed)

@@ -86,7 +86,7 @@ class Recorder(RankRecorder):
         loggers: LoggerCollection | None,
         lines: Sequence[str],
     ) -> None:
-        """Start recording: set the run directory and the loggers, print `lines`, and write all lines so far to log.txt.
+        """Start recording: set the run directory and the loggers, print `lines`, and copy earlier output to log.txt.
 
         Args:
             stop: The stop request, which is set by a signal or by a limit on the number of rounds.
