@@ -37,7 +37,7 @@ def run(settings: str | Path | config.Settings, overrides: Sequence[str] = ()) -
         The summary of the run; an empty one on ranks other than 0.
 
     Raises:
-        UserError: if the config or the data contain a mistake.
+        UserError: if there is a mistake in the config or the data.
     """
     if isinstance(overrides, str):
         raise UserError(

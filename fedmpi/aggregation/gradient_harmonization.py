@@ -12,9 +12,9 @@ CODE_EPS = 1e-7  # added to squared lengths, as in the code of FedLD's authors
 
 
 def harmonize_pairs(K: Tensor, p: Tensor) -> Tensor:
-    """Return the coefficients of the weighted mean of the updates after conflicts between pairs are removed (FedGH).
+    """Return the coefficients of the weighted mean of the updates after removal of pairwise conflicts (FedGH).
 
-    At first, g_i is the update of client i. Then, for all i < j in order, with the current values a = g_i and b = g_j:
+    Initially, g_i is the update of client i. Then, for all i < j in order, with the current values a = g_i and b = g_j:
     if <a, b> < 0,
 
         g_i <- a - (<a, b> / ||b||^2) b,        g_j <- b - (<a, b> / ||a||^2) a
@@ -53,15 +53,15 @@ def harmonize_pairs(K: Tensor, p: Tensor) -> Tensor:
 def harmonize_as_in_fedld_code(K: Tensor, history_products: Tensor) -> Tensor:
     """Return the coefficients of the aggregate of FedGH, as computed in the code of FedLD's authors.
 
-    `history` is the running mean of earlier directions of the server step. While there are more than two vectors, they
-    are sorted by their inner product with `history`. The highest is paired with the lowest, the second highest with the
-    second lowest and so on; a vector in the middle is left unchanged. The conflict of each pair is removed, and the
-    pair is replaced by its sum. If the last two vectors are in conflict, the first is made orthogonal to the second,
-    and the second is then made orthogonal to the modified first. Their sum is divided by m.
+    Let h be the running mean of earlier directions of the server step. While there are more than two vectors, they are
+    sorted by their inner product with h. The first vector is paired with the last, the second with the second to last,
+    and so on; a vector in the middle is left unchanged. The conflict of each pair is removed, and the pair is replaced
+    by its sum. If the last two vectors are in conflict, the first is made orthogonal to the second, and the second is
+    then made orthogonal to the modified first. Their sum is divided by m.
 
     Args:
         K: (m, m), the Gram matrix of the updates g_i.
-        history_products: (m,), the inner products <g_i, history>.
+        history_products: (m,), the inner products <g_i, h>.
 
     Returns:
         (m,) float64.

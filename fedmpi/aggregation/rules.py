@@ -43,15 +43,15 @@ def principal(
     scope: Literal["model", "tensor"] = "model",
     correction: Literal["text", "axis"] = "text",
 ) -> Tensor:
-    """Weighted mean of the updates after projection on their leading principal directions and rescaling (FedLD).
+    """Weighted mean of the updates after projection onto their leading principal directions and rescaling (FedLD).
 
     Args:
         keep: fraction of the m principal directions that is kept.
         scope: whether the directions are computed for the whole model (model) or for each tensor separately (tensor).
         correction: which vector is rescaled to the length of the client's update: the weighted sum of the update's
             projections on the directions (text), or each projection (axis).
-        share: the weights of the directions if correction is axis: their eigenvalues, divided by the sum (sum) or by
-            the Euclidean norm (l2) of the eigenvalues.
+        share: if correction is axis, the eigenvalues are the weights of the directions, divided by their sum (sum) or
+            by their Euclidean norm (l2).
     """
     if share == "sum" and correction == "text":
         raise UserError(
@@ -96,7 +96,7 @@ def krum(
     """Update that is closest to the other updates (Krum), or mean of several such updates (Multi-Krum; Blanchard 2017).
 
     Args:
-        byzantine: number of updates that are assumed to have arbitrary values.
+        byzantine: assumed number of Byzantine updates, whose values may be arbitrary.
         select: number of updates that are averaged; 1 for Krum.
     """
     return updates.combine(krum_coefficients(updates.gram("dw"), byzantine, select))
@@ -125,8 +125,8 @@ def principal_coefficients(
 
     g_i is the update of client i, and G has the updates as columns. Let K / m = E diag(lam) E' with the largest
     eigenvalue first. Then v_l = G e_l / sqrt(m lam_l) is the l-th principal direction, and g_il = <g_i, v_l> v_l is the
-    projection of client i's update on it. The first L = max(1, floor(keep m)) directions are kept, but at most as many
-    as the numerical rank. `text` also keeps directions whose eigenvalue equals the L-th one, because the subspace would
+    projection of client i's update onto it. The first L = max(1, floor(keep m)) directions are kept, but no more than
+    the numerical rank. `text` also keeps directions whose eigenvalue equals the L-th one, because the subspace would
     otherwise be arbitrary. The paper can be read in two ways:
 
         text    rescale the weighted sum of the projections:
@@ -140,7 +140,8 @@ def principal_coefficients(
     `text` depends only on the subspace of the kept directions, so it does not matter which eigenvectors are chosen for
     equal eigenvalues. It is continuous in the updates unless the eigenvalues L and L + 1 cross. `axis` uses only the
     signs of projections. A projection that is zero up to rounding (cosine <= 1e-9) contributes nothing, and neither
-    does an update whose projections are all zero. If all updates are zero, the coefficients are zero; nan gives nan.
+    does an update whose projections are all zero. If all updates are zero, the coefficients are zero. NaN in the
+    updates results in NaN coefficients.
 
     Args:
         K: (m, m), the Gram matrix of the updates.

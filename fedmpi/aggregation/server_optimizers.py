@@ -48,7 +48,7 @@ class ServerOptimizer:
             self.state[1].fill_(eps**2)
 
     def step(self, w: Tensor, direction: Tensor, state: Tensor) -> None:
-        """Make one step along `direction` (n,): update w (n,) and `state`, the moments (slots, n), in place."""
+        """Take one step along `direction` (n,): update w (n,) and `state`, the moments (slots, n), in place."""
         if self.name == "sgd":
             w.add_(direction, alpha=self.lr)
             return

@@ -66,7 +66,7 @@ def compute_update_stats(
         negative_pairs             the fraction of these pairs with cos < 0
         eigenvalues (m,)           lambda, the largest first
         to_direction (m,)          cos(u_i, D), if `compute_gram` is true
-        A cosine with a zero vector, and a mean over no pairs, is None.
+        Cosines with zero vectors, and means over no pairs, are None.
     """
     length = float(linear.row_norms(linear.block_norms(direction.detach()[None])))
     stats: dict[str, Any] = {

@@ -1,8 +1,8 @@
-"""Draw line charts, bar charts and heat maps with matplotlib, as SVG for a page or as files.
+"""Draw line charts, bar charts and heat maps with matplotlib, as SVG for an HTML page or as files.
 
-pyplot is not used because it chooses a window system and has global state. Charts are drawn in colours for white paper.
-In a page, each colour is replaced by a CSS variable with this colour as its default (`fill: var(--c0,#0072b2)`), so
-that the same SVG suits light and dark screens. The colours are those of Okabe and Ito, which colour-blind readers can
+pyplot is not used, because it selects a GUI back end and has global state. Charts are drawn in colours for a white
+background. In the SVG for a page, each colour becomes the default of a CSS variable (`fill: var(--c0,#0072b2)`), so
+that the same SVG suits light and dark themes. The colours are those of Okabe and Ito, which colour-blind readers can
 distinguish; lines also differ in dashes and markers.
 """
 
@@ -68,7 +68,7 @@ class Series:
 
 @dataclass(frozen=True)
 class LineChart:
-    """A chart with one or several lines."""
+    """A chart with one or more lines."""
 
     series: Sequence[Series]
     x_label: str
@@ -142,7 +142,7 @@ def render_svg(chart: Chart, name: str, title: str) -> str:
 
     Args:
         chart: the chart.
-        name: a name that is unique in the page; ids in the SVG are derived from it.
+        name: a name that is unique on the page; ids in the SVG are derived from it.
         title: the title for screen readers.
     """
     text = io.StringIO()
@@ -200,8 +200,9 @@ def _create_axes(
 ) -> Axes:
     """Create a figure with a legend at the top and axes below it.
 
-    All lengths are in inches: `high` and `wide` are height and width of the axes (wide = 0: all available width); left,
-    bottom and above are the margins around the axes. `legend` contains pairs of a matplotlib handle and a label.
+    All lengths are in inches: `high` and `wide` are the height and width of the axes (wide = 0: all available width);
+    `left`, `bottom` and `above` are the margins around the axes. `legend` contains pairs of a matplotlib handle and a
+    label.
     """
     longest = min(max((len(name) for _, name in legend), default=1), 60)
     columns = min(max(int((CHART_WIDTH - 0.1) / (0.55 + LETTER_WIDTH * longest)), 1), max(len(legend), 1))
@@ -331,9 +332,9 @@ def _draw_heat_map(chart: HeatMap) -> Axes:
 
 
 def _draw_cells(axes: Axes, values: np.ndarray, most: float) -> None:
-    """Draw one cell per number: blue if positive, red if negative, paler if small, grey if nan.
+    """Draw one cell per number: blue if positive, red if negative, paler if small, grey if NaN.
 
-    most: the absolute value that is drawn without transparency.
+    most: the absolute value at which a cell is opaque; smaller values are more transparent.
     """
     colours = np.where((values < 0)[..., None], to_rgba(COLOURS[1]), to_rgba(COLOURS[0]))
     colours[..., 3] = np.abs(values) / (most or 1.0)
@@ -352,7 +353,7 @@ def _draw_colour_scale(axes: Axes, chart: HeatMap, most: float, gaps: bool) -> N
 
     Args:
         most: the largest absolute value, at the end of the scale.
-        gaps: whether some cells are grey because they have no value, which the scale then explains.
+        gaps: whether some cells have no value; if so, the scale explains that they are grey.
     """
     figure: Any = axes.figure
     high, shades = figure.get_figheight(), np.linspace(-1 if chart.signed else 0, 1, 9 if chart.signed else 5)

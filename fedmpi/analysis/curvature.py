@@ -65,7 +65,7 @@ def analyse_curvature(
 
 
 def plot_landscape(facts: dict[str, Any]) -> charts.HeatMap:
-    """Return a chart of the loss along the first two eigenvectors, with the model in the centre."""
+    """Return a chart of the loss along the first two eigenvectors of the Hessian, with the model at the centre."""
     axis, minimum = [f"{round(float(x), 3):g}" for x in facts["axis"]], min(map(min, facts["loss"]))
     heights = [[loss - minimum for loss in row] for row in facts["loss"]]
     return charts.HeatMap(axis, axis, heights, "along the second", "along the first eigenvector", "loss")
@@ -109,7 +109,7 @@ def compute_largest_eigenpairs(
         generator: draws the initial vector.
 
     Returns:
-        The eigenvalues, (k,) float64, in descending order (a repeated eigenvalue may occur only once), and the
+        The eigenvalues, (k,) float64, in descending order (a repeated eigenvalue may be returned only once), and the
         eigenvectors, (k, d), of unit length with arbitrary signs.
 
     >>> A = torch.diag(torch.tensor([3.0, -5.0, 1.0, 2.0]))
@@ -140,7 +140,7 @@ class SubsetLoss:
     """The mean loss over a fixed random subset of all clients' training samples, as a function of the weights w (d,).
 
     Raises:
-        UserError: if the clients' samples are not in one data set, which is the case with data.silos.
+        UserError: if the clients' samples are not all in one data set, as is the case with data.silos.
     """
 
     BATCH = 512

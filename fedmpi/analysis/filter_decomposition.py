@@ -15,18 +15,18 @@ so decomposition reduces only the cross term. (Prop. 4.1 of the paper assumes th
 independent, and derives a larger gain.)
 
 variance, Fig. 3(b): every `evaluate.every`-th round, from round 0 on, is trained R times from the same global model,
-each time with another cohort and other batches. W_r is the mean (1) or (2) in replicate r, for the kernels of all
-layers that have atoms. The result is 1/(R-1) sum_r ||W_r - mean W||^2, an unbiased estimate of the variance (the paper
-does not describe its estimator). It is compared with the variance of the clients' own kernels,
-sum_k p_k ||W_k - W_bar||^2, averaged over replicates. The server's optimiser is not applied. Rounds in which the method
-does not send coefficients are marked in the output.
+each time with a different cohort and different batches. W_r is the mean (1) or (2) in replicate r, for the kernels of
+all layers that have atoms. The result is 1/(R-1) sum_r ||W_r - mean W||^2, an unbiased estimate of the variance (the
+paper does not describe its estimator). It is compared with the variance of the clients' own kernels, sum_k p_k ||W_k -
+W_bar||^2, averaged over replicates. The server's optimiser is not applied. Rounds in which the method does not send
+coefficients are marked in the output.
 
-virtual, Eq. 10, Sec. 4.1 and 6.7: starting from the final model of a run, the clients train for one more round. It has
-the number of the next round in which coefficients are sent. The product (2) is the weighted mean of alpha_i D_j over
-all pairs: the m clients (i = j), and m (m - 1) virtual clients (i != j; the paper counts unordered pairs, 6 for 4
-clients). Coefficients, biases of convolutions, and convolutions without atoms come from client i, and atoms come from
-client j. The paper does not mention the other parameters; here they come from the aggregate, so that the models with
-i = j differ slightly from those of the clients. State that is not part of the global model, such as the states of
+virtual, Eq. 10, Sec. 4.1 and 6.7: starting from the final model of a run, the clients train for one more round. This
+round has the number of the next round in which coefficients are sent. The product (2) is the weighted mean of alpha_i
+D_j over all pairs: the m clients (i = j), and m (m - 1) virtual clients (i != j; the paper counts unordered pairs, 6
+for 4 clients). Coefficients, biases of convolutions, and convolutions without atoms come from client i, and atoms come
+from client j. The paper does not mention the other parameters; here they come from the aggregate, so that the models
+with i = j differ slightly from those of the clients. State that is not part of the global model, such as the states of
 clients, starts from its initial values.
 """
 
@@ -171,7 +171,7 @@ def train_and_measure_variance(
 
     Args:
         experiment: the experiment.
-        replicates: how often each measured round is trained.
+        replicates: how many times each measured round is trained.
         report_row: called with the result of `measure_round_variance` for each measured round.
 
     Returns:
@@ -235,7 +235,7 @@ def measure_round_variance(experiment: Experiment, fed: Federation, t: int, repl
 
 # ---- virtual clients ----
 def analyse_virtual_clients(run: Path, settings: Settings, to: Path, print_line: Callable[[str], None]) -> None:
-    """Evaluate models with the coefficients of one client and the atoms of another (`fedmpi analyse virtual`).
+    """Evaluate models that combine the coefficients of one client with the atoms of another (`fedmpi analyse virtual`).
 
     The results are printed as a table and written to virtual.json in the folder `to`.
     """
@@ -253,9 +253,10 @@ def analyse_virtual_clients(run: Path, settings: Settings, to: Path, print_line:
 def evaluate_virtual_clients(
     experiment: Experiment, print_line: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
-    """Train clients for one more round from the model of `experiment`, and evaluate all combinations of their models.
+    """Train the clients for one more round from the model of `experiment`, and evaluate all pairwise combinations.
 
-    Each combination has the coefficients alpha_i of one client and the atoms D_j of the same or another client.
+    Each combination has the coefficients alpha_i of one client's model and the atoms D_j of the same or another
+    client's.
 
     Returns:
         A dict. `round`: the number of the round; `clients`: the cohort; `weights`: the clients' weights p; `headline`:

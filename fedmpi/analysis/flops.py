@@ -85,7 +85,7 @@ def count_operations(settings: Settings, data: FederatedData, device: torch.devi
         `step`: operations per sample and step; `round`: operations per training sample in the whole round.
 
     Raises:
-        UserError: if the client makes fewer than two steps.
+        UserError: if the client takes fewer than two steps.
     """
     experiment = build.make_experiment(settings, data, device)
     fed = build.make_federation(experiment, SingleProcess(device), lambda: False)

@@ -39,7 +39,7 @@ def build_one_process_experiment(settings: Settings) -> Experiment:
 
 
 def make_trainer_with_seed(experiment: Experiment, seed: int) -> ClientTrainer:
-    """Return a client trainer for the same experiment with another seed, so that batches, dropout etc. differ."""
+    """Return a client trainer for the same experiment with a different seed, so that batches, dropout etc. differ."""
     settings = experiment.settings.model_copy(update={"seed": seed})
     return build.make_trainer(replace(experiment, settings=settings), lambda: False)
 
@@ -70,8 +70,8 @@ def train_local_models(
         trainer: the trainer of the clients.
         members: the numbers of the clients.
         t: the round, which determines the learning rate and the random numbers.
-        make_step_callback: called with each client before it trains; returns a function that is called with the batch
-            (x, y) of each step when its gradient has been computed.
+        make_step_callback: called with each client before it trains. It returns a function that is called in each step,
+            after the gradient has been computed, with the batch (x, y).
     """
     messages, server, model, states = trainer.messages, fed.server, trainer.model, fed.states
     assert server is not None  # one process

@@ -20,7 +20,7 @@ def create_output_folder(to: Path, option: str = "--to") -> Path:
         option: the command-line option that sets the directory, for messages.
 
     Raises:
-        UserError: if the directory cannot be created, or is not writable.
+        UserError: if the directory cannot be created or is not writable.
     """
     try:
         to.mkdir(parents=True, exist_ok=True)

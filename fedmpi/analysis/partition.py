@@ -30,7 +30,7 @@ def analyse_partition(
     """Print the partition of a config and, if requested, write it to a file and plot it (`fedmpi partition`).
 
     Args:
-        settings: the settings.
+        settings: the settings of a run.
         write: a CSV file to which the client of each training sample is written, and which the partition scheme `file`
             can read; None: no file.
         plot: a .png, .svg or .pdf file for a plot of samples by client and class; None: no plot.

@@ -22,8 +22,8 @@ def main() -> NoReturn:
     """Run the command in sys.argv, and end the process with the command's exit code.
 
     Importing typer, pydantic and torch takes seconds, so signal handlers are installed first: Ctrl-C ends the process
-    without a traceback, and `fedmpi run` remembers a request to stop, because a rank that is killed by a signal would
-    end the whole job.
+    without a traceback, and `fedmpi run` only records a request to stop, because a rank that is killed by a signal
+    would end the whole job.
     """
     process = ProcessStartState()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `run_and_exit` installs its own handler
@@ -36,7 +36,7 @@ def main() -> NoReturn:
 
 
 def load_app(words: Sequence[str] = ()) -> typer.Typer:
-    """Return the app with all commands. For `run` and `resume` it has only the commands of runs.py, to start fast.
+    """Return the app with all commands; for `run` and `resume`, which must start quickly, only those of runs.py.
 
     words: the command line, without the name of the program.
     """

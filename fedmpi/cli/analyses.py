@@ -33,7 +33,7 @@ def variance(
     """Measure how much aggregated convolution kernels vary from one repetition of a round to the next.
 
     A model is trained with the settings in CONFIG. Every `evaluate.every` rounds the round is repeated `--replicates`
-    times with other cohorts and batches. The variance of the kernels is compared for two ways of averaging: whole
+    times with different cohorts and batches. The variance of the kernels is compared for two ways of averaging: whole
     kernels, or the atoms and coefficients into which they are decomposed. Each repetition takes as long as one round.
     """
     settings = configs.load(config, overrides or ())
@@ -91,7 +91,7 @@ def timeline(
     rounds: Annotated[int, Option(min=1, help="Number of rounds to plot, the last ones.")] = 10,
     to: To = Path("analysis"),
 ) -> None:
-    """Show what fraction of the time each rank computed, and what it waited for; plot a timeline of the last rounds."""
+    """Show each rank's fraction of time spent computing, and what it waited for; plot a timeline of the last rounds."""
     set_threads(1)
     require_single_process()
     from fedmpi.reports import timeline

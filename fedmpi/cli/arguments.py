@@ -150,7 +150,7 @@ def _handle_interrupt(number: int, frame: object) -> NoReturn:
 
 
 def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
-    """Print a warning in one line; ranks other than 0 print only warnings of class RankWarning."""
+    """Print a warning on one line; ranks other than 0 print only warnings of class RankWarning."""
     job = current_job()
     if job.rank == 0 or isinstance(message, RankWarning):
         print_message(f"{make_message_prefix(job)}: warning: {message}")

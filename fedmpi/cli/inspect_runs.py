@@ -55,7 +55,7 @@ def compare(
     """Show how two runs differ in settings, data, code, versions, machines and results.
 
     For results, the first round in which they differ is shown. The exit code is 0 if the results are equal; 1 if they
-    differ or one run has more rounds.
+    differ or one run has more rounds than the other.
     """
     facts = comparing.compare_runs(a, b)
     typer.echo(json.dumps(facts, indent=2) if as_json else "\n".join(comparing.format_comparison(facts)))

@@ -38,9 +38,9 @@ def connect(
         job: this process's rank, and the number of ranks.
         backend: auto, nccl, gloo or mpi; auto selects NCCL if every rank has a GPU of its own, otherwise gloo.
         device: the device that this rank computes on (default: CPU).
-        timeouts: limits in seconds, such as `start` for all ranks to arrive and `round` for one message.
-        error_reporter: reports errors to all ranks from the time when the ranks' store is found until the communicator
-            is closed.
+        timeouts: time limits in seconds, for example `start` for the arrival of all ranks and `round` for one message.
+        error_reporter: reports errors to all ranks. It is active from the time the ranks' store is found until the
+            communicator is closed.
         interface: network interface for gloo, NCCL and the TCP messages of Open MPI: a name or pattern, or a list of
             them.
 

@@ -1,4 +1,4 @@
-"""A log of all messages that a rank sends, with which a site can check what leaves it: one JSON line per message.
+"""A log of all messages that a rank sends, so that a site can check what data leave it: one JSON line per message.
 
     {"time": ..., "round": 3, "what": ["_loss", ..., "dw"], "to": 0, "bytes": 220852, "sha256": ...}
 

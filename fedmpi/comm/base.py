@@ -149,8 +149,8 @@ class Communicator:
     def exchange(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> None:
         """Send the tensors of `outgoing`, receive into the tensors of `incoming`, and wait until both are complete.
 
-        Messages between two ranks arrive in the order of the lists; lengths and types must agree on both sides. A
-        message of a rank to itself is a copy, and is counted like any other message.
+        Messages between two ranks arrive in the order of the lists; lengths and dtypes must agree on both sides. A
+        message from a rank to itself is copied, and is counted like any other message.
 
         Args:
             outgoing: (receiving rank, tensor (n,)) pairs.
@@ -201,7 +201,7 @@ class Communicator:
 
     @contextmanager
     def exclude_from_counts(self) -> Iterator[None]:
-        """Exclude the messages within the block from the byte counts."""
+        """Exclude the messages sent within the `with` block from the byte counts."""
         counted = self.sent_bytes, self.received_bytes
         try:
             yield
@@ -241,7 +241,7 @@ class Communicator:
 
         Every rank must call this method after it has caught RankLostError; a rank that has not seen the failure yet
         gets that error at its next message at the latest. The ranks wait for those that are still training, but not for
-        dead or frozen (unresponsive) ranks. A frozen rank that wakes up later ends itself.
+        dead or frozen (unresponsive) ranks. A frozen rank that wakes up later exits.
 
         Args:
             payload: bytes that this rank sends to all other ranks.

@@ -117,9 +117,9 @@ def detect_env_init(env: Mapping[str, str], launched: Job | None) -> Job | None:
 
     Args:
         env: environment variables.
-        launched: the job of the launcher that started this single process, or None. With such a job, an incomplete set
-            of variables is ignored. In a Slurm job, MASTER_ADDR and MASTER_PORT without the other two are always
-            ignored, because job scripts often set them for other programs.
+        launched: the job of the launcher that started this single process, or None. If there is such a job, an
+            incomplete set of variables is ignored. In a Slurm job, MASTER_ADDR and MASTER_PORT without the other two
+            are always ignored, because job scripts often set them for other programs.
 
     Raises:
         UserError: only some of the variables are set.
@@ -160,7 +160,7 @@ def read_master_address(env: Mapping[str, str]) -> tuple[str, int]:
 
 
 def reject_unsupported_launcher(env: Mapping[str, str]) -> None:
-    """Raise UserError if an unsupported launcher started this process, and has started or may have started others."""
+    """Raise UserError if an unsupported launcher started this process and possibly other processes."""
     rows = [*UNSUPPORTED_LAUNCHERS, ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "an mpirun of an unknown kind")]
     for size, rank, launcher in rows:
         if env.get(size) and read_integer(env, size) > 1:

@@ -135,9 +135,9 @@ def set_interface_variables(name: str, env: MutableMapping[str, str]) -> None:
 def set_gloo_interface(rank: int, descriptions: Sequence[Mapping[str, Any]], store_address: str) -> None:
     """Set gloo's network interface (GLOO_SOCKET_IFNAME), unless comm.interface or the user has set it.
 
-    By default gloo binds to the address of the host's name. If other hosts cannot reach that address (127.0.1.1 in
-    Debian's /etc/hosts), gloo uses the interface over which the ranks have reached rank 0's store. If all ranks are on
-    one host, gloo uses the loopback interface.
+    By default, gloo binds to the address to which the host's name resolves. If other hosts cannot reach that address
+    (127.0.1.1 in Debian's /etc/hosts), gloo uses the interface over which the ranks have reached rank 0's store. If all
+    ranks are on one host, gloo uses the loopback interface.
 
     Args:
         rank: the rank of this process.

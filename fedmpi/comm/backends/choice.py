@@ -1,4 +1,4 @@
-"""Choose the communication back end that suits the devices of all ranks, and give advice on failures of NCCL."""
+"""Choose the communication back end that suits the devices of all ranks, and give advice on NCCL failures."""
 
 from __future__ import annotations
 

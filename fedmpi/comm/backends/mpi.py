@@ -1,7 +1,7 @@
 """The communication back end MPI, through mpi4py; messages are sent from their buffers and never pickled.
 
-No call blocks inside MPI, because most MPI libraries poll while they wait, and would take the core from a rank that
-trains. Instead, requests are posted, then tested until a deadline, with pauses in between.
+No call blocks inside MPI, because most MPI libraries poll while they wait, which would take CPU time from ranks that
+are training. Instead, requests are posted and then tested repeatedly until a deadline, with pauses in between.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def finalize_mpi(job: Job, timeout_s: float) -> None:
 
 @contextmanager
 def kill_after_timeout(job: Job, operation: str, timeout_s: float) -> Iterator[None]:
-    """Print an error and kill this process if the block takes longer than timeout_s.
+    """Print an error and kill this process if the `with` block takes longer than timeout_s seconds.
 
     MPI_Init and MPI_Finalize hold the interpreter lock, so a shell process runs the timer instead of a Python thread.
 

@@ -313,7 +313,7 @@ class NcclCommunicator(_StoreCommunicator):
     def _wait(self, peers: Iterable[int], post: Callable[[], list[dist.Work]]) -> None:
         """Call post(), which starts operations, and wait until they are complete.
 
-        NCCL's errors do not name a peer. Therefore, an allgather after an error shows which rank is lost.
+        NCCL's errors do not name a peer. After an error, an allgather therefore determines which rank is lost.
 
         Raises:
             RankLostError: an operation fails, or takes longer than message_timeout_s.

@@ -1,11 +1,11 @@
 """Report the error that ends a job: it is printed exactly once, normally on rank 0.
 
-A rank that fails adds the cause to an event log, which all ranks share, before it exits. Only the first cause counts: a
-rank that fails because another rank has exited adds its cause later, and prints nothing. If the ranks have regrouped
-without a rank, causes from that rank are ignored. On every rank a thread reads the log:
+A rank that fails adds the cause of the failure to an event log, which all ranks share, before it exits. Only the first
+cause counts: a rank that fails because another rank has exited adds its cause later, and prints nothing. If the ranks
+have regrouped without a rank, causes from that rank are ignored. On every rank a thread reads the log:
 
     rank 0        closes the run directory, prints the cause and ends the job
-    other ranks   wait until the launcher ends them, and exit by themselves if it does not; if the launcher does not
+    other ranks   wait until the launcher ends them, and exit on their own if it does not; if the launcher does not
                   collect the output of all hosts, one rank of every other host also prints the cause
 
 If rank 0 does not confirm the cause in time, for example because rank 0 itself has failed, the rank that added the
@@ -170,8 +170,8 @@ class ErrorReporter:
         """Add a line to the event log.
 
         Returns:
-            A pair: the first cause in the log, or None if the store does not answer; and whether rank 0 has printed
-            that cause.
+            A pair: the first cause of failure in the log, or None if the store does not answer; and whether rank 0 has
+            printed that cause.
         """
         answers: list[str] = []
 
@@ -214,7 +214,7 @@ class ErrorReporter:
         """Ask ranks which other ranks they are waiting for.
 
         Args:
-            events: the event log, in which the question is asked.
+            events: the event log, to which the question is added.
             ranks: the ranks whose answers are awaited.
             purpose: TIMEOUT if this rank is about to report a time-out, otherwise "".
 
@@ -296,7 +296,7 @@ class ErrorReporter:
             self.process.print_message(cause.split(" ", 3)[3])
 
     def _wait_for_launcher(self) -> None:
-        """Wait a few seconds for the launcher, which normally ends this rank after rank 0 has exited."""
+        """Wait a few seconds for the launcher, which normally terminates this rank after rank 0 has exited."""
         self.clock.sleep(self.timeouts.reply + self.timeouts.shutdown)
 
     def _end_job(self, cause: str) -> NoReturn:

@@ -5,10 +5,12 @@ The rank that notices the failure asks the others through the event log to regro
 store waits for all votes except those of dead ranks, whose connections have ended. Rank 0 repeatedly asks the others
 whether they are alive, and marks frozen ranks as dead; the other ranks check rank 0 in the same way. Then
 
-    rank 0    writes the list of members, the ranks that have voted; from then on, other ranks' causes are ignored
-    members   connect to each other and confirm this; if another rank is lost meanwhile, all start again
+    rank 0    writes the list of members, the ranks that have voted; from then on, failures reported by
+              ranks that are not on the list are ignored
+    members   connect to each other and confirm that they are connected; if another rank is lost in the
+              meantime, all start again
 
-A rank that is not in the list of members ends itself.
+A rank that is not on the list of members exits.
 """
 
 from __future__ import annotations
@@ -119,7 +121,7 @@ class GroupMembership:
         return (results[0], votes) if list(built) == list(votes) and all(built.values()) else None
 
     def _exchange_and_drop_late_ranks(self, name: str, value: bytes, seconds: float) -> dict[int, bytes]:
-        """Exchange a value with all ranks, remove late ranks from `alive`, and return {rank: value} of the rest."""
+        """Exchange a value with all ranks, remove late ranks from `alive`, and return {rank: value} for the rest."""
         name, limit_s = f"{name} {self.generation}", max(0.01, seconds)
         verdict, values = self.store.gather(name, 0, self.rank, self.alive, value, limit_s, skip_dead=True)
         missing = [] if verdict == ALL_PRESENT else [int(word) for word in verdict.split()]
@@ -147,7 +149,7 @@ class GroupMembership:
                     store.set(f"dead/{rank}", "1")
 
     def _connect(self, connect: Callable[[Store, int, list[int]], T]) -> list[T]:
-        """Connect to the members in a thread; give up if a member dies meanwhile.
+        """Connect to the members in a thread; give up if a member dies in the meantime.
 
         Returns:
             A list with the connection; an empty list if connecting failed.

@@ -5,8 +5,8 @@
     client   HMAC-SHA256(key, "guest", a, b)
 
 MAGIC identifies the protocol; a client is any process of the job. The key depends on the launcher. Under MPI it is
-random and is sent by an MPI broadcast. Slurm and torchrun have no channel that only the job's ranks can read. Their key
-is therefore derived from the job's identifier and a secret of the user: the variable FEDMPI_SECRET, or the file
+random and is sent by an MPI broadcast. Slurm and torchrun provide no channel that only the job's ranks can read, so
+their key is derived from the job's identifier and a secret of the user: the variable FEDMPI_SECRET, or the file
 ~/.fedmpi/secret, which the first run creates.
 """
 

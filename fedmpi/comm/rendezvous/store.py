@@ -1,4 +1,4 @@
-"""The client side of the ranks' store, a process on rank 0's host that holds named values for all ranks of a job.
+"""The client of the ranks' store; the store is a process on rank 0's host that holds named values for all ranks.
 
 Connections are authenticated (auth.py), unlike those of torch's TCPStore, which listens on all addresses of the host
 and accepts connections from any process. `RankStore` is a torch Store, so that gloo and NCCL can find their peers

@@ -1,7 +1,7 @@
 """The process of the ranks' store, which serves the connections of all ranks and ends with rank 0.
 
 It is a separate process, because no Python thread of rank 0 can run while MPI_Finalize waits for the other ranks. It
-does not import torch, so that it starts fast.
+does not import torch, so that it starts quickly.
 
 A message is a JSON list, preceded by its length in 4 bytes: a request [operation, argument, ...] or a reply
 [result, ...]. Values are bytes, written as strings with one Latin-1 character per byte.
@@ -43,7 +43,7 @@ def encode_message(*fields: Any) -> bytes:
 class StoreServer:
     """The server of the store, which answers only authenticated connections.
 
-    A request that breaks the protocol ends only its own connection.
+    A request that violates the protocol closes only its own connection.
     """
 
     def __init__(self, listener: socket.socket, key: bytes) -> None:
@@ -74,7 +74,7 @@ class StoreServer:
         self.loop.call_soon_threadsafe(self.closing.set)
 
     async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
-        """Serve one connection until it ends or breaks the protocol."""
+        """Serve one connection until it is closed or violates the protocol."""
         at_end = list[str]()
         try:
             await self._authenticate(reader, writer)
