@@ -81,8 +81,9 @@ def count_operations(settings: Settings, data: FederatedData, device: torch.devi
     """Count the operations of one client's local training in round 0.
 
     Returns:
-        A dict. `method` and `options`; `steps`: the number of steps; `forward`, `backward`, `frozen`, and their sum
-        `step`: operations per sample and step; `round`: operations per training sample in the whole round.
+        A dict. `method` and `options`: the name and the options of the method; `steps`: the number of steps; `forward`,
+        `backward`, `frozen`, and their sum `step`: operations per sample and step; `round`: operations per training
+        sample in the whole round.
 
     Raises:
         UserError: if the client takes fewer than two steps.

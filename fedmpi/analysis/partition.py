@@ -77,7 +77,7 @@ def _plot_partition(data: FederatedData, path: Path) -> Path:
 
 
 def describe_partition(data: FederatedData) -> list[str]:
-    """Describe a partition in lines of text: sizes, classes per client, label skew and, if small enough, a table."""
+    """Describe a partition in lines of text: sizes, classes per client, label skew and, if it is small, a table."""
     sizes, counts = data.train_sizes, data.label_counts
     text = [f"{data.clients:,} clients, {sizes.sum():,} training samples", _format_spread("samples per client", sizes)]
     if data.test_sizes.any():

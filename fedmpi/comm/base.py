@@ -90,7 +90,7 @@ class RankTimeoutError(RankLostError):
         )
 
     def with_peers(self, peers: Iterable[int]) -> RankTimeoutError:
-        """Return a copy of this error that names other ranks: those that caused the time-out."""
+        """Return a copy of this error that names different ranks: those that caused the time-out."""
         return RankTimeoutError(peers, self.seconds, self.setting, self.hosts)
 
 

@@ -67,9 +67,9 @@ class Timeouts:
     Args:
         start: for all ranks of the job to arrive (comm.start_timeout_s).
         round: for one message of a round, including the training that precedes it (comm.round_timeout_s).
-        shutdown: for the launcher to end the ranks of a failed job; after that, they end themselves.
-        reply: for a reply of rank 0's store. If the request asks the store to wait, its waiting time is added.
-        store: for finding the store if comm.backend is mpi; after that, the ranks continue without the store.
+        shutdown: for the launcher to end the ranks of a failed job; after that, they exit on their own.
+        reply: for a reply from rank 0's store. If the request asks the store to wait, this waiting time is added.
+        store: for finding the store if comm.backend is mpi; after that, the ranks continue without it.
         probe: interval at which a rank checks, while the ranks regroup, that those it waits for are alive.
         frozen: for the answer to such a check; a healthy rank answers even while it is training.
         connect: for the members of a new group to connect to each other.

@@ -10,7 +10,7 @@ class UserError(Exception):
 
     Args:
         has_context: whether the message names the round and the client.
-        has_source_line: whether the message names a line of the user's code, or does not need one.
+        has_source_line: whether the message already names a line of the user's code, or needs none.
     """
 
     def __init__(self, text: str, has_context: bool = False, has_source_line: bool = False) -> None:
@@ -23,4 +23,4 @@ class MissingDataError(UserError):
 
 
 class RankWarning(UserWarning):
-    """A warning that is shown on every rank; other warnings are the same on all ranks, and shown on rank 0 only."""
+    """A warning that is shown on every rank; other warnings are the same on all ranks, and are shown only on rank 0."""

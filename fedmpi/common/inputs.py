@@ -1,7 +1,7 @@
 """The samples of a data set: one tensor (n, ...), or several named tensors, such as the token ids and mask of a text.
 
-`Inputs` implements those methods of a tensor that select or move rows, so that code which only passes samples on works
-with a tensor and with `Inputs`.
+`Inputs` implements the tensor methods that select rows or move them to a device, so that code that only passes samples
+on works with both.
 """
 
 from __future__ import annotations
@@ -163,7 +163,8 @@ def describe_samples(x: Samples) -> str:
 
 
 def encode_format(shape: Shape, dtype: Type) -> str:
-    """Encode shape and dtype of a sample as JSON: `[[3],"float32"]`, or an object with such a pair for each name."""
+    """Encode the shape and dtype of a sample as JSON: `[[3],"float32"]`, or an object with such a pair for each
+    name."""
     if isinstance(shape, dict):
         kinds = dtype if isinstance(dtype, dict) else dict.fromkeys(shape, dtype)
         return "{" + ",".join(f"{json.dumps(k)}:{encode_format(shape[k], kinds[k])}" for k in shape) + "}"
@@ -171,7 +172,7 @@ def encode_format(shape: Shape, dtype: Type) -> str:
 
 
 def decode_format(text: str) -> tuple[Shape, Type]:
-    """Decode shape and dtype of a sample from the output of `encode_format`; raise ValueError for other strings."""
+    """Decode the shape and dtype of a sample from the output of `encode_format`; raise ValueError for other strings."""
     value = json.loads(text)
     try:
         if isinstance(value, dict):

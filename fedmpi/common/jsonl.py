@@ -57,8 +57,8 @@ def read_jsonl(
     Args:
         need_round: as in `parse_jsonl`.
         strict: whether a damaged line is an error. Otherwise the caller must check `damaged_lines`.
-        tail_bytes: number of bytes to read at the end of the file. A line that begins earlier is skipped, and line
-            numbers count from the first line read. None: the whole file.
+        tail_bytes: number of bytes to read at the end of the file. A line that begins earlier is skipped, and lines are
+            numbered from the first line read. None: read the whole file.
 
     Raises:
         UserError: if the file cannot be read, or if `strict` is set and a line is damaged.

@@ -37,7 +37,7 @@ _registered_only = ContextVar("own_only", default=False)
 
 @contextmanager
 def registered_code_only() -> Iterator[None]:
-    """Within the block, reject imports of objects that are not in a registry; used for configs that are not trusted."""
+    """Reject imports of objects outside the registries within the `with` block; used for untrusted configs."""
     token = _registered_only.set(True)
     try:
         yield
@@ -71,7 +71,7 @@ class ComponentSection(Protocol):
 
 @dataclass(frozen=True)
 class Selection:
-    """A component and its options that are selected by code, not by a section of a config."""
+    """A component and its options, selected by code rather than by a section of a config."""
 
     selected_name: str
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -53,7 +53,7 @@ def numpy_generator(seed: int, *purpose: str | int) -> np.random.Generator:
 
 
 def seed_global_generators(seed: int, *purpose: str | int) -> None:
-    """Seed the global generators of torch, numpy and random for one purpose; their former states are not restored."""
+    """Seed the global generators of torch, numpy and random for one purpose; their previous states are not restored."""
     number = derive_seed(seed, *purpose)
     with _state_lock:
         # torch.manual_seed would also record a stack trace for each kind of device that is not initialised.

@@ -20,7 +20,7 @@ class TargetScale:
 
     @classmethod
     def from_sums(cls, sums: Iterable[np.ndarray]) -> TargetScale:
-        """Compute mean and standard deviation from the results of `sum_targets` at one or more sites.
+        """Compute the mean and standard deviation from the results of `sum_targets` at one or more sites.
 
         A standard deviation of 0 is replaced by 1.
         """
@@ -32,7 +32,7 @@ class TargetScale:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TargetScale:
-        """Read the scale from the content of a file: {"mean": [...], "deviation": [...]}."""
+        """Create the scale from a dictionary that was stored in a file: {"mean": [...], "deviation": [...]}."""
         return cls(tuple(map(float, values["mean"])), tuple(map(float, values["deviation"])))
 
     def stack_with_targets(self, y: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ class TargetScale:
 
 
 def sum_targets(y: Tensor, counted: Tensor) -> np.ndarray:
-    """Return count, sum and sum of squares for each component of the targets, from which a scale is computed.
+    """Return the count, sum and sum of squares of each component of the targets, as `from_sums` needs them.
 
     Args:
         y: targets (n, ...) with k components each.

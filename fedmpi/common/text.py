@@ -100,7 +100,7 @@ def is_lower_better(name: str, more: Iterable[str] = ()) -> bool:
 
     Args:
         name: the metric, such as train_loss; a suffix `@SITE` is ignored.
-        more: words that, in addition to LOWER_IS_BETTER, mark a metric that is better if lower.
+        more: words in a name, in addition to LOWER_IS_BETTER, that mark metrics for which lower is better.
 
     >>> is_lower_better("validation_loss"), is_lower_better("accuracy"), is_lower_better("best_error", ["error"])
     (True, False, True)
@@ -149,7 +149,7 @@ def shorten(text: str, length: int = 60) -> str:
 
 
 def escape_unprintable(value: object) -> str:
-    r"""Replace characters that are not printable, except line feed and tab, by escape sequences, as XML requires.
+    r"""Replace unprintable characters, except line feed and tab, with escape sequences, as XML requires.
 
     >>> escape_unprintable("a\x00b"), escape_unprintable(3)
     ('a\\x00b', '3')

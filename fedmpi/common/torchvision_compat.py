@@ -3,7 +3,7 @@
 All modules of fedmpi use `from fedmpi.common.torchvision_compat import torchvision`. torchvision's wheel on the package
 index is compiled against CUDA. With a CPU-only torch its operator library cannot be loaded, and `import torchvision`
 ends with `RuntimeError: operator torchvision::nms does not exist`, because the package registers shape functions for
-two operators (box suppression) that are not declared in that case. fedmpi calls neither, and the import needs only
+two operators (non-maximum suppression) that are then not declared. fedmpi calls neither, and the import needs only
 their schemas. This module declares the schemas only after that error, so that a working installation is not affected.
 """
 

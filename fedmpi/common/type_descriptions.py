@@ -135,7 +135,7 @@ def shorten_value(value: Any) -> str:
 
 
 def describe_stored_value(text: str) -> str:
-    """Format a value of identity.json, which is stored as Python prints it, as in a config.
+    """Format a value of identity.json, which is stored as its Python repr, in the syntax of a config.
 
     >>> describe_stored_value("None"), describe_stored_value("['a', 'b']"), describe_stored_value("digits")
     ('null', '[a, b]', 'digits')

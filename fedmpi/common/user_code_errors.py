@@ -99,7 +99,7 @@ def format_error_line(error: BaseException, where: str) -> str:
     """Format an error on one line, with its place in the run and in the code.
 
     Args:
-        error: the error; the message of the first UserError among the error and its causes is used.
+        error: the error. If it or any of its causes is a UserError, the message of the first one is used.
         where: the place in the run.
 
     Returns:
@@ -144,7 +144,7 @@ def describe_source_location(what: Any) -> str:
 
 
 def find_user_line(error: BaseException) -> str | None:
-    """Return the innermost line of a user's file in a traceback (`Bounded.loss at mine.py:12`), or None."""
+    """Return the innermost traceback line that lies in a user's file (`Bounded.loss at mine.py:12`), or None."""
     frames = [each for each in traceback.walk_tb(error.__traceback__) if is_users_file(each[0].f_code.co_filename)]
     if not frames:
         return None

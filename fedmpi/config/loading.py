@@ -218,7 +218,7 @@ def merge_layers(low: ConfigLayer, high: ConfigLayer) -> ConfigLayer:
 
 
 def _merge_trees(low: dict[str, Any], high: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
-    """Merge the settings below the key `path`; where `high` selects another component, drop the options in `low`."""
+    """Merge the settings below the key `path`; if `high` selects a different component, drop the options in `low`."""
     kind = section_class(path)
     if kind is not None and issubclass(kind, OpenSection):
         if _selects_another(low.get(kind.selector), high.get(kind.selector)):
@@ -241,15 +241,16 @@ def _merge_trees(low: dict[str, Any], high: dict[str, Any], path: tuple[str, ...
 def _selects_another(low: Any, high: Any) -> bool:
     """Return whether two layers select different components, given the names of the components.
 
-    Plug-ins in different folders are the same component if file name and class or function name are equal.
+    Plug-ins in different folders count as the same component if their file names and their class or function names are
+    equal.
     """
     return low is not None and high is not None and Path(str(low)).name != Path(str(high)).name
 
 
 def _make_paths_absolute(document: ConfigLayer, directory: Path) -> None:
-    """Replace relative paths of plug-ins, and of config files on the axes of a sweep, by absolute paths, in place.
+    """Make relative paths absolute, in place: those of plug-ins, and of config files on the axes of a sweep.
 
-    A plug-in is searched for in `directory`, that of the config, and then in the working directory.
+    Plug-ins are searched for in `directory`, the directory of the config, and then in the working directory.
     """
 
     def make_absolute(text: str) -> str:
@@ -377,8 +378,8 @@ def _section_keys(root: type[BaseModel], *path: str | int) -> tuple[str, ...]:
 def _find_key_of_error(data: Any, error: Any) -> KeyPath:
     """Return the key to which an error refers.
 
-    Pydantic appends the names of type alternatives to the path, so the path is cut where the data end. If the message
-    of one of fedmpi's validators begins with a key (`train.lr: ...`), this key is appended.
+    Pydantic appends the names of type alternatives to the path, so the part that is not in the data is removed. If the
+    message comes from a validator of fedmpi and begins with a key (`train.lr: ...`), this key is appended.
     """
     loc: KeyPath = error["loc"]
     if error["type"] == "missing":

@@ -63,7 +63,7 @@ def _format_default(declared: FieldInfo) -> str:
 
 
 def _field_comment(holder: type[BaseModel], name: str) -> str:
-    """Return the comments above and after a field in the source code of the class that declares it."""
+    """Return the comments above a field and on its line, in the source code of the class that declares it."""
     kinds = [kind for kind in holder.__mro__ if name in vars(kind).get("__annotations__", {})]
     return _class_comments(kinds[0]).get(name, "")
 

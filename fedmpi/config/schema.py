@@ -1,4 +1,4 @@
-"""The class `Settings` of a run, and config sections on communication, devices, faults and files."""
+"""The class `Settings` of a run, and config sections for communication, devices, faults and files."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class CommSettings(Section):
 
 
 class FaultSettings(Section):
-    """Reactions to faults during a round."""
+    """The section `faults`: reactions to faults during a round."""
 
     prerequisites = {"replay": ("on_lost_rank", ("abort",))}
     # largest norm of a valid update; auto: 1,000 times the median of the cohort; null: no limit

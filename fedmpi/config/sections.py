@@ -1,4 +1,4 @@
-"""Config sections on data, model, task, method and training.
+"""Config sections for data, model, task, method and training.
 
 Sections are immutable. An `OpenSection` selects a component by name; its other keys are options of that component,
 which are checked against the component's signature when the component is built (common/options.py).
@@ -117,7 +117,7 @@ class Init(Section):
 
     @property
     def source(self) -> Path | None:
-        """The value of the key `from`. No attribute can have this name, because it is a keyword of Python."""
+        """The value of the key `from`. No attribute can have this name, because it is a Python keyword."""
         path: Path | None = getattr(self, "from")
         return path
 

@@ -70,8 +70,8 @@ class ShardsOfAllClients(LazyClientMapping[Shard]):
     """The training or test data of all clients, each of which owns some rows of the shared tensors x and y.
 
     Args:
-        x: the samples of all clients, (rows, ...).
-        y: the targets of these samples, (rows, ...).
+        x: the samples of all clients, (n, ...).
+        y: the targets of these samples, (n, ...).
         rows: the row numbers of each client, (n_k,) int64 arrays or tensors.
     """
 
@@ -118,7 +118,7 @@ def batches(
         size: number of rows per batch; None: all rows in one batch, in the order of `shard.index`.
         generator: draws the order of the rows; None (used in evaluations): the order of `shard.index`.
         drop_last: leave out the last batch if it has fewer than `size` rows. A client with fewer than `size` rows then
-            has no batch: it makes no step, and its update is zero.
+            has no batch: it takes no step, and its update is zero.
         augment: draws the random numbers of augmentation (data.augment); None: images are not augmented.
     """
     n, index = len(shard), epoch_order(shard, size, generator)

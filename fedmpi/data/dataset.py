@@ -135,7 +135,7 @@ def _check_samples(name: str, x: Any, targets: int, single: bool) -> None:
 
 
 def _check_targets(name: str, y: Tensor, classes: int) -> None:
-    """Raise UserError if targets y have a wrong type, are infinite, or are class numbers outside of 0..classes-1."""
+    """Raise UserError if targets y have the wrong type, are infinite, or are class numbers outside 0..classes-1."""
     if y.dtype not in (torch.int64, torch.float32, torch.bool):
         how = f"use {name}.long() or {name}.float()"
         raise UserError(f"data set: {name} is {y.dtype}; must be int64 for class numbers, or float32; {how}")

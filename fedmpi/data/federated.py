@@ -42,7 +42,7 @@ from fedmpi.data.transforms.pipeline import ImagePipeline, config_name
 
 @dataclass(frozen=True, eq=False)
 class FederatedData:
-    """The data of N clients, as one rank holds them.
+    """The data of N clients, as held by one rank.
 
     A rank has the samples of the clients that it can train, and the sample counts of all clients.
     """
@@ -136,7 +136,8 @@ def split(
 
     Args:
         scheme: the partition scheme: a name in data/partitions, path/to/file.py:function or package.module:function.
-        clients: number of clients. None: one for each site (scheme `site`), or as many as the file has (scheme `file`).
+        clients: number of clients. None: one for each site (scheme `site`), or as many as the file lists (scheme
+            `file`).
         seed: the seed of the run.
         client_test: the rule that chooses the test rows of each client; client_test.py describes the rules.
         options: options of the partition scheme.

@@ -131,7 +131,7 @@ def kill_after_timeout(job: Job, operation: str, timeout_s: float) -> Iterator[N
     Args:
         job: this rank, which the error message names.
         operation: a description of the block, for the error message.
-        timeout_s: limit in seconds; ranks other than rank 0 wait EXTRA_S_AFTER_RANK_0 longer.
+        timeout_s: limit in seconds; ranks other than rank 0 wait EXTRA_S_AFTER_RANK_0 seconds longer.
     """
     text = f"fedmpi [rank {job.rank} on {job.host}]: error: still in {operation}, after {timeout_s:.0f} s"
     limit_s = max(1, int(timeout_s)) + (EXTRA_S_AFTER_RANK_0 if job.rank else 0)

@@ -95,7 +95,7 @@ class StoreServer:
                 self._set(*at_end)
 
     async def _authenticate(self, reader: StreamReader, writer: StreamWriter) -> None:
-        """Raise ValueError if the client does not know the key; cancel the connection's task if this takes too long."""
+        """Raise ValueError if the client does not know the key; cancel the task if it takes too long."""
         task = asyncio.current_task()
         assert task is not None
         self.unauthenticated[task] = None
@@ -159,8 +159,8 @@ class StoreServer:
     async def _gather(self, seconds: float, skip_dead: bool, name: str, call: int, ranks: list[int]) -> list[str]:
         """Return the verdict of an allgather, followed by the values of all ranks.
 
-        The verdict is the same for all ranks: ALL_PRESENT, or the ranks whose values are missing when the time limit of
-        the first caller has passed. With `skip_dead`, the verdict is reached as soon as only dead ranks are missing.
+        The verdict is the same for all ranks: ALL_PRESENT, or the ranks whose values are missing when the first
+        caller's time limit expires. With `skip_dead`, the verdict is reached as soon as only dead ranks are missing.
         """
         verdict, keys = f"{name}/{call}/silent", {rank: f"{name}/{call}/{rank}" for rank in ranks}
         until = self.loop.time() + seconds

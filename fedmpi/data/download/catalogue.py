@@ -23,7 +23,7 @@ class DatasetPart(NamedTuple):
 class Download(NamedTuple):
     """One file to download.
 
-    If `into` is set, the file is an archive, which is unpacked to this folder and then deleted.
+    If `into` is set, the file is an archive, which is unpacked into this folder and then deleted.
     """
 
     urls: tuple[str, ...]  # tried in this order
@@ -71,9 +71,8 @@ def _expand_pattern(pattern: str) -> list[str]:
 def _make_parts(*paths: Any) -> list[DatasetPart]:
     """Return the files or folders that an entry of `files` in catalogue.json describes.
 
-    paths: one or more patterns with braces, which stand for several files: `{train,test}.bin`. If there are several
-    patterns, each file may be at any of the paths that they give for it. For folders, an integer follows: the number of
-    files in each folder.
+    paths: one or more patterns, whose braces stand for several files: `{train,test}.bin`. Several patterns give
+    alternative paths for each file. For folders, the last element is an integer: the number of files in each folder.
     """
     patterns = [path for path in paths if isinstance(path, str)]
     number = next((path for path in paths if isinstance(path, int)), 0)

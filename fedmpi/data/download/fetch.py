@@ -1,4 +1,4 @@
-"""Check which files of a public data set are present, and download missing files."""
+"""Check which files of a public data set are present, and download the missing ones."""
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ def _offline_instructions(name: str, downloads: Sequence[Download], root: Path) 
 def download_file(urls: Sequence[str], file: Path, md5: str) -> None:
     """Download a file from the first URL that provides it with this MD5 checksum.
 
-    The file gets its name only after the download is complete. If all URLs fail, UserError is raised, which lists the
-    problem of each URL.
+    The file gets its name only after the download is complete. If all URLs fail, UserError is raised; its message gives
+    the reason for each URL.
     """
     part, problems = file.with_name(f"{file.name}.part"), {}
     file.parent.mkdir(parents=True, exist_ok=True)
