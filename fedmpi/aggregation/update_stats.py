@@ -97,7 +97,7 @@ def compute_update_stats(
 
 
 def _round_to_six_digits(values: Sequence[float]) -> list[float | None]:
-    """Round values to six significant digits, and replace nan and inf by None.
+    """Round values to six significant digits, and replace NaN and inf with None.
 
     Six digits suffice for plots and halve the file size.
     """

@@ -55,7 +55,7 @@ class Series:
     """One line of a line chart.
 
     Attributes:
-        y: the values; None and nan leave a gap.
+        y: the values; None and NaN leave a gap.
         low, high: lower and upper limits of a band around the line; (): no band.
     """
 
@@ -99,7 +99,7 @@ class HeatMap:
 
     Attributes:
         rows, columns: the labels of the rows and columns.
-        values: one sequence for each row; None and nan are shown in grey.
+        values: one sequence for each row; None and NaN are shown in grey.
         unit: the unit of the numbers, or what they count.
         signed: whether the colour scale extends from negative to positive numbers, as for cosines, or begins at 0.
         show_numbers: whether numbers are printed in the cells if there is enough space.

@@ -163,8 +163,7 @@ def describe_samples(x: Samples) -> str:
 
 
 def encode_format(shape: Shape, dtype: Type) -> str:
-    """Encode the shape and dtype of a sample as JSON: `[[3],"float32"]`, or an object with such a pair for each
-    name."""
+    """Encode the shape and dtype of a sample as JSON: `[[3],"float32"]`, or an object with one such pair per name."""
     if isinstance(shape, dict):
         kinds = dtype if isinstance(dtype, dict) else dict.fromkeys(shape, dtype)
         return "{" + ",".join(f"{json.dumps(k)}:{encode_format(shape[k], kinds[k])}" for k in shape) + "}"

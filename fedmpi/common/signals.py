@@ -1,10 +1,11 @@
 """Treat signals as requests to stop the run.
 
 After the first signal a run ends its round early and writes its results; a second request ends the process immediately.
-Launchers and Slurm repeat signals and send several kinds. Therefore a signal within SAME_REQUEST_S seconds counts as
-the same request. A second Ctrl-C counts as a new request after CTRL_C_INTERVAL_S seconds, the shortest time in which a
-person can type it. `fedmpi run` installs its handlers before it imports torch, because a rank that is killed by a
-signal would end the whole job. If not all ranks are connected, a rank exits EXIT_DELAY_S seconds after the signal.
+Launchers and Slurm repeat signals and send several kinds, so signals within SAME_REQUEST_S seconds of the first count
+as the same request. A second Ctrl-C already counts as a new request after CTRL_C_INTERVAL_S seconds, the shortest
+interval at which a person can press it. `fedmpi run` installs its handlers before it imports torch, because a rank that
+is killed by a signal would end the whole job. If not all ranks are connected, a rank exits EXIT_DELAY_S seconds after
+the signal.
 """
 
 from __future__ import annotations

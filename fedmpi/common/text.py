@@ -129,7 +129,7 @@ def pluralize(number: int, thing: str) -> str:
 
 
 def list_things(names: Sequence[str], thing: str) -> str:
-    """List the names of one or several things for a message.
+    """List the names of one or more things for a message.
 
     >>> list_things(["age"], "column"), list_things(["age", "id"], "column")
     ("column 'age'", "each of 2 columns ('age', 'id')")

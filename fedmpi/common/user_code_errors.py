@@ -99,7 +99,7 @@ def format_error_line(error: BaseException, where: str) -> str:
     """Format an error on one line, with its place in the run and in the code.
 
     Args:
-        error: the error. If it or any of its causes is a UserError, the message of the first one is used.
+        error: the error. If it is not a UserError but has one among its causes, the message of that one is used.
         where: the place in the run.
 
     Returns:

@@ -32,8 +32,8 @@ def iter_csv_rows(
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield (line number, cells) for each row of a CSV file.
 
-    The line number of a row that spans several lines is that of its last line. A byte-order mark, a first line
-    `sep=...` as written by Excel, and rows with only blank cells are skipped.
+    A row that spans several lines has the number of its last line. A byte-order mark, a first line `sep=...` as written
+    by Excel, and rows with only blank cells are skipped.
 
     Args:
         delimiter: the character between cells.

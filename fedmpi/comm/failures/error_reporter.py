@@ -92,7 +92,7 @@ class ErrorReporter:
         process: the operations by which this process prints its last message and ends.
         launcher_is_alive: returns whether the launcher, which is the parent of this process, is alive.
         stop: the request to stop this process, if there is one.
-        close_run: called on rank 0 with the reason if the job fails, before the error is printed; closes the run
+        close_run: called on rank 0 with the reason if the job fails, before the error is printed; it closes the run
             directory and returns a hint on how to resume the run.
 
     Attributes:
