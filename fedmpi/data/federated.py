@@ -340,11 +340,11 @@ def hold_out_validation(data: FederatedData, share: float, seed: int) -> Federat
 def _draw_validation_rows(group: Tensor | None, n: int, share: float, generator: torch.Generator) -> Tensor:
     """Draw the validation samples among a client's n samples; return a mask, (n,) bool.
 
-    Without groups, floor(share * n) samples are drawn, but at least one if n >= 2, and never all. With groups, whole
-    groups are drawn, as `hold_out_validation` describes.
+    Without groups, floor(share * n) samples are drawn: at least one if n >= 2, but never all. With groups, whole groups
+    are drawn, as `hold_out_validation` describes.
 
     Args:
-        group: the group of each sample, (n,), or None without groups.
+        group: the group of each sample, (n,); None if there are no groups.
         n: number of samples.
         share: fraction of samples to hold out.
         generator: draws the samples or groups.
@@ -371,11 +371,11 @@ def add_augmentation(data: FederatedData, transforms: Sequence[Transform]) -> Fe
 
     Args:
         data: the data of all clients.
-        transforms: the transforms in order; without any, the data are returned unchanged.
+        transforms: the transforms in order; if empty, the data are returned unchanged.
 
     Raises:
-        UserError: the transforms do not suit the samples or targets, or the size of images differs between training and
-            evaluation.
+        UserError: the transforms do not suit the samples or targets, or training and evaluation images would have
+            different sizes.
     """
     if not transforms:
         return data
@@ -401,7 +401,7 @@ def add_augmentation(data: FederatedData, transforms: Sequence[Transform]) -> Fe
 
 
 def _add_transforms(x: Tensor | LazyImages, transforms: Sequence[Transform]) -> LazyImages:
-    """Return samples as LazyImages with these transforms; raise UserError if test images would get another size."""
+    """Return samples as LazyImages with these transforms; raise UserError if the size of test images would change."""
     pipeline = replace(x.pipeline if isinstance(x, LazyImages) else ImagePipeline(), transforms=tuple(transforms))
     pipeline.steps  # noqa: B018  raises UserError if the order of transforms is not possible
     stored = x.stored if isinstance(x, LazyImages) else x

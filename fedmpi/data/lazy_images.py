@@ -123,7 +123,7 @@ class LazyImages:
         return out
 
     def to(self, device: torch.device | str, channels_last: bool) -> LazyImages:
-        """Return these images with inputs on another device and in another memory format."""
+        """Return these images with inputs on the given device and in the given memory format."""
         stored = self.stored
         if isinstance(stored, Tensor):
             stored = to_memory_format(stored.to(device), channels_last)

@@ -1,4 +1,4 @@
-"""A warning about features that reveal the target (label leaks)."""
+"""Warn about features that reveal the target (label leaks)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ FALSE_ALARM_PROBABILITY = 1e-3  # largest probability of a warning if features a
 
 
 def warn_about_label_leaks(data: Dataset, silo: str = "") -> None:
-    """Warn if a single feature (a column of train_x) separates the classes of all training rows.
+    """Warn if a single feature (a column of train_x) alone separates the classes of the training rows.
 
     A feature separates the classes if its values in different classes lie in intervals that do not overlap.
 
     Args:
         data: the data set.
-        silo: the name of the silo for the message, with a leading space; "" without silos.
+        silo: the name of the silo for the message, with a leading space; "" if there are no silos.
     """
     x = data.train_x
     if not (isinstance(x, Tensor) and x.ndim == 2 and x.is_floating_point() and is_labels(data.train_y, data.classes)):

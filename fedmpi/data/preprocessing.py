@@ -61,7 +61,7 @@ class PredictionRequest:
     Args:
         rows: a file, or rows in memory.
         site: the site of the rows; None if the user names none.
-        ids: the names of columns of the file; these columns are copied to the table of predictions.
+        ids: the names of the columns to copy to the table of predictions.
     """
 
     rows: Any  # a file, or rows in memory
@@ -90,7 +90,7 @@ class Preparation(ABC):
 
     @property
     def files_digest(self) -> str:
-        """A digest of files besides the data that rows are prepared with, such as a tokenizer's; "" if there are none.
+        """A digest of other files that are needed to prepare rows, such as a tokenizer's; "" if there are none.
 
         It must be equal at all sites.
         """
@@ -111,7 +111,7 @@ class Preparation(ABC):
 
 
 def preparation_from_dict(fields: Any) -> Preparation:
-    """Return the preparation from the result of `to_dict`; raise ValueError if a value is invalid."""
+    """Rebuild a preparation from the result of `to_dict`; raise ValueError if a value is invalid."""
     kind = fields.get("kind") if isinstance(fields, dict) else None
     if kind not in PREPARATION_KINDS:
         raise ValueError(f"kind: {kind!r} is not allowed; must be one of {', '.join(PREPARATION_KINDS)}")
@@ -157,7 +157,7 @@ def apply_reading_options(
 
 
 def find_common_preparation(parts: Sequence[Preparation | None]) -> Preparation | None:
-    """Return the preparation if it is the same for all parts of a data set; None if the parts differ or have none."""
+    """Return the preparation that all parts of a data set share; None if the parts differ or have none."""
     first = parts[0]
     return first if first is not None and all(first.is_equal(each) for each in parts[1:]) else None
 
@@ -208,15 +208,15 @@ def check_sample(x: Any, shape: Shape, where: str) -> None:
 
 
 def make_ready_inputs(shape: Shape, dtype: Type) -> ReadyInputs:
-    """Return the preparation for new rows that are already inputs of the model; each has this shape and type."""
+    """Return the preparation for new rows that are already inputs of the model, each of this shape and type."""
     return ReadyInputs(encode_format(shape, dtype))
 
 
 def load_arrays(request: PredictionRequest, what: str) -> tuple[dict[str, np.ndarray], str]:
-    """Load arrays by name from an .npz file or from memory; return them and their origin for error messages.
+    """Load named arrays from an .npz file or from memory; return them and their origin for error messages.
 
     Args:
-        request: the request, whose rows are a file, an array, or arrays by name.
+        request: the request, whose rows are a file, an array, or a dict of named arrays.
         what: a description of the file that this run needs, for error messages.
 
     Raises:

@@ -30,7 +30,7 @@ _limit = ContextVar("limit", default=MEMORY_LIMIT)
 
 @contextmanager
 def use_streaming_mode(stream: bool | str) -> Iterator[None]:
-    """Set which images data sources leave on disk in this context; `stream` is the value of data.stream."""
+    """Set which images data sources leave on disk within this context; `stream` is the value of data.stream."""
     token = _limit.set(MEMORY_LIMIT if stream == "auto" else 0 if stream else 1 << 62)
     try:
         yield

@@ -79,7 +79,7 @@ def report_ranks_and_failure_policy(settings: configs.Settings, job: Job) -> Rep
 
 
 def report_device(settings: configs.Settings, job: Job) -> ReportRow:
-    """Report the device on which a rank of this host would train."""
+    """Report the device on which a rank on this host would train."""
     import torch
 
     from fedmpi.runtime.device import choose_device
@@ -110,7 +110,7 @@ def report_backend_and_interface(settings: configs.Settings, job: Job) -> Report
 
 
 def _predict_backend(settings: configs.Settings, job: Job) -> str:
-    """Return the communication back end that the ranks of this host would choose: gloo, nccl or mpi."""
+    """Return the communication back end that the ranks on this host would choose: gloo, nccl or mpi."""
     import torch
 
     from fedmpi.comm.backends import choice

@@ -1,6 +1,6 @@
 """Report on this machine: Python and its packages, GPUs, launchers and MPI, memory, disks, host name and network.
 
-Other programs are run with a time limit. MPI is tested in a child process, because it may kill its process.
+Other programs are run with a time limit. MPI is tested in a child process, which it may kill.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def report_launcher_version(name: str) -> ReportRow:
 def run_program(words: Sequence[str], limit_s: float, env: Mapping[str, str] | None = None) -> tuple[str, str]:
     """Run a program with a time limit.
 
-    The program is run by coreutils' `timeout`, which also ends the program's children, even if this process is
+    The program is run by coreutils' `timeout`, which also terminates the program's children, even if this process is
     interrupted. The output is written to a file, because a grandchild could keep a pipe open.
 
     Args:
@@ -169,7 +169,7 @@ def report_cores_and_memory() -> Iterator[ReportRow]:
 
 
 def report_free_disk_space() -> Iterator[ReportRow]:
-    """Report the free space for temporary files of torch and MPI, and for shared memory between ranks of a host."""
+    """Report the free space for temporary files of torch and MPI, and for shared memory among a host's ranks."""
     for name, place in (("temporary", tempfile.gettempdir()), ("shared memory", "/dev/shm")):
         if os.path.isdir(place):
             free = shutil.disk_usage(place).free

@@ -82,7 +82,7 @@ class ClientStates:
         owners: client -> the rank that has its state; the same on every rank.
         last_trained: client -> the last round in which the client took part; the same on every rank.
         rows: the state rows of this rank that are in memory, the least recently used first.
-        max_in_memory: the largest number of rows kept in memory, if there is a store.
+        max_in_memory: the maximum number of rows kept in memory, if there is a store.
         stored_up_to: the round up to which all rows have been written to the store; -1: none have.
     """
 
@@ -192,7 +192,7 @@ class ClientStates:
         self._store_rows(log.sent_rows)
 
     def reassign_clients_of_failed_ranks(self, alive: Collection[int], ranks: Sequence[int], *, move: bool) -> None:
-        """Record the clients of failed ranks in `reassigned`, each with its failed rank; move them to other ranks.
+        """Record the clients of failed ranks in `reassigned`, each with its failed rank, and optionally move them.
 
         The result depends only on the arguments and on which rank owned each client before the round.
 
@@ -254,7 +254,7 @@ class ClientStates:
         self._revert_to_copies({k: r for k, r in applied.reverted_states(t).items() if before.get(k) != r})
 
     def _revert_to_copies(self, rounds: Mapping[int, int]) -> None:
-        """Set clients back to their states of the given rounds.
+        """Set clients back to the states that the given rounds produced.
 
         Ranks have copies of these states in the attribute `copies`; each is sent to the rank that owns the client.
         """
@@ -303,7 +303,7 @@ class ClientStates:
         return row
 
     def _evict_rows(self, store: StateStore) -> None:
-        """Remove the least recently used rows from memory, after writing unsaved ones to the store."""
+        """Remove the least recently used rows from memory, after writing those that are unsaved to the store."""
         evicted = list[tuple[int, int]]()
         for client in islice(self.rows, len(self.rows) - max(self.max_in_memory, 1)):
             if client in self._rows_before:  # this row and all after it may have to be undone, and must not be stored

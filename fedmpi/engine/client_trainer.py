@@ -94,7 +94,7 @@ class ClientTrainer:
             self.set_class_counts(self.label_counts.sum(0))
 
     def make_generators(self, t: int, client: int, fit: int) -> tuple[torch.Generator, torch.Generator | None]:
-        """Return the random generators for a client's `fit`-th call of fit() in round t.
+        """Return the random generators for a client's `fit`-th call to fit() in round t.
 
         Returns:
             The generator for the order of samples, and the generator for augmentation (None if samples are not
@@ -123,7 +123,7 @@ class ClientTrainer:
         return self._broadcast[1]
 
     def frozen_copy(self, number: int) -> tuple[FlatModel, FeaturesAndHead]:
-        """Return the frozen copy of the model with this number; it has the same layout and is created on first use."""
+        """Return frozen copy `number` of the model, which has the same layout; it is created on first use."""
         while len(self._frozen_copies) <= number:
             model = self.model.frozen_copy()
             self._frozen_copies.append((model, FeaturesAndHead(model.module, self.data.input_shape, self.data.x_dtype)))

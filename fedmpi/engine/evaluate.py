@@ -286,7 +286,7 @@ class Evaluator:
 
         If all shards are evaluated with the same model, return the mean of the metrics, weighted by samples; otherwise
         return their mean, standard deviation and mean of the worst tenth. If the loss of any client with samples is not
-        finite, warn and return nan for all metrics: without failing clients, the mean would improve with each failure.
+        finite, warn and return nan for all metrics: if such clients were left out, each failure would improve the mean.
         """
         bad = [k for k in sorted(rows) if weights[k] and isnan(rows[k]["loss"])]
         if bad and protocol not in self.warned_protocols:

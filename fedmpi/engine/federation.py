@@ -233,7 +233,7 @@ class Federation:
             bytes_before: bytes that this rank had sent and received before the round.
 
         Returns:
-            The row of metrics of the round, still without evaluation; None if a rank was asked to stop in this round.
+            The row of metrics of the round, without evaluation results; None if a rank was asked to stop in this round.
         """
         server, sent = self.server, received.small
         assert server is not None

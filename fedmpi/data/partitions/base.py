@@ -33,7 +33,7 @@ class Partition:
 
     @classmethod
     def from_sizes(cls, order: np.ndarray, sizes: np.ndarray) -> Partition:
-        """Return the partition that cuts the row numbers `order`, (n,), into parts of the given sizes, (N,)."""
+        """Cut the row numbers `order`, (n,), into a partition with parts of the given sizes, (N,)."""
         return cls(order, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
 
     @classmethod
@@ -80,7 +80,7 @@ class Partition:
 
 
 def validate_indices(part: Any, samples: int) -> np.ndarray:
-    """Return a client's row numbers in ascending order, (n,) int64.
+    """Check a client's row numbers, and return them in ascending order, (n,) int64.
 
     Args:
         part: the row numbers as a partition scheme returned them.
@@ -108,7 +108,7 @@ def _sort_by_owner(owner: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def equal_sizes(rows: int, parts: int) -> np.ndarray:
-    """Return the sizes of nearly equal parts, (parts,); if there is a remainder, the first parts have one row more.
+    """Return the sizes of nearly equal parts, (parts,); if there is a remainder, the first parts have one more row.
 
     >>> equal_sizes(7, 3).tolist()
     [3, 2, 2]

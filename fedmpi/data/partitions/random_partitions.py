@@ -23,7 +23,7 @@ Size = Annotated[int, Field(ge=1)]
 
 
 def iid(labels: np.ndarray, clients: int, rng: np.random.Generator) -> Partition:
-    """Random parts of equal size. For n samples and N clients, the first n mod N clients have one sample more."""
+    """Random parts of equal size. For n samples and N clients, the first n mod N clients have one more sample."""
     check_enough_samples(len(labels), clients, "iid")
     sizes = equal_sizes(len(labels), clients)
     return Partition.from_sizes(rng.permutation(len(labels)), sizes).ascending()
@@ -84,7 +84,7 @@ def _partition_by_shares(
     scheme: str,
     balance: bool,
 ) -> Partition:
-    """Shuffle the samples of each class, and cut them into parts whose sizes `_draw_until_accepted` returns."""
+    """Shuffle the samples of each class, and cut them into parts of sizes drawn by `_draw_until_accepted`."""
     rows_by_class = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     totals = np.array([len(rows) for rows in rows_by_class])  # (C,)
     counts = _draw_until_accepted(totals, clients, rng, alpha, min_size, scheme, balance)
@@ -103,7 +103,7 @@ def _draw_until_accepted(
     scheme: str,
     balance: bool,
 ) -> np.ndarray:
-    """Draw fractions until every client has min_size samples; return numbers of samples by class and client, (C, N).
+    """Draw fractions until every client has min_size samples; return sample counts by class and client, (C, N).
 
     A draw consists of one sample of Dir(alpha 1_N) for each class. Many draws are made at once; then the generator is
     set to its state after the accepted draw. The result is the same as with one draw at a time, but this is about 15
@@ -162,7 +162,7 @@ def _draw_until_accepted(
 
 
 def _counts_from_shares(q: np.ndarray, totals: np.ndarray, balance: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Convert the fractions of D draws to numbers of samples.
+    """Convert the fractions of D draws to sample counts.
 
     Args:
         q: the fraction of each class that each client gets in each draw, (D, C, N).
@@ -170,8 +170,8 @@ def _counts_from_shares(q: np.ndarray, totals: np.ndarray, balance: bool) -> tup
         balance: whether clients that already have n/N samples get no samples of the remaining classes.
 
     Returns:
-        The numbers of samples, (D, C, N), and whether each draw is invalid, (D,). A draw is invalid if the clients that
-        may still get samples of a class have fractions of 0, up to rounding, of this class.
+        The numbers of samples, (D, C, N), and whether each draw is invalid, (D,). A draw is invalid if, for some class,
+        the fractions of all clients that may still get samples are practically 0.
     """
     draws, _, clients = q.shape
     sizes, counts = np.zeros((draws, clients), dtype=np.int64), np.empty(q.shape, dtype=np.int64)
@@ -199,11 +199,11 @@ def _cut_by_shares(share: np.ndarray, free: np.ndarray, total: int) -> np.ndarra
 
 
 def _draw_balanced_sizes_once(totals: np.ndarray, concentration: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Make one draw with `balance`; return the numbers of samples by class and client, (C, N).
+    """Make one draw with `balance`; return sample counts by class and client, (C, N).
 
-    A client is full if it has n/N samples. The fractions of full clients are set to 0. If no mass then remains for a
-    class, its fractions are drawn again for the other clients only: Dir(alpha 1_N), restricted to some clients and
-    renormalised, is the Dirichlet distribution on these clients.
+    A client is full if it has n/N samples. The fractions of full clients are set to 0. If this leaves a class without
+    fractions above 0, its fractions are drawn again for the other clients only: Dir(alpha 1_N), restricted to some
+    clients and renormalised, is the Dirichlet distribution on these clients.
     """
     clients, full = len(concentration), totals.sum() / len(concentration)
     sizes, free = np.zeros(clients, dtype=np.int64), np.ones(clients, dtype=bool)

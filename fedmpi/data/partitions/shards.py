@@ -23,8 +23,8 @@ def shards(
 ) -> Partition:
     """Every client gets s single-class shards, and thus has at most s classes (McMahan 2017; FedRep, Collins 2021).
 
-    Each of the C classes is cut into r = floor(s N / C) equal shards, for N clients (the first shards have one sample
-    more if r does not divide the number of samples). A list with r copies of each label is shuffled and reshaped to
+    Each of the C classes is cut into r = floor(s N / C) equal shards, for N clients (the first shards have one more
+    sample if r does not divide the number of samples). A list with r copies of each label is shuffled and reshaped to
     (N, s): client k gets a random unused shard of each of its s labels. If C does not divide s N, the first s N - r C
     classes are cut into r + 1 shards, with a warning.
 
@@ -77,11 +77,11 @@ def shards(
 
 
 def deal_shards(labels: np.ndarray, label_matrix: np.ndarray, rng: np.random.Generator) -> Partition:
-    """Cut each class into equal shards, and assign them at random to the clients that need this class.
+    """Cut each class into equal shards, and assign them at random to the clients that have this class.
 
     Args:
         labels: the class of each sample, (n,).
-        label_matrix: the classes of each client, (N, s): client k gets one shard of each of label_matrix[k].
+        label_matrix: the classes of each client, (N, s): client k gets one shard of each class in label_matrix[k].
         rng: assigns the shards.
     """
     clients, s = label_matrix.shape
@@ -102,8 +102,8 @@ def deal_shards(labels: np.ndarray, label_matrix: np.ndarray, rng: np.random.Gen
 def _exchange_repeated_labels(label_matrix: np.ndarray, classes: int, rng: np.random.Generator) -> bool:
     """Exchange labels between clients, in place, until no client has a label twice.
 
-    A client i that has label `a` twice gives one copy to a client j that does not have `a`, and gets from it a label b
-    that i does not have. Each exchange thus removes a repetition from i and creates none at j.
+    A client i that has label `a` twice gives one copy to a client j that does not have `a`, and receives in return a
+    label b that i does not have. Each exchange thus removes a repetition from i and creates none at j.
 
     Args:
         label_matrix: the labels of each client, (N, s).

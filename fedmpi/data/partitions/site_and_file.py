@@ -93,8 +93,8 @@ def _read_npz(path: Path, samples: int) -> Partition:
     """Read the partition.npz of a run.
 
     Its array `indices` contains the row numbers of client 0, then those of client 1, and so on. Its array `offsets`,
-    (N + 1,), contains the positions at which the rows of the clients begin, and the end. Rows that the run held out for
-    validation are returned to their clients.
+    (N + 1,), contains the position at which each client's rows begin, and the total number of rows. Rows that the run
+    held out for validation are returned to their clients.
     """
     pieces = []
     with np.load(path, allow_pickle=False) as arrays:

@@ -29,7 +29,7 @@ class ArrayOptions:
             the axes are derived from the shape (`_resolve_axes`).
         pixel_range: (low, high), the values that are mapped to 0 and 1, or "file", to use the smallest and largest
             value of each image or volume. None: uint8 is divided by 255, and other types are unchanged.
-        mean, std: the values by which samples are normalised after scaling, one per channel (or feature).
+        mean, std: the values with which samples are normalised after scaling, one per channel (or feature).
     """
 
     axes: str | None = None
@@ -128,7 +128,7 @@ def _resolve_axes(shape: Sequence[int], axes: str | None, name: str, file: Path)
 
 
 def to_channels_first(x: Array, axes: str) -> Array:
-    """Reorder an array with the given axes to (N, C, H, W) or (N, C, D, H, W); without a C axis it gets one channel."""
+    """Reorder an array with the given axes to (N, C, H, W) or (N, C, D, H, W); without C, add a channel axis."""
     order = [axes.index(axis) for axis in "NCDHW" if axis in axes]
     x = x.permute(order) if isinstance(x, Tensor) else x.transpose(order)
     return x if "C" in axes else x[:, None]

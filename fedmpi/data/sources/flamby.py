@@ -144,8 +144,8 @@ def _flamby_dataset(tables: Sequence[np.ndarray], names: Sequence[str], pooled: 
     Args:
         tables: the table of each hospital, (n, 14).
         names: the names of the hospitals.
-        pooled: whether the training rows are also standardised with the statistics of all training parts, as in
-            FLamby's pooled training.
+        pooled: whether training rows, too, are standardised with the statistics of all training parts, as in FLamby's
+            pooled training.
     """
     parts = [_prepare_flamby_hospital(table) for table in tables]
     sites = []
@@ -194,7 +194,7 @@ def _prepare_flamby_hospital(table: np.ndarray) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _standardise_as_flamby(x: Tensor, by: Tensor) -> Tensor:
-    """Standardise x with the mean and the unbiased standard deviation (plus 1e-9) of the rows `by`."""
+    """Standardise x by column, with the mean and the unbiased standard deviation (plus 1e-9) of `by`."""
     return (x - by.mean(0)) / (by.std(0) + 1e-9)
 
 

@@ -74,7 +74,7 @@ def dataset_from_files(
         read_site: a function that returns the data set of a site, given its files and the indices of its training part
             and test part.
         source: the name of the data source, for messages.
-        classes: the names of the classes in the order of their numbers; () for files with masks.
+        classes: the names of the classes, ordered by class number; () for files with masks.
         silo: the silo that owns the files; None: no silos.
         test_fraction: the fraction of each class at each site that is held out as the test part if the files are not
             assigned to parts, with the same files for every seed.
@@ -202,7 +202,7 @@ def list_subfolders(folder: Path) -> list[str]:
 
 
 def find_part_folders(folder: Path) -> list[tuple[str, Path]]:
-    """Return (part, subfolder) for the subfolders train, val and test; [("", folder)] if there are none."""
+    """Return (part, subfolder) pairs for the subfolders train, val and test; [("", folder)] if there are none."""
     folders = [
         (PART_BY_WORD[name.lower()], folder / name) for name in list_subfolders(folder) if name.lower() in PART_BY_WORD
     ]
@@ -217,7 +217,7 @@ def find_site_folders(source: str, root: Path, path: str, sites: bool, silo: str
         root: the folder `data.root`.
         path: the folder of the data set, relative to root.
         sites: whether each subfolder is a site; otherwise the result is {"": root/path}.
-        silo: the only site to return; None: no silos.
+        silo: the only site to return; None: return all sites.
     """
     folder = root / path
     if not os.path.isdir(folder):
@@ -265,7 +265,7 @@ class PairPatterns:
                 )
 
     def find_pairs(self, site_folder: Path, site: str) -> list[LabelledFile]:
-        """Return the pairs of image and mask in the folder of a site, or in its subfolders train, val and test."""
+        """Return the image-mask pairs in the folder of a site, or in its subfolders train, val and test."""
         folders = find_part_folders(site_folder)
         folders = folders if any(part == "train" for part, _ in folders) else [("", site_folder)]
         samples = [pair for part, folder in folders for pair in self._match_pairs(folder, part, site)]
@@ -305,7 +305,7 @@ class PairPatterns:
 def find_image_mask_pairs(
     source: str, root: Path, path: str, patterns: PairPatterns, sites: bool, silo: str | None
 ) -> list[LabelledFile]:
-    """Return the pairs of image and mask in root/path, or in the folders of its sites."""
+    """Return the image-mask pairs in root/path, or in the folders of its sites."""
     folders = find_site_folders(source, root, path, sites, silo)
     return [sample for site, folder in folders.items() for sample in patterns.find_pairs(folder, site)]
 
@@ -349,7 +349,7 @@ class MaskValues:
     def to_classes(self, mask: np.ndarray, pair: LabelledFile) -> Tensor:
         """Convert the values of a mask to int64 class numbers.
 
-        `task.ignore` stays unchanged; other values that are not classes raise a UserError.
+        `task.ignore` stays unchanged; any other value that is not a class raises UserError.
         """
         numbers = mask.astype(np.int64)
         if not np.array_equal(numbers, mask):

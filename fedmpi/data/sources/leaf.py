@@ -66,10 +66,10 @@ def leaf(
 
     path: the folder that contains train/ and test/, relative to data.root.
     classes: the number of classes, by default the largest label + 1.
-    alphabet: the characters in the order of their numbers; by default those of the training part, sorted, and a symbol
+    alphabet: the characters, ordered by index; by default those of the training part, sorted, and a symbol
     for unknown characters if the test part contains any.
-    vocabulary: the number of words that are counted, the most frequent ones of the training part; default 1000. As in
-    LEAF, a word consists of letters, digits, _ and ', or is one of . , ! ? ;
+    vocabulary: how many of the most frequent words of the training part are counted; default 1000. As in LEAF, a word
+    consists of letters, digits, _ and ', or is one of . , ! ? ;
     size: image files are scaled and centre-cropped to size x size; default 84.
     """
     folder = root / path
@@ -213,7 +213,7 @@ def _convert_labels(
 def _list_samples_by_user(
     train: UserSamples, test: UserSamples, folder: Path
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return the samples of each user in the training and in the test part; raise UserError if shapes differ."""
+    """Return each user's samples in the training part and in the test part; raise UserError if shapes differ."""
     arrays = [x for users in (train, test) for x, _ in users.values()]
     other = next((x.shape[1:] for x in arrays if x.shape[1:] != arrays[0].shape[1:]), None)
     if other is not None:
@@ -237,7 +237,7 @@ def _concatenate_users(train: UserSamples, test: UserSamples, folder: Path) -> l
 
 
 def _list_image_files(folder: Path, part: str, users: UserSamples, y: Tensor) -> list[LabelledFile]:
-    """Return the image files of a part with their classes."""
+    """Return the image files of one part (train or test), with their classes."""
     names = [name for x, _ in users.values() for name in x]
     images = folder / CELEBA_FOLDER
     if not images.is_dir():

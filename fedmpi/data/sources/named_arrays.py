@@ -93,7 +93,7 @@ def npz(
 
 
 def _load_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Load the arrays with known names, and return them under the names of `ARRAY_NAMES`."""
+    """Load the arrays whose names are known; return a dict from the keys of `ARRAY_NAMES` to arrays."""
     with np.load(path, allow_pickle=False) as archive:
         known = [key for key in archive.files if key in CANONICAL_NAMES]
         unknown = [key for key in archive.files if key not in CANONICAL_NAMES]
@@ -122,8 +122,8 @@ class ArrayPreparation(Preparation):
 
     Attributes:
         row: the shape of one sample in the array.
-        uint8: whether the training array is uint8. New arrays must be uint8 if it is, and must have another type if it
-            is not.
+        uint8: whether the training array is uint8. If so, new arrays must be uint8, too; if not, they must have another
+            type.
         options: the order of the axes, the scaling and the normalisation.
         class_names: the names of the classes; () if they have none.
     """
@@ -169,8 +169,8 @@ def dataset_from_arrays(
     """Convert the arrays of a file to a data set; see `npz`.
 
     Args:
-        arrays: x, y, ..., with the names of `ARRAY_NAMES`; x may stay on disk.
-        file: the file, for messages.
+        arrays: the arrays by name (x, y, ...; see `ARRAY_NAMES`); x may stay on disk.
+        file: the path of the file, for error messages.
         options: the order of the axes, the scaling and the normalisation.
         classes: the number of classes or outputs; None: derived from y.
         test_fraction: the fraction of test samples if there is no test part.

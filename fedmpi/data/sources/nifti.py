@@ -152,7 +152,7 @@ class VolumePreparation(Preparation):
         return files, [file.relative_to(path).as_posix() for file in files]
 
     def _resample(self, x: Tensor, spacing: Sequence[float], mode: str) -> Tensor:
-        """Resample (C, X, Y, Z) to the voxel size `self.spacing`; the type does not change."""
+        """Resample (C, X, Y, Z) to the voxel size `self.spacing`, without changing the dtype."""
         if self.spacing is None:
             return x
         shape = [max(round(n * a / b), 1) for n, a, b in zip(x.shape[1:], spacing, self.spacing, strict=True)]
@@ -171,7 +171,7 @@ def _load_pair(pair: LabelledFile) -> tuple[Tensor, np.ndarray, tuple[float, ...
     """Load an image (C, X, Y, Z), its mask (X, Y, Z), and the voxel size along X, Y and Z in millimetres.
 
     Raises:
-        UserError: a file cannot be read, or image and mask are on different grids.
+        UserError: a file cannot be read, or an image and its mask have different grids.
     """
     x, spacing, image = _load_image(pair)
     mask, _, numbers = _open_volume(pair, pair.mask)
@@ -205,7 +205,7 @@ def _load_image(pair: LabelledFile) -> tuple[Tensor, tuple[float, ...], Any]:
 
 
 def _open_volume(pair: LabelledFile, file: Path) -> tuple[Any, Any, np.ndarray]:
-    """Return a NIfTI image as stored, the same image with its axes in RAS+ order, and the values of the latter."""
+    """Return a NIfTI image as stored, the image with its axes in RAS+ order, and the voxel values in that order."""
     import nibabel  # imported here, because that takes a third of a second
 
     try:
@@ -217,7 +217,10 @@ def _open_volume(pair: LabelledFile, file: Path) -> tuple[Any, Any, np.ndarray]:
 
 
 def _check_same_shape(volumes: Sequence[Tensor], pairs: Sequence[LabelledFile]) -> None:
-    """Raise UserError unless the last volume has the same shape as the first one."""
+    """Raise UserError unless the volume read last has the same shape as the first one.
+
+    pairs: the files from which the volumes were read, in the same order, for the message.
+    """
     if volumes[-1].shape != volumes[0].shape:
         pair = pairs[len(volumes) - 1]
         shapes = " and ".join(" x ".join(map(str, each.shape)) for each in (volumes[0], volumes[-1]))

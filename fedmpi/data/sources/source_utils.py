@@ -89,7 +89,7 @@ def resolve_file_name(source: str, site: str | None, path: str | None, key: str 
 
 
 def check_finite(x: Tensor, name: str, location: Path | str, nan: bool = False) -> Tensor:
-    """Return x (n, ...) if all numbers are finite; otherwise raise UserError with the first invalid row.
+    """Return x (n, ...) if all numbers are finite; otherwise raise UserError, naming the first invalid row.
 
     Args:
         name: the name of the array, for the message.

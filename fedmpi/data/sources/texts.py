@@ -57,7 +57,7 @@ def text(
     author_column: the column with the author of each text.
     text_column: the column with the texts.
     context: the number of characters in a window x; y contains the character after each of them.
-    alphabet: the characters in the order of their numbers; by default those of all training parts, sorted, and a symbol
+    alphabet: the characters, ordered by index; by default those of all training parts, sorted, and a symbol
     for unknown characters if test parts contain any.
     min_chars: authors with fewer characters are left out.
     test_fraction: the fraction of each author's text, taken from its end, that is held out as the test part.
@@ -169,10 +169,10 @@ class TextPreparation(Preparation):
     """The conversion of new texts to windows of symbols.
 
     Attributes:
-        alphabet: the characters in the order of their numbers.
+        alphabet: the characters, ordered by index.
         context: the length of a window in characters.
         closed: whether a character that is not in the alphabet raises an error, because the config defines the
-            alphabet. Otherwise it becomes UNKNOWN_CHARACTER, if the alphabet contains that.
+            alphabet. Otherwise it becomes UNKNOWN_CHARACTER, if the alphabet contains this symbol.
         author_column, text_column, delimiter: options of the source `text`.
         last: whether the only target of a window is the character that follows it.
     """
@@ -189,7 +189,7 @@ class TextPreparation(Preparation):
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """The characters, in the order of their numbers."""
+        """The characters, ordered by index."""
         return self.alphabet
 
     def read_requested_rows(self, request: PredictionRequest) -> NewRows:
@@ -243,9 +243,9 @@ def check_characters(text: str, alphabet: Sequence[str], location: str, reason: 
     """Raise UserError if a text contains a character that is not in the alphabet, or if the alphabet has duplicates.
 
     Args:
-        alphabet: the characters in the order of their numbers.
+        alphabet: the characters, ordered by index.
         location: the file, line or author of the text, for the message.
-        reason: why characters outside of the alphabet are not allowed, for the message; "": the message says that the
+        reason: why characters outside the alphabet are not allowed, for the message; "": the message says that the
             character is not in data.alphabet.
     """
     duplicate = next((symbol for k, symbol in enumerate(alphabet) if symbol in alphabet[:k]), None)
@@ -284,11 +284,11 @@ def dataset_from_texts(
         context: the number of characters in a window. A part of n characters has floor((n - 1) / context) windows.
         test_fraction: the fraction of each text, taken from its end, that is held out as the test part.
         min_chars: authors with fewer characters are left out.
-        alphabet: the characters in the order of their numbers; None: those of the training parts.
-        columns: author column, text column and delimiter, for new texts.
+        alphabet: the characters, ordered by index; None: those of the training parts.
+        columns: author column, text column and delimiter, stored so that new texts can later be read in the same way.
 
     Raises:
-        UserError: the training part of an author is shorter than a window and the character after it.
+        UserError: the training part of an author has fewer than context + 1 characters.
     """
     texts = {name: text for name, text in texts.items() if len(text.text) >= min_chars}
     if not texts:

@@ -39,7 +39,7 @@ class TextTokenizer:
 
     @property
     def pad_id(self) -> int:
-        """The number of the token that fills up short texts: the pad token or, without one, the eos token."""
+        """The number of the token with which short texts are padded: the pad token or, without one, the eos token."""
         number = self.backend.pad_token_id
         if number is None:
             raise UserError(
@@ -49,7 +49,7 @@ class TextTokenizer:
         return int(number)
 
     def check_max_length(self, max_length: int, pairs: bool = False) -> None:
-        """Raise UserError if data.max_length does not suit the tokenizer. pairs: whether a sample has two texts."""
+        """Raise UserError if data.max_length is not valid for the tokenizer. pairs: whether a sample has two texts."""
         largest = self.backend.model_max_length
         if max_length > largest:
             raise UserError(
@@ -93,7 +93,10 @@ class TextTokenizer:
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, np.concatenate(truncated)
 
     def _find_truncated(self, texts: Sequence[Sequence[str]], mask: np.ndarray) -> np.ndarray:
-        """Return whether each text, or pair of texts, has more tokens than its mask (n, max_length), (n,) bool."""
+        """Return whether each text, or pair of texts, was truncated to max_length tokens, (n,) bool.
+
+        mask: the attention mask of the tokens after truncation, (n, max_length).
+        """
         truncated, full = np.zeros(len(mask), dtype=bool), np.flatnonzero(mask.all(1)).tolist()
         if full:
             ids = self.backend(*([column[row] for row in full] for column in texts), verbose=False)["input_ids"]
@@ -116,8 +119,8 @@ class TextTokenizer:
             length: the number L of tokens in a block.
 
         Returns:
-            Arrays (blocks, L): `input_ids`, `attention_mask`, and `y` with the token after each token, IGNORE_INDEX
-            for the padding. Each token except the first one is a target once.
+            Arrays (blocks, L): `input_ids`, `attention_mask`, and `y` with the token after each token, IGNORE_INDEX for
+            the padding. Each token except the first is a target exactly once.
         """
         pairs = max(len(tokens) - 1, 0)
         blocks = max(-(-pairs // length), 1)
@@ -129,7 +132,7 @@ class TextTokenizer:
 
 
 def load_tokenizer(folder: Path) -> TextTokenizer:
-    """Load the tokenizer in a folder that `save_pretrained` has written; no file is downloaded and no code executed.
+    """Load the tokenizer in a folder that `save_pretrained` has written; nothing is downloaded, and no code is run.
 
     Raises:
         UserError: transformers is not installed, or the folder does not contain a tokenizer.

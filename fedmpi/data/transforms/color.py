@@ -103,7 +103,7 @@ def blend(x: Tensor, other: Tensor, share: Tensor) -> Tensor:
 
 
 def to_grayscale(x: Tensor) -> Tensor:
-    """Convert color images (B, 3, H, W) to luminance (B, 1, H, W); return other images unchanged."""
+    """Convert colour images (B, 3, H, W) to luminance (B, 1, H, W); return other images unchanged."""
     if x.shape[1] != 3:
         return x
     red, green, blue = (x[:, i : i + 1] * share for i, share in enumerate(LUMINANCE_WEIGHTS))

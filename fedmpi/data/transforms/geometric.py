@@ -107,7 +107,7 @@ class Cutout(Transform):
         return x
 
     def _in_square(self, u: Tensor, n: int) -> Tensor:
-        """Return which of the n pixels along one axis are in the square around a random center, (B, n) bool."""
+        """Return which of the n pixels along one axis are in the square around a random centre, (B, n) bool."""
         first = to_uniform_integers(u, n) - self.size // 2
         at = torch.arange(n, device=u.device) - first[:, None]
         return (at >= 0) & (at < self.size)
@@ -115,7 +115,7 @@ class Cutout(Transform):
 
 @dataclass(frozen=True)
 class CenterCrop(Transform):
-    """Crop the center of training and test images, like CenterCrop(size) of torchvision."""
+    """Crop the centre of training and test images, like CenterCrop(size) of torchvision."""
 
     main_option = "size"
     size: int = option(224, "height and width", ge=1, le=MAX_SIDE)
@@ -136,7 +136,7 @@ NUM_CANDIDATES = 10  # number of crops that are drawn per image, of which the fi
 
 @dataclass(frozen=True)
 class RandomRotation(Transform):
-    """Rotate by a random angle up to `degrees`, with black outside the image, like torchvision's RandomRotation."""
+    """Rotate by a random angle up to `degrees`; new areas are black, as in torchvision's RandomRotation."""
 
     main_option = "degrees"
     random_numbers = 1

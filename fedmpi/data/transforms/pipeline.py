@@ -100,7 +100,7 @@ class ImagePipeline:
         """The steps of the pipeline in order, each with the columns of u (see `__call__`) that it uses.
 
         The columns are None for steps without random numbers, which are also applied to test images. Raises UserError
-        if the transforms cannot be applied in their order.
+        if the transforms cannot be applied in this order.
         """
         stage, column = "any" if self.bytes else "unit" if self.unit else "normal", 0
         steps: list[tuple[Step, slice | None]] = []

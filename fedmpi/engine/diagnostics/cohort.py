@@ -24,7 +24,7 @@ class Model(NamedTuple):
 
 @dataclass(frozen=True)
 class Cohort:
-    """The m clients of a round, with the local models and updates that one rank has.
+    """The m clients of a round, with the local models and updates that this rank has.
 
     `local_models`, `local_updates` and `step_rows` contain the clients of this rank only. Probes must not load a model
     on a rank without clients, because the trainer's model on rank 0 may be the global model.

@@ -50,7 +50,7 @@ class Probes:
         self._step_rows: dict[int, Tensor] = {}
 
     def is_due(self, t: int) -> bool:
-        """Return whether round t is measured; these are every evaluate.every-th round and the last round."""
+        """Return whether round t is measured; every evaluate.every-th round and the last round are."""
         config = self.config
         return (t + 1) % config.evaluate_every == 0 or t + 1 == config.rounds
 

@@ -42,8 +42,8 @@ def decompose_loss(M: Tensor, l: Tensor, p: Tensor) -> dict[str, float]:  # noqa
         local        sum_i p_i M[i, i]
         shift        sum_ij p_j p_i (M[j, i] - M[i, i])       because clients have different samples
         aggregation  sum_i p_i (sum_j p_j l_j - sum_j p_j M[j, i])    because the average differs from local models
-    In FedLD's paper, the third term contains L_i(w_i) in place of sum_j p_j M[j, i]; the terms would then not add up
-    to the total.
+    In FedLD's paper, the third term contains L_i(w_i) in place of sum_j p_j M[j, i]; with it, the terms would not add
+    up to the total.
 
     Args:
         M: (m, m) losses; M[j, i] is the loss of client i's model on client j's samples.
@@ -93,7 +93,7 @@ def class_accuracy(outputs: Tensor, targets: Tensor, classes: int) -> Tensor:
 def summarize_accuracy(c: Cohort, rows: Tensor) -> dict[str, Any]:
     """Return the accuracies of local and global models of a round, from which forgetting can be computed.
 
-    Forgetting is the mean over classes of the decrease of accuracy from its best value.
+    Forgetting is the mean over classes of the decrease in accuracy from its best value.
     """
     local, before, after = rows.split(rows.shape[1] // 3, 1)
     return {
@@ -110,12 +110,12 @@ def summarize_accuracy(c: Cohort, rows: Tensor) -> dict[str, Any]:
 
 # ---- probe contribution: how much the loss of the average model increases if a client is left out ----
 def compute_leave_one_out_losses(c: Cohort) -> Rows:
-    """Return a row for each client k of this rank: the loss of the average model, and its loss if a client is left out.
+    """Return a row for each client k of this rank: losses of the average model without one client, and with all.
 
     The average over all clients is w_mean; the average without client k is w_-k = sum_{i != k} p_i w_i / (1 - p_k).
-    With a global test set, the row holds the losses L(w_-k) and L(w_mean) on this set. In silo mode there is only test
-    data at the sites, so the row holds L(w_-i) for all clients i, and then L(w_mean), on the test samples of site k.
-    For these, every local model is sent to all ranks twice.
+    With a global test set, the row holds the losses L(w_-k) and L(w_mean) on this set. In silo mode only the sites have
+    test data, so the row holds L(w_-i) for all clients i, and then L(w_mean), on the test samples of site k. This
+    requires sending every local model to all ranks twice.
     """
     p = dict(zip(c.members, c.p.tolist(), strict=True))
     w, b = (torch.zeros_like(each, dtype=torch.float64) for each in c.before)

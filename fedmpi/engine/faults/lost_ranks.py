@@ -46,7 +46,7 @@ def make_row(
 
 
 def check_row(row: Row) -> None:
-    """Raise KeyError, TypeError, ValueError or AttributeError if this is not a valid row of faults.jsonl."""
+    """Raise KeyError, TypeError, ValueError or AttributeError if `row` is not a valid row of faults.jsonl."""
     numbers = (row["round"], *row["ranks"], *row["clients"], *row["gone"], *row["back"], *row["reverted"])
     for number in (*numbers, *row["reverted"].values()):
         int(number)
@@ -68,7 +68,7 @@ class LostRanks:
         return [each for each in self.rows if each["round"] == t]
 
     def up_to_round(self, t: int) -> LostRanks:
-        """Return the failures of the rounds 0 to t."""
+        """Return the failures of rounds 0 to t."""
         return LostRanks([each for each in self.rows if each["round"] <= t])
 
     def before_evaluation(self, t: int) -> LostRanks:

@@ -137,7 +137,7 @@ class FailurePolicy:
             why: the error messages of the ranks that have noticed the failure.
 
         Raises:
-            RankLostError: another rank fails meanwhile.
+            RankLostError: another rank fails in the meantime.
         """
         comm, states, scheduler = self.comm, self.states, self.scheduler
         orphans = sorted(states.reassigned)

@@ -47,7 +47,7 @@ class UpdateFilter:
         """Create the filter.
 
         Args:
-            max_norm: the largest accepted norm of an update; "auto": computed in each round (see the module docstring);
+            max_norm: the maximum accepted norm of an update; "auto": computed in each round (see the module docstring);
                 None: no bound.
             drop: whether bad uploads are left out; otherwise they end the run.
         """

@@ -71,7 +71,7 @@ def csv_images(
     std: the pixels are then divided by it; one number, or one per channel.
     pixel_range: [low, high], the values that are mapped to 0 and 1, or `file`, to use the smallest and largest value of
     each file. It is required for images with more than 8 bits per pixel.
-    class_names: the classes in the order of their numbers; by default the labels in natural order (1, 2, 10). Required
+    class_names: the classes, ordered by class number; by default the labels in natural order (1, 2, 10). Required
     in silo mode, because a class may be missing in the table of a site.
     test_fraction: without split_column, the fraction of each class at each site that is held out as the test part, with
     the same rows for every seed; default 0.2.
@@ -122,7 +122,7 @@ def image_folder(
     std: the pixels are then divided by it; one number, or one per channel.
     pixel_range: [low, high], the values that are mapped to 0 and 1, or `file`, to use the smallest and largest value of
     each file. It is required for images with more than 8 bits per pixel.
-    class_names: the classes in the order of their numbers; by default the names of the folders in natural order (1, 2,
+    class_names: the classes, ordered by class number; by default the names of the folders in natural order (1, 2,
     10). Required in silo mode, because sites that lack a class would otherwise number the classes differently.
     test_fraction: without test/, the fraction of each class at each site that is held out as the test part, with the
     same rows for every seed; default 0.2.
@@ -149,7 +149,7 @@ def image_folder(
 
 
 def _find_parts(folder: Path) -> list[tuple[str, Path]]:
-    """Return (part, folder) for the folders train, val and test, train first; [("", folder)] if there are none."""
+    """Return (part, folder) pairs for the folders train, val and test, train first; [("", folder)] without them."""
     parts = sorted(find_part_folders(folder), key=lambda part: part[0] not in ("", "train"))
     if parts[0][0] not in ("", "train"):
         raise UserError(
@@ -171,7 +171,7 @@ def list_images_by_class(
 
     Args:
         folder: the folder with one subfolder per class.
-        names: the classes in the order of their numbers.
+        names: the classes, ordered by class number.
         subfolder: the path of the images inside the folder of their class.
         class_source: the option or file that defines the classes, for messages.
         part: the part (train, val or test) to which the images belong; "" if unknown.
@@ -204,7 +204,7 @@ def make_labelled_image_reader(names: Sequence[str], decoding: DecodeOptions, *c
     """Return a function that reads the labelled images of one site into a data set.
 
     Args:
-        names: the classes in the order of their numbers.
+        names: the classes, ordered by class number.
         decoding: how images are decoded.
         columns: if a CSV file lists the images, the attributes image_column, label_column, delimiter and folder of
             ImagePreparation.

@@ -32,7 +32,7 @@ class DecodeOptions:
     Attributes:
         size: width and height in pixels to which images are scaled and centre-cropped; None: no scaling.
         channels: 1 for grey, 3 for colour.
-        mean, std: the values by which pixels in 0..1 are normalised, one number or one per channel.
+        mean, std: the values with which pixels in 0..1 are normalised, one number or one per channel.
         pixel_range: (low, high), the values that are mapped to 0 and 1 (values outside this range are clipped), or
             "file", to use the smallest and largest value of each file. None: (0, 255), for images with 8 bits per
             pixel.
@@ -77,7 +77,7 @@ def decode_image(file: Path | bytes, options: DecodeOptions) -> np.ndarray:
         options: size, channels and pixel range.
 
     Returns:
-        (C, H, W) uint8, or with a pixel range float32 in 0..1.
+        (C, H, W) uint8, or float32 in 0..1 if `options` sets a pixel range.
 
     Raises:
         UserError: the image needs an option that is not set. For a damaged file, the decoder raises other errors.

@@ -161,6 +161,6 @@ def _read_mask(pair: LabelledFile) -> np.ndarray:
 
 
 def _fit_mask(mask: np.ndarray, size: int) -> np.ndarray:
-    """Scale and crop a mask (H, W) to size x size by nearest neighbour, which creates no new values."""
+    """Scale and crop a mask (H, W) to size x size; nearest-neighbour interpolation creates no new values."""
     image = Image.fromarray(mask.astype(np.int32))
     return np.asarray(ImageOps.fit(image, (size, size), Image.Resampling.NEAREST))

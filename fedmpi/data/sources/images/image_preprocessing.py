@@ -32,7 +32,7 @@ class ImagePreparation(Preparation):
         decoding: size, channels and normalisation.
         stored: the shape (C, H, W) of a decoded image.
         channels: the number of channels of the inputs; a single stored channel is repeated.
-        class_names: the classes in the order of their numbers.
+        class_names: the classes, ordered by class number.
         image_column, label_column, delimiter: the format of a CSV file that lists images.
         folder: the folder of the images, relative to that of the CSV file.
     """
@@ -150,7 +150,7 @@ def preparation_for_arrays(
 
     Args:
         images: the images of the data set, (n, C, H, W). New images are scaled to their size if it is square.
-        mean, std: the values by which pixels in 0..1 are normalised, one number or one per channel.
+        mean, std: the values with which pixels in 0..1 are normalised, one number or one per channel.
         channels: the number of channels of the inputs of the model.
     """
     if len(images.shape) != 4 or images.shape[1] not in (1, 3):

@@ -36,7 +36,7 @@ else:
 
 
 def _find_files(name: str, root: Path, download: bool, only: str = "") -> tuple[list[Path], str]:
-    """Return the files of a data set, and the remedy for a missing or damaged file, for messages.
+    """Return the files of a data set and, for error messages, the remedy for a missing or damaged file.
 
     Args:
         name: the data set's name in the catalogue.
@@ -60,7 +60,7 @@ def _convert_read_errors(path: Path, remedy: str) -> Iterator[None]:
 
 
 def _check_labels(labels: np.ndarray, low: int, high: int) -> None:
-    """Raise ValueError if a label is outside of low..high. labels: (n,), or (n, m) for m labels per image."""
+    """Raise ValueError if a label is outside low..high. labels: (n,), or (n, m) for m labels per image."""
     wrong = (labels < low) | (labels > high)
     if wrong.any():
         row = int(wrong.reshape(len(wrong), -1).any(1).argmax())
@@ -74,7 +74,7 @@ def image_dataset(
 
     Args:
         train, test: the images, (n, C, H, W) uint8, and the labels of each part.
-        mean, std: the values by which pixels in 0..1 are normalised, one number or one per channel.
+        mean, std: the values with which pixels in 0..1 are normalised, one number or one per channel.
         channels: the number of channels of the inputs; a single stored channel is repeated.
     """
     (x, y), (test_x, test_y) = train, test

@@ -116,7 +116,7 @@ def office_home(root: Path, *, site: str | None = None, size: Size = 224, test_f
 def _read_domains(
     source: str, sites: Sequence[str], number: int, root: Path, site: str | None, size: int, test_fraction: float
 ) -> Dataset:
-    """Read a data set in which each site has images of one style; `number` is its number of classes."""
+    """Read a data set in which each site has images of one style; `number` is the number of classes."""
     remedy, samples = fetch_or_advise(source, root, False), []
     classes: list[str] = []
     for name in select_sites(source, sites, site):

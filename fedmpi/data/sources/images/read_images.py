@@ -25,8 +25,8 @@ def decode_images(
 ) -> np.ndarray | Stream:
     """Decode images into one array, with several threads.
 
-    If `data.stream` applies, images stay on disk: here only their headers are checked, and each image is decoded when a
-    batch needs it.
+    If images stay on disk (data.stream), only their headers are checked here, and each image is decoded when a batch
+    needs it.
 
     Args:
         files: image files or .npy files (see `decode_image`), or the bytes of images.
@@ -35,7 +35,7 @@ def decode_images(
             which have no file name.
 
     Returns:
-        (n, C, H, W) in the order of the files: uint8, or with `options.pixel_range` float32 in 0..1.
+        (n, C, H, W) in the order of the files: uint8, or float32 in 0..1 if `options` sets a pixel range.
 
     Raises:
         UserError: an image cannot be read, or does not have the shape of the first one; the message names it.

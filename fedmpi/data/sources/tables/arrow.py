@@ -74,7 +74,7 @@ def convert_inputs(column: Any, name: str, path: Path) -> Any:
 
     Args:
         name: the name of the column, for messages.
-        path: the folder of the data set, for messages and for paths of images.
+        path: the folder of the data set, for messages; image paths are relative to it.
 
     Returns:
         (n, 1) for numbers; (n, length) or (n, length, ...) for lists or nested lists of equal length; for images, a
@@ -109,7 +109,7 @@ def convert_inputs(column: Any, name: str, path: Path) -> Any:
 
 
 def _read_image_cell(cell: Mapping[str, Any], row: int, name: str, path: Path) -> bytes | Path:
-    """Return the bytes or the file of the image in a cell; cells have the type Image of `datasets`."""
+    """Return the encoded bytes or the file path of an image from a cell of the `Image` type of `datasets`."""
     if cell.get("bytes"):
         return bytes(cell["bytes"])
     if not cell.get("path"):

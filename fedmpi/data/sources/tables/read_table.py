@@ -30,7 +30,7 @@ MAX_GUESSED_CLASSES = 100  # with more distinct values, a column of integers may
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A table of named columns, with the line number of each row for messages.
+    """A table of named columns, with the position of each row in its file for messages.
 
     Attributes:
         columns: the columns by name. A column is float64 (n,) with NaN for missing values, or contains the strings or
@@ -54,7 +54,7 @@ class Table:
         return len(self.row_numbers)
 
     def row_location(self, row: int) -> str:
-        """Return the file and the line of a row, for messages."""
+        """Return the file and the line or row number of a row, for messages."""
         return f"{self.path}, {self.row_unit} {self.row_numbers[row]}"
 
     def column(self, name: str, key: str) -> np.ndarray:
@@ -74,7 +74,7 @@ class Table:
         return replace(self, columns=columns, row_numbers=self.row_numbers[rows])
 
     def is_missing(self, name: str, key: str) -> np.ndarray:
-        """Return whether each cell of a column is a missing value, (n,) bool. key: see `column`."""
+        """Return whether each cell of a column is a missing value, (n,) bool. See `column` for `key`."""
         cells, missing = self.column(name, key), self._missing_words_of(name)
         if cells.dtype == np.float64:
             return np.isnan(cells) | np.isin(cells, [float(word) for word in missing if is_number(word)])
@@ -126,7 +126,7 @@ class Table:
         return values
 
     def parse_columns(self, names: Sequence[str], key: str) -> Table:
-        """Return the table with these columns converted to numbers. key: see `column`."""
+        """Return the table with the columns `names` converted to numbers. See `column` for `key`."""
         return replace(self, columns={**self.columns, **{name: self.parse_numbers(name, key) for name in names}})
 
     def parse_words(self, name: str, key: str) -> np.ndarray:
@@ -151,7 +151,7 @@ class Table:
         return np.array([number.get(word, 0) for word in words], dtype=np.int64), names
 
     def _normalize_cell(self, cell: str) -> str:
-        """Return `normalize_word` of a cell, after converting this table's decimal mark to a point."""
+        """Apply `normalize_word` to a cell after replacing this table's decimal mark with a point."""
         number = cell.translate(SWAP_MARKS) if self.decimal == "," else cell
         return normalize_word(number if is_number(number) else cell)
 
@@ -236,7 +236,7 @@ def table_from_memory(rows: Any, decimal: str = ".") -> Table:
 def _convert_passed_column(values: Any, name: str, decimal: str) -> np.ndarray:
     """Convert a column that was passed in memory to float64, (n,), or to strings, (n,).
 
-    In strings, None and NaN become "", and numbers have the decimal mark `decimal`.
+    In a column of strings, None and NaN become "", and numbers have the decimal mark `decimal`.
     """
     array = np.asarray(values)
     if array.ndim != 1:
@@ -298,7 +298,7 @@ def read_targets(
 
     Args:
         target: class, number, or auto (class or number, depending on the labels).
-        classes: the classes in the order of their numbers; None: the distinct labels.
+        classes: the classes, ordered by class number; None: the distinct labels.
     """
     if len(label) > 1 or target == "number" or (target == "auto" and classes is None and missing_targets_allowed()):
         if classes is not None or target == "class":
@@ -343,7 +343,7 @@ def _read_number_targets(rows: Table, label: Sequence[str], outputs: int) -> Tab
 
 
 def _are_quantities(words: np.ndarray) -> bool:
-    """Return whether labels are real numbers to predict instead of classes.
+    """Return whether labels are quantities to predict, not classes.
 
     They are if most labels are numbers, and some of these numbers are not integers.
     """

@@ -182,11 +182,11 @@ def read_splits(
     """Read the training, validation and test splits of a saved data set, in this order.
 
     Args:
-        columns: the columns that must exist, each with the option that names it.
-        label_column: the one of these columns that contains labels. They may be missing if `task.ignore` is nan. Class
-            numbers are replaced by the names of the classes.
-        texts: those of these columns that may have empty cells.
-        inputs: those of these columns that are not converted to cells of a `Table`.
+        columns: a dict from each column that must exist to the option that names it.
+        label_column: the column with the labels. Labels may be missing if `task.ignore` is nan. Class numbers are
+            replaced by class names.
+        texts: the text columns, which may have empty cells.
+        inputs: the columns that are not converted to cells of a `Table`.
     """
     return [_read_split(name, folder, columns, label_column, texts, inputs) for name in _find_splits(folder)]
 

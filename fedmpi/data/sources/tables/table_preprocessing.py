@@ -29,7 +29,7 @@ COLUMNS_PER_COPY = 2  # number of columns that are copied at a time to compute m
 
 @dataclass(frozen=True)
 class FeatureColumn:
-    """A column of a table that is converted to one or several inputs of the model.
+    """A column of a table that is converted to one or more inputs of the model.
 
     Attributes:
         values: the categories of a categorical column, which is one-hot encoded; None: the column contains numbers.
@@ -47,8 +47,8 @@ class TrainingStatistics:
 
     Attributes:
         fill: for each column, the value that replaces missing values; None: they are not replaced.
-        mean, deviation: for each column of numbers, the mean and the standard deviation by which it is standardised;
-            mean is None if numbers are not standardised.
+        mean, deviation: for each column of numbers, the mean and the standard deviation for standardisation; mean is
+            None if numbers are not standardised.
     """
 
     fill: tuple[float | str | None, ...]
@@ -64,7 +64,7 @@ class TablePreparation(Preparation):
         columns: the feature columns in the order of the inputs.
         sites: the statistics of each site by its name, or a single entry "" for all rows.
         labels: the label columns.
-        class_names: the classes in the order of their numbers; () if targets are numbers.
+        class_names: the classes, ordered by class number; () if targets are numbers.
         missing: what happens to rows with missing values: refuse, impute or drop (see `table`).
         site_column, delimiter, decimal: options of the source `table`.
         zero_is_gap: numeric columns in which 0 stands for a missing value.
@@ -103,7 +103,7 @@ class TablePreparation(Preparation):
     def to_inputs(self, rows: Table, owner: np.ndarray) -> Tensor:
         """Convert rows to inputs (n, f) float32.
 
-        Standardisation sets missing values that have not been filled to 0; without standardisation, they remain NaN.
+        With standardisation, missing values that have not been imputed become 0; without it, they remain NaN.
 
         Args:
             rows: the table.
@@ -219,15 +219,15 @@ def read_new_rows(request: PredictionRequest, delimiter: str, decimal: Literal["
 
 
 def identify_rows(rows: Table, request: PredictionRequest) -> dict[str, np.ndarray]:
-    """Return the columns (n,) that identify new rows: their numbers, and the requested ids."""
+    """Return the columns (n,) that identify new rows: their row numbers, and the requested ids."""
     return {rows.row_unit: rows.row_numbers, **{name: decode_cells(rows.columns[name]) for name in request.ids}}
 
 
 def add_targets(new: NewRows, rows: Table, labels: Sequence[str], class_names: Sequence[str]) -> NewRows:
-    """Add targets to new rows if the table has all label columns; otherwise, or if labels are invalid, add none.
+    """Add targets to new rows if the table has all label columns and their labels are valid.
 
     Args:
-        class_names: the classes in the order of their numbers; empty if targets are numbers.
+        class_names: the classes, ordered by class number; empty if targets are numbers.
     """
     if any(name not in rows.columns for name in labels):
         return new
@@ -242,7 +242,7 @@ def add_targets(new: NewRows, rows: Table, labels: Sequence[str], class_names: S
 def _read_cells(rows: Table, column: FeatureColumn) -> np.ndarray:
     """Return the numbers of a column, (n,) with NaN for missing values, or its words with "" for missing values.
 
-    Raises UserError if a column whose values are fixed (`closed`) contains another word.
+    Raises UserError if a column whose values are fixed (`closed`) contains any other word.
     """
     if column.values is None:
         return rows.parse_numbers(column.name, "features")
@@ -266,7 +266,7 @@ def fit_preparation(
         rows: all rows.
         owner: (n,) the index of each row's site in `unfitted.sites`.
         train: (n,) whether a row is a training row.
-        standardise: whether numbers are standardised with the statistics of their own site's training rows (`site`), of
+        standardise: how numbers are standardised: with the statistics of their own site's training rows (`site`), of
             all training rows (`pooled`), or not at all (`none`).
     """
     groups = {name: (owner == k) & train for k, name in enumerate(unfitted.sites)}

@@ -82,13 +82,13 @@ def table(
     drop: columns that are not used.
     categorical: text columns, which are one-hot encoded with one input for each value in the training part; a mapping
     lists the values of each column.
-    target: class, number (a regression), or auto, which is class if the labels are words or integers.
-    class_names: the labels in the order of their numbers; by default in natural order.
+    target: class, number (regression), or auto, which is class if the labels are words or integers.
+    class_names: the labels, ordered by class number; by default in natural order.
     missing: what happens to rows with a missing value: refuse (an error), drop (the row is left out) or impute (the
     value is replaced by the median of the site's training part, or by the most frequent value of a text column).
     missing_values: additional values that count as missing, such as [-9, unknown]; a mapping lists them by column.
-    standardise: whether numbers are standardised with the mean and standard deviation of the training part of their own
-    site (site), of all sites (pooled), or not at all (none).
+    standardise: how numbers are standardised: with the mean and standard deviation of the training part of their own
+    site (site) or of all sites (pooled), or not at all (none).
     delimiter: the character that separates the cells of a CSV file.
     decimal: the decimal mark of numbers.
     """

@@ -75,14 +75,14 @@ def tokenized_text(
     split_column: the column with train, val or test for each row; val is added to the training part.
     group_column: the column with groups, such as patients, whose rows are never split between the training part, the
     test part and the rows that data.validation holds out.
-    test_fraction: without a split column or a split test, the fraction of each class at each site that is held out as
-    the test part, with the same rows for every seed; default 0.2.
-    max_length: the largest number of tokens in a sample; longer texts are truncated. Samples are padded to it, or to
+    test_fraction: without split_column and without a split `test`, the fraction of each class at each site that is held
+    out as the test part, with the same rows for every seed; default 0.2.
+    max_length: the maximum number of tokens in a sample; longer texts are truncated. Samples are padded to it, or to
     the longest text if that is shorter and there are no silos.
     pack: without label_column, whether the texts of a site are joined, each followed by the tokenizer's eos token, and
     cut into samples of max_length tokens (true, the default), or each text is one sample (false).
-    target: class, number (a regression), or auto, which is class if the labels are words or integers.
-    class_names: the labels in the order of their numbers; by default in natural order.
+    target: class, number (regression), or auto, which is class if the labels are words or integers.
+    class_names: the labels, ordered by class number; by default in natural order.
     delimiter: the character that separates the cells of a CSV file.
     """
     if site is not None and site_column is not None:
@@ -155,7 +155,7 @@ def tokenized_text(
 def _check_language_model_options(
     text_column: str | list[str], group_column: str | None, pack: bool, class_names: Any, target: str
 ) -> None:
-    """Raise UserError if an option has no meaning without data.label_column."""
+    """Raise UserError if an option is set that cannot be used without data.label_column."""
     problems = {
         "class_names": class_names is not None,
         f"target: {target}": target != "auto",
@@ -191,7 +191,7 @@ def _read_rows(
         keys: a dict from each other column to the option that names it.
 
     Returns:
-        The rows; and the part of each row, (n,), if the file is a saved data set with a split test, otherwise None.
+        The rows; and the part of each row, (n,), if the file is a saved data set with a split `test`, otherwise None.
     """
     columns = dict.fromkeys(texts, "text_column") | keys
     if (root / name).is_dir():
@@ -224,14 +224,14 @@ def _read_texts(rows: Table, column: str) -> list[str]:
 def _make_language_samples(
     tokenizer: TextTokenizer, texts: Sequence[str], owner: np.ndarray, train: np.ndarray, length: int, pack: bool
 ) -> tuple[Arrays, np.ndarray, np.ndarray]:
-    """Return samples of L tokens and the tokens after them.
+    """Return samples of L tokens, with the next token after each of them as targets.
 
     Args:
         texts: (n,) the texts.
         owner: (n,) the index of each text's site.
         train: (n,) whether each text belongs to the training part.
         length: the number L of tokens in a sample.
-        pack: see `tokenized_text`. A sample contains no texts of several sites or parts.
+        pack: see `tokenized_text`. A sample never combines texts of different sites or parts.
 
     Returns:
         The arrays input_ids, attention_mask and y, (samples, L); the site of each sample; and whether it belongs to the
@@ -296,7 +296,7 @@ class TokenizedTextPreparation(Preparation):
         tokenizer_digest: the digest of its files.
         length: the number of tokens in a sample.
         text_column, label_column, delimiter: options of the source `tokenized_text`.
-        class_names: the classes in the order of their numbers; () if targets are numbers or tokens.
+        class_names: the classes, ordered by class number; () if targets are numbers or tokens.
     """
 
     tokenizer: str
