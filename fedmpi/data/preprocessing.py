@@ -60,7 +60,7 @@ class PredictionRequest:
 
     Args:
         rows: a file, or rows in memory.
-        site: the site of the rows; None if the user names none.
+        site: the site of the rows; None if the user did not name one.
         ids: the names of the columns to copy to the table of predictions.
     """
 
@@ -132,7 +132,7 @@ def apply_reading_options(
 
     Args:
         preparation: the preparation of the training rows.
-        options: the new values of options of the data source, by name without the prefix `data.`.
+        options: new values of options of the data source, by name without the prefix `data.`.
         ignore_others: whether options that do not describe the format of a file are ignored; if false, UserError is
             raised for them.
 

@@ -112,7 +112,7 @@ def count_local_labels(datasets: Mapping[int, Dataset], table: np.ndarray, silos
 
     Args:
         datasets: the data sets of this rank's clients.
-        table: the rows of `describe_silos` of all ranks, in any order.
+        table: the rows that `describe_silos` returned on all ranks, in any order.
         silos: the names of all sites.
 
     Raises:
@@ -132,7 +132,7 @@ def build_silo_federation(
 
     Args:
         datasets: the data sets of this rank's clients.
-        table: the rows of `describe_silos` of all ranks, in any order.
+        table: the rows that `describe_silos` returned on all ranks, in any order.
         label_counts: the sum of `count_local_labels` over all ranks.
         silos: the names of all sites.
     """

@@ -303,7 +303,7 @@ class ClientStates:
         return row
 
     def _evict_rows(self, store: StateStore) -> None:
-        """Remove the least recently used rows from memory, after writing those that are unsaved to the store."""
+        """Remove the least recently used rows from memory, after writing unsaved ones to the store."""
         evicted = list[tuple[int, int]]()
         for client in islice(self.rows, len(self.rows) - max(self.max_in_memory, 1)):
             if client in self._rows_before:  # this row and all after it may have to be undone, and must not be stored

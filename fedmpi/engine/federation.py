@@ -228,8 +228,8 @@ class Federation:
 
         Args:
             placement: client -> the rank that trained it.
-            trained: the value of time.perf_counter() when this rank had trained its clients.
-            arrived: the value of time.perf_counter() when the last upload had arrived.
+            trained: the value of time.perf_counter() after this rank had trained its clients.
+            arrived: the value of time.perf_counter() when the last upload arrived.
             bytes_before: bytes that this rank had sent and received before the round.
 
         Returns:

@@ -49,7 +49,7 @@ def hook_error(method: Method, hook: str, where: str, text: str, by: Any = None)
 
     Args:
         where: round and client, such as "round 0, client 0".
-        text: what is wrong, in words that follow the name of the hook.
+        text: a description of the mistake, which follows the name of the hook.
         by: the function that the message names, if the mistake is not in the method's own hook.
     """
     own = getattr(method, hook.partition(",")[0].rstrip(":"), None)
@@ -75,7 +75,7 @@ def check_slots(
         declared: the slots that the hook may return.
         packing: the layout that defines the shapes of the slots.
         where: the round and client, for the error message.
-        like: any tensor on the device that the values must be on.
+        like: any tensor on the device on which the values must be.
         required: the slots that the hook must return; by default all declared ones.
     """
     if not isinstance(result, Mapping):
@@ -178,7 +178,7 @@ def check_tensor(
         value: what the hook returned.
         shape: the required shape.
         where: the round and client, for the error message.
-        like: any tensor on the device that the value must be on.
+        like: any tensor on the device on which the value must be.
         by: the function that returned the value, if it is not the method's own hook.
     """
     text = describe_mismatch(value, shape, (like.device.type,))

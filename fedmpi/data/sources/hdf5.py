@@ -225,7 +225,7 @@ def _concat_clients(
     Args:
         arrays: the data sets by key and client, from `_find_arrays`.
         clients: the names of the clients; empty if the file has no clients.
-        file: the file, for messages.
+        file: the path of the file, for error messages.
         on_disk: whether uint8 images may stay on disk and be read batch by batch.
 
     Returns:

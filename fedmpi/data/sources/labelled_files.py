@@ -75,7 +75,7 @@ def dataset_from_files(
             and test part.
         source: the name of the data source, for messages.
         classes: the names of the classes, ordered by class number; () for files with masks.
-        silo: the silo that owns the files; None: no silos.
+        silo: the silo that owns the files; None if there are no silos.
         test_fraction: the fraction of each class at each site that is held out as the test part if the files are not
             assigned to parts, with the same files for every seed.
         split_column: the column of the CSV file that contains the part of each file.
@@ -158,7 +158,7 @@ def list_files_in_table(
             first key is the option for the column with the files; the others are label_column or mask_column,
             site_column, split_column and group_column.
         delimiter: the character that separates the cells.
-        silo: the name of the silo; None: no silos.
+        silo: the name of the silo; None if there are no silos.
     """
     if silo is not None and not columns["site_column"]:
         raise UserError(f"{source}: data.site_column must be set with data.silos: the column with the site of each row")

@@ -74,7 +74,7 @@ def resolve_file_name(source: str, site: str | None, path: str | None, key: str 
 
     Args:
         source: the name of the data source, for messages.
-        site: the name of the silo; None: no silos.
+        site: the name of the silo; None if there are no silos.
         path: the value of the option `key`.
         key: the name of the option, for messages.
     """

@@ -26,7 +26,7 @@ class TextTokenizer:
 
     Attributes:
         folder: the folder of the tokenizer, as the user wrote it.
-        backend: the tokenizer of transformers.
+        backend: the tokenizer object of transformers.
         digest: a short digest of the tokenizer's files.
     """
 

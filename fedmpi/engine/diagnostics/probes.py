@@ -50,7 +50,7 @@ class Probes:
         self._step_rows: dict[int, Tensor] = {}
 
     def is_due(self, t: int) -> bool:
-        """Return whether round t is measured; every evaluate.every-th round and the last round are."""
+        """Return whether round t is measured; this applies to every evaluate.every-th round and to the last one."""
         config = self.config
         return (t + 1) % config.evaluate_every == 0 or t + 1 == config.rounds
 
@@ -62,7 +62,7 @@ class Probes:
         Args:
             members: the clients of the cohort.
             rank_of: client -> the rank that trains it.
-            downloads: client -> the flat row of its per-client download.
+            downloads: client -> its per-client download, as a flat row.
         """
         if not self.is_due(t):
             return

@@ -61,7 +61,7 @@ class DivergenceMonitor:
         """Monitor the training loss, and an evaluation loss if there is one.
 
         Args:
-            classes: the number of classes of a classification; None for other tasks.
+            classes: the number of classes of a classification task; None for other tasks.
             evaluation: the name of the evaluation loss; None if there is none.
             stop: whether the run should end if it has diverged (faults.on_divergence: stop).
         """

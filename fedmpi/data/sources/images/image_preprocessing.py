@@ -85,7 +85,7 @@ class ImagePreparation(Preparation):
 
         Returns:
             Four values: columns that identify the images in the predictions; the image files; their labels, [] if
-            unknown; and for each image the location of the table row that lists it, "" without a table.
+            unknown; and for each image the location of the table row that lists it, "" if there is no table.
         """
         if isinstance(request.rows, Sequence) and not isinstance(request.rows, str):
             files = to_paths(request.rows, ACCEPTED_INPUTS)

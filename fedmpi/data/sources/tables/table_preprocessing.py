@@ -307,7 +307,7 @@ def _compute_moments(
     Args:
         preparation: fills missing values before the moments are computed.
         owner: (n,) the index of each row's site.
-        numeric: the indices of the columns of numbers.
+        numeric: the indices of the numeric columns.
         parts: the parts, each as a mask over the rows, (n,) bool.
 
     Returns:

@@ -289,7 +289,7 @@ def select_training_rows(
         owner: (n,) the index of each row's site.
         names: the names of the sites.
         groups: (n,) the group of each row; empty without groups.
-        parts: (n,) the part of each row: train, val (a part of the training part) or test; None: they are drawn.
+        parts: (n,) the part of each row: train, val (added to the training part) or test; None: the parts are drawn.
         test_fraction: the fraction of test rows if `parts` is None.
     """
     train = np.ones(len(rows), dtype=bool)

@@ -187,7 +187,7 @@ def _read_rows(
     """Read a table, or a data set saved by `datasets`, and check that all columns exist and no label is missing.
 
     Args:
-        texts: the columns of texts.
+        texts: the text columns.
         keys: a dict from each other column to the option that names it.
 
     Returns:
