@@ -260,7 +260,7 @@ class ReadOnlyCheck:
     """
 
     def __init__(self, tensors: Mapping[str, Any]) -> None:
-        """Start to watch tensors; `tensors` maps the names that error messages use to the tensors."""
+        """Start to watch `tensors`, a dict from names (used in error messages) to tensors."""
         self.tensors = tensors
         self.versions = [tensor._version for tensor in tensors.values()]
 

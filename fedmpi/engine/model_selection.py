@@ -29,7 +29,7 @@ class BestModel:
     """The best model so far (on rank 0): its weights w (d,) and buffers b, its round and its metric."""
 
     def __init__(self, criterion: SelectionCriterion, w: Tensor, b: Tensor) -> None:
-        """Begin without a best model; `w` and `b` determine only the shapes of its weights and buffers."""
+        """Create the object without a best model; `w` and `b` only give the shapes of its weights and buffers."""
         self.criterion, self.w, self.b, self.stop_reason = criterion, w.clone(), b.clone(), ""
         # round and metric of the best model, number of evaluations since then, last evaluated round
         self._progress = torch.empty(4, dtype=torch.float64)
@@ -41,7 +41,7 @@ class BestModel:
 
     @property
     def state_tensors(self) -> dict[str, Tensor]:
-        """The tensors of this object that checkpoints store, by name."""
+        """The tensors of this object that are stored in checkpoints, by name."""
         return {"best_w": self.w, "best_b": self.b, "best": self._progress}
 
     @property

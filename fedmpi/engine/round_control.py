@@ -81,7 +81,7 @@ class RoundControl:
         return command
 
     def mark_round_begun(self, t: int) -> None:
-        """Record that round t has begun on this rank; client states moved before then stay on their new ranks."""
+        """Record that round t has begun on this rank; client states moved so far stay on their new ranks."""
         states, before = self.states, self.states.round
         if before == t:
             return

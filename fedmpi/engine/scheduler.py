@@ -190,7 +190,7 @@ def cohort_size(clients: int, fraction: float | None, size: int | None = None) -
 def assign_balanced(
     clients: Sequence[int], costs: Sequence[float], ranks: Sequence[int], rank_costs: Mapping[int, int] | None = None
 ) -> dict[int, int]:
-    """Assign clients to ranks such that all ranks finish at about the same time; return client -> rank.
+    """Assign clients to ranks so that all ranks finish at about the same time; return client -> rank.
 
     Clients are assigned in descending order of cost, each to the rank that would finish it first. The longest time is
     at most 4/3 of the optimum if all ranks are equally fast (Graham, 1969), and otherwise at most twice the optimum

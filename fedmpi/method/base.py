@@ -342,7 +342,7 @@ def delegates_to(option: str, step: bool = False) -> Callable[[type], type]:
 
     Args:
         option: the name of the option.
-        step: whether the members that define a local step (STEP_MEMBERS), such as `loss`, are taken, too.
+        step: whether the members that define a local step (STEP_MEMBERS), such as `loss`, are also taken.
     """
 
     def delegate(name: str) -> declared_property:

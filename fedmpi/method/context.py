@@ -363,7 +363,7 @@ class Uploads:
         """Return the trimmed mean of each entry over the clients, in the shape of the slot.
 
         Args:
-            trim: the floor(trim m) smallest and the floor(trim m) largest values are left out; 1/2 gives the median.
+            trim: the floor(trim m) smallest and floor(trim m) largest of the m values are left out; 1/2: the median.
             slot: the name of the slot.
         """
         x = getattr(self, slot)
@@ -381,7 +381,7 @@ def _select_columns(x: Tensor, span: Span | None = None) -> tuple[Tensor, int, i
 
 
 class Server(Protocol):
-    """The server, which is an argument of the hooks `download` and `aggregate`.
+    """The server, as passed to the hooks `download` and `aggregate`.
 
     Do not write to its tensors: the engine reuses them in the next round.
     """

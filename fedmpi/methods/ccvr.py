@@ -8,8 +8,8 @@ their samples under the received model, and the server retrains the head on feat
     Sigma_c = sum_k ((N_ck - 1) Sigma_ck + N_ck (mu_ck - mu_c)(mu_ck - mu_c)') / (N_c - 1)                         (2)
     `samples` draws z ~ N(mu_c, Sigma_c) for each class c;    head <- SGD on CE(head(z), c), from the global head    (3)
 (2) is the covariance over all clients' samples of the class, in a numerically stable form. No features are drawn for a
-class with fewer than two samples. Only the cohort of the last round sends statistics; with cohort.fraction: 1 these are
-all clients. A run thus has T - 1 rounds of training; the last round has no train_loss. The paper does not say how the
+class with fewer than two samples. Only the cohort of the last round sends statistics; with cohort.fraction: 1, all
+clients do. A run thus has T - 1 rounds of training; the last round has no train_loss. The paper does not say how the
 head is trained; the defaults are those of a public reproduction, without its weight decay of 1e-5.
 """
 

@@ -39,7 +39,7 @@ class FedDisco(Method):
 
 
 def discrepancy(counts: Tensor, metric: str = "kl") -> Tensor:
-    """Return the discrepancies d_k (m,) float64 of (1) from the clients' label counts (m, c).
+    """Return the discrepancies d_k (m,) float64, Eq. (1), computed from the clients' label counts (m, c).
 
     >>> discrepancy(torch.tensor([[50, 50], [90, 10], [50, 0]]))
     tensor([0.0000, 0.3681, 0.6931], dtype=torch.float64)

@@ -97,8 +97,8 @@ Width = Annotated[int, Field(gt=0)]
 def small_cnn(input_shape: tuple[int, ...], classes: int, width: Width = 64) -> nn.Module:
     """CNN of FedUV (2024): eight convolutions with batch normalisation, two hidden layers of 256 units.
 
-    Batch normalisation and ReLU follow each convolution; the mean over the image and the projection head come after
-    the last one. Images need at least 21 x 21 pixels. For 3 x 32 x 32 images of 10 classes it has 1,331,402
+    Batch normalisation and ReLU follow each convolution; the last one is followed by the mean over the image, then by
+    the projection head. Images need at least 21 x 21 pixels. For 3 x 32 x 32 images of 10 classes it has 1,331,402
     parameters.
 
     width: number of filters of the first two blocks; later blocks have two or four times as many.

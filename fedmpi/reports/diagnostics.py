@@ -137,7 +137,7 @@ def build_updates_section(runs: RunCollection) -> list[Part | None]:
 def build_analysis_section(runs: RunCollection) -> list[Part | None]:
     """Plot the measurements that the config key `analysis` enables: decomposition of the loss, drift and forgetting.
 
-    For a single run, the contribution of each client to the global model is plotted, too.
+    For a single run, the contribution of each client to the global model is also plotted.
     """
     parts = _plot_over_rounds(runs, "analysis", ANALYSIS_FIGURES, _get_analysis_rows(runs))
     if runs.single is not None:

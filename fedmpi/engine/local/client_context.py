@@ -42,7 +42,7 @@ class ClientContext(Client):
     Args:
         trainer: the model, method and data of this rank.
         client: the id of the client.
-        lr: the learning rate of round t.
+        lr: the learning rate of the round.
         broadcast_row: the flat row that was broadcast to all clients (messages.py), on the model's device.
         download_row: the flat row of values for this client only.
         state_row: the flat row of the client's state.
@@ -339,7 +339,7 @@ class ClientContext(Client):
     def temporary_model(self, w: Tensor, b: Tensor | None = None) -> Iterator[None]:
         """Context manager: load weights w (d,) and buffers b (None: keep the buffers), then restore the model.
 
-        The client's losses, number of steps and optimiser state are restored, too.
+        The client's losses, number of steps and optimiser state are also restored.
         """
         model = self.trainer.model
         before = model.w.clone(), model.b.clone(), [counter.clone() for counter in model.batch_counters]

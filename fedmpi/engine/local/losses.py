@@ -1,4 +1,4 @@
-"""Gradients of the losses and regularizers that hooks return, with checks that they can be differentiated."""
+"""Gradients of the losses and regularizers that hooks return, and checks that these can be differentiated."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class PackedFit:
         Args:
             positions: the positions of the clients among all clients.
             rows: the indices (clients, B) of the samples.
-            u: the random numbers by which the samples are augmented; None: no augmentation.
+            u: the random numbers used to augment the samples; None: no augmentation.
         """
         shards = [self.trainer.data.train[self.clients[i].id] for i in positions]
         x, y = shards[0].x, shards[0].y

@@ -95,7 +95,7 @@ def train_clients(
         started = [_start_client(client) for client in ordered]
         fit = PackedFit(trainer, ordered)
         if trainer.may_draw_random_numbers:
-            # Seeds numpy and random, too; torch raises an error if random numbers are drawn under vmap.
+            # Seeds numpy and random as well; torch raises an error if random numbers are drawn under vmap.
             seeds.seed_global_generators(trainer.seed, "torch", ordered[0].round, ordered[0].id)
         fit()
         trainer.synchronize()

@@ -55,7 +55,7 @@ class ChunkPlan:
         return row[: self.small.size]
 
     def pieces(self) -> Iterator[tuple[str, int, int]]:
-        """Yield (slot, a, b) for each message that contains part of a large slot, namely the slot's columns a to b."""
+        """Yield (slot, a, b) for each message that contains part of a large slot: the slot's columns a to b."""
         for name, (_, n) in self.large.items():
             size = max(min(PIECE_ENTRIES, n // MIN_PIECES) // self.block, 1) * self.block
             for a in range(0, n, size):
@@ -178,7 +178,7 @@ class GatheredUploads:
 
 
 class SmallSlotUploads(Uploads, ABC):
-    """The uploads as hooks see them if rank 0 stores only small slots; subclasses give access to large slots."""
+    """The uploads as hooks see them, when rank 0 stores only small slots; subclasses give access to large slots."""
 
     def __init__(self, clients: Sequence[int], n: Tensor, p: Tensor, gathered: GatheredUploads) -> None:
         """Wrap gathered uploads; n and p (m,) are the sample counts and weights of the clients."""
@@ -330,7 +330,7 @@ class RowGather(UploadGather):
     """Gathers complete rows on rank 0."""
 
     def __init__(self, context: GatherContext) -> None:
-        """Start to receive rows (rank 0), or allocate a buffer for sending them (other ranks)."""
+        """Start receiving rows (rank 0), or allocate a buffer for sending them (other ranks)."""
         cohort, placement, own = context.cohort, context.placement, bool(context.own_clients)
         self.receiving: dict[int, Posted] = {}
         if context.comm.rank:

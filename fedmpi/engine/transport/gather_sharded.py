@@ -120,7 +120,7 @@ class ShardedGather(UploadGather):
     """Distributes the columns of large slots over all live ranks, including those that train no clients."""
 
     def __init__(self, context: GatherContext) -> None:
-        """Start to receive the columns that this rank stores; rank 0 also receives the small slots."""
+        """Start receiving the columns that this rank stores; rank 0 also receives the small slots."""
         # If messages are sent only in `finish`, waiting for an earlier row would never end; then all rows are buffered.
         super().__init__(context, SendBuffer(context, MAX_UNSENT_BYTES // 8 if context.comm.async_sends else None))
         self.shard, comm = ColumnShard(context), context.comm
@@ -177,7 +177,7 @@ class ShardedGather(UploadGather):
 
 
 class GatheredShards(GatheredUploads):
-    """The uploads of a round on rank 0: the small slots, and access to large slots by queries to their holders."""
+    """The uploads of a round on rank 0: the small slots, and access to large slots through queries to their holders."""
 
     def __init__(self, context: GatherContext, shard: ColumnShard, small_rows: Tensor) -> None:
         """Store the small slots of all rows and the shard of rank 0."""
@@ -226,7 +226,7 @@ class GatheredShards(GatheredUploads):
         return messages
 
     def _send_command(self, request_kind: int, numbers: Sequence[float] = ()) -> None:
-        """Send all other holders a request that they do not answer."""
+        """Send all other holders a request that requires no answer."""
         values = torch.tensor(numbers, dtype=torch.float64)
         self.comm.exchange(self._request_messages(request_kind, 0, (0, 0), [values] * len(self.shard.holders)), [])
 
@@ -247,7 +247,7 @@ class GatheredShards(GatheredUploads):
 
 
 class ShardedUploads(SmallSlotUploads):
-    """The uploads as hooks see them: large slots are read by queries to their holders, small slots are on rank 0."""
+    """The uploads as hooks see them: large slots are read by querying their holders; small slots are on rank 0."""
 
     def __init__(self, clients: Sequence[int], n: Tensor, p: Tensor, gathered: GatheredShards) -> None:
         """Wrap gathered uploads; n and p (m,) are the sample counts and weights of the clients."""

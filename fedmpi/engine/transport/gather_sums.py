@@ -207,7 +207,7 @@ class IntegerSum(linear.RunningSum):
     """The sum of round(c_i x_i / UNIT) over vectors x_i, as int64 (n,); the vectors may be added in any order."""
 
     def add(self, x: Tensor, c: float, first: bool = False, offset: int = 0) -> None:
-        """Add c x to the sum; `first` is ignored, because the sum begins with zeros."""
+        """Add c x to the sum; `first` is ignored, because the sum starts at zero."""
 
         def add_chunk(span: tuple[int, int]) -> None:
             part = x[span[0] - offset : span[1] - offset]

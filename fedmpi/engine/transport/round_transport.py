@@ -63,7 +63,7 @@ class RoundTransport:
         self.full_layout = messages.broadcast_layout()
         pin_memory = model.is_cuda and comm.device.type == "cpu"
         # Rank 0 evaluates the model in this memory. The rounding of kernels depends on the alignment of the weights.
-        # Ordinary tensors begin at a cache line, and therefore w must begin at one, too.
+        # Ordinary tensors start at a cache line, and therefore w must also start at one.
         most, (before, _) = ALIGNED // model.dtype.itemsize, self.full_layout.packing.spans["_w"]
         place = torch.zeros(
             self.full_layout.packing.size + most, dtype=model.dtype, device=comm.device, pin_memory=pin_memory
@@ -154,14 +154,14 @@ class RoundTransport:
         for k, row in rows.items():
             packing.write(row, server.download(t, k))
             check_finite(server.method, "download", packing, row, f"round {t}, client {k}")
-        # Rows of rank 0's own clients go through the communicator, too, so that they are counted like their uploads.
+        # Rows of rank 0's own clients also go through the communicator, so that they are counted like their uploads.
         own = [(0, row) for k, row in rows.items() if placement[k] == 0]
         self.comm.exchange([(placement[k], row) for k, row in rows.items()], own)
         return rows
 
     # ---- uploads ----
     def begin_gather(self, t: int, cohort: Sequence[int], placement: Placement, p: Tensor) -> UploadGather:
-        """Begin to gather the uploads of round t; return this rank's `UploadGather`.
+        """Start gathering the uploads of round t; return this rank's `UploadGather`.
 
         Args:
             placement: client -> the rank that trains it.
