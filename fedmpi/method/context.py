@@ -194,7 +194,7 @@ class Client(Protocol):
         """
 
     def hessian_vector_product(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        """Return H v (d,), exactly, for a vector v (d,) and the Hessian H of the method's loss on a batch x, y.
+        """Return the exact product H v (d,) of a vector v (d,) and the Hessian H of the method's loss on a batch x, y.
 
         H is taken at the current weights.
         """
@@ -280,7 +280,7 @@ class Client(Protocol):
         """
 
     def generator(self, *purpose: str | int) -> torch.Generator:
-        """Return a random generator on the CPU, seeded by the run's seed, this client's id and a purpose.
+        """Return a random generator on the CPU, seeded with the run's seed, this client's id and a purpose.
 
         It draws the same numbers in every round, unless `purpose` includes the round number.
 
@@ -411,7 +411,7 @@ class Server(Protocol):
         """
 
     def generator(self, *purpose: str | int) -> torch.Generator:
-        """Return a random generator on the CPU, seeded by the run's seed and a purpose.
+        """Return a random generator on the CPU, seeded with the run's seed and a purpose.
 
         It draws the same numbers in every round, unless `purpose` includes the round number.
 

@@ -2,12 +2,12 @@
 
 Acar, Zhao, Navarro, Mattina, Whatmough, Saligrama. ICLR 2021. https://arxiv.org/abs/2111.04263
 
-To the objective F_k of client k, a linear term with the client's state g_k and a quadratic term are added:
+A linear term with the client's state g_k and a quadratic term are added to the objective F_k of client k:
 w_k  = argmin F_k(v) - <g_k, v> + (alpha/2) ||v - w||^2                                               (1)
 g_k <- g_k - alpha (w_k - w)                                                                          (2)
 h   <- h - (alpha/N) sum_{k in cohort} (w_k - w)       N: all clients; by (2), h is the mean g_k      (3)
 w   <- sum_k p_k w_k - h / alpha                                                                      (4)
-In the paper the p_k are equal (cohort.weighting: uniform). With report: avg the global model is m = sum_k p_k w_k,
+In the paper the p_k are equal (cohort.weighting: uniform). With report: avg, the global model is m = sum_k p_k w_k,
 which the authors' code reports; clients receive m and h, and still start from w = m - h / alpha. Weight decay is part
 of F_k, and so of (w_k - w). If (1) is solved exactly, grad F_k(w_k) = g_k - alpha (w_k - w), which is the new g_k.
 """

@@ -1,4 +1,4 @@
-"""Training by plain SGD of chains of linear layers and ReLUs, for n clients at once and without autograd.
+"""Training of chains of linear layers and ReLUs by plain SGD, for n clients at once and without autograd.
 
     z_{i+1} = z_i W_i' + b_i        g_L = dL/dz_L,  W_i -= lr g_{i+1}' z_i,  b_i -= lr sum_b g_{i+1},  g_i = g_{i+1} W_i
 z_i is the input of layer i, and g_i is the gradient of the loss L with respect to z_i. All clients start with the same

@@ -1,4 +1,4 @@
-"""Run a round for several clients of one rank: together if possible, otherwise one after another."""
+"""A round of several clients of one rank: trained together if possible, otherwise one after another."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ class GatheredShards(GatheredUploads):
     def _request_messages(
         self, request_kind: int, slot_number: int, span: Span, numbers: Sequence[Tensor]
     ) -> list[Message]:
-        """Return the messages that send a request to all other holders.
+        """Return the messages that make up a request to all other holders.
 
         A request is (kind, slot number, a, b, count), followed by `count` numeric arguments in a second message.
         """
