@@ -83,7 +83,7 @@ class ColumnShard:
             request_kind: the kind of result requested, for example GRAM.
             name: the name of the large slot.
             span: the requested columns (a, b) of the slot.
-            numbers: the numeric arguments of the request, restricted to the columns that this holder stores.
+            numbers: the numeric arguments of the request for the columns that this holder stores.
         """
         a, b = self.local_span(self.number, name, span)
         first = self.chunks.holder_span(name, self.number, len(self.holders))[0]
