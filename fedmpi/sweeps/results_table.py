@@ -68,7 +68,7 @@ class ResultsTable:
 
     Attributes:
         summary_part: the section of summary.json from which the metric is taken, such as last or best.
-        axes: all axes except `seed`; the first one gives the rows, the others give the columns.
+        axes: all axes except `seed`; the first one defines the rows, the others define the columns.
         cells: dict from a tuple of labels, one for each of `axes`, to the cell with these labels.
         command_options: the options with which `fedmpi table` creates this table.
         source: the publication that contains the published values; None if there are no such values.

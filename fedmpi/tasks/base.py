@@ -129,7 +129,7 @@ class Task(ABC):
         return self.batch_weight(y)
 
     def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
-        """Return the columns that `fedmpi predict` writes, by name, each (n, ...); by default the outputs themselves.
+        """Return the columns that `fedmpi predict` writes: a dict from name to values (n, ...); by default the outputs.
 
         Args:
             outputs: the outputs of the model, (n, ...).

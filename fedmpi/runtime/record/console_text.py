@@ -83,7 +83,7 @@ def describe_training(s: Settings, clients: int, sets_training_length: bool = Fa
 def describe_message_sizes(messages: MessageLayouts, rounds: int, itemsize: int) -> str:
     """Describe how many bytes a client sends and receives per round, and the format of uploads.
 
-    If the size of uploads differs between rounds, the largest and the mean size are given.
+    If the size of uploads differs between rounds, the maximum and the mean are given.
     """
     up = [messages.upload_layout(t).size * itemsize for t in range(max(rounds, 1))]
     receives = format_bytes((messages.broadcast_layout().packing.size + messages.per_client_download.size) * itemsize)

@@ -42,7 +42,7 @@ def summarize_run(
                      already say so; absent if there are none
         diverged     round from which a loss was far above its best value (engine/faults/divergence.py), or None
         refused_uploads   number of uploads left out (faults.on_bad_update, faults.on_client_error: drop)
-        client_errors     number of refused uploads that are due to an error while the client trained
+        client_errors     number of refused uploads caused by an error while the client trained
         lost_ranks   rank -> round of its last failure
         wall_s, sent_bytes, received_bytes, up_parameters, down_parameters   sums over the rounds
     """
