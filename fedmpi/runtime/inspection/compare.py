@@ -23,7 +23,10 @@ MISSING = object()
 WEIGHTS_HASH, MODEL = "sha256", "model.safetensors"
 IRRELEVANT_SETTINGS = ("name", "trace", "report")  # settings without influence on results
 # Names of digests of data in identity.json end with one of these.
-DATA_DIGESTS = ("partition", "training data", "test data", "tokenizer", "layout", "initial weights")
+DATA_DIGESTS = (
+    *("partition", "training data", "test data", "tokenizer", "layout", "initial weights"),
+    *("model.pretrained", "model.name"),  # files with pretrained weights, and those of hf:FOLDER
+)
 GROUPS = ("settings", "data", "code", "environment")
 # Keys of environment.json that are not compared. The entries of ranks and packages are compared instead.
 IGNORED_ENVIRONMENT = ("started", "command", "directory", "slurm_job_id", "ranks", "packages")

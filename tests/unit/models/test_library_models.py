@@ -10,6 +10,7 @@ from fedmpi.common import registry
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Selection
 from fedmpi.common.torchvision_compat import torchvision
+from fedmpi.models import libraries
 from fedmpi.runtime import introspection
 from fedmpi.runtime.code_trust import find_external_code
 
@@ -85,11 +86,10 @@ def test_an_option_whose_default_a_builder_sets_is_not_passed_to_it():
 @pytest.mark.parametrize("name", ["timm:resnet18", "hf:bert", "monai:DenseNet121"])
 def test_a_package_that_is_not_installed_is_named_with_its_extra(name, monkeypatch):
     prefix = name.partition(":")[0]
-    monkeypatch.setitem(sys.modules, "transformers" if prefix == "hf" else prefix, None)
-    for function in (*vars(sys.modules.get("fedmpi.models.libraries", object)).values(),):
-        getattr(function, "cache_clear", lambda: None)()
-    if prefix == "monai":
-        monkeypatch.setitem(sys.modules, "monai.networks.nets", None)
+    for module in ("timm", "transformers", "monai", "monai.networks.nets"):
+        monkeypatch.setitem(sys.modules, module, None)
+    libraries.timm_model.cache_clear()
+    libraries.monai_model.cache_clear()
     with pytest.raises(UserError, match=rf"needs the package .*; run pip install 'fedmpi\[{prefix}\]'"):
         make(name, (3, 8, 8), 5)
 
