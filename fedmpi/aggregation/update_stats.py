@@ -64,7 +64,7 @@ def compute_update_stats(
         updates), `direction` (||D||), and if K is known:
         cosine_mean, cosine_min    over pairs of updates that are not zero
         negative_pairs             the fraction of these pairs with cos < 0
-        eigenvalues (m,)           lambda, the largest first
+        eigenvalues (m,)           the eigenvalues lambda of K, the largest first
         to_direction (m,)          cos(u_i, D), if `compute_gram` is true
         Cosines with zero vectors, and means over no pairs, are None.
     """

@@ -55,7 +55,7 @@ class CommSettings(Section):
 
 
 class FaultSettings(Section):
-    """The section `faults`: reactions to faults during a round."""
+    """Reactions to faults during a round."""
 
     prerequisites = {"replay": ("on_lost_rank", ("abort",))}
     # largest norm of a valid update; auto: 1,000 times the median of the cohort; null: no limit
