@@ -100,7 +100,7 @@ class LazyImages:
     def read_stored(self, rows: Tensor) -> Tensor:
         """Return copies of the stored images with these row numbers, (B, c, H, W), without converting them.
 
-        Images from disk are in pinned memory if the device is a GPU, so that the copy to the GPU is asynchronous.
+        Images from disk are in pinned memory if the device is a GPU, so that the copy to the GPU can be asynchronous.
         """
         if isinstance(self.stored, Stream):
             read = self.stored.read(rows)

@@ -190,7 +190,7 @@ def concatenate_streams(streams: Sequence[Stream]) -> Stream:
 def prefetch(read: Callable[[Part], Result], parts: Iterable[Part]) -> Generator[Result, None, None]:
     """Yield read(part) for each part in order, while a thread reads PREFETCHED_BATCHES parts in advance.
 
-    If `read` raises an error, it is raised when that part is due. Closing the generator ends the thread.
+    If `read` fails, its error is raised when that part is due. Closing the generator ends the thread.
     """
     results: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(1, thread_name_prefix="reading ahead") as reader:

@@ -10,7 +10,7 @@ class ReportRow(NamedTuple):
     """One row of the report of `fedmpi doctor`.
 
     The mark FAIL means that the config cannot run. WARN means that there may be a problem, or that a check itself
-    failed. OK means neither of these.
+    failed. Otherwise the mark is OK.
     """
 
     name: str

@@ -21,7 +21,7 @@ MIN_FREE_BYTES = 1 << 30  # warn if the disk of the run directory has less free 
 
 
 def check_config(path: str, *overrides: str) -> Iterator[ReportRow]:
-    """Yield the report's rows about a config: the resources that it would use, warnings and errors.
+    """Yield the rows of the report on a config: the resources that it would use, warnings and errors.
 
     Args:
         path: the config file.

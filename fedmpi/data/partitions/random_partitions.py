@@ -48,9 +48,9 @@ def dirichlet(
                   shuffled class is cut at floor(cumsum(q) n_c). All classes are drawn again until every client has
                   min_size samples (Yurochkin 2019; NIID-Bench).
     class_plain:  The same without setting q_k to 0.
-    client:       For each client q_k ~ Dir(alpha 1_C); all clients have equal sizes. One client after the other draws
-                  the classes of its samples from q_k; an exhausted class is dropped, and q_k is renormalised (Hsu
-                  2019).
+    client:       For each client q_k ~ Dir(alpha 1_C); all clients have equal sizes. The clients, one after another,
+                  draw the classes of their samples from q_k; an exhausted class is dropped, and q_k is renormalised
+                  (Hsu 2019).
     """
     check_class_labels(labels, "dirichlet")
     check_enough_samples(len(labels), clients, "dirichlet", min_size)
@@ -227,7 +227,7 @@ def _partition_by_client(labels: np.ndarray, clients: int, rng: np.random.Genera
     """Return parts of equal size; each client draws the classes of its samples from its own fractions (Hsu 2019).
 
     Several samples are drawn at once, and samples of exhausted classes are rejected. The result has exactly the same
-    distribution as if samples were drawn one after the other, with q renormalised whenever a class is exhausted.
+    distribution as if samples were drawn one at a time, with q renormalised whenever a class is exhausted.
     """
     rows_by_class = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
     remaining = np.array([len(rows) for rows in rows_by_class])  # (C,)

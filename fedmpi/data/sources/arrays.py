@@ -128,7 +128,7 @@ def _resolve_axes(shape: Sequence[int], axes: str | None, name: str, file: Path)
 
 
 def to_channels_first(x: Array, axes: str) -> Array:
-    """Reorder an array with the given axes to (N, C, H, W) or (N, C, D, H, W); without C, add a channel axis."""
+    """Reorder an array with the given axes to (N, C, H, W) or (N, C, D, H, W); add a C axis if it has none."""
     order = [axes.index(axis) for axis in "NCDHW" if axis in axes]
     x = x.permute(order) if isinstance(x, Tensor) else x.transpose(order)
     return x if "C" in axes else x[:, None]

@@ -166,7 +166,7 @@ def _detect_kind(x: Any, y: Any, location: str) -> SampleKind:
 
 
 def _convert_user(kind: SampleKind, x: list[Any], y: list[Any], location: str) -> tuple[Any, np.ndarray]:
-    """Convert x and y of a user to arrays.
+    """Convert a user's x and y to arrays.
 
     Strings in x with the next character in y become code points (n, L + 1). Texts and file names remain lists.
     """

@@ -64,7 +64,7 @@ class Normalize(Transform):
 
 @dataclass(frozen=True)
 class ColorJitter(Transform):
-    """Change brightness, contrast and saturation by random factors, in this order (torchvision: in random order)."""
+    """Change brightness, contrast and saturation by random factors, in this order (torchvision uses a random order)."""
 
     random_numbers = 3
     input_stage = "unit"

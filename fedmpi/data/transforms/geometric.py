@@ -183,7 +183,7 @@ class RandomResizedCrop(Transform):
         )
 
     def draw_boxes(self, u: Tensor, h: int, w: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Choose a part of each image from random numbers u; return top, left, height and width, (B,) int64 each."""
+        """Choose a part of each image with random numbers u; return top, left, height and width, (B,) int64 each."""
         area = h * w * to_uniform_range(u[:, :NUM_CANDIDATES], *self.scale)
         aspect_ratio = to_uniform_range(
             u[:, NUM_CANDIDATES : 2 * NUM_CANDIDATES], *(math.log(r) for r in self.ratio)

@@ -10,7 +10,7 @@ Each failure is a row of faults.jsonl:
     gone       clients that do not take part in round t and later rounds, until a row lists them in `back`
     reverted   client -> round r: round t starts with the client's state of round r (-1: the initial state), because a
                newer state existed only in the memory of a failed rank
-    reported   whether round t - 1 was evaluated before the failure, and so with the clients and states of that time
+    reported   whether round t - 1 was evaluated before the failure, i.e. with the clients and states of that time
     why        the error messages
 
 These rows determine the results of a run with failures: a run without failures that replays the rows (`fedmpi replay`)

@@ -149,7 +149,7 @@ def image_folder(
 
 
 def _find_parts(folder: Path) -> list[tuple[str, Path]]:
-    """Return (part, folder) pairs for the folders train, val and test, train first; [("", folder)] without them."""
+    """Return (part, folder) pairs for the folders train, val and test, train first; [("", folder)] if none exist."""
     parts = sorted(find_part_folders(folder), key=lambda part: part[0] not in ("", "train"))
     if parts[0][0] not in ("", "train"):
         raise UserError(

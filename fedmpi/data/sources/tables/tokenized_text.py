@@ -267,7 +267,7 @@ def _cut_padding(arrays: Arrays) -> Arrays:
 
 
 def _warn_about_lengths(rows: Table, truncated: np.ndarray, mask: np.ndarray, limit: str) -> None:
-    """Warn about texts that are truncated, and about texts without any token. limit: what limits the length."""
+    """Warn about texts that are truncated, and about texts without tokens. limit: what limits the length."""
     if truncated.any():
         _warn_truncated(int(truncated.sum()), len(truncated), mask.shape[1], limit)
     empty = ~mask.any(1)
