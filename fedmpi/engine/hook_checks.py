@@ -296,8 +296,8 @@ class FrozenTensorGuard:
 
     Such tensors are frozen parameters and non-persistent buffers; their values must not change. All other buffers must
     remain the same tensor objects, because after an assignment (`self.mean = ...`) the new tensor would not be part of
-    the buffers `b` that are sent. Tensors are compared after passes 1, 2, 4, 8, ... of training, and likewise
-    of evaluation.
+    the buffers `b` that are sent. Tensors are compared after passes 1, 2, 4, 8, ... of training, and after the
+    same passes of evaluation.
     """
 
     def __init__(self, model: FlatModel) -> None:

@@ -2,7 +2,7 @@
 
 A model becomes the best one if its metric is better than the best metric so far by more than min_delta. After
 `patience` consecutive evaluations without a better model, the run ends with the current round. All state is in tensors,
-which checkpoints store.
+which are stored in checkpoints.
 """
 
 from __future__ import annotations

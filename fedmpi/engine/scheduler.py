@@ -136,7 +136,7 @@ class ClientScheduler:
         return {k: placement[k] for k in self.cohort(t)} if self.lost_ranks.rows else placement
 
     def _alive_ranks_at_round_start(self, t: int) -> list[int]:
-        """Return the training ranks that were alive when round t began; in a replay, in the recorded run."""
+        """Return the training ranks alive at the start of round t; in a replay, those alive in the recorded run."""
         lost = [row["ranks"] for row in self.lost_ranks.rows if row["round"] < t and self.config.replays_failures]
         away = {int(rank) for ranks in lost for rank in ranks}
         return [r for r in self.ranks if self.rank_costs.get(r, NORMAL_COST) and r not in away]

@@ -100,7 +100,7 @@ def merge_spans(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 class Selection:
-    """Selected ranges of a flat vector, whose entries it copies to a contiguous vector of `size` entries and back."""
+    """Selects ranges of a flat vector, and copies their entries to a contiguous vector of `size` entries and back."""
 
     def __init__(self, full_size: int, ranges: Iterable[tuple[int, int]]) -> None:
         """Select ranges (first, end) of a vector with `full_size` entries, in ascending order."""

@@ -33,7 +33,7 @@ CUDNN_ALIGNMENT = 16  # bytes; cuDNN's batch normalisation assumes that its tens
 
 
 class FlatModel:
-    """A PyTorch module whose parameters are views of a vector `w` (d,), and whose float buffers are views of another.
+    """A PyTorch module whose parameters are views of a vector `w` (d,), and whose float buffers are views of `b`.
 
     A module can assign its parameters to layout groups with a method `parameter_groups() -> {parameter name: group}`.
     """

@@ -46,6 +46,6 @@ class GradProj(Method):
 
 
 def project_out_conflict(g_l: Tensor, g_p: Tensor) -> Tensor:
-    """Return g (d,) of (1) from g_l (d,) and g_p (d,); it is g_l if g_p consists of rounding errors only."""
+    """Return g (d,), Eq. (1), for g_l (d,) and g_p (d,); it is g_l if g_p consists of rounding errors only."""
     along, square = g_l @ g_p, g_p @ g_p
     return torch.where((along < 0) & (square >= 1e-24), g_l - along / square * g_p, g_l)  # (1)

@@ -80,7 +80,7 @@ class FeaturesAndHead:
     def head_parameter_names(self) -> set[str]:
         """Return the names of the head's parameters, as in `module.named_parameters()`.
 
-        A module without a part that is a head can declare them with an attribute `head_names`.
+        A module without a separate head can list these names in an attribute `head_names`.
         """
         if self.head is None:
             return set(getattr(self.module, "head_names", ()))
@@ -132,7 +132,7 @@ def _run_and_find_head(module: nn.Module, x: Samples) -> tuple[Tensor, nn.Module
 
 @contextmanager
 def _evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Use evaluation mode without gradients in this context; restore modes and buffers of all submodules on exit."""
+    """Context manager: use evaluation mode without gradients, then restore modes and buffers of all submodules."""
     modes = [(part, part.training) for part in module.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     module.eval()

@@ -79,7 +79,7 @@ class MLPBackward:
         self.layer_tensors = [_layer_tensors(layer) if isinstance(layer, nn.Linear) else None for layer in self.layers]
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        """Write the gradients of a batch, x (B, ...) and y (B,), to the parameters' .grad; return its scalar loss."""
+        """Write the gradients of a batch, x (B, ...) and y (B,), to the parameters' .grad; return the scalar loss."""
         z = x.flatten(1)
         inputs = [z]
         for layer in self.layer_tensors:

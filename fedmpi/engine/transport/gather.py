@@ -7,7 +7,7 @@
     reducing   every rank adds up the rows of its own clients; these sums      those that read only means; the last bits
                are reduced over a binomial tree of ranks                       differ from those of the other modes
 
-For each of its clients, in order, a rank calls upload_row(client), writes the row, and calls submit(client). Then it
+For each of its clients, in order, a rank calls acquire_row(client), writes the row, and calls submit(client). Then it
 calls finish().
 """
 
