@@ -176,6 +176,11 @@ class Settings(Section):
                 f"evaluate.best.metric: {self.evaluate.best.metric} needs validation rows, but data.validation is 0; "
                 "set data.validation to a fraction such as 0.1"
             )
+        if self.model.lora is None and self.server.lora != "separate":
+            raise ValueError(
+                f"server.lora: {self.server.lora} averages the adapters of model.lora, but model.lora is not set; set "
+                "model.lora, or remove server.lora"
+            )
         if self.data.silos and self.faults.on_lost_rank == "redo":
             raise ValueError(
                 "faults.on_lost_rank: redo is not allowed with data.silos, because no other rank has the data of a "

@@ -97,6 +97,19 @@ class DataSettings(OpenSection):
         return self
 
 
+class LoraSettings(Section):
+    """The section `model.lora`: low-rank adapters, which are trained in place of the model (docs/finetune.md)."""
+
+    r: Annotated[int, Field(ge=1, le=100_000)] = 8  # rank of the adapters
+    alpha: Annotated[float, Field(gt=0)] = 16.0  # the product B A of an adapter is scaled by alpha / r
+    # names of the layers that get an adapter, or ends of their names; null: all linear layers except the head
+    targets: Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(check_unique)] | None = None
+    rslora: bool = False  # scale by alpha / sqrt(r)
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # dropout rate of an adapter's input
+    head: bool = True  # train the head, too; false: only the adapters
+    base_precision: Literal["fp32", "bf16"] = "fp32"  # number format of all parameters that are not trained
+
+
 class ModelSettings(OpenSection):
     """The section `model`: the name of the model, and its options."""
 
@@ -104,6 +117,7 @@ class ModelSettings(OpenSection):
     # file or folder of trained weights, loaded before the method changes the model (docs/models.md); null: those in
     # FOLDER if the name is hf:FOLDER; otherwise, and if false, random weights
     pretrained: ExpandedPath | Literal[False] | None = None
+    lora: LoraSettings | None = None  # train low-rank adapters of the model's layers (LoRA); null: train the model
 
 
 INIT_FROM_MEANING = "a run directory, or a safetensors file with state_dict names; null: random initial weights"
@@ -281,6 +295,11 @@ class ServerSettings(Section):
     # for methods that use only means of uploads. root: rank 0 sums all uploads; local: each rank sums those of its own
     # clients first (with the same bits for any number of ranks)
     reduce: Literal["root", "local"] = "root"
+    # with model.lora: how the adapters B A are averaged. separate: A and B each by their mean; freeze_a: A is not
+    # trained; exact: as separate, and what the mean of the products B A has in addition is added to the base weights;
+    # svd: the best approximation of the mean of the products with the same rank; stack: the mean of the products is
+    # added to the base weights, and the adapters start again
+    lora: Literal["separate", "freeze_a", "exact", "svd", "stack"] = "separate"
 
     @model_validator(mode="after")
     def _check(self) -> ServerSettings:

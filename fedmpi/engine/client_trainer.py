@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from math import nan
 from typing import Any
@@ -50,6 +50,7 @@ class ClientTrainer:
         strict: bool = True,
         graphs: bool | str = False,
         stop: Callable[[], bool] = lambda: False,
+        changing: Collection[Tensor] = (),
     ) -> None:
         """Set up the training of this rank's clients, with the given parts of the experiment.
 
@@ -67,6 +68,7 @@ class ClientTrainer:
             graphs: whether to capture training passes as CUDA graphs; "auto": capture them if all of their code is
                 known to permit it.
             stop: a function that returns whether the run has been asked to stop.
+            changing: the frozen parameters that the server changes (server.lora).
         """
         self.model, self.net, self.task, self.method = model, net, task, method
         self.data, self.messages, self.local_training, self.seed = data, messages, local_training, seed
@@ -79,7 +81,7 @@ class ClientTrainer:
         self.empty_row = model.w.new_empty(0)
         self.initial_gradient_weight = nan if local_training.not_plain_sgd_reason() else 0.0
         self._broadcast: tuple[Tensor | None, Views] = (None, Views({}))  # the newest broadcast row, and its fields
-        self.frozen_guard = FrozenTensorGuard(model)
+        self.frozen_guard = FrozenTensorGuard(model, changing)
         self.fast_loss = None if overrides(method, "loss") or bf16 else _make_fast_loss(model.module, task)
         # Whether code of the model or of hooks may draw from the global random generators.
         self.may_draw_random_numbers = self.fast_loss is None or any(overrides(method, hook) for hook in CLIENT_HOOKS)

@@ -25,9 +25,11 @@ from typing import Any
 
 from torch import Tensor
 
+from fedmpi.aggregation.lora import LoraAggregation
 from fedmpi.aggregation.server_optimizers import ServerOptimizer
 from fedmpi.comm import Communicator, RankLostError
 from fedmpi.common import seeds
+from fedmpi.engine.base_weights import BaseWeights
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.diagnostics.probes import Probes
@@ -57,6 +59,8 @@ class Federation:
         optimizer: ServerOptimizer,
         rule: ServerRule | None = None,
         callbacks: RunCallbacks | None = None,
+        lora: LoraAggregation | None = None,
+        base_weights: BaseWeights | None = None,
     ) -> None:
         """Set up the run.
 
@@ -64,6 +68,8 @@ class Federation:
             trainer: trains the clients of this rank.
             optimizer: the server optimiser; used only on rank 0.
             rule: a server rule that replaces the aggregation of the method; None: the method aggregates.
+            lora: the aggregation of adapters (server.lora); None: the model has none.
+            base_weights: the base weights that it changes; None: it changes none.
         """
         data, model, messages = trainer.data, trainer.model, trainer.messages
         tolerant, stateful = config.on_lost_rank != "abort", bool(messages.client_state.size)
@@ -78,6 +84,7 @@ class Federation:
             model.w,
             config.gather,
             acknowledges=tolerant or config.acknowledges,
+            base_weights=base_weights,
         )
         self.server: FederationServer | None = None
         if comm.rank == 0:
@@ -91,6 +98,8 @@ class Federation:
                 criterion=config.best,
                 recorded_stats=config.update_stats,
                 update_filter=UpdateFilter(config.max_norm, config.drops_bad_updates),
+                lora=lora,
+                base_weights=base_weights,
             )
             if comm.rank not in training_ranks and self.server.w.device == model.w.device:
                 # Rank 0 evaluates in this memory. It trains no clients, so no client's weights are ever loaded into it.
@@ -112,6 +121,8 @@ class Federation:
     def run(self) -> str:
         """Train all rounds; return why the run ended: "finished", "stopped", "diverged" or "early_stopped"."""
         t, reason = self.control.first_round, None
+        if t and self.transport.base_weights is not None:  # resumed: only rank 0 has read the checkpoint
+            self.transport.base_weights.send_to_all(self.comm)
         try:
             while reason is None:
                 failure = None

@@ -300,9 +300,10 @@ class FrozenTensorGuard:
     same passes of evaluation.
     """
 
-    def __init__(self, model: FlatModel) -> None:
+    def __init__(self, model: FlatModel, changing: Collection[Tensor] = ()) -> None:
+        """Remember the present values of all such tensors except those in `changing`, which the server changes."""
         self.module, self.passes = model.module, Counter[bool]()
-        self.frozen = {id(p) for p in model.frozen.values()}
+        self.frozen = {id(p) for p in model.frozen.values()} - {id(p) for p in changing}
         self.initial = self._snapshot()
 
     def _snapshot(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The layouts of messages between server and clients: flat rows whose sizes all ranks know in advance.
 
-    broadcast      [command | declared server state | float buffers | w]            one broadcast to all ranks
+    broadcast      [command | declared server state | state of the server rule | float buffers | w]   to all ranks
     per client     [declared per_client_download]                                   one row per client, if declared
     upload         [loss, seconds, flag | float buffers | declared slots, large ones last]   one row per client
     client state   [own weights | own float buffers | declared client state | optimiser state]   stays with the client
@@ -94,6 +94,7 @@ class MessageLayouts:
         rounds: int,
         upload_format: Format | None = None,
         optim: Mapping[str, tuple[int, ...]] = {},
+        rule_state: Mapping[str, tuple[int, ...]] = {},
     ) -> None:
         """Determine the layouts from the method's declarations.
 
@@ -101,8 +102,10 @@ class MessageLayouts:
             classes, features, clients: the sizes c, z and N to which declared shapes may refer.
             upload_format: the format of large slots in uploads; None: the model's own type.
             optim: the shapes of the optimiser state that each client keeps (engine/local/client_optimizers.py).
+            rule_state: the shapes of the values that the server rule sends to all clients (aggregation/lora.py).
         """
         self.method, self.model, self.rounds, self.upload_format = method, model, rounds, upload_format
+        self.rule_state = Packing(rule_state)
         check_declarations(method)
         self.all_groups: Groups = frozenset(model.layout.groups() | model.buffer_layout.groups())
         self.check_groups(method.trains, "trains")
@@ -212,7 +215,7 @@ class MessageLayouts:
         if groups not in self._broadcast_layouts:
             w, b = (layout.select(groups) for layout in self._shared_layouts)
             state = {name: self.server_state.shapes[name] for name in self.method.receives}
-            packing = Packing({COMMAND: (), **state, "_b": (b.size,), "_w": (w.size,)})
+            packing = Packing({COMMAND: (), **state, **self.rule_state.shapes, "_b": (b.size,), "_w": (w.size,)})
             self._broadcast_layouts[groups] = BroadcastLayout(packing, w, b)
         return self._broadcast_layouts[groups]
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedmpi.aggregation.lora import RESIDUAL_NUMBER, LoraAggregation
 from fedmpi.aggregation.server_optimizers import ServerOptimizer
 from fedmpi.aggregation.update_stats import GramRecordingUploads, compute_update_stats
 from fedmpi.comm import RankLostError
@@ -21,11 +22,13 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.user_code_errors import add_error_context, make_located_error
 from fedmpi.data.federated import FederatedData
 from fedmpi.engine import hook_checks
+from fedmpi.engine.base_weights import BaseWeights
 from fedmpi.engine.faults.upload_filter import NOT_FINITE, REMEDY, UpdateFilter
 from fedmpi.engine.messages import MessageLayouts, UploadLayout
 from fedmpi.engine.model_selection import BestModel, SelectionCriterion
 from fedmpi.engine.transport.gather import GatheredUploads
 from fedmpi.flat.layout import Segment
+from fedmpi.flat.packing import Views
 from fedmpi.method.base import overrides
 from fedmpi.method.context import Server, State, Uploads
 
@@ -42,7 +45,7 @@ class ServerView(Server):
         self.round, self.train_lr = 0, 0.0
         self.segments: Sequence[Segment] = ()
         self.w = self.shared = torch.empty(0)
-        self.state = State()
+        self.state, self.rule_state = State(), Views({})
         self.logged: dict[str, float] = {}
         self.seed = seed
 
@@ -76,6 +79,8 @@ class FederationServer:
         criterion: SelectionCriterion | None = None,
         recorded_stats: str | bool = False,
         update_filter: UpdateFilter | None = None,
+        lora: LoraAggregation | None = None,
+        base_weights: BaseWeights | None = None,
     ) -> None:
         """Create the server with the initial global model.
 
@@ -86,17 +91,21 @@ class FederationServer:
             criterion: how the best model is selected; None: no selection.
             recorded_stats: which statistics of updates are recorded: "norms", "gram" or False (none).
             update_filter: decides which uploads are aggregated.
+            lora: the aggregation of adapters (server.lora); None: the model has none.
+            base_weights: the base weights that it changes; None: it changes none.
         """
         self.messages, self.method = messages, messages.method
-        self.optimizer, self.view, self.rule = optimizer, view, rule
+        self.optimizer, self.view, self.rule, self.lora = optimizer, view, rule, lora
         self.w, self.b = (place.copy_(values) for place, values in zip(storage, initial, strict=True))
         self.state_row = messages.initial_state("server_state", self.w, self.b)
         for name, slot in self.method.server_state.items():
             if isinstance(slot.start, str) and slot.start not in messages.options:
                 self._set_start_value(name, slot.start)
+        self.rule_row, self.base_weights = self.w.new_zeros(messages.rule_state.size), base_weights
+        self.rule_state = messages.rule_state.views(self.rule_row)
         views = messages.server_state.views(self.state_row)
         self.state = State({name: getattr(views, name) for name in views})
-        view.state, view.w = self.state, self.w
+        view.state, view.w, view.rule_state = self.state, self.w, self.rule_state
         self._hook_inputs = {"server.w": self.w, "server.state": self.state_row, "server.label_counts": view.counts}
         self.best = BestModel(criterion, self.w, self.b) if criterion else None
         self.recorded_stats = recorded_stats
@@ -122,10 +131,14 @@ class FederationServer:
         for name, tensor in self._state_tensors().items():
             if name in tensors or not name.startswith("best"):  # the saved run may not have selected a best model
                 tensor.copy_(tensors[name])
+        if self.base_weights is not None:
+            self.base_weights.number = int(getattr(self.rule_state, RESIDUAL_NUMBER))
 
     def _state_tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the server that checkpoints store, by name."""
         tensors = {"w": self.w, "b": self.b, "state": self.state_row, "optimizer": self.optimizer.state}
+        if self.base_weights is not None:
+            tensors |= {"rule": self.rule_row, **self.base_weights.tensors()}
         return tensors | (self.best.state_tensors if self.best else {})
 
     def download(self, t: int, client: int) -> Mapping[str, Tensor]:
@@ -167,8 +180,13 @@ class FederationServer:
         view.round, view.train_lr, view.logged = t, train_lr, {}
         view.segments, view.shared = upload.dw_layout.segments, upload.w.take(self.w)
         direction, state = self._aggregate(f"round {t}", updates, upload, received)
+        rule_state: Mapping[str, Tensor] = {}
+        if self.lora is not None and "dw" in upload.packing.shapes:
+            direction, rule_state = self.lora(updates, view, direction)
         b = updates.mean("_b") if upload.b.size else None
-        tensors = [x.to(self.w.dtype) for x in (direction, *state.values(), b) if isinstance(x, Tensor)]
+        tensors = [
+            x.to(self.w.dtype) for x in (direction, *state.values(), *rule_state.values(), b) if isinstance(x, Tensor)
+        ]
         if not (received.is_complete and all(hook_checks.are_finite(tensors))):
             bad = [str(k) for k, finite in zip(updates.clients, received.finite_rows(), strict=True) if not finite]
             who = f"client {', '.join(bad)} sent" if bad else "the server's direction, state or buffers contain"
@@ -191,6 +209,7 @@ class FederationServer:
             upload.b.put(b, self.b)
         if state is not self.state:  # otherwise the state does not change
             self.messages.server_state.write(self.state_row, state)
+        self.messages.rule_state.write(self.rule_row, rule_state)
         return view.logged
 
     def _aggregate(

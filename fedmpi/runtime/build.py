@@ -8,9 +8,11 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedmpi import methods, tasks
 from fedmpi.aggregation import rules
+from fedmpi.aggregation.lora import LoraAggregation
 from fedmpi.aggregation.server_optimizers import ServerOptimizer
 from fedmpi.comm import Communicator
 from fedmpi.common import registry, seeds
@@ -20,6 +22,7 @@ from fedmpi.common.user_code_errors import add_error_context
 from fedmpi.config import Settings, resources
 from fedmpi.data.federated import FederatedData
 from fedmpi.engine import scheduler
+from fedmpi.engine.base_weights import BaseWeights, adapter_shapes
 from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.federation_config import FederationConfig, RunCallbacks
@@ -34,6 +37,7 @@ from fedmpi.engine.server import ServerRule
 from fedmpi.flat.formats import Format, HalfPrecision, Int8
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
+from fedmpi.models.lora import AdaptedLayer, iter_adapted_layers
 from fedmpi.models.net import FeaturesAndHead
 from fedmpi.models.pretrained import PretrainedWeights
 from fedmpi.runtime import compatibility
@@ -68,10 +72,28 @@ class Experiment:
     clients_per_pass: int = 1  # number of clients that a rank trains at once
     pretrained: PretrainedWeights | None = None  # trained weights of the model (model.pretrained, or of its folder)
 
+    lora: LoraAggregation | None = None  # the aggregation of adapters (server.lora); None: the model has none
+
     @property
     def initial_lines(self) -> list[str]:
         """For the console: which tensors of the model have been loaded from files."""
         return [line for source in (self.pretrained, self.initial) if source is not None for line in source.lines]
+
+    @property
+    def base_layers(self) -> list[AdaptedLayer]:
+        """The layers whose base weights the server changes in each round (server.lora: exact or stack)."""
+        return list(iter_adapted_layers(self.model.module)) if self.lora and self.lora.state else []
+
+    def saved_tensors(self, w: Tensor, b: Tensor) -> dict[str, Tensor]:
+        """Return the tensors that a model file contains, by state_dict name, for weights w (d,) and float buffers b.
+
+        With adapters these are only the trained parameters, the buffers, and the base weights that the server changes.
+        """
+        tensors = self.model.state_dict(w, b)
+        if self.settings.model.lora is None:
+            return tensors
+        changed = {layer.base_name for layer in self.base_layers}
+        return {name: x for name, x in tensors.items() if name not in self.model.frozen or name in changed}
 
     @property
     def itemsize(self) -> int:
@@ -114,7 +136,9 @@ class Experiment:
         trains.
         """
         reads_rows = (
-            self.rule is not None or self.settings.record.updates == "gram" or self.messages.upload_format is not None
+            (self.rule is not None or self.lora is not None)
+            or self.settings.record.updates == "gram"
+            or self.messages.upload_format is not None
         )
         return (
             not self.tolerates_missing_uploads
@@ -181,6 +205,11 @@ def make_experiment(settings: Settings, data: FederatedData, device: torch.devic
     weights, start = find_pretrained_weights(settings), None
     module = make_prepared_module(settings, method, data.input_shape, data.classes, data.x_dtype, weights).to(device)
     if settings.init.source is not None:
+        if settings.model.lora is not None:
+            raise UserError(
+                f"{locate_key(settings.origin('init.from'), 'init.from')}: not possible with model.lora, whose layers "
+                "have other names than in the file; set model.pretrained to the file with the base weights"
+            )
         start = load_initial_weights(module, settings.working_dir / settings.init.source, settings.init.strict)
     with add_error_context(f"model {name}"):
         net = FeaturesAndHead(module, data.input_shape, data.x_dtype)
@@ -196,16 +225,16 @@ def make_experiment(settings: Settings, data: FederatedData, device: torch.devic
     compatibility.check_cohort_and_batch_sizes(settings, data)
     best = compatibility.make_selection_criterion(settings, task, data) if settings.evaluate.best.metric else None
     compatibility.check_targets_and_outputs(settings, data, task, net)
-    messages = make_messages(settings, method, model, net, data)
+    lora = make_lora_aggregation(settings, model, data)
+    messages = make_messages(settings, method, model, net, data, lora.state if lora else {})
+    if lora is not None:
+        compatibility.check_adapters(settings, method, lora, messages)
     compatibility.check_uploads_suit_aggregation(settings, data, messages)
     compatibility.check_analysis_and_protocols(settings, method, task, net, data, messages)
-    rule = make_rule(settings)
-    built = Experiment(
-        settings, data, method, task, net, model, messages, local_training, rule, start, best, pretrained=weights
-    )
-    built = replace(
-        built, clients_per_pass=1 if settings.compute.clients_per_pass == 1 else choose_clients_per_pass(built)
-    )
+    built = Experiment(settings, data, method, task, net, model, messages, local_training, make_rule(settings), start)
+    built = replace(built, best=best, pretrained=weights, lora=lora)
+    if settings.compute.clients_per_pass != 1:
+        built = replace(built, clients_per_pass=choose_clients_per_pass(built))
     if settings.compute.compile:  # last, so that contradictory settings are reported also on machines without compiler
         resources.check_compiler(gpu=device.type == "cuda")
         module.compile()  # once for all clients of a rank
@@ -224,7 +253,12 @@ def make_task(settings: Settings, data: FederatedData) -> Any:
 
 
 def make_messages(
-    settings: Settings, method: Method, model: FlatModel, net: FeaturesAndHead, data: FederatedData
+    settings: Settings,
+    method: Method,
+    model: FlatModel,
+    net: FeaturesAndHead,
+    data: FederatedData,
+    rule_state: Mapping[str, tuple[int, ...]] = {},
 ) -> MessageLayouts:
     """Return the layouts of messages and state: the position of each named tensor in a flat vector.
 
@@ -241,7 +275,7 @@ def make_messages(
     sizes = (data.classes, net.feature_dim or 0, data.clients, settings.rounds)
     states = optimizer_slot_shapes(make_local_training(settings), model.layout)
     with add_error_context(f"method {settings.method.name}"):
-        return MessageLayouts(method, model, *sizes, form, states)
+        return MessageLayouts(method, model, *sizes, form, states, rule_state)
 
 
 def make_local_training(settings: Settings) -> LocalTrainingConfig:
@@ -267,7 +301,8 @@ def choose_clients_per_pass(experiment: Experiment) -> int:
     hook = getattr(type(experiment.task), "set_class_counts", Task.set_class_counts)
     balanced = s.task.options.get("weights") == "balanced"
     uses_counts = balanced if hook is Classification.set_class_counts else hook is not Task.set_class_counts
-    reason = packed_rounds.unsupported_reason(
+    reason: str | None = "the model has adapters (model.lora)" if s.model.lora is not None else None
+    reason = reason or packed_rounds.unsupported_reason(
         experiment.method, experiment.model, train, bf16=bf16, compiled=s.compute.compile
     )
     if isinstance(data.input_shape, dict):
@@ -297,6 +332,16 @@ def make_rule(settings: Settings) -> ServerRule | None:
     return chosen
 
 
+def make_lora_aggregation(settings: Settings, model: FlatModel, data: FederatedData) -> LoraAggregation | None:
+    """Make the aggregation of adapters (server.lora); None if the model has no adapters."""
+    if settings.model.lora is None:
+        return None
+    layers = list(iter_adapted_layers(model.module))
+    shapes = adapter_shapes(layers, dict(model.module.named_parameters()))
+    m = scheduler.cohort_size(data.clients, settings.cohort.fraction, settings.cohort.size)
+    return LoraAggregation(settings.server.lora, shapes, m)
+
+
 def make_trainer(experiment: Experiment, stop: Callable[[], bool]) -> ClientTrainer:
     """Make the object that trains clients on this rank.
 
@@ -313,6 +358,7 @@ def make_trainer(experiment: Experiment, stop: Callable[[], bool]) -> ClientTrai
         strict=s.compute.clients_per_pass != "auto",
         graphs=experiment.model.w.is_cuda and not s.compute.compile and s.compute.graphs,
         stop=stop,
+        changing=[layer.base for layer in e.base_layers],
     )
 
 
@@ -369,4 +415,7 @@ def make_federation(
     )
     constants = (s.server.lr, beta1, s.server.beta2, s.server.eps, s.server.nesterov)
     optimizer = ServerOptimizer(s.server.optim, like, *constants)
-    return Federation(config, comm, make_trainer(experiment, stop), optimizer, experiment.rule, callbacks)
+    lora, base = experiment.lora, None
+    if lora is not None and lora.state:
+        base = BaseWeights(experiment.base_layers, lora.adapters, lora.cohort_size)
+    return Federation(config, comm, make_trainer(experiment, stop), optimizer, experiment.rule, callbacks, lora, base)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from inspect import signature
 from pathlib import Path
 
@@ -13,10 +14,12 @@ from fedmpi import models
 from fedmpi.common import registry, seeds
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Shape, Type, call_module, zero_samples
+from fedmpi.common.text import locate_key
 from fedmpi.common.user_code_errors import add_error_context
 from fedmpi.config import Settings
 from fedmpi.method.base import Method
 from fedmpi.models import hugging_face, pretrained
+from fedmpi.models.lora import LoraConfig, add_adapters
 from fedmpi.models.net import FeaturesAndHead
 from fedmpi.models.pretrained import PretrainedWeights
 from fedmpi.runtime.compatibility import check_trainable_parameters
@@ -57,20 +60,41 @@ def make_module(
             f"model.name: {settings.model.name} takes one tensor per sample, but the samples of this data set have "
             f"several ({named}); write a model with forward(self, {named}), and set model.name: file.py:Name"
         )
-    with add_error_context(f"model {settings.model.name}"), seeds.temporary_seed(settings.seed, "init"):
-        context, accepted = {"task": settings.task.name, "weights": weights}, signature(construct.func).parameters
-        module = construct(input_shape, classes, **{key: value for key, value in context.items() if key in accepted})
-        check_trainable_parameters(f"model.name: {settings.model.name}", module, construct)
-        # Lazy parameters are created by the first forward pass, which is made here, with the seed.
-        if any(is_lazy(p) for p in (*module.parameters(), *module.buffers())):
-            training = module.training
-            with torch.no_grad():
-                call_module(module.eval(), zero_samples(2, input_shape, dtype))
-            module.train(training)
-        if weights is not None and "weights" not in accepted:
-            head = FeaturesAndHead(module, input_shape, dtype).head_parameter_names()
-            weights.load_into(module, head)
-    return module
+    with seeds.temporary_seed(settings.seed, "init"):
+        with add_error_context(f"model {settings.model.name}"):
+            accepted = signature(construct.func).parameters
+            context = {k: x for k, x in {"task": settings.task.name, "weights": weights}.items() if k in accepted}
+            module = construct(input_shape, classes, **context)
+            check_trainable_parameters(f"model.name: {settings.model.name}", module, construct)
+            # Lazy parameters are created by the first forward pass, which is made here, with the seed.
+            if any(is_lazy(p) for p in (*module.parameters(), *module.buffers())):
+                training = module.training
+                with torch.no_grad():
+                    call_module(module.eval(), zero_samples(2, input_shape, dtype))
+                module.train(training)
+            if weights is not None and "weights" not in accepted:
+                head = FeaturesAndHead(module, input_shape, dtype).head_parameter_names()
+                weights.load_into(module, head)
+        config = make_lora_config(settings)
+        return module if config is None else add_lora_adapters(settings, module, config, input_shape, dtype)
+
+
+def make_lora_config(settings: Settings) -> LoraConfig | None:
+    """Return the options of adapters (model.lora); None if the model has no adapters."""
+    if settings.model.lora is None:
+        return None
+    return LoraConfig(**settings.model.lora.model_dump(), freeze_a=settings.server.lora == "freeze_a")
+
+
+def add_lora_adapters(
+    settings: Settings, module: nn.Module, config: LoraConfig, input_shape: Shape, dtype: Type
+) -> nn.Module:
+    """Add adapters to a module; messages about their options name the line of the config."""
+    try:
+        return add_adapters(module, config, input_shape, dtype)
+    except UserError as error:
+        key, text = re.split("(?=[: ])", str(error), maxsplit=1)  # every message begins with a key
+        raise UserError(locate_key(settings.origin(key), key) + text) from error
 
 
 def make_prepared_module(

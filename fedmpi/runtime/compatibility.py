@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from fedmpi.aggregation.lora import CHANGES_BASE, LoraAggregation
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Inputs
 from fedmpi.common.text import is_lower_better, locate_key, shorten, suggest_name
@@ -261,6 +262,41 @@ def check_uploads_suit_aggregation(settings: Settings, data: FederatedData, mess
         )
 
 
+def check_adapters(settings: Settings, method: Method, lora: LoraAggregation, messages: MessageLayouts) -> None:
+    """Raise UserError if server.lora sets the adapters itself, but method, server or another setting do so, too."""
+    rule, server, name = lora.rule, settings.server, settings.method.name
+    if rule in ("separate", "freeze_a"):
+        return
+    for key, value, needed in (
+        ("server.rule", server.rule.name, "auto"),
+        ("server.optim", server.optim, "sgd"),
+        ("server.lr", server.lr, 1.0),
+        ("evaluate.best.metric", settings.evaluate.best.metric, None),
+    ):
+        if value != needed:
+            raise UserError(
+                f"{locate_key(settings.origin(key), key)}: {value} is not possible with server.lora: {rule}, which "
+                f"sets the adapters itself; set {key}: {'null' if needed is None else needed}, or server.lora: separate"
+            )
+    if overrides(method, "aggregate"):
+        raise UserError(
+            f"server.lora: {rule} needs a method that averages updates, but {name} has an aggregation rule of its own; "
+            "set server.lora: separate, or method.name: fedavg"
+        )
+    if rule in CHANGES_BASE and settings.model.lora and settings.model.lora.base_precision == "bf16":
+        raise UserError(
+            f"model.lora.base_precision: bf16 is not possible with server.lora: {rule}, because the changes that it "
+            "adds to the base weights would be rounded away; set model.lora.base_precision: fp32"
+        )
+    for t in range(max(settings.rounds, 1)):
+        sent = {segment.name for segment in messages.upload_layout(t).dw_layout.segments}
+        if kept := [part for adapter in lora.adapters for part in (adapter.a, adapter.b) if part not in sent]:
+            raise UserError(
+                f"server.lora: {rule} needs the adapters of all clients in every round, but method {name} keeps "
+                f"{kept[0]} with the clients; set server.lora: separate, or choose another method"
+            )
+
+
 def _reason_against_local_sums(settings: Settings, messages: MessageLayouts) -> str:
     """Return an error message if server.reduce is local although individual uploads are needed; otherwise ""."""
     faults, method, means = settings.faults, settings.method.name, get_mean_only_slots(messages.method) or {}
@@ -273,6 +309,7 @@ def _reason_against_local_sums(settings: Settings, messages: MessageLayouts) -> 
         'declare it with mean_only_slots = {"dw": ("p",)})',
         single and f"method {method} uses individual uploads of {', '.join(single)}",
         settings.server.rule.name != "auto" and f"server.rule {settings.server.rule.name} uses individual uploads",
+        settings.model.lora is not None and "server.lora uses individual uploads",
         drops and f"{drops[0]} may exclude some of them",
         settings.data.silos and "with data.silos the uploads of a site may only be sent to rank 0",
         faults.replay is not None and "faults.replay may exclude some of them",

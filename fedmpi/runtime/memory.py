@@ -43,7 +43,13 @@ def estimate_memory(experiment: Experiment, size: int, gathers_on_gpu: bool) -> 
     root_rows, trainer_rows = count_upload_rows(experiment, size)
     server_models = 3 + (s.evaluate.best.metric is not None)
     client_models = 6 + 3 * (experiment.clients_per_pass if experiment.clients_per_pass > 1 else 0)
-    server = root_rows * upload + announcement + server_models * model + messages.server_state.size
+    server = (
+        root_rows * upload
+        + announcement
+        + server_models * model
+        + messages.server_state.size
+        + messages.rule_state.size
+    )
     trainer = trainer_rows * upload + announcement + client_models * model + states
     scratch = linear.scratch_bytes(round(root_rows), messages.max_upload_size(), gathers_on_gpu)
     needs = {

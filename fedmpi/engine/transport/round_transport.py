@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.comm import Communicator
+from fedmpi.engine.base_weights import BaseWeights
 from fedmpi.engine.hook_checks import check_finite
 from fedmpi.engine.messages import (
     COMMAND,
@@ -48,6 +49,7 @@ class RoundTransport:
         gather_mode: str = "rows",
         *,
         acknowledges: bool = False,
+        base_weights: BaseWeights | None = None,
     ) -> None:
         """Allocate the buffers for broadcasts.
 
@@ -58,8 +60,10 @@ class RoundTransport:
                 "reducing".
             acknowledges: whether ranks without clients in a round confirm to rank 0 that the broadcast has arrived, so
                 that no rank is more than one round behind.
+            base_weights: the base weights to which each broadcast adds the server's change (server.lora).
         """
         self.comm, self.messages, self.gather_mode, self.acknowledges = comm, messages, gather_mode, acknowledges
+        self.base_weights = base_weights
         self.full_layout = messages.broadcast_layout()
         pin_memory = model.is_cuda and comm.device.type == "cpu"
         # Rank 0 evaluates the model in this memory. The rounding of kernels depends on the alignment of the weights.
@@ -98,6 +102,7 @@ class RoundTransport:
         messages, layout = self.messages, self.messages.broadcast_layout(self.changed_groups)
         if server is not None:  # w and b need no copy if `model_storage` returned parts of this row
             values = {COMMAND: command, **{name: getattr(server.state, name) for name in messages.method.receives}}
+            values |= {name: getattr(server.rule_state, name) for name in server.rule_state}
             if not messages.shared.selects_all:
                 values["_w"] = messages.shared.take(server.w)
             if not messages.shared_b.selects_all:
@@ -109,6 +114,8 @@ class RoundTransport:
             self._broadcast_changes(layout)
         if self.broadcast_copy is not self.broadcast_row:
             self.broadcast_copy.copy_(self.broadcast_row)
+        if self.base_weights is not None:
+            self.base_weights.add_change(self.full_layout.packing.views(self.broadcast_copy))
         return float(self.full_layout.packing.views(self.broadcast_row)._command)
 
     def _broadcast_changes(self, layout: BroadcastLayout) -> None:

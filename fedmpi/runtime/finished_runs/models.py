@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -93,12 +93,29 @@ def load_global_model(run_dir: Path, settings: Settings, name: str = MODEL) -> n
         why = "no best model was selected (evaluate.best)" if name == BEST else "the run has not ended yet"
         raise UserError(f"{run_dir} contains no {name}: {why}")
     tensors, (shape, dtype), classes = read_model(weights)
-    module = build_model.make_prepared_module(settings, build.make_method(settings), shape, classes, dtype)
+    # Model files with adapters contain only what training has changed, so the base is made as for the run.
+    base = build_model.find_pretrained_weights(settings) if settings.model.lora is not None else None
+    module = build_model.make_prepared_module(settings, build.make_method(settings), shape, classes, dtype, base)
+    if settings.model.lora is not None:
+        frozen = {name: p for name, p in module.named_parameters() if not p.requires_grad}
+        check_base_model(run_dir, frozen)
+        tensors = {**{name: p.detach() for name, p in frozen.items()}, **tensors}
     try:
         module.load_state_dict(tensors)
     except RuntimeError as error:  # names or shapes of tensors differ
         raise UserError(f"{weights} does not match the model in config.yaml: {error}") from error
     return module.eval()
+
+
+def check_base_model(run_dir: Path, frozen: Mapping[str, Tensor]) -> None:
+    """Raise UserError if the frozen parameters differ from those at the start of the run, whose files lack them."""
+    recorded = json.loads((run_dir / "identity.json").read_text(encoding="utf-8"))
+    for key, digest in rank_agreement.compute_frozen_digest(frozen).items():
+        if recorded.get(key, digest) != digest:
+            raise UserError(
+                f"{run_dir}: its model file contains adapters only, and the base model made here differs from that of "
+                "the run; use the same pretrained weights (model.pretrained) and version of torch"
+            )
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from fedmpi.aggregation.lora import RESIDUAL
 from fedmpi.comm import Job
 from fedmpi.comm.base import format_ranks as numbers
 from fedmpi.common.formatting import format_duration, format_table
@@ -46,6 +47,7 @@ def describe_run(experiment: Experiment, job: Job, backend: str, ranks: Sequence
         f"{pluralize(s.rounds, 'round')} with "
         f"{describe_training(s, data.clients, messages.method.sets_training_length)}",
         describe_message_sizes(messages, s.rounds, experiment.itemsize),
+        *describe_base_changes(experiment),
         *experiment.initial_lines,
     ]
 
@@ -90,6 +92,21 @@ def describe_message_sizes(messages: MessageLayouts, rounds: int, itemsize: int)
     mean = f" ({format_bytes(int(fmean(up)))} on average)" if min(up) < max(up) else ""
     formats = f"; uploads in {messages.upload_format.name}" if messages.upload_format else ""
     return f"a client sends {format_bytes(max(up))}{mean} and receives {receives} per round{formats}"
+
+
+def describe_base_changes(experiment: Experiment) -> list[str]:
+    """Return a line on the cost of changes to the base weights (server.lora: exact or stack); [] if there are none."""
+    layers, rule = experiment.base_layers, experiment.settings.server.lora
+    if not layers:
+        return []
+    size, lora = sum(experiment.messages.rule_state.shapes[RESIDUAL]), experiment.settings.model.lora
+    rank = experiment.cohort_size * (lora.r if lora else 0)
+    weights = sum(layer.base.nbytes for layer in layers)
+    return [
+        f"server.lora: {rule} changes the base weights of {pluralize(len(layers), 'layer')} by a matrix of rank at "
+        f"most {rank} per round: {format_bytes(size * experiment.itemsize)} of each broadcast, and "
+        f"{format_bytes(weights)} of each checkpoint"
+    ]
 
 
 def describe_devices(facts: Sequence[Mapping[str, Any]]) -> str:

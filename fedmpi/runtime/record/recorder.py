@@ -19,8 +19,11 @@ from fedmpi.config.yaml_source import to_yaml
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.federation_config import RunCallbacks
 from fedmpi.engine.model_selection import BestModel
+from fedmpi.engine.server import FederationServer
+from fedmpi.models.lora import write_adapter
 from fedmpi.runtime import code_trust
 from fedmpi.runtime.build import Experiment
+from fedmpi.runtime.build_model import make_lora_config, make_module
 from fedmpi.runtime.checkpoints import CheckpointWriter
 from fedmpi.runtime.record import console_text
 from fedmpi.runtime.record.data_files import write_partition, write_preprocessing
@@ -175,7 +178,7 @@ class Recorder(RankRecorder):
 
     def save_best_model(self, best: BestModel) -> None:
         about = {**self.model_facts, "metric": best.criterion.metric, "round": best.round, "value": best.value}
-        self.directory.write_model(self.experiment.model.state_dict(best.w, best.b), about, BEST)
+        self.directory.write_model(self.experiment.saved_tensors(best.w, best.b), about, BEST)
 
     def record_lost_ranks(self, row: dict[str, Any]) -> None:
         self.directory.append("faults.jsonl", row)
@@ -189,7 +192,8 @@ class Recorder(RankRecorder):
             reason: The reason why training ended, as returned by `Federation.run`.
         """
         assert fed.server is not None
-        self.directory.write_model(self.experiment.model.state_dict(fed.server.w, fed.server.b), self.model_facts)
+        self.directory.write_model(self.experiment.saved_tensors(fed.server.w, fed.server.b), self.model_facts)
+        self._write_adapter(fed.server)
         best, ended = fed.server.best, reason
         if reason == "stopped" and self.stop.signal:
             ended = f"signal {self.stop.signal}"
@@ -209,6 +213,21 @@ class Recorder(RankRecorder):
         if reason == "stopped" and self.checkpoints is not None and not self.stop.rounds_done:
             self.print_line(f"to resume: fedmpi resume {self.directory.display_path}")
         return result
+
+    def _write_adapter(self, server: FederationServer) -> None:
+        """Write the adapters of the final model for PEFT (model.lora), into the folder `adapter`."""
+        experiment, settings = self.experiment, self.experiment.settings
+        config = make_lora_config(settings)
+        if config is None:
+            return
+        initial = None
+        if experiment.base_layers:  # the base before training is made again, so that no copy of it is kept in memory
+            data = experiment.data
+            sizes = data.input_shape, data.classes, data.x_dtype
+            initial = dict(make_module(settings, *sizes, experiment.pretrained).named_parameters())
+        tensors = experiment.model.state_dict(server.w, server.b)
+        base = str(experiment.pretrained.path if experiment.pretrained else settings.model.name)
+        write_adapter(self.directory.path / "adapter", experiment.model.module, tensors, config, initial, base)
 
     def close_failed(self, reason: str) -> str:
         """Close the files of a failed run, and write a summary of its completed rounds and the `reason` of the failure.

@@ -1,0 +1,303 @@
+"""Low-rank adapters (LoRA) in the layers of any model, by the library PEFT.
+
+Low-rank adaptation. Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang, Chen. LoRA: Low-Rank Adaptation of Large Language
+Models. ICLR 2022. https://arxiv.org/abs/2106.09685
+
+    W x + s B A x        A (r, in), B (out, r), s = alpha / r, or alpha / sqrt(r) with rslora                        (1)
+W, the base weight, is frozen. A convolution is the linear map of its patches: A has the shape (r, in, height, width),
+and B the shape (out, r, 1, 1). The base weights of embeddings, and of the layer Conv1D of transformers, are stored
+transposed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.inputs import Shape, Type
+from fedmpi.common.text import shorten
+from fedmpi.models.net import FeaturesAndHead
+
+ADAPTER = "default"  # PEFT's name for the only adapter of a layer
+PEFT_PREFIX = "base_model.model."  # of parameter names in the files of PEFT
+ADAPTER_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """The options of the adapters; their meanings are those of the config section `model.lora`."""
+
+    r: int
+    alpha: float
+    targets: tuple[str, ...] | None
+    rslora: bool
+    dropout: float
+    head: bool
+    base_precision: str
+    freeze_a: bool = False
+
+
+@dataclass(frozen=True)
+class AdaptedLayer:
+    """A layer with an adapter, equation (1)."""
+
+    name: str  # of the layer, as in module.named_modules()
+    a: str  # name of the parameter A
+    b: str  # name of the parameter B
+    base: nn.Parameter  # W
+    scale: float  # s
+    transposed: bool  # whether W is stored as (in, out)
+    is_embedding: bool
+
+    @property
+    def base_name(self) -> str:
+        """The name of the parameter W."""
+        return f"{self.name}.base_layer.weight"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The sizes (out, in) of the product B A."""
+        rows, columns = self.base.shape[0], self.base[0].numel()
+        return (columns, rows) if self.transposed else (rows, columns)
+
+    def add_to_base(self, product: Tensor) -> None:
+        """Add s times a matrix (out, in) to the base weight, in place."""
+        change = product.T if self.transposed else product
+        self.base.data.add_(change.reshape(self.base.shape).to(self.base.dtype), alpha=self.scale)
+
+
+def iter_adapted_layers(module: nn.Module) -> Iterator[AdaptedLayer]:
+    """Yield the layers of a module that have an adapter, in the order of its submodules."""
+    for name, layer in module.named_modules():
+        if not hasattr(layer, "lora_A") or not hasattr(layer, "get_base_layer"):
+            continue
+        embedding = ADAPTER in layer.lora_embedding_A
+        a, b, end = ("lora_embedding_A", "lora_embedding_B", "") if embedding else ("lora_A", "lora_B", ".weight")
+        transposed = embedding or bool(getattr(layer, "fan_in_fan_out", False))
+        yield AdaptedLayer(
+            name,
+            f"{name}.{a}.{ADAPTER}{end}",
+            f"{name}.{b}.{ADAPTER}{end}",
+            layer.get_base_layer().weight,
+            float(layer.scaling[ADAPTER]),
+            transposed,
+            embedding,
+        )
+
+
+def add_adapters(module: nn.Module, config: LoraConfig, input_shape: Shape, dtype: Type) -> nn.Module:
+    """Add adapters to layers of a module, in place, and freeze everything else except the head; return the module.
+
+    The initial values are PEFT's: A is random and B is zero (for embeddings, A is zero and B is random), so the outputs
+    do not change.
+
+    Args:
+        input_shape: the shape of a sample, and `dtype` its type, with which the head is found.
+
+    Raises:
+        UserError: PEFT is not installed; a target does not exist, cannot have an adapter, or shares its weight with
+            another layer; the rank is larger than a layer; or there is no layer to adapt.
+    """
+    from fedmpi.common import torchvision_compat  # noqa: F401  (before peft, which imports torchvision)
+
+    try:
+        import peft
+    except ModuleNotFoundError as error:
+        raise UserError("model.lora needs the package peft, which is missing: pip install 'fedmpi[lora]'") from error
+    head = FeaturesAndHead(module, input_shape, dtype).head_parameter_names() | set(getattr(module, "head_names", ()))
+    targets = _find_targets(module, config, head)
+    shared = _find_tied_parameters(module)
+    for name in targets:
+        _check_target(name, module.get_submodule(name), config.r, shared)
+    if config.head and (tied := sorted(head & shared.keys())):
+        raise UserError(
+            f"model.lora.head: true trains the head, but its weight {tied[0]} is also {shared[tied[0]]}; set "
+            "model.lora.head: false"
+        )
+    library_config = peft.LoraConfig(
+        r=config.r,
+        lora_alpha=config.alpha,  # type: ignore[arg-type]
+        target_modules=targets,
+        use_rslora=config.rslora,
+        lora_dropout=config.dropout,
+    )
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "fan_in_fan_out is set to")  # PEFT then sets it as the layer needs
+            peft.inject_adapter_in_model(library_config, module)
+    except ValueError as error:
+        raise UserError(f"model.lora: {error}") from error
+    layers = list(iter_adapted_layers(module))
+    trained = {name for layer in layers for name in ((layer.b,) if config.freeze_a else (layer.a, layer.b))}
+    trained |= head if config.head else set()
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name in trained)
+    if config.base_precision == "bf16":
+        _convert_base(module, trained)
+    return module
+
+
+def _adaptable(layer: nn.Module) -> bool:
+    """Return whether PEFT can add an adapter to a layer."""
+    return isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)) or _is_conv1d(layer)
+
+
+def _is_conv1d(layer: nn.Module) -> bool:
+    """Return whether a layer is transformers' Conv1D, a linear layer with a transposed weight."""
+    kind = type(layer)
+    return kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.")
+
+
+def _find_targets(module: nn.Module, config: LoraConfig, head: set[str]) -> list[str]:
+    """Return the names of the layers to adapt: those that `targets` names, or all linear layers except the head."""
+    layers = {name: layer for name, layer in module.named_modules() if name and _adaptable(layer)}
+    in_head = {name.rpartition(".")[0] for name in head}
+    if config.targets is None:
+        found = [n for n, x in layers.items() if (isinstance(x, nn.Linear) or _is_conv1d(x)) and n not in in_head]
+        if not found:
+            raise UserError(
+                "model.lora.targets: null stands for all linear layers except the head, but this model has none; name "
+                f"the layers: {shorten(', '.join(layers), 200)}"
+            )
+        return found
+    found = []
+    for target in config.targets:
+        matching = [name for name in layers if name == target or name.endswith(f".{target}")]
+        if not matching:
+            known = dict.fromkeys([*layers, *(name.rpartition(".")[2] for name in layers)])
+            near = difflib.get_close_matches(target, known, n=3, cutoff=0.4) or [*known][:8]
+            others = [name for name, _ in module.named_modules() if name == target or name.endswith(f".{target}")]
+            why = f"is a {type(module.get_submodule(others[0])).__name__}" if others else "does not exist"
+            raise UserError(
+                f"model.lora.targets: layer {target!r} {why}; must be the name, or the end of the name, of a linear "
+                f"layer, a convolution or an embedding; the nearest are {', '.join(near)}"
+            )
+        if inside := [name for name in matching if name in in_head]:
+            raise UserError(
+                f"model.lora.targets: {inside[0]!r} is the head, which is trained itself; remove it from targets"
+            )
+        found += matching
+    return list(dict.fromkeys(found))
+
+
+def _find_tied_parameters(module: nn.Module) -> dict[str, str]:
+    """Return, for each name of a parameter that has several names, another of its names."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    tied = [group for group in names.values() if len(group) > 1]
+    return {name: next(other for other in group if other != name) for group in tied for name in group}
+
+
+def _check_target(name: str, layer: nn.Module, r: int, tied: Mapping[str, str]) -> None:
+    """Raise UserError if a layer shares its weight with another layer, or is smaller than the rank r."""
+    if other := tied.get(f"{name}.weight"):
+        raise UserError(
+            f"model.lora.targets: the weight of {name} is also {other} (tied weights), so an adapter of one layer "
+            "would not apply to the other; remove it from targets"
+        )
+    weight: Tensor = layer.weight  # type: ignore[assignment]
+    largest = min(weight.shape[0], weight[0].numel())
+    if r > largest:
+        raise UserError(
+            f"model.lora.r: {r} is larger than layer {name} with a weight of {tuple(weight.shape)}; must be at most "
+            f"{largest}, or name other layers in model.lora.targets"
+        )
+
+
+def _convert_base(module: nn.Module, trained: set[str]) -> None:
+    """Convert frozen linear layers, convolutions and embeddings to bfloat16, in place.
+
+    Such a layer computes in bfloat16, but its inputs and outputs keep the type that they have in the other layers.
+    Subclasses are not converted, because their forward functions may read the weights.
+    """
+    for name, layer in module.named_modules():
+        if type(layer) not in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding) and not _is_conv1d(layer):
+            continue
+        if not any(f"{name}.{leaf}" in trained for leaf, _ in layer.named_parameters()):
+            layer.to(torch.bfloat16)
+            layer.register_forward_pre_hook(_convert_inputs)
+            layer.register_forward_hook(_convert_output)
+
+
+def _convert_inputs(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(x.to(torch.bfloat16) if x.is_floating_point() else x for x in inputs)
+
+
+def _convert_output(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    return output.float()
+
+
+# ---- files of PEFT ----
+def write_adapter(
+    folder: Path,
+    module: nn.Module,
+    values: Mapping[str, Tensor],
+    config: LoraConfig,
+    initial_base: Mapping[str, Tensor] | None,
+    base: str,
+) -> None:
+    """Write the adapters and the head of a model as files that `peft.PeftModel.from_pretrained` reads.
+
+    Args:
+        folder: the folder for the files.
+        module: the module with adapters.
+        values: the tensors of the trained model, by state_dict name.
+        initial_base: parameter name -> the base weight before training, if training has changed base weights; None: it
+            has not. A change is written as further columns of B and rows of A, so that the files apply to the initial
+            base.
+        base: where the base model comes from, for the field `base_model_name_or_path`.
+    """
+    state, ranks, alphas = dict[str, Tensor](), dict[str, int](), dict[str, float]()
+    prefix = getattr(module, "peft_prefix", "")  # the library's model may be a submodule of ours
+    layers = list(iter_adapted_layers(module))
+    for layer in layers:
+        a, b, name = values[layer.a].cpu().float(), values[layer.b].cpu().float(), layer.name.removeprefix(prefix)
+        if initial_base is not None:
+            change = values[layer.base_name].cpu().double() - initial_base[layer.base_name].cpu().double()
+            a, b = _append_base_change(layer, a, b, change)
+            ranks[name], alphas[name] = a.shape[0], layer.scale * a.shape[0] ** (0.5 if config.rslora else 1)
+        for key, tensor in ((layer.a, a), (layer.b, b)):
+            state[PEFT_PREFIX + key.removeprefix(prefix).replace(f".{ADAPTER}", "")] = tensor.contiguous()
+    adapters = {key for layer in layers for key in (layer.a, layer.b)}
+    trained = [n for n, p in module.named_parameters() if p.requires_grad and n not in adapters]
+    state |= {PEFT_PREFIX + name.removeprefix(prefix): values[name].cpu().contiguous() for name in trained}
+    written: dict[str, Any] = {
+        "peft_type": "LORA",
+        "task_type": None,
+        "base_model_name_or_path": base,
+        "inference_mode": True,
+        "r": config.r,
+        "lora_alpha": config.alpha,
+        "use_rslora": config.rslora,
+        "lora_dropout": config.dropout,
+        "target_modules": [layer.name.removeprefix(prefix) for layer in layers],
+        "modules_to_save": sorted({name.removeprefix(prefix).rpartition(".")[0] for name in trained}) or None,
+        "fan_in_fan_out": False,
+        "bias": "none",
+        "rank_pattern": ranks,
+        "alpha_pattern": alphas,
+    }
+    folder.mkdir(exist_ok=True)
+    safetensors.torch.save_file(state, folder / ADAPTER_FILE, {"format": "pt"})
+    (folder / CONFIG_FILE).write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+
+
+def _append_base_change(layer: AdaptedLayer, a: Tensor, b: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the factors A and B with further rows and columns whose product is a change of the base weight."""
+    change = change.flatten(1)
+    change = (change.T if layer.transposed else change) / layer.scale
+    eigenvalues, vectors = torch.linalg.eigh(change @ change.T)
+    kept = vectors[:, eigenvalues > eigenvalues.max().clamp(min=1e-30) * 1e-13]
+    rows, columns = (kept.T @ change).float(), kept.float()
+    return torch.cat([a, rows.view(-1, *a.shape[1:])]), torch.cat([b, columns.view(len(b), -1, *b.shape[2:])], 1)
