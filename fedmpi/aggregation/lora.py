@@ -84,8 +84,8 @@ def truncate(product: Product, r: int) -> Product:
     """
     u, v = product
     eigenvalues, q = torch.linalg.eigh(v @ v.T)
-    kept = eigenvalues > eigenvalues[-1] * len(eigenvalues) * torch.finfo(torch.float64).eps
-    roots, q = eigenvalues[kept].sqrt(), q[:, kept]
+    is_positive = eigenvalues > eigenvalues[-1] * len(eigenvalues) * torch.finfo(torch.float64).eps
+    roots, q = eigenvalues[is_positive].sqrt(), q[:, is_positive]
     left = q * roots
     _, y = torch.linalg.eigh(left.T @ (u.T @ u) @ left)
     y = y.flip(1)[:, :r]

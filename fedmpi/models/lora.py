@@ -102,7 +102,7 @@ def add_adapters(module: nn.Module, config: LoraConfig, input_shape: Shape, dtyp
     do not change.
 
     Args:
-        input_shape: the shape of a sample, and `dtype` its type, with which the head is found.
+        input_shape: the shape of a sample, and `dtype` its type, with which the head is targets.
 
     Raises:
         UserError: PEFT is not installed; a target does not exist, cannot have an adapter, or shares its weight with
@@ -115,8 +115,8 @@ def add_adapters(module: nn.Module, config: LoraConfig, input_shape: Shape, dtyp
     except ModuleNotFoundError as error:
         raise UserError("model.lora needs the package peft, which is missing: pip install 'fedmpi[lora]'") from error
     head = FeaturesAndHead(module, input_shape, dtype).head_parameter_names() | set(getattr(module, "head_names", ()))
-    targets = _find_targets(module, config, head)
     shared = _find_tied_parameters(module)
+    targets = _find_targets(module, config, head - shared.keys())
     for name in targets:
         _check_target(name, module.get_submodule(name), config.r, shared)
     if config.head and (tied := sorted(head & shared.keys())):
@@ -163,14 +163,14 @@ def _find_targets(module: nn.Module, config: LoraConfig, head: set[str]) -> list
     layers = {name: layer for name, layer in module.named_modules() if name and _adaptable(layer)}
     in_head = {name.rpartition(".")[0] for name in head}
     if config.targets is None:
-        found = [n for n, x in layers.items() if (isinstance(x, nn.Linear) or _is_conv1d(x)) and n not in in_head]
-        if not found:
+        targets = [n for n, x in layers.items() if (isinstance(x, nn.Linear) or _is_conv1d(x)) and n not in in_head]
+        if not targets:
             raise UserError(
                 "model.lora.targets: null stands for all linear layers except the head, but this model has none; name "
                 f"the layers: {shorten(', '.join(layers), 200)}"
             )
-        return found
-    found = []
+        return targets
+    targets = []
     for target in config.targets:
         matching = [name for name in layers if name == target or name.endswith(f".{target}")]
         if not matching:
@@ -186,8 +186,8 @@ def _find_targets(module: nn.Module, config: LoraConfig, head: set[str]) -> list
             raise UserError(
                 f"model.lora.targets: {inside[0]!r} is the head, which is trained itself; remove it from targets"
             )
-        found += matching
-    return list(dict.fromkeys(found))
+        targets += matching
+    return list(dict.fromkeys(targets))
 
 
 def _find_tied_parameters(module: nn.Module) -> dict[str, str]:
@@ -298,6 +298,6 @@ def _append_base_change(layer: AdaptedLayer, a: Tensor, b: Tensor, change: Tenso
     change = change.flatten(1)
     change = (change.T if layer.transposed else change) / layer.scale
     eigenvalues, vectors = torch.linalg.eigh(change @ change.T)
-    kept = vectors[:, eigenvalues > eigenvalues.max().clamp(min=1e-30) * 1e-13]
-    rows, columns = (kept.T @ change).float(), kept.float()
+    basis = vectors[:, eigenvalues > eigenvalues.max().clamp(min=1e-30) * 1e-13]
+    rows, columns = (basis.T @ change).float(), basis.float()
     return torch.cat([a, rows.view(-1, *a.shape[1:])]), torch.cat([b, columns.view(len(b), -1, *b.shape[2:])], 1)

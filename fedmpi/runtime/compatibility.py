@@ -290,10 +290,10 @@ def check_adapters(settings: Settings, method: Method, lora: LoraAggregation, me
         )
     for t in range(max(settings.rounds, 1)):
         sent = {segment.name for segment in messages.upload_layout(t).dw_layout.segments}
-        if kept := [part for adapter in lora.adapters for part in (adapter.a, adapter.b) if part not in sent]:
+        if unsent := [part for adapter in lora.adapters for part in (adapter.a, adapter.b) if part not in sent]:
             raise UserError(
                 f"server.lora: {rule} needs the adapters of all clients in every round, but method {name} keeps "
-                f"{kept[0]} with the clients; set server.lora: separate, or choose another method"
+                f"{unsent[0]} with the clients; set server.lora: separate, or choose another method"
             )
 
 
