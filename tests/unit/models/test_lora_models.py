@@ -13,7 +13,7 @@ from fedmpi import config
 from fedmpi.common import torchvision_compat  # noqa: F401  (before peft imports torchvision)
 from fedmpi.common.errors import UserError
 from fedmpi.models.lora import LoraConfig, add_adapters
-from fedmpi.runtime import build
+from fedmpi.runtime import build_model
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="pip install 'fedmpi[lora]'")
 
@@ -143,7 +143,7 @@ def test_peft_and_fedmpi_load_the_model_of_a_run(run, rule):
     assert bool(base_names) == (rule in ("exact", "stack"))  # the only rules that change the base
     loaded, x = package.load(folder), torch.rand(5, 1, 8, 8)
     plain = config.load(folder / "config.yaml", ["model.lora=null", "server.lora=separate"])
-    base = build.make_module(plain, (1, 8, 8), 10).eval()
+    base = build_model.make_module(plain, (1, 8, 8), 10).eval()
     with torch.no_grad():
         expected, before = loaded(x), base(x)
         by_peft = PeftModel.from_pretrained(base, folder / "adapter").eval()(x)
