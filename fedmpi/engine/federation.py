@@ -121,8 +121,6 @@ class Federation:
     def run(self) -> str:
         """Train all rounds; return why the run ended: "finished", "stopped", "diverged" or "early_stopped"."""
         t, reason = self.control.first_round, None
-        if t and self.transport.base_weights is not None:  # resumed: only rank 0 has read the checkpoint
-            self.transport.base_weights.send_to_all(self.comm)
         try:
             while reason is None:
                 failure = None
@@ -317,3 +315,5 @@ class Federation:
             self.reporter.divergence.load_state_dict(memory["watch"])
             if self.server.best and memory.get("best") != self.server.best.criterion.metric:
                 self.server.best.reset()  # it was selected by another metric
+        if self.transport.base_weights is not None:
+            self.transport.base_weights.send_to_all(self.comm)

@@ -136,9 +136,8 @@ class Experiment:
         trains.
         """
         reads_rows = (
-            (self.rule is not None or self.lora is not None)
+            any(each is not None for each in (self.rule, self.lora, self.messages.upload_format))
             or self.settings.record.updates == "gram"
-            or self.messages.upload_format is not None
         )
         return (
             not self.tolerates_missing_uploads

@@ -20,12 +20,12 @@ from fedmpi.engine.federation import Federation
 from fedmpi.engine.federation_config import RunCallbacks
 from fedmpi.engine.model_selection import BestModel
 from fedmpi.engine.server import FederationServer
-from fedmpi.models.lora import write_adapter
 from fedmpi.runtime import code_trust
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.build_model import make_lora_config, make_module
 from fedmpi.runtime.checkpoints import CheckpointWriter
 from fedmpi.runtime.record import console_text
+from fedmpi.runtime.record.adapter_files import write_adapter
 from fedmpi.runtime.record.data_files import write_partition, write_preprocessing
 from fedmpi.runtime.record.loggers import LoggerCollection
 from fedmpi.runtime.record.metadata import resolve_settings
