@@ -197,7 +197,7 @@ def _make_image_model(
     options = [
         each.replace(default=each.default if each.default is each.empty else LIBRARY_DEFAULT)
         for key, each in parameters.items()
-        if key not in (*from_data, *EXCLUDED, *FIXED) and (required or each.default is not each.empty)
+        if key not in (*from_data, *EXCLUDED, *FIXED, "input_shape") and (required or each.default is not each.empty)
     ]
 
     def build_for_data(input_shape: Any, classes: int, **given: Any) -> nn.Module:

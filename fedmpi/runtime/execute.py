@@ -131,7 +131,8 @@ def _run(
     # Objects are built before the ranks connect, so that errors are found before any rank waits for another. Silos are
     # opened later, when this rank knows which of them it owns.
     configure_numerics(settings)
-    device, experiment, digests = choose_device(settings, job), None, rank_agreement.compute_code_digests()
+    device, experiment = choose_device(settings, job), None
+    digests = rank_agreement.compute_code_digests(settings.model.name)
     if settings.data.silos:
         build.make_method(settings)
     else:

@@ -17,16 +17,20 @@ from torch import Tensor
 from fedmpi.comm import Communicator
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Samples, list_named_tensors
+from fedmpi.common.registry import split_library_name
 from fedmpi.data.batches import iter_samples_once_if_shared
 from fedmpi.data.federated import FederatedData
 from fedmpi.data.lazy_images import LazyImages
 from fedmpi.data.streaming import Stream
 from fedmpi.data.transforms.base import Transform
 from fedmpi.flat.model import FlatModel
+from fedmpi.models import LIBRARIES
 from fedmpi.models.pretrained import PretrainedWeights
+from fedmpi.runtime.record.metadata import find_installed_version
 from fedmpi.runtime.record.saved_model import InitialWeights
 
 CHUNK_BYTES = 1 << 20  # bytes hashed at a time
+LIBRARY_PACKAGES = {"hf": "transformers"}  # prefix of names of models -> package, where they differ
 DIGEST_BYTES = 6  # bytes of SHA-256 per item, so that 60 items with their names fit into one allgather_bytes
 
 
@@ -42,13 +46,20 @@ def compute_short_digest(*parts: str | bytes | Iterable[bytes]) -> str:
     return sha256.hexdigest()[: 2 * DIGEST_BYTES]
 
 
-def compute_code_digests() -> dict[str, str]:
-    """Return digests of fedmpi's source files and of the version of torch, by name."""
-    package = Path(__file__).parents[1]
-    own = [
-        part for path in sorted(package.rglob("*.py")) for part in (str(path.relative_to(package)), path.read_bytes())
-    ]
-    return {"(code of fedmpi)": compute_short_digest(*own), "(torch version)": compute_short_digest(torch.__version__)}
+def compute_code_digests(model: str) -> dict[str, str]:
+    """Return digests of fedmpi's source files and of the versions of torch and of the model's library, by name.
+
+    Args:
+        model: the name of the model, such as timm:resnet18.
+    """
+    folder = Path(__file__).parents[1]
+    own = [part for path in sorted(folder.rglob("*.py")) for part in (str(path.relative_to(folder)), path.read_bytes())]
+    versions = {"torch": str(torch.__version__)}
+    if parts := split_library_name(model, LIBRARIES):
+        package = LIBRARY_PACKAGES.get(parts[0], parts[0])
+        versions[package] = find_installed_version(package) or ""
+    digests = {f"({name} version)": compute_short_digest(version) for name, version in versions.items()}
+    return {"(code of fedmpi)": compute_short_digest(*own), **digests}
 
 
 def compute_data_digests(federated: FederatedData) -> dict[str, str]:

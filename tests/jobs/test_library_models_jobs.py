@@ -10,6 +10,8 @@ from real_job import hashes, succeed
 from safetensors.torch import save_file
 from test_late_errors import mpirun_with_configs
 
+from fedmpi.models.libraries import import_library
+
 PACKAGES = {"hf": "transformers"}
 
 
@@ -35,6 +37,7 @@ def write_texts(folder):
 @pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "configs/models").glob("*.yaml")))
 def test_a_run_has_the_same_bits_in_one_process_and_on_three_ranks(name, tmp_path):
     prefix = name.partition("_")[0]
+    import_library("torchvision", "")  # before other libraries that need it
     pytest.importorskip(PACKAGES.get(prefix, prefix))
     texts = []
     if prefix == "hf":

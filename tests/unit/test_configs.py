@@ -16,6 +16,7 @@ from fedmpi import config
 from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.data.transforms.pipeline import ImagePipeline
 from fedmpi.methods import registry
+from fedmpi.models.libraries import import_library
 from fedmpi.runtime import build_data
 from fedmpi.runtime.validate import validate_settings
 from fedmpi.sweeps import expand
@@ -102,6 +103,7 @@ def test_data(tmp_path, name):
 @pytest.mark.parametrize("name", names("models"))
 def test_model_of_a_library(name):
     """Each config has at most fifteen lines, and is valid if its library is installed."""
+    import_library("torchvision", "")  # before other libraries that need it
     pytest.importorskip({"hf": "transformers"}.get(prefix := name.partition("_")[0], prefix))
     settings = checked(CONFIGS / f"models/{name}.yaml")
     assert settings.model.name.startswith(f"{prefix}:")

@@ -13,10 +13,12 @@ from fedmpi.common.inputs import Inputs
 from fedmpi.common.registry import Selection
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
+from fedmpi.models.libraries import import_library
 from fedmpi.models.net import FeaturesAndHead
 from fedmpi.runtime import build, build_model
 from fedmpi.runtime.record.metadata import resolve_settings
 
+import_library("torchvision", "")  # before transformers, which needs it
 transformers = pytest.importorskip("transformers")
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}

@@ -2,15 +2,18 @@
 
 import hashlib
 import json
+from importlib.metadata import version
 
 import pytest
 import torch
 from helpers import NETS, norm_net, prepare, settings
 from safetensors.torch import save_file
 
+import fedmpi
 from fedmpi.common.errors import UserError
 from fedmpi.models import pretrained
-from fedmpi.runtime.rank_agreement import compute_model_digests
+from fedmpi.models.libraries import import_library
+from fedmpi.runtime.rank_agreement import compute_code_digests, compute_model_digests
 
 HEAD = ["6.weight", "6.bias"]
 
@@ -109,6 +112,28 @@ def test_the_digest_is_the_sha256_of_the_file(state, tmp_path):
     assert before != after
 
 
+def test_a_finished_run_does_not_need_the_file(tmp_path):
+    torch.manual_seed(5)
+    trained = {"head.weight": torch.randn(10, 64), "head.bias": torch.randn(10)}
+    save_file(trained, tmp_path / "w.safetensors")
+    (tmp_path / "run.yaml").write_text(
+        f"name: run\noutput: {tmp_path}\nrounds: 0\nreport: false\n"
+        "data: {source: digits, partition: {scheme: iid, clients: 2}}\n"
+        f"model: {{name: logistic, pretrained: {tmp_path}/w.safetensors}}\nmethod: {{name: fedavg}}\n"
+    )
+    fedmpi.run(tmp_path / "run.yaml")
+    (tmp_path / "w.safetensors").unlink()
+    state = fedmpi.load(tmp_path / "run").state_dict()
+    assert state.keys() == trained.keys()
+    assert all(torch.equal(state[name], x) for name, x in trained.items())
+
+
+def test_the_version_of_the_library_of_a_model_is_compared():
+    assert compute_code_digests("logistic").keys() == {"(code of fedmpi)", "(torch version)"}
+    digests = compute_code_digests("torchvision:resnet18")
+    assert digests["(torchvision version)"] == hashlib.sha256(version("torchvision").encode()).hexdigest()[:12]
+
+
 def wrong_channels(state, folder):
     state["0.weight"] = torch.zeros(6, 3, 3, 3)
     return write_safetensors(state, folder)
@@ -181,6 +206,7 @@ def test_unsuitable_files_are_one_message(write, text, state, tmp_path):
 
 
 def test_a_model_of_timm_gets_the_weights_of_its_own_state_dict(tmp_path):
+    import_library("torchvision", "")  # before timm
     timm = pytest.importorskip("timm")
     torch.manual_seed(5)
     trained = timm.create_model("test_resnet", in_chans=1, num_classes=1000).state_dict()
