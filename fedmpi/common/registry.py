@@ -199,7 +199,7 @@ def load_object(
         suggestion = suggest_name(attribute, [each for each in own if each[0] != "_"]).replace(
             "allowed:", "it defines:"
         )
-        raise UserError(f"{prefix}{kind} '{name}': '{place}' has no '{attribute}'; {suggestion}")
+        raise UserError(f"{prefix}{kind} '{name}': '{place}' does not define '{attribute}'; {suggestion}")
     return getattr(module, attribute)
 
 
@@ -237,7 +237,7 @@ def _import_file(path: Path) -> ModuleType:
 def _describe_import_error(error: BaseException, place: str) -> str:
     """Describe an error as `file.py:12: NameError: ...`, with the innermost line of the user's code if there is one."""
     if isinstance(error, ModuleNotFoundError) and error.name and f"{place}.".startswith(f"{error.name}."):
-        return f"no module named '{error.name}'; install it, or add its folder to PYTHONPATH"
+        return f"no module named '{error.name}'; install it, or add the folder that contains it to PYTHONPATH"
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]

@@ -7,6 +7,7 @@ import ast
 import inspect
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
@@ -16,7 +17,7 @@ from pydantic import BaseModel
 
 from fedmpi.common.text import pluralize, shorten, shorten_repr
 
-_PLAIN = {int: "whole number", float: "number", str: "text", Path: "path", NoneType: "null"}
+_PLAIN = {int: "whole number", float: "number", str: "string", Path: "path", NoneType: "null"}
 _PLAIN |= {Any: "any", dict: "mapping", list: "list", tuple: "list"}
 _SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 _LENGTHS = ("min_length", "max_length")
@@ -32,8 +33,18 @@ def format_not_allowed(value: Any, hint: Any, metadata: Sequence[Any] = ()) -> s
     if isinstance(value, float) and not math.isfinite(value):
         alternatives = [f"finite {each}" if each.startswith("number") else each for each in alternatives]
     if value == "":
-        alternatives = ["non-empty text" if each == "text" else each for each in alternatives]
-    nouns = ("whole number", "number", "finite number", "list", "non-empty list", "path", "mapping")
+        alternatives = ["non-empty string" if each == "string" else each for each in alternatives]
+    nouns = (
+        "whole number",
+        "number",
+        "finite number",
+        "string",
+        "non-empty string",
+        "list",
+        "non-empty list",
+        "path",
+        "mapping",
+    )
     allowed = [f"a {each}" if each.startswith(nouns) else each for each in alternatives]
     return f"{shorten_value(value)} is not allowed; must be {join_alternatives(allowed)}"
 
@@ -83,7 +94,7 @@ def _list_alternatives(hint: Any, metadata: Sequence[Any] = ()) -> list[str]:
     if inspect.isclass(hint) and issubclass(hint, BaseModel):
         return ["mapping (`key: value` lines)"]
     description = _PLAIN.get(origin or hint) or str(getattr(hint, "__name__", hint))
-    if description == "text":  # nearly all texts must not be empty, so this bound is not mentioned
+    if description == "string":  # nearly all strings must not be empty, so this bound is not mentioned
         return [description + (f" of at most {pluralize(most, 'character')}" if most else "")]
     if limits.keys() == {"ge", "le"}:
         return [f"{description} from {limits['ge']:,} to {limits['le']:,}"]
@@ -103,7 +114,7 @@ def _describe_list(items: Sequence[Any], repeated: bool, least: int | None, most
     if len(kinds) != 1 and not repeated:
         return f"list ({', '.join(kinds)})"
     single = kinds[0] if kinds else "any"
-    plural = single.replace("number", "numbers", 1) if single.startswith(("whole number", "number")) else single
+    plural = re.sub("^(whole number|number|string|path|mapping)", r"\1s", single)
     if least is not None and least == most:
         return f"list of exactly {least} {plural}"
     size = f" (at most {pluralize(most, 'item')})" if most else ""

@@ -66,6 +66,11 @@ def _check_directory_name(name: str) -> str:
 def _check_name_with_options(item: Any) -> Any:
     """Return the item unchanged if it is a name or {name: options}; otherwise raise ValueError."""
     name = item if isinstance(item, str) else next(iter(item)) if isinstance(item, dict) and len(item) == 1 else ""
+    if isinstance(item, dict) and len(item) > 1:
+        raise ValueError(
+            f"{shorten_value(item)} has {len(item)} keys; must be a name or a mapping with a single key, "
+            "{name: options}; write each of the keys as an item of its own"
+        )
     if not name:
         raise ValueError(f"{shorten_value(item)} is not allowed; must be a name or {{name: options}}")
     _check_plain_text(name)

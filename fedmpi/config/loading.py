@@ -115,7 +115,7 @@ def read_with_bases(
         if len(circle) == 2:
             raise UserError(f"{absolute_path} includes itself; remove this base entry")
         raise UserError(f"circular include: {' -> '.join(circle)}; remove one of these base entries")
-    own = read_yaml_file(path)
+    own = read_yaml_file(path, included_by=including_files[-1] if including_files else "")
     own.old_names = renamed.find_old_names(own.data, own.origins)
     bases, origin = own.data.pop("base", []), own.origins.pop("base", "")
     own.data = _transform_texts(own.data, lambda text: renamed_plugins.get(text, text)) if renamed_plugins else own.data
@@ -338,7 +338,7 @@ def _describe_error(key: KeyPath, errors: list[Any], data: dict[str, Any], root:
     if name and isinstance(value, str):
         meant = f"; did you mean {dotted}.{name}={value}?"
     elif (kind := section_class(key, root)) is not None and issubclass(kind, ShortFormSection):
-        text += f", or a text, which sets {dotted}.{kind.short_key}"
+        text += f", or a string, which sets {dotted}.{kind.short_key}"
     elif isinstance(value, list) and "list" not in text:
         meant = (
             f"; to train a run with each of them, write grid: {{{dotted}: {shorten_value(value)}}} and use fedmpi sweep"

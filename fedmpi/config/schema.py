@@ -169,7 +169,8 @@ class Settings(Section):
         if self.train.warmup_rounds >= self.rounds > 0:
             raise ValueError(
                 f"train.warmup_rounds: {self.train.warmup_rounds} is not allowed; must be less than rounds "
-                f"({self.rounds}), otherwise train.lr is never reached; lower train.warmup_rounds, or raise rounds"
+                f"({self.rounds}), because otherwise train.lr is never reached; lower train.warmup_rounds, or "
+                "raise rounds"
             )
         if self.evaluate.best.metric is not None and not self.data.validation:
             raise ValueError(

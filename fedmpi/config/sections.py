@@ -217,12 +217,13 @@ class TrainSettings(ExclusiveKeysSection):
     def _check(self) -> TrainSettings:
         if self.nesterov and not self.momentum:
             raise ValueError(
-                "nesterov: true needs train.momentum > 0, but it is 0; set train.momentum, or train.nesterov: false"
+                "nesterov: true needs train.momentum > 0, but train.momentum is 0; set train.momentum, or "
+                "train.nesterov: false"
             )
         if self.persist_optimizer and self.optim == "sgd" and not self.momentum:
             raise ValueError(
-                "persist_optimizer: true has no effect, because train.optim: sgd with train.momentum: 0 has no state; "
-                "remove train.persist_optimizer"
+                "persist_optimizer: true has no effect, because sgd without momentum (train.momentum: 0) keeps no "
+                "state; remove train.persist_optimizer"
             )
         return self
 

@@ -50,18 +50,21 @@ class ConfigLayer:
     old_names: list[str] = field(default_factory=list)
 
 
-def read_yaml_file(path: Path, needs: str = "a config needs at least data, model and method") -> ConfigLayer:
+def read_yaml_file(
+    path: Path, needs: str = "a config needs at least data, model and method", included_by: str = ""
+) -> ConfigLayer:
     """Read a YAML file that contains a mapping. Duplicate and invalid keys are added to `problems` of the result.
 
     Args:
         path: The file.
         needs: What the file must contain, for the message if the file is empty.
+        included_by: The config that names the file under `base`, or an empty string.
 
     Raises:
         UserError: The file cannot be read, is not valid YAML, is empty, or does not contain a mapping.
     """
     document = ConfigLayer()
-    value = parse_value(read_config_text(path), str(path), "", document, has_lines=True)
+    value = parse_value(read_config_text(path, included_by), str(path), "", document, has_lines=True)
     if value is None:
         raise UserError(f"{path} is empty; {needs}")
     if not isinstance(value, dict):
@@ -70,7 +73,7 @@ def read_yaml_file(path: Path, needs: str = "a config needs at least data, model
     return document
 
 
-def read_config_text(path: Path) -> str:
+def read_config_text(path: Path, included_by: str = "") -> str:
     """Return the text of a config file.
 
     Raises:
@@ -79,7 +82,8 @@ def read_config_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except (FileNotFoundError, NotADirectoryError) as error:
-        close = difflib.get_close_matches(path.name, [other.name for other in path.parent.glob("*.y*ml")], n=1)
+        others = [each.name for each in path.parent.glob("*.y*ml") if os.path.abspath(each) != included_by]
+        close = difflib.get_close_matches(path.name, others, n=1)
         meant = f"; did you mean {path.parent / close[0]}?" if close else ""
         raise UserError(f"{path}: there is no such config file{meant}") from error
     except UnicodeDecodeError as error:
@@ -230,8 +234,7 @@ class _NodeChecker:
                 self.document.problems.append(f"{where}: {dotted}: duplicate key; it is already set in {lines[text]}")
                 node.value.remove(pair)
             elif key.tag not in (_TAG + "str", _TAG + "int") or find_control_character(text) or REFERENCE_START in text:
-                shown = shorten_repr(text) if isinstance(key, yaml.ScalarNode) else "here"
-                self.document.problems.append(f"{where}: the key {shown} is not plain text; put it in quotes")
+                self.document.problems.append(f"{where}: {_describe_invalid_key(key)}")
                 node.value.remove(pair)
             else:
                 key.tag = _TAG + "str"
@@ -256,6 +259,19 @@ class _NodeChecker:
             raise UserError(
                 f"{where}: {shorten_repr(text)} contains {find_control_character(text)}; remove this character{escape}"
             )
+
+
+def _describe_invalid_key(key: yaml.Node) -> str:
+    """Return why a node cannot be a key of a config, and the remedy."""
+    if not isinstance(key, yaml.ScalarNode):
+        return "a key must be a string, not a list or a mapping; if it begins with a bracket, put it in quotes"
+    shown = shorten_repr(key.value)
+    if character := find_control_character(key.value):
+        return f"the key {shown} contains {character}; remove this character"
+    if REFERENCE_START in key.value:
+        return f"the key {shown} contains {REFERENCE_START}...}}; only values can refer to environment variables"
+    kind = {"bool": "a boolean", "null": "null", "float": "a number"}.get(key.tag.removeprefix(_TAG), "another type")
+    return f"YAML reads the key {shown.strip(shown[0])} as {kind}, not as a string; put it in quotes: {shown}"
 
 
 def _expand_variable(reference: re.Match[str], where: str) -> str:

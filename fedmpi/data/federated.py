@@ -409,8 +409,8 @@ def _add_transforms(x: Tensor | LazyImages, transforms: Sequence[Transform]) -> 
     if trained != tested:
         sizes = [" x ".join(map(str, shape[1:])) for shape in (trained, tested)]
         raise UserError(
-            f"data.augment: images have {sizes[0]} pixels in training, but {sizes[1]} in evaluations, where random "
-            f"transforms are not applied; add center_crop: {min(trained[1:])} at the end, after resize if images are "
-            "smaller"
+            f"data.augment: images are {sizes[0]} pixels in training, but {sizes[1]} in evaluation, where random "
+            f"transforms are not applied; append center_crop: {min(trained[1:])} (and a resize before it if some "
+            "images are smaller than that)"
         )
     return LazyImages(stored, pipeline)

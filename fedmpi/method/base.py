@@ -25,7 +25,7 @@ from fedmpi.method.slots import SHARED, SharedParts, Slots
 # Requirements that a method may have of an experiment (`needs`). They are checked before training.
 
 PLAIN_SGD = "plain SGD"  # SGD_STEPS without momentum
-SGD_STEPS = "SGD (train.optim: sgd) without train.clip_norm and train.persist_optimizer"
+SGD_STEPS = "SGD (train.optim: sgd) with neither train.clip_norm nor train.persist_optimizer"
 FEATURES = "a model with features and a last linear layer"
 LAST_LAYER = "a model with a last linear layer"  # if the method does not read the inputs of that layer
 CLASSES = "a classification task"

@@ -191,8 +191,8 @@ def check_streaming_and_leakage(settings: Settings, dataset: Dataset, whose: str
     x = dataset.train_x
     if settings.data.stream is True and not (isinstance(x, LazyImages) and isinstance(x.stored, Stream)):
         raise UserError(
-            f"data.stream: true is not possible, because source {settings.data.source} loads the whole data set into "
-            "memory; only image files, and uint8 images in HDF5 files, can be streamed; remove data.stream"
+            f"data.stream: true is not possible, because the data source {settings.data.source} loads the whole data "
+            "set into memory; only image files, and uint8 images in HDF5 files, can be streamed; remove data.stream"
         )
     warn_about_label_leaks(dataset, whose)
 

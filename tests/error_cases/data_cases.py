@@ -129,7 +129,7 @@ def _patients(last):
 
 
 AT = r"processed\.va\.data, line 21: "
-NEEDED = r".*must be 13 numbers with at most .* or \?, and a diagnosis 0\.\.4"
+NEEDED = r".*must have 13 values, each a number of at most .* or \? .*, and then a diagnosis from 0 to 4"
 HEART = {
     "csv: inf": (*_patients(PATIENT.replace("120", "inf").format(1)), AT + NEEDED),
 }

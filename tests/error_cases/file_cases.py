@@ -22,7 +22,7 @@ FILES = {
     ),
     "duplicate key": ("rounds: 2\n", None, r"run\.yaml:11: rounds: duplicate key; it is already set in .*run\.yaml:1"),
     "tag": ("seed: !!python/name:os.system\n", None, r"the YAML tag !!python/name:os\.system is not allowed"),
-    "odd key": ("yes: 1\n", None, r"the key 'yes' is not plain text; put it in quotes"),
+    "odd key": ("yes: 1\n", None, r"YAML reads the key yes as a boolean, not as a string; put it in quotes: 'yes'"),
     "half a pair": ('name: "\\ud800"\n', None, r"contains the control character"),
     "dots in a file": ("train.epochs: 3\n", None, "in a config file, write train: {epochs: ...}"),
     "base is a text": ("base: a.yaml\n", None, r"base: 'a\.yaml' is not allowed; must be a list of file names"),

@@ -52,7 +52,7 @@ SHEETS = {
     ),
     "sheet: a gap": (
         *sheet(old="74", new=""),
-        AT + r"column 'age' is empty; fill it in, or set data\.missing to impute",
+        AT + r"the cell in column 'age' is empty; fill it in, or set data\.missing to impute",
     ),
     "sheet: inf": (*sheet(old="74", new="inf"), AT + r"column 'age' contains inf; values must be finite"),
     "sheet: one label": (
@@ -152,7 +152,7 @@ TEXTS = {
     "text: silos without an alphabet": (
         "source: text, silos: [a.txt], share_ranks: true",
         _put("a.txt", LONG),
-        r"data\.alphabet must be set with data\.silos",
+        r"data\.silos requires data\.alphabet",
     ),
     "shakespeare: no role": (
         "source: shakespeare",

@@ -122,11 +122,12 @@ def _read_hospital(root: Path, name: str) -> np.ndarray:
     for number, cells in iter_csv_rows(path, remedy="download the file again"):
         row = ["nan" if cell.strip() == "?" else cell.strip() for cell in cells]
         is_complete = len(row) == len(FEATURES) + 1 and row[-1] in ("0", "1", "2", "3", "4")
-        if not is_complete or not all(cell == "nan" or NUMBER.fullmatch(cell) for cell in row):
-            needed = f"{len(FEATURES)} numbers with at most 6 digits, or ?, and a diagnosis 0..4"
-            content = shorten_repr(",".join(cells))
+        wrong = next((cell for cell in row if cell != "nan" and not NUMBER.fullmatch(cell)), None)
+        if not is_complete or wrong is not None:
+            content = shorten_repr(",".join(cells) if wrong is None else wrong)
             raise UserError(
-                f"{path}, line {number}: {content} is not allowed; must be {needed}; download the file again"
+                f"{path}, line {number}: {content} is not allowed; a row must have {len(FEATURES)} values, each a "
+                "number of at most 6 digits or ? (missing), and then a diagnosis from 0 to 4; download the file again"
             )
         rows.append(list(map(float, row)))
     if not rows:

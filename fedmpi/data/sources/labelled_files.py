@@ -140,7 +140,9 @@ def read_csv_rows(path: Path, columns: Mapping[str, str], delimiter: str = ",") 
         values = {key: column[k] for key, column in cells.items()}
         gap = next((columns[key] for key, value in values.items() if not value), None)
         if gap is not None:
-            raise UserError(f"{table.row_location(k)}: column {gap!r} is empty; fill in a value, or remove the row")
+            raise UserError(
+                f"{table.row_location(k)}: the cell in column {gap!r} is empty; fill in a value, or remove the row"
+            )
         yield table.row_location(k), values
 
 
@@ -161,7 +163,9 @@ def list_files_in_table(
         silo: the name of the silo; None if there are no silos.
     """
     if silo is not None and not columns["site_column"]:
-        raise UserError(f"{source}: data.site_column must be set with data.silos: the column with the site of each row")
+        raise UserError(
+            f"{source}: data.silos requires data.site_column; set it to the column with the site of each row"
+        )
     table_file = find_file(root, (path,), source, "correct data.root or data.path")
     (file_key, _), *_ = columns.items()
     samples: dict[Path, LabelledFile] = {}

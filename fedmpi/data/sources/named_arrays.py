@@ -206,7 +206,7 @@ def _convert_part(arrays: Mapping[str, Any], prefix: str, file: Path, options: A
             remedy = "; encode the labels as 0, 1, 2, ..." if kind == "text" and name == "y" else ""
             raise UserError(
                 f"{file}: {prefix}{name} contains {kind} (dtype {array.dtype}, shape {array.shape}); must contain "
-                f"numbers, one row for each sample{remedy}"
+                f"numbers, one entry per sample{remedy}"
             )
     rows = {f"{prefix}{name}": len(array) for name, array in arrays.items()}
     if len(set(rows.values())) > 1 or 0 in rows.values():

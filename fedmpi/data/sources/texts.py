@@ -73,8 +73,8 @@ def text(
     if site is not None:
         if alphabet is None:
             raise UserError(
-                "text: data.alphabet must be set with data.silos, because a site does not know the characters of the "
-                "others"
+                "text: data.silos requires data.alphabet, because no site knows which characters occur in the texts of "
+                "the other sites; set data.alphabet"
             )
         return dataset_from_texts(
             {site: AuthorText(read_utf8(file), str(file))}, context, test_fraction, alphabet=alphabet
@@ -146,7 +146,8 @@ def read_texts(path: Path, author_column: str, text_column: str, delimiter: str)
     for row, (author, piece) in enumerate(zip(authors, decode_cells(cells), strict=True)):
         if not author:
             raise UserError(
-                f"{table.row_location(row)}: column {author_column!r} is empty; enter the author, or remove the row"
+                f"{table.row_location(row)}: the cell in column {author_column!r} is empty; enter the author, or "
+                "remove the row"
             )
         pieces.setdefault(author, []).append(piece.replace("\r\n", "\n").replace("\r", "\n"))
         locations.setdefault(author, table.row_location(row))

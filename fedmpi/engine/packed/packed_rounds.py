@@ -48,7 +48,8 @@ def unsupported_reason(
         "the model draws random numbers (dropout)": any(dropout),
         config.not_plain_sgd_reason(): bool(config.not_plain_sgd_reason()),
         "train.nesterov is true": config.nesterov,
-        f"train.steps is {config.steps}": config.steps is not None,  # a round may end within a pass over the data
+        f"train.steps is set ({config.steps}) instead of train.epochs": config.steps
+        is not None,  # may end within a pass
         "compute.precision is bf16": bf16,
         "compute.compile is true": compiled,
     }

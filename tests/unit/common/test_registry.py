@@ -43,9 +43,12 @@ def test_names_of_one_file_share_its_module_and_edits_are_loaded(tmp_path):
         ("rot", "unknown function 'rot'; did you mean 'root'? allowed: power, root;"),
         ("zzzzzz", "unknown function 'zzzzzz'; allowed"),
         ("FOLDER/none.py:f", "file not found: FOLDER/none.py"),
-        ("FOLDER/mine.py:cub", "has no 'cub'; did you mean 'cube'? it defines: Quad, cube"),
-        ("nosuchpackage.sub:f", "no module named 'nosuchpackage'; install it, or add its folder to PYTHONPATH"),
-        ("math:sqroot", "'math' has no 'sqroot'"),
+        ("FOLDER/mine.py:cub", "does not define 'cub'; did you mean 'cube'? it defines: Quad, cube"),
+        (
+            "nosuchpackage.sub:f",
+            "no module named 'nosuchpackage'; install it, or add the folder that contains it to PYTHONPATH",
+        ),
+        ("math:sqroot", "'math' does not define 'sqroot'"),
     ],
 )
 def test_an_unknown_name_is_an_error(tmp_path, name, text):

@@ -128,7 +128,7 @@ EDITS = [
         "{path}:7: cohort.fractoin: unknown key; did you mean 'fraction'? allowed: fraction, placement, sampling",
     ),
     ("rounds: many", "{path}:7: rounds: 'many' is not allowed; must be a whole number"),
-    ("name: no", "{path}:7: name: false is not allowed; must be text"),
+    ("name: no", "{path}:7: name: false is not allowed; must be a string"),
     (
         "  batch_size: ful",
         "{path}:7: train.batch_size: 'ful' is not allowed; must be a whole number from 1 to 1,000,",
@@ -143,9 +143,9 @@ EDITS = [
     ),
     (
         "evaluate: {protocol: []}",
-        "{path}:7: evaluate.protocol: [] is not allowed; must be a non-empty list of text",
+        "{path}:7: evaluate.protocol: [] is not allowed; must be a non-empty list of strings",
     ),
-    ("no: 3", "{path}:7: the key 'no' is not plain text; put it in quotes"),
+    ("no: 3", "{path}:7: YAML reads the key no as a boolean, not as a string; put it in quotes: 'no'"),
     ("seed: !!python/name:os.system", "{path}:7: seed: the YAML tag !!python/name:os.system is not allowed"),
     ("seed: [1, 2", "{path}:8:1: not valid YAML: a bracket [ or {{ is not closed"),
     ("\tseed: 1", "{path}:7:1: not valid YAML: a line is indented with a tab"),
@@ -217,7 +217,7 @@ def test_a_plugin_is_searched_next_to_its_config_then_in_the_working_directory(t
         ("name=a${env:TEXT", "name: 'a${env:TEXT' is not allowed; write ${env:NAME}"),
         ("name=${env:CIRCLE}", "name: '${env:TEXT}' is not allowed; write ${env:NAME}"),
         ("name='${env:CONTROL}'", "contains the control character"),
-        ("train={'${env:TEXT}': 3}", "the key '${env:TEXT}' is not plain text"),
+        ("train={'${env:TEXT}': 3}", "the key '${env:TEXT}' contains ${env:"),
     ],
 )
 def test_an_invalid_environment_reference_is_one_mistake(tmp_path, monkeypatch, override, expected):

@@ -71,7 +71,7 @@ def test_stream_true_is_refused_for_sources_that_read_into_memory(tmp_path):
     data = {"source": "npz", "path": "a.npz", "root": tmp_path, "stream": True}
     data["partition"] = {"scheme": "iid", "clients": 2}
     config = Settings.model_validate({"data": data, "model": {"name": "mlp"}, "method": {"name": "fedavg"}})
-    message = r"data\.stream: true is not .*, because source npz loads .* into memory; .*HDF5"
+    message = r"data\.stream: true is not .*, because the data source npz loads .* into memory; .*HDF5"
     with pytest.raises(UserError, match=message):
         build_data.build_partitioned_data(config)
 

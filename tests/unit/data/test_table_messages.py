@@ -54,7 +54,7 @@ REFUSED = [  # columns, options, message
         r"data\.features lists it twice, or it is also in .* data\.label_column",
     ),
     ({"sex": ["m", "w"]}, {"features": ["sexx"], "categorical": ["sex"]}, r"no column 'sexx' .*mean 'sex'"),
-    ({"x": [1, -9]}, {"missing_values": [-9]}, r"line 3: column 'x' is empty"),
+    ({"x": [1, -9]}, {"missing_values": [-9]}, r"line 3: the cell in column 'x' is empty"),
     ({"x": [1, 2]}, {"missing_values": {"xx": [-9]}}, r"no column 'xx' \(data\.missing_values\)"),
     # ---- events and times
     ({"event": ["alive", "ja"], "days": [1, 2]}, EVENTS, r"line 2: .*'alive', which is not a number"),

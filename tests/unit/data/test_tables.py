@@ -199,7 +199,7 @@ def test_parquet_and_csv_give_the_same_data(root):
     for name in ("train_x", "train_y", "test_x", "test_y", "site"):
         assert torch.equal(getattr(data, name), getattr(same, name))
     assert data.input_and_class_names[-2:] == ("0", "1")
-    with pytest.raises(UserError, match=r"a\.parquet, row 2: column 'age' is empty"):
+    with pytest.raises(UserError, match=r"a\.parquet, row 2: the cell in column 'age' is empty"):
         read(missing="refuse")
     more = {"day": [date(2024, 1, 1)] * 8, "dose": [Decimal("0.50")] * 4 + [Decimal("1.25")] * 4}
     with pytest.raises(UserError, match=r"column 'day' contains '2024-01-01'.*data\.drop"):

@@ -296,7 +296,9 @@ def test_missing_cells(root, tokenizer):
     for name in ("label", "site"):
         columns = {"text": TEXTS, "label": LABELS, "site": SITES, "part": PARTS}
         write(root / "a.csv", **columns | {name: ["x", "", "x", "y", "y", "x"]})
-        with pytest.raises(UserError, match=rf"a\.csv, line 3: column '{name}' is empty; fill it in, or drop the row"):
+        with pytest.raises(
+            UserError, match=rf"a\.csv, line 3: the cell in column '{name}' is empty; fill it in, or drop the row"
+        ):
             read(root, tokenizer, label_column="label", site_column="site")
 
 

@@ -126,7 +126,7 @@ def test_loggers_receive_each_round_and_do_not_change_the_run(make_settings, tmp
         ("loggers=tensorboard", "loggers: 'tensorboard' is not allowed; must be a list of"),
         ("callbacks=[3]", r"callbacks\.0: 3 is not allowed; must be a name or {name: options}"),
         ("callbacks=[none.py:A]", r"none\.py:A.*: file not found: .*none\.py"),
-        ("callbacks=[mine.py:Nothing]", "mine.py' has no 'Nothing'"),
+        ("callbacks=[mine.py:Nothing]", "mine.py' does not define 'Nothing'"),
         ("callbacks=[mine.py:Mute]", "Mute has none of the functions begin, round, end; define at least one of them"),
         ("callbacks=[mine.py:Late]", "Late cannot be created: OSError: no such place"),
         ("callbacks=[mine.py:Watch]", r"callbacks\.0\..*mine\.py:Watch\.to: missing"),

@@ -210,7 +210,7 @@ def test_a_site_can_be_named_if_the_file_has_no_site_column(study, tmp_path):
     ("change", "message"),
     [
         ({"age": None}, r"has no column 'age', with which the model was trained"),
-        ({"age": ""}, r"line 2: column 'age' is empty; fill in a value, because data.missing: refuse"),
+        ({"age": ""}, r"line 2: the cell in column 'age' is empty; fill in a value, because data.missing: refuse"),
         ({"age": "old"}, r"line 2: column 'age' contains 'old', which is not a number"),
         ({"site": "west"}, r"line 2: column 'site' contains 'west', not a site of this run; sites: north, south"),
         ({"colour": "pink"}, r"line 2: column 'colour' contains 'pink', which is not in data.categorical.colour"),

@@ -228,7 +228,8 @@ def _check_class_names_option(source: str, names: Sequence[str] | None, site: st
     """Raise UserError if data.class_names contains a name twice, or is not set in silo mode."""
     if names is None and site is not None:
         raise UserError(
-            f"{source}: data.class_names must be set with data.silos, because a single site may not have all classes"
+            f"{source}: data.silos requires data.class_names, because a single site may not have all classes; set "
+            "data.class_names"
         )
     duplicate = next((name for k, name in enumerate(names or ()) if name in (names or ())[:k]), None)
     if duplicate is not None:

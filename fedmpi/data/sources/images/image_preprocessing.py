@@ -119,7 +119,7 @@ class ImagePreparation(Preparation):
         for row, name in zip(rows, map(str.strip, map(str, names)), strict=True):
             if not name:
                 raise UserError(
-                    f"{row}: column {self.image_column!r} is empty; enter the image file, or remove the row"
+                    f"{row}: the cell in column {self.image_column!r} is empty; enter the image file, or remove the row"
                 )
             candidates = [folder / self.folder / name.replace("\\", "/"), folder / name.replace("\\", "/")]
             file = next((path for path in candidates if path.exists()), None)

@@ -161,7 +161,7 @@ def check_no_missing_cells(rows: Table, names: Iterable[str]) -> None:
     for name in names:
         gaps = rows.is_missing(name, "")
         if gaps.any():
-            where = f"{rows.row_location(int(gaps.argmax()))}: column {name!r} is empty"
+            where = f"{rows.row_location(int(gaps.argmax()))}: the cell in column {name!r} is empty"
             raise UserError(f"{where}; fill it in, or drop the row")
 
 

@@ -174,7 +174,7 @@ class TablePreparation(Preparation):
             return rows
         first = int(gap.argmax())
         column = next(name for name, cells in gaps.items() if cells[first])
-        where = f"{rows.row_location(first)}: column {column!r} is empty"
+        where = f"{rows.row_location(first)}: the cell in column {column!r} is empty"
         if self.missing == "refuse" or gap.all():
             raise UserError(
                 f"{where}; fill in a value, because data.missing: {self.missing} replaces no missing values"

@@ -238,7 +238,7 @@ def _drop_incomplete_rows(rows: Table, keys: Mapping[str, str], missing: str) ->
             remedy = f"fill it in, or set data.missing to {'impute or drop' if key == 'features' else 'drop'}"
             if key == "label_column":
                 remedy += ", or set task.ignore: nan, so that losses and metrics ignore missing labels"
-            raise UserError(f"{rows.row_location(row)}: column {name!r} is empty; {remedy}")
+            raise UserError(f"{rows.row_location(row)}: the cell in column {name!r} is empty; {remedy}")
     incomplete = np.any(list(gaps.values()), axis=0)
     if missing != "drop" or not incomplete.any():
         return rows
