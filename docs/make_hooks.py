@@ -74,13 +74,14 @@ AROUND = """If a client was not in the cohort of round t, its `client.state` in 
 last round in which the client took part. With `rounds: 0`, hooks of the evaluation see round t = 0 and the initial
 state.
 
-Autograd is enabled in every hook, also on the server. Arguments do not require a gradient. If the server trains a
-tensor x of its state, `aggregate` uses `x = server.state.x.clone().requires_grad_()` and `torch.autograd.grad`. The
-engine detaches the results of hooks. `client.reference_forward`, `client.mean_loss`, `client.forward_batches` and the
-function that `predict` returns compute no gradient. In `loss` and `regularizer`, client.w is a leaf that requires a
-gradient, so terms that depend on the weights contribute to the step.
+Autograd is enabled in every hook, including those on the server. The arguments of a hook do not require gradients. To
+train a tensor x of the server state, write `x = server.state.x.clone().requires_grad_()` in `aggregate`, and compute
+its gradient with `torch.autograd.grad`. The engine detaches whatever a hook returns. `client.reference_forward`,
+`client.mean_loss`, `client.forward_batches` and the function returned by `predict` run without gradient tracking. In
+`loss` and `regularizer`, client.w is a leaf that requires gradients, so terms that depend on the weights contribute to
+the gradient.
 
-With `compute.clients_per_pass`, the engine may call hooks of clients under `torch.vmap` for several clients at once
+If `compute.clients_per_pass` is set, the engine may call client hooks under `torch.vmap` for several clients at once
 ([packing.md](packing.md))."""
 ORDER = {
     "Once": ("prepare_model", "shared_parts"),

@@ -85,9 +85,12 @@ class DataSettings(OpenSection):
     @model_validator(mode="after")
     def _check(self) -> DataSettings:
         if (self.partition is None) == (self.silos is None):
-            problem = "neither is set" if self.partition is None else "both are set; set one of them to null"
+            problem = (
+                "neither partition nor silos is set" if self.partition is None else "partition and silos are both set"
+            )
             raise ValueError(
-                f"exactly one of partition: {{scheme, clients}} and silos: [names] must be set, but {problem}"
+                f"{problem}; set exactly one of partition: {{scheme: ..., clients: ...}} and silos: [...], and "
+                "the other one to null"
             )
         if self.silos and self.client_test != "auto":
             raise ValueError(
@@ -307,7 +310,7 @@ class ServerSettings(Section):
         if self.nesterov and (self.optim != "momentum" or not self.momentum):
             wrong = f"server.optim is {self.optim}" if self.optim != "momentum" else "server.momentum is 0"
             raise ValueError(
-                f"nesterov: true needs server.optim: momentum and server.momentum > 0, but {wrong}; change it, or set "
+                f"nesterov: true needs server.optim: momentum and server.momentum > 0, but {wrong}; set these, or "
                 "server.nesterov: false"
             )
         return self

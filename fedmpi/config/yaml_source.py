@@ -207,7 +207,7 @@ class _NodeChecker:
             )
         if node.tag not in _TYPES:
             tag = node.tag.replace(_TAG, "!!")
-            raise UserError(f"{locate_key(where, path)}: the YAML tag {tag} is not allowed; write plain values")
+            raise UserError(f"{locate_key(where, path)}: the YAML tag {tag} is not allowed; remove the tag")
         if isinstance(node, yaml.SequenceNode):
             for index, item in enumerate(node.value):
                 self.visit(item, f"{path}.{index}")

@@ -192,8 +192,8 @@ class Method:
     def initial_weights(self, client: Client) -> Tensor:
         """Return the weights (d,) from which local training starts.
 
-        Called before a client trains, when client.w equals client.received, but not in evaluations. Training starts
-        with the received buffers.
+        Called before a client trains, but not before an evaluation; client.w then equals client.received. The hook
+        changes only the weights: training always starts with the received buffers.
         """
         return client.received
 
@@ -255,9 +255,9 @@ class Method:
     def predict(self, client: Client) -> Callable[[Tensor], Tensor] | None:
         """Return a function that replaces the forward pass of the client's model in evaluations, or None.
 
-        Called after `finetune`, when client.w holds the evaluated weights. Override this hook if predictions depend on
-        more than the model, for example on the neighbours of a sample (kNN-Per). The protocols that evaluate the global
-        model (global, sites) do not call it.
+        Called after `finetune`, when client.w holds the weights to be evaluated. Override this hook if predictions
+        depend on more than the model, for example on the neighbours of a sample (kNN-Per). The protocols that evaluate
+        the global model (global, sites) do not call it.
 
         Returns:
             A function from samples x (B, ...) to outputs (B, c), which is called for each batch in evaluation and

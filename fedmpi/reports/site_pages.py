@@ -115,7 +115,7 @@ def read_model_card_statements(path: Path) -> dict[str, str]:
     statements = yaml_source.read_yaml_file(path, "write lines `Intended use: text`").data
     for heading, text in statements.items():
         if not isinstance(text, (str, int, float)) or isinstance(text, bool) or not str(text).strip():
-            raise UserError(f"--statements: {path}: {heading}: {text!r} is not allowed; must be a text")
+            raise UserError(f"--statements: {path}: {heading}: {text!r} is not allowed; must be a string")
     return {str(heading): str(text).strip() for heading, text in statements.items()}
 
 

@@ -208,7 +208,7 @@ def make_selection_criterion(settings: Settings, task: Any, data: FederatedData)
     if best.metric not in names:
         raise UserError(
             f"{locate_key(settings.origin('evaluate.best.metric'), 'evaluate.best.metric')}: task "
-            f"{settings.task.name} has no {best.metric!r}; {suggest_name(best.metric, names)}"
+            f"{settings.task.name} has no metric {best.metric!r}; {suggest_name(best.metric, names)}"
         )
     if not data.validation_sizes.any():
         raise UserError(

@@ -147,7 +147,7 @@ TEXTS = {
     "text: not in the alphabet": (
         PLAYS + ', alphabet: "tobern "',
         _folder(ann=LONG, bob=LONG + "!"),
-        r"bob\.txt: author 'bob' contains '!', which is not in data\.alphabet",
+        r"bob\.txt: the text of author 'bob' contains '!', which is not in data\.alphabet",
     ),
     "text: silos without an alphabet": (
         "source: text, silos: [a.txt], share_ranks: true",

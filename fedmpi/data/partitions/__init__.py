@@ -15,4 +15,4 @@ registry: dict[str, str] = {
     "site": "fedmpi.data.partitions.site_and_file:partition_by_site",
     "file": "fedmpi.data.partitions.site_and_file:partition_from_file",
 }
-KIND = PluginKind("partition", registry, "data.partition", ("labels", "clients", "rng"))
+KIND = PluginKind("partition scheme", registry, "data.partition", ("labels", "clients", "rng"))

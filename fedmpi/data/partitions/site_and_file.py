@@ -30,8 +30,8 @@ def partition_by_site(
         )
     if not only and not np.array_equal(present, chosen):
         raise UserError(
-            f"data.partition: scheme site needs one client for each of the sites 0, 1, ..., but clients={clients}, and "
-            f"the training samples belong to sites {present.tolist()}; number the sites without gaps, and "
+            f"data.partition: scheme site needs one client for each of the sites 0, 1, ..., but clients is {clients}, "
+            f"and the training samples belong to sites {present.tolist()}; number the sites without gaps, and "
             f"{LEAVE_OUT_CLIENTS}"
         )
     client = np.full(max(present[-1], chosen.max()) + 1, -1)

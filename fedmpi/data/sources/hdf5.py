@@ -134,7 +134,7 @@ def open_hdf5(path: Path) -> Any:
     try:
         return h5py.File(path, "r", locking=False)
     except OSError as error:
-        raise UserError(f"{path} cannot be opened as HDF5: {error}; write it again with h5py") from error
+        raise UserError(f"{path} cannot be opened as HDF5: {error}; save it again with h5py") from error
 
 
 def _find_arrays(path: Path, names: Mapping[str, str | None], part: str = "") -> tuple[ClientArrays, list[str]]:

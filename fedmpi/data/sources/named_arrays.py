@@ -86,7 +86,7 @@ def npz(
         remedy = (
             "convert them to a numeric dtype, and save them again with numpy.savez"
             if is_object_array
-            else "the file may be damaged: copy it again, or write it again with numpy.savez"
+            else "the file may be damaged: copy it again, or save it again with numpy.savez"
         )
         raise UserError(f"{file} cannot be read as an .npz file of numeric arrays: {problem}; {remedy}") from error
     return dataset_from_arrays(arrays, file, ArrayOptions(axes, pixel_range, mean, std), classes, test_fraction)

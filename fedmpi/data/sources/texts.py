@@ -306,7 +306,7 @@ def dataset_from_texts(
             remedy = "lower data.context, or leave out short texts with data.min_chars"
             raise UserError(f"{location}: {problem}, {needed}; {remedy}")
         if alphabet is not None:
-            check_characters(characters, alphabet, f"{location}: author {name!r}")
+            check_characters(characters, alphabet, f"{location}: the text of author {name!r}")
     symbols = tuple(alphabet or make_alphabet({*"".join(train.values())}, {*"".join(test.values())}))
     rows, test_rows = ([cut_windows(part, symbols, context) for part in parts.values()] for parts in (train, test))
     x, test_x = torch.cat(rows), torch.cat(test_rows)

@@ -120,9 +120,9 @@ class ImagePipeline:
             where = f"data.augment.{i}: {config_name(transform)}"
             if transform.input_stage == "unit" and stage == "normal":
                 if not (self.bytes or self.unit):
-                    problem = "needs pixels in 0..1, but the data source provides values on another scale"
+                    problem = "needs pixels between 0 and 1, but the data source provides values on another scale"
                     raise UserError(f"{where} {problem}; remove {config_name(transform)}")
-                raise UserError(f"{where} needs pixels in 0..1; put it before normalize and cutout")
+                raise UserError(f"{where} needs pixels between 0 and 1; put it before normalize and cutout")
             if transform.input_stage == "normal" and has_normalize and stage != "normal":
                 raise UserError(f"{where} needs normalised pixels; put it after normalize")
             if transform.input_stage != "any":

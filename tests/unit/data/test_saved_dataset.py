@@ -93,7 +93,7 @@ def test_all_names_of_splits_are_recognised(tmp_path):
         ({"x": [[1.0, 2.0], None]}, "row 1: column 'x' contains 0 values"),
         ({"x": [1.0, None]}, "row 1: x contains a missing or non-finite value"),
         ({"x": ["a", "b"]}, "column 'x' is string; must contain numbers, lists of numbers, or images"),
-        ({"x": [1.0, 2.0], "label": [0, 2]}, r"row 1: column 'label' contains the label 2; labels must be in 0\.\.1"),
+        ({"x": [1.0, 2.0], "label": [0, 2]}, r"row 1: column 'label' contains the label 2; labels must be from 0 to 1"),
         ({"x": [1.0, 2.0], "label": [0, None]}, "row 1: the cell in column 'label' is empty"),
         ({"y": [1.0, 2.0]}, r"d has no column 'x' \(data\.input_column\); .*label, y"),
         # ---- pictures

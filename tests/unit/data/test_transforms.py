@@ -222,7 +222,7 @@ def test_normalize_replaces_the_normalisation_of_the_source():
     [
         (
             [("cutout", 4), ("color_jitter", {"contrast": 0.1})],
-            r"augment\.1: color_jitter needs pixels in 0\.\.1; put",
+            r"augment\.1: color_jitter needs pixels between 0 and 1; put",
         ),
         ([("cutout", 4), ("normalize", "half")], r"augment\.0: cutout needs normalised pixels; put it after"),
         (
@@ -260,7 +260,7 @@ def test_unsuitable_transforms_are_errors_before_training(items, message):
         (
             make_pixels(),
             ("color_jitter", {"contrast": 0.1}),
-            r"color_jitter needs pixels in 0\.\.1, but the data source",
+            r"color_jitter needs pixels between 0 and 1, but the data source",
         ),
     ],
 )

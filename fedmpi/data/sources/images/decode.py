@@ -88,7 +88,7 @@ def decode_image(file: Path | bytes, options: DecodeOptions) -> np.ndarray:
             return _scale_and_resize(array.transpose(2, 0, 1), options)
         low, high = array.min(), array.max()
         if not (low >= 0 and high <= 255) or (high <= 1 and (array % 1).any()):
-            raise _pixel_range_error(f"it contains {low}..{high}, but pixels must be in 0..255")
+            raise _pixel_range_error(f"it contains values from {low} to {high}, but pixels must be from 0 to 255")
         pixels = array.astype(np.uint8)
         return _to_array(Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels), options)
     with _open_image(file) as image:

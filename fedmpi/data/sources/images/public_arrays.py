@@ -64,7 +64,7 @@ def _check_labels(labels: np.ndarray, low: int, high: int) -> None:
     wrong = (labels < low) | (labels > high)
     if wrong.any():
         row = int(wrong.reshape(len(wrong), -1).any(1).argmax())
-        raise ValueError(f"it contains the label {labels[wrong][0]} in row {row}; labels must be in {low}..{high}")
+        raise ValueError(f"it contains the label {labels[wrong][0]} in row {row}; labels must be from {low} to {high}")
 
 
 def image_dataset(

@@ -26,7 +26,7 @@ def read_parquet(path: Path) -> dict[str, np.ndarray]:
     try:
         table = parquet.read_table(path)
     except Exception as error:  # a damaged file can raise many errors
-        raise UserError(f"{path} cannot be read as Parquet: {error}; write it again") from error
+        raise UserError(f"{path} cannot be read as Parquet: {error}; save it again") from error
     return {name: convert_cells(table.column(name)) for name in table.column_names}
 
 

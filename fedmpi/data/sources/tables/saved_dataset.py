@@ -57,7 +57,7 @@ def saved_dataset(
     site_column: the column with the site of each row.
     symbols: true if the samples are symbol numbers, for models that begin with an embedding; they remain integers.
     size: images are scaled and centre-cropped to size x size; without it all images must have the same size.
-    channels: 3 for colour, 1 for grey images.
+    channels: 3 for colour, 1 for greyscale images.
     mean: subtracted from the inputs (images: from pixels in 0..1), one number per channel.
     std: the inputs are then divided by it, one number per channel.
     pixel_range: [low, high], the values that are mapped to 0 and 1, or `file`, to use the smallest and largest value of
@@ -228,7 +228,7 @@ def _replace_class_numbers(labels: Table, column: str, names: Sequence[str]) -> 
     invalid = np.flatnonzero((numbers < 0) | (numbers >= len(names)))
     if len(invalid):
         cell = f"{labels.row_location(invalid[0])}: column {column!r} contains the label {numbers[invalid[0]]:g}"
-        raise UserError(f"{cell}; labels must be in 0..{len(names) - 1}")
+        raise UserError(f"{cell}; labels must be from 0 to {len(names) - 1}")
     names_of_rows = np.array([names[int(k)] for k in numbers], dtype=object)
     return replace(labels, columns={**labels.columns, column: names_of_rows}, valid_words={column: names})
 
