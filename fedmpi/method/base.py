@@ -122,7 +122,7 @@ class Method:
     def shared_parts(self, t: int, rounds: int) -> SharedParts:
         """Return the layout groups of the model and the slots that clients upload in round t.
 
-        Called often, on every rank and for any round, so the result may depend on t and `rounds` only.
+        Called often, on every rank and for any round, so the result must depend only on t and `rounds`.
 
         Args:
             t: the round, from 0.
@@ -231,7 +231,7 @@ class Method:
 
         Called in the evaluation after round t for the protocols personal, personal_on_global and ft(e), for every
         client, whether it took part in the round or not. client.round is t; client.received, client.downloads and
-        client.state have their values AFTER round t. client.w0 is client.received, client.accumulators is zero and
+        client.state hold the values from AFTER round t. client.w0 is client.received, client.accumulators is zero and
         client.steps is 0. Do not read client.w and client.b, which may belong to another client.
         """
         return client.received
@@ -270,8 +270,8 @@ class Method:
         """Return the values of the slots in `per_client_download` for one client.
 
         Called on rank 0 before round t, for each client of the cohort in ascending order; server.w and server.state
-        then have their values before the round. It is also called in the evaluation after round t, for every client;
-        server.w and server.state then have their values after the round. server.round is t in both cases.
+        then hold the values from before the round. It is also called in the evaluation after round t, for every client;
+        server.w and server.state then hold the values from after the round. server.round is t in both cases.
 
         The hook does not know the cohort. It must not use server.shared, server.segments, server.train_lr and
         server.log_metrics, which are available in `aggregate` only.
@@ -286,7 +286,7 @@ class Method:
         """Return the direction of the server's step, w <- server_optim(w, direction), and the new server state.
 
         Called on rank 0 once per round when all uploads have arrived, unless all of them were rejected. server.w and
-        server.state have their values before the step. The engine averages float buffers, with weights updates.p.
+        server.state hold the values from before the step. The engine averages float buffers, with weights updates.p.
 
         Args:
             server: the server's weights and state.

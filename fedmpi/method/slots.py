@@ -51,7 +51,7 @@ class Slot:
     server_state, the name of the method's own function f(self, shape, generator), which returns the tensor. It is
     called once, with a random generator on the CPU. It can, for example, initialise a network on the server.
 
-    is_update: whether the slot, like dw, contains a change that the server adds to a value that it stores.
+    is_update: whether the slot, like dw, is an update, which the server adds to a value that it stores.
     `comm.compression: int8` applies only to such slots.
     """
 

@@ -245,7 +245,8 @@ def _read_folds(folds: Table) -> dict[str, tuple[str, int]]:
         part, _, number = fold.partition("_")
         if part not in ("train", "test") or number not in map(str, range(len(REGIONS))):
             raise UserError(
-                f"{folds.row_location(row)}: column 'fold2' contains {fold!r}; must be train_0..test_{len(REGIONS) - 1}"
+                f"{folds.row_location(row)}: column 'fold2' contains {fold!r}; must be train_K or "
+                f"test_K, with K from 0 to {len(REGIONS) - 1}"
             )
         folds_by_patient[pid] = part, int(number)
     return folds_by_patient
