@@ -147,9 +147,8 @@ def _check_targets(name: str, y: Tensor, classes: int) -> None:
     if is_labels(y, classes) and bool((invalid := (y < 0) | (y >= classes)).any()):
         row = int(invalid.nonzero()[0, 0])
         raise UserError(
-            f"data set: {name} contains labels {int(y.min())}..{int(y.max())}, but with classes={classes} they must be "
-            "in "
-            f"0..{classes - 1}; the first invalid one is in row {row}"
+            f"data set: {name} contains labels from {int(y.min())} to {int(y.max())}, but with classes={classes} they "
+            f"must be from 0 to {classes - 1}; the first invalid one is in row {row}"
         )
 
 
@@ -161,6 +160,8 @@ def _check_owners(name: str, owner: Any, rows: int, names: tuple[str, ...]) -> N
         raise UserError(f"data set: {what}; must be int64 of shape ({rows},), one number per row")
     lowest = -1 if name == "test_site" else 0
     if rows and (int(owner.min()) < lowest or (names and int(owner.max()) >= len(names))):
-        what = f"{name} contains numbers {int(owner.min())}..{int(owner.max())}"
-        allowed = f"{lowest}..{len(names) - 1}, the numbers of the sites {names}" if names else f"at least {lowest}"
+        what = f"{name} contains numbers from {int(owner.min())} to {int(owner.max())}"
+        allowed = (
+            f"from {lowest} to {len(names) - 1}, the numbers of the sites {names}" if names else f"at least {lowest}"
+        )
         raise UserError(f"data set: {what}; must be {allowed}")

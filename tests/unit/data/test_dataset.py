@@ -78,7 +78,7 @@ def test_samples_may_consist_of_several_tensors():
         ),
         (
             {"train_y": torch.tensor([0, 1, 3, 0])},
-            r"labels 0\.\.3, but with classes=3 they must be in 0\.\.2; .* in row 2",
+            r"labels from 0 to 3, but with classes=3 they must be from 0 to 2; .* in row 2",
         ),
         (
             {"train_x": torch.tensor([[0.0] * 3] * 2 + [[0.0, float("nan"), 0.0]] * 2)},
@@ -88,7 +88,7 @@ def test_samples_may_consist_of_several_tensors():
         ({"site": torch.tensor([0, 1])}, r"int64 of shape \(4,\), one number per row"),
         (
             {"site": torch.tensor([0, 1, 2, 0]), "site_names": ("a", "b")},
-            r"numbers 0\.\.2; must be 0\.\.1, the numbers of the sites",
+            r"numbers from 0 to 2; must be from 0 to 1, the numbers of the sites",
         ),
     ],
 )
