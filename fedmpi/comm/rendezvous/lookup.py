@@ -110,8 +110,8 @@ def locate_or_start_store_by_env(job: Job, env: Mapping[str, str]) -> tuple[Addr
             listener = auth.open_listener(own, port)
             return [(own or LOOPBACK, port)], key, store_server.start_store_process(listener, key)
     raise UserError(
-        f"rank 0 cannot listen on port {' or '.join(map(str, choices))} of {job.host}, so that other "
-        "ranks could not find it.\nStart the job again, or set another MASTER_PORT for all ranks"
+        f"rank 0 cannot listen on port {' or '.join(map(str, choices))} of {job.host}, so other "
+        "ranks cannot find it.\nStart the job again, or set another MASTER_PORT for all ranks"
     )
 
 

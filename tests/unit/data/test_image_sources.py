@@ -332,6 +332,6 @@ def test_retina(tmp_path):
     assert torch.equal(alone.test_x, data.test_x)  # common to all
     np.save(home / "train/client_2_1.npy", np.full((9, 9, 3), 0.5))
     with pytest.raises(
-        UserError, match=r"client_2\.csv, line 2: .*client_2_1\.npy cannot be read.*pixels must be in 0\.\.255"
+        UserError, match=r"client_2\.csv, line 2: .*client_2_1\.npy cannot be read.*pixels must be from 0 to 255"
     ):
         retina(tmp_path, split="split_2")

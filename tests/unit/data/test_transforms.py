@@ -239,7 +239,7 @@ def test_normalize_replaces_the_normalisation_of_the_source():
         ),
         (["normalize"], r"normalize: set either dataset, or mean and std"),
         (["color_jitter"], r"color_jitter: brightness, contrast and saturation are all 0"),
-        ([("random_resized_crop", 8)], r"have 8 x 8 pixels in training, but 12 x 9 .*add center_crop: 8"),
+        ([("random_resized_crop", 8)], r"are 8 x 8 pixels in training, but 12 x 9 .*append center_crop: 8"),
     ],
 )
 def test_unsuitable_transforms_are_errors_before_training(items, message):
