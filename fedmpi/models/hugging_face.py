@@ -142,7 +142,7 @@ def _find_source(name: str) -> ModelSource:
         if cached is None:
             if "/" not in name:
                 error = unknown_name_error("transformers", name, types)
-                raise UserError(f"{error}; there is no folder {folder.absolute()}, either")
+                raise UserError(f"{error}; and there is no folder {folder.absolute()}")
             return ModelSource("")
         folder = cached
     path = folder / CONFIG_FILE
@@ -250,10 +250,10 @@ def _make_model(
     )
     kind, values = CONFIG_MAPPING[model_type], dict(values)
     if kind not in auto._model_mapping:
-        use = "language models" if is_language_model else "classification of texts" if is_text else "images"
+        use = "as a language model" if is_language_model else f"for {'texts' if is_text else 'images'}"
         raise UserError(
-            f"model {name}: models of type {model_type} are not for {use} ({auto.__name__} does not support them); "
-            "choose another model or task"
+            f"model {name}: models of type {model_type} cannot be used {use} ({auto.__name__} does not support "
+            "them); choose another model or task"
         )
     known = read_parameters(kind)
     if not from_folder:

@@ -192,7 +192,7 @@ def _make_image_model(
     """
     outputs = next((each for each in OUTPUT_NAMES if each in parameters), None)
     if outputs is None:
-        raise UserError("this model has no number of classes or outputs as an argument, and cannot be used by name")
+        raise UserError("no argument of this model sets the number of classes or outputs, so it cannot be used by name")
     from_data = (*CHANNEL_NAMES, *SIZE_NAMES, outputs, "spatial_dims", "in_shape")
     options = [
         each.replace(default=each.default if each.default is each.empty else LIBRARY_DEFAULT)

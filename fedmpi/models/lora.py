@@ -115,7 +115,7 @@ def add_adapters(module: nn.Module, config: LoraConfig, input_shape: Shape, dtyp
         _check_target(name, module.get_submodule(name), config.r, shared)
     if config.head and (tied := sorted(head & shared.keys())):
         raise UserError(
-            f"model.lora.head: true trains the head, but its weight {tied[0]} is also {shared[tied[0]]}; set "
+            f"model.lora.head: true trains the head, but its weight {tied[0]} is shared with {shared[tied[0]]}; set "
             "model.lora.head: false"
         )
     library_config = peft.LoraConfig(
@@ -197,8 +197,8 @@ def _check_target(name: str, layer: nn.Module, r: int, tied: Mapping[str, str]) 
     """Raise UserError if a layer shares its weight with another layer, or is smaller than the rank r."""
     if other := tied.get(f"{name}.weight"):
         raise UserError(
-            f"model.lora.targets: the weight of {name} is also {other} (tied weights), so an adapter of one layer "
-            "would not apply to the other; remove it from targets"
+            f"model.lora.targets: the weight of {name} is shared with {other} (tied weights), so an adapter of one "
+            "layer would not apply to the other; remove it from targets"
         )
     weight: Tensor = layer.weight  # type: ignore[assignment]
     largest = min(weight.shape[0], weight[0].numel())

@@ -124,9 +124,9 @@ class Tied(nn.Module):
 
 
 def test_tied_weights_are_refused():
-    with pytest.raises(UserError, match=r"the weight of embedding is also head\.weight \(tied weights\)"):
+    with pytest.raises(UserError, match=r"the weight of embedding is shared with head\.weight \(tied weights\)"):
         add_adapters(Tied(), options(targets=("embedding",), head=False), (4,), torch.int64)
-    with pytest.raises(UserError, match=r"model\.lora\.head: true trains the head, but its weight .* is also"):
+    with pytest.raises(UserError, match=r"model\.lora\.head: true trains the head, but its weight .* is shared with"):
         add_adapters(Tied(), options(targets=("body",)), (4,), torch.int64)
     assert trained_names(add_adapters(Tied(), options(targets=("body",), head=False), (4,), torch.int64)) == {
         *("body.lora_A.weight", "body.lora_B.weight")
