@@ -85,12 +85,10 @@ class DataSettings(OpenSection):
     @model_validator(mode="after")
     def _check(self) -> DataSettings:
         if (self.partition is None) == (self.silos is None):
-            problem = (
-                "neither partition nor silos is set" if self.partition is None else "partition and silos are both set"
-            )
             raise ValueError(
-                f"{problem}; set exactly one of partition: {{scheme: ..., clients: ...}} and silos: [...], and "
-                "the other one to null"
+                "neither partition nor silos is set; set one of them, for example partition: {scheme: iid, clients: 10}"
+                if self.partition is None
+                else "partition and silos are both set; set one of them to null"
             )
         if self.silos and self.client_test != "auto":
             raise ValueError(

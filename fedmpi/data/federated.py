@@ -410,7 +410,7 @@ def _add_transforms(x: Tensor | LazyImages, transforms: Sequence[Transform]) -> 
         sizes = [" x ".join(map(str, shape[1:])) for shape in (trained, tested)]
         raise UserError(
             f"data.augment: images are {sizes[0]} pixels in training, but {sizes[1]} in evaluation, where random "
-            f"transforms are not applied; append center_crop: {min(trained[1:])} (and a resize before it if some "
-            "images are smaller than that)"
+            f"transforms are not applied; append center_crop: {min(trained[1:])}, preceded by a resize if "
+            f"some images are smaller than {sizes[0]} pixels"
         )
     return LazyImages(stored, pipeline)

@@ -142,7 +142,7 @@ def _find_source(name: str) -> ModelSource:
         if cached is None:
             if "/" not in name:
                 error = unknown_name_error("transformers", name, types)
-                raise UserError(f"{error}; and there is no folder {folder.absolute()}")
+                raise UserError(f"there is no folder {folder.absolute()}, and {error}")
             return ModelSource("")
         folder = cached
     path = folder / CONFIG_FILE

@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.type_descriptions import join_alternatives
 
 # Arguments that fedmpi sets itself: see the docstring, and model.pretrained instead of downloads.
 OUTPUT_NAMES = ("num_classes", "out_channels", "classes")
@@ -139,8 +140,8 @@ def unknown_name_error(library: str, name: str, known: Iterable[str]) -> UserErr
     """Return an error for a name that a library does not have, with the nearest names."""
     folded = {each.casefold(): each for each in sorted(known)}
     nearest = [folded[each] for each in difflib.get_close_matches(name.casefold(), folded, n=4, cutoff=0.5)]
-    guess = f"did you mean {' or '.join(nearest)}? " if nearest else ""
-    return UserError(f"{library} has no such model; {guess}it has {len(folded)} models")
+    guess = f"; did you mean {join_alternatives(nearest)}?" if nearest else ""
+    return UserError(f"{library} has no such model among its {len(folded)} models{guess}")
 
 
 def make_function(

@@ -315,10 +315,8 @@ def choose_clients_per_pass(experiment: Experiment) -> int:
         samples = 0 if full else (train.epochs or 0) * int(data.train_sizes.max(initial=0))
         return packed_rounds.choose_clients_per_pass(clients_per_pass, experiment.model, samples)
     if clients_per_pass != "auto":
-        raise UserError(
-            f"compute.clients_per_pass: {clients_per_pass} is not possible: clients must be trained one at a time, "
-            f"because {reason}; {packed_rounds.REMEDY}"
-        )
+        problem = f"{clients_per_pass} is not possible: clients must be trained one at a time, because {reason}"
+        raise UserError(f"compute.clients_per_pass: {problem}; {packed_rounds.REMEDY}")
     warnings.warn(f"compute.clients_per_pass: auto: clients are trained one at a time, because {reason}", stacklevel=3)
     return 1
 

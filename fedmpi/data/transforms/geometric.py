@@ -45,7 +45,8 @@ class RandomCrop(Transform):
         if self.padding_mode == "reflect" and self.padding >= min(height, width):
             largest = min(height, width) - 1
             raise ValueError(
-                f"padding: {self.padding} is too large to reflect {height} x {width} pixels; must be at most {largest}"
+                f"padding: {self.padding} is too large for padding_mode: reflect with images of {height} x {width} "
+                f"pixels; must be at most {largest}"
             )
         return c, h, w
 

@@ -166,7 +166,13 @@ def test_an_unsuitable_folder_is_one_message(changes, text, folder):
 @pytest.mark.parametrize(
     ("name", "input_shape", "task", "options", "text"),
     [
-        ("hf:bertt", TEXT, "classification", {}, r"has no such model; did you mean bert or .*there is no folder"),
+        (
+            "hf:bertt",
+            TEXT,
+            "classification",
+            {},
+            r"there is no folder .*bertt, and transformers has no such model .*; did you mean .*bert",
+        ),
         ("hf:bert", TEXT, "classification", {"hidden_sise": 3}, r"unknown key; did you mean 'hidden_size'\?"),
         ("hf:bert", TEXT, "classification", {"hidden_size": "x"}, r"hidden_size: 'x' is not allowed; must be a whole"),
         ("hf:bert", TEXT, "classification", {**TINY, "num_attention_heads": 3}, r"cannot be made .* attention heads"),
