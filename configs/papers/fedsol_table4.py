@@ -91,6 +91,7 @@ class AlongMOON(Method):
     layers: str = option("head", "FedSOL's", choices=("head", "body", "all"))
 
     needs = frozenset({SGD_STEPS, FEATURES})
+    loss_is_sample_mean = True
 
     @property
     def moon(self) -> MOON:

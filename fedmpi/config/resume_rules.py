@@ -28,6 +28,7 @@ MAY_CHANGE_ON_RESUME = (
     "server.placement",
     "server.trains_clients",
     "compute.device",
+    "compute.gradient_checkpointing",
 )
 # Keys that influence which clients are trained at once.
 AFFECTS_CLIENT_BATCHES = ("client_state.max_gib", "cohort.placement", "server.trains_clients")

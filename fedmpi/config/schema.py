@@ -78,9 +78,16 @@ class FaultSettings(Section):
 class ComputeSettings(Section):
     """The section `compute`: devices, precision and speed."""
 
-    prerequisites = {"cudnn_benchmark": ("deterministic", (False,)), "compile": ("graphs", (False, "auto"))}
+    prerequisites = {
+        "cudnn_benchmark": ("deterministic", (False,)),
+        "compile": ("graphs", (False, "auto")),
+        "gradient_checkpointing": ("graphs", (False, "auto")),
+    }
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU if there is one
     precision: Literal["fp32", "bf16"] = "fp32"  # of forward and backward passes; bf16: autocast, weights stay fp32
+    # store only the inputs of blocks of layers, and compute their activations again in the backward pass, which saves
+    # memory; for models that offer it, such as those of transformers and timm. It does not change the bits
+    gradient_checkpointing: bool = False
     channels_last: bool = True  # memory layout of images and convolutions
     compile: bool = (
         False  # use torch.compile, which changes the last bits; passes that return features are not compiled
@@ -171,6 +178,11 @@ class Settings(Section):
                 f"train.warmup_rounds: {self.train.warmup_rounds} is not allowed; must be less than rounds "
                 f"({self.rounds}), because otherwise train.lr is never reached; lower train.warmup_rounds, or "
                 "raise rounds"
+            )
+        if self.train.accumulate > 1 and self.compute.graphs is True:
+            raise ValueError(
+                f"compute.graphs: true is not allowed with train.accumulate: {self.train.accumulate}, because a CUDA "
+                "graph computes the gradient of a whole batch; set compute.graphs: auto, or remove train.accumulate"
             )
         if self.evaluate.best.metric is not None and not self.data.validation:
             raise ValueError(

@@ -183,6 +183,9 @@ class TrainSettings(ExclusiveKeysSection):
     # optimiser steps per client and round, instead of epochs; samples are reshuffled for each pass
     steps: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
     batch_size: Count | Literal["full"] = 50  # samples; full: all samples of the client
+    # number of parts in which a batch is processed, one after another, to save memory; their gradients are added up to
+    # that of the batch (docs/training.md)
+    accumulate: Count = 1
     optim: Literal["sgd", "adam", "adamw"] = "sgd"  # optimiser, as in torch.optim
     lr: NonNegative = 0.01  # learning rate
     momentum: DecayFactor = 0.9  # for sgd
@@ -225,6 +228,11 @@ class TrainSettings(ExclusiveKeysSection):
             raise ValueError(
                 "persist_optimizer: true has no effect, because sgd without momentum (train.momentum: 0) keeps no "
                 "state; remove train.persist_optimizer"
+            )
+        if self.batch_size != "full" and self.accumulate > self.batch_size:
+            raise ValueError(
+                f"accumulate: {self.accumulate} is not allowed; must be at most train.batch_size ({self.batch_size}), "
+                "because a part of a batch has at least one sample; lower train.accumulate"
             )
         return self
 

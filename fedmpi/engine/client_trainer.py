@@ -44,6 +44,7 @@ class ClientTrainer:
         seed: int,
         *,
         bf16: bool = False,
+        checkpoints_activations: bool = False,
         drops_bad_updates: bool = False,
         drops_failed_clients: bool = False,
         clients_per_pass: int = 1,
@@ -59,6 +60,7 @@ class ClientTrainer:
             net: the same model, split into features and head.
             messages: the layouts of messages and of client state.
             bf16: whether to train with bf16 autocast.
+            checkpoints_activations: whether layers of the model run forward again in the backward pass.
             drops_bad_updates: whether the server leaves updates with nan or inf out of the aggregate; otherwise such an
                 update ends the run.
             drops_failed_clients: whether a client is left out of the round if its code raises an error.
@@ -72,7 +74,7 @@ class ClientTrainer:
         """
         self.model, self.net, self.task, self.method = model, net, task, method
         self.data, self.messages, self.local_training, self.seed = data, messages, local_training, seed
-        self.bf16, self.stop = bf16, stop
+        self.bf16, self.checkpoints_activations, self.stop = bf16, checkpoints_activations, stop
         self.drops_bad_updates, self.drops_failed_clients = drops_bad_updates, drops_failed_clients
         self.clients_per_pass, self.strict = clients_per_pass, strict
         captures = graphs is True or (graphs == "auto" and consists_of_known_parts(model.module, task))
@@ -82,7 +84,8 @@ class ClientTrainer:
         self.initial_gradient_weight = nan if local_training.not_plain_sgd_reason() else 0.0
         self._broadcast: tuple[Tensor | None, Views] = (None, Views({}))  # the newest broadcast row, and its fields
         self.frozen_guard = FrozenTensorGuard(model, changing)
-        self.fast_loss = None if overrides(method, "loss") or bf16 else _make_fast_loss(model.module, task)
+        is_plain = not overrides(method, "loss") and not bf16 and local_training.accumulate == 1
+        self.fast_loss = _make_fast_loss(model.module, task) if is_plain else None
         # Whether code of the model or of hooks may draw from the global random generators.
         self.may_draw_random_numbers = self.fast_loss is None or any(overrides(method, hook) for hook in CLIENT_HOOKS)
         vectors = not isinstance(data.input_shape, dict) and len(data.input_shape) == 1

@@ -61,6 +61,10 @@ class Method:
     # Tensors that the hooks of one client may write to during a round, for example sums over batches.
     accumulators: ClassVar[Slots] = Slots()
     trains: ClassVar[tuple[str, ...]] = (ALL_GROUPS,)  # layout groups that local training updates; "*": all
+    # Whether a step can process its batch in parts (train.accumulate): whether the losses of this class, returned by
+    # `loss` or passed to client.grad, are means over samples of terms that depend on one sample each. None: assumed of
+    # a class that overrides neither `loss` nor `step`, and of no other.
+    loss_is_sample_mean: ClassVar[bool | None] = None
     # Number of batches per step, concatenated in x and y (Per-FedAvg needs b1, b2, b3).
     batches_per_step: ClassVar[int] = 1
     # Whether the method's own options, and not train.epochs and train.steps, decide how long a client trains.
@@ -321,6 +325,12 @@ def get_mean_only_slots(method: Method) -> Mapping[str, tuple[str, ...]] | None:
     return None
 
 
+def has_sample_mean_loss(method: Method) -> bool:
+    """Return whether a method's steps can process a batch in parts: see `Method.loss_is_sample_mean`."""
+    declared = method.loss_is_sample_mean
+    return not (overrides(method, "loss") or overrides(method, "step")) if declared is None else declared
+
+
 class declared_property(property):  # noqa: N801 - written where `property` would be
     """Decorator for a declaration that depends on hyperparameters.
 
@@ -332,7 +342,10 @@ class declared_property(property):  # noqa: N801 - written where `property` woul
 
 
 # Members that define a local step.
-STEP_MEMBERS = ("loss", "regularizer", "correct_gradient", "step", "batches_per_step", "needs")
+STEP_MEMBERS = (
+    *("loss", "regularizer", "correct_gradient", "step", "loss_is_sample_mean", "batches_per_step"),
+    "needs",
+)
 
 
 def delegates_to(option: str, step: bool = False) -> Callable[[type], type]:

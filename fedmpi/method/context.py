@@ -104,6 +104,7 @@ class Client(Protocol):
     classes: int  # c, the number of classes
     lr: float  # eta_t, the learning rate of this round
     batch_size: int | None  # samples in a batch; None: all samples
+    accumulate: int  # number of parts in which `grad` and `hessian_vector_product` process a batch (train.accumulate)
     epoch: int  # index of the current pass of `fit` over the samples, from 0
     last_epoch: bool  # whether the current step belongs to the last pass of `fit`
     steps: int  # K, the number of optimiser steps that `fit` has made on client.w

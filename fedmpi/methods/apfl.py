@@ -36,6 +36,7 @@ class APFL(Method):
     mean_only_slots = {"dw": ("p",)}
     accumulators = Slots(v=FLAT, v_b=BUFFERS, alpha=SCALAR)
     needs = frozenset({PLAIN_SGD})
+    loss_is_sample_mean = True
     equals_fedavg_at = {"alpha": 0.0, "adapt": "never"}
 
     def step(self, client: Client, x: Tensor, y: Tensor) -> Tensor:

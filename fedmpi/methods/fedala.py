@@ -56,6 +56,7 @@ class FedALA(Method):
     threshold: float = option(0.1, "standard deviation of the losses below which the first learning of W ends", ge=0)
 
     needs = frozenset({LAST_LAYER})
+    loss_is_sample_mean = True
     equals_fedavg_at = {"rate": 0.0}
 
     @declared_property
@@ -85,26 +86,29 @@ class FedALA(Method):
 
     def _update_mixing_weights(self, client: Client, W: Tensor) -> Tensor:
         """Update W in place by one pass of (2) over a random part of the rows; return the loss of the last batch."""
-        losses = [client.w.new_zeros(())]
+        losses, mean_loss = list[Tensor](), client.w.new_zeros(())
         rows_left, size = max(int(self.share * client.n + 1e-9), min(2, client.n)), client.batch_size or client.n
         if rows_left > 1 and rows_left % size == 1:
             rows_left -= 1
 
         def loss(client: Client, x: Tensor, y: Tensor) -> Tensor:
             value = self.loss(client, x, y)
-            losses.append(value.detach())
+            losses.append(value.detach() * len(y))
             return value
 
         for x, y in client.batches(generator=client.generator("share", client.round)):
-            g = client.grad(x[:rows_left], y[:rows_left], at=self._mixture(client, W), loss=loss)
+            losses.clear()
+            used = x[:rows_left], y[:rows_left]
+            g = client.grad(*used, at=self._mixture(client, W), loss=loss)
             difference = client.received - client.state.last
             W.sub_(
                 self._learned_entries(client, g) * self._learned_entries(client, difference), alpha=self.rate
             ).clamp_(0, 1)  # (2)
+            mean_loss = torch.stack(losses).sum() / len(used[1])
             rows_left -= len(y)
             if rows_left <= 0:
                 break
-        return losses[-1]
+        return mean_loss
 
     def _learned_entries(self, client: Client, flat: Tensor) -> Tensor:
         """Return the entries of `flat` (d,) for which W is learned."""

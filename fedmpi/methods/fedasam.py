@@ -27,6 +27,7 @@ class FedASAM(Method):
     scaled: str = option("weights", "tensors whose perturbation scales with |w|", choices=("weights", "all"))
 
     needs = frozenset({SGD_STEPS})
+    loss_is_sample_mean = True
     equals_fedavg_at = {"rho": 0.0}
 
     def step(self, client: Client, x: Tensor, y: Tensor) -> Tensor:

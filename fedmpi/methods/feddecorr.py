@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedmpi.method import FEATURES, Client, Method, option
+from fedmpi.method import FEATURES, Client, Method, declared_property, option
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,10 @@ class FedDecorr(Method):
 
     needs = frozenset({FEATURES})
     equals_fedavg_at = {"beta": 0.0}
+
+    @declared_property
+    def loss_is_sample_mean(self) -> bool:
+        return not self.beta  # otherwise the loss has statistics of the batch
 
     def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
         z, f = client.forward(x)

@@ -28,6 +28,7 @@ class FedLC(Method):
     tau: float = option(1.0, "width of the margins; 0: FedAvg", ge=0)
 
     needs = frozenset({CLASSES, ONE_CLASS})
+    loss_is_sample_mean = True
     equals_fedavg_at = {"tau": 0.0}
 
     def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:

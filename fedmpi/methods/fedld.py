@@ -66,6 +66,10 @@ class FedLD(Method):
     def needs(self) -> frozenset[str]:
         return frozenset({CLASSES} if self.margin else ())  # without the margin term the loss is the task's
 
+    @declared_property
+    def loss_is_sample_mean(self) -> bool:
+        return not self.margin or self.variant != "code"  # otherwise (3) has one norm over the batch
+
     def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
         f = client.logits(x)
         if not self.margin:

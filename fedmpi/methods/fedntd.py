@@ -25,6 +25,7 @@ class FedNTD(Method):
     tau: float = option(1.0, "temperature of teacher and student", gt=0)
 
     needs = frozenset({CLASSES})
+    loss_is_sample_mean = True
     equals_fedavg_at = {"beta": 0.0}
 
     def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:

@@ -37,6 +37,7 @@ class FedPAC(Method):
     mean_only_slots = {"dw": ("p",)}
     accumulators = Slots(h=PROTOTYPES, V=SCALAR, targets=PROTOTYPES, known=PER_CLASS)
     needs = frozenset({FEATURES, CLASSES, LABEL_COUNTS})
+    loss_is_sample_mean = True
 
     def shared_parts(self, t: int, rounds: int) -> SharedParts:
         return SharedParts(exclude=(HEAD,))

@@ -31,6 +31,7 @@ class FedProto(Method):
     mean_only_slots = {"dw": ("p",)}
     accumulators = Slots(sums=PROTOTYPES, counts=PER_CLASS)
     needs = frozenset({FEATURES, CLASSES})
+    loss_is_sample_mean = True
     equals_fedavg_at = {"lam": 0.0, "share_weights": True}
 
     def shared_parts(self, t: int, rounds: int) -> SharedParts:

@@ -22,6 +22,7 @@ class FedSAM(Method):
     rho: float = option(0.1, "length of the perturbation; 0: FedAvg", ge=0)
 
     needs = frozenset({SGD_STEPS})
+    loss_is_sample_mean = True
     equals_fedavg_at = {"rho": 0.0}
 
     def step(self, client: Client, x: Tensor, y: Tensor) -> Tensor:

@@ -60,6 +60,7 @@ class FedSOL(Method):
         default=None, metadata={"doc": "method whose regularizer replaces L_p; null: (5)", "method": True}
     )
 
+    loss_is_sample_mean = True
     equals_fedavg_at = {"rho": 0.0}
     REPLACED_OPTIONS = {"objective": IN_TABLE_10, "beta": IN_TABLE_10}
 
@@ -80,7 +81,7 @@ class FedSOL(Method):
     def step(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
         if not self.rho or (client.at_w0 and not self.prox):  # L_p has its minimum at w0: g_p = 0
             return client.grad(x, y)
-        if self.layers == "head" and not self.prox:
+        if self.layers == "head" and not self.prox and client.accumulate == 1:
             (_, teacher), (z, _) = client.reference_forward(x), client.forward(x)
             g_p = client.head_grad(z.detach(), lambda f: distillation_with_exact_zero(f, teacher, self.tau))  # (5)
             perturbed = client.w + self.perturbation(client, g_p)
@@ -89,10 +90,11 @@ class FedSOL(Method):
         return client.grad(x, y, at=client.w + self.perturbation(client, g_p))  # (4)
 
     def distillation_gradient(self, client: Client, x: Tensor, y: Tensor, at: Tensor | None = None) -> Tensor:
-        _, teacher = client.reference_forward(x)
-        return client.grad(
-            x, y, at=at, loss=lambda client, x, _: distillation_with_exact_zero(client.logits(x), teacher, self.tau)
-        )  # (5)
+        def loss(client: Client, x: Tensor, y: Tensor) -> Tensor:
+            _, teacher = client.reference_forward(x)
+            return distillation_with_exact_zero(client.logits(x), teacher, self.tau)
+
+        return client.grad(x, y, at=at, loss=loss)  # (5)
 
     def perturbation(self, client: Client, g_p: Tensor, adaptive: bool = True) -> Tensor:
         """Return the perturbation eps (d,) of (6) for the gradient g_p (d,); it is 0 outside the perturbed tensors."""

@@ -29,6 +29,7 @@ class FedSR(Method):
     cmi: float = option(0.001, "weight of the divergence from the class's reference", ge=0)
     probabilistic: bool = option(True, "use Gaussian features; false: use those of the model")
 
+    loss_is_sample_mean = True
     equals_fedavg_at = {"l2r": 0.0, "cmi": 0.0, "probabilistic": False}
 
     def __post_init__(self) -> None:

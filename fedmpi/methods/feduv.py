@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pdist
 
-from fedmpi.method import CLASSES, FEATURES, Client, Method, option
+from fedmpi.method import CLASSES, FEATURES, Client, Method, declared_property, option
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,10 @@ class FedUV(Method):
 
     needs = frozenset({FEATURES, CLASSES})
     equals_fedavg_at = {"mu": 0.0, "lam": 0.0}
+
+    @declared_property
+    def loss_is_sample_mean(self) -> bool:
+        return not self.mu and self.lam == 0  # otherwise the loss has statistics of the batch
 
     def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
         z, f = client.forward(x)

@@ -28,6 +28,8 @@ class GradProj(Method):
         "kl", "distance whose gradient is g_p: between outputs (kl), or between weights (l2)", choices=("kl", "l2")
     )
 
+    loss_is_sample_mean = True
+
     @declared_property
     def needs(self) -> frozenset[str]:
         return frozenset({CLASSES} if self.distance == "kl" else ())
@@ -38,11 +40,11 @@ class GradProj(Method):
             return g_l
         if self.distance == "l2":
             return project_out_conflict(g_l, client.w - client.w0)
+        return project_out_conflict(g_l, client.grad(x, y, loss=self._distillation_loss))
+
+    def _distillation_loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
         _, teacher = client.reference_forward(x)
-        g_p = client.grad(
-            x, y, loss=lambda client, x, _: distillation_with_exact_zero(client.logits(x), teacher, self.tau)
-        )
-        return project_out_conflict(g_l, g_p)
+        return distillation_with_exact_zero(client.logits(x), teacher, self.tau)
 
 
 def project_out_conflict(g_l: Tensor, g_p: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ class MOON(Method):
 
     client_state = Slots(last=INITIAL, last_b=INITIAL_BUFFERS)
     needs = frozenset({FEATURES})
+    loss_is_sample_mean = True
     equals_fedavg_at = {"mu": 0.0}
 
     def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ class PerFedAvg(Method):
     delta: float = option(0.001, "step size of the finite difference in (3), in multiples of v", gt=0)
     tuning: str = option("plain", "steps of ft(e): plain SGD, or those of training", choices=("plain", "meta"))
 
+    loss_is_sample_mean = True
     equals_fedavg_at = {"alpha": 0.0}
 
     @declared_property

@@ -36,6 +36,7 @@ class PFedMe(Method):
     client_state = Slots(theta=INITIAL, theta_b=INITIAL_BUFFERS)
     accumulators = Slots(theta=FLAT)
     needs = frozenset({PLAIN_SGD})  # (3) is one step of plain SGD
+    loss_is_sample_mean = True
 
     def step(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
         theta = client.accumulators.theta

@@ -37,6 +37,7 @@ from fedmpi.engine.server import ServerRule
 from fedmpi.flat.formats import Format, HalfPrecision, Int8
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
+from fedmpi.models.gradient_checkpointing import enable_gradient_checkpointing
 from fedmpi.models.lora import AdaptedLayer, iter_adapted_layers
 from fedmpi.models.net import FeaturesAndHead
 from fedmpi.models.pretrained import PretrainedWeights
@@ -49,7 +50,7 @@ from fedmpi.tasks.classification import Classification
 from fedmpi.tasks.regression import StandardisedRegression
 
 TRAIN_FIELDS = (  # fields with the same name in the section `train` and in LocalTrainingConfig
-    *("epochs", "steps", "drop_last", "optim", "momentum", "nesterov", "weight_decay"),
+    *("epochs", "steps", "accumulate", "drop_last", "optim", "momentum", "nesterov", "weight_decay"),
     "clip_norm",
 )
 
@@ -203,6 +204,8 @@ def make_experiment(settings: Settings, data: FederatedData, device: torch.devic
     task = make_task(settings, data)
     weights, start = find_pretrained_weights(settings), None
     module = make_prepared_module(settings, method, data.input_shape, data.classes, data.x_dtype, weights).to(device)
+    if settings.compute.gradient_checkpointing:
+        enable_gradient_checkpointing(module, name)
     if settings.init.source is not None:
         if settings.model.lora is not None:
             raise UserError(
@@ -221,6 +224,8 @@ def make_experiment(settings: Settings, data: FederatedData, device: torch.devic
             f"model.name: {name}: initial weights are not finite; correct the model, or the file in init.from"
         )
     compatibility.check_method(settings, method, task, net, local_training)
+    if settings.train.accumulate > 1:
+        compatibility.check_accumulation(settings, method, task, data)
     compatibility.check_cohort_and_batch_sizes(settings, data)
     best = compatibility.make_selection_criterion(settings, task, data) if settings.evaluate.best.metric else None
     compatibility.check_targets_and_outputs(settings, data, task, net)
@@ -302,7 +307,10 @@ def choose_clients_per_pass(experiment: Experiment) -> int:
     uses_counts = balanced if hook is Classification.set_class_counts else hook is not Task.set_class_counts
     reason: str | None = "the model has adapters (model.lora)" if s.model.lora is not None else None
     reason = reason or packed_rounds.unsupported_reason(
-        experiment.method, experiment.model, train, bf16=bf16, compiled=s.compute.compile
+        *(experiment.method, experiment.model, train),
+        bf16=bf16,
+        compiled=s.compute.compile,
+        checkpoints_activations=s.compute.gradient_checkpointing,
     )
     if isinstance(data.input_shape, dict):
         reason = "a sample consists of several tensors"
@@ -347,14 +355,16 @@ def make_trainer(experiment: Experiment, stop: Callable[[], bool]) -> ClientTrai
     """
     s = experiment.settings
     e = experiment
+    eager = not (s.compute.compile or s.compute.gradient_checkpointing or s.train.accumulate > 1)
     return ClientTrainer(
         *(e.model, e.net, e.task, e.method, e.data, e.messages, e.local_training, s.seed),
         bf16=s.compute.precision == "bf16",
+        checkpoints_activations=s.compute.gradient_checkpointing,
         drops_bad_updates=s.faults.on_bad_update != "abort",
         drops_failed_clients=s.faults.on_client_error == "drop",
         clients_per_pass=experiment.clients_per_pass,
         strict=s.compute.clients_per_pass != "auto",
-        graphs=experiment.model.w.is_cuda and not s.compute.compile and s.compute.graphs,
+        graphs=experiment.model.w.is_cuda and eager and s.compute.graphs,
         stop=stop,
         changing=[layer.base for layer in e.base_layers],
     )

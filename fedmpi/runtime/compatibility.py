@@ -29,7 +29,7 @@ from fedmpi.engine.messages import MessageLayouts, is_change
 from fedmpi.engine.model_selection import SelectionCriterion
 from fedmpi.engine.transport.gather import ChunkPlan
 from fedmpi.method import base
-from fedmpi.method.base import Method, get_mean_only_slots, overrides
+from fedmpi.method.base import Method, get_mean_only_slots, has_sample_mean_loss, overrides
 from fedmpi.method.slots import SharedParts
 from fedmpi.models.net import FeaturesAndHead
 from fedmpi.tasks import validation
@@ -111,6 +111,30 @@ def _find_unmet_requirements(
         base.ONE_CLASS: smoothing and f"task.label_smoothing is {smoothing:g}",
         base.VALIDATION: not settings.data.validation and "data.validation is 0",
     }
+
+
+def check_accumulation(settings: Settings, method: Method, task: Any, data: FederatedData) -> None:
+    """Check that the loss of a batch is a mean over samples, so that train.accumulate can divide the batch.
+
+    Raises:
+        UserError: The loss of the method or of the task is no such mean.
+    """
+    parts, name = settings.train.accumulate, settings.method.name
+    problem, culprit = f"train.accumulate: {parts} divides each batch into parts, but", type(method)
+    if method.loss_is_sample_mean is False:
+        problem += f" with its options the loss of method {name} uses statistics of the whole batch"
+    elif not has_sample_mean_loss(method):
+        hook = "loss" if overrides(method, "loss") else "step"
+        problem += f" method {name} overrides the hook {hook}. If all losses of the method are means of terms that "
+        problem += "depend on one sample each, declare loss_is_sample_mean = True in its class; otherwise"
+    elif task.loss_weight(data.example_targets()) is None:
+        problem += f" the loss of task {settings.task.name} for a batch is no mean of the losses of its parts"
+        culprit = type(task)
+    else:
+        return
+    remedy = "set train.accumulate: 1, and to save memory a smaller train.batch_size or compute.gradient_checkpointing"
+    separator = " " if problem.endswith("otherwise") else "; "
+    raise make_located_error(f"{problem}{separator}{remedy}", culprit)
 
 
 # ---- data ----

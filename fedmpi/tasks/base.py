@@ -118,6 +118,17 @@ class Task(ABC):
             return len(y)
         return is_counted(y, self.ignore).sum(dtype=torch.float64) / y.shape[1:].numel()
 
+    def loss_weight(self, y: Tensor) -> int | Tensor | None:
+        """Return the weight of a part of a batch in the mean that gives the loss of the batch (train.accumulate).
+
+        The default is `batch_weight(y)`. None means that the loss of a batch is no weighted mean of the losses of its
+        parts, so that train.accumulate cannot be used; this is the default if the task overrides `split_loss`.
+
+        Args:
+            y: the targets of the part, (B, ...).
+        """
+        return self.batch_weight(y) if getattr(type(self), "split_loss", Task.split_loss) is Task.split_loss else None
+
     def split_weight(self, y: Tensor) -> int | Tensor:
         """Return the weight of a client's data split in a mean over clients; by default `batch_weight(y)`.
 

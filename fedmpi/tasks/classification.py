@@ -96,6 +96,12 @@ class Classification(Task):
             self._weights = self._weights.to(f)  # in the first batch only
         return functional.cross_entropy(f, y, self._weights, label_smoothing=self._smoothing)
 
+    def loss_weight(self, y: Tensor) -> int | Tensor:
+        """Return the sum of the class weights of the targets, which is the denominator of the loss."""
+        if self._weights is None or type(self).loss is not Classification.loss:
+            return len(y)
+        return self._weights.to(y.device)[y].sum()
+
     def eval_loss(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
         if type(self).loss is not Classification.loss:  # a user's subclass with its own loss
             return self.loss(model, x, y)

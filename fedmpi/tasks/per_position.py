@@ -66,6 +66,9 @@ class NextSymbol(Task):
         """Return the logits f, (B, L, V) or (B, V, L), as (B, V, L)."""
         return f.mT if tuple(f.shape[1:]) == (y.shape[1], self.classes) else f
 
+    def loss_weight(self, y: Tensor) -> Tensor:
+        return (y != self.ignore).sum()
+
     def reduce_outputs(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return two numbers per symbol, (B, L, 2): its loss, and 1 if it is predicted correctly, otherwise 0.
 

@@ -20,7 +20,15 @@ from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.hook_checks import ReadOnlyCheck, check_tensor, forward_error
 from fedmpi.engine.local import client_round, training_loop
 from fedmpi.engine.local.client_optimizers import OptimizerState
-from fedmpi.engine.local.losses import add_regularizer, backward, check_loss, run_pass, weights_as_leaf
+from fedmpi.engine.local.losses import (
+    add_regularizer,
+    backward,
+    check_loss,
+    keep_batch_statistics,
+    run_pass,
+    split_batch,
+    weights_as_leaf,
+)
 from fedmpi.engine.messages import compose_vector
 from fedmpi.flat.layout import Segment
 from fedmpi.flat.packing import Views, have_same_storage
@@ -66,7 +74,8 @@ class ClientContext(Client):
         self.clients = data.clients
         if not data.label_counts_shared:
             trainer.set_class_counts(trainer.label_counts[client])
-        self.batch_size, self.epoch, self.last_epoch = config.batch_size, 0, False
+        self.batch_size, self.accumulate, self.epoch, self.last_epoch = config.batch_size, config.accumulate, 0, False
+        self.task_loss_scale: Tensor | None = None  # for a part of a batch (losses.py); None: 1
         self.steps, self.gradient_weight, self.num_fits = 0, trainer.initial_gradient_weight, 0
         self.w, self.b = trainer.model.w, trainer.model.b
 
@@ -183,7 +192,7 @@ class ClientContext(Client):
 
     def task_loss(self, f: Tensor, x: Tensor, y: Tensor) -> Tensor:
         loss: Tensor = self.trainer.task.loss(lambda _: f, x, y)
-        return loss
+        return loss if self.task_loss_scale is None else loss * self.task_loss_scale.to(loss.dtype)
 
     def mean_loss(self, at: Tensor, part: Part = "validation") -> Tensor:
         data, task = self.trainer.data, self.trainer.task
@@ -210,8 +219,10 @@ class ClientContext(Client):
         loss: Loss | None = None,
         buffers: Tensor | None = None,
     ) -> Tensor:
-        with self._weights_for_one_pass(at, buffers):
-            value = run_pass(self, loss or self.trainer.fast_loss or self.trainer.method.loss, True, x, y)
+        # A loss that the method passes is split only if the method declares that this is possible.
+        parts = 1 if loss and not self.trainer.method.loss_is_sample_mean else self.accumulate
+        with self._weights_for_one_pass(at, buffers, min(parts, len(y))):
+            value = run_pass(self, loss or self.trainer.fast_loss or self.trainer.method.loss, True, x, y, parts)
         if loss is None:
             self.record_loss(value)
         return self.trainer.model.attach_gradient().clone()
@@ -222,21 +233,22 @@ class ClientContext(Client):
     def hessian_vector_product(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         model = self.trainer.model
         members = [(s, p) for s, p in model.segment_parameters if p.requires_grad]
-        with (
-            self._weights_for_one_pass(None, None),
-            without_cudnn_rnn(model.module),
-            weights_as_leaf(self, self.w) as leaf,
-        ):
-            loss = check_loss(self, self.trainer.method.loss(self, x, y), "loss")
-        weights: list[Tensor] = [*(p for _, p in members), leaf]
-        vs = [*(s.view(v) for s, _ in members), v]
+        vs, out = [*(s.view(v) for s, _ in members), v], torch.zeros_like(v)
         grad = partial(torch.autograd.grad, allow_unused=True, materialize_grads=True)  # zeros for unused tensors
-        g = grad(loss, weights, create_graph=True)
-        along = torch.stack([(piece * each).sum() for piece, each in zip(g, vs, strict=True)]).sum()
-        pieces = grad(along, weights)
-        out = pieces[-1].clone()
-        for (s, _), piece in zip(members, pieces, strict=False):
-            s.view(out).add_(piece)
+        parts = split_batch(self, x, y, self.accumulate)
+        with self._weights_for_one_pass(None, None), without_cudnn_rnn(model.module):
+            for part_x, part_y, share, self.task_loss_scale in parts:
+                with weights_as_leaf(self, self.w) as leaf:
+                    loss = check_loss(self, self.trainer.method.loss(self, part_x, part_y), "loss")
+                weights: list[Tensor] = [*(p for _, p in members), leaf]
+                with keep_batch_statistics(self):
+                    g = grad(loss, weights, create_graph=True)
+                    along = torch.stack([(piece * each).sum() for piece, each in zip(g, vs, strict=True)]).sum()
+                    pieces = grad(along, weights)
+                out.add_(pieces[-1], alpha=share)
+                for (s, _), piece in zip(members, pieces, strict=False):
+                    s.view(out).add_(piece, alpha=share)
+        self.task_loss_scale = None
         return out
 
     def head_grad(self, z: Tensor, loss: Callable[[Tensor], Tensor], *, at: Tensor | None = None) -> Tensor:
@@ -249,7 +261,8 @@ class ClientContext(Client):
         with self.trainer.autocast_context():
             f: Tensor = self.trainer.net.head(z)
         value = check_loss(self, loss(f.to(self.w.dtype)), "loss", loss)
-        backward(value)
+        with keep_batch_statistics(self):
+            backward(value)
         if before is not None:
             head.put(before, model.w_data)  # copying restores the weights exactly, subtracting would not
         if z.requires_grad:
@@ -308,11 +321,11 @@ class ClientContext(Client):
         return seeds.torch_generator(self.trainer.seed, "client", self.id, *purpose)
 
     @contextmanager
-    def _weights_for_one_pass(self, at: Tensor | None, buffers: Tensor | None) -> Iterator[None]:
+    def _weights_for_one_pass(self, at: Tensor | None, buffers: Tensor | None, parts: int = 1) -> Iterator[None]:
         """Context manager: load weights `at` (d,) and `buffers` (b,) for one pass of a step, then restore the model.
 
         A pass with `buffers` updates them in place. Without `buffers`, only the first pass of a step updates the
-        model's batch statistics, even if that pass uses other weights.
+        model's batch statistics, even if that pass uses other weights. A pass consists of `parts` forward passes.
         """
         model, passed, keeps_statistics = self.trainer.model, self.has_passed, self.has_passed or buffers is not None
         at_w0 = self.version_at_w0
@@ -322,8 +335,8 @@ class ClientContext(Client):
             (model.b.clone(), [counter.clone() for counter in model.batch_counters]) if keeps_statistics else ()
         )
         if at is not None or buffers is not None:
-            # A cumulative average counts only the batches of its own passes, one in each step.
-            counted = [(c - int(passed)).clamp_(min=0) for c in statistics[1]] if statistics else None
+            # A cumulative average counts only the batches of its own passes, one pass in each step.
+            counted = [(c - parts * passed).clamp_(min=0) for c in statistics[1]] if statistics else None
             model.load(model.w if at is None else at, buffers, counted)
             self.version_at_w0 = None if at is not None else at_w0
         try:

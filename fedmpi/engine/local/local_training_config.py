@@ -13,6 +13,7 @@ class LocalTrainingConfig:
     epochs: int | None = 1  # None: `steps` is used
     steps: int | None = None
     batch_size: int | None = None  # None: full batch
+    accumulate: int = 1  # number of parts of a batch whose gradients are computed one after another
     drop_last: bool = False
     optim: str = "sgd"
     momentum: float = 0.0
@@ -25,7 +26,7 @@ class LocalTrainingConfig:
 
     def with_plain_sgd(self) -> LocalTrainingConfig:
         """Return settings with the same epochs and batches, but with plain SGD steps w <- w - lr g."""
-        return LocalTrainingConfig(self.epochs, self.steps, self.batch_size, self.drop_last)
+        return LocalTrainingConfig(self.epochs, self.steps, self.batch_size, self.accumulate, self.drop_last)
 
     def not_plain_sgd_reason(self) -> str:
         """Return which setting prevents w - w0 from being a weighted sum of gradients; "" if none does."""

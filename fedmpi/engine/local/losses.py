@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -23,8 +24,19 @@ NO_GRADIENT_REASONS = {
 }
 
 
-def run_pass(client: ClientContext, loss: Loss, flat: bool, x: Tensor, y: Tensor) -> Tensor:
+def run_pass(
+    client: ClientContext,
+    loss: Loss,
+    flat: bool,
+    x: Tensor,
+    y: Tensor,
+    parts: int | None = None,
+    share: float | None = None,
+) -> Tensor:
     """Run a forward and a backward pass on a batch at the current weights; return the scalar loss.
+
+    If the batch is processed in several parts, their gradients are added up, so that only the activations of one part
+    are in memory at a time.
 
     Args:
         loss: the function (client, x, y) -> () whose gradient is computed.
@@ -32,13 +44,20 @@ def run_pass(client: ClientContext, loss: Loss, flat: bool, x: Tensor, y: Tensor
             autograd allocates a tensor for each parameter.
         x: (B, ...) samples.
         y: (B,) targets.
+        parts: the number of parts; None: client.accumulate.
+        share: None: x and y are a whole batch, whose gradient replaces the stored one. A number: they are a part of a
+            batch; its loss is multiplied by this number, and its gradient is added to the stored one.
     """
     trainer, model = client.trainer, client.trainer.model
-    if flat:
-        model.attach_gradient().zero_()
-    else:
-        for p in model.parameters:
-            p.grad = None
+    if share is None:
+        if flat:
+            model.attach_gradient().zero_()
+        else:
+            for p in model.parameters:
+                p.grad = None
+        parts = client.accumulate if parts is None else parts
+        if parts > 1:
+            return _run_parts(client, loss, flat, x, y, parts)
     if loss is trainer.fast_loss or getattr(loss, "__code__", None) is Method.loss.__code__:
         value, leaf = check_loss(client, loss(client, x, y), "loss", loss), None
     else:
@@ -46,10 +65,54 @@ def run_pass(client: ClientContext, loss: Loss, flat: bool, x: Tensor, y: Tensor
             value = check_loss(client, loss(client, x, y), "loss", loss)
         if flat:
             leaf.grad = model.attach_gradient()
-    backward(value)
+    value = value if share is None else value * share
+    if trainer.checkpoints_activations:
+        with keep_batch_statistics(client):
+            backward(value)
+    else:
+        backward(value)
     if leaf is not None and leaf.grad is not None and not flat:
         model.add_gradient(leaf.grad)
     return value
+
+
+def _run_parts(client: ClientContext, loss: Loss, flat: bool, x: Tensor, y: Tensor, parts: int) -> Tensor:
+    """Run the passes of all parts of a batch, one after another; return the loss of the batch."""
+    losses = list[Tensor]()
+    try:
+        for part_x, part_y, share, scale in split_batch(client, x, y, parts):
+            client.task_loss_scale = scale
+            losses.append(run_pass(client, loss, flat, part_x, part_y, share=share).detach())
+    finally:
+        client.task_loss_scale = None
+    return torch.stack(losses).sum()
+
+
+def split_batch(
+    client: ClientContext, x: Any, y: Tensor, parts: int
+) -> Iterator[tuple[Any, Tensor, float, Tensor | None]]:
+    """Yield the parts of a batch, which have (nearly) equal sizes and at least one sample each.
+
+    The mean loss of a batch of n samples is the sum of n_i / n times the mean loss of part i with n_i samples. The loss
+    of the task may weight samples (class weights, ignored targets): with w_i = task.loss_weight(y_i), it is the sum of
+    w_i / w times the loss of part i. The task's loss is therefore multiplied by w_i n / (w n_i) first.
+
+    Yields:
+        Samples and targets of the part, n_i / n, and the factor of the task's loss (None: 1).
+    """
+    task, n = client.trainer.task, len(y)
+    parts = min(parts, n)
+    bounds = [n * i // parts for i in range(parts + 1)]
+    spans = [slice(*span) for span in pairwise(bounds)]
+    shares = [(span.stop - span.start) / n for span in spans]
+    weights = [task.loss_weight(y[span]) for span in spans]
+    if not isinstance(weights[0], Tensor):
+        yield from ((x[span], y[span], share, None) for span, share in zip(spans, shares, strict=True))
+        return
+    total = torch.stack(weights).double().sum()
+    total = torch.where(total > 0, total, 1)  # no target counts: the task's loss is 0
+    for span, share, weight in zip(spans, shares, weights, strict=True):
+        yield x[span], y[span], share, weight / total / share
 
 
 def add_regularizer(client: ClientContext, regularizer: Regularizer, at: Tensor, g: Tensor) -> Tensor:
@@ -65,6 +128,22 @@ def add_regularizer(client: ClientContext, regularizer: Regularizer, at: Tensor,
     leaf.grad = g
     backward(check_loss(client, value, "regularizer", regularizer))
     return g
+
+
+@contextmanager
+def keep_batch_statistics(client: ClientContext) -> Iterator[None]:
+    """Context manager for a backward pass: restore the model's float and integer buffers afterwards.
+
+    With gradient checkpointing, layers run forward again in the backward pass, and batch normalisation would update its
+    statistics a second time.
+    """
+    model = client.trainer.model
+    if not (client.trainer.checkpoints_activations and model.has_buffers):
+        yield
+        return
+    b, counters = model.b.clone(), [counter.clone() for counter in model.batch_counters]
+    yield
+    model.load(model.w, b, counters)
 
 
 @contextmanager

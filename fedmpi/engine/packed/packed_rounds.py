@@ -35,7 +35,13 @@ REMEDY = "set compute.clients_per_pass: 1 (one client at a time), or auto (sever
 
 
 def unsupported_reason(
-    method: Method, model: FlatModel, config: LocalTrainingConfig, *, bf16: bool, compiled: bool
+    method: Method,
+    model: FlatModel,
+    config: LocalTrainingConfig,
+    *,
+    bf16: bool,
+    compiled: bool,
+    checkpoints_activations: bool,
 ) -> str | None:
     """Return why clients cannot be trained together; None if no reason is known before training."""
     name = type(method).__name__
@@ -44,6 +50,7 @@ def unsupported_reason(
         f"method {name} overrides the hook train": overrides(method, "train"),
         f"method {name} overrides the hook step": overrides(method, "step"),
         f"method {name} uses several batches per step": method.batches_per_step != 1,
+        f"train.accumulate is {config.accumulate}": config.accumulate != 1,
         "the model has buffers (batch statistics)": bool(len(model.b) or model.batch_counters),
         "the model draws random numbers (dropout)": any(dropout),
         config.not_plain_sgd_reason(): bool(config.not_plain_sgd_reason()),
@@ -52,6 +59,7 @@ def unsupported_reason(
         is not None,  # may end within a pass
         "compute.precision is bf16": bf16,
         "compute.compile is true": compiled,
+        "compute.gradient_checkpointing is true": checkpoints_activations,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 

@@ -28,6 +28,7 @@ SHARED_ATTRIBUTES = (
     "clients",
     "classes",
     "batch_size",
+    "accumulate",
     "epochs",
     "b",
     "task_loss",

@@ -50,6 +50,7 @@ from fedmpi.runtime.record.saved_model import (
 # Overrides of the run's settings for a process that does not train.
 NO_TRAINING_OVERRIDES = (
     "compute.compile=false",
+    "compute.gradient_checkpointing=false",
     "compute.device=cpu",
     "compute.clients_per_pass=1",
     "analysis=[]",
