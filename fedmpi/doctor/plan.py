@@ -87,6 +87,7 @@ def _estimate_memory(experiment: build.Experiment, ranks: int) -> dict[str, dict
     optimiser = {"sgd": 0, "momentum": 1}.get(s.server.optim, 2) * experiment.itemsize * experiment.model.layout.size
     most = int(experiment.data.train_sizes.max(initial=0))
     batch = most if s.train.batch_size == "full" else min(s.train.batch_size, most)
+    part = -(-batch // s.train.accumulate)
 
     place = "gpu_memory" if on_gpu else "memory"  # memory of the tensors that a rank computes with
     carried = place if gathers_on_gpu else "memory"  # memory of the tensors that are sent
@@ -96,7 +97,7 @@ def _estimate_memory(experiment: build.Experiment, ranks: int) -> dict[str, dict
     trainer = Counter(
         {(place, "model"): needs["a training rank"] - trainer_rows - state, (carried, "rows"): trainer_rows}
     )
-    trainer += Counter({(place, "state"): state, (place, "step"): 2 * experiment.net.activation_bytes() * batch})
+    trainer += Counter({(place, "state"): state, (place, "step"): 2 * experiment.net.activation_bytes() * part})
     if ranks == 1 or s.server.trains_clients:  # rank 0 trains, too
         root += trainer
     by_rank = {"rank 0": both + root} | ({} if ranks == 1 else {"a training rank": both + trainer})

@@ -119,8 +119,7 @@ class Client(Protocol):
     at_w0: bool  # whether w equals w0 because no step has been made yet; does not synchronise the device
     state: State  # client_state, as client.state.NAME; return new values from `train` or `upload`
     downloads: Views  # the slots named in `receives` or declared in per_client_download: client.downloads.NAME
-    # Accumulators of this client, as client.accumulators.NAME. They are zero at the start of each round and are not
-    # stored. Hooks may write to them in place: client.accumulators.NAME.add_(...)
+    # Zero at the start of each round, and not stored; hooks may write to them: client.accumulators.NAME.add_(...)
     accumulators: Views
 
     def logits(self, x: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from fedmpi.aggregation.lora import RESIDUAL
@@ -20,6 +19,7 @@ from fedmpi.engine.local.local_training_config import learning_rate
 from fedmpi.engine.messages import MessageLayouts
 from fedmpi.runtime import build_data
 from fedmpi.runtime.build import Experiment
+from fedmpi.runtime.record.summary import traffic_of_client
 
 MAX_CLIENTS_SHOWN = 20  # up to this number of clients, each has its own line at the end
 
@@ -87,11 +87,12 @@ def describe_message_sizes(messages: MessageLayouts, rounds: int, itemsize: int)
 
     If the size of uploads differs between rounds, the maximum and the mean are given.
     """
-    up = [messages.upload_layout(t).size * itemsize for t in range(max(rounds, 1))]
-    receives = format_bytes((messages.broadcast_layout().packing.size + messages.per_client_download.size) * itemsize)
-    mean = f" ({format_bytes(int(fmean(up)))} on average)" if min(up) < max(up) else ""
+    sizes = traffic_of_client(messages, rounds, itemsize)
+    mean, most = sizes["client_sent_bytes"], sizes["client_sent_bytes_max"]
+    average = f" ({format_bytes(mean)} on average)" if mean < most else ""
     formats = f"; uploads in {messages.upload_format.name}" if messages.upload_format else ""
-    return f"a client sends {format_bytes(max(up))}{mean} and receives {receives} per round{formats}"
+    receives = format_bytes(sizes["client_received_bytes"])
+    return f"a client sends {format_bytes(most)}{average} and receives {receives} per round{formats}"
 
 
 def describe_base_changes(experiment: Experiment) -> list[str]:

@@ -31,7 +31,7 @@ from fedmpi.runtime.record.loggers import LoggerCollection
 from fedmpi.runtime.record.metadata import resolve_settings
 from fedmpi.runtime.record.run_dir import BEST, CHECKSUMS, INITIAL, RunDirectory, compute_checksums
 from fedmpi.runtime.record.saved_model import describe_best_model, describe_personal_models
-from fedmpi.runtime.record.summary import metric_names, summarize_run
+from fedmpi.runtime.record.summary import metric_names, summarize_run, traffic_of_client
 
 CLIENTS_TAIL = 1 << 16  # bytes read from the end of clients.jsonl, enough for the largest number of clients shown
 
@@ -246,6 +246,8 @@ class Recorder(RankRecorder):
         rows, lost = directory.read_rows("metrics.jsonl"), directory.read_rows("faults.jsonl")
         best = describe_best_model(directory.path) if self.experiment.settings.evaluate.best.metric else None
         result = summarize_run(rows, metric_names(rows, self.metrics), exit_reason, lost, best, lower_is_better)
+        experiment = self.experiment
+        result |= traffic_of_client(experiment.messages, experiment.settings.rounds, experiment.itemsize)
         directory.write_json("summary.json", result)  # the last file before the checksums of all files are computed
         directory.write_json(CHECKSUMS, compute_checksums(directory.path))
         return result

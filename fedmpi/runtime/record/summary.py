@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedmpi.common.metrics_row import NON_METRIC_NAMES, SUMMED_NAMES
 from fedmpi.common.text import is_lower_better
+
+if TYPE_CHECKING:
+    from fedmpi.engine.messages import MessageLayouts
 
 
 def summarize_run(
@@ -45,6 +48,8 @@ def summarize_run(
         client_errors     number of refused uploads caused by an error while the client trained
         lost_ranks   rank -> round of its last failure
         wall_s, sent_bytes, received_bytes, up_parameters, down_parameters   sums over the rounds
+
+    The file also contains the result of `traffic_of_client`, which does not depend on the rows.
     """
     facts: dict[str, Any] = {"exit_reason": exit_reason, "rounds": sum(row["round"] >= 0 for row in rows)}
     for part in ("last", "last_round", "mean_last_10", "best", "best_round"):
@@ -73,6 +78,28 @@ def summarize_run(
     for name in SUMMED_NAMES:
         facts[name] = sum(row.get(name) or 0 for row in rows)
     return facts
+
+
+def traffic_of_client(messages: MessageLayouts, rounds: int, itemsize: int) -> dict[str, int]:
+    """Return how many bytes a client sends and receives in a round in which it takes part.
+
+    Args:
+        messages: The layouts of the messages.
+        rounds: The number of rounds of the run.
+        itemsize: The number of bytes of one model parameter.
+
+    Returns:
+        client_sent_bytes       mean size of an upload over the rounds, which may have uploads of different sizes
+        client_sent_bytes_max   largest size of an upload
+        client_received_bytes   size of the model with everything else that a client receives
+    """
+    sent = [messages.upload_layout(t).size * itemsize for t in range(max(rounds, 1))]
+    received = (messages.broadcast_layout().packing.size + messages.per_client_download.size) * itemsize
+    return {
+        "client_sent_bytes": int(fmean(sent)),
+        "client_sent_bytes_max": max(sent),
+        "client_received_bytes": received,
+    }
 
 
 def metric_names(rows: Sequence[Mapping[str, Any]], evaluation_metrics: Sequence[str] = ()) -> list[str]:

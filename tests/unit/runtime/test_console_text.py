@@ -13,6 +13,7 @@ from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
 from fedmpi.runtime.device import choose_device
 from fedmpi.runtime.record import console_text
+from fedmpi.runtime.record.summary import traffic_of_client
 from fedmpi.runtime.validate import validate_settings
 
 HERE = [{"host": "node1", "device": "cpu", "gpu": ""}]
@@ -44,6 +45,12 @@ def test_traffic_depends_on_the_compression():
     text = format_bytes
     traffic, d = lines("fedavg")
     assert traffic == f"a client sends {text(4 * (d + 15))} and receives {text(4 * (d + 13))} per round"
+    made = prepare(settings("fedavg", "norm")).experiment
+    assert traffic_of_client(made.messages, 1, made.itemsize) == {
+        "client_sent_bytes": 4 * (d + 15),
+        "client_sent_bytes_max": 4 * (d + 15),
+        "client_received_bytes": 4 * (d + 13),
+    }
     traffic, _ = lines("fedavg", "bf16")
     assert traffic.startswith(f"a client sends {text(64 + -(-2 * d // 8) * 8)} and receives")
     assert traffic.endswith("; uploads in bf16")

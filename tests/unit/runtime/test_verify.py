@@ -181,6 +181,15 @@ def test_altered_rounds_are_always_replayed(copy, monkeypatch, once):
     assert "ALTERED summary.json: " in output
 
 
+def test_the_summary_contains_the_bytes_that_a_client_exchanges(run):
+    """SCAFFOLD sends dw, dc and batch statistics, and receives w, c and batch statistics."""
+    summary = json.loads((run / "summary.json").read_text())
+    tensors = load_file(run / "model.safetensors").values()
+    floats = sum(x.numel() for x in tensors if x.is_floating_point())
+    for key in ("client_sent_bytes", "client_sent_bytes_max", "client_received_bytes"):
+        assert 4 * (2 * floats - 12) <= summary[key] < 4 * (2 * floats + 10)
+
+
 def change_summary(run, part):
     facts = json.loads((run / "summary.json").read_text())
     facts[part]["accuracy"] += 1
