@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
@@ -29,24 +28,21 @@ from fedmpi.engine.federation_config import FederationConfig, RunCallbacks
 from fedmpi.engine.hook_checks import are_finite
 from fedmpi.engine.local.client_optimizers import optimizer_slot_shapes
 from fedmpi.engine.local.local_training_config import LocalTrainingConfig, learning_rate
-from fedmpi.engine.local.mlp_backward import MLPBackward
 from fedmpi.engine.messages import MessageLayouts
 from fedmpi.engine.model_selection import SelectionCriterion
-from fedmpi.engine.packed import packed_rounds
 from fedmpi.engine.server import ServerRule
 from fedmpi.flat.formats import Format, HalfPrecision, Int8
 from fedmpi.flat.model import FlatModel
-from fedmpi.method.base import Method, overrides
+from fedmpi.method.base import Method
 from fedmpi.models.gradient_checkpointing import enable_gradient_checkpointing
 from fedmpi.models.lora import AdaptedLayer, iter_adapted_layers
 from fedmpi.models.net import FeaturesAndHead
 from fedmpi.models.pretrained import PretrainedWeights
 from fedmpi.runtime import compatibility
 from fedmpi.runtime.build_model import find_pretrained_weights, make_prepared_module
+from fedmpi.runtime.clients_per_pass import choose_clients_per_pass
 from fedmpi.runtime.record.saved_model import InitialWeights, load_initial_weights
 from fedmpi.tasks import validation
-from fedmpi.tasks.base import Task
-from fedmpi.tasks.classification import Classification
 from fedmpi.tasks.regression import StandardisedRegression
 
 TRAIN_FIELDS = (  # fields with the same name in the section `train` and in LocalTrainingConfig
@@ -290,43 +286,6 @@ def make_local_training(settings: Settings) -> LocalTrainingConfig:
     options |= {"betas": tuple(train.betas)} if train.betas else {}
     batch_size = None if train.batch_size == "full" else train.batch_size
     return LocalTrainingConfig(batch_size=batch_size, persist_optimizer=train.persist_optimizer, **options)
-
-
-def choose_clients_per_pass(experiment: Experiment) -> int:
-    """Return the number of clients that a rank trains at once in one vectorised pass (compute.clients_per_pass).
-
-    If the experiment does not support vectorised training of clients, `auto` means 1, with a warning.
-
-    Raises:
-        UserError: compute.clients_per_pass is a number, but the experiment does not support vectorised training.
-    """
-    s, data, train = experiment.settings, experiment.data, experiment.local_training
-    clients_per_pass, bf16 = s.compute.clients_per_pass, s.compute.precision == "bf16"
-    hook = getattr(type(experiment.task), "set_class_counts", Task.set_class_counts)
-    balanced = s.task.options.get("weights") == "balanced"
-    uses_counts = balanced if hook is Classification.set_class_counts else hook is not Task.set_class_counts
-    reason: str | None = "the model has adapters (model.lora)" if s.model.lora is not None else None
-    reason = reason or packed_rounds.unsupported_reason(
-        *(experiment.method, experiment.model, train),
-        bf16=bf16,
-        compiled=s.compute.compile,
-        checkpoints_activations=s.compute.gradient_checkpointing,
-    )
-    if isinstance(data.input_shape, dict):
-        reason = "a sample consists of several tensors"
-    elif uses_counts and not s.data.share_label_counts and not reason:
-        reason = "the task weighs classes by the label counts of each client (data.share_label_counts: false)"
-    if not reason:
-        hooks = any(overrides(experiment.method, hook) for hook in ("loss", "regularizer", "correct_gradient"))
-        chain = MLPBackward.create(experiment.model.module, experiment.task, len(data.input_shape) == 1)
-        full = train.momentum or train.weight_decay or hooks or chain is None
-        samples = 0 if full else (train.epochs or 0) * int(data.train_sizes.max(initial=0))
-        return packed_rounds.choose_clients_per_pass(clients_per_pass, experiment.model, samples)
-    if clients_per_pass != "auto":
-        problem = f"{clients_per_pass} is not possible: clients must be trained one at a time, because {reason}"
-        raise UserError(f"compute.clients_per_pass: {problem}; {packed_rounds.REMEDY}")
-    warnings.warn(f"compute.clients_per_pass: auto: clients are trained one at a time, because {reason}", stacklevel=3)
-    return 1
 
 
 def make_rule(settings: Settings) -> ServerRule | None:
