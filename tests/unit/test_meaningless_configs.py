@@ -103,9 +103,10 @@ class Weighing:
         return {"accuracy": 100 * (outputs.argmax(1) == y).double().mean().item()}
 
 
-def test_private_class_weights_disable_packed_training():
+@pytest.mark.parametrize("task", [{"name": f"{__file__}:Weighing"}, {"class_weights": "balanced"}])
+def test_private_class_weights_disable_packed_training(task):
     """Together they would all have the counts of the client that was told last."""
-    more = {"task": {"name": f"{__file__}:Weighing"}, "cohort": {"fraction": 1.0}}
+    more = {"task": task, "cohort": {"fraction": 1.0}}
     data = federated()
     data = replace(data, label_counts_shared=False)
     share = small_settings("fedavg", **more).data.model_copy(update={"share_label_counts": False})
