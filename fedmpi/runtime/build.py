@@ -234,9 +234,8 @@ def make_experiment(settings: Settings, data: FederatedData, device: torch.devic
     built = Experiment(settings, data, method, task, net, model, messages, local_training, make_rule(settings), start)
     built = replace(built, best=best, pretrained=weights, lora=lora)
     if settings.compute.clients_per_pass != 1:
-        built = replace(
-            built, clients_per_pass=choose_clients_per_pass(settings, data, method, task, model, local_training)
-        )
+        number = choose_clients_per_pass(settings, data, method, task, model, local_training)
+        built = replace(built, clients_per_pass=number)
     if settings.compute.compile:  # last, so that contradictory settings are reported also on machines without compiler
         resources.check_compiler(gpu=device.type == "cuda")
         module.compile()  # once for all clients of a rank

@@ -35,7 +35,7 @@ def choose_clients_per_pass(
     s, train = settings, local_training
     clients_per_pass, bf16 = s.compute.clients_per_pass, s.compute.precision == "bf16"
     hook = getattr(type(task), "set_class_counts", Task.set_class_counts)
-    balanced = s.task.options.get("weights") == "balanced"
+    balanced = s.task.options.get("class_weights") == "balanced"
     uses_counts = balanced if hook is Classification.set_class_counts else hook is not Task.set_class_counts
     reason: str | None = "the model has adapters (model.lora)" if s.model.lora is not None else None
     reason = reason or packed_rounds.unsupported_reason(
