@@ -215,7 +215,7 @@ def _import_file(path: Path) -> ModuleType:
     Objects of the same file therefore share a module, and an edited file is imported again.
     """
     if not path.is_file():
-        raise UserError(f"file not found: {path.absolute()}")
+        raise UserError(f"file not found: {path.absolute()}; correct the path")
     text = path.read_bytes()
     unique = f"fedmpi_plugin_{path.stem}_{hashlib.sha256(bytes(path.resolve()) + text).hexdigest()[:16]}"
     if unique in sys.modules:

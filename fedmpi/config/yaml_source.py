@@ -84,7 +84,7 @@ def read_config_text(path: Path, included_by: str = "") -> str:
     except (FileNotFoundError, NotADirectoryError) as error:
         others = [each.name for each in path.parent.glob("*.y*ml") if os.path.abspath(each) != included_by]
         close = difflib.get_close_matches(path.name, others, n=1)
-        meant = f"; did you mean {path.parent / close[0]}?" if close else ""
+        meant = f"; did you mean {path.parent / close[0]}?" if close else "; correct the path"
         raise UserError(f"{path}: there is no such config file{meant}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path} cannot be read as text: {error}; save it as UTF-8") from error
