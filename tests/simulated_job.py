@@ -393,7 +393,7 @@ class SimulatedRank:
     def fail(self, error: Exception, code: int = 1) -> NoReturn:
         """End the job because of an error, as the command line does."""
         if isinstance(error, RankTimeoutError):
-            error = error.with_peers(self.error_reporter.find_root_cause(error.peers))
+            error = error.with_other_peers(self.error_reporter.find_root_cause(error.peers))
         self.error_reporter.fail(f"error: {error}", code, is_consequence=isinstance(error, ConnectionLostError))
 
 

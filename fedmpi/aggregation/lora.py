@@ -69,7 +69,10 @@ def mean_of_products(p: Tensor, a: Tensor, b: Tensor) -> Product:
 
 
 def residual_of_means(p: Tensor, a: Tensor, b: Tensor) -> Product:
-    """Return factors of M - mean B mean A, by equation (1); rounding errors are relative to the residual, not to M."""
+    """Return factors of the residual M - (mean B)(mean A), by the sum in equation (1).
+
+    Rounding errors are then proportional to the residual, which is usually much smaller than M.
+    """
     weights = p.double().to(a.device)[:, None, None]
     a, b = a.double(), b.double()
     return mean_of_products(p, a - (weights * a).sum(0), b - (weights * b).sum(0))

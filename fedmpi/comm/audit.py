@@ -45,7 +45,7 @@ class AuditLog:
         self.record_bytes(message_info, to, x.detach().cpu().contiguous().view(uint8).numpy().tobytes())
 
     def record_bytes(self, message_info: tuple[int | None, tuple[str, ...]], to: int | str, content: bytes) -> None:
-        """Record that `content` is sent.
+        """Record that `content` is being sent.
 
         Args:
             message_info: the round and the slots of the message.

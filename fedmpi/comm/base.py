@@ -89,7 +89,7 @@ class RankTimeoutError(RankLostError):
             f"no message from or to {'it' if one else 'them'} for {seconds:g} s{setting}"
         )
 
-    def with_peers(self, peers: Iterable[int]) -> RankTimeoutError:
+    def with_other_peers(self, peers: Iterable[int]) -> RankTimeoutError:
         """Return a copy of this error that names different ranks: those that caused the time-out."""
         return RankTimeoutError(peers, self.seconds, self.setting, self.hosts)
 

@@ -92,7 +92,10 @@ def detect(env: Mapping[str, str]) -> Job:
 
 
 def detect_launcher(env: Mapping[str, str]) -> Job | None:
-    """Return the job of the first launcher in LAUNCHERS that is present, or None; ignore Slurm steps of one task."""
+    """Return the job described by the first launcher in LAUNCHERS whose variables are all in `env`, or None.
+
+    Slurm job steps that have only one task are ignored.
+    """
     for launcher, names, others in LAUNCHERS:
         if not env.keys() >= {*names, *others}:
             continue

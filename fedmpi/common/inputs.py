@@ -105,7 +105,7 @@ def describe_axes(shape: Sequence[int], axes: str) -> str:
 
     Args:
         shape: the shape of a tensor of images or volumes.
-        axes: one letter per axis: N for samples, C for channels, D, H and W for space.
+        axes: one letter per axis: N for samples, C for channels, D, H and W for the spatial axes.
 
     >>> describe_axes((100, 64, 48, 13), "NHWC")
     '13 channels of 64 x 48 pixels'
@@ -163,7 +163,10 @@ def describe_samples(x: Samples) -> str:
 
 
 def encode_format(shape: Shape, dtype: Type) -> str:
-    """Encode the shape and dtype of a sample as JSON: `[[3],"float32"]`, or an object with one such pair per name."""
+    """Encode the shape and dtype of a sample as JSON, such as `[[3],"float32"]`.
+
+    If a sample is a dict of tensors, the result is a JSON object with such a pair for each of their names.
+    """
     if isinstance(shape, dict):
         kinds = dtype if isinstance(dtype, dict) else dict.fromkeys(shape, dtype)
         return "{" + ",".join(f"{json.dumps(k)}:{encode_format(shape[k], kinds[k])}" for k in shape) + "}"

@@ -30,7 +30,7 @@ def _check_plain_text(text: str) -> str:
     return text
 
 
-def _check_protocol(name: str) -> str:
+def _check_evaluation_protocol(name: str) -> str:
     """Return the name unchanged if it is an evaluation protocol; otherwise raise ValueError."""
     if not re.fullmatch(r"global|sites|personal|personal_on_global|ft\([1-9][0-9]{0,4}\)", name):
         raise ValueError(
@@ -80,7 +80,7 @@ def _check_name_with_options(item: Any) -> Any:
 Name = Annotated[str, Field(min_length=1), AfterValidator(_check_plain_text)]
 # An augmentation, a logger or a callback; the last argument describes several of them.
 NameWithOptions = Annotated[Any, AfterValidator(_check_name_with_options), "names or {name: options}"]
-Protocol = Annotated[str, AfterValidator(_check_protocol)]
+Protocol = Annotated[str, AfterValidator(_check_evaluation_protocol)]
 ExpandedPath = Annotated[Path, AfterValidator(_expand_home)]
 DirectoryName = Annotated[str, AfterValidator(_check_directory_name)]
 

@@ -253,7 +253,7 @@ def _make_paths_absolute(document: ConfigLayer, directory: Path) -> None:
     Plug-ins are searched for in `directory`, the directory of the config, and then in the working directory.
     """
 
-    def make_absolute(text: str) -> str:
+    def make_plugin_path_absolute(text: str) -> str:
         if not is_file_reference(text):
             return text
         file, _, attribute = text.rpartition(":")
@@ -262,7 +262,7 @@ def _make_paths_absolute(document: ConfigLayer, directory: Path) -> None:
 
     for key, value in document.data.items():
         if key not in SWEEP_KEYS:
-            document.data[key] = _transform_texts(value, make_absolute)
+            document.data[key] = _transform_texts(value, make_plugin_path_absolute)
     tune = document.data.get("tune")
     grids: list[Any] = [document.data.get("grid"), tune.get("grid") if isinstance(tune, dict) else None]
     for grid in grids:
@@ -270,7 +270,7 @@ def _make_paths_absolute(document: ConfigLayer, directory: Path) -> None:
             if isinstance(axis, list):
                 grid[name] = [os.path.abspath(directory / item) if is_config_file(item) else item for item in axis]
             elif isinstance(axis, dict):
-                grid[name] = {label: _transform_texts(tree, make_absolute) for label, tree in axis.items()}
+                grid[name] = {label: _transform_texts(tree, make_plugin_path_absolute) for label, tree in axis.items()}
 
 
 def is_config_file(value: Any) -> bool:

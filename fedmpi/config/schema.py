@@ -1,4 +1,4 @@
-"""The class `Settings` of a run, and config sections for communication, devices, faults and files."""
+"""The class `Settings` with all settings of a run, and config sections for communication, devices, faults and files."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class CommSettings(Section):
 
 
 class FaultSettings(Section):
-    """Reactions to faults during a round."""
+    """How a run reacts to faults during a round."""
 
     prerequisites = {"replay": ("on_lost_rank", ("abort",))}
     # largest norm of a valid update; auto: 1,000 times the median of the cohort; null: no limit
@@ -123,7 +123,7 @@ class CheckpointSettings(Section):
 
 
 class RecordSettings(Section):
-    """The section `record`: the statistics of updates that a run records."""
+    """The section `record`: the update statistics that a run records."""
 
     # contents of update_stats.jsonl. norms: the norms of each round's updates, and cosines and spectrum if the server
     # rule computes their Gram matrix; gram: cosines and spectrum for every rule, for which rank 0 (with

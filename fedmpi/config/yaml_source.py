@@ -95,7 +95,7 @@ def read_config_text(path: Path, included_by: str = "") -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Loads YAML 1.1, but reads dates, base-60 and octal numbers as strings; `_NUMBERS` defines numbers."""
+    """Loads YAML 1.1, but reads dates and numbers in base 60 or 8 as strings; numbers must match `_NUMBERS`."""
 
     yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag[len(_TAG) :] not in ("timestamp", "int", "float")]
@@ -137,7 +137,7 @@ def parse_value(text: str, source: str, path: str, document: ConfigLayer, has_li
         node = loader.get_single_node()
         if node is None:
             return None
-        _NodeChecker(loader, source, document, has_lines).visit(node, path)
+        _NodePreparer(loader, source, document, has_lines).visit(node, path)
         return loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -183,8 +183,8 @@ def _explain_syntax_error(error: yaml.MarkedYAMLError, is_file: bool) -> str:
 
 
 @dataclass
-class _NodeChecker:
-    """Checks the nodes of a parsed YAML text before they are converted to values.
+class _NodePreparer:
+    """Checks and prepares the nodes of a parsed YAML text before they are converted to values.
 
     The origins of keys are recorded, duplicate and invalid keys are removed and reported, and references to environment
     variables are replaced by their values.

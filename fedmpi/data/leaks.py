@@ -14,7 +14,7 @@ FALSE_ALARM_PROBABILITY = 1e-3  # largest probability of a warning if features a
 
 
 def warn_about_label_leaks(data: Dataset, silo: str = "") -> None:
-    """Warn if a single feature (a column of train_x) alone separates the classes of the training rows.
+    """Warn if a single feature (a column of train_x) separates the classes of the training rows.
 
     A feature separates the classes if its values in different classes lie in intervals that do not overlap.
 

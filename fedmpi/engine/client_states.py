@@ -73,7 +73,7 @@ class ClientStates:
         event                  recorded in    undone by
         a client trains        _rows_before   end_round, if the upload is refused; undo_round, if the round is repeated
         its row is moved       move_log       undo_round, unless every rank has completed its moves
-        its rank fails         reassigned     reassign_clients_of_failed_ranks, if another rank fails in the same round
+        its rank fails         reassigned     record_clients_of_failed_ranks, if another rank fails in the same round
 
     `RoundControl.mark_round_begun` discards the records of the last two kinds when the next round begins. `end_round`
     discards those of the first kind, once it is known which uploads were refused.
@@ -191,7 +191,7 @@ class ClientStates:
                 self.rows.pop(k, None)
         self._store_rows(log.sent_rows)
 
-    def reassign_clients_of_failed_ranks(self, alive: Collection[int], ranks: Sequence[int], *, move: bool) -> None:
+    def record_clients_of_failed_ranks(self, alive: Collection[int], ranks: Sequence[int], *, move: bool) -> None:
         """Record the clients of failed ranks in `reassigned`, each with its failed rank, and optionally move them.
 
         The result depends only on the arguments and on which rank owned each client before the round.

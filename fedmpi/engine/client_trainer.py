@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedmpi.common import seeds
 from fedmpi.data.federated import FederatedData
-from fedmpi.engine.hook_checks import FrozenTensorGuard
+from fedmpi.engine.hook_checks import UnsentTensorGuard
 from fedmpi.engine.local.graphs import PassGraphs, consists_of_known_parts
 from fedmpi.engine.local.local_training_config import LocalTrainingConfig
 from fedmpi.engine.local.mlp_backward import MLPBackward
@@ -83,7 +83,7 @@ class ClientTrainer:
         self.empty_row = model.w.new_empty(0)
         self.initial_gradient_weight = nan if local_training.not_plain_sgd_reason() else 0.0
         self._broadcast: tuple[Tensor | None, Views] = (None, Views({}))  # the newest broadcast row, and its fields
-        self.frozen_guard = FrozenTensorGuard(model, changing)
+        self.unsent_tensor_guard = UnsentTensorGuard(model, changing)
         is_plain = not overrides(method, "loss") and not bf16 and local_training.accumulate == 1
         self.fast_loss = _make_fast_loss(model.module, task) if is_plain else None
         # Whether code of the model or of hooks may draw from the global random generators.

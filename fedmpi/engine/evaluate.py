@@ -94,7 +94,7 @@ def evaluate_model(
             loss, weight = loss + validation.eval_loss(task, f, x, y).double() * batch_weight, weight + batch_weight
             outputs.append(validation.reduce_outputs(task, f, y))
             targets.append(y)
-        trainer.frozen_guard.check()
+        trainer.unsent_tensor_guard.check()
         f, y = torch.cat(outputs), torch.cat(targets)
         split_loss = validation.split_loss(task, f, y)
         if f.is_floating_point() and bool(f.isnan().any()):  # argmax would return a class for nan

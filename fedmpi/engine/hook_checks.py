@@ -291,7 +291,7 @@ class ReadOnlyCheck:
         raise make_located_error(text, *(getattr(method, hook) for hook in own[:1]), by)
 
 
-class FrozenTensorGuard:
+class UnsentTensorGuard:
     """Detects changes to tensors of a rank's model that are not part of any message.
 
     Such tensors are frozen parameters and non-persistent buffers; their values must not change. All other buffers must

@@ -33,7 +33,7 @@ FURTHER_MESSAGE = 8  # added to the command in the broadcast if a further messag
 
 
 class RoundControl:
-    """Opens rounds: rank 0 decides what to do, and all ranks receive its command with the model and carry it out."""
+    """Starts rounds: rank 0 decides what to do; all ranks receive its command with the model and carry it out."""
 
     def __init__(
         self, comm: Communicator, scheduler: ClientScheduler, reporter: Reporter, stop_requested: Callable[[], bool]

@@ -135,7 +135,7 @@ class FederationServer:
             self.base_weights.number = int(getattr(self.rule_state, RESIDUAL_NUMBER))
 
     def _state_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of the server that checkpoints store, by name."""
+        """Return the server's tensors that are stored in checkpoints, by name."""
         tensors = {"w": self.w, "b": self.b, "state": self.state_row, "optimizer": self.optimizer.state}
         if self.base_weights is not None:
             tensors |= {"rule": self.rule_row, **self.base_weights.tensors()}
@@ -187,7 +187,7 @@ class FederationServer:
         tensors = [
             x.to(self.w.dtype) for x in (direction, *state.values(), *rule_state.values(), b) if isinstance(x, Tensor)
         ]
-        if not (received.is_complete and all(hook_checks.are_finite(tensors))):
+        if not (received.sums_contain_all_rows and all(hook_checks.are_finite(tensors))):
             bad = [str(k) for k, finite in zip(updates.clients, received.finite_rows(), strict=True) if not finite]
             who = f"client {', '.join(bad)} sent" if bad else "the server's direction, state or buffers contain"
             raise UserError(f"round {t}: {who} {NOT_FINITE}; the round was discarded. {REMEDY}")

@@ -6,9 +6,9 @@ A method cannot
 
 - exchange messages twice in one round. A round is one download and one upload per client. A method with two exchanges
   uses two rounds; its hooks distinguish them by the round number.
-- replace the broadcast of w. Every rank receives all parts of w that are sent in any round, and the server state named
-  in `receives`; the hook `download` adds values for each client. With SharedParts(groups=()) in all rounds, no part of
-  w is sent.
+- replace the broadcast of w. Every rank receives all parts of w that are sent in at least one round, and the server
+  state named in `receives`; the hook `download` adds values for each client. With SharedParts(groups=()) in all rounds,
+  no part of w is sent.
 - choose the cohort, or know it before the uploads arrive. The section `cohort` of the config determines how it is
   drawn; `aggregate` reads it from updates.clients.
 - choose the buffers from which local training starts: `initial_weights` returns weights only. client.fit(start=...,

@@ -363,7 +363,7 @@ class Uploads:
         """Return the trimmed mean of each entry over the clients, in the shape of the slot.
 
         Args:
-            trim: the floor(trim m) smallest and floor(trim m) largest of the m values are left out; 1/2: the median.
+            trim: fraction; the floor(trim m) smallest and floor(trim m) largest of m values are left out (1/2: median).
             slot: the name of the slot.
         """
         x = getattr(self, slot)

@@ -13,14 +13,14 @@ A dimension of a slot is one of
 Letters and groups take precedence over options of the same name. In `sends`, s is the number of parameters that are
 sent in the current round; elsewhere it is the number of parameters that are sent in at least one round.
 
-A slot has the dtype of the model: float32, or float64 for a model of your own that calls .double() (and x.double() in
+A slot has the dtype of the model: float32, or float64 for a custom model that calls .double() (and x.double() in
 forward, since samples are float32). Values that a hook returns in float64 are rounded to this dtype. A counter in
 float32 is exact up to 2^24.
 
-Keep state in slots only. A method is frozen, so self.x = ... raises an error. A value in a list or dictionary of self,
-or in a global variable, would be lost when the run resumes from a checkpoint. Each rank would also have its own value,
-so that results would depend on the number of ranks. `fedmpi verify RUN_DIR --rounds all` detects such state: it replays
-the last rounds from the checkpoints of the run (unless checkpoint.every is 0).
+Keep state in slots only. A method is frozen, so self.x = ... raises an error. A value in a list or dictionary held by
+self, or in a global variable, would be lost when the run resumes from a checkpoint. Each rank would also have its own
+value, so that results would depend on the number of ranks. `fedmpi verify RUN_DIR --rounds all` detects such state: it
+replays the last rounds from the checkpoints of the run (unless checkpoint.every is 0).
 """
 
 from __future__ import annotations

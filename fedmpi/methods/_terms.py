@@ -35,10 +35,10 @@ def distillation_with_exact_zero(f: Tensor, teacher: Tensor, tau: float) -> Tens
 
 
 def differ_beyond_rounding(x: Tensor, y: Tensor) -> Tensor:
-    """Return whether x and y differ by more than 8 units in the last place of the largest entry of y, bool ().
+    """Return a bool scalar: whether x and y differ by more than 8 units in the last place of the largest entry of y.
 
-    If logits differ by less, a gradient computed in float32 is mostly rounding error (its cosine with the exact
-    gradient is below 0.9).
+    If the logits x and y differ by less, the float32 gradient of a distance between them is mostly rounding error (its
+    cosine similarity to the exact gradient is below 0.9).
     """
     return (x - y).abs().max() > 8 * torch.finfo(x.dtype).eps * y.abs().max()
 

@@ -10,10 +10,10 @@ In a local step all gradients are computed on the same batch, at the values befo
     v_k     <- v_k - lr alpha_k grad f(u_k),      u_k = alpha_k v_k + (1 - alpha_k) w_k                         (3)
     alpha_k <- alpha_k - lr <v_k - w_k, grad f(u_k)>, clipped to [0, 1]                                         (4)
 (4) is applied in the first step of a round (adapt: round), in every step, or never. The authors' code differs: it mixes
-the outputs of the two models instead of their weights (1), uses the new w_k in (3), adds 0.02 alpha_k to the slope in
-(4), and evaluates w_k. The metric `alpha` is the mean of alpha_k over the cohort. train.weight_decay applies to w_k
+the outputs of the two models instead of their weights (1), uses the new w_k in (3), adds 0.02 alpha_k to the gradient
+in (4), and evaluates w_k. The metric `alpha` is the mean of alpha_k over the cohort. train.weight_decay applies to w_k
 only. With dropout, the gradients at w_k and u_k use different masks. Batch statistics are mixed like the weights in
-(1); those of v_k are updated by the passes at u_k.
+(1); those of v_k are updated by the forward passes at u_k.
 """
 
 from dataclasses import dataclass

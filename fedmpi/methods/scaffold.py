@@ -9,9 +9,9 @@ c_i is the control variate of client i, c that of the server.
     c'   = c + (m/N) mean_i (c_i' - c_i)                     N all clients, m cohort   (4)
 x is client.w0 and y is client.w. `mean_c: weighted` also uses p_i in (4), as FLamby's code does; if all clients take
 part, the corrections then cancel in (3). With plain SGD, as in the paper, a = K, the number of steps. With momentum, a
-is such that x - y would be a lr v if all steps had the same direction v; with a = K, c would be too large by a factor
-of about 1/(1 - momentum). In the paper the p_i are equal (cohort.weighting: uniform). Weight decay is part of the
-steps, and so of (x - y).
+is chosen such that x - y = a lr v if the corrected gradient g - c_i + c is the same vector v in every step; with a = K,
+c would be too large by a factor of about 1/(1 - momentum). In the paper the p_i are equal (cohort.weighting: uniform).
+Weight decay is part of the steps, and so of (x - y).
 """
 
 from dataclasses import dataclass

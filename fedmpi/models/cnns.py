@@ -4,16 +4,16 @@ mcmahan_cnn  McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Eff
              Decentralized Data, AISTATS 2017, https://arxiv.org/abs/1602.05629
 lenet5       Li, Diao, Chen, He: Federated Learning on Non-IID Data Silos, ICDE 2022, section V (NIID-Bench, and
              later Flower's baselines), https://arxiv.org/abs/2102.02079; based on LeCun, Bottou, Bengio, Haffner:
-             Gradient-Based Learning Applied to Document Recognition, 1998, with ReLU and max pools, and no padding
+             Gradient-Based Learning Applied to Document Recognition, 1998, with ReLU and max pooling, and no padding
 alexnet_s    Chen, Qiu: Extra Clients at No Extra Cost, 2025, https://arxiv.org/abs/2503.08652, section 6.1; based on
              Krizhevsky, Sutskever, Hinton: ImageNet Classification with Deep Convolutional Neural Networks, NIPS 2012.
              The paper specifies three convolutions of 64, 256 and 256 filters and fully connected layers of 256 and
              128 units; kernel sizes and pooling are our choice
 small_cnn    Son, Kim, Chung, Huang, Liu: FedUV, CVPR 2024, https://arxiv.org/abs/2402.18372, supplement, Table 1;
-             as in the authors' code, convolutions have no biases, no padding, and 64, 128 and 256 filters (4 x 16, ...)
+             as in the authors' code, the convolutions have 64, 128 and 256 filters, and neither biases nor padding
 vgg11        Simonyan, Zisserman: Very Deep Convolutional Networks for Large-Scale Image Recognition, ICLR 2015,
-             configuration A, https://arxiv.org/abs/1409.1556, with hidden layers of 512 and without dropout and batch
-             normalisation, as FedSOL trains it
+             configuration A, https://arxiv.org/abs/1409.1556, with hidden layers of 512 units and without dropout or
+             batch normalisation, as in FedSOL
 
 Each 2x2 max pool precedes its ReLU: outputs and gradients are bitwise equal to those of the usual order, and the ReLU
 processes a quarter of the values.
@@ -50,7 +50,7 @@ def mcmahan_cnn(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def lenet5(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """LeNet-5 with ReLU and max pools, the `simple-cnn` of NIID-Bench (Li 2022).
+    """LeNet-5 with ReLU and max pooling, the `simple-cnn` of NIID-Bench (Li 2022).
 
     Images need at least 16 x 16 pixels. For 10 classes it has 44,426 parameters on 1 x 28 x 28 images, and 62,006 on 3
     x 32 x 32 images.

@@ -1,4 +1,4 @@
-"""Models of transformers: `hf:FOLDER`, `hf:TYPE` or `hf:REPOSITORY`.
+"""Models of the library `transformers`: `hf:FOLDER`, `hf:TYPE` or `hf:REPOSITORY`.
 
     hf:models/bert      a local folder with config.json; its weights are loaded, if it has any
     hf:bert             a type of model, with random weights; the options are the keys of its configuration. If a folder
@@ -44,7 +44,7 @@ EXCLUDED = (
 
 
 class TransformersModel(nn.Module):
-    """A model of transformers that takes samples of a data set and returns its logits as one tensor.
+    """A model of the library `transformers` that takes samples of a data set and returns its logits as one tensor.
 
     Args:
         model: the model, a `PreTrainedModel` with a head.
@@ -97,7 +97,7 @@ class ModelSource:
 
 
 def hf_model(name: str) -> ModelFunction:
-    """A model of transformers: hf:FOLDER, or hf:TYPE such as hf:bert with random weights. Needs fedmpi[hf]."""
+    """A model of the library transformers: hf:FOLDER, or hf:TYPE (hf:bert) with random weights. Needs fedmpi[hf]."""
     import_library("transformers", "hf")
     source = _find_source(name)
     if not source.model_type:  # a finished run, whose settings contain the configuration, does not need the folder
@@ -166,7 +166,7 @@ def _find_source(name: str) -> ModelSource:
 
 @lru_cache(maxsize=1)
 def _model_types() -> frozenset[str]:
-    """Return the types of models of transformers."""
+    """Return the types of models in the library `transformers`."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     return frozenset(CONFIG_MAPPING.keys())
@@ -226,13 +226,13 @@ def _make_model(
     task: str | None,
     weights: PretrainedWeights | None,
 ) -> TransformersModel:
-    """Make a model of transformers from its configuration, and load its weights.
+    """Make a model of the library `transformers` from its configuration, and load trained weights, if any are given.
 
     Args:
-        name: the complete name of the model, for messages.
+        name: the full name of the model, such as hf:bert, for messages.
         values: the configuration.
         from_folder: whether the configuration comes from a folder; otherwise keys that depend on the data are set.
-        weights: trained weights; None: the weights are random.
+        weights: the trained weights; None: the model keeps its random initial weights.
     """
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -326,7 +326,13 @@ def _find_classifier(model: Any, prefix: str) -> set[str]:
 
 
 def _match_from_report(model: nn.Module, report: Mapping[str, Any], prefix: str) -> TensorMatch:
-    """Convert the report of `from_pretrained`; the names of the model's tensors get the prefix of the wrapper."""
+    """Convert the loading report of `from_pretrained` into a `TensorMatch`.
+
+    Args:
+        model: the loaded model of the library.
+        report: the missing, unexpected and mismatched keys.
+        prefix: the prefix that the names of the model's tensors have in its wrapper, a `TransformersModel`.
+    """
     shapes = {
         f"{prefix}{name}": (tuple(own), tuple(given), "") for name, given, own in sorted(report["mismatched_keys"])
     }

@@ -5,7 +5,7 @@ A function of this module gets the name of a model in its library and returns a 
 of the library. The numbers of input channels, outputs and spatial dimensions come from the data, and so does the size
 of images if the model depends on it. The weights are random; `model.pretrained` loads trained ones (pretrained.py).
 
-Models of transformers are in hugging_face.py.
+Models of the library `transformers` are in hugging_face.py.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def append_shifted_copies(x: Tensor, steps: tuple[tuple[int, int], ...], pixels:
 class Attention(nn.Module):
     """Locality self-attention: softmax(e^tau q k') v, in which no token attends to itself.
 
-    The temperature tau is one learned number, initially log(d^-1/2) for the width d of a head.
+    The temperature tau is a learned scalar, initially log(d^-1/2) for the width d of a head.
 
     Args:
         width: width of a token.

@@ -1,4 +1,4 @@
-"""Build the model of an experiment from its settings: architecture, pretrained weights, changes by the method."""
+"""Build the model of an experiment from its settings: architecture, pretrained weights, changes made by the method."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class CheckpointWriter:
         return self.folder / f"{t:06}.safetensors"
 
     def save(self, fed: Federation, t: int, memory: dict[str, Any], last: bool) -> None:
-        """Copy the state that has changed since the last checkpoint, and start to write it to disk in a thread.
+        """Copy the state that has changed since the last checkpoint, and start writing it to disk in another thread.
 
         Does nothing if no checkpoint is due after round t.
 

@@ -109,7 +109,7 @@ def load_replay_settings(
 
 
 def forbid_external_code(trust: bool) -> AbstractContextManager[None]:
-    """Return a context in which loading code outside fedmpi raises an error, unless `trust` is true.
+    """Return a context manager within which loading code outside fedmpi raises an error, unless `trust` is true.
 
     This is a second line of defence, in case `find_external_code` overlooks code that the config names.
     """

@@ -38,7 +38,7 @@ def choose_device(settings: Settings, job: Job) -> torch.device:
 
 
 def explain_missing_gpu(host: str) -> str:
-    """Return the reason why this process on `host` has no usable GPU, with CUDA's error message if there is one."""
+    """Explain why this process on `host` has no usable GPU, with CUDA's error message if there is one."""
     if torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
         return (
             f"PyTorch {torch.__version__} on host {host} was built without CUDA; install a wheel with CUDA "

@@ -40,7 +40,7 @@ from fedmpi.runtime.record import atomic_files, console_text
 from fedmpi.runtime.record.data_files import write_own_preprocessing
 from fedmpi.runtime.record.loggers import make_loggers
 from fedmpi.runtime.record.metadata import describe_environment, resolve_settings
-from fedmpi.runtime.record.recorder import RankRecorder, Recorder
+from fedmpi.runtime.record.recorder import CheckpointRecorder, Recorder
 from fedmpi.runtime.record.run_dir import TimelineFile
 
 OUTCOME_FILE_VARIABLE = (
@@ -75,7 +75,7 @@ def execute_run(
     process = command or ProcessStartState()
     job, stop = replace(detect(os.environ), parent_pid=process.parent_pid), process.stop
     timeouts = Timeouts(settings.comm.start_timeout_s, settings.comm.round_timeout_s)
-    recorder = RankRecorder() if job.rank else Recorder()
+    recorder = CheckpointRecorder() if job.rank else Recorder()
     error_reporter = ErrorReporter(job, timeouts, stop=stop, close_run=recorder.close_failed) if job.size > 1 else None
     exit_stack = ExitStack()  # contexts that stay open until all ranks have finished
     try:
@@ -99,7 +99,7 @@ def execute_run(
             # The signal handlers stay installed: the launcher also notices a dead rank, and must not end rank 0 before
             # it has reported the error.
             if isinstance(error, RankTimeoutError):
-                error = error.with_peers(error_reporter.find_root_cause(error.peers))
+                error = error.with_other_peers(error_reporter.find_root_cause(error.peers))
             error_reporter.fail(*_error_text_and_code(error), is_consequence=isinstance(error, ConnectionLostError))
         with suppress(Exception):  # the cause is reported even if the run directory cannot be closed
             recorder.close_failed(summarize_error(_error_text_and_code(error)[0]))
@@ -119,7 +119,7 @@ def _run(
     job: Job,
     stop: StopRequest,
     timeouts: Timeouts,
-    recorder: RankRecorder,
+    recorder: CheckpointRecorder,
     error_reporter: ErrorReporter | None,
     exit_stack: ExitStack,
 ) -> tuple[Communicator, Summary, int]:
@@ -222,7 +222,9 @@ def exchange_rank_info(
     return [{key: value for key, value in each.items() if key not in ("needs", "free")} for each in answers]
 
 
-def _set_up_files_and_restore(experiment: Experiment, fed: Federation, recorder: RankRecorder, is_resumed: bool) -> int:
+def _set_up_files_and_restore(
+    experiment: Experiment, fed: Federation, recorder: CheckpointRecorder, is_resumed: bool
+) -> int:
     """Set up the files that this rank writes, and restore the newest complete checkpoint if the run is resumed.
 
     Returns:

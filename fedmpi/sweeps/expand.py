@@ -150,9 +150,10 @@ class Sweep:
             yield labels, settings
 
     def tuning_choices(self) -> dict[tuple[str, ...], TuningChoice]:
-        """Choose a candidate for each cell, that is, for the runs with the same labels on the axes tune.per.
+        """Choose a candidate for each cell; return {the cell's labels: its choice}.
 
-        No candidate is chosen for a cell with missing runs. Without `tune` the result is {}.
+        A cell is a group of runs that have the same labels on the axes listed in tune.per. A cell with missing runs
+        gets no candidate. Without a `tune` section the result is {}.
         """
         return tuning.choose_candidates(self.tuning, self.first_stage_runs()) if self.tuning else {}
 

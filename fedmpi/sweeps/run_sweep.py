@@ -127,7 +127,7 @@ def _train_runs(
 
 
 def _describe_outcome(sweep: Sweep, active_run: pool.ActiveRun) -> tuple[str, str]:
-    """Return the outcome of a run that has ended (FAILED, IN_USE, or "" for all others), and a description of it."""
+    """Return the outcome of a run whose process has ended (FAILED, IN_USE, or "" for any other) and a description."""
     settings, code = active_run.settings, active_run.process.exitcode
     state = progress.read_state(settings)
     is_locked, holder = lock.inspect_lock(progress.get_run_directory(settings))

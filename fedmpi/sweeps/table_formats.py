@@ -204,7 +204,7 @@ def _escape_markdown(cell: str) -> str:
 
 
 def format_latex(table: ResultsTable) -> str:
-    """Return the table of means and, if there is one, that of paired differences in LaTeX with booktabs."""
+    """Return the table of means and, if there is one, the table of paired differences in LaTeX with booktabs."""
     (means, caption), *paired = build_tables(table)
     blocks = [
         _format_latex_table(means, " ".join([caption, *format_notes(table)])),
@@ -273,7 +273,8 @@ def format_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 def plot_table(table: ResultsTable, to: Path) -> None:
     """Plot one line per column, with the row labels on the x axis and a band of ± one standard deviation.
 
-    Cells with missing seeds are omitted, with a warning, because their mean would be taken over different seeds.
+    Cells with missing seeds are omitted, with a warning, because their mean would be taken over different seeds than
+    that of the other cells.
     """
     from fedmpi.analysis import charts
 

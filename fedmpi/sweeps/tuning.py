@@ -1,9 +1,9 @@
 """Tune settings within a sweep: before the final runs, choose the best candidate for each method on validation rows.
 
-The section `tune` of a sweep file contains the candidates (`grid`), the metric that compares them (`by`) and its
-section of summary.json (`of`). `per` lists axes; a candidate is chosen for each combination of their labels. `using`
-selects the runs for the comparison. The candidate with the best mean over these runs is chosen (the first, if several
-are equal). A candidate is excluded if any of its runs diverged or ended without a finite value of the metric.
+The section `tune` of a sweep file contains the candidates (`grid`), the metric by which they are compared (`by`) and
+its section of summary.json (`of`). `per` lists axes; a candidate is chosen for each combination of their labels.
+`using` selects the runs for the comparison. The candidate with the best mean over these runs is chosen (the first, if
+several are equal). A candidate is excluded if any of its runs diverged or ended without a finite value of the metric.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class Tuning:
         return all(labels[name] in chosen for name, chosen in self.using.items())
 
     def get_cell_key(self, labels: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the labels of a run on the axes `per`.
+        """Return the labels of a run on the axes listed in `per`.
 
-        The same candidate is chosen for all runs for which these labels are equal.
+        All runs for which these labels are equal get the same chosen candidate.
         """
         return tuple(labels[name] for name in self.per)
 
@@ -124,9 +124,9 @@ def read_tuning(
 
 @dataclass
 class TuningChoice:
-    """The choice of a candidate for one cell, that is, for all runs with the same labels on the axes `per`."""
+    """The choice of a candidate for one cell: the runs that have the same labels on the axes listed in `tune.per`."""
 
-    cell: dict[str, str]  # axis -> label, for the axes `per`
+    cell: dict[str, str]  # axis -> label, for the axes listed in `tune.per`
     candidate_metrics: list[dict[str, float]]  # for each candidate: run -> metric; nan if the run diverged
     num_missing: int = 0  # number of runs that are not finished
     chosen: dict[str, str] | None = None  # axis -> label of the chosen candidate; None if none is chosen
@@ -142,7 +142,7 @@ class TuningChoice:
 def choose_candidates(
     plan: Tuning, runs: Iterable[tuple[dict[str, str], Settings]]
 ) -> dict[tuple[str, ...], TuningChoice]:
-    """Choose the best candidate for each cell, that is, for the runs with the same labels on the axes `per`.
+    """Choose the best candidate for each cell, a group of runs that have the same labels on the axes listed in `per`.
 
     Args:
         plan: the candidates and the metric.

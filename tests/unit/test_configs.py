@@ -72,9 +72,9 @@ def test_the_table_of_the_readme():
 
 
 NEEDS = {  # what a method cannot do without, and says so
-    "apfl": (r"plain SGD, but train\.momentum is 0\.9", "train.momentum=0"),
-    "pfedme": (r"plain SGD, but train\.momentum is 0\.9", "train.momentum=0"),
-    "fedfomo": (r"validation rows, but data\.validation is 0", "data.validation=0.1"),
+    "apfl": (r"plain SGD, but train\.momentum is 0\.9", "train.momentum: 0"),
+    "pfedme": (r"plain SGD, but train\.momentum is 0\.9", "train.momentum: 0"),
+    "fedfomo": (r"validation rows, but data\.validation is 0", "data.validation: 0.1"),
 }
 
 
@@ -85,7 +85,7 @@ def test_method(tmp_path, name):
     if remedy:
         with pytest.raises(UserError, match=f"method {name} needs {results}; set {re.escape(remedy)}(, say)?$"):
             checked(path)
-    settings = checked(path, *([remedy] if remedy else []))
+    settings = checked(path, *([remedy.replace(": ", "=")] if remedy else []))
     assert settings.method.name == name
     assert yaml.safe_load((CONFIGS / f"methods/{name}.yaml").read_text()).keys() == {"method"}
 

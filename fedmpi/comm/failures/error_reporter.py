@@ -88,17 +88,18 @@ class ErrorReporter:
 
     Args:
         job: this process's rank, and the number of ranks.
-        timeouts: limits of the individual steps, and the clock.
-        process: the operations by which this process prints its last message and ends.
+        timeouts: the time limits for waiting for other ranks, and the clock that measures them.
+        process: the functions that print this process's last message and end it.
         launcher_is_alive: returns whether the launcher, which is the parent of this process, is alive.
-        stop: the request to stop this process, if there is one.
+        stop: tells whether this process was asked to stop, for example by a signal.
         close_run: called on rank 0 with the reason if the job fails, before the error is printed; it closes the run
             directory and returns a hint on how to resume the run.
 
     Attributes:
-        waiting_for: returns the ranks whose messages this rank waits for.
-        on_event: on_event(line, store) is called in the thread that reads the log, for each line that is not a cause.
-            `store` is the thread's connection. If rank 0's store no longer answers, `line` is None.
+        waiting_for: a function that returns the ranks from which this rank is waiting for messages.
+        on_event: on_event(line, store) is called in the thread that reads the event log, for each line that does not
+            end the job. `store` is that thread's connection to the store on rank 0, which contains the log; `line` is
+            None if this store no longer answers.
     """
 
     def __init__(
@@ -195,7 +196,7 @@ class ErrorReporter:
         return EventLog(self._open_store(), self.position)
 
     def _make_job_end_test(self, members: set[int]) -> Callable[[str], bool]:
-        """Return a function that tells whether a line of the log ends the job, or this rank's part in it.
+        """Return a function that tells whether a line of the event log means that the job ends or this rank must exit.
 
         The function must be called with all lines in order, because it removes lost ranks from `members`.
         """

@@ -1,8 +1,8 @@
-"""Regroup the ranks of a job after a rank failure: either all living ranks continue, or none does.
+"""Regroup the ranks of a job after a rank failure: either all live ranks continue, or none does.
 
 The rank that notices the failure asks the others through the event log to regroup. Each rank votes by calling
 `regroup`. A rank that is training votes late, but one of its threads immediately answers that the rank is alive. The
-store waits for all votes except those of dead ranks, whose connections have ended. Rank 0 repeatedly asks the others
+store waits for all votes except those of dead ranks, whose connections have closed. Rank 0 repeatedly asks the others
 whether they are alive, and marks frozen ranks as dead; the other ranks check rank 0 in the same way. Then
 
     rank 0    writes the list of members, the ranks that have voted; from then on, failures reported by

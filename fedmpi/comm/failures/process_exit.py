@@ -50,7 +50,7 @@ class RankProcess:
         exit_now(1)
 
     def restore_sigterm(self) -> None:
-        """Restore the default action of SIGTERM, so that the launcher can end this rank without any output from it."""
+        """Restore the default action of SIGTERM, so that the launcher can end this rank silently."""
         with contextlib.suppress(ValueError):  # only the main thread may set a signal handler
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

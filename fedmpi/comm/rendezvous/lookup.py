@@ -82,7 +82,7 @@ def locate_or_start_store_by_env(job: Job, env: Mapping[str, str]) -> tuple[Addr
     """Derive the store's addresses and key from the launcher's variables; rank 0 also starts the store.
 
     Returns:
-        The addresses to try; the job's key; the process of the store on rank 0, None on the other ranks.
+        The addresses to try, the job's key, and the process of the store (None on ranks other than 0).
     """
     if job.launcher == "slurm":
         name = identify_slurm_step(env)
@@ -142,7 +142,7 @@ def start_store_and_share_by_mpi(
     """Start the store on rank 0, and broadcast its addresses and a random key over MPI.
 
     Returns:
-        The addresses to try; the job's key; the process of the store on rank 0, None on the other ranks.
+        The addresses to try, the job's key, and the process of the store (None on ranks other than 0).
     """
     from fedmpi.comm.backends import mpi
 

@@ -64,8 +64,8 @@ def quantity(
 ) -> Partition:
     """Quantity skew: clients have different numbers of random samples (NIID-Bench, Li 2022).
 
-    The fractions q ~ Dir(alpha 1_N) of N clients are drawn until every client has min_size samples; the n shuffled
-    samples are cut at floor(cumsum(q) n).
+    The fractions q ~ Dir(alpha 1_N) of the N clients are redrawn until every client has at least min_size samples; the
+    n shuffled samples are cut at floor(cumsum(q) n).
 
     alpha: concentration of the Dirichlet distribution; a smaller value gives a stronger skew.
     min_size: the smallest allowed number of samples of a client.
@@ -181,12 +181,12 @@ def _counts_from_shares(q: np.ndarray, totals: np.ndarray, balance: bool) -> tup
         share = q[:, c] * free
         mass = share.sum(1)
         empty |= mass < MIN_MASS
-        counts[:, c] = _cut_by_shares(share / np.where(mass < MIN_MASS, 1.0, mass)[:, None], free, total)
+        counts[:, c] = _sizes_from_shares(share / np.where(mass < MIN_MASS, 1.0, mass)[:, None], free, total)
         sizes += counts[:, c]
     return counts, empty
 
 
-def _cut_by_shares(share: np.ndarray, free: np.ndarray, total: int) -> np.ndarray:
+def _sizes_from_shares(share: np.ndarray, free: np.ndarray, total: int) -> np.ndarray:
     """Cut `total` samples at the cumulative fractions, rounded down; return the sizes of the parts, (D, N).
 
     share: the fractions of the N clients in D draws, (D, N); free: whether a client may get samples, (D, N).
@@ -217,7 +217,7 @@ def _draw_balanced_sizes_once(totals: np.ndarray, concentration: np.ndarray, rng
             mass = q.sum()
         q /= mass
         ends[c, 1:] = np.cumsum(q) * total  # rounded down
-        ends[c, clients - int(free[::-1].argmax()) :] = total  # as in _cut_by_shares
+        ends[c, clients - int(free[::-1].argmax()) :] = total  # as in _sizes_from_shares
         sizes += np.diff(ends[c])
         free = sizes < full
     return np.diff(ends, axis=1)

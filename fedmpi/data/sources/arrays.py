@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.lazy_images import LazyImages, make_lazy_images
-from fedmpi.data.sources.images.decode import PixelRange, check_pixel_range, scale_to_unit_range
+from fedmpi.data.sources.images.decode import PixelRange, check_pixel_range_option, scale_to_unit_range
 from fedmpi.data.sources.source_utils import check_finite, missing_targets_allowed
 from fedmpi.data.streaming import Hdf5Arrays, Hdf5Source, Stream
 
@@ -38,7 +38,7 @@ class ArrayOptions:
     std: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
-        check_pixel_range(self.pixel_range)
+        check_pixel_range_option(self.pixel_range)
 
 
 def convert_samples(

@@ -87,12 +87,12 @@ def hdf5(
     """
     names = {"x": inputs, "y": labels, "site": sites}
     file = find_file(root, (resolve_file_name("hdf5", site, path),), "hdf5", "correct data.root or data.path")
-    arrays, unread = _find_arrays(file, names)
+    arrays, unread = _find_arrays_by_role(file, names)
     if test_path is not None:
         test_file = find_file(
             root, (resolve_file_name("hdf5", site, test_path, "test_path"),), "hdf5", "correct data.test_path"
         )
-        tests, test_unread = _find_arrays(test_file, names, "test_")
+        tests, test_unread = _find_arrays_by_role(test_file, names, "test_")
         duplicates = {*arrays} & {*tests}
         if duplicates or len({bool(client) for part in (arrays, tests) for own in part.values() for client in own}) > 1:
             problem = (
@@ -137,7 +137,7 @@ def open_hdf5(path: Path) -> Any:
         raise UserError(f"{path} cannot be opened as HDF5: {error}; save it again with h5py") from error
 
 
-def _find_arrays(path: Path, names: Mapping[str, str | None], part: str = "") -> tuple[ClientArrays, list[str]]:
+def _find_arrays_by_role(path: Path, names: Mapping[str, str | None], part: str = "") -> tuple[ClientArrays, list[str]]:
     """Find the HDF5 data sets with samples, targets and sites in a file.
 
     Args:
@@ -223,7 +223,7 @@ def _concat_clients(
     Images that are stored as floats v / 255 are converted to bytes.
 
     Args:
-        arrays: the data sets by key and client, from `_find_arrays`.
+        arrays: the data sets by key and client, from `_find_arrays_by_role`.
         clients: the names of the clients; empty if the file has no clients.
         file: the path of the file, for error messages.
         on_disk: whether uint8 images may stay on disk and be read batch by batch.

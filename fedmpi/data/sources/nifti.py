@@ -100,7 +100,7 @@ def _require_nibabel() -> None:
 
 @dataclass(frozen=True)
 class VolumePreparation(Preparation):
-    """The conversion of volumes to inputs of a model; the fields are options of `nifti`."""
+    """The conversion of volumes to model inputs; the fields are options of `nifti`."""
 
     spacing: tuple[float, float, float] | None
     size: tuple[int, int, int] | None

@@ -157,10 +157,10 @@ class RandomRotation(Transform):
 
 @dataclass(frozen=True)
 class RandomResizedCrop(Transform):
-    """Crop a part of random area and aspect ratio, and scale it to size x size, like torchvision's RandomResizedCrop.
+    """Crop a region of random area and aspect ratio and resize it to size x size, like torchvision's RandomResizedCrop.
 
-    Ten parts are drawn, and the first one that fits into the image is used. If none fits, the largest central part is
-    used.
+    Of ten random regions, the first that fits into the image is used. If none fits, the largest centred region whose
+    aspect ratio is allowed is used.
     """
 
     main_option = "size"
@@ -184,14 +184,14 @@ class RandomResizedCrop(Transform):
         )
 
     def draw_boxes(self, u: Tensor, h: int, w: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Choose a part of each image with random numbers u; return top, left, height and width, (B,) int64 each."""
+        """Choose a region of each image with random numbers u; return top, left, height and width, (B,) int64 each."""
         area = h * w * to_uniform_range(u[:, :NUM_CANDIDATES], *self.scale)
         aspect_ratio = to_uniform_range(
             u[:, NUM_CANDIDATES : 2 * NUM_CANDIDATES], *(math.log(r) for r in self.ratio)
         ).exp()
         widths, heights = (area * aspect_ratio).sqrt().round().long(), (area / aspect_ratio).sqrt().round().long()
         fits = (widths > 0) & (widths <= w) & (heights > 0) & (heights <= h)
-        first = fits.int().argmax(1, keepdim=True)  # index of the first part that fits
+        first = fits.int().argmax(1, keepdim=True)  # index of the first region that fits
         one_fits, (low, high) = fits.any(1), self.ratio
         own_ratio = w / h
         max_width = w if own_ratio <= high else round(h * high)

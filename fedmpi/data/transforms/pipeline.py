@@ -69,7 +69,7 @@ class ImagePipeline:
 
     @cached_property
     def random_numbers(self) -> int:
-        """How many random numbers the transforms need for one sample."""
+        """The number of random numbers that the transforms need for one sample."""
         return sum(transform.random_numbers for transform in self.transforms)
 
     def output_shape(self, shape: Shape, training: bool = False) -> Shape:

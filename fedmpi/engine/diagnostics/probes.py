@@ -57,7 +57,7 @@ class Probes:
     def train_local_models(
         self, t: int, members: Sequence[int], rank_of: Mapping[int, int], downloads: Mapping[int, Tensor]
     ) -> None:
-        """Train and store the local models of this rank's clients before round t, if this round is measured.
+        """Train and store the local models of this rank's clients before round t, if the probes measure it.
 
         Args:
             members: the clients of the cohort.

@@ -22,13 +22,16 @@ REMEDY = "lower train.lr (or server.lr, or the weights of the method's own terms
 
 @dataclass
 class LossTracker:
-    """Tracks one loss over the rounds: its best value, and the latest consecutive rounds in which it was bad."""
+    """Tracks one loss over the rounds: its best value, and how long it has been bad without interruption.
+
+    A loss is bad if it is not finite, or larger than both `floor` and `BAD_FACTOR` times its best value so far.
+    """
 
     name: str
     floor: float | None  # v_0; None before the first value
     best: float = inf
     best_round: int = -1
-    bad: list[int] = field(default_factory=list)  # the latest consecutive rounds in which it was bad
+    bad: list[int] = field(default_factory=list)  # rounds of the present uninterrupted sequence in which it was bad
     value: float = inf
 
     def record(self, t: int, value: float) -> None:

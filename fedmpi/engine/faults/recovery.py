@@ -124,7 +124,7 @@ class FailurePolicy:
         # own back.
         keep_moves = all(each["t"] == t and each["moved"] for each in reports.values())
         states.undo_round(t, keep_moves)
-        states.reassign_clients_of_failed_ranks(
+        states.record_clients_of_failed_ranks(
             self.comm.alive, [r for r in self.scheduler.ranks if r in reports], move=self.can_move_clients
         )
         self.reporter.reported_in = t if root["reported"] else -1

@@ -42,7 +42,7 @@ def run_round(client: ClientContext, row: Tensor) -> bool:
         Whether the client finished without an error.
     """
     succeeded = finish_round(client, row, partial(_train, client), time.perf_counter())
-    client.trainer.frozen_guard.check(client.where)  # all clients share these tensors, so a change ends the run
+    client.trainer.unsent_tensor_guard.check(client.where)  # all clients share these tensors, so a change ends the run
     return succeeded
 
 

@@ -148,7 +148,7 @@ def keep_batch_statistics(client: ClientContext) -> Iterator[None]:
 
 @contextmanager
 def weights_as_leaf(client: ClientContext, w: Tensor) -> Iterator[Tensor]:
-    """Context manager: make client.w a leaf tensor with values w (d,) that requires a gradient; restore it on exit."""
+    """Context manager: make client.w a leaf tensor with values w (d,) that requires grad; restore it on exit."""
     live, client.w = client.w, w.detach().requires_grad_()
     try:
         yield client.w

@@ -111,8 +111,8 @@ def train_clients(
     except Exception as error:
         # Nothing has been written yet. If a client caused the error, training one by one raises it again; otherwise
         # training together caused it.
-        return _train_one_by_one(clients, error)
-    trainer.frozen_guard.check(f"round {ordered[0].round}")
+        return _make_single_client_trainers(clients, error)
+    trainer.unsent_tensor_guard.check(f"round {ordered[0].round}")
     sizes = {client.id: max(len(trainer.data.train[client.id]), 1) for client in clients}
     seconds_per_sample = (time.perf_counter() - start_time) / sum(sizes.values())
     seconds = {client: seconds_per_sample * size for client, size in sizes.items()}
@@ -129,8 +129,13 @@ def train_clients(
     }
 
 
-def _train_one_by_one(clients: Sequence[ClientContext], error: Exception) -> dict[int, Callable[[Tensor], object]]:
-    """Return functions that train the clients one by one; used if training them together has failed."""
+def _make_single_client_trainers(
+    clients: Sequence[ClientContext], error: Exception
+) -> dict[int, Callable[[Tensor], object]]:
+    """Return functions that train one client each; used if training the clients together has failed with `error`.
+
+    If all of them succeed, the clients are no longer trained together in later rounds.
+    """
     succeeded: list[bool] = []
 
     def write(k: ClientContext, row: Tensor) -> None:

@@ -132,7 +132,7 @@ class GatherContext:
 class GatheredUploads:
     """The uploads of a round on rank 0: the small slots of all rows; subclasses give access to the large slots."""
 
-    is_complete = True  # whether sums contain all rows; those with values that are not finite may be missing
+    sums_contain_all_rows = True  # whether sums contain all rows; those with values that are not finite may be missing
 
     def __init__(self, small_rows: Tensor, chunks: ChunkPlan) -> None:
         """Store the small slots of all rows, (m, entries)."""

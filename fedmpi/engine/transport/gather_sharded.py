@@ -255,7 +255,7 @@ class ShardedUploads(SmallSlotUploads):
         self.gathered = gathered
 
     def read_large_slot(self, name: str) -> Tensor:
-        rows = [self.gathered.query(FETCH, name, _same_number_for_each_holder(i)) for i in range(len(self))]
+        rows = [self.gathered.query(FETCH, name, _constant_for_each_holder(i)) for i in range(len(self))]
         return torch.stack(rows).view(len(self), *self.chunks.packing.shapes[name])
 
     def combine(self, coefficients: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
@@ -281,11 +281,11 @@ class ShardedUploads(SmallSlotUploads):
     def trimmed_mean(self, trim: float, slot: str = "dw") -> Tensor:
         if slot not in self.chunks.large:
             return super().trimmed_mean(trim, slot)
-        return self.gathered.query(TRIMMED, slot, _same_number_for_each_holder(trim)).view(
+        return self.gathered.query(TRIMMED, slot, _constant_for_each_holder(trim)).view(
             self.chunks.packing.shapes[slot]
         )
 
 
-def _same_number_for_each_holder(number: float) -> Callable[[Span], Tensor]:
+def _constant_for_each_holder(number: float) -> Callable[[Span], Tensor]:
     """Return a function that returns this number for each holder, as the argument `numbers` of a query."""
     return lambda _: torch.tensor([number], dtype=torch.float64)

@@ -227,9 +227,10 @@ class IntegerSum(linear.RunningSum):
 
 
 class GatheredIntegerSums(GatheredSums):
-    """The integer sums of large slots over the rows of this rank; on rank 0, after the reduction, over all rows.
+    """Integer sums of large slots over the rows, the uploads of clients.
 
-    Small slots and the norms of large slots are stored row by row.
+    A rank sums the rows of its own clients; after the reduction, the sums of rank 0 contain all rows. Small slots, and
+    the norms of large slots, are not summed but stored for each row.
     """
 
     def __init__(self, context: GatherContext, means: Means, p: Tensor) -> None:
@@ -253,12 +254,12 @@ class GatheredIntegerSums(GatheredSums):
                     f"server.reduce: local is limited to values up to {MAX_ENTRY:g}, but client "
                     f"{self.context.cohort[i]} sent {largest:.4g} in slot {name}; set server.reduce: root"
                 )
-            if norm.isfinite():  # otherwise the run ends, since `is_complete` is false, or the upload is refused
+            if norm.isfinite():  # otherwise the run ends (`sums_contain_all_rows` is false) or refuses the upload
                 for total, weights in self.sums_for_slot(name):
                     total.add(x, weights[i], False)
 
     @property
-    def is_complete(self) -> bool:  # type: ignore[override]
+    def sums_contain_all_rows(self) -> bool:  # type: ignore[override]
         """Whether all values are finite; only then do the sums contain all rows."""
         return bool(self.large_slot_norms.isfinite().all())
 

@@ -78,13 +78,13 @@ class RoundTransport:
         # the download row of a client that receives no values of its own
         self.empty_download = self.broadcast_row.new_zeros(messages.per_client_download.size)
         self.changed_groups = messages.shared_groups
-        self.traffic = TrafficCounter(messages)
+        self.traffic = ClientTrafficCounter(messages)
         self.buffers = BufferPool(self.broadcast_row, pin_memory)
 
     def model_storage(self) -> tuple[Tensor, Tensor]:
         """Return the buffers in which rank 0 stores the global w and b.
 
-        They are parts of the broadcast row if all entries are sent, otherwise separate tensors.
+        They are views of the broadcast row if all entries are sent, otherwise separate tensors.
         """
         fields, messages = self.full_layout.packing.views(self.broadcast_row), self.messages
         w = fields._w if messages.shared.selects_all else self.broadcast_row.new_empty(messages.sizes["d"])
@@ -191,7 +191,7 @@ class RoundTransport:
         return gather
 
 
-class TrafficCounter:
+class ClientTrafficCounter:
     """Counts the values that clients upload and download.
 
     They are counted for each client, as in papers, no matter which rank trains it. Values that a client already has are

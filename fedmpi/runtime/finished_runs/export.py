@@ -27,7 +27,7 @@ from fedmpi.data.batches import batches
 from fedmpi.runtime import build_data, code_trust
 from fedmpi.runtime.device import configure_numerics
 from fedmpi.runtime.finished_runs.models import ClientPredictor, RunModel
-from fedmpi.runtime.finished_runs.predict import find_client_site, write_output
+from fedmpi.runtime.finished_runs.predict import find_client_site, write_output_file
 from fedmpi.runtime.record.run_dir import serialize_model
 from fedmpi.runtime.record.saved_model import format_personal_notice
 
@@ -43,12 +43,14 @@ def export_model(
     """Write a model of a run to a file and return the file's path.
 
     Args:
+        run_model: the run, and which of its models to export: the global model or that of a client.
         file_format: safetensors or onnx.
-        out: the file; None: a file in the folder export/ of the run directory.
+        print_line: prints a line, such as the path and the number of parameters.
+        out: the file to write; None: a file in the folder export/ of the run directory.
 
     Raises:
-        UserError: the format is unknown, packages or data are missing, the client does not exist, the model cannot be
-            exported, or the outputs of the exported model differ.
+        UserError: the format is unknown, packages or data are missing, the client of `run_model` does not exist, the
+            model cannot be exported, or the outputs of the exported model differ from those of the original.
     """
     run, client = run_model.run_dir, None if run_model.client is None else str(run_model.client)
     of_client = "" if client is None else f"-client-{client}"
@@ -79,7 +81,7 @@ def export_model(
             content = _export_onnx(module, settings, client, print_line)
         else:
             content = serialize_model(module.state_dict(), facts)
-    write_output(path, content)
+    write_output_file(path, content)
     print_line(f"{path}: {sum(p.numel() for p in module.parameters()):,} parameters")
     return path
 

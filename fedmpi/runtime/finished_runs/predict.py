@@ -77,7 +77,7 @@ def predict_file(
     path = out or run_model.run_dir / PREDICTIONS_FOLDER / f"{file.stem}{suffix}"
     if path.suffix.lower() != suffix:
         raise UserError(f"--to: {path} is not allowed for these predictions; must end in {suffix}")
-    write_output(path, _format_npz(columns) if suffix == ".npz" else _format_csv(columns))
+    write_output_file(path, _format_npz(columns) if suffix == ".npz" else _format_csv(columns))
     shown = "; ".join(f"{metric} {format_metric(metric, value)}" for metric, value in predictions.metrics.items())
     rows = pluralize(len(next(iter(columns.values()))), "row")
     print_line(f"{path}: {rows}{f'; metrics from the targets in the file: {shown}' if shown else ''}")
@@ -86,7 +86,7 @@ def predict_file(
     return path
 
 
-def write_output(path: Path, content: bytes) -> None:
+def write_output_file(path: Path, content: bytes) -> None:
     """Write an output file of a command, and create its folder if necessary. Raises UserError if this fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -159,7 +159,7 @@ class Predictor:
             message = f"{len(others)} of {pluralize(len(new_rows.sites), 'row')} name another site"
             message += f" (first: {others[0]}), but all are prepared as rows of site {site}"
             warnings.warn(message, stacklevel=2)
-        new_rows = replace(new_rows, x=_apply_operations(new_rows.x, preprocessing.operations))
+        new_rows = replace(new_rows, x=_apply_operations(new_rows.x, preprocessing.augmentations))
         shape, trained = get_sample_shape(new_rows.x), parse_input_shape(self.run_model.metadata)[0]
         if shape != trained:
             raise UserError(f"the rows have samples of shape {shape}, but the model was trained on shape {trained}")

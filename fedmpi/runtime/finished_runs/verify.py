@@ -128,7 +128,7 @@ def verify_run(run: Path, print_line: PrintLine, options: VerifyOptions, working
             directory of the process.
 
     Returns:
-        The exit code: 0 if the run is verified, 1 if it was altered, 2 if this remains undecided.
+        The exit code: 0 if the run is verified, 1 if it was altered, 2 if this cannot be determined.
 
     Raises:
         UserError: `run` is not a run directory, or it is not trusted and its config names code outside fedmpi.

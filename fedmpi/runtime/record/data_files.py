@@ -130,7 +130,7 @@ class Preprocessing:
         return scales * rows if len(scales) == 1 else scales
 
     @property
-    def operations(self) -> tuple[Transform, ...]:
+    def augmentations(self) -> tuple[Transform, ...]:
         """The augmentation operations of data.augment."""
         pairs = [(item, None) if isinstance(item, str) else next(iter(item.items())) for item in self.augment]
         return tuple(make_transform(name, given, f"data.augment.{i}", {}) for i, (name, given) in enumerate(pairs))

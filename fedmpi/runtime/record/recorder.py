@@ -36,8 +36,8 @@ from fedmpi.runtime.record.summary import metric_names, summarize_run, traffic_o
 CLIENTS_TAIL = 1 << 16  # bytes read from the end of clients.jsonl, enough for the largest number of clients shown
 
 
-class RankRecorder(RunCallbacks):
-    """The recorder of a rank other than 0, which only writes the rank's checkpoints and shows its warnings."""
+class CheckpointRecorder(RunCallbacks):
+    """Writes a rank's checkpoints and shows its warnings; this is all that ranks other than 0 record."""
 
     checkpoints: CheckpointWriter | None = None  # None: the run has no checkpoints
 
@@ -72,7 +72,7 @@ class RankRecorder(RunCallbacks):
         return ""
 
 
-class Recorder(RankRecorder):
+class Recorder(CheckpointRecorder):
     """The recorder of rank 0, which passes results of a run to the run directory, the console, loggers and callbacks.
 
     The recorder is created before the ranks connect, so that a run that fails at any time can be closed. `open` is

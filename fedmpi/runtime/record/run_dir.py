@@ -263,7 +263,7 @@ class TimelineFile:
 def read_timelines(run: Path) -> list[dict[str, Any]]:
     """Read the timelines that all ranks have recorded, for each job (start or resumption) of the run, oldest first.
 
-    Each job is {"job": start time, "ranks": {rank: {"host": ..., "rounds": [lines]}}}, without damaged lines.
+    Each job is {"job": start time, "ranks": {rank: {"host": ..., "rounds": [lines]}}}; damaged lines are skipped.
     """
     jobs: dict[float, dict[str, Any]] = {}
     for path in sorted((run / TRACE).glob("rank-*.jsonl")):

@@ -95,7 +95,7 @@ def messages_about_a_silent_rank(comm, error_reporter, folder):
         x, last = torch.zeros(4, device=comm.device), comm.size - 1
         comm.exchange(*(([], [(last, x)]) if comm.rank == 0 else ([], [(0, x)])))
     except RankTimeoutError as error:
-        return str(error.with_peers(error_reporter.find_root_cause(error.peers)))
+        return str(error.with_other_peers(error_reporter.find_root_cause(error.peers)))
     return "nothing"
 
 

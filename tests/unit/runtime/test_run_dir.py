@@ -24,7 +24,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.runtime import checkpoints, execute
 from fedmpi.runtime.record import atomic_files, lock, run_dir
 from fedmpi.runtime.record.console_text import format_round
-from fedmpi.runtime.record.recorder import RankRecorder, Recorder
+from fedmpi.runtime.record.recorder import CheckpointRecorder, Recorder
 from fedmpi.runtime.record.run_dir import RunDirectory
 from fedmpi.runtime.record.summary import summarize_run
 
@@ -271,7 +271,7 @@ def test_a_finished_run_frees_its_model(tmp_path, monkeypatch):
 
 def test_warnings_before_the_log_exists_are_logged_too():
     """The warning filters are restored afterwards."""
-    recorder, before = RankRecorder(), list(warnings.filters)
+    recorder, before = CheckpointRecorder(), list(warnings.filters)
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("always")
         with recorder.collect_warnings():

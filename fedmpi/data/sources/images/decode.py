@@ -48,7 +48,7 @@ class DecodeOptions:
     pixel_range: PixelRange | None = None
 
     def __post_init__(self) -> None:
-        check_pixel_range(self.pixel_range)
+        check_pixel_range_option(self.pixel_range)
         for name, numbers in (("mean", self.mean), ("std", self.std)):
             if len(numbers) not in (1, self.channels):
                 raise UserError(
@@ -56,8 +56,8 @@ class DecodeOptions:
                 )
 
 
-def check_pixel_range(pixel_range: PixelRange | None) -> None:
-    """Raise UserError unless low < high in a pixel range."""
+def check_pixel_range_option(pixel_range: PixelRange | None) -> None:
+    """Raise UserError unless low < high in the option data.pixel_range."""
     if isinstance(pixel_range, tuple) and not pixel_range[0] < pixel_range[1]:
         raise UserError(
             f"data.pixel_range: {list(pixel_range)} is not allowed; must be [low, high] with low < high, or file"
@@ -127,7 +127,7 @@ def _pixel_range_error(reason: str) -> UserError:
 
 
 def _has_deep_pixels(image: Image.Image) -> bool:
-    """Return whether pixels have 16 or 32 bits, which PIL would clip at 255."""
+    """Return whether pixels have 16 or 32 bits; PIL would clip their values to 255."""
     return image.mode[0] in "IF"
 
 

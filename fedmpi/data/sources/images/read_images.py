@@ -108,9 +108,10 @@ class DecodedFiles(DiskSource):
     """Image files that several threads decode each time they are read."""
 
     def __init__(self, files: Sequence[Path], decode: Callable[[int], np.ndarray], first: np.ndarray) -> None:
-        """Store the files.
+        """Store the arguments; nothing is decoded yet.
 
         Args:
+            files: the paths of the image files.
             decode: a function that returns the image with a given index.
             first: the first image; all images must have its shape and dtype.
         """

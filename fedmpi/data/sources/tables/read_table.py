@@ -88,7 +88,7 @@ class Table:
         """Return whether a cell of column `name` is a missing value; missing: the result of `_missing_words_of`."""
         word = cell.strip()
         is_usual = word.casefold() in MISSING_WORDS and word not in self.valid_words.get(name, ())
-        return is_usual or (bool(missing) and self._normalize_cell(cell) in missing)
+        return is_usual or (bool(missing) and self._to_canonical_word(cell) in missing)
 
     def parse_numbers(self, name: str, key: str, truth: bool = False) -> np.ndarray:
         """Convert a column to (n,) float64, with NaN for missing values.
@@ -137,7 +137,7 @@ class Table:
             words[~gaps] = list(map(normalize_word, cells[~gaps].tolist()))
         else:
             texts = decode_cells(cells[~gaps]).tolist()
-            normalized = {cell: self._normalize_cell(cell) for cell in {*texts}}
+            normalized = {cell: self._to_canonical_word(cell) for cell in {*texts}}
             words[~gaps] = [normalized[cell] for cell in texts]
         return words
 
@@ -150,7 +150,7 @@ class Table:
         number = {name: k for k, name in enumerate(names)}
         return np.array([number.get(word, 0) for word in words], dtype=np.int64), names
 
-    def _normalize_cell(self, cell: str) -> str:
+    def _to_canonical_word(self, cell: str) -> str:
         """Apply `normalize_word` to a cell after replacing this table's decimal mark with a point."""
         number = cell.translate(SWAP_MARKS) if self.decimal == "," else cell
         return normalize_word(number if is_number(number) else cell)
