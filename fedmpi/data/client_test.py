@@ -77,8 +77,8 @@ def select_client_tests(
                 else "this data set does not give the site of each test row (array test_site)"
             )
             raise UserError(
-                f"data.client_test: site is not possible, because {wrong}; set data.client_test: aligned"
-                f"{', or data.partition.scheme: site' if site_of_client is None else ''}"
+                f"data.client_test: site needs the sites of clients and test rows, but {wrong}; set "
+                f"data.client_test: aligned{', or data.partition.scheme: site' if site_of_client is None else ''}"
             )
         sites = max(int(site_of_client.max()), int(dataset.test_site.max()) if len(dataset.test_site) else 0) + 1
         return _assign_parts_to_clients(Partition.from_owners(dataset.test_site.numpy(), sites), site_of_client)

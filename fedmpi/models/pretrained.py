@@ -230,7 +230,7 @@ def find_weights(key: str, path: Path) -> PretrainedWeights:
     if not path.is_dir():
         raise UserError(
             f"{key}: {path} does not exist (in the folder {path.absolute().parent}); must be {allowed}. fedmpi "
-            "downloads no weights: copy them there, for example with `hf download NAME --local-dir FOLDER`"
+            "does not download weights; download them yourself, for example with `hf download NAME --local-dir FOLDER`"
         )
     files = list_weight_files(path)
     if not files:

@@ -178,8 +178,8 @@ def check_data_settings(settings: Settings) -> None:
     for key, how in (("standardise", inputs_by), ("standardise_target", data.standardise_target)):
         if how == "pooled" and cut is not None and cut.options.get("only"):
             raise UserError(
-                f"data.partition.only excludes sites from training, but data.{key}: pooled standardises with the "
-                f"training rows of all sites; set data.{key}: site"
+                f"data.partition.only excludes sites from training, but if data.{key} is pooled, the mean and standard "
+                f"deviation are computed from the training rows of all sites; set data.{key}: site"
             )
 
 

@@ -68,9 +68,8 @@ class Regression(Task):
     def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
         if not y.is_floating_point():
             return (
-                f"the targets are {describe_targets(y)}, but must be real numbers (float32); for a table, set "
-                "data.target: number; "
-                "for class numbers, set task.name: classification"
+                f"the targets are {describe_targets(y)}, but must be real numbers (float32); if the data are a table, "
+                "set data.target: number; if the targets are classes, set task.name: classification"
             )
         if y[:1].numel() != torch.Size(outputs).numel():
             return (

@@ -40,7 +40,7 @@ SHEETS = {
     ),
     "sheet: pooled with sites that nobody trains on": (
         *sheet(", standardise: pooled", sites=", site_column: site, partition: {scheme: site, only: [north]}"),
-        r"data\.partition\.only excludes sites .*data\.standardise: pooled .*; set data\.standardise: site",
+        r"data\.partition\.only excludes sites .*data\.standardise is pooled, .*; set data\.standardise: site",
     ),
     "sheet: categorical of none": (
         *sheet(columns=", label_column: sick, categorical: [town]"),
@@ -157,7 +157,7 @@ TEXTS = {
     "shakespeare: no role": (
         "source: shakespeare",
         _put("input.txt", "First Citizen:\nSpeak.\n\nspeak\n"),
-        r"input\.txt: a speech begins with 'speak' instead of `Role:`",
+        r"input\.txt: names the speaker, such as 'ROMEO:', but one begins with 'speak'",
     ),
     "brca: no such file": ("source: tcga_brca", None, r"tcga_brca: file .*brca\.csv not found .*owkin/FLamby"),
 }

@@ -112,7 +112,8 @@ def shakespeare(
         role, _, speech = block.strip("\n").partition("\n")
         if not role.endswith(":"):
             raise UserError(
-                f"{file}: a speech begins with {role[:40]!r} instead of `Role:`; download {SHAKESPEARE_FILE} again"
+                f"{file}: a speech must begin with a line that names the speaker, such as 'ROMEO:', but one begins "
+                f"with {role[:40]!r}; download {SHAKESPEARE_FILE} again"
             )
         speeches.setdefault(role[:-1], []).append(speech)
     texts = {role: AuthorText("\n".join(speeches[role]), f"{file}, role {role}") for role in sorted(speeches)}

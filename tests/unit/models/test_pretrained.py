@@ -196,7 +196,10 @@ def bad_index(state, folder):
         (damaged, r"w\.safetensors cannot be read"),
         (lost_shard, r"lacks model-2\.safetensors, which its index names"),
         (bad_index, r"index\.json is damaged"),
-        (lambda state, folder: folder / "none.safetensors", r"none\.safetensors does not exist .*downloads no weights"),
+        (
+            lambda state, folder: folder / "none.safetensors",
+            r"none\.safetensors does not exist .*does not download weights",
+        ),
         (lambda state, folder: folder, r"contains no weights; must be a file .* or a folder with model\.safetensors"),
     ],
 )
