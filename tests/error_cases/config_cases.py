@@ -30,7 +30,7 @@ NAMES = {
     "model.name=torchvision:resnet18;;model.group=2": r"model\.group: unknown key; did you mean 'groups'\?",
     "model.name=torchvision:vit_b_16": r"model torchvision:vit_b_16 cannot be made for samples of shape \(1, 8, 8\)",
     "model.name=timn:resnet18": r"no module named 'timn'",
-    "model.pretrained=none.safetensors": r"model\.pretrained: safetensors does not exist .*does not download weights",
+    "model.pretrained=none.safetensors": r"model\.pretrained: .*does not exist .*not download weights",
     "model.pretrained=true": r"model\.pretrained: true is not allowed; must be a path, false or null",
     "model.name=none.py:f": r"model '.*none\.py:f': file not found: .*none\.py",
     "model.name=nothing_here:f": r"no module named 'nothing_here'",
