@@ -47,7 +47,7 @@ KNOWN_ERRORS = {
     ),
     ("Expected more than 1 value per channel",): (
         "batch normalisation cannot be applied to a batch of one sample",
-        "set train.drop_last: true, or another train.batch_size",
+        "set train.drop_last: true, another train.batch_size, or a smaller train.accumulate",
     ),
 }
 

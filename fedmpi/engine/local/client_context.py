@@ -24,6 +24,7 @@ from fedmpi.engine.local.losses import (
     add_regularizer,
     backward,
     check_loss,
+    count_parts,
     keep_batch_statistics,
     run_pass,
     split_batch,
@@ -220,8 +221,9 @@ class ClientContext(Client):
         buffers: Tensor | None = None,
     ) -> Tensor:
         # A loss that the method passes is split only if the method declares that this is possible.
-        parts = 1 if loss and not self.trainer.method.loss_is_sample_mean else self.accumulate
-        with self._weights_for_one_pass(at, buffers, min(parts, len(y))):
+        whole = self.accumulate == 1 or (loss and not self.trainer.method.loss_is_sample_mean)
+        parts = 1 if whole else count_parts(self, len(y))
+        with self._weights_for_one_pass(at, buffers, parts):
             value = run_pass(self, loss or self.trainer.fast_loss or self.trainer.method.loss, True, x, y, parts)
         if loss is None:
             self.record_loss(value)
@@ -235,7 +237,7 @@ class ClientContext(Client):
         members = [(s, p) for s, p in model.segment_parameters if p.requires_grad]
         vs, out = [*(s.view(v) for s, _ in members), v], torch.zeros_like(v)
         grad = partial(torch.autograd.grad, allow_unused=True, materialize_grads=True)  # zeros for unused tensors
-        parts = split_batch(self, x, y, self.accumulate)
+        parts = split_batch(self, x, y, 1 if self.accumulate == 1 else count_parts(self, len(y)))
         with self._weights_for_one_pass(None, None), without_cudnn_rnn(model.module):
             for part_x, part_y, share, self.task_loss_scale in parts:
                 with weights_as_leaf(self, self.w) as leaf:

@@ -44,7 +44,7 @@ def run_pass(
             autograd allocates a tensor for each parameter.
         x: (B, ...) samples.
         y: (B,) targets.
-        parts: the number of parts; None: client.accumulate.
+        parts: the number of parts; None: as `count_parts` says.
         share: None: x and y are a whole batch, whose gradient replaces the stored one. A number: they are a part of a
             batch; its loss is multiplied by this number, and its gradient is added to the stored one.
     """
@@ -55,7 +55,7 @@ def run_pass(
         else:
             for p in model.parameters:
                 p.grad = None
-        parts = client.accumulate if parts is None else parts
+        parts = parts or (1 if client.accumulate == 1 else count_parts(client, len(y)))
         if parts > 1:
             return _run_parts(client, loss, flat, x, y, parts)
     if loss is trainer.fast_loss or getattr(loss, "__code__", None) is Method.loss.__code__:
@@ -86,6 +86,12 @@ def _run_parts(client: ClientContext, loss: Loss, flat: bool, x: Tensor, y: Tens
     finally:
         client.task_loss_scale = None
     return torch.stack(losses).sum()
+
+
+def count_parts(client: ClientContext, n: int) -> int:
+    """Return the number of parts of a batch of n samples: the fewest that are not larger than those of a full batch."""
+    largest = -(-(client.batch_size or n) // client.accumulate)
+    return -(-n // largest)
 
 
 def split_batch(

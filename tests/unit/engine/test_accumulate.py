@@ -13,7 +13,7 @@ from fedmpi import Task
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Inputs
 from fedmpi.data.federated import split
-from fedmpi.engine.local.losses import split_batch
+from fedmpi.engine.local.losses import count_parts, split_batch
 from fedmpi.method import Method, State
 from fedmpi.methods import registry
 from fedmpi.models import probabilistic_features
@@ -91,6 +91,11 @@ def test_more_parts_than_samples_and_full_batches():
     parts = run("fedavg", 5, train={"batch_size": "full"})
     assert_same(run("fedavg", 1, train={"batch_size": "full"}), parts)
     assert max(parts.sizes) == -(-int(parts.experiment.data.train_sizes.max()) // 5)
+
+
+def test_a_smaller_batch_has_fewer_parts_of_the_same_size():
+    for batch_size, accumulate, n, parts in ((50, 3, 50, 3), (50, 3, 17, 1), (50, 3, 18, 2), (None, 3, 8, 3)):
+        assert count_parts(SimpleNamespace(batch_size=batch_size, accumulate=accumulate), n) == parts
 
 
 def test_batch_statistics_are_those_of_the_parts():
