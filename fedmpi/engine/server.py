@@ -124,7 +124,8 @@ class FederationServer:
 
     def snapshot(self) -> dict[str, Tensor]:
         """Return CPU copies of all tensors that checkpoints store, by name."""
-        return {name: tensor.to("cpu", copy=True) for name, tensor in self._state_tensors().items()}
+        dense = torch.contiguous_format  # base weights of convolutions may be channels_last
+        return {name: x.to("cpu", copy=True, memory_format=dense) for name, x in self._state_tensors().items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore the tensors that `snapshot` returned."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import difflib
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -59,6 +60,11 @@ class AdaptedLayer:
         return f"{self.name}.base_layer.weight"
 
     @property
+    def frozen_factor(self) -> str:
+        """The name of the parameter that is not trained with `freeze_a`: A; B for embeddings, whose A is zero."""
+        return self.b if self.is_embedding else self.a
+
+    @property
     def shape(self) -> tuple[int, int]:
         """The sizes (out, in) of the product B A."""
         rows, columns = self.base.shape[0], self.base[0].numel()
@@ -99,8 +105,8 @@ def add_adapters(module: nn.Module, config: LoraConfig, input_shape: Shape, dtyp
         input_shape: the shape of a sample, and `dtype` its type, with which the head is targets.
 
     Raises:
-        UserError: PEFT is not installed; a target does not exist, cannot have an adapter, or shares its weight with
-            another layer; the rank is larger than a layer; or there is no layer to adapt.
+        UserError: PEFT is not installed; a target does not exist, is never called, cannot have an adapter, or shares
+            its weight with another layer; the rank is larger than a layer; or there is no layer to adapt.
     """
     from fedmpi.common import torchvision_compat  # noqa: F401  (before peft, which imports torchvision)
 
@@ -108,9 +114,12 @@ def add_adapters(module: nn.Module, config: LoraConfig, input_shape: Shape, dtyp
         import peft
     except ModuleNotFoundError as error:
         raise UserError("model.lora needs the package peft, which is missing: pip install 'fedmpi[lora]'") from error
-    head = FeaturesAndHead(module, input_shape, dtype).head_parameter_names() | set(getattr(module, "head_names", ()))
+    _use_layers_in_evaluation(module)
+    with _record_calls(module) as called:
+        head = FeaturesAndHead(module, input_shape, dtype).head_parameter_names()
+    head |= set(getattr(module, "head_names", ()))
     shared = _find_tied_parameters(module)
-    targets = _find_targets(module, config, head - shared.keys())
+    targets = _find_targets(module, config, head - shared.keys(), called)
     for name in targets:
         _check_target(name, module.get_submodule(name), config.r, shared)
     if config.head and (tied := sorted(head & shared.keys())):
@@ -120,7 +129,7 @@ def add_adapters(module: nn.Module, config: LoraConfig, input_shape: Shape, dtyp
         )
     library_config = peft.LoraConfig(
         r=config.r,
-        lora_alpha=config.alpha,
+        lora_alpha=config.alpha,  # type: ignore[arg-type,unused-ignore]  (PEFT accepts floats)
         target_modules=targets,
         use_rslora=config.rslora,
         lora_dropout=config.dropout,
@@ -132,7 +141,9 @@ def add_adapters(module: nn.Module, config: LoraConfig, input_shape: Shape, dtyp
     except ValueError as error:
         raise UserError(f"model.lora: {error}") from error
     layers = list(iter_adapted_layers(module))
-    trained = {name for layer in layers for name in ((layer.b,) if config.freeze_a else (layer.a, layer.b))}
+    trained = {name for layer in layers for name in (layer.a, layer.b)}
+    if config.freeze_a:
+        trained -= {layer.frozen_factor for layer in layers}
     trained |= head if config.head else set()
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(name in trained)
@@ -152,12 +163,42 @@ def _is_conv1d(layer: nn.Module) -> bool:
     return kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.")
 
 
-def _find_targets(module: nn.Module, config: LoraConfig, head: set[str]) -> list[str]:
-    """Return the names of the layers to adapt: those that `targets` names, or all linear layers except the head."""
+def _use_layers_in_evaluation(module: nn.Module) -> None:
+    """Let torch's transformer encoders call their linear layers in evaluation mode, too.
+
+    By default a fused kernel reads the weights of these layers instead, which would leave out their adapters.
+    """
+    for layer in module.modules():
+        if isinstance(layer, nn.TransformerEncoderLayer):
+            layer.activation_relu_or_gelu = 0
+        elif isinstance(layer, nn.TransformerEncoder):
+            layer.use_nested_tensor = False
+
+
+@contextmanager
+def _record_calls(module: nn.Module) -> Iterator[set[nn.Module]]:
+    """Return the set of submodules whose forward functions are called in this context."""
+    called = set[nn.Module]()
+    hooks = [x.register_forward_pre_hook(lambda layer, inputs: called.add(layer)) for x in module.modules()]
+    try:
+        yield called
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _find_targets(module: nn.Module, config: LoraConfig, head: set[str], called: set[nn.Module]) -> list[str]:
+    """Return the names of the layers to adapt: those that `targets` names, or all linear layers except the head.
+
+    Args:
+        head: the names of the parameters of the head.
+        called: the submodules that a forward pass calls. An adapter of another layer would have no effect.
+    """
     layers = {name: layer for name, layer in module.named_modules() if name and _adaptable(layer)}
     in_head = {name.rpartition(".")[0] for name in head}
     if config.targets is None:
-        targets = [n for n, x in layers.items() if (isinstance(x, nn.Linear) or _is_conv1d(x)) and n not in in_head]
+        linear = {n: x for n, x in layers.items() if isinstance(x, nn.Linear) or _is_conv1d(x)}
+        targets = [name for name, layer in linear.items() if layer in called and name not in in_head]
         if not targets:
             raise UserError(
                 "model.lora.targets: null stands for all linear layers except the head, but this model has none; name "
@@ -180,6 +221,12 @@ def _find_targets(module: nn.Module, config: LoraConfig, head: set[str]) -> list
             raise UserError(
                 f"model.lora.targets: {inside[0]!r} is the head, which is trained itself; remove it from targets"
             )
+        if unused := [name for name in matching if layers[name] not in called]:
+            raise UserError(
+                f"model.lora.targets: layer {unused[0]} is never called, because the model does not use it or reads "
+                "its weight directly (as torch's MultiheadAttention does with out_proj), so an adapter would have no "
+                "effect; remove it from targets"
+            )
         targets += matching
     return list(dict.fromkeys(targets))
 
@@ -194,12 +241,19 @@ def _find_tied_parameters(module: nn.Module) -> dict[str, str]:
 
 
 def _check_target(name: str, layer: nn.Module, r: int, tied: Mapping[str, str]) -> None:
-    """Raise UserError if a layer shares its weight with another layer, or is smaller than the rank r."""
+    """Raise UserError if PEFT cannot adapt a layer, if it shares its weight with another one, or is smaller than r."""
     if other := tied.get(f"{name}.weight"):
         raise UserError(
             f"model.lora.targets: the weight of {name} is shared with {other} (tied weights), so an adapter of one "
             "layer would not apply to the other; remove it from targets"
         )
+    for option, needed in (("groups", 1), ("dilation", 1), ("padding_mode", "zeros")):  # all that PEFT supports
+        value = getattr(layer, option, needed)
+        if value not in (needed, (needed,) * (layer.weight.ndim - 2)):  # type: ignore[operator]
+            raise UserError(
+                f"model.lora.targets: the convolution {name} has {option}={value!r}, but adapters of PEFT need "
+                f"{option}={needed!r}; remove it from targets"
+            )
     weight: Tensor = layer.weight  # type: ignore[assignment]
     largest = min(weight.shape[0], weight[0].numel())
     if r > largest:

@@ -19,7 +19,7 @@ from fedmpi.common.user_code_errors import add_error_context
 from fedmpi.config import Settings
 from fedmpi.method.base import Method
 from fedmpi.models import hugging_face, pretrained
-from fedmpi.models.lora import LoraConfig, add_adapters
+from fedmpi.models.lora import LoraConfig, add_adapters, iter_adapted_layers
 from fedmpi.models.net import FeaturesAndHead
 from fedmpi.models.pretrained import PretrainedWeights
 from fedmpi.runtime.compatibility import check_trainable_parameters
@@ -112,7 +112,21 @@ def make_prepared_module(
     """
     module = make_module(settings, input_shape, classes, dtype, weights)
     where = f"method {settings.method.name}, hook prepare_model"
+    fixed = _find_lora_parameters(module)
     with add_error_context(where), seeds.temporary_seed(settings.seed, "prepare"):
         module = method.prepare_model(module, classes)
         check_trainable_parameters(where, module, method.prepare_model)
+    kept = {id(p): p.requires_grad for p in module.parameters()}
+    if changed := [name for name, p in fixed.items() if kept.get(id(p)) is not p.requires_grad]:
+        raise UserError(
+            f"method.name: {settings.method.name} is not possible with model.lora, because it replaces the layer of "
+            f"{changed[0]}, which has an adapter or is frozen; choose another method, or set model.lora: null"
+        )
     return module
+
+
+def _find_lora_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters, by name, of adapters and of all frozen layers; {} if the module has no adapters."""
+    layers = list(iter_adapted_layers(module))
+    adapters = {name for layer in layers for name in (layer.a, layer.b)}
+    return {n: p for n, p in module.named_parameters() if layers and (n in adapters or not p.requires_grad)}

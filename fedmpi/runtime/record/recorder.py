@@ -22,7 +22,7 @@ from fedmpi.engine.model_selection import BestModel
 from fedmpi.engine.server import FederationServer
 from fedmpi.runtime import code_trust
 from fedmpi.runtime.build import Experiment
-from fedmpi.runtime.build_model import make_lora_config, make_module
+from fedmpi.runtime.build_model import make_lora_config, make_prepared_module
 from fedmpi.runtime.checkpoints import CheckpointWriter
 from fedmpi.runtime.record import console_text
 from fedmpi.runtime.record.adapter_files import write_adapter
@@ -224,7 +224,8 @@ class Recorder(CheckpointRecorder):
         if experiment.base_layers:  # the base before training is made again, so that no copy of it is kept in memory
             data = experiment.data
             sizes = data.input_shape, data.classes, data.x_dtype
-            initial = dict(make_module(settings, *sizes, experiment.pretrained).named_parameters())
+            module = make_prepared_module(settings, experiment.method, *sizes, experiment.pretrained)
+            initial = dict(module.named_parameters())
         tensors = experiment.model.state_dict(server.w, server.b)
         base = str(experiment.pretrained.path if experiment.pretrained else settings.model.name)
         write_adapter(self.directory.path / "adapter", experiment.model.module, tensors, config, initial, base)

@@ -72,11 +72,11 @@ def federation():
         model = FlatModel(module, {"head.weight", "head.bias"})
         layers = list(iter_adapted_layers(module))
         for layer in layers if common_a else ():
-            dict(module.named_parameters())[layer.a].data.normal_()
+            dict(module.named_parameters())[layer.frozen_factor].data.normal_()
         clients = torch.randn(3, model.layout.size)
         shared = torch.randn(model.layout.size)
         for s in model.layout.segments if common_a else ():
-            if ".lora_A" in s.name or "embedding_A" in s.name:
+            if s.name in {layer.frozen_factor for layer in layers}:
                 for row in clients:
                     s.view(row).copy_(s.view(shared))
         sizes = adapter_shapes(layers, dict(module.named_parameters()))
@@ -141,7 +141,9 @@ def test_freeze_a_gives_the_mean_of_products(federation):
     f = federation("freeze_a")
     for name, exact in f.exact.items():
         assert (f.used[name] - exact).norm() / exact.norm() < 1e-6, name
-    assert not any(".lora_A" in s.name or "embedding_A" in s.name for s in f.model.layout.segments)
+    trained = {s.name for s in f.model.layout.segments}
+    for layer in f.layers:  # A of an embedding is zero at first, so that B could not be trained
+        assert (layer.a in trained, layer.b in trained) == (layer.is_embedding, not layer.is_embedding)
 
 
 def test_separate_means_differ_unless_a_is_common(federation):

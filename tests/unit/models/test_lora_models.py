@@ -111,6 +111,47 @@ def test_a_model_without_linear_layers_needs_the_names_of_layers():
     assert "0.lora_A.weight" in trained_names(add_adapters(module, options(targets=("0",)), (1, 4, 4), torch.float32))
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [({"groups": 2}, "groups=2"), ({"dilation": 2}, r"dilation=\(2, 2\)"), ({"padding_mode": "reflect"}, "'reflect'")],
+    ids=["groups", "dilation", "padding"],
+)
+def test_convolutions_that_peft_cannot_adapt_are_refused(option, message):
+    module = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1, **option), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    module.append(nn.Linear(4, 2))
+    with pytest.raises(UserError, match=rf"model\.lora\.targets: the convolution 0 has .*{message}.*; remove it"):
+        add_adapters(module, options(targets=("0",)), (2, 6, 6), torch.float32)
+
+
+class Encoder(nn.Module):
+    """A transformer encoder of torch, whose fused kernels read weights without calling their layers."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
+        self.encoder, self.head = nn.TransformerEncoder(layer, 2), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.encoder(x).mean(1))
+
+
+def test_adapters_of_a_transformer_encoder_work_in_evaluation():
+    module, x = add_adapters(Encoder(), options(), (5, 8), torch.float32), torch.randn(4, 5, 8)
+    adapted = {name.split(".lora_B")[0] for name in trained_names(module) if ".lora_B" in name}
+    assert adapted == {f"encoder.layers.{i}.linear{j}" for i in (0, 1) for j in (1, 2)}  # and not out_proj
+    for name in adapted:
+        torch.nn.init.normal_(module.get_submodule(name).lora_B["default"].weight)
+    with torch.no_grad():
+        torch.testing.assert_close(module.eval()(x), module.train()(x))
+
+
+def test_layers_that_are_never_called_are_refused():
+    with pytest.raises(
+        UserError, match=r"model\.lora\.targets: layer encoder\.layers\.0\.\S+ is never called, .*; remove"
+    ):
+        add_adapters(Encoder(), options(targets=("linear1", "out_proj")), (5, 8), torch.float32)
+
+
 class Tied(nn.Module):
     """A language model whose head has the weight of the embedding."""
 
@@ -151,6 +192,23 @@ def test_peft_and_fedmpi_load_the_model_of_a_run(run, rule):
     assert (expected - before).abs().max() > 0.01
 
 
+@pytest.mark.parametrize(
+    "given",
+    ["model={name: mcmahan_cnn, lora: {r: 2, targets: ['3']}}", "method.name=fedsr"],
+    ids=["weights in channels_last order", "layers that a method renames"],
+)
+def test_changed_base_weights_are_saved(run, given):
+    folder = run("server.lora=exact", given)
+    layers = {name for name in load_file(folder / "model.safetensors") if name.endswith("base_layer.weight")}
+    resumed = load_file(folder / "checkpoints" / "000001.safetensors")
+    assert {name for name in resumed if name.startswith("base ")} == {
+        f"base {name.removesuffix('.base_layer.weight')}" for name in layers
+    }
+    written = load_file(folder / "adapter" / "adapter_model.safetensors")
+    assert len([name for name in written if name.endswith("lora_A.weight")]) == len(layers) > 0
+    package.load(folder)
+
+
 def test_a_run_without_its_base_model_is_not_loaded(run):
     folder = run()
     text = (folder / "identity.json").read_text()
@@ -174,6 +232,11 @@ def test_the_cost_of_exact_aggregation_is_printed_before_the_run(run, capsys):
         ("server.lora=exact;;method.name=scaffold", r"server\.lora: exact needs a method that averages updates"),
         ("server.lora=svd;;method.name=lg_fedavg", r"keeps \S*lora_A\S* with the clients; set server\.lora: separate"),
         ("server.lora=stack;;model.lora.base_precision=bf16", r"base_precision: bf16 is not possible with .*: stack"),
+        ("server.lora=stack;;method.name=ditto", r"stack changes the base .* ditto keeps .*\(client_state: v\)"),
+        (
+            "model={name: mcmahan_cnn, lora: {targets: ['3']}};;method.name=fedatom",
+            r"fedatom is not possible with model\.lora",
+        ),
         ("server.reduce=local", r"server\.reduce: local .*, but server\.lora uses individual uploads"),
         ("model.lora.r=0", r"model\.lora\.r: 0 is not allowed; must be a whole number from 1 to 100,000"),
     ],
