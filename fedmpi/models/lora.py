@@ -129,7 +129,7 @@ def add_adapters(module: nn.Module, config: LoraConfig, input_shape: Shape, dtyp
         )
     library_config = peft.LoraConfig(
         r=config.r,
-        lora_alpha=config.alpha,  # type: ignore[arg-type,unused-ignore]  (PEFT accepts floats)
+        lora_alpha=config.alpha,  # type: ignore[arg-type,unused-ignore]
         target_modules=targets,
         use_rslora=config.rslora,
         lora_dropout=config.dropout,

@@ -116,8 +116,8 @@ def make_prepared_module(
     with add_error_context(where), seeds.temporary_seed(settings.seed, "prepare"):
         module = method.prepare_model(module, classes)
         check_trainable_parameters(where, module, method.prepare_model)
-    kept = {id(p): p.requires_grad for p in module.parameters()}
-    if changed := [name for name, p in fixed.items() if kept.get(id(p)) is not p.requires_grad]:
+    trainable = {id(p): p.requires_grad for p in module.parameters()}
+    if changed := [name for name, p in fixed.items() if trainable.get(id(p)) is not p.requires_grad]:
         raise UserError(
             f"method.name: {settings.method.name} is not possible with model.lora, because it replaces the layer of "
             f"{changed[0]}, which has an adapter or is frozen; choose another method, or set model.lora: null"
