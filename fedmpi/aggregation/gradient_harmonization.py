@@ -1,7 +1,7 @@
 """Gradient harmonization: removal of conflicts between updates, computed from their Gram matrix.
 
 Two updates are in conflict if their inner product is negative. G (m, d) contains the m updates as rows. The modified
-updates g_i are represented by their coefficients: they are the rows of C G, where row i of C (m, m) belongs to g_i.
+updates g_i are represented by their coefficients: the g_i are the rows of C G, where row i of C (m, m) belongs to g_i.
 With K = G G' (m, m), all inner products are entries of P = C K C', and no vector of size d is computed.
 """
 

@@ -109,10 +109,11 @@ def subtract(x: Product, y: Product) -> Product:
 
 
 class LoraAggregation:
-    """The aggregation of adapters (server.lora); it changes the direction of the server step.
+    """Aggregates adapters (server.lora) by modifying the direction of the server step.
 
-    Each call records the metric `lora_distance`: ||used - M|| / ||M|| over all adapted layers, where `used` is what the
-    next round starts from, in the precision of the model. Its rounding error is 1e-8.
+    Each call records the metric `lora_distance`: ||used - M|| / ||M|| over all adapted layers. M is the mean of the
+    clients' weight changes, equation (1) of the module docstring, and `used` is the weight change from which the next
+    round starts, in the precision of the model. Rounding errors in the metric are about 1e-8.
 
     Attributes:
         state: the fields, name -> shape, that the server broadcasts in addition to the model: the change of all base

@@ -48,10 +48,11 @@ def principal(
     Args:
         keep: fraction of the m principal directions that is kept.
         scope: whether the directions are computed for the whole model (model) or for each tensor separately (tensor).
-        correction: which vector is rescaled to the length of the client's update: the weighted sum of the update's
-            projections on the directions (text), or each projection (axis).
-        share: if correction is axis, the eigenvalues are the weights of the directions, divided by their sum (sum) or
-            by their Euclidean norm (l2).
+        correction: what is rescaled to the length of the client's update: the sum of the update's projections onto the
+            directions, weighted by the eigenvalues (text, as the text of the paper says), or each projection
+            separately, before they are summed (axis, as its equation 7 says).
+        share: only for `correction: axis`; how the eigenvalues are normalised to become the weights of the projections:
+            by the sum of all eigenvalues (sum), or by the Euclidean norm of those of the kept directions (l2).
     """
     if share == "sum" and correction == "text":
         raise UserError(

@@ -14,15 +14,15 @@ For scalars alpha_k = a + e_k, D_k = d + h_k with independent noise and p_k = 1/
 so decomposition reduces only the cross term. (Prop. 4.1 of the paper assumes that the products of one round are
 independent, and derives a larger gain.)
 
-variance, Fig. 3(b): every `evaluate.every`-th round, from round 0 on, is trained R times from the same global model,
-each time with a different cohort and different batches. W_r is the mean (1) or (2) in replicate r, for the kernels of
-all layers that have atoms. The result is 1/(R-1) sum_r ||W_r - mean W||^2, an unbiased estimate of the variance (the
-paper does not describe its estimator). It is compared with the variance of the clients' own kernels, sum_k p_k ||W_k -
-W_bar||^2, averaged over replicates. The server's optimiser is not applied. Rounds in which the method does not send
-coefficients are marked in the output.
+variance, Fig. 3(b): for every `evaluate.every`-th round, from round 0 on, the training is repeated R times from the
+same global model, each time with a different cohort and different batches. W_r is the mean (1) or (2) in replicate r,
+for the kernels of all layers that have atoms. The result is 1/(R-1) sum_r ||W_r - mean W||^2, an unbiased estimate of
+the variance (the paper does not describe its estimator). It is compared with the variance of the clients' own kernels,
+sum_k p_k ||W_k - W_bar||^2, averaged over replicates. The server's optimiser is not applied. Rounds in which the method
+does not send coefficients are marked in the output.
 
 virtual, Eq. 10, Sec. 4.1 and 6.7: starting from the final model of a run, the clients train for one more round. This
-round has the number of the next round in which coefficients are sent. The product (2) is the weighted mean of alpha_i
+round takes the number of the next round in which coefficients are sent. The product (2) is the weighted mean of alpha_i
 D_j over all pairs: the m clients (i = j), and m (m - 1) virtual clients (i != j; the paper counts unordered pairs, 6
 for 4 clients). Coefficients, biases of convolutions, and convolutions without atoms come from client i, and atoms come
 from client j. The paper does not mention the other parameters; here they come from the aggregate, so that the models

@@ -1,4 +1,4 @@
-"""Communication between the ranks of a job: `detect` reads the launcher's variables, and `connect` connects ranks.
+"""Communication between the ranks of a job: `detect` reads the launcher's variables, and `connect` connects the ranks.
 
 Modules that need torch are imported at first use, so that a mistake in a config is reported before torch is loaded.
 """

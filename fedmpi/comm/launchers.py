@@ -184,7 +184,7 @@ def reject_unsupported_launcher(env: Mapping[str, str]) -> None:
 def check_rank_below_size(job: Job, names: tuple[str, ...]) -> Job:
     """Return the job unchanged; raise UserError if its rank is not less than its size.
 
-    names: the environment variables that rank and size were read from, for the message.
+    names: the environment variables that rank and size were read from, for the error message.
     """
     if job.rank >= job.size:
         raise UserError(

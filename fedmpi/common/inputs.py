@@ -1,7 +1,7 @@
 """The samples of a data set: one tensor (n, ...), or several named tensors, such as the token ids and mask of a text.
 
-`Inputs` implements the tensor methods that select rows or move them to a device, so that code that only passes samples
-on works with both.
+`Inputs` implements the tensor methods that select rows or move them to a device, so that code that merely forwards
+samples works with tensors and with `Inputs`.
 """
 
 from __future__ import annotations

@@ -235,7 +235,10 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _describe_import_error(error: BaseException, place: str) -> str:
-    """Describe an error as `file.py:12: NameError: ...`, with the innermost line of the user's code if there is one."""
+    """Describe an error as `file.py:12: NameError: ...`, with the innermost line of the user's code if there is one.
+
+    place: the module or file whose import failed.
+    """
     if isinstance(error, ModuleNotFoundError) and error.name and f"{place}.".startswith(f"{error.name}."):
         return f"no module named '{error.name}'; install it, or add the folder that contains it to PYTHONPATH"
     if isinstance(error, SyntaxError):

@@ -50,7 +50,7 @@ def format_not_allowed(value: Any, hint: Any, metadata: Sequence[Any] = ()) -> s
 
 
 def describe_type(hint: Any, metadata: Sequence[Any] = ()) -> str:
-    """Describe a type and its bounds for the reference of config keys.
+    """Describe a type and its bounds for the config reference.
 
     Args:
         metadata: the other arguments of Annotated, if pydantic has separated them from the type.

@@ -54,9 +54,9 @@ KNOWN_ERRORS = {
 
 @contextmanager
 def add_error_context(where: str, *passing: type[Exception]) -> Iterator[None]:
-    """Add the place in the run and the line of the user's code to errors that are raised within the block.
+    """Add the place in the run and the line of the user's code to the messages of errors raised within the block.
 
-    Errors from a user's file and errors with a known fix become a UserError. All others are defects of fedmpi and
+    Errors from a user's file and errors with a known fix become a UserError. All others are defects in fedmpi and
     become a RuntimeError.
 
     Args:

@@ -74,7 +74,7 @@ class FederatedData:
     files_digest: str = ""  # of the preparation; equal at all sites
 
     def example_targets(self) -> Tensor:
-        """Return two targets, (2, ...), with the shape and type of the data's targets: classes 0 and 1, or zeros."""
+        """Return two targets (2, ...), with the data's shape and type: 0 and 1 if they are classes, otherwise zeros."""
         y = torch.zeros(2, *self.target_shape, dtype=self.target_dtype)
         return torch.arange(2) if is_labels(y, self.classes) else y
 

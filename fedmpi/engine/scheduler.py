@@ -93,7 +93,10 @@ class ClientScheduler:
         return self.lost_ranks.participants(t, drawn) if self.lost_ranks.rows else drawn
 
     def last_trained_rounds(self, t: int) -> dict[int, int]:
-        """Return, for each client, the round (0 to t) that produced its state at the start of round t + 1."""
+        """Return the round (0 to t) that produced each client's state at the start of round t + 1.
+
+        Clients whose state is still the initial one are left out.
+        """
         rounds: dict[int, int] = {}
         for earlier in range(t + 2):
             back = self.lost_ranks.reverted_states(earlier)
@@ -180,7 +183,7 @@ def draw_cohort(
 
 
 def cohort_size(clients: int, fraction: float | None, size: int | None = None) -> int:
-    """Return the number m of clients in a round: `size` if it is given, otherwise max(floor(fraction N), 1)."""
+    """Return the number of clients in a round: `size` if it is given, otherwise max(floor(fraction clients), 1)."""
     if size is not None:
         return size
     assert fraction is not None

@@ -57,7 +57,7 @@ def prototype_loss(z: Tensor, y: Tensor, protos: Tensor, known: Tensor) -> Tenso
 def minimize_on_simplex(P: Tensor) -> Tensor:
     """Return the weights a (m,) float64 that minimise a' P a subject to a >= 0 and sum a = 1.
 
-    The optimality conditions are those of  min_{x >= 0} x' P x / 2 - sum x  with a = x / sum x. With P = R' R this is a
+    Up to scaling, the solution is that of  min_{x >= 0} x' P x / 2 - sum x:  a = x / sum x. With P = R' R this is a
     non-negative least squares problem, which an active-set method solves exactly.
 
     Args:

@@ -19,7 +19,7 @@ from fedmpi.method import INITIAL, INITIAL_BUFFERS, Client, Method, Quadratic, S
 
 @dataclass(frozen=True)
 class Ditto(Method):
-    """Ditto: FedAvg, plus a personal model of each client that a proximal term keeps close to the global one."""
+    """Ditto: FedAvg, plus a personal model for each client, kept close to the global one by a proximal term."""
 
     lam: float = option(0.75, "weight of the proximal term", ge=0)
 

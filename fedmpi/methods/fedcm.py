@@ -6,7 +6,7 @@ v      = alpha g + (1 - alpha) Delta,   w_k <- w_k - lr v          local step   
 Delta <- sum_k p_k (w - w_k) / (lr a_k)                            the mean direction of the round's steps (2)
 w     <- sum_k p_k w_k                                                                                   (3)
 In the paper all clients take K steps of plain SGD, so that a_k = K and (3) is w - lr K Delta. With momentum, a_k is
-such that w - w_k would be lr a_k v if all steps had the same direction v. In the paper the p_k are equal
+chosen such that w - w_k would be lr a_k v if all steps had the same direction v. In the paper the p_k are equal
 (cohort.weighting: uniform). Weight decay is part of (w - w_k).
 """
 

@@ -43,7 +43,7 @@ class FedDecorr(Method):
 def correlation_penalty(z: Tensor, scale: str = "code") -> Tensor:
     """Return the correlation penalty, a scalar, of features z (B, d).
 
-    scale: which formula is used: "paper" is ||K||_F^2 / d^2, Eq. (2); "code" is Eq. (3).
+    scale: which formula is used: "paper" is ||K||_F^2 / d^2, equation (2) of the module docstring; "code" is (3).
     """
     B, d = z.shape
     if B < 2 or d < 2:

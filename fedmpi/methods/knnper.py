@@ -26,7 +26,7 @@ from fedmpi.method import CLASSES, FEATURES, Client, Method, option
 
 @dataclass(frozen=True)
 class KNNPer(Method):
-    """kNN-Per: FedAvg with local memorisation: predictions are mixed with a vote of nearest neighbours."""
+    """kNN-Per: FedAvg with local memorisation; predictions are mixed with a vote of the nearest neighbours."""
 
     k: int = option(5, "number of neighbours", ge=1)
     lam: float = option(0.5, "weight of the neighbours in the prediction; 0: use the model only", ge=0, le=1)

@@ -1,4 +1,4 @@
-"""FedPara's layers, whose weight is the Hadamard product of two low-rank weights, and their insertion into a model.
+"""FedPara's layers, whose weights are Hadamard products of two low-rank weights, and their insertion into a model.
 
 FedPara. Hyeon-Woo, Ye-Bin, Oh. Low-Rank Hadamard Product for Communication-Efficient Federated Learning. ICLR 2022.
 https://arxiv.org/abs/2108.06098

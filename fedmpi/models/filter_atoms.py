@@ -5,7 +5,7 @@ Learning with Filter Decomposition. 2025. https://arxiv.org/abs/2503.08652; the 
 Calderbank, Sapiro. ICML 2018. https://arxiv.org/abs/1802.04145
 
     W[o,i,u,v] = sum_a alpha[o,i,a] D[a,u,v]         coefficients alpha (o, i, m_a), atoms D (m_a, u, v)        (1)
-Each layer has its own atoms, which all its channels share. The forward pass computes W and then one convolution.
+Each layer has its own atoms, which all its channels share. The forward pass computes W, then applies one convolution.
 """
 
 import math

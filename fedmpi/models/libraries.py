@@ -1,9 +1,10 @@
-"""Models of other libraries by name: `timm:resnet18`, `torchvision:resnet50`, `monai:DenseNet121`.
+"""Models from other libraries, by name: `timm:resnet18`, `torchvision:resnet50`, `monai:DenseNet121`.
 
-A function of this module gets the name of a model in its library and returns a function `f(input_shape, classes,
-**options)`. Its options are those of the library, with the library's defaults; they are checked against the signature
-of the library. The numbers of input channels, outputs and spatial dimensions come from the data, and so does the size
-of images if the model depends on it. The weights are random; `model.pretrained` loads trained ones (pretrained.py).
+A function of this module takes the name of a model in its library and returns a function `f(input_shape, classes,
+**options)`. Its options are those of the library's function or class, with the same defaults; they are checked against
+the signature of that function or class. The numbers of input channels, outputs and spatial dimensions come from the
+data, and so does the size of images if the model depends on it. The weights are random; `model.pretrained` loads
+trained ones (pretrained.py).
 
 Models of the library `transformers` are in hugging_face.py.
 """

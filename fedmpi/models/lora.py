@@ -1,12 +1,12 @@
-"""Low-rank adapters (LoRA) in the layers of any model, by the library PEFT.
+"""Low-rank adapters (LoRA) in the layers of any model, made by the PEFT library.
 
-Low-rank adaptation. Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang, Chen. LoRA: Low-Rank Adaptation of Large Language
-Models. ICLR 2022. https://arxiv.org/abs/2106.09685
+Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang, Chen. LoRA: Low-Rank Adaptation of Large Language Models. ICLR 2022.
+https://arxiv.org/abs/2106.09685
 
     W x + s B A x        A (r, in), B (out, r), s = alpha / r, or alpha / sqrt(r) with rslora                        (1)
-W, the base weight, is frozen. A convolution is the linear map of its patches: A has the shape (r, in, height, width),
-and B the shape (out, r, 1, 1). The base weights of embeddings, and of the layer Conv1D of transformers, are stored
-transposed.
+W, the base weight, is frozen. A convolution is treated as a linear map of its input patches: A has the shape
+(r, in, height, width), and B the shape (out, r, 1, 1). The base weights of embeddings, and of the Conv1D layer of the
+transformers library, are stored transposed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class LoraConfig:
 
 @dataclass(frozen=True)
 class AdaptedLayer:
-    """A layer with an adapter, equation (1)."""
+    """A layer with an adapter; see equation (1) of the module docstring."""
 
     name: str  # of the layer, as in module.named_modules()
     a: str  # name of the parameter A

@@ -36,9 +36,9 @@ def mlp(
 ) -> MLP:
     """Multilayer perceptron with ReLU; by default the 2NN of the FedAvg paper (McMahan 2017).
 
-    hidden: number of units of each hidden layer; at least one layer is needed.
+    hidden: number of units in each hidden layer; at least one layer is needed.
 
-    For 1 x 28 x 28 images of 10 classes it has 199,210 parameters.
+    For 1 x 28 x 28 images of 10 classes the default model has 199,210 parameters.
     """
     return MLP(math.prod(input_shape), hidden, classes)
 

@@ -43,16 +43,17 @@ def resnet18(
     stride: Stride = 1,
     projection: bool = False,
 ) -> nn.Module:
-    """ResNet-18 of torchvision, with random initial weights; set `stem: small` for images of 32 pixels.
+    """ResNet-18 from torchvision, with random initial weights; set `stem: small` for images of 32 x 32 pixels.
 
     stem: imagenet (7x7 convolution with stride 2, max pool), no_pool (without the max pool) or small (3x3 convolution
-    with stride 1, no max pool; for images of 32 pixels).
+    with stride 1, no max pool; for images of 32 x 32 pixels).
     norm: bn, bn_nostats (no running statistics: evaluations use the statistics of each batch) or gn (group
     normalisation).
     stride: stride of the first stage.
     projection: true inserts two linear layers of 256 units, each with normalisation `norm`, before the last layer.
 
-    It has 11,689,512 parameters for ImageNet, and 11,173,962 with the small stem and 10 classes.
+    For RGB images, it has 11,689,512 parameters with the stem imagenet and 1000 classes, and 11,173,962 with the stem
+    small and 10 classes.
     """
     return _make_resnet("resnet18", input_shape, classes, stem, norm, stride, projection)
 
@@ -65,16 +66,16 @@ def resnet50(
     stride: Stride = 1,
     projection: bool = False,
 ) -> nn.Module:
-    """ResNet-50 of torchvision, with random initial weights; set `stem: small` for images of 32 pixels.
+    """ResNet-50 from torchvision, with random initial weights; set `stem: small` for images of 32 x 32 pixels.
 
     stem: imagenet (7x7 convolution with stride 2, max pool), no_pool (without the max pool) or small (3x3 convolution
-    with stride 1, no max pool; for images of 32 pixels).
+    with stride 1, no max pool; for images of 32 x 32 pixels).
     norm: bn, bn_nostats (no running statistics: evaluations use the statistics of each batch) or gn (group
     normalisation).
     stride: stride of the first stage.
     projection: true inserts two linear layers of 256 units, each with normalisation `norm`, before the last layer.
 
-    It has 25,557,032 parameters for ImageNet.
+    For RGB images, it has 25,557,032 parameters with the stem imagenet and 1000 classes.
     """
     return _make_resnet("resnet50", input_shape, classes, stem, norm, stride, projection)
 

@@ -65,14 +65,14 @@ class Attention(nn.Module):
 class SLViT(nn.Module):
     """A vision transformer on shifted patches, with a class token and learned position embeddings.
 
-    Each layer consists of attention and two linear layers; LayerNorm and the head follow the last layer.
+    Each layer consists of an attention block and two linear layers; LayerNorm and the head follow the last layer.
 
     Args:
         channels: channels of the images.
         side: height and width to which images are resized, in pixels.
-        resize: whether images have another size and must be resized.
+        resize: whether images have a different size and must be resized.
         sizes: width of a token, number of layers, heads per layer, width of a head, hidden units of each layer.
-        shift: how the four copies of an image are shifted: pixel or original (see `sl_vit`).
+        shift: how the four copies of an image are shifted: "pixel" or "original" (see `sl_vit`).
     """
 
     def __init__(

@@ -140,7 +140,7 @@ def build_method_metrics_section(runs: RunCollection) -> list[Part | None]:
 
 
 def _plot_metric(runs: RunCollection, section: str, name: str, label: str) -> Figure | None:
-    """Plot a metric in metrics.jsonl over rounds, with one line for each group of runs."""
+    """Plot a metric from metrics.jsonl over rounds, with one line for each group of runs."""
     curves = {run.path: extract_curve(run.rows, name) for run in runs.all}
     return plot_by_group(runs, f"{section}-{name}", name.replace("_", " "), label, curves, name)
 
@@ -207,7 +207,7 @@ def _chart_by_client(values: dict[str, float], part: str, label: str, order: str
 
     Args:
         values: the value of each client, by name.
-        part: what the values are, for the legend.
+        part: the name of the values in the legend.
         label: the label of the y axis.
         order: the label of the x axis, used only in a line chart.
     """

@@ -248,7 +248,7 @@ def open_run_directory(
 
 
 def _check_changes(path: Path, identity: Mapping[str, str], settings: Settings) -> list[str]:
-    """Return descriptions of what has changed since the run began; raise UserError unless changes are accepted."""
+    """Return descriptions of what has changed since the run began; raise UserError unless they are accepted."""
     if settings.checkpoint.every == 0:
         raise UserError(
             f"checkpoint.every: 0 is not allowed if a run is resumed ({path}), as it would write no checkpoints; must "

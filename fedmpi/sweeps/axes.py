@@ -1,4 +1,4 @@
-"""Axes of a sweep, which assign settings to labels, and published values for combinations of labels."""
+"""Axes of a sweep, each label of which stands for some settings, and published results for combinations of labels."""
 
 from __future__ import annotations
 

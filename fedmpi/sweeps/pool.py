@@ -36,7 +36,7 @@ TrainFunction = Callable[[Settings], NoReturn]  # trains a run and exits with it
 
 @dataclass
 class ActiveRun:
-    """A run and its child process, which trains the run or has just ended."""
+    """A run and the child process that executes it, or that has just ended."""
 
     settings: Settings
     process: BaseProcess

@@ -236,9 +236,9 @@ def escape_latex(cell: str) -> str:
 
 
 def to_records(table: ResultsTable) -> list[dict[str, Any]]:
-    """Return a dict for each cell with labels, mean, standard deviation, paired difference and published value.
+    """Return a list with one dict per cell: labels, mean, standard deviation, paired difference, published value.
 
-    Unknown numbers are None.
+    Missing numbers are None.
     """
     rows = []
     for key, cell in table.cells.items():

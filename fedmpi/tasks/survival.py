@@ -39,7 +39,7 @@ class Survival(Task):
         return cox_loss(outputs.view(len(y)), y)
 
     def split_weight(self, y: Tensor) -> int | Tensor:
-        """Return the number of samples, or 0 if no sample has an event, because the loss is then meaningless."""
+        """Return the number of samples, or 0 if no sample has an event, because the loss is then undefined."""
         return len(y) if bool((y[:, 0] == 1).any()) else 0
 
     def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:

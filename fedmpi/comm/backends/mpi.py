@@ -155,7 +155,7 @@ class PendingMessage(NamedTuple):
 
 @final
 class MpiCommunicator(Communicator):
-    """The communicator over MPI, for tensors on the CPU."""
+    """The communicator that uses MPI, for tensors on the CPU."""
 
     can_regroup = "MPI cannot reconnect the remaining ranks (set comm.backend=gloo)"
 

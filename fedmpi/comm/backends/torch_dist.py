@@ -168,7 +168,7 @@ class _StoreCommunicator(Communicator):
 
 @final
 class GlooCommunicator(_StoreCommunicator):
-    """The communicator over gloo, for tensors on the CPU. It can regroup after a rank failure."""
+    """The communicator that uses gloo, for tensors on the CPU. It can regroup after a rank failure."""
 
     def __init__(
         self,
@@ -275,7 +275,7 @@ class GlooCommunicator(_StoreCommunicator):
 
 @final
 class NcclCommunicator(_StoreCommunicator):
-    """The communicator over NCCL, for tensors on GPUs. It cannot regroup."""
+    """The communicator that uses NCCL, for tensors on GPUs. It cannot regroup."""
 
     async_sends = False
     can_regroup = "NCCL cannot reconnect the remaining ranks (set comm.backend=gloo)"

@@ -38,7 +38,8 @@ CHECK_INTERVAL_S = 0.2  # interval at which members are checked for having died
 class GroupMembership:
     """Keeps track of the ranks that take part in the job, and regroups them after a rank failure.
 
-    Each rank has one such object. Votes are exchanged through `store`; the error reporter's thread reads the event log.
+    Each rank has one such object. The ranks vote through `store`. The event log contains requests to regroup and the
+    lists of members; `error_reporter` reads it in a thread of its own, in which it calls `_on_event` for each line.
     """
 
     def __init__(self, store: RankStore, rank: int, size: int, error_reporter: ErrorReporter) -> None:

@@ -237,7 +237,7 @@ def tcga_brca(root: Path) -> Dataset:
 
 
 def _read_folds(folds: Table) -> dict[str, tuple[str, int]]:
-    """Return, for each patient's id, the part (train or test) and the number of the region."""
+    """Return each patient's part (train or test) and region number, by patient id."""
     folds_by_patient = {}
     for row, (pid, fold) in enumerate(
         zip(folds.parse_words("pid", "source"), folds.parse_words("fold2", "source"), strict=True)

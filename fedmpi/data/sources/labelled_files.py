@@ -309,7 +309,7 @@ class PairPatterns:
 def find_image_mask_pairs(
     source: str, root: Path, path: str, patterns: PairPatterns, sites: bool, silo: str | None
 ) -> list[LabelledFile]:
-    """Return the image-mask pairs in root/path, or in the folders of its sites."""
+    """Return the image-mask pairs in root/path or, if `sites` or `silo` is set, in the folders of the sites."""
     folders = find_site_folders(source, root, path, sites, silo)
     return [sample for site, folder in folders.items() for sample in patterns.find_pairs(folder, site)]
 

@@ -296,7 +296,7 @@ def _make_strata(y: Tensor, site: Tensor | None) -> np.ndarray:
 
 
 def _count_classes(y: Tensor, test_y: Tensor, file: Path) -> int:
-    """Return the largest label + 1, or 1 for real numbers; raise UserError if labels look like identifiers."""
+    """Return the largest label + 1, or 1 if labels are real numbers; raise UserError if they look like identifiers."""
     if y.is_floating_point():
         return 1
     largest, n = int(torch.cat([y, test_y]).max()), len(y) + len(test_y)

@@ -54,7 +54,7 @@ def nifti(
     to the training part) and test/.
 
     path: the folder, relative to data.root.
-    sites: true if each folder in root/path is a site, for `scheme: site`; a silo is such a folder.
+    sites: true if each folder in root/path is a site, for `scheme: site`; in silo mode, each silo is such a folder.
     image_pattern: the file pattern of the images in the folder of a site; * stands for the name that an image and its
     mask share.
     mask_pattern: the file pattern of the masks in the folder of a site; * stands for the same name.

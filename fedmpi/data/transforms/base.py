@@ -1,6 +1,6 @@
 """The base class of image transforms, and functions for batches of images and for random numbers.
 
-A transform gets a batch of images and the uniform random numbers that were drawn for it. A batch has the shape
+A transform receives a batch of images and the uniform random numbers that were drawn for it. A batch has the shape
 (n, C, H, W); in memory it is stored in this order, or in the memory format torch.channels_last, as (n, H, W, C).
 """
 

@@ -220,7 +220,7 @@ def interpolation_weights(start: Tensor, length: Tensor, n: int, size: int) -> T
 
 
 def interpolate_with_weights(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Interpolate images (B, C, H, W) to (B, C, h, w) with weights of rows, (B, h, H), and of columns, (B, w, W)."""
+    """Interpolate images (B, C, H, W) to (B, C, h, w) with row weights (B, h, H) and column weights (B, w, W)."""
     return rows[:, None] @ (x @ columns[:, None].transpose(2, 3))
 
 

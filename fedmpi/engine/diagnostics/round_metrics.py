@@ -42,8 +42,8 @@ def decompose_loss(M: Tensor, l: Tensor, p: Tensor) -> dict[str, float]:  # noqa
         local        sum_i p_i M[i, i]
         shift        sum_ij p_j p_i (M[j, i] - M[i, i])       because clients have different samples
         aggregation  sum_i p_i (sum_j p_j l_j - sum_j p_j M[j, i])    because the average differs from local models
-    In FedLD's paper, the third term contains L_i(w_i) in place of sum_j p_j M[j, i]; with it, the terms would not add
-    up to the total.
+    In FedLD's paper, the third term contains L_i(w_i) = M[i, i] in place of sum_j p_j M[j, i]; with it, the terms would
+    not add up to the total.
 
     Args:
         M: (m, m) losses; M[j, i] is the loss of client i's model on client j's samples.

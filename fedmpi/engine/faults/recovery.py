@@ -134,6 +134,7 @@ class FailurePolicy:
         """Make all ranks agree on the effect of the failure, i.e. on the clients and states that it affects.
 
         Args:
+            t: the round that has to be repeated.
             why: the error messages of the ranks that have noticed the failure.
 
         Raises:

@@ -43,7 +43,10 @@ class ChunkPlan:
     """
 
     def __init__(self, packing: Packing, *, split: bool = True) -> None:
-        """Plan the division of rows with this packing; if `split` is false, all slots are treated as small."""
+        """Plan how rows with the packing `packing` are divided into messages.
+
+        If `split` is false, all slots are treated as small, so that none of them is divided.
+        """
         self.packing, self.block = packing, linear.BLOCK
         spans = packing.spans.items()
         # slot -> its first entry, and its number of columns
@@ -55,7 +58,7 @@ class ChunkPlan:
         return row[: self.small.size]
 
     def pieces(self) -> Iterator[tuple[str, int, int]]:
-        """Yield (slot, a, b) for each message that contains part of a large slot: the slot's columns a to b."""
+        """Yield (slot, a, b) for each message with a part of a large slot: the slot's columns a to b, without b."""
         for name, (_, n) in self.large.items():
             size = max(min(PIECE_ENTRIES, n // MIN_PIECES) // self.block, 1) * self.block
             for a in range(0, n, size):

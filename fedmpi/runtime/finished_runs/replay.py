@@ -1,7 +1,7 @@
 """Train rounds of a run again: all of them (`fedmpi replay`), or some of them (`fedmpi verify`).
 
 The replay does not repeat the rank failures of the run. It leaves out the clients and states that were lost in these
-failures, so that the weights after every round are bitwise identical.
+failures, so that the weights after every round are bitwise identical to those of the run.
 """
 
 from __future__ import annotations

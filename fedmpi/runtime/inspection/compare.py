@@ -78,7 +78,7 @@ class RunRecord:
 
 
 class Difference(NamedTuple):
-    """A key of a row whose values `a` and `b` in two runs differ; the value of a missing key is MISSING."""
+    """A key that has different values `a` and `b` in the same row of two runs; a missing key has the value MISSING."""
 
     key: str
     a: Any

@@ -1,13 +1,13 @@
 """Lock a run directory, so that only one job at a time uses it.
 
 Rank 0 locks the directory before it reads any file there, and keeps the lock until all ranks have finished. The lock is
-flock(2) on the file RUN_DIR/lock, which contains host and process id of its holder. The system releases the lock when
-the process ends, so no lock is left over. flock works between hosts on NFS since Linux 2.6.12, on GPFS, on BeeGFS, and
-on Lustre mounted with -o flock. If a file system has no locks, a warning is issued, and users must not start two jobs
-in one directory.
+flock(2) on the file RUN_DIR/lock, which contains the host and process id of its holder. The system releases the lock
+when the process ends, so no lock is left over. flock works across hosts on NFS since Linux 2.6.12, on GPFS, on BeeGFS,
+and on Lustre mounted with -o flock. If a file system does not support locks, a warning is issued, and users must make
+sure not to start two jobs in one directory.
 
-`inspect_lock` takes a shared lock for a moment to find out whether a job is running; a job that starts in that moment
-tries again. The package filelock has no shared locks and does not identify the holder of a lock.
+`inspect_lock` briefly takes a shared lock to find out whether a job is running; a job that starts at that moment tries
+again. The package filelock does not offer shared locks and does not identify the holder of a lock.
 """
 
 from __future__ import annotations

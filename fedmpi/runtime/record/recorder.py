@@ -65,7 +65,7 @@ class CheckpointRecorder(RunCallbacks):
             self.checkpoints.save(fed, t, memory, last)
 
     def print_line(self, text: str) -> None:
-        """Do nothing; on rank 0, `Recorder` prints a line on the console."""
+        """Do nothing; `Recorder`, which rank 0 uses, prints the text on the console."""
 
     def close_failed(self, reason: str) -> str:
         """Return ""; on rank 0, `Recorder` closes a failed run and returns a line on how to resume it."""
@@ -123,7 +123,7 @@ class Recorder(CheckpointRecorder):
     ) -> None:
         """Write the files that describe the run: settings, environment, plug-in code, partition and preprocessing.
 
-        A run that fails after this call also gets a summary.
+        A summary is also written for a run that fails after this call.
 
         Args:
             identity: Settings and digests of code and data, for comparison when the run is resumed (identity.json).

@@ -68,13 +68,13 @@ def csv_images(
     size: images are scaled and centre-cropped to size x size; without it all images must have the same size.
     channels: 3 for colour, 1 for grey.
     mean: subtracted from the pixels, which are in 0..1; one number, or one per channel.
-    std: the pixels are then divided by it; one number, or one per channel.
+    std: the pixels are divided by it after `mean` has been subtracted; one number, or one per channel.
     pixel_range: [low, high], the values that are mapped to 0 and 1, or `file`, to use the smallest and largest value of
     each file. It is required for images with more than 8 bits per pixel.
     class_names: the classes, ordered by class number; by default the labels in natural order (1, 2, 10). Required
     in silo mode, because a class may be missing in the table of a site.
-    test_fraction: without split_column, the fraction of each class at each site that is held out as the test part, with
-    the same rows for every seed; default 0.2.
+    test_fraction: without split_column, the fraction of each class at each site that is held out as the test part; the
+    same images are held out for every seed; default 0.2.
     """
     decoding = DecodeOptions(size, channels, mean, std, pixel_range)
     _check_class_names_option("csv_images", class_names, site)
@@ -115,17 +115,17 @@ def image_folder(
     training part.
 
     path: the folder, relative to data.root.
-    sites: true if each folder in root/path is a site, for `scheme: site`; a silo is such a folder.
+    sites: true if each folder in root/path is a site, for `scheme: site`; in silo mode, each silo is such a folder.
     size: images are scaled and centre-cropped to size x size; without it all images must have the same size.
     channels: 3 for colour, 1 for grey.
     mean: subtracted from the pixels, which are in 0..1; one number, or one per channel.
-    std: the pixels are then divided by it; one number, or one per channel.
+    std: the pixels are divided by it after `mean` has been subtracted; one number, or one per channel.
     pixel_range: [low, high], the values that are mapped to 0 and 1, or `file`, to use the smallest and largest value of
     each file. It is required for images with more than 8 bits per pixel.
     class_names: the classes, ordered by class number; by default the names of the folders in natural order (1, 2,
     10). Required in silo mode, because sites that lack a class would otherwise number the classes differently.
-    test_fraction: without test/, the fraction of each class at each site that is held out as the test part, with the
-    same rows for every seed; default 0.2.
+    test_fraction: without test/, the fraction of each class at each site that is held out as the test part; the same
+    images are held out for every seed; default 0.2.
     """
     decoding = DecodeOptions(size, channels, mean, std, pixel_range)
     _check_class_names_option("image_folder", class_names, site)

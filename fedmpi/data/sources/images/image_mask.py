@@ -59,7 +59,7 @@ def image_mask(
     The data set is for the task segmentation. A folder may contain train/, val/ (added to the training part) and test/.
 
     path: a folder or a CSV file, relative to data.root.
-    sites: true if each folder in root/path is a site, for `scheme: site`; a silo is such a folder.
+    sites: true if each folder in root/path is a site, for `scheme: site`; in silo mode, each silo is such a folder.
     image_pattern: the file pattern of the images in the folder of a site; * stands for the name that an image and its
     mask share.
     mask_pattern: the file pattern of the masks in the folder of a site; * stands for the same name.
@@ -76,7 +76,7 @@ def image_mask(
     without it all images must have the same size.
     channels: 3 for colour, 1 for grey.
     mean: subtracted from the pixels, which are in 0..1; one number, or one per channel.
-    std: the pixels are then divided by it; one number, or one per channel.
+    std: the pixels are divided by it after `mean` has been subtracted; one number, or one per channel.
     pixel_range: [low, high], the values that are mapped to 0 and 1, or `file`, to use the smallest and largest value of
     each file. It is required for images with more than 8 bits per pixel.
     test_fraction: without a test part, the fraction of each site's pairs that is held out as the test part, with the

@@ -234,9 +234,9 @@ def table_from_memory(rows: Any, decimal: str = ".") -> Table:
 
 
 def _convert_passed_column(values: Any, name: str, decimal: str) -> np.ndarray:
-    """Convert a column that was passed in memory to float64, (n,), or to strings, (n,).
+    """Convert a column of a table in memory to an array (n,): float64 if all values are numbers, otherwise strings.
 
-    In a column of strings, None and NaN become "", and numbers have the decimal mark `decimal`.
+    In an array of strings, None and NaN become "", and numbers are written with `decimal` as the decimal mark.
     """
     array = np.asarray(values)
     if array.ndim != 1:

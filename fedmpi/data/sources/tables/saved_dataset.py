@@ -59,7 +59,7 @@ def saved_dataset(
     size: images are scaled and centre-cropped to size x size; without it all images must have the same size.
     channels: 3 for colour, 1 for greyscale images.
     mean: subtracted from the inputs (images: from pixels in 0..1), one number per channel.
-    std: the inputs are then divided by it, one number per channel.
+    std: the inputs are divided by it after `mean` has been subtracted, one number per channel.
     pixel_range: [low, high], the values that are mapped to 0 and 1, or `file`, to use the smallest and largest value of
     each image.
     It is required for images with more than 8 bits per pixel.
