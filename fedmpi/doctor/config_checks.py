@@ -72,7 +72,7 @@ def report_ranks_and_failure_policy(settings: configs.Settings, job: Job) -> Rep
         return ReportRow("ranks", started)
     why = explain_why_failure_ends_job(job, os.environ)
     if not why and settings.comm.backend in ("nccl", "mpi"):
-        why = f"{settings.comm.backend} cannot continue after a rank failure (comm.backend=gloo can)"
+        why = f"{settings.comm.backend} cannot continue after a rank failure (comm.backend: gloo can)"
     return ReportRow(
         "ranks", join_nonempty([started, f"faults.on_lost_rank: {policy}, but {why}" * bool(why)]), WARN if why else OK
     )

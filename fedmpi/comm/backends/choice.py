@@ -73,7 +73,7 @@ def choose_backend(backend: str, descriptions: Sequence[RankDescription]) -> str
         return backend
     problem = _explain_why_not_nccl(descriptions)
     if problem and backend == "nccl":
-        raise UserError(f"comm.backend=nccl, but {problem}")
+        raise UserError(f"comm.backend: nccl, but {problem}")
     return "gloo" if problem else "nccl"
 
 
@@ -85,13 +85,13 @@ def _explain_why_not_nccl(descriptions: Sequence[RankDescription]) -> str:
             without_gpu = not description["card"]
             lacks = "computes without a GPU" if without_gpu else "has a PyTorch that was built without NCCL"
             remedy = "give this rank a GPU" if without_gpu else "install a PyTorch with NCCL there"
-            return f"rank {rank} on {description['host']} {lacks}.\nSet comm.backend=gloo (or auto), or {remedy}."
+            return f"rank {rank} on {description['host']} {lacks}.\nSet comm.backend: gloo (or auto), or {remedy}."
         first = first_rank_of_gpu.setdefault((description["host"], description["card"]), rank)
         if first != rank:
             return (
                 f"ranks {first} and {rank} share GPU {description['card']} of {description['host']} (or slices of it, "
                 "MIG), which NCCL does not support.\nStart one rank fewer and let rank 0 train "
-                "(server.trains_clients=true), or set comm.backend=gloo."
+                "(server.trains_clients: true), or set comm.backend: gloo."
             )
     return ""
 

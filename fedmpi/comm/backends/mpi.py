@@ -54,8 +54,8 @@ done
 """  # a shell script that prints $3 and kills process $1 after $2 seconds
 
 NEEDS_MPIRUN = (
-    "comm.backend=mpi needs mpirun (or srun --mpi=...); if ranks are started by torchrun or with the variables RANK, "
-    "WORLD_SIZE, MASTER_ADDR and MASTER_PORT, set comm.backend=gloo or nccl."
+    "comm.backend: mpi needs mpirun (or srun --mpi=...); if ranks are started by torchrun or with the variables RANK, "
+    "WORLD_SIZE, MASTER_ADDR and MASTER_PORT, set comm.backend: gloo or nccl."
 )
 LAUNCHER_REMEDIES = {  # launcher -> advice if the launcher does not belong to the MPI library that mpi4py loaded
     "mpi": "Start with the mpirun of that MPI, or make mpi4py load the launcher's MPI: set MPI4PY_LIBMPI to its "
@@ -63,7 +63,7 @@ LAUNCHER_REMEDIES = {  # launcher -> advice if the launcher does not belong to t
     "or, with its mpicc on PATH, `pip install --force-reinstall --no-binary mpi4py mpi4py`; or use srun or torchrun.",
     "slurm": "Select the PMI of that MPI library, e.g. `srun --mpi=pmix` (`srun --mpi=list` lists the available "
     "ones), or "
-    "start with mpirun inside the allocation, or set comm.backend=gloo.",
+    "start with mpirun inside the allocation, or set comm.backend: gloo.",
 }
 
 
@@ -87,7 +87,7 @@ def import_mpi(launcher: str = "mpi") -> Any:
         raise UserError(
             f"mpi4py cannot be loaded ({error}), but comm.backend is mpi, or an MPI launcher has started this "
             "process.\n"
-            f"Install it with `pip install 'fedmpi[mpi]'`, or start with torchrun or srun, and set comm.backend=gloo."
+            f"Install it with `pip install 'fedmpi[mpi]'`, or start with torchrun or srun, and set comm.backend: gloo."
         ) from error
     return MPI
 
@@ -157,7 +157,7 @@ class PendingMessage(NamedTuple):
 class MpiCommunicator(Communicator):
     """The communicator that uses MPI, for tensors on the CPU."""
 
-    can_regroup = "MPI cannot reconnect the remaining ranks (set comm.backend=gloo)"
+    can_regroup = "MPI cannot reconnect the remaining ranks (set comm.backend: gloo)"
 
     def __init__(self, job: Job, comm: Any, timeouts: Timeouts) -> None:
         Communicator.__init__(self, torch.device("cpu"), comm.rank, comm.size, timeouts.round)

@@ -278,7 +278,7 @@ class NcclCommunicator(_StoreCommunicator):
     """The communicator that uses NCCL, for tensors on GPUs. It cannot regroup."""
 
     async_sends = False
-    can_regroup = "NCCL cannot reconnect the remaining ranks (set comm.backend=gloo)"
+    can_regroup = "NCCL cannot reconnect the remaining ranks (set comm.backend: gloo)"
 
     def __init__(self, job: Job, device: torch.device, store: RankStore, timeouts: Timeouts) -> None:
         _StoreCommunicator.__init__(self, job, device, store, timeouts)

@@ -19,4 +19,4 @@ def test_mpi_under_torchrun_is_an_error_with_a_remedy(ranks):
     env = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}
     outcome = ranks.start("battery.py", envs=[env], backend="mpi")
     assert outcome.codes == [1]
-    assert "comm.backend=mpi needs mpirun" in outcome.text
+    assert "comm.backend: mpi needs mpirun" in outcome.text

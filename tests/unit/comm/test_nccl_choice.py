@@ -31,7 +31,7 @@ def describe_ranks(*changes, backend="auto"):
         (({}, NO_GPU, {}), r"rank 1 on a computes without a GPU"),
         (
             ({}, {}, FIRST),
-            r"ranks 0 and 2 share GPU 0000:0:00 of a \(or slices of it, MIG\).*server.trains_clients=true.*=gloo",
+            r"ranks 0 and 2 share GPU 0000:0:00 of a \(or slices of it, MIG\).*server.trains_clients: true.*: gloo",
         ),
         (({}, {}, FIRST | {"host": "b"}), ""),
         (({}, {"nccl": False}), r"rank 1 on a has a PyTorch that was built without NCCL"),
@@ -42,7 +42,7 @@ def test_nccl_needs_a_gpu_for_each_rank(changes, refused):
     assert choose_backend("auto", describe_ranks(*changes)) == ("gloo" if refused else "nccl")
     assert choose_backend("gloo", describe_ranks(*changes, backend="gloo")) == "gloo"
     if refused:
-        with pytest.raises(UserError, match=f"(?s)comm.backend=nccl, but .*{refused}"):
+        with pytest.raises(UserError, match=f"(?s)comm.backend: nccl, but .*{refused}"):
             choose_backend("nccl", describe_ranks(*changes, backend="nccl"))
     else:
         assert choose_backend("nccl", describe_ranks(*changes, backend="nccl")) == "nccl"
