@@ -307,11 +307,11 @@ def check_adapters(settings: Settings, method: Method, lora: LoraAggregation, me
             f"server.lora: {rule} needs a method that averages updates, but {name} has an aggregation rule of its own; "
             "set server.lora: separate, or method.name: fedavg"
         )
-    kept = [slot for slot in method.client_state if messages.is_large(method.client_state[slot])]
-    if rule in CHANGES_BASE and kept:
+    large_slots = [slot for slot in method.client_state if messages.is_large(method.client_state[slot])]
+    if rule in CHANGES_BASE and large_slots:
         raise UserError(
             f"server.lora: {rule} changes the base weights in every round, but method {name} keeps adapters with the "
-            f"clients (client_state: {kept[0]}), which suit the base weights of an earlier round; set server.lora: "
+            f"clients (client_state: {large_slots[0]}), which suit the base weights of an earlier round; set server.lora: "
             "separate, or choose another method"
         )
     if rule in CHANGES_BASE and settings.model.lora and settings.model.lora.base_precision == "bf16":
