@@ -311,8 +311,8 @@ def check_adapters(settings: Settings, method: Method, lora: LoraAggregation, me
     if rule in CHANGES_BASE and large_slots:
         raise UserError(
             f"server.lora: {rule} changes the base weights in every round, but method {name} keeps adapters with the "
-            f"clients (client_state: {large_slots[0]}), which suit the base weights of an earlier round; set server.lora: "
-            "separate, or choose another method"
+            f"clients (client_state: {large_slots[0]}), which suit the base weights of an earlier round; set "
+            "server.lora: separate, or choose another method"
         )
     if rule in CHANGES_BASE and settings.model.lora and settings.model.lora.base_precision == "bf16":
         raise UserError(
