@@ -107,7 +107,8 @@ class LoraSettings(Section):
     targets: Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(check_unique)] | None = None
     rslora: bool = False  # scale by alpha / sqrt(r)
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # dropout rate of an adapter's input
-    head: bool = True  # train the head, too; false: only the adapters
+    # train the head, too; false: only the adapters; null: false for tasks that predict the next token, otherwise true
+    head: bool | None = None
     base_precision: Literal["fp32", "bf16"] = "fp32"  # number format of all parameters that are not trained
 
 

@@ -279,11 +279,11 @@ def _make_model(
     else:
         with torch.device("meta"):  # makes no weights
             of_type = type(auto.from_config(config))
-        is_folder = weights.path.is_dir()
+        is_folder, tensors = weights.path.is_dir(), weights.read_tensors()  # its messages name a damaged file
         model, report = of_type.from_pretrained(
             weights.path if is_folder else None,
             config=config,
-            state_dict=None if is_folder else dict(weights.read_tensors()),
+            state_dict=None if is_folder else dict(tensors),
             local_files_only=True,
             ignore_mismatched_sizes=True,
             output_loading_info=True,

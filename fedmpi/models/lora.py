@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Shape, Type
 from fedmpi.common.text import shorten
+from fedmpi.models.libraries import import_library
 from fedmpi.models.net import FeaturesAndHead
 
 ADAPTER = "default"  # PEFT's name for the only adapter of a layer
@@ -108,18 +109,16 @@ def add_adapters(module: nn.Module, config: LoraConfig, input_shape: Shape, dtyp
         UserError: PEFT is not installed; a target does not exist, is never called, cannot have an adapter, or shares
             its weight with another layer; the rank is larger than a layer; or there is no layer to adapt.
     """
-    from fedmpi.common import torchvision_compat  # noqa: F401  (before peft, which imports torchvision)
-
     try:
-        import peft
-    except ModuleNotFoundError as error:
-        raise UserError("model.lora needs the package peft, which is missing: pip install 'fedmpi[lora]'") from error
+        peft = import_library("peft", "lora")
+    except UserError as error:
+        raise UserError(f"model.lora {error}") from error
     _use_layers_in_evaluation(module)
     with _record_calls(module) as called:
         head = FeaturesAndHead(module, input_shape, dtype).head_parameter_names()
     head |= set(getattr(module, "head_names", ()))
     shared = _find_tied_parameters(module)
-    targets = _find_targets(module, config, head - shared.keys(), called)
+    targets = _find_targets(module, config, head, shared, called)
     for name in targets:
         _check_target(name, module.get_submodule(name), config.r, shared)
     if config.head and (tied := sorted(head & shared.keys())):
@@ -187,16 +186,20 @@ def _record_calls(module: nn.Module) -> Iterator[set[nn.Module]]:
             hook.remove()
 
 
-def _find_targets(module: nn.Module, config: LoraConfig, head: set[str], called: set[nn.Module]) -> list[str]:
+def _find_targets(
+    module: nn.Module, config: LoraConfig, head: set[str], tied: Mapping[str, str], called: set[nn.Module]
+) -> list[str]:
     """Return the names of the layers to adapt: those that `targets` names, or all linear layers except the head.
 
     Args:
         head: the names of the parameters of the head.
+        tied: the names of parameters that have several names.
         called: the submodules that a forward pass calls. An adapter of another layer would have no effect.
     """
     layers = {name: layer for name, layer in module.named_modules() if name and _adaptable(layer)}
     in_head = {name.rpartition(".")[0] for name in head}
     if config.targets is None:
+        in_head |= {name.rpartition(".")[0] for name in tied}  # the output layer of a language model
         linear = {n: x for n, x in layers.items() if isinstance(x, nn.Linear) or _is_conv1d(x)}
         targets = [name for name, layer in linear.items() if layer in called and name not in in_head]
         if not targets:
@@ -209,15 +212,13 @@ def _find_targets(module: nn.Module, config: LoraConfig, head: set[str], called:
     for target in config.targets:
         matching = [name for name in layers if name == target or name.endswith(f".{target}")]
         if not matching:
-            known = dict.fromkeys([*layers, *(name.rpartition(".")[2] for name in layers)])
-            near = difflib.get_close_matches(target, known, n=3, cutoff=0.4) or [*known][:8]
             others = [name for name, _ in module.named_modules() if name == target or name.endswith(f".{target}")]
             why = f"is a {type(module.get_submodule(others[0])).__name__}" if others else "does not exist"
             raise UserError(
                 f"model.lora.targets: layer {target!r} {why}; must be the name, or the end of the name, of a linear "
-                f"layer, a convolution or an embedding; the nearest are {', '.join(near)}"
+                f"layer, a convolution or an embedding; the nearest are {_nearest_layers(target, layers, others)}"
             )
-        if inside := [name for name in matching if name in in_head]:
+        if config.head and (inside := [name for name in matching if name in in_head]):
             raise UserError(
                 f"model.lora.targets: {inside[0]!r} is the head, which is trained itself; remove it from targets"
             )
@@ -229,6 +230,20 @@ def _find_targets(module: nn.Module, config: LoraConfig, head: set[str], called:
             )
         targets += matching
     return list(dict.fromkeys(targets))
+
+
+def _nearest_layers(target: str, layers: Iterable[str], others: Sequence[str]) -> str:
+    """Return names of layers, or ends of names, for a message about a target that cannot have an adapter.
+
+    Args:
+        layers: the names of the layers that can have an adapter.
+        others: the names of the modules that `target` stands for; the layers in these modules are the nearest.
+    """
+    inside = [name for name in layers if any(name.startswith(f"{other}.") for other in others)]
+    ends = {name.rpartition(".")[2].casefold(): name.rpartition(".")[2] for name in inside or layers}
+    known = ends if inside else {name.casefold(): name for name in layers} | ends
+    near = difflib.get_close_matches(target.casefold(), known, n=3, cutoff=0.4)
+    return shorten(", ".join([known[each] for each in near] or ends.values()), 200)
 
 
 def _find_tied_parameters(module: nn.Module) -> dict[str, str]:

@@ -83,7 +83,10 @@ def make_lora_config(settings: Settings) -> LoraConfig | None:
     """Return the options of adapters (model.lora); None if the model has no adapters."""
     if settings.model.lora is None:
         return None
-    return LoraConfig(**settings.model.lora.model_dump(), freeze_a=settings.server.lora == "freeze_a")
+    options = settings.model.lora.model_dump()
+    if options["head"] is None:  # the head of a language model has been trained, and is as large as its vocabulary
+        options["head"] = settings.task.name not in hugging_face.CAUSAL_TASKS
+    return LoraConfig(**options, freeze_a=settings.server.lora == "freeze_a")
 
 
 def add_lora_adapters(

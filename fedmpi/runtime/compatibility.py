@@ -315,9 +315,10 @@ def check_adapters(settings: Settings, method: Method, lora: LoraAggregation, me
             "server.lora: separate, or choose another method"
         )
     if rule in CHANGES_BASE and settings.model.lora and settings.model.lora.base_precision == "bf16":
+        key = "model.lora.base_precision"
         raise UserError(
-            f"model.lora.base_precision: bf16 is not possible with server.lora: {rule}, because the changes that it "
-            "adds to the base weights would be rounded away; set model.lora.base_precision: fp32"
+            f"{locate_key(settings.origin(key), key)}: bf16 is not possible with server.lora: {rule}, because the "
+            f"changes that it adds to the base weights would be rounded away; set {key}: fp32"
         )
     for t in range(max(settings.rounds, 1)):
         sent = {segment.name for segment in messages.upload_layout(t).dw_layout.segments}

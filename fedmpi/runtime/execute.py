@@ -168,7 +168,7 @@ def _run(
     if isinstance(recorder, Recorder):  # rank 0
         loggers = make_loggers(settings) if settings.loggers or settings.callbacks else None
         directory, is_resumed, changes = checkpoints.open_run_directory(settings, identity, exit_stack)
-        backend = type(comm).__name__.lower()
+        backend = type(comm).__name__.removesuffix("Communicator").lower()
         environment = describe_environment(job.launcher, backend, ranks, settings.compute.threads)
         recorder.open(directory, experiment, stop, loggers, console_text.describe_run(experiment, job, backend, ranks))
         if not is_resumed:  # a resumed run is described below, when it is known that it can be resumed

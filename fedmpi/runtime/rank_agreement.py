@@ -31,6 +31,13 @@ from fedmpi.runtime.record.saved_model import InitialWeights
 
 CHUNK_BYTES = 1 << 20  # bytes hashed at a time
 LIBRARY_PACKAGES = {"hf": "transformers"}  # prefix of names of models -> package, where they differ
+# Names of digests of files -> what messages call these files
+COMPARED_FILES = {
+    "(model.pretrained)": "the weight files of model.pretrained",
+    "(model.name)": "the weight files in the folder of model.name",
+    "(tokenizer)": "the files of data.tokenizer",
+}
+FROZEN = "(frozen parameters)"
 DIGEST_BYTES = 6  # bytes of SHA-256 per item, so that 60 items with their names fit into one allgather_bytes
 
 
@@ -97,7 +104,7 @@ def compute_model_digests(
 def compute_frozen_digest(parameters: Mapping[str, Tensor]) -> dict[str, str]:
     """Return {name: digest} with one digest of all frozen parameters, which are never sent; {} if there are none."""
     pieces = (piece for name, p in parameters.items() for piece in (name.encode(), *_iter_chunks(p.detach())))
-    return {"(frozen parameters)": compute_short_digest(pieces)} if parameters else {}
+    return {FROZEN: compute_short_digest(pieces)} if parameters else {}
 
 
 def _iter_chunks(x: Samples | LazyImages) -> Iterator[bytes]:
@@ -137,13 +144,17 @@ def check_agreement(comm: Communicator, items: Mapping[str, str], timeout_s: flo
         mine = f"(config)={compute_short_digest(mine)}"
     texts = [payload.decode() for payload in comm.allgather_bytes(mine.encode(), timeout_s)]
     answers = [dict(line.rsplit("=", 1) for line in text.split("\n")) for text in texts]
-    problems = []
+    problems, different_files = [], False
     for rank, theirs in enumerate(answers):
         keys = [key for key in {**answers[0], **theirs} if answers[0].get(key) != theirs.get(key)]
+        if any(key in COMPARED_FILES for key in keys):
+            different_files = True
+            keys = [COMPARED_FILES.get(key, key) for key in keys if key != FROZEN]  # they differ because the files do
         if keys:
             problems.append(f"rank {rank} differs from rank 0 in {', '.join(keys)}")
     if problems:
         raise UserError(
             "the ranks do not run the same experiment: " + "; ".join(problems) + ". "
             "Start all ranks with the same config, version of fedmpi and data files"
+            + (", and copy the same model and tokenizer to all hosts" if different_files else "")
         )

@@ -74,7 +74,7 @@ comm: {{backend: mpi}}
     done = mpirun_with_configs(tmp_path, *paths)
     assert done.returncode == 2
     assert done.stderr.count("error: the ranks do not run the same experiment") == 1
-    assert "rank 1 differs from rank 0 in (model.pretrained)." in done.stderr
+    assert "rank 1 differs from rank 0 in the weight files of model.pretrained." in done.stderr
     done = mpirun_with_configs(tmp_path, paths[0], paths[2], paths[0])
     assert done.returncode == 0, done.stderr
     assert "2 of 2 tensors of the model are loaded from" in done.stdout

@@ -96,6 +96,12 @@ def load_global_model(run_dir: Path, settings: Settings, name: str = MODEL) -> n
     tensors, (shape, dtype), classes = read_model(weights)
     # Model files with adapters contain only what training has changed, so the base is made as for the run.
     base = build_model.find_pretrained_weights(settings) if settings.model.lora is not None else None
+    if settings.model.lora is not None and base is None and "(model.name)" in _read_identity(run_dir):
+        folder = Path(settings.model.name.partition(":")[2]).expanduser().absolute()
+        raise UserError(
+            f"{run_dir}: its model file contains adapters only, and the folder {folder} with the base model does not "
+            "exist; start in the folder in which the run was started, or override model.name=hf:FOLDER"
+        )
     module = build_model.make_prepared_module(settings, build.make_method(settings), shape, classes, dtype, base)
     if settings.model.lora is not None:
         frozen = {name: p for name, p in module.named_parameters() if not p.requires_grad}
@@ -110,13 +116,18 @@ def load_global_model(run_dir: Path, settings: Settings, name: str = MODEL) -> n
 
 def check_base_model(run_dir: Path, frozen: Mapping[str, Tensor]) -> None:
     """Raise UserError if the frozen parameters differ from those at the start of the run, whose files lack them."""
-    recorded = json.loads((run_dir / "identity.json").read_text(encoding="utf-8"))
+    recorded = _read_identity(run_dir)
     for key, digest in rank_agreement.compute_frozen_digest(frozen).items():
         if recorded.get(key, digest) != digest:
             raise UserError(
                 f"{run_dir}: its model file contains adapters only, and the base model made here differs from that of "
                 "the run; use the same pretrained weights (model.pretrained) and version of torch"
             )
+
+
+def _read_identity(run_dir: Path) -> dict[str, str]:
+    identity: dict[str, str] = json.loads((run_dir / "identity.json").read_text(encoding="utf-8"))
+    return identity
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi.models.lora import ADAPTER, AdaptedLayer, LoraConfig, iter_adapted_layers
+from fedmpi.runtime.record.atomic_files import write_atomically
 
 PEFT_PREFIX = "base_model.model."  # of parameter names in the files of PEFT
 ADAPTER_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
@@ -67,8 +68,8 @@ def write_adapter(
         "alpha_pattern": alphas,
     }
     folder.mkdir(exist_ok=True)
-    safetensors.torch.save_file(state, folder / ADAPTER_FILE, {"format": "pt"})
-    (folder / CONFIG_FILE).write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+    write_atomically(folder / ADAPTER_FILE, safetensors.torch.save(state, {"format": "pt"}))
+    write_atomically(folder / CONFIG_FILE, (json.dumps(written, indent=2) + "\n").encode())
 
 
 def _append_base_change(layer: AdaptedLayer, a: Tensor, b: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:

@@ -93,11 +93,12 @@ def test_a_base_in_bfloat16_computes_with_rounded_weights_and_the_type_of_the_ot
     ("changes", "message"),
     [
         ({"targets": ("fc",)}, r"model\.lora\.targets: layer 'fc' does not exist; .* the nearest are 0, 2, 4"),
+        ({"targets": ("Head",)}, r"layer 'Head' does not exist; .* the nearest are 0, 2, 4"),
         ({"targets": ("1",)}, r"model\.lora\.targets: layer '1' is a ReLU; must be the name"),
         ({"targets": ("4",)}, r"model\.lora\.targets: '4' is the head, which is trained itself; remove it"),
         ({"r": 5}, r"model\.lora\.r: 5 is larger than layer 2 with a weight of \(4, 5\); must be at most 4"),
     ],
-    ids=["no such layer", "no weights", "head", "rank"],
+    ids=["no such layer", "no similar layer", "no weights", "head", "rank"],
 )
 def test_a_wrong_option_is_one_message(changes, message):
     with pytest.raises(UserError, match=message):
@@ -169,9 +170,35 @@ def test_tied_weights_are_refused():
         add_adapters(Tied(), options(targets=("embedding",), head=False), (4,), torch.int64)
     with pytest.raises(UserError, match=r"model\.lora\.head: true trains the head, but its weight .* is shared with"):
         add_adapters(Tied(), options(targets=("body",)), (4,), torch.int64)
-    assert trained_names(add_adapters(Tied(), options(targets=("body",), head=False), (4,), torch.int64)) == {
-        *("body.lora_A.weight", "body.lora_B.weight")
-    }
+    for targets in (("body",), None):
+        assert trained_names(add_adapters(Tied(), options(targets=targets, head=False), (4,), torch.int64)) == {
+            *("body.lora_A.weight", "body.lora_B.weight")
+        }
+
+
+def test_the_head_of_a_language_model_is_only_trained_on_request(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(CONFIG)
+    for task, head, expected in (
+        ("classification", None, True),
+        ("language_model", None, False),
+        ("language_model", True, True),
+    ):
+        overrides = [f"task.name={task}", f"model.lora.head={'null' if head is None else 'true'}"]
+        settings = config.load(path, overrides)
+        assert build_model.make_lora_config(settings).head is expected
+
+
+def test_an_adapter_of_the_head_is_possible_if_the_head_is_not_trained():
+    names = trained_names(add_adapters(small(), options(targets=("4",), head=False), (6,), torch.float32))
+    assert names == {"4.lora_A.weight", "4.lora_B.weight"}
+
+
+def test_a_target_that_contains_layers_is_answered_with_their_names():
+    module = nn.Sequential()
+    module.block, module.out = nn.Sequential(nn.ReLU(), nn.Linear(6, 5)), nn.Linear(5, 3)
+    with pytest.raises(UserError, match=r"layer 'block' is a Sequential; .* the nearest are 1$"):
+        add_adapters(module, options(targets=("block",)), (6,), torch.float32)
 
 
 @pytest.mark.parametrize("rule", ["separate", "freeze_a", "exact", "svd", "stack"])
