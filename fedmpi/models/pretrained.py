@@ -159,8 +159,8 @@ class PretrainedWeights:
                     tensors |= _read_pickle(path)
             except Exception as error:  # damaged files raise errors of many types
                 has_objects = type(error).__name__ == "UnpicklingError"
-                text = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-                text = "it does not contain tensors alone" if has_objects else text
+                text = "it does not contain tensors alone" if has_objects else (str(error).splitlines() or [""])[0]
+                text = "it is in another format" if isinstance(error, KeyError) else text  # an unknown opcode
                 raise UserError(
                     f"{self.key}: {path} cannot be read ({shorten(text, MAX_NAMES_LENGTH)}); must be a .safetensors "
                     "file, or a file that torch.load(PATH, weights_only=True) can read; if it is damaged, copy it "

@@ -163,6 +163,11 @@ def no_tensors(state, folder):
     return folder / "w.pth"
 
 
+def another_format(state, folder):
+    (folder / "w.pth").write_text("hospital,text,label\n")
+    return folder / "w.pth"
+
+
 def damaged(state, folder):
     write_safetensors(state, folder).write_bytes(b"x" * 100)
     return folder / "w.safetensors"
@@ -193,6 +198,7 @@ def bad_index(state, folder):
         (not_finite, r"0\.bias contains values that are not finite"),
         (objects, r"w\.pth cannot be read \(it does not contain tensors alone\)"),
         (no_tensors, r"w\.pth cannot be read \(it contains no tensors by name\)"),
+        (another_format, r"w\.pth cannot be read \(it is in another format\)"),
         (damaged, r"w\.safetensors cannot be read"),
         (lost_shard, r"lacks model-2\.safetensors, which its index names"),
         (bad_index, r"index\.json is damaged"),
