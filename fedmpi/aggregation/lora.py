@@ -9,9 +9,9 @@ The mean of the clients' weight changes is the mean of products, which the produ
                Privacy-preserving Federated Learning. ICLR 2024. https://arxiv.org/abs/2403.12313
     exact      as separate, and the residual, the sum in (1), is added to the base weight. FedEx-LoRA. Singhal, Ponkshe,
                Vepakomma. 2024. https://arxiv.org/abs/2410.09432
-    svd        B A is the best approximation of M with rank r. FlexLoRA. Bai, Chen, Qian, Yao, Li. Federated Fine-tuning
-               of Large Language Models under Heterogeneous Tasks and Client Resources. NeurIPS 2024.
-               https://arxiv.org/abs/2402.11505
+    svd        B A is the best approximation of M with rank r; the rows of A are orthogonal. FlexLoRA. Bai, Chen, Qian,
+               Yao, Li. Federated Fine-tuning of Large Language Models under Heterogeneous Tasks and Client
+               Resources. NeurIPS 2024. https://arxiv.org/abs/2402.11505
     stack      M is added to the base weight, and the adapters start again with B = 0 and a new A. FLoRA. Wang, Shen,
                He, Sun, Wang, Lyu, Li. NeurIPS 2024. https://arxiv.org/abs/2409.05976
 
@@ -149,9 +149,13 @@ class LoraAggregation:
             a, b = a.flatten(2), b.flatten(2)
             exact, change = mean_of_products(updates.p, a, b), None
             if self.rule == "svd":
-                new_b, new_a = truncate(exact, adapter.rank)
-                self._set_target(direction, server.shared, sa, new_a)
-                self._set_target(direction, server.shared, sb, new_b)
+                # Orthonormal rows would be longer than those of the initial A, and the steps of B larger. The product
+                # is the same if A has the mean norm of the clients' A, and B the inverse factor.
+                length = float((updates.p @ a.cpu().square().sum((1, 2)) / adapter.rank).sqrt())
+                if length:  # otherwise all products are zero, and the mean of A and B stays
+                    new_b, new_a = truncate(exact, adapter.rank)
+                    self._set_target(direction, server.shared, sa, new_a * length)
+                    self._set_target(direction, server.shared, sb, new_b / length)
             elif self.rule == "stack":
                 change = exact
                 for s, value in zip((sa, sb), self._restart(adapter, number, server), strict=True):

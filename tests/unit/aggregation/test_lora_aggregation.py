@@ -131,6 +131,14 @@ def test_svd_has_the_error_of_the_truncated_svd_of_numpy(federation, r):
     assert f.server.logged["lora_distance"] == pytest.approx(np.sqrt(error / size), rel=1e-5)
 
 
+def test_svd_keeps_the_mean_norm_of_a(federation):
+    f = federation("svd")
+    for s in f.model.layout.segments:
+        if ".lora_A" in s.name or "embedding_A" in s.name:
+            mean = sum(p * s.view(row).double().square().sum() for p, row in zip(P, f.clients, strict=True))
+            torch.testing.assert_close(s.view(f.model.w).double().square().sum(), mean, rtol=1e-4, atol=0)
+
+
 def test_svd_keeps_adapters_trainable_if_all_products_are_zero():
     b, a = truncate((torch.zeros(6, 4, dtype=torch.float64), torch.eye(4, 9, dtype=torch.float64)), 2)
     assert not b.any()
