@@ -271,8 +271,10 @@ def _build_experiment_without_data(
         load_initial_weights(module, settings.init.source, settings.init.strict)
     net = FeaturesAndHead(module, shape, dtype)
     model = FlatModel(module, net.head_parameter_names(), channels_last=settings.compute.channels_last)
-    messages, training = build.make_messages(settings, method, model, net, data), build.make_local_training(settings)
-    return Experiment(settings, data, method, _PlaceholderTask(), net, model, messages, training, None)
+    lora = build.make_lora_aggregation(settings, model, data)  # its changes of base weights are in the checkpoint
+    messages = build.make_messages(settings, method, model, net, data, lora.state if lora else {})
+    training = build.make_local_training(settings)
+    return Experiment(settings, data, method, _PlaceholderTask(), net, model, messages, training, None, lora=lora)
 
 
 # ---- the state of server and clients ----

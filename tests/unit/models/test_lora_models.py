@@ -233,7 +233,8 @@ def test_changed_base_weights_are_saved(run, given):
     }
     written = load_file(folder / "adapter" / "adapter_model.safetensors")
     assert len([name for name in written if name.endswith("lora_A.weight")]) == len(layers) > 0
-    package.load(folder)
+    expected, client = package.load(folder).state_dict(), package.load(folder, client=0).state_dict()
+    assert all(torch.equal(client[name], expected[name]) for name in layers)
 
 
 def test_a_run_without_its_base_model_is_not_loaded(run):
