@@ -73,9 +73,11 @@ def train_naively(module, data, cohorts, rule, transposed=("conv1d",)):
                 b.data.zero_()
             elif rule == "svd":
                 matrix = (exact.T if name in transposed else exact.flatten(1)) / layer.scaling["default"]
-                u, s, v = np.linalg.svd(matrix.double().numpy(), full_matrices=False)
-                b.data.copy_(torch.from_numpy(u[:, :2] * s[:2]).view(b.shape))
-                a.data.copy_(torch.from_numpy(v[:2]).view(a.shape))
+                u, s, rows = np.linalg.svd(matrix.double().numpy(), full_matrices=False)
+                squares = [v[f"{name}.lora_A.default.weight"].square().sum().item() for v in values]
+                length = np.sqrt(np.dot(p, squares) / 2)  # the rows of A have the mean norm of the clients' rows
+                b.data.copy_(torch.from_numpy(u[:, :2] * s[:2] / length).view(b.shape))
+                a.data.copy_(torch.from_numpy(rows[:2] * length).view(a.shape))
     return module.state_dict()
 
 
