@@ -221,8 +221,8 @@ class ClientContext(Client):
         buffers: Tensor | None = None,
     ) -> Tensor:
         # A loss that the method passes is split only if the method declares that this is possible.
-        whole = self.accumulate == 1 or (loss and not self.trainer.method.loss_is_sample_mean)
-        parts = 1 if whole else count_parts(self, len(y))
+        is_undivided = self.accumulate == 1 or (loss and not self.trainer.method.loss_is_sample_mean)
+        parts = 1 if is_undivided else count_parts(self, len(y))
         with self._weights_for_one_pass(at, buffers, parts):
             value = run_pass(self, loss or self.trainer.fast_loss or self.trainer.method.loss, True, x, y, parts)
         if loss is None:
