@@ -39,6 +39,7 @@ from fedmpi.models.lora import AdaptedLayer, iter_adapted_layers
 from fedmpi.models.net import FeaturesAndHead
 from fedmpi.models.pretrained import PretrainedWeights
 from fedmpi.runtime import compatibility
+from fedmpi.runtime.adapter_checks import check_adapters
 from fedmpi.runtime.build_model import find_pretrained_weights, make_prepared_module
 from fedmpi.runtime.clients_per_pass import choose_clients_per_pass
 from fedmpi.runtime.record.saved_model import InitialWeights, load_initial_weights
@@ -228,7 +229,7 @@ def make_experiment(settings: Settings, data: FederatedData, device: torch.devic
     lora = make_lora_aggregation(settings, model, data)
     messages = make_messages(settings, method, model, net, data, lora.state if lora else {})
     if lora is not None:
-        compatibility.check_adapters(settings, method, lora, messages)
+        check_adapters(settings, method, lora, messages)
     compatibility.check_uploads_suit_aggregation(settings, data, messages)
     compatibility.check_analysis_and_protocols(settings, method, task, net, data, messages)
     built = Experiment(settings, data, method, task, net, model, messages, local_training, make_rule(settings), start)

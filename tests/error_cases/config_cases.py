@@ -11,7 +11,7 @@ UNKNOWN = {
     "batch_size=5": r"did you mean train\.batch_size",
     "method.learning_rate=1": r"method\.learning_rate: .*; method fedavg has no options of its own; allowed: name",
     "method.name=fedprox;;method.nu=1": r"method\.nu: unknown key; did you mean 'mu'\?",
-    "model.width=3": r"model\.width: unknown key; allowed: name, pretrained, reference",
+    "model.width=3": r"model\.width: unknown key; allowed: lora, name, pretrained, reference",
     "task.margin=1": r"task\.margin: unknown key; .*allowed: class_weights, label_smoothing, metrics, name",
     "server.rule.f=1": r"server\.rule\.f: 1 has no effect, because server\.rule\.name is auto; .* option f",
     "server.rule=mean;;server.rule.f=1": r"server\.rule\.f: unknown key; server rule mean has no options",

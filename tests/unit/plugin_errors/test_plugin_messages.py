@@ -136,7 +136,7 @@ return changed(train_x=table()[0].to_sparse())
 return changed(train_y=table()[1][:-1])
     train_x has 40 rows, but there are 39 targets
 return changed(train_y=table()[1] - 1)
-    train_y contains labels -1..0, but with classes=2 they must be in 0..1
+    train_y contains labels from -1 to 0, but with classes=2 they must be from 0 to 1
 return changed(train_y=table()[1].float())
     a row of train_y is .. float32, but a row of test_y is .. int64; .*must be equal
 raise SystemExit(0)
