@@ -111,17 +111,25 @@ def subtract(x: Product, y: Product) -> Product:
 class LoraAggregation:
     """Aggregates adapters (server.lora) by modifying the direction of the server step.
 
-    Each call records the metric `lora_distance`: ||used - M|| / ||M|| over all adapted layers. M is the mean of the
-    clients' weight changes, equation (1) of the module docstring, and `used` is the weight change from which the next
-    round starts, in the precision of the model. Rounding errors in the metric are about 1e-8.
+    If `measures` is true, each call records the metric `lora_distance`: ||used - M|| / ||M|| over all adapted layers. M
+    is the mean of the clients' weight changes, equation (1) of the module docstring, and `used` is the weight change
+    from which the next round starts, in the precision of the model. Rounding errors in the metric are about 1e-8.
 
     Attributes:
         state: the fields, name -> shape, that the server broadcasts in addition to the model: the change of all base
             weights in the last round, and the number of changes so far.
     """
 
-    def __init__(self, rule: str, adapters: Sequence[AdapterShape], cohort_size: int) -> None:
-        """Set up the aggregation by one of RULES; `cohort_size` is the largest number m of clients in a round."""
+    def __init__(self, rule: str, adapters: Sequence[AdapterShape], cohort_size: int, *, measures: bool = True) -> None:
+        """Set up the aggregation.
+
+        Args:
+            rule: one of RULES.
+            cohort_size: the largest number m of clients in a round.
+            measures: whether to record `lora_distance`. It is only right if the server adds the direction to the model;
+                with freeze_a the direction must also be the mean of the updates.
+        """
+        self.measures = measures
         self.rule, self.adapters, self.cohort_size = rule, list(adapters), cohort_size
         self.state: dict[str, tuple[int, ...]] = {}
         if rule in CHANGES_BASE:
@@ -136,8 +144,9 @@ class LoraAggregation:
                 otherwise it must be the mean of the updates.
         """
         segments = {segment.name: segment for segment in server.segments}
-        if self.rule == "freeze_a":
-            server.log_metrics(lora_distance=0.0)
+        if self.rule == "freeze_a" or not self.measures:
+            if self.measures:
+                server.log_metrics(lora_distance=0.0)
             return direction, {}
         direction = direction.clone()
         rows, error, size, changes = updates.dw, 0.0, 0.0, list[Tensor]()

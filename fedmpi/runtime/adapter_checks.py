@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedmpi.aggregation.lora import CHANGES_BASE, LoraAggregation
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import locate_key
+from fedmpi.common.type_descriptions import describe_value
 from fedmpi.config.schema import Settings
 from fedmpi.engine.messages import MessageLayouts
 from fedmpi.method.base import Method, overrides
@@ -20,11 +21,14 @@ def check_adapters(settings: Settings, method: Method, lora: LoraAggregation, me
         ("server.optim", server.optim, "sgd"),
         ("server.lr", server.lr, 1.0),
         ("evaluate.best.metric", settings.evaluate.best.metric, None),
+        # The optimiser's state would belong to factors that the server has replaced by others.
+        ("train.persist_optimizer", rule != "exact" and settings.train.persist_optimizer, False),
     ):
         if value != needed:
             raise UserError(
-                f"{locate_key(settings.origin(key), key)}: {value} is not possible with server.lora: {rule}, which "
-                f"sets the adapters itself; set {key}: {'null' if needed is None else needed}, or server.lora: separate"
+                f"{locate_key(settings.origin(key), key)}: {describe_value(value)} is not possible with "
+                f"server.lora: {rule}, which sets the adapters itself; set {key}: {describe_value(needed)}, or "
+                "server.lora: separate"
             )
     if overrides(method, "aggregate"):
         raise UserError(

@@ -33,7 +33,7 @@ from fedmpi.engine.model_selection import SelectionCriterion
 from fedmpi.engine.server import ServerRule
 from fedmpi.flat.formats import Format, HalfPrecision, Int8
 from fedmpi.flat.model import FlatModel
-from fedmpi.method.base import Method
+from fedmpi.method.base import Method, overrides
 from fedmpi.models.gradient_checkpointing import enable_gradient_checkpointing
 from fedmpi.models.lora import AdaptedLayer, iter_adapted_layers
 from fedmpi.models.net import FeaturesAndHead
@@ -112,7 +112,7 @@ class Experiment:
 
     @property
     def tolerates_missing_uploads(self) -> bool:
-        """Whether a round may continue without the uploads of some clients, or be repeated (section `faults`)."""
+        """Whether the section `faults` lets a round continue without some clients' uploads, or lets it be repeated."""
         faults = self.settings.faults
         return (faults.on_bad_update, faults.on_client_error, faults.on_lost_rank) != ("abort",) * 3
 
@@ -226,7 +226,7 @@ def make_experiment(settings: Settings, data: FederatedData, device: torch.devic
     compatibility.check_cohort_and_batch_sizes(settings, data)
     best = compatibility.make_selection_criterion(settings, task, data) if settings.evaluate.best.metric else None
     compatibility.check_targets_and_outputs(settings, data, task, net)
-    lora = make_lora_aggregation(settings, model, data)
+    lora = make_lora_aggregation(settings, method, model, data)
     messages = make_messages(settings, method, model, net, data, lora.state if lora else {})
     if lora is not None:
         check_adapters(settings, method, lora, messages)
@@ -299,14 +299,20 @@ def make_rule(settings: Settings) -> ServerRule | None:
     return chosen
 
 
-def make_lora_aggregation(settings: Settings, model: FlatModel, data: FederatedData) -> LoraAggregation | None:
+def make_lora_aggregation(
+    settings: Settings, method: Method, model: FlatModel, data: FederatedData
+) -> LoraAggregation | None:
     """Make the aggregation of adapters (server.lora); None if the model has no adapters."""
     if settings.model.lora is None:
         return None
     layers = list(iter_adapted_layers(model.module))
     shapes = adapter_shapes(layers, dict(model.module.named_parameters()))
     m = scheduler.cohort_size(data.clients, settings.cohort.fraction, settings.cohort.size)
-    return LoraAggregation(settings.server.lora, shapes, m)
+    server = settings.server
+    measures = (server.optim, server.lr) == ("sgd", 1.0)
+    if server.lora == "freeze_a":
+        measures = measures and server.rule.name == "auto" and not overrides(method, "aggregate")
+    return LoraAggregation(server.lora, shapes, m, measures=measures)
 
 
 def make_trainer(experiment: Experiment, stop: Callable[[], bool]) -> ClientTrainer:

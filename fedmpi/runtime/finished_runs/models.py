@@ -244,7 +244,14 @@ def _rebuild_experiment(
 def _build_experiment_without_data(
     settings: Settings, method: Method, facts: dict[str, Any], sizes: np.ndarray
 ) -> Experiment:
-    """Build the experiment of a run without its data, with the initial weights."""
+    """Build the objects of a finished run (model, method, messages) without reading its data.
+
+    The model has its initial weights; all counts of test samples and labels are zero.
+
+    Args:
+        facts: the metadata of the model file, which include the input shape and the number of classes.
+        sizes: (N,) the number of training samples of each client.
+    """
     (shape, dtype), classes, n = parse_input_shape(facts), int(facts["classes"]), len(sizes)
     no_tests, no_counts = np.zeros(n, dtype=np.int64), np.zeros((n, classes), dtype=np.int64)
     targets: tuple[tuple[int, ...], torch.dtype] = (), torch.int64
@@ -271,7 +278,9 @@ def _build_experiment_without_data(
         load_initial_weights(module, settings.init.source, settings.init.strict)
     net = FeaturesAndHead(module, shape, dtype)
     model = FlatModel(module, net.head_parameter_names(), channels_last=settings.compute.channels_last)
-    lora = build.make_lora_aggregation(settings, model, data)  # its changes of base weights are in the checkpoint
+    lora = build.make_lora_aggregation(
+        settings, method, model, data
+    )  # its changes of base weights are in the checkpoint
     messages = build.make_messages(settings, method, model, net, data, lora.state if lora else {})
     training = build.make_local_training(settings)
     return Experiment(settings, data, method, _PlaceholderTask(), net, model, messages, training, None, lora=lora)

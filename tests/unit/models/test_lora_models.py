@@ -253,8 +253,26 @@ def test_the_cost_of_exact_aggregation_is_printed_before_the_run(run, capsys):
 
 
 @pytest.mark.parametrize(
+    ("overrides", "measured"),
+    [
+        ("server.lora=separate", True),
+        ("server.lora=separate;;server.rule=median", True),
+        ("server.lora=separate;;server.optim=adam", False),
+        ("server.lora=separate;;server.lr=0.5", False),
+        ("server.lora=freeze_a", True),
+        ("server.lora=freeze_a;;server.rule=median", False),
+        ("server.lora=freeze_a;;server.optim=momentum", False),
+    ],
+)
+def test_the_distance_is_recorded_only_where_it_is_right(run, overrides, measured):
+    lines = (run(*overrides.split(";;")) / "metrics.jsonl").read_text().splitlines()
+    assert all(("lora_distance" in line) == measured for line in lines)
+
+
+@pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        ("server.lora=svd;;train.persist_optimizer=true", r"train\.persist_optimizer: true is not possible with"),
         ("model.lora=null;;server.lora=svd", r"server\.lora: svd averages the adapters of model\.lora, .* not set"),
         ("server.lora=svd;;server.lr=0.5", r"server\.lr: 0\.5 is not possible with server\.lora: svd"),
         ("server.lora=exact;;method.name=scaffold", r"server\.lora: exact needs a method that averages updates"),
