@@ -46,7 +46,7 @@ def test_a_run_has_the_same_bits_in_one_process_and_on_three_ranks(name, tmp_pat
 
     def models(run, **start):
         words = (f"output={tmp_path}", *texts, f"name={run}", "rounds=2", "report=false")
-        succeed("run", str(ROOT / f"configs/models/{name}.yaml"), *words, **start)
+        succeed("run", str(ROOT / f"configs/models/{name}.yaml"), *words, limit_s=600, **start)
         return hashes(tmp_path / run)
 
     alone = models("alone")
