@@ -34,9 +34,10 @@ If the published standard deviation is missing or 0, that of fedmpi is used for 
 
 def results(folder=RESULTS):
     """{table: verdict.json}, by name. Overrides that were recorded with old names of keys have the new names."""
-    found = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+    record = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
     return {
-        name: {**each, "overrides": [with_new_name(text) for text in each["overrides"]]} for name, each in found.items()
+        name: {**each, "overrides": [with_new_name(text) for text in each["overrides"]]}
+        for name, each in record.items()
     }
 
 
@@ -45,13 +46,13 @@ def with_new_name(override):
     return f"{RENAMED_KEYS.get(key, key)}{equals}{value}"
 
 
-def compared_cells(found):
-    return [cell for cell in found["cells"] if cell["verdict"] in WORDS]
+def compared_cells(record):
+    return [cell for cell in record["cells"] if cell["verdict"] in WORDS]
 
 
-def counts(found):
+def counts(record):
     """Return sentences with the number of cells for each verdict."""
-    verdicts = [cell["verdict"] for cell in compared_cells(found)]
+    verdicts = [cell["verdict"] for cell in compared_cells(record)]
     one, two, other = (verdicts.count(word) for word in WORDS)
     return (
         f"Of {len(verdicts)} means, {one} differ from the published ones by at most one published standard deviation, "
@@ -69,16 +70,16 @@ def position(cell):
     return first, " ".join([*others, cell["metric"].replace("_", " ")])
 
 
-def section(name, found):
-    cells = {position(cell): cell for cell in compared_cells(found)}
+def section(name, record):
+    cells = {position(cell): cell for cell in compared_cells(record)}
     rows, columns = (list(dict.fromkeys(key[at] for key in cells)) for at in (0, 1))
     digits = 1 if max(abs(cell["published"]) for cell in cells.values()) >= 2 else 3
     digits += digits == 1 and min(cell["published_std"] or 1 for cell in cells.values()) < 0.1
     seeds = "-".join(map(str, sorted({cell["seeds"] for cell in cells.values()})))
-    source = found["published"]
-    words = shlex.join(["fedmpi", "reproduce", name, *found["overrides"]])
-    yield f"## {name}\n\nThe published values are those of {source}. {counts(found)} Seeds per mean: {seeds}.\n"
-    yield f"Command: `{words}`, run with fedmpi {found['fedmpi']} and torch {found['torch']}.\n"
+    source = record["published"]
+    words = shlex.join(["fedmpi", "reproduce", name, *record["overrides"]])
+    yield f"## {name}\n\nThe published values are those of {source}. {counts(record)} Seeds per mean: {seeds}.\n"
+    yield f"Command: `{words}`, run with fedmpi {record['fedmpi']} and torch {record['torch']}.\n"
     yield "| | " + " | ".join(columns) + " |"
     yield "| --- |" + " --- |" * len(columns)
     for row in rows:
@@ -108,9 +109,9 @@ def draw(tables, path):
     panels = list(canvas.subplots(down, across, squeeze=False).flat)
     for axes in panels:
         axes.set_visible(False)
-    for axes, (name, found) in zip(panels, tables.items(), strict=False):
+    for axes, (name, record) in zip(panels, tables.items(), strict=False):
         axes.set_visible(True)
-        cells = compared_cells(found)
+        cells = compared_cells(record)
         ends = [value for cell in cells for value in (cell["published"], cell["mean"])]
         margin = 0.04 * (max(ends) - min(ends)) or 1.0
         limits = min(ends) - margin, max(ends) + margin
@@ -146,13 +147,13 @@ def main():
     tables = results()
     if not asked.no_figure:
         draw(tables, FIGURE)
-    every = {"cells": [cell for found in tables.values() for cell in found["cells"]]}
+    every = {"cells": [cell for record in tables.values() for cell in record["cells"]]}
     page = [
         HEAD,
         "![published against ours](figures/reproduction.png)\n",
         f"The following numbers refer to all tables together. {counts(every)}\n",
     ]
-    page += [line for name, found in tables.items() for line in section(name, found)]
+    page += [line for name, record in tables.items() for line in section(name, record)]
     print("\n".join(page).rstrip())
 
 

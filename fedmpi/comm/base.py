@@ -237,7 +237,9 @@ class Communicator:
         return self._allgather_bytes(payload, deadline_s)
 
     def regroup(self, payload: bytes, deadline_s: float) -> dict[int, bytes]:
-        """Reconnect the remaining ranks, set `alive` to them, and return {rank: its payload}.
+        """Reconnect the ranks that remain after a rank failure, and exchange a payload between them.
+
+        Afterwards `alive` contains the remaining ranks.
 
         Every rank must call this method after it has caught RankLostError; a rank that has not seen the failure yet
         gets that error at its next message at the latest. The ranks wait for those that are still training, but not for
@@ -246,6 +248,9 @@ class Communicator:
         Args:
             payload: bytes that this rank sends to all other ranks.
             deadline_s: time limit in seconds for ranks that are still training.
+
+        Returns:
+            Rank -> its payload, for the remaining ranks.
 
         Raises:
             RankLostError: the job cannot continue, for example because rank 0 is dead.

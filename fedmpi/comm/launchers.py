@@ -151,7 +151,11 @@ def detect_env_init(env: Mapping[str, str], launched: Job | None) -> Job | None:
 
 
 def read_master_address(env: Mapping[str, str]) -> tuple[str, int]:
-    """Return MASTER_ADDR and MASTER_PORT. Raises UserError if one of them is not set or the port is invalid."""
+    """Return the address and port at which rank 0 can be reached, from MASTER_ADDR and MASTER_PORT.
+
+    Raises:
+        UserError: one of the two variables is not set, or the port is invalid.
+    """
     if not env.get("MASTER_ADDR") or not env.get("MASTER_PORT"):
         raise UserError(
             "RANK and WORLD_SIZE are set, but MASTER_ADDR or MASTER_PORT is not: set both, or start with torchrun"

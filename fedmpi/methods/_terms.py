@@ -44,11 +44,11 @@ def differ_beyond_rounding(x: Tensor, y: Tensor) -> Tensor:
 
 
 def scale_perturbation(g: Tensor, rho: float, strength: Tensor | None = None) -> Tensor:
-    """Return the perturbation rho strength g / ||g||, or 0 if g consists of rounding errors only.
+    """Return the perturbation rho * strength * g / ||g|| (d,); it is zero if ||g|| is below 1e-10 (rounding errors).
 
     Args:
         g: (d,) gradient.
-        rho: length of the perturbation.
+        rho: length of the perturbation if strength is None.
         strength: (d,) a factor for each entry; None: 1.
     """
     norm = g.norm()

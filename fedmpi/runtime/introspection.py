@@ -85,7 +85,10 @@ def read_registry(kind: str) -> dict[str, str]:
 
 
 def read_libraries(kind: str) -> dict[str, str]:
-    """Parse the libraries of a kind (`LIBRARIES = ...`) from its module; {} if it has none."""
+    """Return the libraries whose components a config can select, such as timm for models: prefix -> "module:Name".
+
+    The assignment `LIBRARIES = ...` is parsed from the source code of the kind's module. Without it the result is {}.
+    """
     return _read_table(kind, "LIBRARIES") or {}
 
 

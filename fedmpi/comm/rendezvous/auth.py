@@ -40,9 +40,14 @@ def compute_proof(key: bytes, role: bytes, client_nonce: bytes, server_nonce: by
 
 
 def answer_handshake(key: bytes, hello: bytes) -> tuple[bytes, bytes]:
-    """Return (reply, expected proof): rank 0's answer to the first message of a connecting rank.
+    """Answer the first message of a connecting rank, on rank 0.
 
-    The reply proves that rank 0 knows the job's key. The connecting rank must then send the expected proof.
+    Args:
+        key: the secret key of the job.
+        hello: the first message.
+
+    Returns:
+        The reply, which proves that rank 0 knows the key; and the proof that the connecting rank must send next.
 
     Raises:
         ValueError: the message does not follow the protocol.

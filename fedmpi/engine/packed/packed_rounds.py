@@ -170,7 +170,7 @@ def _write_uploads(clients: Sequence[ClientContext], fit: PackedFit, rows: Tenso
 
 
 def _start_client(client: ClientContext) -> tuple[ReadOnlyCheck, RngState]:
-    """Start a client's round: do everything that precedes its training.
+    """Prepare a client for its training in this round: call the hook `initial_weights` if the method overrides it.
 
     Returns:
         The result of `client.read_only_check`, and the state that the random generators must have when the hook

@@ -247,7 +247,11 @@ class GatheredShards(GatheredUploads):
 
 
 class ShardedUploads(SmallSlotUploads):
-    """The uploads as hooks see them: large slots are read by querying their holders; small slots are on rank 0."""
+    """The uploads of a round as the hook `aggregate` reads them, if the server is sharded.
+
+    Small slots are stored on rank 0. Rank 0 queries the ranks that store the columns of a large slot when the hook
+    reads it.
+    """
 
     def __init__(self, clients: Sequence[int], n: Tensor, p: Tensor, gathered: GatheredShards) -> None:
         """Wrap gathered uploads; n and p (m,) are the sample counts and weights of the clients."""

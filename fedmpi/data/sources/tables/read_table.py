@@ -234,9 +234,10 @@ def table_from_memory(rows: Any, decimal: str = ".") -> Table:
 
 
 def _convert_passed_column(values: Any, name: str, decimal: str) -> np.ndarray:
-    """Convert a column of a table in memory to an array (n,): float64 if all values are numbers, otherwise strings.
+    """Convert a column that the user has passed as a Python object to an array (n,).
 
-    In an array of strings, None and NaN become "", and numbers are written with `decimal` as the decimal mark.
+    The array has the type float64 if all values are numbers; otherwise it contains strings. In strings, None and NaN
+    become "", and numbers are written with `decimal` as the decimal mark.
     """
     array = np.asarray(values)
     if array.ndim != 1:
