@@ -21,6 +21,7 @@ from fedmpi.config.field_types import (
     Section,
     flatten,
 )
+from fedmpi.config.privacy import PrivacySettings
 from fedmpi.config.sections import (
     CohortSettings,
     DataSettings,
@@ -34,7 +35,10 @@ from fedmpi.config.sections import (
 )
 
 # Keys that ranks do not compare: paths, whose contents are compared instead, and values that may differ by host.
-NOT_COMPARED = ("data.root", "output", "model.pretrained", "init.from", "comm.interface")
+NOT_COMPARED = (
+    *("data.root", "output", "model.pretrained", "init.from", "comm.interface"),
+    *("privacy.noise_file", "privacy.keys", "privacy.identity"),
+)
 
 
 Analysis = Literal[  # engine/diagnostics
@@ -160,6 +164,7 @@ class Settings(Section):
     train: TrainSettings = TrainSettings()  # local training (docs/training.md)
     cohort: CohortSettings = CohortSettings()  # which clients take part, on which rank, with which weight
     server: ServerSettings = ServerSettings()  # how the server turns uploads into a step
+    privacy: PrivacySettings = PrivacySettings()  # differential privacy and secure aggregation (docs/privacy.md)
     evaluate: EvaluateSettings = EvaluateSettings()  # evaluation, selection of the best model, early stopping
     analysis: tuple[Analysis, ...] = ()  # further diagnostics in evaluated rounds (docs/analysis.md)
     comm: CommSettings = CommSettings()  # communication between ranks

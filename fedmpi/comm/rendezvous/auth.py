@@ -12,16 +12,15 @@ their key is derived from the job's identifier and a secret of the user: the var
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
-import os
 import secrets
 import socket
 from collections.abc import Mapping
 from pathlib import Path
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.secret_files import read_or_create_secret
 
 MAGIC = b"fedmpi 1"
 NONCE_BYTES = DIGEST_BYTES = 32  # bytes
@@ -137,29 +136,3 @@ def derive_job_key(job: str, env: Mapping[str, str]) -> bytes:
             "export FEDMPI_SECRET=$(openssl rand -hex 32), the same for all ranks"
         )
     return hmac.digest(hashlib.sha256(secret).digest(), job.encode(), "sha256")
-
-
-def read_or_create_secret(path: Path) -> bytes:
-    """Return the secret in a file that only the user can read; if the file is missing, create it.
-
-    If several ranks create the file at the same time, all get the same secret.
-
-    Raises:
-        OSError: other users can read the file.
-    """
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    if not path.exists():
-        mine = path.with_name(f"secret.{secrets.token_hex(8)}")
-        with open(os.open(mine, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-            file.write(f"{secrets.token_hex(32)}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):  # another rank was faster; creating a link is atomic, even on NFS
-            os.link(mine, path)
-        mine.unlink()
-    with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_mode & 0o077:
-            raise OSError(
-                "other users may read this secret; run chmod 600 on it, or delete it so that a new one is created"
-            )
-        return file.read(4096).strip()
