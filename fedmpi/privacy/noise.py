@@ -54,13 +54,13 @@ class NoiseKey:
             secret = read_or_create_secret(path.expanduser())
         except OSError as error:
             raise UserError(
-                f"privacy.noise_file: {path}: {error.strerror or error}. This file holds the secret from which noise is "
-                "derived; set privacy.noise_file to a file that only you can read"
+                f"privacy.noise_file: {path}: {error.strerror or error}. This file holds the secret from which noise "
+                "is derived; set privacy.noise_file to a file that only you can read"
             ) from error
         if len(secret) < MIN_KEY_LENGTH:
             raise UserError(
-                f"privacy.noise_file: {path} has {len(secret)} characters; at least {MIN_KEY_LENGTH} are needed; delete "
-                "the file, so that a new key is created"
+                f"privacy.noise_file: {path} has {len(secret)} characters; at least {MIN_KEY_LENGTH} are needed; "
+                "delete the file, so that a new key is created"
             )
         return cls(secret, run_id)
 
