@@ -1,0 +1,42 @@
+"""Masks for vectors of 64-bit integers: streams of ChaCha20, which are added modulo 2^64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from torch import Tensor
+
+CHUNK = 1 << 16  # entries that are masked at a time, so that they stay in the cache while all streams are added
+_ZEROS = memoryview(bytes(8 * CHUNK))
+
+
+class MaskStreams:
+    """A sum of masks, each with a sign, that is added to a vector piece by piece."""
+
+    def __init__(self, keys: Sequence[tuple[bytes, int]]) -> None:
+        """Start the streams.
+
+        Args:
+            keys: the key of each mask, 32 bytes, and its sign, 1 or -1. A key must not be used for anything else.
+        """
+        self._streams = [
+            (Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor(), np.add if sign > 0 else np.subtract)
+            for key, sign in keys
+        ]
+        self._buffer = np.empty(CHUNK, dtype="<u8")
+
+    def add_to(self, piece: Tensor) -> None:
+        """Add the masks to the next piece of the vector, in place and modulo 2^64.
+
+        Args:
+            piece: (n,) int64 on the CPU, the entries that follow those of the previous call.
+        """
+        entries, stream_bytes = piece.numpy().view(np.uint64), memoryview(self._buffer).cast("B")
+        for start in range(0, len(entries), CHUNK):
+            chunk = entries[start : start + CHUNK]
+            mask, size = self._buffer[: len(chunk)], chunk.nbytes
+            for stream, add in self._streams:
+                stream.update_into(_ZEROS[:size], stream_bytes[:size])
+                add(chunk, mask, out=chunk)
