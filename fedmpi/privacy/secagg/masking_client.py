@@ -2,13 +2,13 @@
 
     advertise_keys      send new public keys, and a commitment to the seed of the self mask
     share_keys          send each client a share of the masking key and of the seed, encrypted for it
-    make_masks          with the shares that have arrived, compute the masks: the self mask, and one for each other client
+    make_masks          check the shares that have arrived, and compute the self mask and one mask for each other client
     confirm_survivors   sign the list of the clients whose vectors are in the sum
     reveal_shares       send the server one share for each client: of the seed if its vector is in the sum, otherwise of
                         its masking key
 
-The masks that two clients share have opposite signs, so they cancel in the sum of both vectors. Each client answers each
-step once. Since both secrets of a client need more than half of the clients, the server can never learn both.
+The masks that two clients share have opposite signs, so they cancel in the sum of both vectors. Each client answers
+each step once. Since both secrets of a client need more than half of the clients, the server can never learn both.
 """
 
 from __future__ import annotations

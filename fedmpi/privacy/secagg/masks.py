@@ -33,7 +33,7 @@ class MaskStreams:
         Args:
             piece: (n,) int64 on the CPU, the entries that follow those of the previous call.
         """
-        entries, stream_bytes = piece.numpy().view(np.uint64), memoryview(self._buffer).cast("B")
+        entries, stream_bytes = piece.numpy().view(np.uint64), self._buffer.data.cast("B")
         for start in range(0, len(entries), CHUNK):
             chunk = entries[start : start + CHUNK]
             mask, size = self._buffer[: len(chunk)], chunk.nbytes

@@ -162,16 +162,14 @@ def test_altered_shares_and_shares_that_differ_from_their_commitments_are_refuse
 def test_an_old_message_is_refused(change):
     old, secure = make_sum("share"), make_sum("share", **change)
     secure.sent[9] = old.sent[9]
-    with pytest.raises(
-        UserError, match="client 9 sent shares to client 2 that are not authentic.*another round or att"
-    ):
+    with pytest.raises(UserError, match=r"client 9 sent shares to client 2 .* authentic.*another round or attempt"):
         secure.mask()
 
 
 def test_a_message_for_another_recipient_is_refused():
     secure = make_sum("share")
     secure.sent[9][2] = secure.sent[9][3]
-    with pytest.raises(UserError, match="client 9 sent shares to client 2 that are not authentic.*another recipient"):
+    with pytest.raises(UserError, match=r"client 9 sent shares to client 2 .* authentic.*another recipient"):
         secure.mask()
 
 

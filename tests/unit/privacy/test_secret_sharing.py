@@ -3,7 +3,7 @@
 import random
 import secrets
 from fractions import Fraction
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 
@@ -22,7 +22,7 @@ def interpolate_at_zero(points):
     xs, column = [x for x, _ in points], [Fraction(y) for _, y in points]
     value, product = column[0], Fraction(1)
     for order in range(1, len(points)):
-        column = [(b - a) / (xs[i + order] - xs[i]) for i, (a, b) in enumerate(zip(column, column[1:], strict=False))]
+        column = [(b - a) / (xs[i + order] - xs[i]) for i, (a, b) in enumerate(pairwise(column))]
         product *= -xs[order - 1]
         value += product * column[0]
     return value

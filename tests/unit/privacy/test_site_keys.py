@@ -30,10 +30,10 @@ def test_wrong_public_keys_are_refused(folder):
     with pytest.raises(UserError, match=r"privacy.keys: .*bern.pub: No such file.*site bern creates it with: openssl"):
         load_public_keys(folder, (*SITES, "bern"))
     (folder / "bern.pub").write_bytes((folder / "oslo.pub").read_bytes())
-    with pytest.raises(UserError, match="bern.pub is the key of site oslo, too; each site needs its own"):
+    with pytest.raises(UserError, match=r"bern.pub is the key of site oslo, too; each site needs its own"):
         load_public_keys(folder, (*SITES, "bern"))
     (folder / "bern.pub").write_text("key")
-    with pytest.raises(UserError, match="bern.pub does not contain an Ed25519 public key in PEM format"):
+    with pytest.raises(UserError, match=r"bern.pub does not contain an Ed25519 public key in PEM format"):
         load_public_keys(folder, (*SITES, "bern"))
 
 
@@ -43,8 +43,8 @@ def test_wrong_private_keys_are_refused(folder):
         load_identity(folder / "lyon.key", "oslo", public[1])
     with pytest.raises(UserError, match=r"privacy.identity: .*none: No such file.*private key of site lyon; create it"):
         load_identity(folder / "none", "lyon", public[0])
+    (folder / "lyon.pub").chmod(0o600)
     with pytest.raises(UserError, match="does not contain an Ed25519 private key in PEM format without a password"):
-        (folder / "lyon.pub").chmod(0o600)
         load_identity(folder / "lyon.pub", "lyon", public[0])
     (folder / "lyon.key").chmod(0o644)
     with pytest.raises(UserError, match=r"other users may read .*lyon.key; run chmod 600"):
