@@ -85,6 +85,7 @@ class Federation:
             config.gather,
             acknowledges=tolerant or config.acknowledges,
             base_weights=base_weights,
+            secure_aggregation=config.secure_aggregation,
         )
         self.server: FederationServer | None = None
         if comm.rank == 0:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedmpi.engine.model_selection import BestModel, SelectionCriterion
+
+if TYPE_CHECKING:
+    from fedmpi.engine.transport.gather_secure import SecureAggregation
 
 SERVER_PROTOCOLS = {"global", "sites"}  # evaluation protocols that rank 0 computes alone, except in silo mode
 
@@ -43,6 +46,7 @@ class FederationConfig:
     timeout_s: float = inf  # a rank that is silent for longer is considered to have failed
     update_stats: str | bool = False  # statistics of updates to record in each round: False, "norms" or "gram"
     replays_failures: bool = False  # whether recorded rank failures of another run are replayed
+    secure_aggregation: SecureAggregation | None = None  # rank 0 learns only sums of uploads; None: it learns uploads
     acknowledges: bool = False  # whether ranks without clients in a round confirm its broadcast
 
 

@@ -43,6 +43,7 @@ from fedmpi.runtime.adapter_checks import check_adapters
 from fedmpi.runtime.build_model import find_pretrained_weights, make_prepared_module
 from fedmpi.runtime.clients_per_pass import choose_clients_per_pass
 from fedmpi.runtime.record.saved_model import InitialWeights, load_initial_weights
+from fedmpi.runtime.secure_aggregation import check_secure_aggregation, make_secure_aggregation
 from fedmpi.tasks import validation
 from fedmpi.tasks.regression import StandardisedRegression
 
@@ -230,6 +231,7 @@ def make_experiment(settings: Settings, data: FederatedData, device: torch.devic
     messages = make_messages(settings, method, model, net, data, lora.state if lora else {})
     if lora is not None:
         check_adapters(settings, method, lora, messages)
+    check_secure_aggregation(settings, data, messages)
     compatibility.check_uploads_suit_aggregation(settings, data, messages)
     compatibility.check_analysis_and_protocols(settings, method, task, net, data, messages)
     built = Experiment(settings, data, method, task, net, model, messages, local_training, make_rule(settings), start)
@@ -380,7 +382,8 @@ def make_federation(
         replays_failures=s.faults.replay is not None,
         best=experiment.best,
         timeout_s=s.comm.round_timeout_s,
-        update_stats=s.record.updates,
+        update_stats=s.record.updates if s.privacy.secagg is None else False,
+        secure_aggregation=make_secure_aggregation(s, experiment.data),
         needs_undo=experiment.needs_undo,
         acknowledges=bool(s.checkpoint.every and experiment.messages.client_state.size),
     )

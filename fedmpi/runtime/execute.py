@@ -32,7 +32,7 @@ from fedmpi.config import Settings
 from fedmpi.config.resume_rules import normalize_identity
 from fedmpi.engine.faults.lost_ranks import LostRanks
 from fedmpi.engine.federation import Federation
-from fedmpi.runtime import build, build_data, checkpoints, code_trust, memory, rank_agreement
+from fedmpi.runtime import build, build_data, checkpoints, code_trust, memory, rank_agreement, secure_aggregation
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.checkpoints import CheckpointWriter, ClientStateFiles
 from fedmpi.runtime.device import choose_device, configure_numerics
@@ -160,6 +160,7 @@ def _run(
     own_code = code_trust.find_plugins(code_trust.find_external_code(settings.model_dump(mode="json")).values())
     digests |= rank_agreement.compute_model_digests(experiment.model, experiment.initial, experiment.pretrained)
     digests |= {"(tokenizer)": experiment.data.files_digest} if experiment.data.files_digest else {}
+    digests |= secure_aggregation.compute_key_digests(settings, experiment.data)
     digests |= code_trust.compute_plugin_digests(own_code) if own_code else {}
     rank_agreement.check_agreement(comm, digests, settings.comm.start_timeout_s)
 

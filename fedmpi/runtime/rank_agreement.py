@@ -36,6 +36,7 @@ COMPARED_FILES = {
     "(model.pretrained)": "the weight files of model.pretrained",
     "(model.name)": "the weight files in the folder of model.name",
     "(tokenizer)": "the files of data.tokenizer",
+    "(privacy.keys)": "the public keys in privacy.keys",
 }
 FROZEN = "(frozen parameters)"
 DIGEST_BYTES = 6  # bytes of SHA-256 per item, so that 60 items with their names fit into one allgather_bytes
@@ -156,5 +157,5 @@ def check_agreement(comm: Communicator, items: Mapping[str, str], timeout_s: flo
         raise UserError(
             "the ranks do not run the same experiment: " + "; ".join(problems) + ". "
             "Start all ranks with the same config, version of fedmpi and data files"
-            + (", and copy the same model and tokenizer to all hosts" if different_files else "")
+            + (", and copy the same files to all hosts" if different_files else "")
         )

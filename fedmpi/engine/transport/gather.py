@@ -1,4 +1,4 @@
-"""How the uploads of a round are gathered: the code that all four modes share, and the mode `rows`.
+"""How the uploads of a round are gathered: the code that all modes share, and the mode `rows`.
 
     mode       what is stored                                                  which aggregation rules may be used
     rows       rank 0 stores all rows                                          all
@@ -6,6 +6,8 @@
     sharded    every rank stores some columns of all rows                      all
     reducing   every rank adds up the rows of its own clients; these sums      those that read only means; the last bits
                are reduced over a binomial tree of ranks                       differ from those of the other modes
+    secure     rank 0 stores the sum of masked rows, from which it removes     those that read only means; the bits are
+               the masks (privacy.secagg)                                      those of reducing
 
 For each of its clients, in order, a rank calls acquire_row(client), writes the row, and calls submit(client). Then it
 calls finish().

@@ -7,6 +7,7 @@ these groups, and each rank updates its copy.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -26,6 +27,9 @@ from fedmpi.engine.transport.gather import BufferPool, GatherContext, RowGather,
 from fedmpi.engine.transport.gather_sharded import ShardedGather
 from fedmpi.engine.transport.gather_sums import ReducingGather, StreamingGather
 from fedmpi.method.base import get_mean_only_slots
+
+if TYPE_CHECKING:
+    from fedmpi.engine.transport.gather_secure import SecureAggregation
 
 Placement = Mapping[int, int]  # client -> rank
 ALIGNED = 64  # bytes; torch aligns its allocations in the same way
@@ -50,6 +54,7 @@ class RoundTransport:
         *,
         acknowledges: bool = False,
         base_weights: BaseWeights | None = None,
+        secure_aggregation: SecureAggregation | None = None,
     ) -> None:
         """Allocate the buffers for broadcasts.
 
@@ -61,9 +66,11 @@ class RoundTransport:
             acknowledges: whether ranks without clients in a round confirm to rank 0 that the broadcast has arrived, so
                 that no rank is more than one round behind.
             base_weights: the base weights to which each broadcast adds the server's change (server.lora).
+            secure_aggregation: the settings of secure aggregation, which replaces `gather_mode`; None: it is not used.
         """
         self.comm, self.messages, self.gather_mode, self.acknowledges = comm, messages, gather_mode, acknowledges
-        self.base_weights = base_weights
+        self.base_weights, self.secure_aggregation = base_weights, secure_aggregation
+        self._attempts = -1, -1  # the latest round whose uploads were gathered, and the number of earlier attempts
         self.full_layout = messages.broadcast_layout()
         pin_memory = model.is_cuda and comm.device.type == "cpu"
         # Rank 0 evaluates the model in this memory. The rounding of kernels depends on the alignment of the weights.
@@ -178,7 +185,12 @@ class RoundTransport:
         large, means = context.chunks.large, get_mean_only_slots(self.messages.method)
         sums = bool(large and cohort) and means is not None and set(large) <= {*means, "_b"}
         gather: UploadGather
-        if self.gather_mode == "sharded" and large and len(self.comm.alive) > 1:
+        if self.secure_aggregation is not None:
+            from fedmpi.engine.transport.gather_secure import SecureGather  # needs an optional package
+
+            self._attempts = t, self._attempts[1] + 1 if self._attempts[0] == t else 0
+            gather = SecureGather(context, p, self.secure_aggregation, self._attempts[1])
+        elif self.gather_mode == "sharded" and large and len(self.comm.alive) > 1:
             gather = ShardedGather(context)
         elif self.gather_mode == "reducing" and sums:
             gather = ReducingGather(context, means or {}, p)
