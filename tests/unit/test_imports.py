@@ -26,7 +26,14 @@ OUTSIDE = {  # the modules, or packages of them, that alone may import a library
     "yaml": {"config.yaml_source", "reports.run_groups"},
     "sklearn": {"data.sources.flamby"},  # besides, the digits are read from its file
     "pyarrow": {"data.sources.tables.arrow"},
-    "scipy": {"methods._prototypes", "data.sources.images.public_arrays", "sweeps.results_table", "analysis.curvature"},
+    "scipy": {
+        "methods._prototypes",
+        "data.sources.images.public_arrays",
+        "sweeps.results_table",
+        "analysis.curvature",
+        "privacy",
+    },
+    "dp_accounting": {"privacy.accountant"},
     "safetensors": {"runtime.record", "models.pretrained"},
     "timm": set(),  # fedmpi/models/libraries.py imports optional packages by name, with a message
     "monai": set(),
