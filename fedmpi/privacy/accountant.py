@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -38,6 +38,7 @@ from dp_accounting.rdp import rdp_privacy_accountant
 from scipy import special
 
 from fedmpi.common.errors import UserError
+from fedmpi.privacy.banded import compute_squared_sensitivity
 from fedmpi.privacy.loss_distribution import PoissonLossDistribution
 
 Method = Literal["pld", "rdp"]
@@ -146,6 +147,48 @@ def find_noise_multiplier(
     return float(2 ** (enough / POINTS_PER_DOUBLING))
 
 
+class BandedEpsilonSchedule:
+    """Epsilon after any number of rounds with correlated noise (banded.py)."""
+
+    def __init__(
+        self,
+        noise_multiplier: float,
+        delta: float,
+        coefficients: Sequence[float],
+        separation: int,
+        method: Method = "pld",
+    ) -> None:
+        """Set the computation up.
+
+        Args:
+            noise_multiplier: standard deviation of the independent noise z / clip norm.
+            delta: the probability with which the guarantee may fail.
+            coefficients: those of the matrix C.
+            separation: the least difference between two rounds in which the same client takes part.
+            method: "pld", which is exact here, or "rdp".
+        """
+        self._delta, self._coefficients, self._separation = delta, coefficients, separation
+        self._composition = _make_gaussian_composition(noise_multiplier, method)
+
+    def after(self, rounds: int, repetitions: int = 0) -> float:
+        """Return epsilon after a number of rounds, and of releases beyond the first one of a round."""
+        squared = compute_squared_sensitivity(self._coefficients, rounds, self._separation, repetitions)
+        return self._composition.epsilon(squared, self._delta) if rounds else 0.0
+
+
+def find_banded_noise_multiplier(
+    epsilon: float, delta: float, coefficients: Sequence[float], separation: int, rounds: int, method: Method = "pld"
+) -> float:
+    """Return the smallest noise multiplier, up to 0.02 %, with which a `BandedEpsilonSchedule` ends below `epsilon`.
+
+    Raises:
+        UserError: no noise multiplier up to a million reaches epsilon.
+    """
+    squared = compute_squared_sensitivity(coefficients, rounds, separation)
+    # A little more, so that rounding does not make it too small.
+    return math.sqrt(squared) * find_noise_multiplier(epsilon, delta, Sampling("none"), 1, method) * (1 + 1e-9)
+
+
 def _make_composition(
     noise_multiplier: float, sampling: Sampling, method: Method
 ) -> PoissonLossDistribution | GaussianComposition | _RenyiComposition | _Smaller:
@@ -170,6 +213,11 @@ def _make_composition(
                 limit=INTEGER_ORDERS / (2 * noise_multiplier**2),
             )
             return renyi if method == "rdp" else _Smaller(renyi, GaussianComposition(noise_multiplier))
+    return _make_gaussian_composition(noise_multiplier, method)
+
+
+def _make_gaussian_composition(noise_multiplier: float, method: Method) -> GaussianComposition | _RenyiComposition:
+    """Return the object that computes epsilon and delta of releases without amplification."""
     if method == "pld":
         return GaussianComposition(noise_multiplier)
     event = dp_accounting.GaussianDpEvent(noise_multiplier)
@@ -214,11 +262,11 @@ class _RenyiComposition:
             accountant.compose(event)
         self._divergences = np.minimum(accountant.rdp, limit)
 
-    def epsilon(self, steps: int, delta: float) -> float:
+    def epsilon(self, steps: float, delta: float) -> float:
         """Return epsilon at a delta."""
         return float(rdp_privacy_accountant.compute_epsilon(self._orders, steps * self._divergences, delta)[0])
 
-    def delta(self, steps: int, epsilon: float) -> float:
+    def delta(self, steps: float, epsilon: float) -> float:
         """Return delta at an epsilon."""
         return float(rdp_privacy_accountant.compute_delta(self._orders, steps * self._divergences, epsilon)[0])
 
@@ -229,11 +277,11 @@ class _Smaller:
     def __init__(self, first: _RenyiComposition, second: GaussianComposition) -> None:
         self._both = first, second
 
-    def epsilon(self, steps: int, delta: float) -> float:
+    def epsilon(self, steps: float, delta: float) -> float:
         """Return epsilon at a delta."""
         return min(each.epsilon(steps, delta) for each in self._both)
 
-    def delta(self, steps: int, epsilon: float) -> float:
+    def delta(self, steps: float, epsilon: float) -> float:
         """Return delta at an epsilon."""
         return min(each.delta(steps, epsilon) for each in self._both)
 
