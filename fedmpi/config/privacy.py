@@ -32,7 +32,10 @@ class DpSettings(ExclusiveKeysSection):
     # `epsilon`
     noise_multiplier: Positive | None = None
     epsilon: Positive | None = None  # the epsilon of the whole run, from which the noise is computed
-    delta: Annotated[float, Field(gt=0, lt=1)]  # must be below 1 / (number of clients or samples)
+    delta: Annotated[float, Field(gt=0, lt=1)]  # must be below 1 / (number of clients, or of samples of a client)
+    # accept a larger delta, at which the guarantee means little: a mechanism that publishes one unit in full would
+    # have it, too. Only to repeat published experiments
+    allow_large_delta: bool = False
     # the run ends before a round after which epsilon would be larger; null: `epsilon` if it is set, otherwise no limit
     max_epsilon: Positive | None = None
     accountant: Literal["pld", "rdp"] = "pld"  # privacy loss distributions, or the looser Renyi differential privacy

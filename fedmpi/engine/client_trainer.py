@@ -52,6 +52,7 @@ class ClientTrainer:
         graphs: bool | str = False,
         stop: Callable[[], bool] = lambda: False,
         changing: Collection[Tensor] = (),
+        private_steps: Any = None,
     ) -> None:
         """Set up the training of this rank's clients, with the given parts of the experiment.
 
@@ -71,12 +72,14 @@ class ClientTrainer:
                 known to permit it.
             stop: a function that returns whether the run has been asked to stop.
             changing: the frozen parameters that the server changes (server.lora).
+            private_steps: the `PrivateSteps` (local/private_steps.py) by which all clients train, so that their samples
+                have differential privacy; None: they train without it.
         """
         self.model, self.net, self.task, self.method = model, net, task, method
         self.data, self.messages, self.local_training, self.seed = data, messages, local_training, seed
         self.bf16, self.checkpoints_activations, self.stop = bf16, checkpoints_activations, stop
         self.drops_bad_updates, self.drops_failed_clients = drops_bad_updates, drops_failed_clients
-        self.clients_per_pass, self.strict = clients_per_pass, strict
+        self.clients_per_pass, self.strict, self.private_steps = clients_per_pass, strict, private_steps
         captures = graphs is True or (graphs == "auto" and consists_of_known_parts(model.module, task))
         self.graphs = PassGraphs(strict=graphs is True) if captures else None
         self._frozen_copies: list[tuple[FlatModel, FeaturesAndHead]] = []

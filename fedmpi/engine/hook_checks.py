@@ -40,6 +40,7 @@ NOT_SENT_REMEDY = (
 )
 
 
+METHODS_WITH_PRIVATE_STEPS = "a method whose clients read samples only in steps, such as fedavg, fedprox or scaffold"
 DIVERGENCE_HINT = "the usual cause is divergence: lower train.lr"
 
 
@@ -54,6 +55,21 @@ def hook_error(method: Method, hook: str, where: str, text: str, by: Any = None)
     """
     own = getattr(method, hook.partition(",")[0].rstrip(":"), None)
     return make_located_error(f"{where}: method {type(method).__name__}, hook {hook} {text}", by or own, type(method))
+
+
+def require_unprotected_samples(client: Any, member: str) -> None:
+    """Raise UserError if a hook reads a client's samples outside of steps although differential privacy protects them.
+
+    Args:
+        client: the client.
+        member: its function or attribute that the hook uses.
+    """
+    if client.trainer.private_steps is not None:
+        raise UserError(
+            f"{client.where}: method {type(client.trainer.method).__name__} uses client.{member}, which reads the "
+            "client's samples outside of its steps, so that the result has no noise; with privacy.dp.unit: sample "
+            f"choose {METHODS_WITH_PRIVATE_STEPS}, or set privacy.dp.unit: client"
+        )
 
 
 def check_slots(

@@ -78,6 +78,8 @@ class RoundControl:
             self.states.unavailable = self.scheduler.lost_ranks.unavailable_clients(t)
         if self.config.replays_failures:
             self.states.replay_failures(t, self.scheduler.lost_ranks, evaluated=False)
+        if command is TRAIN and self.states.trainer.private_steps is not None:
+            self.states.trainer.private_steps.attempts[t] += 1
         return command
 
     def mark_round_begun(self, t: int) -> None:

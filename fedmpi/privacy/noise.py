@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,11 @@ class NoiseKey:
         """Return n numbers from a normal distribution with mean 0 and standard deviation `std`, (n,) float64."""
         return draw_gaussian(self.derive(*purpose), n, std)
 
+    def uniform(self, n: int, *purpose: str | int) -> Tensor:
+        """Return n numbers from the uniform distribution on (0, 1), (n,) float64."""
+        parts = list(_iterate_uniform(self.derive("uniform", *purpose), n))
+        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
+
     def seed(self, *purpose: str | int) -> int:
         """Return a secret 63-bit seed for one purpose, such as the drawing of cohorts."""
         return int.from_bytes(self.derive("seed", *purpose)[:8], "little") >> 1
@@ -83,17 +89,25 @@ def draw_gaussian(key: bytes, n: int, std: float) -> Tensor:
 
     A key must be used only once, because all calls with the same key begin with the same numbers.
     """
-    stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
-    out, zeros = torch.empty(n + n % 2, dtype=torch.float64), bytes(16 * CHUNK)
-    for start in range(0, len(out) // 2, CHUNK):
-        pairs = min(CHUNK, len(out) // 2 - start)
-        integers = np.frombuffer(stream.update(zeros[: 16 * pairs]), dtype="<u8").reshape(2, pairs)
-        # The 53 upper bits make a number in [0, 1); half of the spacing is added, so that it is never 0.
-        uniform = torch.from_numpy((integers >> np.uint64(11)).astype(np.float64)).add_(0.5).mul_(2.0**-53)
+    out, start = torch.empty(n + n % 2, dtype=torch.float64), 0
+    for numbers in _iterate_uniform(key, len(out)):
+        pairs = len(numbers) // 2
+        uniform = numbers.view(2, pairs)
         radius, angle = uniform[0].log_().mul_(-2).sqrt_().mul_(std), uniform[1].mul_(2 * math.pi)
-        torch.mul(radius, angle.cos(), out=out[2 * start : 2 * start + pairs])
-        torch.mul(radius, angle.sin_(), out=out[2 * start + pairs : 2 * start + 2 * pairs])
+        torch.mul(radius, angle.cos(), out=out[start : start + pairs])
+        torch.mul(radius, angle.sin_(), out=out[start + pairs : start + 2 * pairs])
+        start += 2 * pairs
     return out[:n]
+
+
+def _iterate_uniform(key: bytes, n: int) -> Iterator[Tensor]:
+    """Yield n numbers from the uniform distribution on (0, 1), in float64 vectors of at most 2 CHUNK entries."""
+    stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+    zeros = bytes(8 * min(2 * CHUNK, n))
+    for start in range(0, n, 2 * CHUNK):
+        integers = np.frombuffer(stream.update(zeros[: 8 * (n - start)]), dtype="<u8")
+        # The 53 upper bits make a number in [0, 1); half of the spacing is added, so that it is never 0.
+        yield torch.from_numpy((integers >> np.uint64(11)).astype(np.float64)).add_(0.5).mul_(2.0**-53)
 
 
 def new_run_id() -> str:

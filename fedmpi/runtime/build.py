@@ -43,6 +43,7 @@ from fedmpi.runtime.adapter_checks import check_adapters
 from fedmpi.runtime.build_model import find_pretrained_weights, make_prepared_module
 from fedmpi.runtime.clients_per_pass import choose_clients_per_pass
 from fedmpi.runtime.record.saved_model import InitialWeights, load_initial_weights
+from fedmpi.runtime.sample_privacy import make_private_steps
 from fedmpi.runtime.secure_aggregation import check_secure_aggregation, make_secure_aggregation
 from fedmpi.tasks import validation
 from fedmpi.tasks.regression import StandardisedRegression
@@ -70,8 +71,8 @@ class Experiment:
     best: SelectionCriterion | None = None  # how the best model is selected (evaluate.best); None: it is not selected
     clients_per_pass: int = 1  # number of clients that a rank trains at once
     pretrained: PretrainedWeights | None = None  # trained weights of the model (model.pretrained, or of its folder)
-
     lora: LoraAggregation | None = None  # the aggregation of adapters (server.lora); None: the model has none
+    private_steps: Any = None  # the PrivateSteps of the clients (privacy.dp.unit: sample); None: not configured
 
     @property
     def initial_lines(self) -> list[str]:
@@ -235,7 +236,8 @@ def make_experiment(settings: Settings, data: FederatedData, device: torch.devic
     compatibility.check_uploads_suit_aggregation(settings, data, messages)
     compatibility.check_analysis_and_protocols(settings, method, task, net, data, messages)
     built = Experiment(settings, data, method, task, net, model, messages, local_training, make_rule(settings), start)
-    built = replace(built, best=best, pretrained=weights, lora=lora)
+    private_steps = make_private_steps(settings, data, method, task, module, local_training)
+    built = replace(built, best=best, pretrained=weights, lora=lora, private_steps=private_steps)
     if settings.compute.clients_per_pass != 1:
         number = choose_clients_per_pass(settings, data, method, task, model, local_training)
         built = replace(built, clients_per_pass=number)
@@ -324,7 +326,7 @@ def make_trainer(experiment: Experiment, stop: Callable[[], bool]) -> ClientTrai
     """
     s = experiment.settings
     e = experiment
-    eager = not (s.compute.compile or s.compute.gradient_checkpointing or s.train.accumulate > 1)
+    eager = not (s.compute.compile or s.compute.gradient_checkpointing or s.train.accumulate > 1 or e.private_steps)
     return ClientTrainer(
         *(e.model, e.net, e.task, e.method, e.data, e.messages, e.local_training, s.seed),
         bf16=s.compute.precision == "bf16",
@@ -336,6 +338,7 @@ def make_trainer(experiment: Experiment, stop: Callable[[], bool]) -> ClientTrai
         graphs=experiment.model.w.is_cuda and eager and s.compute.graphs,
         stop=stop,
         changing=[layer.base for layer in e.base_layers],
+        private_steps=e.private_steps,
     )
 
 

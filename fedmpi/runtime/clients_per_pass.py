@@ -44,7 +44,9 @@ def choose_clients_per_pass(
         compiled=s.compute.compile,
         checkpoints_activations=s.compute.gradient_checkpointing,
     )
-    if isinstance(data.input_shape, dict):
+    if s.privacy.dp is not None and s.privacy.dp.unit == "sample":
+        reason = "clients draw batches of different sizes (privacy.dp.unit: sample)"
+    elif isinstance(data.input_shape, dict):
         reason = "a sample consists of several tensors"
     elif uses_counts and not s.data.share_label_counts and not reason:
         reason = "the task weighs classes by the label counts of each client (data.share_label_counts: false)"

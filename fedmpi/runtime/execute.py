@@ -32,7 +32,16 @@ from fedmpi.config import Settings
 from fedmpi.config.resume_rules import normalize_identity
 from fedmpi.engine.faults.lost_ranks import LostRanks
 from fedmpi.engine.federation import Federation
-from fedmpi.runtime import build, build_data, checkpoints, code_trust, memory, rank_agreement, secure_aggregation
+from fedmpi.runtime import (
+    build,
+    build_data,
+    checkpoints,
+    code_trust,
+    memory,
+    rank_agreement,
+    sample_privacy,
+    secure_aggregation,
+)
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.checkpoints import CheckpointWriter, ClientStateFiles
 from fedmpi.runtime.device import choose_device, configure_numerics
@@ -176,6 +185,8 @@ def _run(
             recorder.write_description(identity, environment, own_code)
         if settings.faults.on_lost_rank != "abort" and job.size > 1 and no_regroup:
             warnings.warn(f"faults.on_lost_rank: a rank failure will end this run: {no_regroup}", stacklevel=2)
+    if experiment.private_steps is not None:
+        sample_privacy.set_noise_key(settings, experiment.private_steps, comm)
     fed = build.make_federation(experiment, comm, stop, recorder, not no_regroup)
     after = _set_up_files_and_restore(experiment, fed, recorder, is_resumed)
     if isinstance(recorder, Recorder):

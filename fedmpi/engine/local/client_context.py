@@ -17,7 +17,7 @@ from fedmpi.common import seeds
 from fedmpi.common.inputs import to_call_arguments
 from fedmpi.data.batches import batches
 from fedmpi.engine.client_trainer import ClientTrainer
-from fedmpi.engine.hook_checks import ReadOnlyCheck, check_tensor, forward_error
+from fedmpi.engine.hook_checks import ReadOnlyCheck, check_tensor, forward_error, require_unprotected_samples
 from fedmpi.engine.local import client_round, training_loop
 from fedmpi.engine.local.client_optimizers import OptimizerState
 from fedmpi.engine.local.losses import (
@@ -78,6 +78,7 @@ class ClientContext(Client):
         self.batch_size, self.accumulate, self.epoch, self.last_epoch = config.batch_size, config.accumulate, 0, False
         self.task_loss_scale: Tensor | None = None  # for a part of a batch (losses.py); None: 1
         self.steps, self.gradient_weight, self.num_fits = 0, trainer.initial_gradient_weight, 0
+        self.private_steps = 0  # steps of all fits of the round, for the noise of differential privacy
         self.w, self.b = trainer.model.w, trainer.model.b
 
         broadcast, own = trainer.unpack_broadcast(broadcast_row), messages.client_state.views(state_row)
@@ -112,6 +113,7 @@ class ClientContext(Client):
 
     @property
     def label_counts(self) -> Tensor:  # type: ignore[override]
+        require_unprotected_samples(self, "label_counts")
         return self.trainer.label_counts[self.id]
 
     run_round = client_round.run_round
@@ -196,6 +198,7 @@ class ClientContext(Client):
         return loss if self.task_loss_scale is None else loss * self.task_loss_scale.to(loss.dtype)
 
     def mean_loss(self, at: Tensor, part: Part = "validation") -> Tensor:
+        require_unprotected_samples(self, "mean_loss")
         data, task = self.trainer.data, self.trainer.task
         shard = (data.train if part == "train" else data.validation)[self.id]
         total = torch.zeros((), dtype=torch.float64, device=self.w.device)
@@ -220,6 +223,7 @@ class ClientContext(Client):
         loss: Loss | None = None,
         buffers: Tensor | None = None,
     ) -> Tensor:
+        require_unprotected_samples(self, "grad")
         # A loss that the method passes is split only if the method declares that this is possible.
         is_undivided = self.accumulate == 1 or (loss and not self.trainer.method.loss_is_sample_mean)
         parts = 1 if is_undivided else count_parts(self, len(y))
@@ -233,6 +237,7 @@ class ClientContext(Client):
         return add_regularizer(self, regularizer, self.w, torch.zeros_like(self.w))
 
     def hessian_vector_product(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
+        require_unprotected_samples(self, "hessian_vector_product")
         model = self.trainer.model
         members = [(s, p) for s, p in model.segment_parameters if p.requires_grad]
         vs, out = [*(s.view(v) for s, _ in members), v], torch.zeros_like(v)
@@ -254,6 +259,7 @@ class ClientContext(Client):
         return out
 
     def head_grad(self, z: Tensor, loss: Callable[[Tensor], Tensor], *, at: Tensor | None = None) -> Tensor:
+        require_unprotected_samples(self, "head_grad")
         model, head = self.trainer.model, self.trainer.messages.head
         before = None if at is None else head.take(model.w).clone()
         if at is not None:
@@ -311,10 +317,12 @@ class ClientContext(Client):
         return [s for s in self.trainer.model.layout.segments if groups is None or s.group in groups]
 
     def batches(self, generator: torch.Generator | None = None) -> Iterator[Batch]:
+        require_unprotected_samples(self, "batches")
         size = self.batch_size or (self.n if generator else None)
         return batches(self.trainer.data.train[self.id], size, generator)
 
     def forward_batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        require_unprotected_samples(self, "forward_batches")
         with self._evaluating():
             for x, y in batches(self.trainer.data.train[self.id], EVALUATION_BATCH_SIZE, None):
                 yield (*self.forward(x), y)

@@ -55,9 +55,11 @@ def fit(
         trainer.messages.check_groups(groups, "client.fit, groups")
     if epochs is not None and not (isinstance(epochs, int) and epochs >= 0):
         raise UserError(f"client.fit: epochs is {epochs!r}; it must be an integer >= 0")
-    steps = iterate_batches(
-        client, epochs, method.batches_per_step, trainer.make_generators(client.round, client.id, client.num_fits)
-    )
+    if trainer.private_steps is not None:
+        steps = trainer.private_steps.iterate_batches(client, epochs)
+    else:
+        generators = trainer.make_generators(client.round, client.id, client.num_fits)
+        steps = iterate_batches(client, epochs, method.batches_per_step, generators)
     client.num_fits += 1
     temporary_model = nullcontext() if start is None else client.temporary_model(start, buffers)
     with temporary_model, model.train_only(method.trains if groups is None else groups) as parameters:
@@ -110,8 +112,9 @@ def make_gradient_function(
 ) -> Callable[[Tensor, Tensor], None]:
     """Return a function (x, y) -> None that computes the gradient of a step and stores it in the parameters' .grad.
 
-    The function computes the gradient of the batch loss, or calls the hook `step`. Then it adds the gradient of the
-    regularizer, passes the sum to the hook `correct_gradient`, and clips the result.
+    The function computes the gradient of the batch loss, or calls the hook `step`. If samples have differential
+    privacy, the gradient has noise. Then the function adds the gradient of the regularizer, passes the sum to the hook
+    `correct_gradient`, and clips the result.
 
     Args:
         method: the method whose hooks are used.
@@ -124,11 +127,13 @@ def make_gradient_function(
     step = method.step if overrides(method, "step") else None
     regularizer = regularizer or (method.regularizer if overrides(method, "regularizer") else None)
     correct = method.correct_gradient if overrides(method, "correct_gradient") else None
-    uses_flat = bool(step or regularizer or correct or clipped)
-    run: Callable[[Tensor, Tensor], Tensor] = partial(run_pass, client, loss, uses_flat)
+    uses_flat = bool(step or regularizer or correct or clipped or trainer.private_steps)
+    run: Callable[[Tensor, Tensor], Tensor | None] = partial(run_pass, client, loss, uses_flat)
     if not uses_flat:
         model.drop_gradient()
-    if trainer.graphs is not None:
+    if trainer.private_steps is not None:
+        run = trainer.private_steps.make_gradient_function(client, method, parameters)
+    elif trainer.graphs is not None:
         is_task_loss = loss is trainer.fast_loss or getattr(loss, "__func__", None) is Method.loss
         # If label counts are private to the sites, the task may weight classes differently for each client, which a
         # captured graph cannot do.
@@ -149,7 +154,9 @@ def make_gradient_function(
         if step:
             g = client.check_result("step", step(client, x, y))
         else:
-            client.record_loss(run(x, y))
+            value = run(x, y)
+            if value is not None:  # the loss of a private step is not recorded
+                client.record_loss(value)
             if not uses_flat:
                 return
             g = model.attach_gradient()

@@ -1,0 +1,249 @@
+"""Differential privacy of samples (privacy.dp.unit: sample): checks of the experiment, and the steps of the clients."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from functools import partial
+from inspect import isfunction, signature
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from fedmpi.comm import Communicator
+from fedmpi.common import registry
+from fedmpi.common.errors import UserError
+from fedmpi.common.user_code_errors import make_located_error
+from fedmpi.config import Settings
+from fedmpi.data import sources
+from fedmpi.data.federated import FederatedData
+from fedmpi.engine import scheduler
+from fedmpi.engine.hook_checks import METHODS_WITH_PRIVATE_STEPS
+from fedmpi.engine.local.local_training_config import LocalTrainingConfig
+from fedmpi.method.base import LABEL_COUNTS, VALIDATION, Method, overrides
+from fedmpi.tasks.base import Task
+from fedmpi.tasks.classification import Classification
+
+if TYPE_CHECKING:  # needs the packages of fedmpi[privacy]
+    from fedmpi.engine.local.private_steps import PrivateSteps
+    from fedmpi.privacy.sample_level import SampleGuarantee
+
+SERVER_HOOKS = {"prepare_model", "shared_parts", "download", "aggregate"}
+# Members of a hook's `client` that read the client's samples outside of steps.
+SAMPLE_READERS = {
+    *("batches", "forward_batches", "label_counts", "mean_loss"),
+    *("hessian_vector_product", "head_grad"),
+}
+REMEDY = f"choose {METHODS_WITH_PRIVATE_STEPS}, or set privacy.dp.unit: client"
+
+
+def make_private_steps(
+    settings: Settings,
+    data: FederatedData,
+    method: Method,
+    task: Any,
+    module: nn.Module,
+    local_training: LocalTrainingConfig,
+) -> PrivateSteps | None:
+    """Make the steps by which clients train with differential privacy of their samples; None if it is not configured.
+
+    Raises:
+        UserError: a setting, the method, the task or the model would release more than the steps with noise do.
+    """
+    dp = settings.privacy.dp
+    if dp is None or dp.unit != "sample":
+        return None
+    _check_settings(settings)
+    _check_method(settings, method)
+    _check_task(settings, task, data)
+    _check_module(settings, module)
+    _warn_of_fitted_preparation(settings)
+    from fedmpi.engine.local.private_steps import PrivateSteps
+    from fedmpi.privacy.sample_level import SampleMechanism, check_delta
+
+    sizes = [int(n) for n in data.train_sizes]
+    if not dp.allow_large_delta:
+        check_delta(dp.delta, sizes, data.site_names)
+    rounds = Counter(k for t in range(settings.rounds) for k in _draw_cohort(settings, data.clients, t))
+    size = local_training.batch_size
+    return PrivateSteps(
+        SampleMechanism(
+            clip=dp.clip,
+            delta=dp.delta,
+            rates=[1.0 if size is None or not n else min(size / n, 1.0) for n in sizes],
+            steps=[local_training.passes_and_steps(n)[1] for n in sizes],
+            participations=[rounds[k] for k in range(data.clients)],
+            noise_multiplier=dp.noise_multiplier,
+            epsilon=dp.epsilon,
+            accountant=dp.accountant,
+        )
+    )
+
+
+def make_guarantee(settings: Settings, steps: PrivateSteps) -> SampleGuarantee:
+    """Make the guarantee of a run, which computes the epsilon of its rounds."""
+    from fedmpi.privacy.sample_level import SampleGuarantee
+
+    return SampleGuarantee(steps.mechanism, partial(_draw_cohort, settings, len(steps.mechanism.rates)))
+
+
+def set_noise_key(settings: Settings, steps: PrivateSteps, comm: Communicator) -> None:
+    """Load this rank's key for batches and noise; rank 0 draws an identifier that is new in each job of a run."""
+    from fedmpi.privacy.noise import NoiseKey, new_run_id
+
+    run_id = comm.broadcast_json({"run_id": new_run_id()} if comm.rank == 0 else {})["run_id"]
+    steps.key = NoiseKey.load(settings.privacy.noise_file, run_id)
+
+
+def _draw_cohort(settings: Settings, clients: int, t: int) -> list[int]:
+    """Return the clients that take part in round t."""
+    cohort = settings.cohort
+    return scheduler.draw_cohort(settings.seed, t, clients, cohort.fraction, cohort.sampling, cohort.size)
+
+
+def _check_settings(settings: Settings) -> None:
+    """Raise UserError if a setting contradicts private steps, or releases values of training samples."""
+    compute, evaluate = settings.compute, settings.evaluate
+    tuned = next((p for p in evaluate.protocol if p.startswith("ft(")), None)
+    problems = [
+        settings.train.accumulate > 1
+        and (f"train.accumulate: {settings.train.accumulate}", "gradients are computed in parts anyway", "remove it"),
+        compute.graphs is True
+        and ("compute.graphs: true", "the sizes of batches are random", "set compute.graphs: auto"),
+        compute.compile
+        and ("compute.compile: true", "gradients of single samples are not compiled", "set compute.compile: false"),
+        compute.clients_per_pass not in (1, "auto")
+        and (
+            f"compute.clients_per_pass: {compute.clients_per_pass}",
+            "clients draw batches of different sizes",
+            "set compute.clients_per_pass: 1",
+        ),
+        evaluate.best.metric is not None
+        and (
+            f"evaluate.best.metric: {evaluate.best.metric}",
+            "the choice of the best model on held-out rows of the clients has no noise",
+            "remove evaluate.best",
+        ),
+        tuned
+        and (
+            f"evaluate.protocol: {tuned}",
+            "its fine-tuning would use training samples without being part of epsilon",
+            "remove it from evaluate.protocol",
+        ),
+        settings.analysis
+        and (
+            f"analysis: {', '.join(settings.analysis)}",
+            "it trains local models a second time and measures them without noise",
+            "remove analysis",
+        ),
+        settings.data.standardise_target
+        and (
+            f"data.standardise_target: {settings.data.standardise_target}",
+            "the mean and standard deviation of the training targets would be stored without noise",
+            "remove data.standardise_target, and scale the targets by constants",
+        ),
+        settings.data.silos
+        and settings.data.share_label_counts
+        and (
+            "data.share_label_counts: true",
+            "the label counts of each site would be sent without noise",
+            "set data.share_label_counts: false",
+        ),
+        settings.task.options.get("class_weights") == "balanced"
+        and (
+            "task.class_weights: balanced",
+            "the weights depend on label counts, which have no noise",
+            "set the weights to constants, or remove task.class_weights",
+        ),
+    ]
+    for what, reason, remedy in filter(None, problems):
+        raise UserError(f"{what} is not allowed with privacy.dp.unit: sample, because {reason}; {remedy}")
+
+
+def _check_method(settings: Settings, method: Method) -> None:
+    """Raise UserError if clients of the method read samples outside of steps, or if their loss needs whole batches."""
+    name = settings.method.name
+    reason = None
+    if overrides(method, "step"):
+        reason = "overrides the hook step, whose gradients have no noise"
+    elif overrides(method, "loss") and not method.loss_is_sample_mean:
+        reason = (
+            "overrides the hook loss, and does not declare loss_is_sample_mean = True (a mean of terms that depend "
+        )
+        reason += "on one sample each)"
+    elif overrides(method, "loss") and method.accumulators:
+        reason = "overrides the hook loss and declares accumulators, to which it may write values without noise"
+    elif needed := sorted(method.needs & {LABEL_COUNTS, VALIDATION}):
+        reason = f"needs {needed[0]}, which would be used without noise"
+    elif method.sets_training_length:
+        reason = "sets the length of local training itself, so that the number of steps of a round is not known"
+    elif used := sorted(SAMPLE_READERS & _attributes_of_client_code(type(method))):
+        reason = f"uses client.{used[0]}, which reads samples outside of steps"
+    if reason is not None:
+        raise make_located_error(
+            f"method {name} is not allowed with privacy.dp.unit: sample: it {reason}; {REMEDY}", type(method)
+        )
+
+
+def _attributes_of_client_code(method: type) -> set[str]:
+    """Return the names of all attributes that the functions of a method's class use, except hooks of the server."""
+    owners = [owner for owner in method.__mro__ if owner not in (Method, object)]
+    members = {name: member for owner in reversed(owners) for name, member in vars(owner).items()}
+    functions = [member for name, member in members.items() if isfunction(member) and name not in SERVER_HOOKS]
+    return set[str]().union(*(_attribute_names(function.__code__) for function in functions))
+
+
+def _attribute_names(code: CodeType) -> set[str]:
+    """Return the names of all attributes that a function and the functions inside of it use."""
+    inner = (part for part in code.co_consts if isinstance(part, CodeType))
+    return {*code.co_names}.union(*map(_attribute_names, inner))
+
+
+def _check_task(settings: Settings, task: Any, data: FederatedData) -> None:
+    """Raise UserError if the loss of a batch is no mean over samples, or depends on label counts."""
+    name = settings.task.name
+    counts = getattr(type(task), "set_class_counts", Task.set_class_counts)
+    if task.loss_weight(data.example_targets()) is None:
+        reason = "its loss for a batch is no mean of losses of single samples"
+    elif counts not in (Task.set_class_counts, Classification.set_class_counts):
+        reason = "its loss depends on label counts, which have no noise"
+    else:
+        return
+    raise make_located_error(
+        f"task {name} is not allowed with privacy.dp.unit: sample, because {reason}; choose another task, or set "
+        "privacy.dp.unit: client",
+        type(task),
+    )
+
+
+def _check_module(settings: Settings, module: nn.Module) -> None:
+    """Raise UserError if a layer of the model computes statistics over the samples of a batch."""
+    for name, layer in module.named_modules():
+        mixes = isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        if mixes or (isinstance(layer, nn.modules.instancenorm._NormBase) and layer.track_running_stats):
+            norm = settings.model.options.get("norm", "")
+            option = "set model.norm: gn" if str(norm).startswith("bn") or "norm" in settings.model.options else ""
+            remedy = option or "choose a model with group normalisation (model.norm: gn if the model has this option)"
+            raise UserError(
+                f"model {settings.model.name} is not allowed with privacy.dp.unit: sample, because its layer {name} "
+                f"({type(layer).__name__}) mixes the samples of a batch, so that there are no gradients of single "
+                f"samples; {remedy}, or replace the layer by torch.nn.GroupNorm"
+            )
+
+
+def _warn_of_fitted_preparation(settings: Settings) -> None:
+    """Warn if inputs are prepared with statistics of the training rows, which epsilon does not cover."""
+    options = settings.data.options
+    source = registry.load_object(settings.data.source, sources.registry, "data.source")
+    for key, unfitted in (("standardise", "none"), ("missing", None)):
+        parameter = signature(source).parameters.get(key)
+        value = options.get(key, parameter.default if parameter is not None else None)
+        if value in ("site", "pooled", "impute"):
+            remedy = f"set data.{key}: {unfitted} if the source has this option" if unfitted else f"change data.{key}"
+            warnings.warn(
+                f"privacy.dp: data.{key}: {value} prepares inputs with statistics of the training rows, which have no "
+                f"noise and may be stored with the model; epsilon does not cover them; {remedy}, or prepare the files "
+                "with public constants",
+                stacklevel=4,
+            )
