@@ -120,7 +120,9 @@ class SampleGuarantee:
         return counts
 
 
-def check_delta(delta: float, sizes: Iterable[int], names: Sequence[str] | None = None) -> None:
+def check_delta(
+    delta: float, sizes: Iterable[int], names: Sequence[str] | None = None, key: str = "privacy.dp.delta"
+) -> None:
     """Raise UserError if delta is not below 1 / n_k for each client with n_k samples.
 
     With a larger delta, a mechanism that publishes a random sample of the client would be allowed.
@@ -128,12 +130,13 @@ def check_delta(delta: float, sizes: Iterable[int], names: Sequence[str] | None 
     Args:
         sizes: n_k of each client.
         names: the names of the clients' sites, if they have names.
+        key: the key that sets delta, and its place, for the message.
     """
     largest, client = max((n, -k) for k, n in enumerate(sizes))
     if largest and delta * largest >= 1:
         name = names[-client] if names else f"client {-client}"
         raise UserError(
-            f"privacy.dp.delta: {delta:g} is not allowed; must be below 1 / (number of samples of a client), and "
+            f"{key}: {delta:g} is not allowed; must be below 1 / (number of samples of a client), and "
             f"{name} has {largest}; set privacy.dp.delta to less than {1 / largest:.2g}, for example "
             f"{largest**-1.1:.1g}"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from functools import partial
+from importlib.util import find_spec
 from inspect import isfunction, signature
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from torch import nn
 from fedmpi.comm import Communicator
 from fedmpi.common import registry
 from fedmpi.common.errors import UserError
+from fedmpi.common.text import locate_key
 from fedmpi.common.user_code_errors import make_located_error
 from fedmpi.config import Settings
 from fedmpi.data import sources
@@ -54,6 +56,9 @@ def make_private_steps(
     dp = settings.privacy.dp
     if dp is None or dp.unit != "sample":
         return None
+    for package in ("cryptography", "dp_accounting"):
+        if find_spec(package) is None:
+            raise UserError(f"privacy.dp needs the package {package}; run: pip install 'fedmpi[privacy]'")
     _check_settings(settings)
     _check_method(settings, method)
     _check_task(settings, task, data)
@@ -64,7 +69,8 @@ def make_private_steps(
 
     sizes = [int(n) for n in data.train_sizes]
     if not dp.allow_large_delta:
-        check_delta(dp.delta, sizes, data.site_names)
+        key = locate_key(settings.origin("privacy.dp.delta"), "privacy.dp.delta")
+        check_delta(dp.delta, sizes, data.site_names, key)
     rounds = Counter(k for t in range(settings.rounds) for k in _draw_cohort(settings, data.clients, t))
     size = local_training.batch_size
     return PrivateSteps(
@@ -104,61 +110,61 @@ def _draw_cohort(settings: Settings, clients: int, t: int) -> list[int]:
 
 def _check_settings(settings: Settings) -> None:
     """Raise UserError if a setting contradicts private steps, or releases values of training samples."""
-    compute, evaluate = settings.compute, settings.evaluate
-    tuned = next((p for p in evaluate.protocol if p.startswith("ft(")), None)
-    problems = [
-        settings.train.accumulate > 1
-        and (f"train.accumulate: {settings.train.accumulate}", "gradients are computed in parts anyway", "remove it"),
-        compute.graphs is True
-        and ("compute.graphs: true", "the sizes of batches are random", "set compute.graphs: auto"),
-        compute.compile
-        and ("compute.compile: true", "gradients of single samples are not compiled", "set compute.compile: false"),
-        compute.clients_per_pass not in (1, "auto")
-        and (
-            f"compute.clients_per_pass: {compute.clients_per_pass}",
-            "clients draw batches of different sizes",
-            "set compute.clients_per_pass: 1",
+    s, compute, evaluate = settings, settings.compute, settings.evaluate
+    tuned = [protocol for protocol in evaluate.protocol if protocol.startswith("ft(")]
+    # key -> its value, if that is not allowed; the reason; the remedy
+    problems = {
+        "train.accumulate": (
+            s.train.accumulate > 1 and s.train.accumulate,
+            "batches are divided anyway",
+            "set it to 1",
         ),
-        evaluate.best.metric is not None
-        and (
-            f"evaluate.best.metric: {evaluate.best.metric}",
+        "compute.graphs": (compute.graphs is True and "true", "batches have random sizes", "set it to auto"),
+        "compute.compile": (
+            compute.compile and "true",
+            "gradients of single samples are not compiled",
+            "set it to false",
+        ),
+        "compute.clients_per_pass": (
+            compute.clients_per_pass not in (1, "auto") and compute.clients_per_pass,
+            "clients draw batches of different sizes",
+            "set it to 1",
+        ),
+        "evaluate.best.metric": (
+            evaluate.best.metric,
             "the choice of the best model on held-out rows of the clients has no noise",
             "remove evaluate.best",
         ),
-        tuned
-        and (
-            f"evaluate.protocol: {tuned}",
-            "its fine-tuning would use training samples without being part of epsilon",
-            "remove it from evaluate.protocol",
+        "evaluate.protocol": (
+            ", ".join(tuned),
+            "fine-tuning would use training samples without being part of epsilon",
+            "remove it from the list",
         ),
-        settings.analysis
-        and (
-            f"analysis: {', '.join(settings.analysis)}",
+        "analysis": (
+            ", ".join(s.analysis),
             "it trains local models a second time and measures them without noise",
             "remove analysis",
         ),
-        settings.data.standardise_target
-        and (
-            f"data.standardise_target: {settings.data.standardise_target}",
-            "the mean and standard deviation of the training targets would be stored without noise",
-            "remove data.standardise_target, and scale the targets by constants",
+        "data.standardise_target": (
+            s.data.standardise_target,
+            "mean and standard deviation of the training targets would be stored without noise",
+            "remove it, and scale the targets by constants",
         ),
-        settings.data.silos
-        and settings.data.share_label_counts
-        and (
-            "data.share_label_counts: true",
+        "data.share_label_counts": (
+            s.data.silos and s.data.share_label_counts and "true",
             "the label counts of each site would be sent without noise",
-            "set data.share_label_counts: false",
+            "set it to false",
         ),
-        settings.task.options.get("class_weights") == "balanced"
-        and (
-            "task.class_weights: balanced",
+        "task.class_weights": (
+            s.task.options.get("class_weights") == "balanced" and "balanced",
             "the weights depend on label counts, which have no noise",
-            "set the weights to constants, or remove task.class_weights",
+            "set the weights to constants, or remove it",
         ),
-    ]
-    for what, reason, remedy in filter(None, problems):
-        raise UserError(f"{what} is not allowed with privacy.dp.unit: sample, because {reason}; {remedy}")
+    }
+    for key, (value, reason, remedy) in problems.items():
+        if value:
+            where = locate_key(settings.origin(key), key)
+            raise UserError(f"{where}: {value} is not allowed with privacy.dp.unit: sample, because {reason}; {remedy}")
 
 
 def _check_method(settings: Settings, method: Method) -> None:
