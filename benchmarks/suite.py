@@ -50,6 +50,9 @@ PARTS = {
     "startup": Part("Start-up: from the command to the first step", "startup.py"),
     "checkpoint": Part("A checkpoint in every other round", "checkpoint.py --pairs 5"),
     "augment": Part("An epoch of augmented images", "augment.py"),
+    "secagg": Part(
+        "Secure aggregation", "secagg.py phases", "secagg.py round --threads 2", (3, "secagg.py round --threads 1")
+    ),
     "peers": Part("Comparison with other programs", "peers.py"),
 }
 

@@ -3,6 +3,7 @@
 import torch
 
 from fedmpi.privacy.secagg.masking_client import MaskingClient
+from fedmpi.privacy.secagg.masks import MaskStreams
 from fedmpi.privacy.secagg.session import Session
 from fedmpi.privacy.secagg.unmasking_server import UnmaskingServer
 
@@ -40,7 +41,7 @@ class SecureSum:
         self.masked = {}
         for k in self.present(2, received):
             self.masked[k] = self.vectors[k].clone()
-            self.clients[k].make_masks(received[k]).add_to(self.masked[k])
+            MaskStreams(self.clients[k].make_masks(received[k])).add_to(self.masked[k])
 
     def confirm(self):
         for vector in self.masked.values():

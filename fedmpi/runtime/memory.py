@@ -77,10 +77,8 @@ def _max_client_states(experiment: Experiment, size: int) -> int:
 def count_upload_rows(experiment: Experiment, size: int) -> tuple[float, float]:
     """Return how many upload rows rank 0 and a training rank have in memory, in a job of `size` ranks."""
     way, cohort = predict_gather_mode(experiment, size), experiment.cohort_size
-    if way == "secure":  # the uploads of a rank's clients, and on rank 0 a sum with 64 bits per number
-        ranks = training_ranks(experiment.settings, size)
-        own = -(-cohort // len(ranks))
-        return own * (0 in ranks) + 8 / experiment.itemsize, own
+    if way == "secure":  # one row, and a sum with 64 bits per number
+        return (1 + 8 / experiment.itemsize,) * 2
     if way == "reduced":  # one row, and sums with 64 bits per number
         sums = sum(map(len, (get_mean_only_slots(experiment.method) or {}).values()))
         return (2 * (1 + 2 * max(sums, 1)),) * 2
@@ -97,8 +95,8 @@ def predict_gather_mode(experiment: Experiment, size: int) -> str:
     """Return how uploads are gathered in a job of `size` ranks, for estimates of memory.
 
     "whole": rank 0 stores all uploads. "streamed": rank 0 adds uploads up as they arrive. "sharded": each rank stores
-    some columns of all uploads. "reduced": each rank adds up the uploads of its own clients. "secure": rank 0
-    adds up masked uploads, which ranks send after they have trained all of their clients.
+    some columns of all uploads. "reduced": each rank adds up the uploads of its own clients. "secure": the
+    same, and rank 0 adds up the masked sums of all ranks.
     """
     server, means = experiment.settings.server, get_mean_only_slots(experiment.method)
     if experiment.settings.privacy.secagg is not None:

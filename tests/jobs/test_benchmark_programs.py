@@ -39,6 +39,8 @@ COMMANDS = {  # what each prints
         f"(exchange of 0.001 GiB, 6 clients, 2 ranks, gloo, sharded{RATIO}){{4}}"
     ),
     "augment.py --pictures 60 --workers 0 --repeats 1": f"(augmented epoch, (wall|processor){RATIO}){{8}}",
+    "secagg.py phases --clients 4 --entries 1000": f"(.* ms a client\n){{3}}(.*, 4 clients, 0.0 M entries{RATIO}){{2}}",
+    "secagg.py round --threads 1 --samples 5 --test 20 --rounds 1 --blocks 1": rf"round of W1, 1 rank\(s\){RATIO}",
     "gpu/rounds.py --device cpu --share 100 --rounds 1": f"cnn, {RATIO}cifar10, .*\npacked, .*\n",
     "gpu/rounds.py profile --device cpu": r"(?s).*aten::.*kernel launches: 0\n.*values that Python read: \d+\n",
 }

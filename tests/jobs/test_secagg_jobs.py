@@ -124,7 +124,7 @@ def test_sites_sign_their_keys(config, tmp_path):
     sent = [row["what"][0] for row in rows(tmp_path / "signed" / "audit", "rank-1.jsonl") if row["round"] == 0]
     expected = ["headers", "keys", "shares", "confirm", "unmask"]
     assert [what.removeprefix("secagg ") for what in sent if what.startswith("secagg")] == expected
-    assert "masked upload" in sent
+    assert "masked sum" in sent
     wrong = write_rank_script(tmp_path / "wrong.sh", own[0], own[2], *own[2:])
     done = subprocess.run([*launcher("mpirun", 4), str(wrong)], env=warm_env(), capture_output=True, text=True)
     assert done.returncode == 2

@@ -7,9 +7,11 @@ arithmetic of `server.reduce: local`:
     mean   = UNIT (sum over survivors of y_k - masks) / (sum over survivors of p_k)
 
 The sum of the weights is 1, and is left out, if no client has dropped out. Rank 0 reads only a client's flag and the
-seconds that it has trained. fedmpi/privacy/secagg describes the protocol. All of its messages are sent after the
-training, so that every rank knows from the flags which clients have dropped out, and thus the sizes of all messages.
-Clients drop out of the phase in which vectors are sent; if a rank fails, the engine repeats the round with new keys.
+seconds that it has trained. fedmpi/privacy/secagg describes the protocol. A rank that trains several clients sends the
+sum of their y_k, in which the masks that two of them share cancel and need not be computed. All messages are sent after
+the training, so that every rank knows from the flags which clients have dropped out, and thus the sizes of all
+messages. Clients drop out of the phase in which vectors are sent; if a rank fails, the engine repeats the round with
+new keys.
 """
 
 from __future__ import annotations
@@ -19,11 +21,10 @@ import math
 import secrets
 import struct
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, zip_longest
+from itertools import product
 
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -34,7 +35,7 @@ from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.engine.faults.upload_filter import NOT_FINITE, REMEDY
 from fedmpi.engine.messages import ENGINE_UPLOAD_FIELDS, FAILED, STOP
 from fedmpi.engine.transport.gather import GatherContext, GatheredUploads, SendBuffer, UploadGather, receive_ahead
-from fedmpi.engine.transport.gather_sums import MAX_ENTRY, PIECES_AHEAD, UNIT
+from fedmpi.engine.transport.gather_sums import MAX_ENTRY, PIECES_AHEAD, UNIT, IntegerSum
 from fedmpi.engine.transport.secure_sum import FLAG, LOSS, LOSS_UNIT, SECONDS, SecureSum
 from fedmpi.privacy.secagg.masking_client import MaskingClient
 from fedmpi.privacy.secagg.masks import MaskStreams
@@ -46,7 +47,8 @@ PIECE_ENTRIES = 1 << 19  # largest number of entries in one message with a part 
 MAX_LOSS = 2.0**32
 MAX_TOTAL = 2**62 + 2**20  # bound on entries of the sum: that of each vector, and the rounding of a million clients
 HEADER_FORMAT = struct.Struct("<16sdd")  # random number, seconds, flag
-# (round, attempt, client, n) -> numbers (n,) float64 that a client adds to its term p_k x_k of the mean
+# (round, attempt, client, n) -> numbers (n,) float64 that a client adds to its term p_k x_k of the mean: one for each
+# entry of an upload row after the engine's own fields
 MakeNoise = Callable[[int, int, int, int], Tensor]
 
 
@@ -73,32 +75,47 @@ class SecureGather(UploadGather):
             p: (m,), the weights of the cohort.
             attempt: number of earlier attempts to gather the uploads of this round; only that of rank 0 counts.
         """
-        super().__init__(context, SendBuffer(context, None))
+        super().__init__(context, SendBuffer(context, 0))
         self.p, self.settings, self.attempt = p, settings, attempt
+        memory = context.buffers.get("secure sum", 1, context.upload.packing.size, torch.int64)[0]
+        self.sum = IntegerSum(memory.zero_(), context.buffers.like.dtype)  # of this rank's clients, before masking
+        self.headers: dict[int, tuple[float, float]] = {}  # client of this rank -> seconds, flag
         self.clients_of = dict[int, list[int]]()  # rank -> its clients
         for k in context.cohort:
             self.clients_of.setdefault(context.placement[k], []).append(k)
 
     # ---- local training ----
     def submit(self, client: int) -> None:
-        """Check the upload of a client; it is sent in `finish`, because its sums need the keys of all clients."""
-        row, t = self.send_buffer.acquired_row(client), self.context.t
-        if float(row[FLAG]) == FAILED:
+        """Check the upload of a client, and add it to the sum of this rank's clients, which `finish` masks."""
+        row, p = self.send_buffer.acquired_row(client), float(self.p[self.row_index[client]])
+        self.headers[client] = float(row[SECONDS]), float(row[FLAG])
+        if self.headers[client][1] == FAILED or not self._check_upload(client, row):
+            self.headers[client] = float(row[SECONDS]), FAILED
             return
+        self.sum.add(row[ENGINE_UPLOAD_FIELDS:], p, offset=ENGINE_UPLOAD_FIELDS)
+        if self.settings.make_noise is None:
+            self.sum.total[LOSS] += round(float(row[LOSS]) * (p / LOSS_UNIT))
+
+    def _check_upload(self, client: int, row: Tensor) -> bool:
+        """Return whether all values of an upload are in the range of the integers.
+
+        Raises:
+            UserError: they are not, and the client may not drop out (faults.on_bad_update).
+        """
         low, high = torch.aminmax(row[ENGINE_UPLOAD_FIELDS:]) if len(row) > ENGINE_UPLOAD_FIELDS else (row[0], row[0])
         largest, loss = max(-float(low), float(high)), abs(float(row[LOSS]))
         if largest <= MAX_ENTRY and loss <= MAX_LOSS:
-            return
+            return True
         what = f"values up to {largest:.4g}; privacy.secagg is limited to {MAX_ENTRY:g}"
         if not math.isfinite(largest + loss):
             what = NOT_FINITE
         elif loss > MAX_LOSS:
             what = f"a loss of {loss:.4g}; privacy.secagg is limited to {MAX_LOSS:g}"
-        text = f"round {t}: client {client} would send {what}"
+        text = f"round {self.context.t}: client {client} would send {what}"
         if not self.settings.drops_bad_uploads:
             raise UserError(f"{text}. {REMEDY}; or set faults.on_bad_update: drop to continue without such uploads")
         warnings.warn(RankWarning(f"{text}; the client drops out (faults.on_bad_update: drop)"), stacklevel=2)
-        row[FLAG] = FAILED
+        return False
 
     # ---- the protocol ----
     def _finish(self) -> GatheredUploads | None:
@@ -131,8 +148,7 @@ class SecureGather(UploadGather):
         """
         mine = dict[int, bytes]()
         for k in self.context.own_clients:
-            seconds, flag = self.send_buffer.acquired_row(k)[[SECONDS, FLAG]].tolist()
-            mine[k] = HEADER_FORMAT.pack(secrets.token_bytes(16), seconds, flag)
+            mine[k] = HEADER_FORMAT.pack(secrets.token_bytes(16), *self.headers[k])
         received, cohort, size = self._send_up("headers", mine, HEADER_FORMAT.size), self.context.cohort, 8
         text = self.attempt.to_bytes(size, "little") + b"".join(received[k] for k in cohort if self.comm.rank == 0)
         text = self._send_down("headers", dict.fromkeys(self.clients_of, text), size + len(cohort) * HEADER_FORMAT.size)
@@ -168,7 +184,8 @@ class SecureGather(UploadGather):
             for k in own
             if k in survivors
         }
-        total = self._gather_vectors(survivors, masks, session.attempt)
+        streams = MaskStreams([each for keys in masks.values() for each in keys])
+        total = self._gather_vectors(survivors, streams, session.attempt)
 
         dropped = [k for k in cohort if k not in survivors]
         if is_root:
@@ -195,73 +212,43 @@ class SecureGather(UploadGather):
         return split_message(text, SIGNATURE_BYTES, survivors)
 
     # ---- vectors ----
-    def _gather_vectors(
-        self, survivors: Sequence[int], masks: Mapping[int, MaskStreams], attempt: int
-    ) -> Tensor | None:
-        """Send the masked vectors of this rank's clients; return their sum on rank 0, and None elsewhere."""
-        comm, buffers, size = self.comm, self.context.buffers, self.context.upload.packing.size
-        if comm.rank:
-            self._send_vectors(masks, attempt)
-            return None
-        total = buffers.get("secure total", 1, size, torch.int64)[0].zero_()
-        for k, streams in masks.items():
-            for a, piece in self._masked_pieces(k, streams, attempt):
-                total[a : a + len(piece)] += piece.to(comm.device)
-            comm.count_local_message(total.nbytes)
-        memory = buffers.get("masked", PIECES_AHEAD + 2, min(size, PIECE_ENTRIES), torch.int64)
+    def _gather_vectors(self, survivors: Sequence[int], masks: MaskStreams, attempt: int) -> Tensor | None:
+        """Mask the sum of this rank's vectors and send it; return the sum over all ranks on rank 0, and None elsewhere.
 
-        def add(a: int, received: Tensor) -> None:
-            total[a : a + len(received)] += received
+        Args:
+            masks: the masks of this rank's clients in the sum.
+        """
+        comm, total = self.comm, self.sum.total
+        mine = [k for k in self.context.own_clients if k in survivors]
+        if (make_noise := self.settings.make_noise) is not None:
+            for k in mine:
+                noise = make_noise(self.context.t, attempt, k, len(total) - ENGINE_UPLOAD_FIELDS)
+                total[ENGINE_UPLOAD_FIELDS:] += noise.mul_(1 / UNIT).round_().long().to(total.device)
+        sent = list[Posted]()
+        for piece in self._pieces(total) if mine else ():
+            add_masks(masks, piece)
+            if comm.rank:
+                comm.message_info = self.context.t, ("masked sum",)
+                sent.append(comm.post([(0, piece)], []))
+        for posted in sent:
+            comm.finish(posted)
+        if comm.rank:
+            return None
+        comm.count_local_message(total.nbytes if mine else 0)
+        ranks = [rank for rank, theirs in self.clients_of.items() if rank and not {*theirs}.isdisjoint(survivors)]
+        memory = self.context.buffers.get("masked", PIECES_AHEAD + 2, min(len(total), PIECE_ENTRIES), torch.int64)
+
+        def add(piece: Tensor, received: Tensor) -> None:
+            piece += received
 
         def incoming() -> Iterator[tuple[Message, Callable[[], None]]]:
-            # Pieces of all ranks alternate, so that they mask their vectors at the same time.
-            spans = [
-                [(rank, a, min(a + PIECE_ENTRIES, size)) for k in theirs if k in survivors for a in self._starts()]
-                for rank, theirs in self.clients_of.items()
-                if rank
-            ]
-            turns = (each for each in chain.from_iterable(zip_longest(*spans)) if each is not None)
-            for turn, (rank, a, b) in enumerate(turns):
-                received = memory[turn % len(memory)][: b - a]
-                yield (rank, received), partial(add, a, received)
+            # Pieces of all ranks alternate, so that they mask their sums at the same time.
+            for turn, (piece, rank) in enumerate(product(self._pieces(total), ranks)):
+                received = memory[turn % len(memory)][: len(piece)]
+                yield (rank, received), partial(add, piece, received)
 
         receive_ahead(comm, incoming(), PIECES_AHEAD)
         return total
-
-    def _send_vectors(self, masks: Mapping[int, MaskStreams], attempt: int) -> None:
-        """Send the masked vectors of this rank's clients to rank 0, and mask one piece while others are being sent."""
-        comm, size = self.comm, self.context.upload.packing.size
-        memory = self.context.buffers.get("masked", PIECES_AHEAD + 1, min(size, PIECE_ENTRIES), torch.int64)
-        sent, turn = deque[Posted](), 0
-        for k, streams in masks.items():
-            for _, piece in self._masked_pieces(k, streams, attempt):
-                if len(sent) == len(memory):
-                    comm.finish(sent.popleft())
-                comm.message_info = self.context.t, ("masked upload",)
-                sent.append(comm.post([(0, memory[turn % len(memory)][: len(piece)].copy_(piece))], []))
-                turn += 1
-        for posted in sent:
-            comm.finish(posted)
-
-    def _starts(self) -> range:
-        """Return the positions in a vector at which its pieces begin."""
-        return range(0, self.context.upload.packing.size, PIECE_ENTRIES)
-
-    def _masked_pieces(self, client: int, streams: MaskStreams, attempt: int) -> Iterator[tuple[int, Tensor]]:
-        """Yield the start and the masked integers (n,) int64 of each piece of a client's vector, on the CPU."""
-        row, p = self.send_buffer.acquired_row(client), float(self.p[self.row_index[client]])
-        make_noise = self.settings.make_noise
-        noise = None if make_noise is None else make_noise(self.context.t, attempt, client, len(row)).mul_(1 / UNIT)
-        for a in self._starts():
-            numbers = row[a : a + PIECE_ENTRIES].to(torch.float64, copy=True).mul_(p / UNIT)
-            if noise is not None:
-                numbers += noise[a : a + PIECE_ENTRIES].to(numbers.device)
-            if a == 0:
-                numbers[LOSS] = 0.0 if noise is not None else row[LOSS].double() * (p / LOSS_UNIT)
-                numbers[[SECONDS, FLAG]] = 0.0
-            piece = numbers.round_().long().cpu()
-            streams.add_to(piece)
-            yield a, piece
 
     def _unmask(self, total: Tensor, streams: MaskStreams) -> None:
         """Remove the masks from the sum, in place.
@@ -269,17 +256,19 @@ class SecureGather(UploadGather):
         Raises:
             UserError: the sum is outside of the range of sums of valid vectors, so a client has sent a wrong vector.
         """
-        for a in self._starts():
-            piece = total[a : a + PIECE_ENTRIES].cpu()
-            streams.add_to(piece)
-            if total.is_cuda:
-                total[a : a + PIECE_ENTRIES] = piece
+        for piece in self._pieces(total):
+            add_masks(streams, piece)
             low, high = torch.aminmax(piece)
             if low < -MAX_TOTAL or high > MAX_TOTAL:
                 raise UserError(
                     f"round {self.context.t}: privacy.secagg: the sum of the uploads is outside of its range, so a "
                     "client has sent a wrong vector, which cannot be told from the others; the round was discarded"
                 )
+
+    @staticmethod
+    def _pieces(total: Tensor) -> Sequence[Tensor]:
+        """Return the parts of a vector that are masked and sent at a time, as views."""
+        return total.split(PIECE_ENTRIES)
 
     # ---- messages of fixed size ----
     def _send_up(
@@ -329,6 +318,14 @@ class SecureGather(UploadGather):
     @staticmethod
     def _as_bytes(message: Tensor) -> bytes:
         return message.cpu().numpy().tobytes()
+
+
+def add_masks(streams: MaskStreams, piece: Tensor) -> None:
+    """Add masks to the next piece of a vector (n,) int64, in place, on any device."""
+    on_cpu = piece.cpu()
+    streams.add_to(on_cpu)
+    if on_cpu is not piece:
+        piece.copy_(on_cpu)
 
 
 def join_messages(messages: Mapping[int, bytes], clients: Sequence[int]) -> bytes:

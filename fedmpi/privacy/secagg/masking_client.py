@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from fedmpi.privacy.secagg.masks import MaskStreams
+from fedmpi.privacy.secagg.masks import MaskKey
 from fedmpi.privacy.secagg.secret_sharing import SECRET_BYTES, SHARE_BYTES, split_secret
 from fedmpi.privacy.secagg.session import COMMITMENTS_BYTES, KEY_BYTES, SIGNATURE_BYTES, Session
 
@@ -92,8 +92,8 @@ class MaskingClient:
                 sent[other] = commitments + cipher.encrypt(NONCE, b"".join(both), bound)
         return sent
 
-    def make_masks(self, received: Mapping[int, bytes]) -> MaskStreams:
-        """Return the masks for this client's vector.
+    def make_masks(self, received: Mapping[int, bytes]) -> list[MaskKey]:
+        """Return the keys and signs of the masks for this client's vector (`MaskStreams`).
 
         Args:
             received: client -> its encrypted shares for this client, for all other clients that have shared keys.
@@ -113,7 +113,7 @@ class MaskingClient:
             except ValueError:
                 raise session.refusal(other, INVALID_KEY) from None
             masks.append((key, 1 if me < other else -1))
-        return MaskStreams(masks)
+        return masks
 
     def confirm_survivors(self, survivors: Collection[int], dropped: Collection[int]) -> bytes:
         """Return the signature under the list of clients whose vectors are in the sum, SIGNATURE_BYTES bytes.

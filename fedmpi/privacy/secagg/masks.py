@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,21 +10,26 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor
 
 CHUNK = 1 << 16  # entries that are masked at a time, so that they stay in the cache while all streams are added
+MaskKey = tuple[bytes, int]  # key of 32 bytes that is used for nothing else; sign, 1 or -1
 _ZEROS = memoryview(bytes(8 * CHUNK))
 
 
 class MaskStreams:
     """A sum of masks, each with a sign, that is added to a vector piece by piece."""
 
-    def __init__(self, keys: Sequence[tuple[bytes, int]]) -> None:
+    def __init__(self, keys: Sequence[MaskKey]) -> None:
         """Start the streams.
 
         Args:
-            keys: the key of each mask, 32 bytes, and its sign, 1 or -1. A key must not be used for anything else.
+            keys: the keys and signs of the masks. Masks with the same key and opposite signs cancel.
         """
+        signs = Counter[bytes]()
+        for key, sign in keys:
+            signs[key] += sign
         self._streams = [
             (Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor(), np.add if sign > 0 else np.subtract)
-            for key, sign in keys
+            for key, sign in signs.items()
+            if sign
         ]
         self._buffer = np.empty(CHUNK, dtype="<u8")
 
