@@ -13,7 +13,7 @@ bounds of delta:
   (Doroshenko, Ghazi, Kamath, Kumar, Manurangsi. Connect the Dots. PETS 2022. https://arxiv.org/abs/2207.04380).
 - The convolution is a power of a Fourier transform. Its rounding error would hide a small delta, so the probabilities
   are multiplied by exp(theta loss - K(theta)) before, K(theta) = ln E exp(theta loss), and divided by it afterwards.
-  With the theta of Chernoff's bound the result is largest at the losses on which delta depends.
+  With half of the theta of Chernoff's bound, the result is large at the losses on which delta depends.
 - Losses outside of the range of the transform have a mass that Chernoff's bound limits, and count as infinite.
 """
 
@@ -32,7 +32,8 @@ TAIL = 10.0  # standard deviations of the noise beyond which a loss counts as in
 POINTS_PER_DEVIATION = 20  # points of the grid per standard deviation of the loss of one release
 LARGEST_STEP = 0.01  # of the grid
 MOST_POINTS = 1 << 16  # of the grid, for one release
-LOG_TAIL = math.log(1e-10)  # log of the mass outside of the range of a Fourier transform, of the tilted distribution
+LARGEST_SIZE = 1 << 21  # of a Fourier transform
+LOG_TAIL = math.log(1e-10)  # ln of the mass outside of the range of a Fourier transform, relative to sqrt(delta)
 NEGATIVE_THETAS = -np.geomspace(1e5, 1e-2, 24)  # values of theta in Chernoff's bounds of low losses
 POSITIVE_THETAS = 320  # number of positive values
 
@@ -75,18 +76,20 @@ class _ComposedLoss:
         deviation = math.sqrt(masses @ (self._losses - mean) ** 2)
         largest = min(1e5, max(1e3, 30 / deviation))
         self._thetas = np.concatenate([NEGATIVE_THETAS, [0.0], np.geomspace(1e-5, largest, POSITIVE_THETAS)])
-        # K(theta) for all values; in a loop, because a matrix of all values and losses would be large.
-        self._cgf = np.array([special.logsumexp(self._log_masses + theta * self._losses) for theta in self._thetas])
+        self._cgf = self._compute_cgf(self._thetas)
         self._spectrum = lru_cache(maxsize=8)(self._compute_spectrum)
 
     def epsilon(self, steps: int, delta: float) -> float:
         """Return the smallest epsilon at a delta; infinity if no epsilon has it."""
-        candidates = slice(len(NEGATIVE_THETAS) + 1, -1)  # theta > 0; the last one has no larger theta for a bound
-        bounds = (steps * self._cgf[candidates] - math.log(delta)) / self._thetas[candidates]
-        losses, above, weighted, infinite = self._sum_tails(steps, len(NEGATIVE_THETAS) + 1 + int(bounds.argmin()))
-        index = int(np.argmax(infinite + above - weighted <= delta))
+        zero = len(NEGATIVE_THETAS)
+        bounds = (steps * self._cgf[zero + 1 :] - math.log(delta)) / self._thetas[zero + 1 :]
+        sums = self._sum_tails(steps, self._thetas[bounds.argmin() + zero + 1], math.log(delta))
+        if sums is None:
+            return float(bounds.min())
+        losses, above, weighted, infinite = sums
         if infinite > delta:
             return math.inf
+        index = int(np.argmax(infinite + above - weighted <= delta))
         if index == 0 or losses[index] <= 0:
             return max(0.0, float(losses[index]))
         # Between the points index - 1 and index, delta = infinite + above - weighted exp(epsilon - losses[index - 1]).
@@ -95,32 +98,44 @@ class _ComposedLoss:
 
     def delta(self, steps: int, epsilon: float) -> float:
         """Return the smallest delta at an epsilon."""
-        candidates = slice(len(NEGATIVE_THETAS), -1)  # theta >= 0; the last one has no larger theta for a bound
-        bounds = steps * self._cgf[candidates] - self._thetas[candidates] * epsilon
-        losses, above, weighted, infinite = self._sum_tails(steps, len(NEGATIVE_THETAS) + int(bounds.argmin()))
+        zero = len(NEGATIVE_THETAS)
+        bounds = steps * self._cgf[zero:] - self._thetas[zero:] * epsilon
+        sums = self._sum_tails(steps, self._thetas[bounds.argmin() + zero], bounds.min())
+        if sums is None:
+            return math.exp(bounds.min())
+        losses, above, weighted, infinite = sums
         if epsilon < losses[0]:
             return 1.0
+        if epsilon >= losses[-1]:
+            return min(1.0, infinite)
         index = int(np.searchsorted(losses, epsilon, side="right")) - 1
         finite = float(above[index]) - float(weighted[index]) * math.exp(epsilon - losses[index])
         return min(1.0, infinite + max(0.0, finite))
 
-    def _sum_tails(self, steps: int, tilt: int) -> tuple[Array, Array, Array, float]:
+    def _sum_tails(self, steps: int, best: float, log_delta: float) -> tuple[Array, Array, Array, float] | None:
         """Return sums over the masses of the losses above each point, for `steps` releases.
 
         Args:
-            tilt: index of the theta by which the masses are multiplied during the computation.
+            best: the theta of the smallest Chernoff bound.
+            log_delta: ln delta, roughly.
 
         Returns:
             The losses l; the sums of the masses above each l; the sums of the masses multiplied by exp(l - loss), whose
-            difference is delta at epsilon = l; the mass of infinite losses.
+            difference is delta at epsilon = l; the mass of infinite losses. None if there would be too many losses,
+            which only happens if epsilon is far beyond 1000; Chernoff's bound is used then.
         """
+        # Half of the best theta makes the masses on which delta depends about sqrt(delta), far above rounding errors,
+        # and does not enlarge those of much larger losses, for which the transform would have to be longer.
+        tilt = int(np.abs(self._thetas - best / 2).argmin())
         theta, cgf = self._thetas[tilt], self._cgf[tilt]
-        relative = steps * (self._cgf - cgf) - LOG_TAIL
-        most = steps * (self._first + len(self._losses) - 1)
-        upper = min(most, math.ceil((relative[tilt + 1 :] / (self._thetas[tilt + 1 :] - theta)).min() / self._step))
-        lower = (-relative[:tilt] / (theta - self._thetas[:tilt])).max() / self._step
-        lower = max(steps * self._first, math.floor(lower))
+        log_tail = LOG_TAIL + log_delta / 2
+        # Chernoff's bounds of the range of the tilted distribution: upper ones for larger theta, otherwise lower ones.
+        bounds = np.delete(steps * (self._cgf - cgf) - log_tail, tilt) / np.delete(self._thetas - theta, tilt)
+        upper = min(steps * (self._first + len(self._losses) - 1), math.ceil(bounds[tilt:].min() / self._step))
+        lower = max(steps * self._first, math.floor(bounds[:tilt].max() / self._step))
         count = upper - lower + 1
+        if count > LARGEST_SIZE:
+            return None
         size = 1 << max(1, (count - 1).bit_length())
         spectrum = self._spectrum(tilt, size)
         power = np.zeros(len(spectrum), complex)
@@ -131,11 +146,20 @@ class _ComposedLoss:
         exponents = steps * cgf - theta * losses
         # Losses far below those on which delta depends would overflow, and their masses are not needed exactly.
         masses = np.maximum(tilted, 0) * np.exp(np.minimum(exponents, 200))
-        infinite = -math.expm1(steps * math.log1p(-self._infinite)) + math.exp(LOG_TAIL + min(200, exponents[-1]))
+        infinite = -math.expm1(steps * math.log1p(-self._infinite)) + math.exp(log_tail + min(200, exponents[-1]))
         above = np.cumsum(masses[::-1])[::-1] - masses
         decay = math.exp(-self._step)
         weighted = signal.lfilter([0.0, decay], [1.0, -decay], masses[::-1])[::-1]
         return losses, above, weighted, infinite
+
+    def _compute_cgf(self, thetas: Array) -> Array:
+        """Return K(theta) for several values; in a loop, because a matrix of all values and losses would be large."""
+        result = np.empty(len(thetas))
+        for i, theta in enumerate(thetas):
+            exponents = self._log_masses + theta * self._losses
+            largest = exponents.max()
+            result[i] = largest + math.log(np.exp(exponents - largest).sum())
+        return result
 
     def _compute_spectrum(self, tilt: int, size: int) -> NDArray[np.complex128]:
         """Return the logarithm of the Fourier transform of the masses of one release, which are tilted by a theta."""
