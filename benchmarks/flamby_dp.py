@@ -25,6 +25,7 @@ import statistics
 import tempfile
 import warnings
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -45,6 +46,7 @@ SWEEP = CONFIGS / "flamby_heart_dp.yaml"
 BATCH_SIZE, EPOCHS, TOLERANCE = 4, 15, 0.01  # of FLamby; the tolerance of epsilon is that of Opacus
 
 
+@cache
 def opacus_noise_multiplier(epsilon, delta, n):
     """Return the noise multiplier that Opacus finds for 15 epochs on n samples by bisection."""
     batches = -(-n // BATCH_SIZE)

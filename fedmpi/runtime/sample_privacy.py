@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
 from inspect import isfunction, signature
@@ -92,6 +93,34 @@ def make_guarantee(settings: Settings, steps: PrivateSteps) -> SampleGuarantee:
     from fedmpi.privacy.sample_level import SampleGuarantee
 
     return SampleGuarantee(steps.mechanism, partial(_draw_cohort, settings, len(steps.mechanism.rates)))
+
+
+def describe_guarantee(
+    guarantee: SampleGuarantee, rounds: Sequence[int], names: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """Return the guarantee of a run as JSON values: the mechanism, and the epsilon of each client after some rounds.
+
+    Args:
+        rounds: the rounds that have been run; a repeated round occurs several times.
+        names: the names of the clients' sites, if they have names.
+    """
+    mechanism, epsilons = guarantee.mechanism, guarantee.epsilons(rounds)
+    return {
+        "unit": "sample",
+        "clip": mechanism.clip,
+        "delta": mechanism.delta,
+        "accountant": mechanism.accountant,
+        "epsilon": max(epsilons.values(), default=0.0),
+        "clients": {
+            names[k] if names else str(k): {
+                "epsilon": epsilon,
+                "noise_multiplier": mechanism.noise_multiplier_of(k),
+                "sampling_rate": mechanism.rates[k],
+                "steps_per_round": mechanism.steps[k],
+            }
+            for k, epsilon in epsilons.items()
+        },
+    }
 
 
 def set_noise_key(settings: Settings, steps: PrivateSteps, comm: Communicator) -> None:

@@ -20,6 +20,7 @@ from fedmpi.method import Method, State
 from fedmpi.privacy.accountant import Sampling, compute_epsilon
 from fedmpi.privacy.noise import NoiseKey
 from fedmpi.privacy.sample_level import SampleGuarantee, SampleMechanism, check_delta, round_up
+from fedmpi.runtime import sample_privacy
 
 KEY = b"k" * 32
 DP = {"unit": "sample", "clip": 0.5, "noise_multiplier": 1.0, "delta": 1e-3, "accountant": "rdp"}
@@ -448,6 +449,11 @@ def test_epsilon_counts_the_steps_of_all_rounds_in_which_a_client_takes_part():
     assert all(naive[k] - 1e-9 <= stated[k] <= naive[k] * 1.02 for k in naive)
     assert guarantee.epsilon(rounds) == max(stated.values())
     assert guarantee.epsilon([]) == 0
+    made = sample_privacy.make_guarantee(it.experiment.settings, it.steps)
+    assert made.epsilons(rounds) == stated
+    described = sample_privacy.describe_guarantee(made, rounds)
+    assert {int(k): client["epsilon"] for k, client in described["clients"].items()} == stated
+    assert described["epsilon"] == max(stated.values())
 
 
 def test_epsilon_determines_the_noise_of_each_client():
