@@ -7,20 +7,26 @@ depends on how the sample is drawn:
 
     sampling             data sets differ by         method "pld"                   method "rdp"
     poisson              adding or removing a unit   privacy loss distribution      Renyi differential privacy
-    without_replacement  replacing a unit            Renyi differential privacy     Renyi differential privacy
+    without_replacement  replacing a unit            Renyi, or exact without         Renyi differential privacy
+                                                     amplification if smaller
     none                 the unit is left out        exact                          Renyi differential privacy
 
 - poisson: every unit is in the sample with the same probability, independently of all others and of other releases.
+  If one draw decides about several releases, such as a client that is drawn for a round and then makes several noisy
+  steps, the probability of that draw must not be part of the rate.
 - without_replacement: the sample has a fixed size. A replaced unit moves the sum by up to twice the clip norm, so
-  noise_multiplier / 2 counts. No bound by privacy loss distributions is known that can be composed (Lebeda, Regehr,
-  Kamath, Steinke. Avoiding Pitfalls for Privacy Accounting of Subsampled Mechanisms under Composition. 2024), so that
-  both methods use the bound of Wang, Balle, Kasiviswanathan (Subsampled Renyi Differential Privacy. AISTATS 2019).
+  noise_multiplier / 2 counts. Privacy loss distributions of such samples cannot be composed like those of Poisson
+  samples (Lebeda, Regehr, Kamath, Steinke. Avoiding Pitfalls for Privacy Accounting of Subsampled Mechanisms under
+  Composition. 2024), so that both methods use the bound of Wang, Balle, Kasiviswanathan (Subsampled Renyi Differential
+  Privacy and Analytical Moments Accountant. AISTATS 2019).
 - none: there is no amplification by sampling; `steps` is the number of releases in which one unit takes part.
   Releases together are one Gaussian mechanism (Balle, Wang. Improving the Gaussian Mechanism. ICML 2018).
 
 Renyi differential privacy comes from the library dp_accounting. It is converted to epsilon by the bound of Canonne,
-Kamath, Steinke (The Discrete Gaussian for Differential Privacy. NeurIPS 2020, Proposition 12), which is smaller than
-that of Mironov (2017), by which older papers state epsilon. Privacy loss distributions give smaller values still.
+Kamath, Steinke (The Discrete Gaussian for Differential Privacy. NeurIPS 2020, Proposition 12). It is smaller than that
+of Mironov (2017), by which older papers state epsilon: 0.70 in place of 0.97 for 100 of 1e5 clients, noise multiplier 1
+and one round. Privacy loss distributions give less still: 7 % less after 1e6 such rounds (6.37 in place of 6.83), 42 %
+less after 1e4 (0.52 in place of 0.88), and 0.015 after one.
 """
 
 from __future__ import annotations
